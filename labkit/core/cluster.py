@@ -1,0 +1,133 @@
+"""A cluster: machines, their device groups, and the network between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+import numpy as np
+
+from labkit.core.resources import Floats, Ints
+
+Route = Callable[[Ints, Ints, Ints], Ints]
+"""(source machine (F,), destination machine (F,), hash (F,)) -> links of each flow (F, H), padded with L."""
+
+
+@dataclass(frozen=True, eq=False)
+class Network:
+    """Nodes, directed links, and the router between machines.
+
+    Node numbers 0..M-1 are the machines in the cluster's order; switches follow.
+
+    Attributes
+    ----------
+    kind : str
+        Name of the builder: "fat_tree", "vl2", ...
+    nodes : tuple of str
+        (V,) names.
+    tier : array
+        (V,) 0 for machines, 1 for edge or top-of-rack switches, and so on upwards.
+    link_from, link_to : array
+        (L,) node numbers; a cable is two directed links.
+    link_gbps : array
+        (L,) capacity in Gbps.
+    route : Route
+        Paths of flows by equal-cost multi-path; the hash chooses among equal paths.
+    """
+
+    kind: str
+    nodes: tuple[str, ...]
+    tier: Ints
+    link_from: Ints
+    link_to: Ints
+    link_gbps: Floats
+    route: Route = field(repr=False)
+
+    @property
+    def n_links(self) -> int:
+        """Number of directed links, L."""
+        return len(self.link_gbps)
+
+
+@dataclass(frozen=True, eq=False)
+class Cluster:
+    """Machines and their device groups (the GPUs under one CPU socket).
+
+    Attributes
+    ----------
+    name : str
+        What made it, e.g. "fat_tree(4)".
+    machines : tuple of str
+        (M,) names.
+    device_types : tuple of str
+        (T,) kinds of GPU, e.g. ("v100", "p100", "k80"); a group without GPUs has the type of its neighbours.
+    group_machine : array
+        (G,) the machine of each device group, never decreasing.
+    group_type : array
+        (G,) index into `device_types`.
+    capacity : array
+        (G, R) what each group offers: GPUs, cores, memory in GB.
+    group_pcie_gbps : array
+        (G,) bandwidth of the PCIe bus under each socket.
+    machine_socket_gbps : array
+        (M,) bandwidth between the sockets of a machine.
+    partition : array
+        (M,) the pod of each machine, for several schedulers side by side.
+    network : Network or None
+        None: the network costs nothing.
+    """
+
+    name: str
+    machines: tuple[str, ...]
+    device_types: tuple[str, ...]
+    group_machine: Ints
+    group_type: Ints
+    capacity: Floats
+    group_pcie_gbps: Floats
+    machine_socket_gbps: Floats
+    partition: Ints
+    network: Network | None = None
+
+    @property
+    def n_machines(self) -> int:
+        """Number of machines, M."""
+        return len(self.machines)
+
+    @property
+    def n_groups(self) -> int:
+        """Number of device groups, G."""
+        return len(self.group_machine)
+
+    @property
+    def n_gpus(self) -> int:
+        """Number of GPUs in all."""
+        return int(self.capacity[:, 0].sum())
+
+    def gpus_of_type(self) -> Floats:
+        """Return the number of GPUs of each device type, (T,)."""
+        return np.bincount(self.group_type, weights=self.capacity[:, 0], minlength=len(self.device_types))
+
+    def part(self, pod: int) -> Self:
+        """Return the cluster of one partition, without its network."""
+        inside = self.partition == pod
+        groups = inside[self.group_machine]
+        renumbered = np.cumsum(inside, dtype=np.int32) - 1
+        return replace(
+            self,
+            name=f"{self.name}[{pod}]",
+            machines=tuple(name for name, keep in zip(self.machines, inside, strict=True) if keep),
+            group_machine=renumbered[self.group_machine[groups]].astype(np.int32),
+            group_type=self.group_type[groups],
+            capacity=self.capacity[groups],
+            group_pcie_gbps=self.group_pcie_gbps[groups],
+            machine_socket_gbps=self.machine_socket_gbps[inside],
+            partition=self.partition[inside],
+            network=None,
+        )
+
+    def __str__(self) -> str:
+        kinds = ", ".join(
+            f"{n:.0f} {kind}" for kind, n in zip(self.device_types, self.gpus_of_type(), strict=True)
+        )
+        return f"{self.name}: {self.n_machines} machines, {self.n_gpus} GPUs ({kinds})"

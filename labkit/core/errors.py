@@ -1,0 +1,52 @@
+"""Every error that labkit raises on purpose.
+
+LabkitError
+├── InputError          what a user gave is wrong: a name, a unit, a value, a file
+│   ├── TraceError      faults of a trace, gathered, each with file, line and column
+│   └── ProfileError    measurements that cannot be fitted
+├── PlacementError      a placement that overfills a device group or names an unknown job
+└── StalledError        jobs wait, nothing runs and nothing will arrive
+
+A message names the thing, its value, what was expected, and the nearest remedy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class LabkitError(Exception):
+    """Anything that labkit raises on purpose; the command line prints it in one line and exits with 2."""
+
+
+class InputError(LabkitError, ValueError):
+    """What a user gave is wrong."""
+
+
+class TraceError(InputError):
+    """Faults of a trace, all told at once."""
+
+
+class ProfileError(InputError):
+    """Measurements that cannot be fitted."""
+
+
+class PlacementError(LabkitError, ValueError):
+    """A placement that the cluster cannot hold."""
+
+
+class StalledError(LabkitError, RuntimeError):
+    """Jobs wait, nothing runs, and nothing will ever change."""
+
+
+def unknown(thing: str, name: str, known: Iterable[str]) -> InputError:
+    """Return the error for a misspelt name, with the nearest known one.
+
+    >>> str(unknown("scheduler", "srft", ["fifo", "srtf"]))
+    "unknown scheduler 'srft'. Did you mean 'srtf'? Known: fifo, srtf."
+    """
+    names = sorted(known)
+    near = get_close_matches(name, names, n=1)
+    hint = f" Did you mean '{near[0]}'?" if near else ""
+    return InputError(f"unknown {thing} '{name}'.{hint} Known: {', '.join(names)}.")

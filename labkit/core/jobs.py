@@ -1,0 +1,306 @@
+"""The jobs of a trace, as columns in order of arrival."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from labkit.core.errors import TraceError
+from labkit.core.resources import CPUS, GPUS, MEMORY_GB, Bools, Floats, Ints, amounts
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MAX_FAULTS_TOLD = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One job, for people; schedulers read columns."""
+
+    number: int
+    id: str
+    model: str
+    user: str
+    arrival_s: float
+    total_steps: float
+    duration_s: float
+    n_workers: int
+    n_ps: int
+    max_workers: int
+    max_ps: int
+    gpus_per_worker: float
+    weight: float
+
+
+@dataclass(frozen=True, eq=False)
+class Jobs:
+    """The jobs of a trace in order of arrival, N of them; make one with `Jobs.of`.
+
+    Attributes
+    ----------
+    name : str
+        Where they come from: a file or a recipe.
+    id : array of str
+        (N,) unique names.
+    models, model : tuple of str, array
+        The distinct models, and (N,) the index of each job's.
+    users, user : tuple of str, array
+        The distinct users (virtual clusters, tenants), and (N,) the index of each job's.
+    arrival_s : array
+        (N,) seconds, never decreasing.
+    total_steps : array
+        (N,) declared parameter updates (or the trace's own unit of work).
+    true_steps : array
+        (N,) what the job really needs; only the simulator may look.
+    steps_per_epoch : array
+        (N,) steps in one epoch.
+    duration_s : array
+        (N,) declared seconds with the gang that was asked for; NaN where unknown.
+    n_workers, n_ps : array
+        (N,) the gang asked for; n_ps = 0: all-reduce.
+    max_workers, max_ps : array
+        (N,) the largest useful gang; equal to the asked one for rigid jobs.
+    worker_demand, ps_demand : array
+        (N, R) what one worker, one parameter server takes.
+    sync : array of bool
+        (N,) synchronous training (global batch constant) or asynchronous.
+    weight : array
+        (N,) share among jobs, 1 by default.
+    slo_s : array
+        (N,) seconds after arrival by which the job should be done; NaN: none.
+    """
+
+    name: str
+    id: NDArray[np.object_]
+    models: tuple[str, ...]
+    model: Ints
+    users: tuple[str, ...]
+    user: Ints
+    arrival_s: Floats
+    total_steps: Floats
+    true_steps: Floats
+    steps_per_epoch: Floats
+    duration_s: Floats
+    n_workers: Ints
+    n_ps: Ints
+    max_workers: Ints
+    max_ps: Ints
+    worker_demand: Floats
+    ps_demand: Floats
+    sync: Bools
+    weight: Floats
+    slo_s: Floats
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        arrival_s: ArrayLike,
+        total_steps: ArrayLike,
+        name: str = "jobs",
+        id: Sequence[str] | None = None,
+        model: Sequence[str] | str = "job",
+        user: Sequence[str] | str = "user",
+        true_steps: ArrayLike | None = None,
+        steps_per_epoch: ArrayLike | None = None,
+        duration_s: ArrayLike = np.nan,
+        n_workers: ArrayLike = 1,
+        n_ps: ArrayLike = 0,
+        max_workers: ArrayLike | None = None,
+        max_ps: ArrayLike | None = None,
+        worker_demand: ArrayLike | None = None,
+        ps_demand: ArrayLike | None = None,
+        sync: ArrayLike = True,
+        weight: ArrayLike = 1.0,
+        slo_s: ArrayLike = np.nan,
+    ) -> Self:
+        """Return jobs from columns or scalars, sorted by arrival (ties keep their order).
+
+        Raises
+        ------
+        TraceError
+            All faults at once: no jobs, duplicate ids, negative or missing times, counts that are not positive.
+        """
+        arrival = np.atleast_1d(np.asarray(arrival_s, dtype=np.float64))
+        n = len(arrival)
+
+        def column(values: ArrayLike, dtype: Any = np.float64) -> NDArray[Any]:
+            return np.array(np.broadcast_to(np.asarray(values, dtype=dtype), (n,)))
+
+        def demand(values: ArrayLike | None, default: Floats) -> Floats:
+            return np.array(np.broadcast_to(default if values is None else np.asarray(values, np.float64), (n, 3)))
+
+        models, model_of = _categories(model, n)
+        users, user_of = _categories(user, n)
+        steps = column(total_steps)
+        workers, servers = column(n_workers, np.int32), column(n_ps, np.int32)
+        jobs = cls(
+            name=name,
+            id=np.array([str(i) for i in (range(n) if id is None else id)], dtype=object),
+            models=models,
+            model=model_of,
+            users=users,
+            user=user_of,
+            arrival_s=arrival,
+            total_steps=steps,
+            true_steps=steps.copy() if true_steps is None else column(true_steps),
+            steps_per_epoch=steps.copy() if steps_per_epoch is None else column(steps_per_epoch),
+            duration_s=column(duration_s),
+            n_workers=workers,
+            n_ps=servers,
+            max_workers=workers.copy() if max_workers is None else column(max_workers, np.int32),
+            max_ps=servers.copy() if max_ps is None else column(max_ps, np.int32),
+            worker_demand=demand(worker_demand, amounts(gpus=1, cpus=1)),
+            ps_demand=demand(ps_demand, amounts(cpus=1)),
+            sync=column(sync, np.bool_),
+            weight=column(weight),
+            slo_s=column(slo_s),
+        )
+        faults = jobs.faults()
+        if faults:
+            raise TraceError(told(name, faults))
+        order = np.argsort(arrival, kind="stable")
+        return jobs if np.array_equal(order, np.arange(n)) else jobs.take(order)
+
+    def faults(self) -> list[str]:
+        """Return what is wrong with these jobs, a line each."""
+        if not len(self):
+            return ["it has no jobs; a trace needs at least one"]
+        checks = [
+            (~np.isfinite(self.arrival_s) | (self.arrival_s < 0), "arrival_s", self.arrival_s, "seconds >= 0"),
+            (~np.isfinite(self.total_steps) | (self.total_steps <= 0), "total_steps", self.total_steps, "> 0"),
+            (~np.isfinite(self.true_steps) | (self.true_steps <= 0), "true_steps", self.true_steps, "> 0"),
+            (np.isinf(self.duration_s) | (self.duration_s <= 0), "duration_s", self.duration_s, "> 0 or unknown"),
+            (self.n_workers < 1, "n_workers", self.n_workers, ">= 1"),
+            (self.n_ps < 0, "n_ps", self.n_ps, ">= 0"),
+            (self.max_workers < self.n_workers, "max_workers", self.max_workers, ">= n_workers"),
+            (self.max_ps < self.n_ps, "max_ps", self.max_ps, ">= n_ps"),
+            (~(self.worker_demand >= 0).all(axis=1), "worker_demand", self.worker_demand, "amounts >= 0"),
+            (~(self.ps_demand >= 0).all(axis=1), "ps_demand", self.ps_demand, "amounts >= 0"),
+            (~(self.weight > 0), "weight", self.weight, "> 0"),
+        ]
+        faults = [
+            f"job {self.id[i]}: {column} is {values[i]}; expected {expected}"
+            for bad, column, values, expected in checks
+            for i in np.flatnonzero(bad)
+        ]
+        names, counts = np.unique(self.id.astype(str), return_counts=True)
+        faults += [f"job id '{name}' occurs {n} times; ids must be unique" for name, n in zip(names, counts, strict=True) if n > 1]
+        return faults
+
+    def __len__(self) -> int:
+        return len(self.arrival_s)
+
+    def __getitem__(self, number: int) -> Job:
+        i = range(len(self))[number]
+        return Job(
+            number=i,
+            id=str(self.id[i]),
+            model=self.models[self.model[i]],
+            user=self.users[self.user[i]],
+            arrival_s=float(self.arrival_s[i]),
+            total_steps=float(self.total_steps[i]),
+            duration_s=float(self.duration_s[i]),
+            n_workers=int(self.n_workers[i]),
+            n_ps=int(self.n_ps[i]),
+            max_workers=int(self.max_workers[i]),
+            max_ps=int(self.max_ps[i]),
+            gpus_per_worker=float(self.worker_demand[i, GPUS]),
+            weight=float(self.weight[i]),
+        )
+
+    def __iter__(self) -> Iterator[Job]:
+        return (self[i] for i in range(len(self)))
+
+    def take(self, which: ArrayLike) -> Self:
+        """Return the jobs that an index or a mask names, in that order."""
+        chosen = np.asarray(which)
+        columns = {f.name: getattr(self, f.name) for f in fields(self)}
+        return replace(self, **{k: v[chosen] for k, v in columns.items() if isinstance(v, np.ndarray)})
+
+    def with_columns(self, **columns: Any) -> Self:
+        """Return a copy with some columns replaced, e.g. `jobs.with_columns(arrival_s=jobs.arrival_s / 2)`.
+
+        Raises
+        ------
+        TraceError
+            As `Jobs.of`.
+        """
+        changed = replace(self, **columns)
+        faults = changed.faults()
+        if faults:
+            raise TraceError(told(self.name, faults))
+        order = np.argsort(changed.arrival_s, kind="stable")
+        return changed if np.array_equal(order, np.arange(len(order))) else changed.take(order)
+
+    @property
+    def gpus(self) -> Floats:
+        """GPUs of the gang that each job asked for, (N,)."""
+        return self.n_workers * self.worker_demand[:, GPUS] + self.n_ps * self.ps_demand[:, GPUS]
+
+    def model_names(self) -> NDArray[np.object_]:
+        """Return each job's model name, (N,)."""
+        return np.array(self.models, dtype=object)[self.model]
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return one row per job; `Jobs.from_frame` takes it back."""
+        import pandas as pd
+
+        columns: dict[str, Any] = {"id": self.id.astype(str), "model": self.model_names().astype(str)}
+        columns["user"] = np.array(self.users, dtype=object)[self.user].astype(str)
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if f.name not in {"id", "model", "user"} and isinstance(value, np.ndarray) and value.ndim == 1:
+                columns[f.name] = value
+        for role in ("worker", "ps"):
+            asked = getattr(self, f"{role}_demand")
+            for axis, resource in ((GPUS, "gpus"), (CPUS, "cpus"), (MEMORY_GB, "memory_gb")):
+                columns[f"{role}_{resource}"] = asked[:, axis]
+        return pd.DataFrame(columns)
+
+    @classmethod
+    def from_frame(cls, frame: pd.DataFrame, *, name: str = "jobs") -> Self:
+        """Return jobs from a table with the columns of `to_frame`; only arrival_s and total_steps must be there."""
+        from labkit.core.errors import unknown
+
+        plain = {f.name for f in fields(cls)} - {"name", "models", "users", "worker_demand", "ps_demand"}
+        demands = {f"{role}_{r}" for role in ("worker", "ps") for r in ("gpus", "cpus", "memory_gb")}
+        for column in frame.columns:
+            if column not in plain | demands:
+                raise unknown(f"column of {name}", str(column), plain | demands)
+        missing = [column for column in ("arrival_s", "total_steps") if column not in frame.columns]
+        if missing:
+            raise TraceError(f"{name}: column {missing[0]} is missing; a trace needs arrival_s and total_steps.")
+        given: dict[str, Any] = {c: frame[c].to_numpy() for c in frame.columns if c in plain}
+        for role, default in (("worker", amounts(gpus=1, cpus=1)), ("ps", amounts(cpus=1))):
+            parts = [
+                frame[f"{role}_{r}"].to_numpy(np.float64) if f"{role}_{r}" in frame.columns else default[axis]
+                for axis, r in enumerate(("gpus", "cpus", "memory_gb"))
+            ]
+            given[f"{role}_demand"] = np.stack(np.broadcast_arrays(*parts, np.zeros(len(frame)))[:3], axis=-1)
+        return cls.of(name=name, **given)
+
+
+def told(name: str, faults: Sequence[str]) -> str:
+    """Return one message for all faults of a file, the first 20 of them in full.
+
+    >>> told("a.csv", ["line 1: bad", "line 2: bad"])
+    'a.csv: 2 faults: line 1: bad; line 2: bad.'
+    """
+    shown = "; ".join(faults[:MAX_FAULTS_TOLD])
+    rest = f"; and {len(faults) - MAX_FAULTS_TOLD} more" if len(faults) > MAX_FAULTS_TOLD else ""
+    return f"{name}: {len(faults)} {'fault' if len(faults) == 1 else 'faults'}: {shown}{rest}."
+
+
+def _categories(values: Sequence[str] | str, n: int) -> tuple[tuple[str, ...], Ints]:
+    """Return the distinct values in order of first sight, and each one's index."""
+    if isinstance(values, str):
+        return (values,), np.zeros(n, np.int32)
+    index: dict[str, int] = {}
+    codes = np.array([index.setdefault(str(value), len(index)) for value in values], dtype=np.int32)
+    return tuple(index), codes
