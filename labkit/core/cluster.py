@@ -127,7 +127,5 @@ class Cluster:
         )
 
     def __str__(self) -> str:
-        kinds = ", ".join(
-            f"{n:.0f} {kind}" for kind, n in zip(self.device_types, self.gpus_of_type(), strict=True)
-        )
+        kinds = ", ".join(f"{n:.0f} {kind}" for kind, n in zip(self.device_types, self.gpus_of_type(), strict=True))
         return f"{self.name}: {self.n_machines} machines, {self.n_gpus} GPUs ({kinds})"

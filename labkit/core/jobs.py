@@ -190,7 +190,11 @@ class Jobs:
             for i in np.flatnonzero(bad)
         ]
         names, counts = np.unique(self.id.astype(str), return_counts=True)
-        faults += [f"job id '{name}' occurs {n} times; ids must be unique" for name, n in zip(names, counts, strict=True) if n > 1]
+        faults += [
+            f"job id '{name}' occurs {n} times; ids must be unique"
+            for name, n in zip(names, counts, strict=True)
+            if n > 1
+        ]
         return faults
 
     def __len__(self) -> int:

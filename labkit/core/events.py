@@ -1,0 +1,129 @@
+"""What happened: the event log, one row type for everything.
+
+Events say what happened, not what was asked. A batch of events is a structured numpy array of dtype `EVENT`
+in order of time; the log is one such array that grows.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Events = NDArray[Any]
+"""A structured array of dtype `EVENT`."""
+
+
+class Kind(IntEnum):
+    """The kinds of event, and what their `value` and `speed` mean."""
+
+    ARRIVED = 0
+    """A job was submitted."""
+    DECIDED = 1
+    """A scheduler answered; value: the number of jobs whose gang it set."""
+    PLACED = 2
+    """`value` tasks of a role now sit in a device group. A job's rows come together and replace all its earlier ones."""
+    STARTED = 3
+    """A job that held no tasks trains from now on; value: steps done before; speed: steps/s from now on (NaN: unknown)."""
+    RESCALED = 4
+    """A running job goes on with another gang; value: steps done; speed: steps/s from now on."""
+    PROGRESSED = 5
+    """A measurement of a running job; value: steps done; speed: steps/s from now on."""
+    PAUSED = 6
+    """A job that holds tasks makes no progress until it is started or rescaled; value: steps done."""
+    PREEMPTED = 7
+    """A job lost its tasks because a scheduler took them; value: steps done."""
+    COMPLETED = 8
+    """A job is done and gave its tasks back; value: steps done."""
+    FAILED = 9
+    """A job lost its tasks because a machine failed; value: steps done that are safe."""
+    LEFT = 10
+    """A machine is gone."""
+    JOINED = 11
+    """A machine is (back) in the cluster."""
+
+
+class Role(IntEnum):
+    """What a task does."""
+
+    WORKER = 0
+    PS = 1
+
+
+EVENT: Final = np.dtype(
+    [
+        ("time_s", np.float64),
+        ("kind", np.int8),
+        ("role", np.int8),
+        ("job", np.int32),
+        ("machine", np.int32),
+        ("group", np.int32),
+        ("value", np.float64),
+        ("speed", np.float64),
+    ],
+    align=True,
+)
+"""One event: -1 where a job, machine, device group or role does not apply, NaN where a number does not."""
+
+
+def events(n: int = 0) -> Events:
+    """Return `n` blank events."""
+    blank = np.empty(n, dtype=EVENT)
+    blank[:] = (np.nan, -1, -1, -1, -1, -1, np.nan, np.nan)
+    return blank
+
+
+class EventLog:
+    """An event table that grows by appending batches."""
+
+    def __init__(self) -> None:
+        self._rows = np.empty(1024, dtype=EVENT)
+        self._n = 0
+
+    def append(self, batch: Events) -> None:
+        """Add a batch at the end."""
+        end = self._n + len(batch)
+        if end > len(self._rows):
+            grown = np.empty(max(end, 2 * len(self._rows)), dtype=EVENT)
+            grown[: self._n] = self._rows[: self._n]
+            self._rows = grown
+        self._rows[self._n : end] = batch
+        self._n = end
+
+    def __len__(self) -> int:
+        return self._n
+
+    @property
+    def rows(self) -> Events:
+        """All events so far, a read-only view."""
+        view = self._rows[: self._n]
+        view.flags.writeable = False
+        return view
+
+
+def to_frame(rows: Events) -> pd.DataFrame:
+    """Return the event table: seq, time_s, kind, role, job, machine, group, value, speed."""
+    import pandas as pd
+
+    columns: dict[str, Any] = {"seq": np.arange(len(rows)), "time_s": rows["time_s"]}
+    columns["kind"] = pd.Categorical.from_codes(rows["kind"], categories=[kind.name.lower() for kind in Kind])
+    columns["role"] = pd.Categorical.from_codes(rows["role"], categories=[role.name.lower() for role in Role])
+    columns |= {name: rows[name] for name in ("job", "machine", "group", "value", "speed")}
+    return pd.DataFrame(columns)
+
+
+def from_frame(frame: pd.DataFrame) -> Events:
+    """Return the events of a table that `to_frame` made."""
+    rows = events(len(frame))
+    for name in ("time_s", "job", "machine", "group", "value", "speed"):
+        rows[name] = frame[name].to_numpy()
+    kinds = {kind.name.lower(): int(kind) for kind in Kind}
+    roles = {role.name.lower(): int(role) for role in Role}
+    rows["kind"] = frame["kind"].astype(str).map(kinds).to_numpy()
+    rows["role"] = frame["role"].astype(object).map(roles).fillna(-1).to_numpy()
+    return rows

@@ -1,0 +1,93 @@
+"""From counts to device groups: the gangs a scheduler wants, and the placement that a backend applies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from labkit.core.resources import Ints
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Gangs:
+    """How many tasks each job should get: an allocation, in order of preference.
+
+    Attributes
+    ----------
+    job : array
+        (C,) job numbers, the most urgent first.
+    n_workers, n_ps : array
+        (C,) tasks of each role.
+    device_type : array
+        (C,) the device type that the gang must have; -1: any.
+    """
+
+    job: Ints
+    n_workers: Ints
+    n_ps: Ints
+    device_type: Ints
+
+    @classmethod
+    def of(cls, job: ArrayLike, *, n_workers: ArrayLike, n_ps: ArrayLike = 0, device_type: ArrayLike = -1) -> Self:
+        """Return gangs from columns or scalars."""
+        jobs = np.atleast_1d(np.asarray(job, np.int32))
+        return cls(jobs, *(_column(values, len(jobs)) for values in (n_workers, n_ps, device_type)))
+
+    def __len__(self) -> int:
+        return len(self.job)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Placement:
+    """What a decision changes: the jobs in `set_jobs` get exactly the tasks listed for them, all others keep theirs.
+
+    A job in `set_jobs` without tasks is stopped. `Placement.nothing()` changes nothing.
+
+    Attributes
+    ----------
+    set_jobs : array
+        (C,) numbers of the jobs whose gang this placement sets, each once.
+    job, role, group, count : array
+        (P,) one row per (job, role, device group): how many tasks sit there. Rows of a job are next to each other.
+    """
+
+    set_jobs: Ints
+    job: Ints
+    role: NDArray[np.int8]
+    group: Ints
+    count: Ints
+
+    @classmethod
+    def nothing(cls) -> Self:
+        """Return the placement that changes nothing."""
+        return cls.of([])
+
+    @classmethod
+    def of(
+        cls,
+        set_jobs: ArrayLike,
+        *,
+        job: ArrayLike = (),
+        role: ArrayLike = 0,
+        group: ArrayLike = (),
+        count: ArrayLike = 1,
+    ) -> Self:
+        """Return a placement from columns or scalars."""
+        rows = np.atleast_1d(np.asarray(job, np.int32))
+        return cls(
+            np.atleast_1d(np.asarray(set_jobs, np.int32)),
+            rows,
+            _column(role, len(rows)).astype(np.int8),
+            _column(group, len(rows)),
+            _column(count, len(rows)),
+        )
+
+    def __len__(self) -> int:
+        return len(self.job)
+
+
+def _column(values: ArrayLike, n: int) -> Ints:
+    return np.array(np.broadcast_to(np.asarray(values, np.int32), (n,)))

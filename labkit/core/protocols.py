@@ -1,0 +1,115 @@
+"""The joints: what a backend, a scheduler, a placer and a speed model must offer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from labkit.core.cluster import Cluster
+from labkit.core.events import Events
+from labkit.core.jobs import Jobs
+from labkit.core.placement import Gangs, Placement
+from labkit.core.resources import Bools, Floats, Ints
+
+if TYPE_CHECKING:
+    from labkit.core.snapshot import Snapshot
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Running:
+    """The tasks of running jobs, for a speed model.
+
+    Attributes
+    ----------
+    job : array
+        (J,) job numbers.
+    first : array
+        (J + 1,) tasks of job `job[j]` are rows `first[j]:first[j + 1]` of the columns below.
+    role, group, count : array
+        (P,) how many tasks of a role sit in a device group.
+    n_workers, n_ps : array
+        (J,) tasks of each job by role.
+    """
+
+    job: Ints
+    first: Ints
+    role: NDArray[np.int8]
+    group: Ints
+    count: Ints
+    n_workers: Ints
+    n_ps: Ints
+
+    def row_job(self) -> Ints:
+        """Return the position in `job` that each task row belongs to, (P,)."""
+        return np.repeat(np.arange(len(self.job), dtype=np.int32), np.diff(self.first))
+
+
+@runtime_checkable
+class SpeedModel(Protocol):
+    """How fast jobs train: the simulator's truth.
+
+    Attributes
+    ----------
+    local : bool
+        True where a job's speed depends on its own tasks only, so that only changed jobs need be asked.
+    """
+
+    local: bool
+
+    def speeds(self, running: Running) -> Floats:
+        """Return steps per second of each job, (J,)."""
+        ...
+
+    def runs_on(self) -> Bools:
+        """Return which jobs can run on which device types at all, (N, T)."""
+        ...
+
+    def durations_s(self) -> Floats:
+        """Return seconds that each job takes with the gang it asked for, alone on its best device type, (N,)."""
+        ...
+
+
+@runtime_checkable
+class Placer(Protocol):
+    """From counts to device groups."""
+
+    def place(self, snapshot: Snapshot, gangs: Gangs, *, strict: bool = False) -> Placement:
+        """Return where the gangs go, whole gangs only, the first ones first.
+
+        A job that already has tasks and is named in `gangs` is placed anew. `strict` stops at the first gang that
+        does not fit; otherwise it is skipped. A gang that does not fit is left as it was.
+        """
+        ...
+
+
+@runtime_checkable
+class Scheduler(Protocol):
+    """Who gets how much, decided from what a real scheduler could know."""
+
+    def schedule(self, snapshot: Snapshot) -> Placement:
+        """Return what should change; the same snapshot gives the same answer."""
+        ...
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """Where jobs run: simulated time, wall-clock rehearsal, a recording, or machines over SSH."""
+
+    jobs: Jobs
+    cluster: Cluster
+
+    @property
+    def now_s(self) -> float:
+        """Seconds since the run began."""
+        ...
+
+    def apply(self, placement: Placement) -> Events:
+        """Carry out a decision and return what happened."""
+        ...
+
+    def advance(self, until_s: float, *, stop_at_event: bool) -> Events:
+        """Let time pass until `until_s`, or until something happens that a scheduler should know."""
+        ...
