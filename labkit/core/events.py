@@ -27,9 +27,9 @@ class Kind(IntEnum):
     DECIDED = 1
     """A scheduler answered; value: the number of jobs whose gang it set."""
     PLACED = 2
-    """`value` tasks of a role now sit in a device group. A job's rows come together and replace all its earlier ones."""
+    """`value` tasks of a role now sit in a device group; a job's rows come together and replace its earlier ones."""
     STARTED = 3
-    """A job that held no tasks trains from now on; value: steps done before; speed: steps/s from now on (NaN: unknown)."""
+    """A job that held no tasks trains from now on; value: steps done; speed: steps/s from now on (NaN: unknown)."""
     RESCALED = 4
     """A running job goes on with another gang; value: steps done; speed: steps/s from now on."""
     PROGRESSED = 5
