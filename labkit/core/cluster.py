@@ -106,7 +106,8 @@ class Cluster:
 
     def gpus_of_type(self) -> Floats:
         """Return the number of GPUs of each device type, (T,)."""
-        return np.bincount(self.group_type, weights=self.capacity[:, 0], minlength=len(self.device_types))
+        counts: Floats = np.bincount(self.group_type, self.capacity[:, 0], len(self.device_types)).astype(np.float64)
+        return counts
 
     def part(self, pod: int) -> Self:
         """Return the cluster of one partition, without its network."""

@@ -46,6 +46,8 @@ class Kind(IntEnum):
     """A machine is gone."""
     JOINED = 11
     """A machine is (back) in the cluster."""
+    LOSS = 12
+    """A running job reported its training loss; value: the loss."""
 
 
 class Role(IntEnum):
@@ -111,8 +113,9 @@ def to_frame(rows: Events) -> pd.DataFrame:
     import pandas as pd
 
     columns: dict[str, Any] = {"seq": np.arange(len(rows)), "time_s": rows["time_s"]}
-    columns["kind"] = pd.Categorical.from_codes(rows["kind"], categories=[kind.name.lower() for kind in Kind])
-    columns["role"] = pd.Categorical.from_codes(rows["role"], categories=[role.name.lower() for role in Role])
+    for name, enum in (("kind", Kind), ("role", Role)):
+        codes: NDArray[np.int8] = rows[name]
+        columns[name] = pd.Categorical.from_codes(codes, categories=[member.name.lower() for member in enum])
     columns |= {name: rows[name] for name in ("job", "machine", "group", "value", "speed")}
     return pd.DataFrame(columns)
 

@@ -171,7 +171,7 @@ class Jobs:
         """Return what is wrong with these jobs, a line each."""
         if not len(self):
             return ["it has no jobs; a trace needs at least one"]
-        checks = [
+        checks: list[tuple[Bools, str, NDArray[Any], str]] = [
             (~np.isfinite(self.arrival_s) | (self.arrival_s < 0), "arrival_s", self.arrival_s, "seconds >= 0"),
             (~np.isfinite(self.total_steps) | (self.total_steps <= 0), "total_steps", self.total_steps, "> 0"),
             (~np.isfinite(self.true_steps) | (self.true_steps <= 0), "true_steps", self.true_steps, "> 0"),

@@ -1,0 +1,240 @@
+"""The ledger folds events into what is believed: who waits, who holds what, how far each job is."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numba import njit
+
+from labkit.core.book import Book, Records, hold, release
+from labkit.core.cluster import Cluster
+from labkit.core.events import Events, Kind
+from labkit.core.jobs import Jobs
+from labkit.core.resources import Bools, Floats, Ints
+
+BELIEF: Final = np.dtype(
+    [
+        ("phase", np.int32),
+        ("steps", np.float64),
+        ("since_s", np.float64),
+        ("speed", np.float64),
+        ("attained_gpu_s", np.float64),
+        ("held_gpus", np.float64),
+        ("held_since_s", np.float64),
+        ("first_start_s", np.float64),
+    ],
+    align=True,
+)
+"""What is believed of a job: `steps` done at `since_s`, growing by `speed`; GPU-seconds likewise."""
+
+UNSEEN, WAITING, HOLDING, DONE = range(4)
+
+_ARRIVED, _PLACED, _STARTED, _RESCALED = int(Kind.ARRIVED), int(Kind.PLACED), int(Kind.STARTED), int(Kind.RESCALED)
+_PROGRESSED, _PAUSED, _PREEMPTED = int(Kind.PROGRESSED), int(Kind.PAUSED), int(Kind.PREEMPTED)
+_COMPLETED, _FAILED, _LEFT, _JOINED = int(Kind.COMPLETED), int(Kind.FAILED), int(Kind.LEFT), int(Kind.JOINED)
+_LOSS = int(Kind.LOSS)
+
+N_SEEN, N_DONE, N_HOLDING, N_ACTIVE, N_WAITING, ACTIVE_DIRTY, WAITING_DIRTY, WAITING_LOST = range(8)
+
+
+class Ledger:
+    """Belief about jobs and machines, from events alone.
+
+    Attributes
+    ----------
+    jobs, cluster : Jobs, Cluster
+        What was declared.
+    belief : array
+        (N,) records of dtype `BELIEF`.
+    book : Book
+        The tasks each job holds, and the free capacity (G, R).
+    up : array of bool
+        (M,) machines that are there.
+    losses : dict
+        job -> list of (steps, loss) as they were reported.
+    version : int
+        Grows with every batch of events; snapshots of an older version are stale.
+    """
+
+    def __init__(self, jobs: Jobs, cluster: Cluster) -> None:
+        self.jobs, self.cluster = jobs, cluster
+        self.belief = np.zeros(len(jobs), dtype=BELIEF)
+        self.belief["first_start_s"] = np.nan
+        self.book = Book(jobs, cluster)
+        self.up: Bools = np.ones(cluster.n_machines, dtype=np.bool_)
+        self.losses: dict[int, list[tuple[float, float]]] = {}
+        self.version = 0
+        self._counts = np.zeros(8, np.int32)
+        self._active = np.empty(len(jobs), np.int32)
+        self._waiting = np.empty(len(jobs), np.int32)
+        self._group_machine = cluster.group_machine.astype(np.int32)
+        self._capacity = np.ascontiguousarray(cluster.capacity, dtype=np.float64)
+
+    def fold(self, batch: Events) -> None:
+        """Take note of a batch of events."""
+        if not len(batch):
+            return
+        self.version += 1
+        self.book.ensure(len(batch))
+        heard_loss = _fold(
+            batch, self.belief, self._counts, self._active, self._waiting, self.up, self._group_machine,
+            self._capacity, self.book.held, self.book.tasks, self.book.spare, self.book.free, self.book.demand,
+        )  # fmt: skip
+        if heard_loss:
+            self._note_losses(batch[batch["kind"] == _LOSS])
+
+    def _note_losses(self, reports: Events) -> None:
+        for report in reports:
+            job, at = int(report["job"]), self.belief[report["job"]]
+            rate = 0.0 if np.isnan(at["speed"]) else at["speed"]
+            steps = float(at["steps"] + rate * (report["time_s"] - at["since_s"]))
+            self.losses.setdefault(job, []).append((steps, float(report["value"])))
+
+    @property
+    def n_done(self) -> int:
+        """Number of completed jobs."""
+        return int(self._counts[N_DONE])
+
+    @property
+    def n_holding(self) -> int:
+        """Number of jobs that hold tasks."""
+        return int(self._counts[N_HOLDING])
+
+    @property
+    def n_active(self) -> int:
+        """Number of jobs that arrived and are not done."""
+        return int(self._counts[N_SEEN] - self._counts[N_DONE])
+
+    def active(self) -> Ints:
+        """Return the jobs that arrived and are not done, by arrival, (J,)."""
+        if self._counts[ACTIVE_DIRTY]:
+            _keep_active(self._active, self._counts, self.belief)
+        return self._active[: self._counts[N_ACTIVE]].copy()
+
+    def waiting(self) -> Ints:
+        """Return the active jobs that hold no tasks, by arrival."""
+        if self._counts[WAITING_LOST]:
+            ids = self.active()
+            ids = ids[self.belief["phase"][ids] == WAITING]
+            self._waiting[: len(ids)] = ids
+            self._counts[N_WAITING] = len(ids)
+            self._counts[WAITING_LOST] = self._counts[WAITING_DIRTY] = 0
+        elif self._counts[WAITING_DIRTY]:
+            _keep_waiting(self._waiting, self._counts, self.belief)
+        return self._waiting[: self._counts[N_WAITING]].copy()
+
+    def steps_done(self, jobs: Ints, now_s: float) -> Floats:
+        """Return the steps that each job is believed to have done by now."""
+        return _grown(self.belief, jobs, now_s)
+
+    def attained_gpu_s(self, jobs: Ints, now_s: float) -> Floats:
+        """Return the GPU-seconds that each job has held so far."""
+        return _attained(self.belief, jobs, now_s)
+
+
+@njit(cache=True)
+def _grown(belief: Records, jobs: Ints, now_s: float) -> Floats:
+    steps = np.empty(len(jobs))
+    for i in range(len(jobs)):
+        at = belief[jobs[i]]
+        rate = at.speed if at.speed == at.speed else 0.0
+        steps[i] = at.steps + rate * (now_s - at.since_s)
+    return steps
+
+
+@njit(cache=True)
+def _attained(belief: Records, jobs: Ints, now_s: float) -> Floats:
+    attained = np.empty(len(jobs))
+    for i in range(len(jobs)):
+        at = belief[jobs[i]]
+        attained[i] = at.attained_gpu_s + at.held_gpus * (now_s - at.held_since_s)
+    return attained
+
+
+@njit(cache=True)
+def _keep_active(active: Ints, counts: Ints, belief: Records) -> None:
+    n = 0
+    for i in range(counts[N_ACTIVE]):
+        if belief[active[i]].phase != DONE:
+            active[n] = active[i]
+            n += 1
+    counts[N_ACTIVE] = n
+    counts[ACTIVE_DIRTY] = 0
+
+
+@njit(cache=True)
+def _keep_waiting(waiting: Ints, counts: Ints, belief: Records) -> None:
+    n = 0
+    for i in range(counts[N_WAITING]):
+        if belief[waiting[i]].phase == WAITING:
+            waiting[n] = waiting[i]
+            n += 1
+    counts[N_WAITING] = n
+    counts[WAITING_DIRTY] = 0
+
+
+@njit(cache=True)
+def _settle_gpus(belief: Records, held: Records, demand: Floats, job: int, now_s: float) -> None:
+    """Bring a job's GPU-seconds up to now, and note how many GPUs it holds from now on."""
+    at = belief[job]
+    at.attained_gpu_s += at.held_gpus * (now_s - at.held_since_s)
+    at.held_since_s = now_s
+    at.held_gpus = held[job].n_workers * demand[0, job, 0] + held[job].n_ps * demand[1, job, 0]
+
+
+@njit(cache=True)
+def _fold(  # noqa: C901 - one branch per kind of event
+    batch: Events, belief: Records, counts: Ints, active: Ints, waiting: Ints, up: Bools, group_machine: Ints,
+    capacity: Floats, held: Records, tasks: Records, spare: Ints, free: Floats, demand: Floats,
+) -> bool:  # fmt: skip
+    heard_loss = False
+    for i in range(len(batch)):
+        event = batch[i]
+        kind, job = event.kind, event.job
+        if kind == _ARRIVED:
+            belief[job].phase = WAITING
+            belief[job].since_s = event.time_s
+            belief[job].held_since_s = event.time_s
+            active[counts[N_ACTIVE]] = job
+            counts[N_ACTIVE] += 1
+            waiting[counts[N_WAITING]] = job
+            counts[N_WAITING] += 1
+            counts[N_SEEN] += 1
+        elif kind == _PLACED:
+            if i == 0 or batch[i - 1].kind != _PLACED or batch[i - 1].job != job:
+                release(held, tasks, spare, free, demand, job)
+                if belief[job].phase == WAITING:
+                    belief[job].phase = HOLDING
+                    counts[N_HOLDING] += 1
+                    counts[WAITING_DIRTY] = 1
+            hold(held, tasks, spare, free, demand, job, event.role, event.group, int(event.value))
+            if i + 1 == len(batch) or batch[i + 1].kind != _PLACED or batch[i + 1].job != job:
+                _settle_gpus(belief, held, demand, job, event.time_s)
+        elif kind >= _STARTED and kind <= _FAILED:
+            belief[job].steps = event.value
+            belief[job].since_s = event.time_s
+            belief[job].speed = event.speed if kind <= _PROGRESSED else 0.0
+            if kind == _STARTED and belief[job].first_start_s != belief[job].first_start_s:
+                belief[job].first_start_s = event.time_s
+            if kind >= _PREEMPTED:
+                release(held, tasks, spare, free, demand, job)
+                _settle_gpus(belief, held, demand, job, event.time_s)
+                counts[N_HOLDING] -= 1
+                if kind == _COMPLETED:
+                    belief[job].phase = DONE
+                    counts[N_DONE] += 1
+                    counts[ACTIVE_DIRTY] = 1
+                else:
+                    belief[job].phase = WAITING
+                    counts[WAITING_LOST] = 1
+        elif kind in (_LEFT, _JOINED):
+            up[event.machine] = kind == _JOINED
+            sign = 1.0 if kind == _JOINED else -1.0
+            for g in range(len(group_machine)):
+                if group_machine[g] == event.machine:
+                    for r in range(capacity.shape[1]):
+                        free[g, r] += sign * capacity[g, r]
+        elif kind == _LOSS:
+            heard_loss = True
+    return heard_loss
