@@ -1,0 +1,154 @@
+"""How every figure looks: the theme, one colour per scheduler, units of time, and a renderer that needs no network."""
+
+from __future__ import annotations
+
+import colorsys
+from collections.abc import Iterable
+from typing import Any, Final, cast
+from zlib import crc32
+
+import altair as alt
+import numpy as np
+import pandas as pd
+
+FONT: Final = "Inter, 'Segoe UI', 'Helvetica Neue', Helvetica, Arial, 'DejaVu Sans', sans-serif"
+INK, MUTED, LINE, FAINT, PAPER = "#1b2330", "#5b6676", "#d9dee6", "#eef1f5", "#ffffff"
+HEAT: Final = ("#eef3fb", "#b9d3f4", "#6fa6e8", "#2f6fce", "#163f86")
+"""Nothing held ... everything held."""
+
+MAX_ROWS: Final = 5000
+"""A figure with more rows than this is thinned or binned first, and its subtitle says so."""
+
+WIDTH: Final = 640
+
+COLOURS: Final = {
+    "fifo": "#7b8798",
+    "sjf": "#4fb3d9",
+    "srtf": "#2563d8",
+    "las": "#0f9d9a",
+    "drf": "#e59a2b",
+    "tetris": "#9254d6",
+    "optimus": "#2b9f5c",
+    "dl2": "#d4345f",
+    "marl": "#c4571b",
+    "dlrover": "#8a6d1d",
+    "gavel_las": "#0b6e83",
+    "gavel_ftf": "#6741c9",
+}
+"""The colour of each scheduler that ships with labkit, the same in every figure."""
+
+VEGALITE_MIME: Final = "application/vnd.vegalite.v5+json"
+_V5_SCHEMA: Final = "https://vega.github.io/schema/vega-lite/v5.json"
+
+
+def colour(scheduler: str) -> str:
+    """Return the colour of a scheduler; one that labkit does not know gets its own from its name.
+
+    A label may go on after the name: "drf (seed 2)" has the colour of "drf".
+
+    >>> colour("drf") == colour("drf (seed 2)")
+    True
+    >>> colour("my_scheduler") == colour("my_scheduler")
+    True
+    """
+    name = scheduler.split(" (")[0]
+    return COLOURS[name] if name in COLOURS else _own_colour(name)
+
+
+def _own_colour(name: str) -> str:
+    hue = crc32(name.encode()) % 360 / 360
+    red, green, blue = colorsys.hls_to_rgb(hue, 0.45, 0.55)
+    return f"#{round(red * 255):02x}{round(green * 255):02x}{round(blue * 255):02x}"
+
+
+def scheduler_colours(names: Iterable[str]) -> alt.Scale:
+    """Return the colour scale of some schedulers, in the order given."""
+    ordered = list(dict.fromkeys(names))
+    return alt.Scale(domain=ordered, range=[colour(name) for name in ordered])
+
+
+def time_unit(longest_s: float) -> tuple[float, str]:
+    """Return (seconds per unit, name) of the unit in which a span of time reads best.
+
+    >>> time_unit(90.0), time_unit(3 * 86400.0)
+    ((1.0, 's'), (3600.0, 'h'))
+    """
+    units = ((1.0, "s", 600.0), (60.0, "min", 36_000.0), (3600.0, "h", 20 * 86_400.0))
+    return next(((scale, name) for scale, name, limit in units if longest_s <= limit), (86_400.0, "days"))
+
+
+def human_s(seconds: float) -> str:
+    """Return a span of time for people.
+
+    >>> human_s(42.0), human_s(5400.0), human_s(float("nan"))
+    ('42.0 s', '90.0 min', '–')
+    """
+    if not np.isfinite(seconds):
+        return "–"
+    scale, unit = time_unit(abs(seconds))
+    return f"{seconds / scale:,.{0 if abs(seconds) >= 1000 * scale else 1}f} {unit}"
+
+
+def title(text: str, *notes: str) -> alt.TitleParams:
+    """Return a title; what a figure leaves out or how it was binned goes under it."""
+    said = [note for note in notes if note]
+    return alt.TitleParams(text, subtitle=said) if said else alt.TitleParams(text)
+
+
+def thin(frame: pd.DataFrame, *, limit: int = MAX_ROWS) -> tuple[pd.DataFrame, str]:
+    """Return at most `limit` rows evenly spaced in order, and the note that says so (empty where nothing was left out).
+
+    >>> shown, note = thin(pd.DataFrame({"x": range(10)}), limit=4)
+    >>> shown["x"].tolist(), note
+    ([0, 3, 6, 9], 'shows 4 of 10 points')
+    """
+    if len(frame) <= limit:
+        return frame, ""
+    keep = np.unique(np.linspace(0, len(frame) - 1, limit).round().astype(int))
+    return frame.iloc[keep], f"shows {len(keep):,} of {len(frame):,} points"
+
+
+@alt.theme.register("labkit", enable=True)
+def labkit_theme() -> alt.theme.ThemeConfig:
+    """Return the look that all figures share."""
+    axis = {
+        "labelColor": MUTED, "labelFontSize": 11, "titleColor": INK, "titleFontSize": 12, "titleFontWeight": 500,
+        "titlePadding": 8, "gridColor": FAINT, "domainColor": LINE, "tickColor": LINE, "labelFont": FONT,
+        "titleFont": FONT,
+    }  # fmt: skip
+    words = {"labelFont": FONT, "titleFont": FONT, "labelColor": INK, "titleColor": MUTED}
+    config: dict[str, Any] = {
+        "background": PAPER,
+        "font": FONT,
+        "view": {"stroke": None, "continuousWidth": WIDTH, "continuousHeight": 300},
+        "title": {
+            "anchor": "start", "color": INK, "fontSize": 15, "fontWeight": 600, "font": FONT, "offset": 14,
+            "subtitleColor": MUTED, "subtitleFontSize": 12, "subtitleFont": FONT, "subtitlePadding": 4,
+        },
+        "axis": axis,
+        "axisY": {"domain": False, "ticks": False},
+        "legend": words | {"labelFontSize": 12, "titleFontSize": 11, "titleFontWeight": 500, "symbolType": "circle"},
+        "header": words | {"labelFontSize": 12, "titleFontSize": 11, "labelFontWeight": 600},
+        "line": {"strokeWidth": 2.2, "strokeCap": "round"},
+        "bar": {"cornerRadiusEnd": 2},
+        "range": {"heatmap": list(HEAT), "ramp": list(HEAT), "category": list(COLOURS.values())},
+    }  # fmt: skip
+    return alt.theme.ThemeConfig(config=cast(Any, config))
+
+
+def offline_renderer(spec: dict[str, Any], **_: Any) -> dict[str, Any]:
+    """Return a figure in three forms: live in JupyterLab (Vega-Lite 5, which it bundles), SVG, and plain text."""
+    import vl_convert
+
+    text = spec.get("title", "chart")
+    name = text.get("text", "chart") if isinstance(text, dict) else text
+    return {
+        VEGALITE_MIME: spec | {"$schema": _V5_SCHEMA},
+        "image/svg+xml": vl_convert.vegalite_to_svg(spec),
+        "text/plain": f"<figure: {name}>",
+    }
+
+
+alt.renderers.register("labkit", offline_renderer)
+alt.renderers.enable("labkit")
+alt.data_transformers.disable_max_rows()
