@@ -115,7 +115,7 @@ def to_frame(rows: Events) -> pd.DataFrame:
     columns: dict[str, Any] = {"seq": np.arange(len(rows)), "time_s": rows["time_s"]}
     for name, enum in (("kind", Kind), ("role", Role)):
         codes: NDArray[np.int8] = rows[name]
-        columns[name] = pd.Categorical.from_codes(codes, categories=[member.name.lower() for member in enum])
+        columns[name] = pd.Categorical.from_codes(codes, pd.Index([member.name.lower() for member in enum]))
     columns |= {name: rows[name] for name in ("job", "machine", "group", "value", "speed")}
     return pd.DataFrame(columns)
 

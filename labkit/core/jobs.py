@@ -180,8 +180,8 @@ class Jobs:
             (self.n_ps < 0, "n_ps", self.n_ps, ">= 0"),
             (self.max_workers < self.n_workers, "max_workers", self.max_workers, ">= n_workers"),
             (self.max_ps < self.n_ps, "max_ps", self.max_ps, ">= n_ps"),
-            (~(self.worker_demand >= 0).all(axis=1), "worker_demand", self.worker_demand, "amounts >= 0"),
-            (~(self.ps_demand >= 0).all(axis=1), "ps_demand", self.ps_demand, "amounts >= 0"),
+            (_negative(self.worker_demand), "worker_demand", self.worker_demand, "amounts >= 0"),
+            (_negative(self.ps_demand), "ps_demand", self.ps_demand, "amounts >= 0"),
             (~(self.weight > 0), "weight", self.weight, "> 0"),
         ]
         faults = [
@@ -288,6 +288,10 @@ class Jobs:
             ]
             given[f"{role}_demand"] = np.stack(np.broadcast_arrays(*parts, np.zeros(len(frame)))[:3], axis=-1)
         return cls.of(name=name, **given)
+
+
+def _negative(demand: Floats) -> Bools:
+    return np.asarray((~(demand >= 0)).any(axis=1), dtype=np.bool_)
 
 
 def told(name: str, faults: Sequence[str]) -> str:

@@ -79,8 +79,9 @@ class Placer(Protocol):
     def place(self, snapshot: Snapshot, gangs: Gangs, *, strict: bool = False) -> Placement:
         """Return where the gangs go, whole gangs only, the first ones first.
 
-        A job that already has tasks and is named in `gangs` is placed anew. `strict` stops at the first gang that
-        does not fit; otherwise it is skipped. A gang that does not fit is left as it was.
+        A job that already has tasks and is named in `gangs` is placed anew, in the room that it held too. A gang that
+        does not fit gets no tasks: one that waits goes on waiting, one that ran is stopped. `strict` stops at the
+        first gang that does not fit; the ones after it get none either. Otherwise it is skipped.
         """
         ...
 
@@ -104,6 +105,11 @@ class Backend(Protocol):
     @property
     def now_s(self) -> float:
         """Seconds since the run began."""
+        ...
+
+    @property
+    def idle(self) -> bool:
+        """True when nothing will ever happen unless a scheduler starts a job."""
         ...
 
     def apply(self, placement: Placement) -> Events:

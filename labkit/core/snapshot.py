@@ -268,6 +268,11 @@ class Snapshot:
         """Return what some jobs hold: `first` (J + 1,), role, group, count (P,)."""
         return self._fresh().book.of(jobs)
 
+    def holds(self, jobs: Ints) -> Bools:
+        """Tell which of some jobs hold tasks now."""
+        holding: Bools = self._fresh().belief["phase"][jobs] == HOLDING
+        return holding
+
     def free_without(self, jobs: Ints) -> Floats:
         """Return what would be free if these jobs held nothing, a new (G, R)."""
         return self._fresh().book.free_without(jobs)

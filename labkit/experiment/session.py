@@ -1,0 +1,199 @@
+"""The one loop: let time pass, show a snapshot, apply the answer."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from labkit.core.errors import InputError, StalledError
+from labkit.core.events import EventLog, Events
+from labkit.core.ledger import Ledger
+from labkit.core.placement import Placement
+from labkit.core.protocols import Backend, Scheduler
+from labkit.core.resources import GPUS, Bools
+from labkit.core.snapshot import Snapshot
+from labkit.experiment.cadence import Cadence, at_events
+
+Observer = Callable[[Events], None]
+
+
+class Session:
+    """A run in progress.
+
+    >>> while not session.done:                                    # doctest: +SKIP
+    ...     session.step(scheduler.schedule(session.snapshot()))
+
+    Parameters
+    ----------
+    backend : Backend
+        Where jobs run.
+    cadence : Cadence
+        When to decide; at every event by default.
+    runs_on : array of bool, optional
+        (N, T) which jobs can run on which device types; all by default.
+    observers : sequence of callables
+        Each is called with every batch of events, e.g. a recorder or a view.
+
+    Attributes
+    ----------
+    log : EventLog
+        All that happened so far.
+    decide_s : list of float
+        Wall-clock seconds that each decision of `run` took.
+
+    Raises
+    ------
+    InputError
+        If a job fits no machine of the cluster.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        cadence: Cadence | None = None,
+        runs_on: Bools | None = None,
+        observers: Sequence[Observer] = (),
+    ) -> None:
+        n_types = len(backend.cluster.device_types)
+        self.backend = backend
+        self.cadence = cadence or at_events()
+        self.runs_on = np.ones((len(backend.jobs), n_types), np.bool_) if runs_on is None else runs_on
+        refuse_unfit(backend, self.runs_on)
+        self.ledger = Ledger(backend.jobs, backend.cluster)
+        self.log = EventLog()
+        self.decide_s: list[float] = []
+        self.n_decisions = 0
+        self.observers = list(observers)
+        self._note(backend.advance(0.0, stop_at_event=False))
+        self._wait_for_work()
+
+    @property
+    def done(self) -> bool:
+        """True when every job has completed."""
+        return self.ledger.n_done == len(self.backend.jobs)
+
+    @property
+    def now_s(self) -> float:
+        """Seconds since the run began."""
+        return self.backend.now_s
+
+    def snapshot(self) -> Snapshot:
+        """Return what a scheduler may know now."""
+        return Snapshot(self.ledger, now_s=self.backend.now_s, number=self.n_decisions, runs_on=self.runs_on)
+
+    def step(self, placement: Placement) -> None:
+        """Apply a decision and let time pass until the next one is due.
+
+        Raises
+        ------
+        PlacementError
+            If the cluster cannot hold it; nothing has changed then.
+        StalledError
+            If jobs wait and nothing will ever happen by itself.
+        """
+        self._note(self.backend.apply(placement))
+        self.n_decisions += 1
+        if self.backend.idle and not self.ledger.n_holding and not self.done:
+            raise self._stalled()
+        self._advance()
+        self._wait_for_work()
+
+    def run(self, scheduler: Scheduler) -> Events:
+        """Ask one scheduler until every job has completed, and return all events."""
+        clock, decide_s = time.perf_counter, self.decide_s.append
+        while not self.done:
+            snapshot = self.snapshot()
+            began = clock()
+            placement = scheduler.schedule(snapshot)
+            decide_s(clock() - began)
+            self.step(placement)
+        return self.log.rows
+
+    def _note(self, happened: Events) -> None:
+        self.ledger.fold(happened)
+        self.log.append(happened)
+        for observer in self.observers:
+            observer(happened)
+
+    def _advance(self) -> None:
+        cadence, now_s = self.cadence, self.backend.now_s
+        slot_end_s = math.inf if cadence.slot_s == math.inf else cadence.next_slot_s(now_s)
+        if not cadence.events:
+            self._note(self.backend.advance(slot_end_s, stop_at_event=False))
+            return
+        if cadence.gap_s:
+            n_before = len(self.log)
+            self._note(self.backend.advance(min(now_s + cadence.gap_s, slot_end_s), stop_at_event=False))
+            if len(self.log) > n_before:
+                return
+        self._note(self.backend.advance(slot_end_s, stop_at_event=True))
+
+    def _wait_for_work(self) -> None:
+        """Pass over the time in which no job is there, up to the slot in which the next one is."""
+        while not self.ledger.n_active and not self.done and not self.backend.idle:
+            self._note(self.backend.advance(math.inf, stop_at_event=True))
+            if not self.cadence.events:
+                boundary_s = self.cadence.this_slot_s(self.backend.now_s)
+                self._note(self.backend.advance(boundary_s, stop_at_event=False))
+
+    def _stalled(self) -> StalledError:
+        waiting = self.ledger.waiting()
+        first = self.backend.jobs[int(waiting[0])]
+        return StalledError(
+            f"{len(waiting)} jobs wait for ever: the scheduler started none of them, nothing runs and nothing will "
+            f"arrive. The first is job {first.id}: {first.n_workers} workers of {first.gpus_per_worker:g} GPUs; "
+            f"{self.ledger.book.free[:, GPUS].sum():g} GPUs are free."
+        )
+
+
+def refuse_unfit(backend: Backend, runs_on: Bools) -> None:
+    """Raise if a job cannot run even on the empty cluster.
+
+    Raises
+    ------
+    InputError
+        It names the first such job, what it needs, and what there is.
+    """
+    jobs, cluster = backend.jobs, backend.cluster
+    asked = np.column_stack([jobs.worker_demand, jobs.ps_demand, runs_on, jobs.n_workers, jobs.n_ps])
+    _, first_of_kind = np.unique(asked, axis=0, return_index=True)
+    for number in np.sort(first_of_kind):
+        usable = runs_on[number, cluster.group_type]
+        for role, demand, n in (
+            ("worker", jobs.worker_demand[number], jobs.n_workers[number]),
+            ("PS", jobs.ps_demand[number], jobs.n_ps[number]),
+        ):
+            groups = usable if demand[GPUS] > 0 else np.ones_like(usable)
+            room = _room(cluster.capacity[groups], demand)
+            if n and not (room > 0).any():
+                raise InputError(_unfit(jobs.id[number], role, demand, cluster.capacity[groups]))
+            if room.sum() < n:
+                raise InputError(
+                    f"job {jobs.id[number]} asks for {n} tasks ({role}) of {demand[GPUS]:g} GPUs and {demand[1]:g} "
+                    f"cores; the empty cluster '{cluster.name}' holds {room.sum():.0f}. Take a larger cluster, or "
+                    f"drop the job."
+                )
+
+
+def _room(capacity: np.ndarray, demand: np.ndarray) -> np.ndarray:
+    """Return how many tasks of a demand each group holds, (G,)."""
+    needed = demand > 0
+    if not needed.any():
+        return np.full(len(capacity), np.inf)
+    fits: np.ndarray = np.floor(capacity[:, needed] / demand[needed] + 1e-9).min(axis=1, initial=np.inf)
+    return fits
+
+
+def _unfit(job: str, role: str, demand: np.ndarray, capacity: np.ndarray) -> str:
+    for axis, unit in enumerate(("GPUs", "cores", "GB of memory")):
+        largest = capacity[:, axis].max(initial=0.0)
+        if demand[axis] > largest:
+            return (
+                f"job {job} needs {demand[axis]:g} {unit} per {role}; the largest device group that it can use has "
+                f"{largest:g}. Take a cluster with larger machines, or drop the job."
+            )
+    return f"job {job} needs {demand.tolist()} (GPUs, cores, GB) per {role}; no single device group has all of that."

@@ -1,0 +1,287 @@
+"""The backend in virtual time: jobs arrive, train at the speed model's rate, and complete to the exact moment."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from labkit.core.book import Book, release
+from labkit.core.cluster import Cluster
+from labkit.core.errors import PlacementError
+from labkit.core.events import EVENT, Events, Kind, events
+from labkit.core.jobs import Jobs
+from labkit.core.placement import Placement
+from labkit.core.protocols import Running, SpeedModel
+from labkit.core.resources import Floats, Ints
+from labkit.simulator import state
+from labkit.simulator.disturbances import Faults, Losses, Overheads, Variation
+
+_LAST_S = np.finfo(np.float64).max
+_NOBODY = np.empty(0, np.int32)
+
+
+class Simulator:
+    """Jobs on a cluster in virtual time.
+
+    Parameters
+    ----------
+    jobs, cluster : Jobs, Cluster
+        What arrives, and where it runs.
+    speed : SpeedModel
+        The truth about speeds; schedulers see only what was measured.
+    overheads, variation, faults, losses
+        What makes the run less than ideal; none by default.
+    rng : Generator
+        Source of all randomness; needed with `variation`, `faults` or `losses`.
+    """
+
+    def __init__(
+        self,
+        jobs: Jobs,
+        cluster: Cluster,
+        *,
+        speed: SpeedModel,
+        overheads: Overheads | None = None,
+        variation: Variation | None = None,
+        faults: Faults | None = None,
+        losses: Losses | None = None,
+        rng: np.random.Generator | None = None,
+    ) -> None:
+        self.jobs, self.cluster, self.speed = jobs, cluster, speed
+        self.rng = np.random.default_rng(0) if rng is None else rng
+        self._now_s = 0.0
+        self._overheads = overheads or Overheads()
+        self._overhead_s = np.array([self._overheads.start_s, self._overheads.restart_s, self._overheads.rescale_s])
+        self._variation, self._faults, self._losses = variation, faults, losses
+        self._truth = np.zeros(len(jobs), dtype=state.TRUTH)
+        self._truth["next_s"] = np.inf
+        self._truth["factor"] = 1.0
+        self._book = Book(jobs, cluster)
+        self._running = np.empty(len(jobs), np.int32)
+        self._counts = np.zeros(2, np.int32)
+        self._first_row = np.full(len(jobs), -1, np.int32)
+        self._out = np.empty(0, dtype=EVENT)
+        self._due_s = np.array(
+            [variation.period_s if variation else np.inf, losses.report_s if losses else np.inf], dtype=np.float64
+        )
+        self._machine_next_s = np.full(cluster.n_machines, np.inf)
+        self._machine_up = np.ones(cluster.n_machines, dtype=np.bool_)
+        if faults:
+            self._machine_next_s = self.rng.exponential(faults.mtbf_s, cluster.n_machines)
+        if variation:
+            self._truth["factor"] = variation.factors(len(jobs), rng=self.rng)
+
+    @property
+    def now_s(self) -> float:
+        """Virtual seconds since the run began."""
+        return self._now_s
+
+    @property
+    def idle(self) -> bool:
+        """True when nothing will happen unless a scheduler starts a job."""
+        arrived = self._counts[state.NEXT_ARRIVAL] == len(self.jobs)
+        return bool(arrived and not self._counts[state.N_RUNNING] and self._machine_up.all())
+
+    def apply(self, placement: Placement) -> Events:
+        """Carry out a decision at once; its overheads follow in `advance`.
+
+        Raises
+        ------
+        PlacementError
+            If it names an unknown job or overfills a device group; nothing is changed then.
+        """
+        n_set = len(placement.set_jobs)
+        self._room_for(1 + len(placement) + 3 * n_set)
+        self._book.ensure(len(placement))
+        book = self._book
+        if n_set or len(placement):
+            fault, where = state.check(
+                placement.set_jobs, placement.job, placement.role, placement.group, placement.count, self._truth,
+                book.held, book.tasks, book.free, book.demand, self._first_row,
+            )  # fmt: skip
+            if fault != state.OK:
+                self._first_row[:] = -1
+                raise PlacementError(self._complaint(fault, where, placement))
+        changed = np.empty(n_set, np.int32)
+        n, n_changed = state.carry_out(
+            placement.set_jobs, placement.job, placement.role, placement.group, placement.count, self._now_s,
+            self._truth, self._running, self._counts, book.held, book.tasks, book.spare, book.free, book.demand,
+            self._first_row, changed, self._out,
+        )  # fmt: skip
+        others = events()
+        if n_changed:
+            n, others = self._begin(changed[:n_changed], n)
+        elif n > 1 and not self.speed.local:
+            others = self._retime_all()
+        happened = self._out[:n].copy()
+        return np.concatenate([happened, others]) if len(others) else happened
+
+    def _begin(self, changed: Ints, n: int) -> tuple[int, Events]:
+        """Start or rescale jobs, and slow down those beside them; return the events written and those of the others."""
+        others = _NOBODY if self.speed.local else np.setdiff1d(self._in_phase(state.RUNNING), changed)
+        speeds = self._speeds(np.concatenate([changed, others]) if len(others) else changed)
+        n = state.begin(
+            changed, speeds, self._overhead_s, self._now_s, self._truth, self._running, self._counts,
+            self.jobs.true_steps, self._out, n,
+        )  # fmt: skip
+        if not len(others):
+            return n, events()
+        if self._overhead_s.any():  # the changed ones may not run yet
+            return n, self._retime_all()
+        return n, self._retime(others, speeds[len(changed) :])
+
+    def advance(self, until_s: float, *, stop_at_event: bool) -> Events:
+        """Let virtual time pass until `until_s`, or until something happens that a scheduler should know."""
+        parts: list[Events] = []
+        while True:
+            told, moved = self._run_until(min(until_s, self._next_disturbance_s()), stop_at_event, parts)
+            if told:
+                break
+            if moved:
+                continue
+            if self._next_disturbance_s() > min(until_s, _LAST_S):
+                break
+            news, batch = self._disturb()
+            parts.append(batch)
+            if news and stop_at_event:
+                break
+        return parts[0] if len(parts) == 1 else np.concatenate(parts) if parts else events()
+
+    def _run_until(self, until_s: float, stop_at_event: bool, parts: list[Events]) -> tuple[bool, bool]:
+        """Let jobs arrive and complete; return whether an event, or a change of who runs, cut it short."""
+        still_to_arrive = len(self.jobs) - int(self._counts[state.NEXT_ARRIVAL])
+        self._room_for(2 * int(self._counts[state.N_RUNNING]) + still_to_arrive)
+        book = self._book
+        n, at, told, moved = state.run_until(
+            until_s, stop_at_event, not self.speed.local, self._truth, self._running, self._counts,
+            self.jobs.arrival_s, self.jobs.true_steps, book.held, book.tasks, book.spare, book.free, book.demand,
+            self._out,
+        )  # fmt: skip
+        if at < np.inf:
+            self._now_s = at
+        if n:
+            parts.append(self._out[:n].copy())
+        if moved:
+            parts.append(self._retime_all())
+        return told, moved
+
+    def _room_for(self, n: int) -> None:
+        if n > len(self._out):
+            self._out = np.empty(max(n, 2 * len(self._out), 256), dtype=EVENT)
+
+    # --- speeds
+
+    def _speeds(self, jobs: Ints) -> Floats:
+        first, role, group, count = self._book.of(jobs)
+        held = self._book.held[jobs]
+        return self.speed.speeds(Running(jobs, first, role, group, count, held["n_workers"], held["n_ps"]))
+
+    def _in_phase(self, phase: int) -> Ints:
+        jobs: Ints = self._running[: self._counts[state.N_RUNNING]]
+        chosen: Ints = jobs[self._truth["phase"][jobs] == phase]
+        return chosen
+
+    def _retime_all(self) -> Events:
+        """Let every running job go on at the speed that it has beside the others."""
+        jobs = self._in_phase(state.RUNNING)
+        if not len(jobs):
+            return events()
+        return self._retime(jobs, self._speeds(jobs))
+
+    def _retime(self, jobs: Ints, base_speeds: Floats) -> Events:
+        out = np.empty(len(jobs), dtype=EVENT)
+        n = state.retime(jobs, base_speeds, self._now_s, self._truth, self.jobs.true_steps, out)
+        return out[:n]
+
+    # --- disturbances
+
+    def _next_disturbance_s(self) -> float:
+        if self._variation is None and self._faults is None and self._losses is None:
+            return np.inf
+        return float(min(self._due_s.min(), self._machine_next_s.min()))
+
+    def _disturb(self) -> tuple[bool, Events]:
+        """Let what is due now happen; return whether a scheduler should know, and the events."""
+        batches = []
+        news = False
+        if self._losses and self._due_s[1] <= self._now_s:
+            self._due_s[1] += self._losses.report_s
+            batches.append(self._report_losses(self._losses))
+        if self._variation and self._due_s[0] <= self._now_s:
+            self._due_s[0] += self._variation.period_s
+            self._truth["factor"] = self._variation.factors(len(self.jobs), rng=self.rng)
+            jobs = self._in_phase(state.RUNNING)
+            batches.append(self._retime(jobs, self._truth["base_speed"][jobs]))
+        while self._faults and self._machine_next_s.min() <= self._now_s:
+            batches.append(self._fail_or_return(self._faults, int(self._machine_next_s.argmin())))
+            news = True
+        return news, np.concatenate(batches)
+
+    def _report_losses(self, losses: Losses) -> Events:
+        jobs = self._in_phase(state.RUNNING)
+        at = self._truth[jobs]
+        steps = at["steps"] + at["speed"] * (self._now_s - at["since_s"])
+        batch = events(len(jobs))
+        batch["time_s"], batch["kind"], batch["job"] = self._now_s, Kind.LOSS, jobs
+        batch["value"] = losses.at(jobs, steps / self.jobs.steps_per_epoch[jobs], rng=self.rng)
+        return batch
+
+    def _fail_or_return(self, faults: Faults, machine: int) -> Events:
+        groups = self.cluster.group_machine == machine
+        note = events(1)
+        note["time_s"], note["machine"] = self._now_s, machine
+        if not self._machine_up[machine]:
+            self._machine_up[machine] = True
+            self._machine_next_s[machine] = self._now_s + self.rng.exponential(faults.mtbf_s)
+            self._book.free[groups] += self.cluster.capacity[groups]
+            note["kind"] = Kind.JOINED
+            return note
+        lost = self._lose_jobs(faults, groups)
+        self._machine_up[machine] = False
+        self._machine_next_s[machine] = self._now_s + self.rng.exponential(faults.mttr_s)
+        self._book.free[groups] -= self.cluster.capacity[groups]
+        note["kind"] = Kind.LEFT
+        slower = self._retime_all() if len(lost) and not self.speed.local else events()
+        return np.concatenate([lost, note, slower])
+
+    def _lose_jobs(self, faults: Faults, groups: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Events:
+        """Take all tasks from the jobs that have one in these groups; they fall back to their checkpoints."""
+        book = self._book
+        running = self._running[: self._counts[state.N_RUNNING]]
+        jobs = running[state.on_groups(self._running, self._counts, book.held, book.tasks, groups)].copy()
+        batch = events(len(jobs))
+        for row, job in zip(batch, jobs, strict=True):
+            at = self._truth[job]
+            state.settle(self._truth, job, self._now_s)
+            if faults.checkpoint_s > 0:
+                lost_s = (self._now_s - at["started_s"]) % faults.checkpoint_s
+                at["steps"] = max(at["started_steps"], at["steps"] - at["speed"] * lost_s)
+            at["phase"], at["next_s"], at["speed"] = state.WAITING, np.inf, 0.0
+            release(book.held, book.tasks, book.spare, book.free, book.demand, job)
+            state.forget_running(self._running, self._counts, job)
+            row["time_s"], row["kind"], row["job"] = self._now_s, Kind.FAILED, job
+            row["value"], row["speed"] = at["steps"], 0.0
+        return batch
+
+    # --- errors
+
+    def _complaint(self, fault: int, where: int, placement: Placement) -> str:
+        if fault == state.NO_SUCH_JOB:
+            return f"the placement sets job {where}, which is not active; name only jobs of snapshot.jobs.number."
+        if fault == state.SET_TWICE:
+            return f"the placement sets job {where} twice; name each job once in set_jobs."
+        if fault == state.NOT_SET:
+            return f"the placement has tasks for job {where}, which is not among its set_jobs; add it there."
+        if fault == state.SCATTERED:
+            return f"the placement's rows of job {where} are not next to each other; sort them by job."
+        group, count = int(placement.group[where]), int(placement.count[where])
+        if fault == state.BAD_ROW:
+            return (
+                f"row {where} of the placement has role {placement.role[where]}, group {group} and count {count}; "
+                f"expected role 0 or 1, group 0 to {self.cluster.n_groups - 1} and count >= 1."
+            )
+        job = int(placement.job[where])
+        free = self._book.free[group]
+        return (
+            f"job {self.jobs.id[job]} does not fit device group {group} ({count} tasks); it had "
+            f"{free[0]:g} GPUs, {free[1]:g} cores and {free[2]:g} GB free before this decision."
+        )

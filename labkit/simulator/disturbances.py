@@ -1,0 +1,120 @@
+"""What makes a simulated run less than ideal: overheads, varying speeds, failing machines, noisy losses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from labkit.core.errors import InputError
+from labkit.core.resources import Floats
+
+
+def _refuse_negative(thing: object, **values: float) -> None:
+    for name, value in values.items():
+        if not value >= 0:
+            raise InputError(f"{type(thing).__name__}.{name} is {value}; expected a number >= 0.")
+
+
+@dataclass(frozen=True, slots=True)
+class Overheads:
+    """Seconds in which a job holds its tasks and makes no progress.
+
+    Attributes
+    ----------
+    start_s : float
+        First start of a job.
+    restart_s : float
+        Start from a checkpoint, after a preemption or a failure.
+    rescale_s : float
+        Change of the gang of a running job (hot scaling; give `restart_s` here for checkpoint-restart systems).
+    """
+
+    start_s: float = 0.0
+    restart_s: float = 0.0
+    rescale_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        _refuse_negative(self, start_s=self.start_s, restart_s=self.restart_s, rescale_s=self.rescale_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Variation:
+    """Speeds that change from period to period.
+
+    Attributes
+    ----------
+    period_s : float
+        How long a drawn speed lasts.
+    error : float
+        Speed is multiplied by 1 + error * U(-1, 1), as DL2's simulator does (facts: TRAIN_SPEED_ERROR).
+    straggler_probability : float
+        Chance that a job is slowed by a straggler during a period.
+    straggler_factor : float
+        Speed of a job with a straggler, as a fraction of its speed without.
+    """
+
+    period_s: float
+    error: float = 0.0
+    straggler_probability: float = 0.0
+    straggler_factor: float = 0.5
+
+    def __post_init__(self) -> None:
+        _refuse_negative(self, error=self.error, straggler_probability=self.straggler_probability)
+        if not self.period_s > 0:
+            raise InputError(f"Variation.period_s is {self.period_s}; expected seconds > 0.")
+
+    def factors(self, n: int, *, rng: np.random.Generator) -> Floats:
+        """Return this period's multiplier of each of `n` jobs' speeds."""
+        drawn = 1 + self.error * (2 * rng.random(n) - 1)
+        slow = rng.random(n) < self.straggler_probability
+        return np.where(slow, self.straggler_factor * drawn, drawn)
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """Machines that fail and return, each after exponential times.
+
+    Attributes
+    ----------
+    mtbf_s, mttr_s : float
+        Mean seconds between failures of one machine, and until it is back.
+    checkpoint_s : float
+        A job on a failed machine falls back to its newest checkpoint; they are this far apart from its start on.
+        0: nothing is lost.
+    """
+
+    mtbf_s: float
+    mttr_s: float
+    checkpoint_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        _refuse_negative(self, mttr_s=self.mttr_s, checkpoint_s=self.checkpoint_s)
+        if not self.mtbf_s > 0:
+            raise InputError(f"Faults.mtbf_s is {self.mtbf_s}; expected seconds > 0.")
+
+
+@dataclass(frozen=True, slots=True)
+class Losses:
+    """Training loss of each job as it would be measured: 1 / (b0 * epoch + b1) + b2, times noise.
+
+    Attributes
+    ----------
+    curve : array
+        (N, 3) b0, b1, b2 of each job: Optimus' convergence model (EuroSys'18, eq. 1).
+    report_s : float
+        Seconds between reports.
+    noise : float
+        Standard deviation of the relative error.
+    """
+
+    curve: NDArray[np.float64]
+    report_s: float
+    noise: float = 0.0
+
+    def at(self, jobs: NDArray[np.int32], epochs: Floats, *, rng: np.random.Generator) -> Floats:
+        """Return the loss that each job reports."""
+        b0, b1, b2 = self.curve[jobs].T
+        exact: Floats = 1 / (b0 * epochs + b1) + b2
+        return exact * (1 + self.noise * rng.standard_normal(len(jobs)))

@@ -1,0 +1,308 @@
+"""The simulator's truth about jobs, and the kernels that move it through time."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from labkit.core.book import Records, hold, release
+from labkit.core.events import Events, Kind
+from labkit.core.resources import Bools, Floats, Ints
+
+TRUTH: Final = np.dtype(
+    [
+        ("phase", np.int32),
+        ("n_starts", np.int32),
+        ("steps", np.float64),
+        ("since_s", np.float64),
+        ("speed", np.float64),
+        ("base_speed", np.float64),
+        ("factor", np.float64),
+        ("next_s", np.float64),
+        ("started_s", np.float64),
+        ("started_steps", np.float64),
+    ],
+    align=True,
+)
+"""`steps` done at `since_s`, growing by `speed` = `base_speed` * `factor`; `next_s`: when it is ready, or done."""
+
+UNSEEN, WAITING, STARTING, RESCALING, RUNNING, DONE = range(6)
+N_RUNNING, NEXT_ARRIVAL = range(2)
+OK, NO_SUCH_JOB, SET_TWICE, SCATTERED, OVERFULL, NOT_SET, BAD_ROW = range(7)
+SLACK = 1e-9
+
+_ARRIVED, _DECIDED, _PLACED, _STARTED = int(Kind.ARRIVED), int(Kind.DECIDED), int(Kind.PLACED), int(Kind.STARTED)
+_RESCALED, _PAUSED, _PREEMPTED = int(Kind.RESCALED), int(Kind.PAUSED), int(Kind.PREEMPTED)
+_COMPLETED = int(Kind.COMPLETED)
+
+
+@njit(cache=True)
+def write(
+    out: Events, n: int, time_s: float, kind: int, job: int, value: float, speed: float, role: int, group: int
+) -> int:
+    """Write one event and return the number of events written."""
+    out[n].time_s = time_s
+    out[n].kind = kind
+    out[n].role = role
+    out[n].job = job
+    out[n].machine = -1
+    out[n].group = group
+    out[n].value = value
+    out[n].speed = speed
+    return n + 1
+
+
+@njit(cache=True)
+def check(  # noqa: C901 - one pass over a kernel's rows, a branch for each fault
+    set_jobs: Ints, job: Ints, role: NDArray[np.int8], group: Ints, count: Ints, truth: Records,
+    held: Records, tasks: Records, free: Floats, demand: Floats, first_row: Ints,
+) -> tuple[int, int]:  # fmt: skip
+    """Return what is wrong with a placement, and with which job or row; note the first row of each job (else -2)."""
+    trial = free.copy()
+    for j in set_jobs:
+        if j < 0 or j >= len(truth) or not (WAITING <= truth[j].phase < DONE):
+            return NO_SUCH_JOB, j
+        if first_row[j] != -1:
+            return SET_TWICE, j
+        first_row[j] = -2
+        task = held[j].first
+        while task >= 0:
+            row = tasks[task]
+            for r in range(free.shape[1]):
+                trial[row.group, r] += row.count * demand[row.role, j, r]
+            task = row.next
+    for p in range(len(job)):
+        j = job[p]
+        if j < 0 or j >= len(truth) or first_row[j] == -1:
+            return NOT_SET, j
+        if role[p] < 0 or role[p] > 1 or count[p] < 1 or group[p] < 0 or group[p] >= len(free):
+            return BAD_ROW, p
+        if p == 0 or job[p - 1] != j:
+            if first_row[j] >= 0:
+                return SCATTERED, j
+            first_row[j] = p
+        for r in range(free.shape[1]):
+            trial[group[p], r] -= count[p] * demand[role[p], j, r]
+            if trial[group[p], r] < -SLACK and demand[role[p], j, r] > 0:
+                return OVERFULL, p
+    return OK, -1
+
+
+@njit(cache=True)
+def _same(
+    first: int, job: Ints, role: NDArray[np.int8], group: Ints, count: Ints, held: Records, tasks: Records
+) -> bool:
+    """Tell whether the rows from `first` on are the tasks that the job holds already, in any order."""
+    j = job[first]
+    n_new = 0
+    p = first
+    while p < len(job) and job[p] == j:
+        n_new += count[p]
+        total = 0
+        q = first
+        while q < len(job) and job[q] == j:
+            if role[q] == role[p] and group[q] == group[p]:
+                total += count[q]
+            q += 1
+        task = held[j].first
+        while task >= 0:
+            if tasks[task].role == role[p] and tasks[task].group == group[p]:
+                total -= tasks[task].count
+            task = tasks[task].next
+        if total != 0:
+            return False
+        p += 1
+    return bool(n_new == held[j].n_workers + held[j].n_ps)
+
+
+@njit(cache=True)
+def settle(truth: Records, job: int, now_s: float) -> None:
+    """Bring a job's steps up to now."""
+    at = truth[job]
+    if at.phase == RUNNING:
+        at.steps += at.speed * (now_s - at.since_s)
+    at.since_s = now_s
+
+
+@njit(cache=True)
+def forget_running(running: Ints, counts: Ints, job: int) -> None:
+    """Take a job out of the list of those that hold tasks, keeping the order."""
+    n = counts[N_RUNNING]
+    i = 0
+    while running[i] != job:
+        i += 1
+    for k in range(i, n - 1):
+        running[k] = running[k + 1]
+    counts[N_RUNNING] = n - 1
+
+
+@njit(cache=True)
+def carry_out(
+    set_jobs: Ints, job: Ints, role: NDArray[np.int8], group: Ints, count: Ints, now_s: float, truth: Records,
+    running: Ints, counts: Ints, held: Records, tasks: Records, spare: Ints, free: Floats, demand: Floats,
+    first_row: Ints, changed: Ints, out: Events,
+) -> tuple[int, int]:  # fmt: skip
+    """Set the tasks of a checked placement; return the numbers of events written and of jobs that hold other tasks."""
+    n, n_changed, n_set = 1, 0, 0
+    for j in set_jobs:
+        first = first_row[j]
+        if first == -2 and held[j].first < 0:
+            continue
+        if first >= 0 and held[j].first >= 0 and _same(first, job, role, group, count, held, tasks):
+            first_row[j] = -1
+            continue
+        n_set += 1
+        settle(truth, j, now_s)
+        release(held, tasks, spare, free, demand, j)
+        if first == -2:
+            truth[j].phase = WAITING
+            truth[j].next_s = np.inf
+            forget_running(running, counts, j)
+            n = write(out, n, now_s, _PREEMPTED, j, truth[j].steps, 0.0, -1, -1)
+    write(out, 0, now_s, _DECIDED, -1, float(n_set), np.nan, -1, -1)
+    for j in set_jobs:
+        p = first_row[j]
+        first_row[j] = -1
+        if p < 0:
+            continue
+        changed[n_changed] = j
+        n_changed += 1
+        while p < len(job) and job[p] == j:
+            hold(held, tasks, spare, free, demand, j, role[p], group[p], count[p])
+            n = write(out, n, now_s, _PLACED, j, float(count[p]), np.nan, role[p], group[p])
+            p += 1
+    return n, n_changed
+
+
+@njit(cache=True)
+def go_on(truth: Records, job: int, now_s: float, true_steps: Floats) -> None:
+    """Let a job run from now on with its base speed and factor."""
+    at = truth[job]
+    at.phase = RUNNING
+    at.since_s = now_s
+    at.speed = at.base_speed * at.factor
+    at.next_s = now_s + (true_steps[job] - at.steps) / at.speed if at.speed > 0 else np.inf
+
+
+@njit(cache=True)
+def begin(
+    changed: Ints, speeds: Floats, overheads: Floats, now_s: float, truth: Records, running: Ints, counts: Ints,
+    true_steps: Floats, out: Events, n: int,
+) -> int:  # fmt: skip
+    """Start or rescale the jobs whose tasks changed, at once or after their overhead; return the events written."""
+    for i in range(len(changed)):
+        j = changed[i]
+        fresh = truth[j].phase == WAITING
+        was_starting = truth[j].phase == STARTING
+        was_running = truth[j].phase == RUNNING
+        overhead = overheads[1 if truth[j].n_starts else 0] if fresh else overheads[2]
+        truth[j].base_speed = speeds[i]
+        if fresh:
+            running[counts[N_RUNNING]] = j
+            counts[N_RUNNING] += 1
+            truth[j].n_starts += 1
+            truth[j].started_s = now_s
+            truth[j].started_steps = truth[j].steps
+        if overhead > 0:
+            if was_running:
+                n = write(out, n, now_s, _PAUSED, j, truth[j].steps, 0.0, -1, -1)
+            truth[j].phase = STARTING if fresh or was_starting else RESCALING
+            truth[j].since_s = now_s
+            truth[j].speed = 0.0
+            truth[j].next_s = now_s + overhead
+        else:
+            go_on(truth, j, now_s, true_steps)
+            kind = _STARTED if fresh or was_starting else _RESCALED
+            n = write(out, n, now_s, kind, j, truth[j].steps, truth[j].speed, -1, -1)
+    return n
+
+
+@njit(cache=True)
+def _next_time(truth: Records, running: Ints, counts: Ints, arrival_s: Floats) -> float:
+    at = arrival_s[counts[NEXT_ARRIVAL]] if counts[NEXT_ARRIVAL] < len(arrival_s) else np.inf
+    for i in range(counts[N_RUNNING]):
+        at = min(at, truth[running[i]].next_s)
+    return at
+
+
+@njit(cache=True)
+def run_until(
+    until_s: float, stop_at_event: bool, stop_at_change: bool, truth: Records, running: Ints, counts: Ints,
+    arrival_s: Floats, true_steps: Floats, held: Records, tasks: Records, spare: Ints, free: Floats,
+    demand: Floats, out: Events,
+) -> tuple[int, float, bool, bool]:  # fmt: skip
+    """Let jobs arrive, get ready and complete, until a time, an event or a change of who runs.
+
+    Return the events written, the time, and whether an event or a change cut it short. At one moment jobs that get
+    ready or complete come first, in order of start, then arrivals.
+    """
+    n = 0
+    now_s = -np.inf
+    while True:
+        at = _next_time(truth, running, counts, arrival_s)
+        if at > until_s or at == np.inf:
+            return n, until_s, False, False
+        now_s = at
+        news, moved = False, False
+        kept = 0
+        for i in range(counts[N_RUNNING]):
+            j = running[i]
+            if truth[j].next_s <= now_s and truth[j].phase == RUNNING:
+                settle(truth, j, now_s)
+                truth[j].steps = true_steps[j]
+                truth[j].phase = DONE
+                truth[j].next_s = np.inf
+                release(held, tasks, spare, free, demand, j)
+                n = write(out, n, now_s, _COMPLETED, j, true_steps[j], 0.0, -1, -1)
+                news = moved = True
+                continue
+            if truth[j].next_s <= now_s:
+                kind = _STARTED if truth[j].phase == STARTING else _RESCALED
+                go_on(truth, j, now_s, true_steps)
+                n = write(out, n, now_s, kind, j, truth[j].steps, truth[j].speed, -1, -1)
+                moved = True
+            running[kept] = j
+            kept += 1
+        counts[N_RUNNING] = kept
+        while counts[NEXT_ARRIVAL] < len(arrival_s) and arrival_s[counts[NEXT_ARRIVAL]] <= now_s:
+            j = counts[NEXT_ARRIVAL]
+            truth[j].phase = WAITING
+            n = write(out, n, now_s, _ARRIVED, j, np.nan, np.nan, -1, -1)
+            counts[NEXT_ARRIVAL] += 1
+            news = True
+        if (news and stop_at_event) or (moved and stop_at_change):
+            return n, now_s, news and stop_at_event, moved and stop_at_change
+
+
+@njit(cache=True)
+def retime(jobs: Ints, base_speeds: Floats, now_s: float, truth: Records, true_steps: Floats, out: Events) -> int:
+    """Give running jobs other speeds from now on, and report those that changed; return the events written."""
+    n = 0
+    for i in range(len(jobs)):
+        j = jobs[i]
+        speed = base_speeds[i] * truth[j].factor
+        if truth[j].phase != RUNNING or speed == truth[j].speed:
+            truth[j].base_speed = base_speeds[i]
+            continue
+        settle(truth, j, now_s)
+        truth[j].base_speed = base_speeds[i]
+        go_on(truth, j, now_s, true_steps)
+        n = write(out, n, now_s, int(Kind.PROGRESSED), j, truth[j].steps, truth[j].speed, -1, -1)
+    return n
+
+
+@njit(cache=True)
+def on_groups(running: Ints, counts: Ints, held: Records, tasks: Records, hit: Bools) -> Bools:
+    """Tell which of the jobs that hold tasks have one in a group that was hit."""
+    touched = np.zeros(counts[N_RUNNING], np.bool_)
+    for i in range(counts[N_RUNNING]):
+        task = held[running[i]].first
+        while task >= 0:
+            if hit[tasks[task].group]:
+                touched[i] = True
+                break
+            task = tasks[task].next
+    return touched
