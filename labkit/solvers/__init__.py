@@ -1,1 +1,1 @@
-"""."""
+"""Optimisation kernels: arrays in, arrays out, no cluster in sight."""

@@ -1,0 +1,162 @@
+"""Clusters from an inventory: a TOML file that lists the hosts of a testbed."""
+
+from __future__ import annotations
+
+import math
+import re
+import tomllib
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+from annotated_types import Ge, Gt, Len
+
+from labkit.core.cluster import Cluster
+from labkit.core.errors import InputError
+from labkit.core.jobs import told
+from labkit.topology.servers import Server, assemble
+from labkit.topology.single_switch import star
+
+Positive = Annotated[float, Gt(0)]
+Amount = Annotated[float, Ge(0)]
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """One [[hosts]] entry of an inventory.
+
+    Attributes
+    ----------
+    name : str
+        Unique name.
+    gpus, cpus, memory_gb : float
+        What the host has.
+    device_type : str
+        The kind of its GPUs.
+    sockets : int
+        CPU sockets; GPUs, cores and memory are split over them, the first ones get what is left over.
+    link_gbps, pcie_gbps, socket_gbps : float
+        Bandwidth of its network link, of the PCIe bus under a socket, and between sockets.
+    ssh : dict
+        How to reach it; not looked at here.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+
+    name: Annotated[str, Len(1)]
+    gpus: Annotated[int, Ge(0)]
+    cpus: Positive
+    memory_gb: Positive
+    device_type: Annotated[str, Len(1)] = "gpu"
+    sockets: Annotated[int, Ge(1)] = 1
+    link_gbps: Positive = 10.0
+    pcie_gbps: Positive = 128.0
+    socket_gbps: Positive = 300.0
+    ssh: dict[str, Any] | None = None
+
+    def server(self) -> Server:
+        """Return the host as an architecture."""
+        gpus = [self.gpus // self.sockets + (s < self.gpus % self.sockets) for s in range(self.sockets)]
+        return Server(
+            self.name,
+            sockets=tuple((n, self.cpus / self.sockets, self.memory_gb / self.sockets) for n in gpus),
+            device_type=self.device_type,
+            pcie_gbps=self.pcie_gbps,
+            socket_gbps=self.socket_gbps,
+        )
+
+
+def from_inventory(path: str | Path) -> Cluster:
+    """Return the cluster that an inventory describes: its hosts on one switch, each with its own link.
+
+    Parameters
+    ----------
+    path : str or Path
+        A TOML file with one [[hosts]] table per host; its keys are the attributes of `Host`. A table [ssh] for all
+        hosts may stand beside them.
+
+    Raises
+    ------
+    InputError
+        With every fault of the file: which host, which key, what was expected.
+    """
+    hosts = read_hosts(path)
+    return assemble(
+        Path(path).stem,
+        kinds=tuple(host.server() for host in hosts),
+        kind=np.arange(len(hosts), dtype=np.int32),
+        partition=np.zeros(len(hosts), np.int32),
+        machines=tuple(host.name for host in hosts),
+        network=star(len(hosts), gbps=np.array([host.link_gbps for host in hosts])),
+    )
+
+
+def read_hosts(path: str | Path) -> list[Host]:
+    """Return the hosts of an inventory, checked.
+
+    Raises
+    ------
+    InputError
+        As `from_inventory`.
+    """
+    from pydantic import TypeAdapter, ValidationError
+
+    rows, faults = _tables(path)
+    hosts: list[Host] = []
+    try:
+        hosts = TypeAdapter(list[Host]).validate_python(rows, strict=False)
+    except ValidationError as error:
+        faults += [_fault(rows, dict(fault)) for fault in error.errors()]
+    faults += [fault for number, row in enumerate(rows, start=1) for fault in _not_finite(number, row)]
+    names = [row.get("name") for row in rows if isinstance(row, dict)]
+    faults += [
+        f"host name '{name}' occurs {names.count(name)} times; names must be unique"
+        for name in dict.fromkeys(names)
+        if names.count(name) > 1 and name
+    ]
+    if faults:
+        raise InputError(told(str(path), faults))
+    return hosts
+
+
+def _tables(path: str | Path) -> tuple[list[Any], list[str]]:
+    """Return the [[hosts]] tables, and what is wrong with the file around them."""
+    try:
+        content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"inventory {path}: {error.strerror}; expected a TOML file of [[hosts]].") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InputError(f"inventory {path} is not TOML: {error}.") from None
+    hosts = content.pop("hosts", [])
+    faults = [f"unknown table or key '{key}'; expected [[hosts]] and [ssh]" for key in content if key != "ssh"]
+    if not isinstance(hosts, list) or not hosts:
+        return [], [*faults, "it has no hosts; expected one [[hosts]] table per host"]
+    return hosts, faults
+
+
+def _not_finite(number: int, row: object) -> list[str]:
+    """Return the keys whose number is none; TOML can write nan and inf, and no bound refuses nan."""
+    found = row.items() if isinstance(row, dict) else ()
+    odd = [(key, value) for key, value in found if isinstance(value, float) and not math.isfinite(value)]
+    return [f"host {number}: {key} is {value}; expected a finite number" for key, value in odd]
+
+
+def _fault(rows: list[Any], fault: dict[str, Any]) -> str:
+    """Return one fault that pydantic found, in our words."""
+    number, *keys = fault["loc"]
+    row = rows[number]
+    name = f" ({row['name']})" if isinstance(row, dict) and row.get("name") else ""
+    key = ".".join(str(part) for part in keys)
+    where = f"host {number + 1}{name}"
+    if fault["type"] == "unexpected_keyword_argument":
+        known = [field.name for field in fields(Host)]
+        near = get_close_matches(key, known, n=1)
+        return f"{where}: unknown key '{key}'" + (
+            f"; did you mean '{near[0]}'?" if near else f"; known: {', '.join(known)}"
+        )
+    if fault["type"] == "missing":
+        return f"{where}: {key} is missing"
+    expected = re.sub(r"^Input should be ", "", fault["msg"])
+    return f"{where}: {key or 'entry'} is {fault['input']!r}; expected {expected[0].lower() + expected[1:]}"

@@ -1,0 +1,155 @@
+"""Cables, networks and the routes of trees: what the builders share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from labkit.core.cluster import Network
+from labkit.core.errors import InputError
+from labkit.core.resources import Ints
+
+MAX_MACHINES = 500_000
+
+
+@runtime_checkable
+class Router(Protocol):
+    """What a builder puts into `Network.route`: a route that also knows which pod each switch belongs to."""
+
+    def __call__(self, source: Ints, destination: Ints, flow_hash: Ints, /) -> Ints:
+        """Return the links of each flow, (F, H), L where there is none."""
+        ...
+
+    def switch_partition(self) -> Ints:
+        """Return the pod of each switch, (V - M,); -1 for switches that connect pods."""
+        ...
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Cables:
+    """Cables of one level: cable c is link 2c from `low` to `high` and link 2c + 1 back.
+
+    Attributes
+    ----------
+    low, high : array
+        (C,) node numbers, `low` on the side of the machines.
+    gbps : float or array
+        Bandwidth each way.
+    """
+
+    low: Ints
+    high: Ints
+    gbps: ArrayLike
+
+
+def network(
+    kind: str, *, n_machines: int, switches: Sequence[tuple[str, int]], cables: Sequence[Cables], route: Router
+) -> Network:
+    """Return a network of machines, switches tier by tier, and cables.
+
+    Parameters
+    ----------
+    kind : str
+        Name of the builder.
+    n_machines : int
+        Number of machines; their nodes come first.
+    switches : sequence of (name, count)
+        One entry per tier, upwards from tier 1.
+    cables : sequence of Cables
+        Level by level; the router relies on this order.
+    route : Router
+        The router over these links.
+    """
+    counts = [n_machines, *(count for _, count in switches)]
+    names = [f"m{i}" for i in range(n_machines)] + [f"{name}{i}" for name, n in switches for i in range(n)]
+    ends = [np.column_stack([level.low, level.high]) for level in cables]
+    gbps = [np.broadcast_to(np.asarray(level.gbps, np.float64), (len(level.low),)) for level in cables]
+    both = np.concatenate(ends).astype(np.int32)
+    return Network(
+        kind=kind,
+        nodes=tuple(names),
+        tier=np.repeat(np.arange(len(counts), dtype=np.int32), counts),
+        link_from=both.ravel(),
+        link_to=both[:, ::-1].ravel(),
+        link_gbps=np.repeat(np.concatenate(gbps), 2),
+        route=route,
+    )
+
+
+def up_down(up: Sequence[Ints], *, down: Sequence[Ints], turn: Ints, n_links: int) -> Ints:
+    """Return the paths of flows that climb a tree, turn, and descend.
+
+    Parameters
+    ----------
+    up, down : sequence of arrays
+        Cables (F,) of level i, counted from the machines, on the side of the source and of the destination.
+    turn : array
+        (F,) how many levels each flow climbs; 0: it stays in its machine.
+    n_links : int
+        L, which fills the levels that a flow does not reach.
+
+    Returns
+    -------
+    array
+        (F, 2 * levels) directed links.
+    """
+    levels = len(up)
+    paths = np.full((len(turn), 2 * levels), n_links, dtype=np.int32)
+    for level in range(levels):
+        climbs = turn > level
+        paths[climbs, level] = 2 * up[level][climbs]
+        paths[climbs, -1 - level] = 2 * down[level][climbs] + 1
+    return paths
+
+
+def whole(
+    builder: str, *, at_least: int = 1, at_most: int = MAX_MACHINES, multiple_of: int = 1, **given: object
+) -> None:
+    """Check that arguments of a builder are whole numbers in range.
+
+    Raises
+    ------
+    InputError
+        Naming the builder, the argument, its value and what was expected.
+    """
+    for name, value in given.items():
+        number = value if isinstance(value, int) and not isinstance(value, bool) else -1
+        if not at_least <= number <= at_most or number % multiple_of:
+            multiple = f", a multiple of {multiple_of}" if multiple_of > 1 else ""
+            raise InputError(
+                f"{builder}: {name} is {value!r}; expected a whole number from {at_least} to {at_most}{multiple}."
+            )
+
+
+def bandwidths(builder: str, gbps: Sequence[float], *, levels: Sequence[str]) -> tuple[float, ...]:
+    """Return one bandwidth per level.
+
+    Raises
+    ------
+    InputError
+        If their number is not that of the levels, or one is not a positive number.
+    """
+    expected = f"expected {len(levels)} positive numbers: {', '.join(levels)}"
+    try:
+        values = tuple(float(value) for value in gbps)
+    except (TypeError, ValueError):
+        raise InputError(f"{builder}: gbps is {gbps!r}; {expected}.") from None
+    if len(values) != len(levels) or not all(0 < value < np.inf for value in values):
+        raise InputError(f"{builder}: gbps is {gbps!r}; {expected}.")
+    return values
+
+
+def check_size(name: str, n_machines: int) -> None:
+    """Refuse clusters that would not fit in memory.
+
+    Raises
+    ------
+    InputError
+        Above 500,000 machines.
+    """
+    if n_machines > MAX_MACHINES:
+        raise InputError(f"{name} has {n_machines:,} machines; at most {MAX_MACHINES:,} can be built.")

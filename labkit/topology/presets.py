@@ -1,0 +1,160 @@
+"""Clusters by name, and names or expressions to clusters."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final
+
+from labkit.core.cluster import Cluster
+from labkit.core.errors import InputError, unknown
+from labkit.topology.bcube import bcube
+from labkit.topology.fat_tree import fat_tree
+from labkit.topology.inventory import from_inventory
+from labkit.topology.leaf_spine import leaf_spine
+from labkit.topology.no_network import no_network
+from labkit.topology.servers import DEFAULT, Server, server
+from labkit.topology.single_switch import single_switch
+from labkit.topology.vl2 import vl2
+
+BUILDERS: Final[dict[str, Callable[..., Cluster]]] = {
+    builder.__name__: builder for builder in (fat_tree, vl2, bcube, leaf_spine, single_switch, no_network)
+}
+"""What an expression may call."""
+
+MAX_EXPRESSION = 200
+
+PHILLY: Final = Server("philly", sockets=((8, 32, 512),), device_type="gpu")
+"""An 8-GPU machine as one device group; cores and memory are our choice, the trace names none."""
+
+ALIBABA: Final = Server("alibaba", sockets=((8, 96, 512),), device_type="v100")
+"""An 8-GPU machine of Alibaba's PAI cluster (96 cores, 512 GB) as one device group."""
+
+ALIBABA_HALF: Final = Server("alibaba-half", sockets=((4, 48, 256),), device_type="v100")
+
+MIXED: Final = ((0.2, server("2gpu")), (0.4, DEFAULT), (0.4, server("dgx1")))
+"""The mix (iii) of the MARL text, sec. VI-C."""
+
+
+def _gavel(v100: int, p100: int, k80: int) -> Cluster:
+    """Return Gavel's simulated cluster of 4-GPU servers, which has no network."""
+    counts = zip((v100, p100, k80), ("v100", "p100", "k80"), strict=True)
+    mix = [(gpus // 4, server(f"gavel-{kind}")) for gpus, kind in counts]
+    return no_network(sum(count for count, _ in mix), servers=mix)
+
+
+def _dl2(n: int) -> Cluster:
+    """Return DL2's simulated cluster: n nodes of 8 cores and 2 GPUs; placement does not matter there."""
+    return no_network(n, servers=server("dl2"))
+
+
+PRESETS: Final[dict[str, tuple[str, Callable[[], Cluster]]]] = {
+    "demo": ("12 four-GPU machines under 4 leaves and 2 spines", lambda: leaf_spine(4, 2, 3, gbps=(10, 20))),
+    "gavel-36x3": ("36 V100, 36 P100, 36 K80 of Gavel's simulation, no network", lambda: _gavel(36, 36, 36)),
+    "gavel-8-16-24": ("8 V100, 16 P100, 24 K80 of Gavel's testbed, no network", lambda: _gavel(8, 16, 24)),
+    "dl2-testbed": (
+        "DL2's testbed: 13 servers of 2 GPUs on one switch, 50 Gbps",
+        lambda: single_switch(13, servers=server("dl2"), gbps=50),
+    ),
+    "dl2-6n": ("DL2's simulator, 6 nodes, no network", lambda: _dl2(6)),
+    "dl2-48n": ("DL2's simulator, 48 nodes, no network", lambda: _dl2(48)),
+    "dl2-96n": ("DL2's simulator, 96 nodes, no network", lambda: _dl2(96)),
+    "dl2-500n": ("DL2's simulator, 500 nodes, no network", lambda: _dl2(500)),
+    "philly-480": ("480 GPUs in 60 machines of 8, no network", lambda: no_network(60, servers=PHILLY)),
+    "alibaba-6500": (
+        "6,500 GPUs: 812 machines of 8 and one of 4, no network",
+        lambda: no_network(813, servers=[(812, ALIBABA), (1, ALIBABA_HALF)]),
+    ),
+    "marl-fat-tree": ("MARL: fat_tree(20), 2,000 four-GPU machines, 20 pods", lambda: fat_tree(20)),
+    "marl-fat-tree-dgx1": ("the same of 8-GPU machines, mix (i)", lambda: fat_tree(20, servers=server("dgx1"))),
+    "marl-fat-tree-uneven": ("the same of uneven sockets, mix (ii)", lambda: fat_tree(20, servers=server("uneven"))),
+    "marl-fat-tree-mixed": ("the same of 2-, 4- and 8-GPU machines, mix (iii)", lambda: fat_tree(20, servers=MIXED)),
+    "marl-vl2": ("MARL: vl2(20, 20), 2,000 four-GPU machines, 20 pods", lambda: vl2(20, 20)),
+    "marl-bcube-1296": ("MARL: bcube(6, 3), 18 pods; the size is our reading", lambda: bcube(6, 3)),
+    "marl-bcube-216": ("MARL: bcube(6, 2), 18 pods; the other reading", lambda: bcube(6, 2)),
+    "marl-testbed": (
+        "MARL's testbed: 12 g4dn.12xlarge, 50 Gbps, 2 pods",
+        lambda: single_switch(12, servers=server("g4dn.12xlarge"), gbps=50, partitions=2),
+    ),
+}
+"""What each preset is, and how to build it."""
+
+
+def available() -> dict[str, str]:
+    """Return the presets and what they are."""
+    return {name: what for name, (what, _) in PRESETS.items()}
+
+
+def build(what: str) -> Cluster:
+    """Return the cluster of a preset, an expression or an inventory.
+
+    Parameters
+    ----------
+    what : str
+        A name of `available()`, a call of a builder with literals such as "leaf_spine(4, 2, 8, gbps=(25, 100))", where
+        `servers` may be the name of an architecture, or the path of a .toml inventory.
+
+    Raises
+    ------
+    InputError
+        If it is none of these, with the nearest name.
+
+    Examples
+    --------
+    >>> print(build("fat_tree(4, servers='dgx1')"))
+    fat_tree(4, servers='dgx1'): 16 machines, 128 GPUs (128 v100)
+    """
+    if what in PRESETS:
+        return replace(PRESETS[what][1](), name=what)
+    if what.endswith(".toml"):
+        return from_inventory(what)
+    if "(" in what:
+        return replace(_call(what), name=what)
+    known = [*PRESETS, *(f"{name}({_parameters(builder)})" for name, builder in BUILDERS.items())]
+    raise unknown("cluster", what, known)
+
+
+def _parameters(builder: Callable[..., Cluster]) -> str:
+    """Return the parameters that a builder must have."""
+    parameters = inspect.signature(builder).parameters.values()
+    return ", ".join(p.name for p in parameters if p.default is p.empty)
+
+
+def _call(what: str) -> Cluster:
+    """Return what an expression builds."""
+    name, args, options = _parse(what)
+    if name not in BUILDERS:
+        raise unknown("topology", name, BUILDERS)
+    if isinstance(options.get("servers"), str):
+        options["servers"] = server(options["servers"])
+    builder = BUILDERS[name]
+    try:
+        inspect.signature(builder).bind(*args, **options)
+    except TypeError as error:
+        options_of = [p.name for p in inspect.signature(builder).parameters.values() if p.kind is p.KEYWORD_ONLY]
+        usage = f"{name}({_parameters(builder)}), with options {', '.join(options_of)}"
+        raise InputError(f"cannot build '{what}': {error}; expected {usage}.") from None
+    return builder(*args, **options)
+
+
+def _parse(what: str) -> tuple[str, list[Any], dict[str, Any]]:
+    """Return the name, the arguments and the options of a call; literals only, nothing is evaluated."""
+    wrong = InputError(
+        f"cannot read '{what[:MAX_EXPRESSION]}'; "
+        "expected a call with plain values such as fat_tree(4) or leaf_spine(4, 2, 8)."
+    )
+    if len(what) > MAX_EXPRESSION:
+        raise wrong
+    try:
+        call = ast.parse(what.strip(), mode="eval").body
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+            raise wrong
+        args = [ast.literal_eval(arg) for arg in call.args]
+        options = {option.arg: ast.literal_eval(option.value) for option in call.keywords if option.arg}
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+        raise wrong from None
+    if len(options) != len(call.keywords):
+        raise wrong
+    return call.func.id, args, options

@@ -1,0 +1,181 @@
+"""Server architectures, and machines made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from labkit.core.cluster import Cluster, Network
+from labkit.core.errors import InputError, unknown
+from labkit.core.resources import Floats, Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """What one kind of machine consists of.
+
+    Attributes
+    ----------
+    name : str
+        Its name among the architectures.
+    sockets : tuple
+        One (GPUs, cores, memory in GB) per CPU socket; each becomes a device group.
+    device_type : str
+        The kind of its GPUs.
+    pcie_gbps, socket_gbps : float
+        Bandwidth of the PCIe bus under each socket, and between sockets.
+
+    Raises
+    ------
+    InputError
+        Without sockets, with negative amounts, or with a bandwidth that is not positive.
+    """
+
+    name: str
+    sockets: tuple[tuple[float, float, float], ...]
+    device_type: str = "v100"
+    pcie_gbps: float = 128.0
+    socket_gbps: float = 300.0
+
+    def __post_init__(self) -> None:
+        if not self.sockets or any(len(socket) != 3 or min(socket) < 0 for socket in self.sockets):
+            raise InputError(
+                f"server '{self.name}' has sockets {self.sockets}; expected one (GPUs, cores, memory in GB) or more."
+            )
+        for key in ("pcie_gbps", "socket_gbps"):
+            if not getattr(self, key) > 0:
+                raise InputError(f"server '{self.name}' has {key} = {getattr(self, key)}; expected more than 0.")
+
+    @property
+    def gpus(self) -> float:
+        """GPUs of the whole machine."""
+        return sum(socket[0] for socket in self.sockets)
+
+
+Servers = Server | Sequence[tuple[float, Server]]
+"""One architecture for all machines, or a mix of (share, architecture)."""
+
+DEFAULT: Final = Server("4gpu", sockets=((2, 8, 128), (2, 8, 128)))
+"""Two sockets of 8 cores and 2 GPUs, PCIe 128 Gbps, 300 Gbps between sockets [1]_.
+
+The text gives no memory; 128 GB per socket is ours.
+
+.. [1] Zhao and Wu, "Large-scale machine learning cluster scheduling via multi-agent graph RL", sec. VI-A.
+"""
+
+ARCHITECTURES: Final = {
+    server.name: server
+    for server in (
+        DEFAULT,
+        Server("dgx1", sockets=((4, 16, 256), (4, 16, 256))),  # [1] VI-C (i)
+        Server("uneven", sockets=((4, 16, 128), (2, 8, 128))),  # [1] VI-C (ii)
+        Server("2gpu", sockets=((2, 8, 128),)),  # [1] VI-C (iii), the smallest kind
+        # AWS g4dn.12xlarge: 4 T4, 48 vCPU, 192 GB, PCIe about 15 GB/s ([1] VII)
+        Server("g4dn.12xlarge", sockets=((2, 24, 96), (2, 24, 96)), device_type="t4", pcie_gbps=120),
+        # DL2's testbed: one E5-1660 v4 (8 cores), two GTX 1080 Ti, 48 GB; its simulator counts the same
+        Server("dl2", sockets=((2, 8, 48),), device_type="gtx1080ti"),
+        # Gavel's simulator: 4 GPUs of one type per server, no sockets
+        Server("gavel-v100", sockets=((4, 16, 256),), device_type="v100"),
+        Server("gavel-p100", sockets=((4, 16, 256),), device_type="p100"),
+        Server("gavel-k80", sockets=((4, 16, 256),), device_type="k80"),
+    )
+}
+"""The architectures by name."""
+
+
+def server(name: str) -> Server:
+    """Return the architecture of that name.
+
+    Raises
+    ------
+    InputError
+        If there is none; the message names the nearest.
+    """
+    if name not in ARCHITECTURES:
+        raise unknown("server", name, ARCHITECTURES)
+    return ARCHITECTURES[name]
+
+
+def assign(n_machines: int, servers: Servers) -> tuple[tuple[Server, ...], Ints]:
+    """Return the architectures, and which of them each machine has, (M,).
+
+    Every stretch of machines holds the mix in proportion: the next machine is of the kind that lags furthest
+    behind its share, the first one in a tie.
+
+    Raises
+    ------
+    InputError
+        If the mix is empty or a share is not positive.
+
+    Examples
+    --------
+    >>> assign(5, [(0.2, server("2gpu")), (0.4, DEFAULT), (0.4, server("dgx1"))])[1].tolist()
+    [1, 2, 0, 1, 2]
+    """
+    if isinstance(servers, Server):
+        return (servers,), np.zeros(n_machines, np.int32)
+    shares = np.array([share for share, _ in servers], dtype=np.float64)
+    if not len(shares) or not (shares > 0).all() or not np.isfinite(shares).all():
+        raise InputError(f"a mix of servers has shares {shares.tolist()}; expected one or more, each above 0.")
+    shares /= shares.sum()
+    lag = np.zeros(len(shares))
+    kind = np.empty(n_machines, np.int32)
+    for machine in range(n_machines):
+        lag += shares
+        kind[machine] = np.argmax(lag.round(9))
+        lag[kind[machine]] -= 1
+    return tuple(kind_of for _, kind_of in servers), kind
+
+
+def assemble(
+    name: str,
+    *,
+    kinds: tuple[Server, ...],
+    kind: Ints,
+    partition: Ints,
+    machines: tuple[str, ...] | None = None,
+    network: Network | None = None,
+) -> Cluster:
+    """Return the cluster of these machines.
+
+    Parameters
+    ----------
+    name : str
+        What made it.
+    kinds, kind : tuple, array
+        The architectures, and (M,) which of them each machine has.
+    partition : array
+        (M,) the pod of each machine.
+    machines : tuple of str, optional
+        (M,) names; by default m0, m1, ...
+    network : Network, optional
+        The links between them; without, the network costs nothing.
+    """
+    n_sockets = np.array([len(server.sockets) for server in kinds], dtype=np.int32)[kind]
+    machine = np.repeat(np.arange(len(kind), dtype=np.int32), n_sockets)
+    socket = np.arange(len(machine)) - np.repeat(np.cumsum(n_sockets) - n_sockets, n_sockets)
+    types = tuple(dict.fromkeys(server.device_type for server in kinds))
+    type_of = np.array([types.index(server.device_type) for server in kinds], dtype=np.int32)
+    return Cluster(
+        name=name,
+        machines=machines or tuple(f"m{i}" for i in range(len(kind))),
+        device_types=types,
+        group_machine=machine,
+        group_type=type_of[kind[machine]],
+        capacity=_offers(kinds)[kind[machine], socket],
+        group_pcie_gbps=np.array([server.pcie_gbps for server in kinds], dtype=np.float64)[kind[machine]],
+        machine_socket_gbps=np.array([server.socket_gbps for server in kinds], dtype=np.float64)[kind],
+        partition=partition.astype(np.int32),
+        network=network,
+    )
+
+
+def _offers(kinds: tuple[Server, ...]) -> Floats:
+    """Return what socket s of architecture k offers, (K, S, R)."""
+    offers = np.zeros((len(kinds), max(len(server.sockets) for server in kinds), 3))
+    for k, kind in enumerate(kinds):
+        offers[k, : len(kind.sockets)] = kind.sockets
+    return offers

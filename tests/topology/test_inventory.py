@@ -1,0 +1,102 @@
+"""Inventories: hosts of a testbed from TOML, and every fault told at once."""
+
+from __future__ import annotations
+
+import pytest
+
+from labkit.core.errors import InputError
+from labkit.topology import build, from_inventory
+
+GOOD = """
+[ssh]
+user = "lab"
+
+[[hosts]]
+name = "alpha"
+gpus = 3
+cpus = 16
+memory_gb = 64
+device_type = "t4"
+sockets = 2
+link_gbps = 25
+
+[[hosts]]
+name = "beta"
+gpus = 0
+cpus = 4
+memory_gb = 8
+device_type = "none"
+"""
+
+BAD = """
+colour = "red"
+
+[[hosts]]
+name = "alpha"
+gpu = 3
+gpus = -1
+cpus = "many"
+memory_gb = 64
+
+[[hosts]]
+name = "alpha"
+gpus = 1
+cpus = 4
+link_gbps = 0
+memory_gb = nan
+"""
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(text):
+        path = tmp_path / "lab.toml"
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return path
+
+    return write
+
+
+def test_hosts_become_machines_on_one_switch(write):
+    cluster = from_inventory(write(GOOD))
+    assert (cluster.name, cluster.machines, cluster.device_types) == ("lab", ("alpha", "beta"), ("t4", "none"))
+    assert cluster.capacity.tolist() == [[2, 8, 32], [1, 8, 32], [0, 4, 8]]
+    assert cluster.network.link_gbps.tolist() == [25, 25, 10, 10]
+    assert build(str(write(GOOD))).n_gpus == 3
+
+
+def test_every_fault_is_told_with_its_key_and_what_was_expected(write):
+    with pytest.raises(InputError) as error:
+        from_inventory(write(BAD))
+    for part in [
+        "8 faults",
+        "unknown table or key 'colour'; expected [[hosts]] and [ssh]",
+        "host 1 (alpha): unknown key 'gpu'; did you mean 'gpus'?",
+        "host 1 (alpha): gpus is -1; expected greater than or equal to 0",
+        "host 1 (alpha): cpus is 'many'; expected a valid number",
+        "host 2 (alpha): link_gbps is 0; expected greater than 0",
+        "host 2: memory_gb is nan; expected a finite number",
+        "host name 'alpha' occurs 2 times",
+    ]:
+        assert part in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "it has no hosts"),
+        ("hosts = 3", "it has no hosts"),
+        ("hosts = [3]", "host 1: entry is 3; expected"),
+        ("[[hosts]", "is not TOML"),
+        (b"\x80\x00\xff", "is not TOML"),
+        ("[[hosts]]\ngpus = 1\ncpus = 1\nmemory_gb = 1", "host 1: name is missing"),
+    ],
+)
+def test_files_that_are_no_inventory_are_refused(write, text, message):
+    with pytest.raises(InputError, match=message):
+        from_inventory(write(text))
+
+
+def test_a_missing_file_is_told(tmp_path):
+    with pytest.raises(InputError, match="No such file"):
+        build(str(tmp_path / "none.toml"))
