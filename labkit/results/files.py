@@ -1,0 +1,139 @@
+"""The files of a run: each is written under another name, synced and renamed, and read with errors that name it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from labkit.core.cluster import Cluster
+from labkit.core.errors import InputError
+from labkit.core.events import Events
+from labkit.core.jobs import Jobs
+from labkit.results.record import RunInfo, State
+from labkit.results.table import from_arrow, to_arrow
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
+NAME_KEY = b"labkit.name"
+
+
+def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
+    """Let `write` fill a temporary file beside `path`, sync it, and rename it to `path`."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        write(temporary)
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a whole text file or nothing."""
+    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def write_events(path: Path, rows: Events) -> None:
+    """Write one part of the event table."""
+    import pyarrow.parquet as pq
+
+    table = to_arrow(rows)
+    write_atomically(path, lambda temporary: pq.write_table(table, temporary, compression="zstd"))
+
+
+def read_events(path: Path) -> Events:
+    """Read one part of the event table."""
+    return from_arrow(_read_table(path), source=str(path))
+
+
+def write_frame(path: Path, frame: pd.DataFrame, *, name: str) -> None:
+    """Write a table together with a name of what it holds."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pa.Table.from_pandas(frame, preserve_index=False)
+    named = table.replace_schema_metadata({**(table.schema.metadata or {}), NAME_KEY: name.encode()})
+    write_atomically(path, lambda temporary: pq.write_table(named, temporary, compression="zstd"))
+
+
+def read_jobs(path: Path) -> Jobs:
+    """Read the jobs of a run."""
+    table = _read_table(path)
+    name = (table.schema.metadata or {}).get(NAME_KEY, b"jobs").decode()
+    return Jobs.from_frame(table.to_pandas(), name=name)
+
+
+def write_info(path: Path, info: RunInfo) -> None:
+    """Write the row of a run; what JSON cannot hold is written as its text."""
+    row = asdict(info) | {"wall_s": None if np.isnan(info.wall_s) else info.wall_s}
+    write_text(path, json.dumps(row, indent=1, default=str, ensure_ascii=False) + "\n")
+
+
+def read_info(path: Path) -> RunInfo:
+    """Read the row of a run; entries of a newer labkit are left out."""
+    row = _read_json(path)
+    known = {field.name for field in fields(RunInfo)}
+    given = {key: value for key, value in row.items() if key in known}
+    try:
+        given["state"] = State(row.get("state", "done"))
+        given["wall_s"] = float("nan") if row.get("wall_s") is None else float(row["wall_s"])
+        return RunInfo(**given)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{path} does not describe a run: {error}.") from error
+
+
+def write_cluster(path: Path, cluster: Cluster) -> None:
+    """Write a cluster without its network."""
+    columns = {field.name: getattr(cluster, field.name) for field in fields(Cluster) if field.name != "network"}
+    plain = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in columns.items()}
+    write_text(path, json.dumps(plain, ensure_ascii=False) + "\n")
+
+
+def read_cluster(path: Path) -> Cluster:
+    """Read the cluster of a run, without its network."""
+    row = _read_json(path)
+    types: dict[str, Any] = {"group_machine": np.int32, "group_type": np.int32, "partition": np.int32}
+    types |= dict.fromkeys(("capacity", "group_pcie_gbps", "machine_socket_gbps"), np.float64)
+    try:
+        arrays: dict[str, Any] = {name: np.array(row[name], dtype=dtype) for name, dtype in types.items()}
+        return Cluster(
+            name=str(row["name"]), machines=tuple(row["machines"]), device_types=tuple(row["device_types"]), **arrays
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{path} does not describe a cluster: {error!r}.") from error
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        row = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"{path} is missing; the folder is not a whole run.") from None
+    except ValueError as error:
+        raise InputError(f"{path} is not JSON ({error}); the run cannot be read.") from error
+    if not isinstance(row, dict):
+        raise InputError(f"{path} holds a {type(row).__name__}; expected an object.")
+    return row
+
+
+def _read_table(path: Path) -> pa.Table:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return pq.read_table(path)
+    except FileNotFoundError:
+        raise InputError(f"{path} is missing; the folder is not a whole run.") from None
+    except (pa.ArrowException, OSError) as error:
+        raise InputError(
+            f"{path} cannot be read as Parquet ({str(error).splitlines()[0]}); it is cut short or damaged. "
+            "Take it from a copy, or run again."
+        ) from error

@@ -1,0 +1,209 @@
+"""Who held what from when to when: Gantt intervals, utilisation, heat-map, and how each job spent its time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from labkit.core.cluster import Cluster
+from labkit.core.events import Events, Kind, Role
+from labkit.core.jobs import Jobs
+from labkit.core.resources import GPUS, Bools, Floats, Ints
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_GIVE_BACK = (Kind.PREEMPTED, Kind.COMPLETED, Kind.FAILED)
+_WAITS = (Kind.ARRIVED, Kind.PREEMPTED, Kind.FAILED)
+_TRAINS = (Kind.STARTED, Kind.RESCALED)
+_MARKS = (Kind.ARRIVED, Kind.PLACED, *_TRAINS, Kind.PAUSED, *_GIVE_BACK)
+
+WAITING, OVERHEAD, TRAINING, OVER = range(4)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Holdings:
+    """The tasks that jobs held: P rows in order of the log, each from `start_s` to `end_s`.
+
+    Attributes
+    ----------
+    job, role, group : array
+        (P,) whose tasks, which role, where.
+    count, gpus : array
+        (P,) tasks, and the GPUs they hold.
+    start_s, end_s : array
+        (P,) seconds; tasks still held when the log ends, end with it.
+    """
+
+    job: Ints
+    role: NDArray[np.int8]
+    group: Ints
+    count: Floats
+    gpus: Floats
+    start_s: Floats
+    end_s: Floats
+
+    @property
+    def gpu_s(self) -> Floats:
+        """GPU-seconds of each row, (P,)."""
+        return self.gpus * (self.end_s - self.start_s)
+
+
+def is_kind(rows: Events, *kinds: Kind) -> Bools:
+    """Return which events are of some kinds, (E,)."""
+    wanted = np.zeros(len(Kind) + 1, dtype=np.bool_)
+    wanted[list(kinds)] = True
+    found: Bools = wanted[rows["kind"]]
+    return found
+
+
+def by_job(rows: Events, chosen: Bools) -> NDArray[np.intp]:
+    """Return the indices of the chosen events, job after job, each job's in order of the log."""
+    index = np.flatnonzero(chosen)
+    return index[np.argsort(rows["job"][index], kind="stable")]
+
+
+def end_s(rows: Events) -> float:
+    """Return the time of the last event, 0 without any."""
+    return float(rows["time_s"].max()) if len(rows) else 0.0
+
+
+def holdings(rows: Events, jobs: Jobs) -> Holdings:
+    """Return who held what from when to when.
+
+    The rows of a placement come together in the log and replace the job's earlier ones; PREEMPTED, COMPLETED and
+    FAILED give everything back.
+    """
+    job, time_s = rows["job"], rows["time_s"]
+    placed = is_kind(rows, Kind.PLACED)
+    begins = placed.copy()  # the first row of each placement
+    begins[1:] &= ~(placed[:-1] & (job[1:] == job[:-1]) & (time_s[1:] == time_s[:-1]))
+    marks = by_job(rows, begins | is_kind(rows, *_GIVE_BACK))
+    until = np.full(len(marks), end_s(rows))
+    same_job = job[marks[1:]] == job[marks[:-1]]
+    until[:-1][same_job] = time_s[marks[1:]][same_job]
+    until_of = np.zeros(len(rows))
+    until_of[marks] = until
+    last = until_of[begins][np.cumsum(begins) - 1][placed] if placed.any() else until_of[placed]
+    task = rows[placed]
+    demand = np.stack([jobs.worker_demand[:, GPUS], jobs.ps_demand[:, GPUS]])
+    return Holdings(
+        job=task["job"],
+        role=task["role"],
+        group=task["group"],
+        count=task["value"],
+        gpus=task["value"] * demand[task["role"], task["job"]],
+        start_s=task["time_s"],
+        end_s=last,
+    )
+
+
+def gantt(rows: Events, jobs: Jobs, cluster: Cluster) -> pd.DataFrame:
+    """Return a row per task group that was held: job, id, role, machine, group, count, gpus, start_s, end_s."""
+    import pandas as pd
+
+    held = holdings(rows, jobs)
+    names = np.array([role.name.lower() for role in Role], dtype=object)
+    return pd.DataFrame(
+        {
+            "job": held.job,
+            "id": jobs.id[held.job].astype(str),
+            "role": names[held.role].astype(str),
+            "machine": np.array(cluster.machines, dtype=object)[cluster.group_machine[held.group]].astype(str),
+            "group": held.group,
+            "count": held.count,
+            "gpus": held.gpus,
+            "start_s": held.start_s,
+            "end_s": held.end_s,
+        }
+    )
+
+
+def utilisation(rows: Events, jobs: Jobs, cluster: Cluster) -> pd.DataFrame:
+    """Return GPUs held over time, a step function: from time_s on, `gpus` are held, `fraction` of those built.
+
+    Machines that failed count as built: what they take away shows as idle.
+    """
+    import pandas as pd
+
+    held = holdings(rows, jobs)
+    times = np.concatenate([[0.0], held.start_s, held.end_s, [end_s(rows)]])
+    change = np.concatenate([[0.0], held.gpus, -held.gpus, [0.0]])
+    moment, which = np.unique(times, return_inverse=True)
+    gpus = np.cumsum(np.bincount(which, change, len(moment)))
+    gpus = np.where(np.abs(gpus) < 1e-9, 0.0, gpus)
+    return pd.DataFrame({"time_s": moment, "gpus": gpus, "fraction": gpus / max(cluster.n_gpus, 1)})
+
+
+def heat_map(rows: Events, jobs: Jobs, cluster: Cluster, *, n_bins: int = 60) -> pd.DataFrame:
+    """Return the mean GPUs held per machine and time bin: machine, bin, start_s, end_s, gpus, fraction.
+
+    M * n_bins rows, machine after machine. A machine without GPUs has fraction 0.
+    """
+    import pandas as pd
+
+    held = holdings(rows, jobs)
+    edges = np.linspace(0.0, max(end_s(rows), 1e-9), n_bins + 1)
+    machine = cluster.group_machine[held.group].astype(np.int64)
+    held_gpu_s = _ramps(machine, held.start_s, held.gpus, edges, cluster.n_machines)
+    held_gpu_s -= _ramps(machine, held.end_s, held.gpus, edges, cluster.n_machines)
+    gpus = np.maximum(held_gpu_s / (edges[1] - edges[0]), 0.0)
+    built = np.bincount(cluster.group_machine, cluster.capacity[:, GPUS], cluster.n_machines)
+    fraction = gpus / np.where(built > 0, built, np.inf)[:, None]
+    return pd.DataFrame(
+        {
+            "machine": np.repeat(np.array(cluster.machines, dtype=object).astype(str), n_bins),
+            "bin": np.tile(np.arange(n_bins), cluster.n_machines),
+            "start_s": np.tile(edges[:-1], cluster.n_machines),
+            "end_s": np.tile(edges[1:], cluster.n_machines),
+            "gpus": gpus.ravel(),
+            "fraction": fraction.ravel(),
+        }
+    )
+
+
+def _ramps(machine: NDArray[np.int64], from_s: Floats, rate: Floats, edges: Floats, n_machines: int) -> Floats:
+    """Return the area per bin, (M, B), under steps of height `rate` that begin at `from_s` and never end."""
+    n_bins, width = len(edges) - 1, edges[1] - edges[0]
+    bin_of = np.clip(((from_s - edges[0]) / width).astype(np.int64), 0, n_bins - 1)
+    cell = machine * n_bins + bin_of
+    first = np.bincount(cell, rate * (edges[bin_of + 1] - from_s), n_machines * n_bins).reshape(n_machines, n_bins)
+    steps = np.bincount(cell, rate, n_machines * n_bins).reshape(n_machines, n_bins)
+    full = np.cumsum(steps, axis=1) - steps  # bins after the one in which the step begins
+    area: Floats = first + full * width
+    return area
+
+
+def time_split(rows: Events, jobs: Jobs) -> pd.DataFrame:
+    """Return how each job spent its time: job, waiting_s, overhead_s, training_s.
+
+    Waiting: it holds no tasks. Overhead: it holds tasks and makes no progress (start, checkpoint, move, restart).
+    Training: it holds tasks and progresses. Time after the last event of the log does not count.
+    """
+    import pandas as pd
+
+    marks = by_job(rows, is_kind(rows, *_MARKS))
+    job, kind, time_s = rows["job"][marks], rows["kind"][marks], rows["time_s"][marks]
+    before = np.concatenate([[-1], kind[:-1]])
+    first = np.concatenate([[True], job[1:] != job[:-1]]) if len(job) else np.zeros(0, np.bool_)
+    placed_anew = (kind == Kind.PLACED) & ~(np.isin(before, _WAITS) | first)  # trains on until it is paused
+    job, kind, time_s = job[~placed_anew], kind[~placed_anew], time_s[~placed_anew]
+    state = _state_after()[kind]
+    until = np.full(len(job), end_s(rows))
+    same_job = job[1:] == job[:-1]
+    until[:-1][same_job] = time_s[1:][same_job]
+    spent = np.bincount(job * 4 + state, until - time_s, 4 * len(jobs)).reshape(-1, 4)
+    columns = {"waiting_s": WAITING, "overhead_s": OVERHEAD, "training_s": TRAINING}
+    return pd.DataFrame({"job": np.arange(len(jobs))} | {name: spent[:, axis] for name, axis in columns.items()})
+
+
+def _state_after() -> NDArray[np.int64]:
+    """Return what a job does after each kind of event, indexed by kind."""
+    state = np.full(len(Kind), OVERHEAD)
+    state[list(_WAITS)] = WAITING
+    state[list(_TRAINS)] = TRAINING
+    state[Kind.COMPLETED] = OVER
+    return state

@@ -1,0 +1,112 @@
+"""The record of a run: what was asked (one row), the jobs, the cluster, and all that happened."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from labkit.core.cluster import Cluster
+from labkit.core.events import Events, to_frame
+from labkit.core.jobs import Jobs
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+class State(StrEnum):
+    """How far a run has come."""
+
+    RUNNING = "running"
+    DONE = "done"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunInfo:
+    """The row of a run in the table of runs: everything that is needed to do it again.
+
+    Attributes
+    ----------
+    run : str
+        Its id, also the name of its folder: letters, digits, '.', '_' and '-'.
+    scheduler, backend, cluster, trace : str
+        What was simulated or deployed, by name.
+    seed : int
+        Of the run's generator.
+    config : mapping
+        All other options; anything that JSON can hold.
+    commit : str
+        Of labkit's repository, with "+" behind it where files had been changed.
+    versions : mapping
+        Package -> version.
+    host, command, started : str
+        Where it ran, what was typed, and when (ISO 8601).
+    state : State
+        How far it has come.
+    wall_s : float
+        Seconds that it took on the wall's clock; NaN: not known.
+    """
+
+    run: str
+    scheduler: str
+    backend: str = "simulator"
+    cluster: str = ""
+    trace: str = ""
+    seed: int = 0
+    config: Mapping[str, Any] = field(default_factory=dict)
+    commit: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    host: str = ""
+    command: str = ""
+    started: str = ""
+    state: State = State.DONE
+    wall_s: float = float("nan")
+
+
+@dataclass(frozen=True, eq=False)
+class RunRecord:
+    """A run as it can be plotted, compared and replayed; simulated and deployed runs look the same."""
+
+    info: RunInfo
+    jobs: Jobs
+    cluster: Cluster
+    events: Events
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """One row per job: `labkit.results.metrics.job_table`."""
+        from labkit.results.metrics import job_table
+
+        return job_table(self.events, self.jobs)
+
+    @cached_property
+    def summary(self) -> dict[str, float]:
+        """The run in a dozen numbers: `labkit.results.metrics.summary`."""
+        from labkit.results.metrics import summary
+
+        return summary(self.events, self.jobs, self.cluster)
+
+    def frame(self) -> pd.DataFrame:
+        """Return the events with a column `run` in front, ready to be laid over those of other runs."""
+        frame = to_frame(self.events)
+        frame.insert(0, "run", self.info.run)
+        return frame
+
+
+def labels(records: Sequence[RunRecord]) -> list[str]:
+    """Return a short name for each run: its scheduler, with what tells it apart where several runs share one."""
+    names = [record.info.scheduler for record in records]
+    for tell in (lambda info: f"seed {info.seed}", lambda info: info.backend, lambda info: info.run):
+        twice = {name for name, n in Counter(names).items() if n > 1}
+        told = [
+            f"{record.info.scheduler} ({tell(record.info)})" if name in twice else name
+            for name, record in zip(names, records, strict=True)
+        ]
+        if len(set(told)) == len(told):
+            return told
+    return told if records else []

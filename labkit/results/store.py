@@ -1,0 +1,178 @@
+"""Runs on disk: a folder each, written so that a crash loses at most the last second.
+
+`runs/<id>/` holds `run.json` (what was asked), `jobs.parquet`, `cluster.json`, and the events in numbered parts
+`events-00000.parquet`, ... Every file is written under another name, synced and renamed: it is whole, or not there.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from labkit.core.cluster import Cluster
+from labkit.core.errors import InputError, unknown
+from labkit.core.events import EventLog, Events, events
+from labkit.core.jobs import Jobs
+from labkit.results import files
+from labkit.results.record import RunInfo, RunRecord, State
+
+FLUSH_S = 1.0
+RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]*")
+PART = re.compile(r"events-(\d{5,})\.parquet")
+
+
+class RunWriter:
+    """Writes a run while it goes on; use it in a `with`, and append what happens.
+
+    Leaving the block marks the run as done, or as stopped (keyboard interrupt) or failed (any other exception).
+
+    Attributes
+    ----------
+    folder : Path
+        `runs/<id>`.
+    info : RunInfo
+        As it stands in `run.json`.
+    """
+
+    def __init__(self, folder: Path, info: RunInfo, *, first_part: int, clock: Callable[[], float]) -> None:
+        self.folder, self.info = folder, info
+        self._clock, self._n_parts, self._pending = clock, first_part, EventLog()
+        self._began_s = self._flushed_s = clock()
+
+    @classmethod
+    def create(
+        cls,
+        root: Path | str,
+        *,
+        info: RunInfo,
+        jobs: Jobs,
+        cluster: Cluster,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> Self:
+        """Make the folder `root/<info.run>` and begin to write.
+
+        Raises
+        ------
+        InputError
+            If the id cannot be a file name, or the folder is already there.
+        """
+        if not RUN_ID.fullmatch(info.run):
+            raise InputError(f"run id '{info.run}' cannot name a folder; use letters, digits, '.', '_', '+' and '-'.")
+        folder = Path(root) / info.run
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            raise InputError(
+                f"run '{info.run}' is already in {root}; take another id (labkit.results.free_id finds one), "
+                "or go on with it: RunWriter.attach."
+            ) from None
+        files.write_frame(folder / "jobs.parquet", jobs.to_frame(), name=jobs.name)
+        files.write_cluster(folder / "cluster.json", cluster)
+        writer = cls(folder, info, first_part=0, clock=clock)
+        writer._mark(State.RUNNING)
+        return writer
+
+    @classmethod
+    def attach(cls, folder: Path | str, *, clock: Callable[[], float] = time.monotonic) -> Self:
+        """Go on with a run that was stopped or whose writer died; its events so far: `load(folder)`."""
+        path = Path(folder)
+        info = files.read_info(path / "run.json")
+        writer = cls(path, info, first_part=len(_parts(path)), clock=clock)
+        writer._mark(State.RUNNING)
+        return writer
+
+    def append(self, batch: Events) -> None:
+        """Take note of events; they reach the disk at most a second later, when more is appended."""
+        self._pending.append(batch)
+        if self._clock() - self._flushed_s >= FLUSH_S:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what was appended since the last time."""
+        if len(self._pending):
+            files.write_events(self.folder / f"events-{self._n_parts:05d}.parquet", self._pending.rows)
+            self._n_parts += 1
+            self._pending = EventLog()
+        self._flushed_s = self._clock()
+
+    def close(self, state: State = State.DONE) -> None:
+        """Write the rest and say how the run ended."""
+        self.flush()
+        before_s = 0.0 if np.isnan(self.info.wall_s) else self.info.wall_s
+        self.info = replace(self.info, wall_s=before_s + self._clock() - self._began_s)
+        self._mark(state)
+
+    def _mark(self, state: State) -> None:
+        self.info = replace(self.info, state=state)
+        files.write_info(self.folder / "run.json", self.info)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.close(State.STOPPED if issubclass(kind, KeyboardInterrupt) else State.FAILED)
+
+
+def load(path: Path | str, *, root: Path | str = "runs") -> RunRecord:
+    """Read a run, finished or not: a folder, or an id under `root`.
+
+    Raises
+    ------
+    InputError
+        If there is no such run ("Did you mean ...?"), or a file of it is missing, cut short or not labkit's.
+    """
+    folder = _find(Path(path), Path(root))
+    parts = [files.read_events(part) for part in _parts(folder)]
+    return RunRecord(
+        info=files.read_info(folder / "run.json"),
+        jobs=files.read_jobs(folder / "jobs.parquet"),
+        cluster=files.read_cluster(folder / "cluster.json"),
+        events=np.concatenate([events(), *parts]),
+    )
+
+
+def known_runs(root: Path | str = "runs") -> list[str]:
+    """Return the ids of the runs under a folder, sorted."""
+    return sorted(path.parent.name for path in Path(root).glob("*/run.json"))
+
+
+def free_id(root: Path | str, stem: str) -> str:
+    """Return `stem`, or `stem-2`, `stem-3`, ...: the first that names no run under `root`."""
+    taken = {path.name for path in Path(root).glob(f"{stem}*")}
+    numbered: Iterable[str] = (f"{stem}-{n}" for n in range(2, len(taken) + 3))
+    return next(name for name in (stem, *numbered) if name not in taken)
+
+
+def _find(path: Path, root: Path) -> Path:
+    for folder in (path, root / path):
+        if (folder / "run.json").is_file():
+            return folder
+    parent = path.parent if path.parent.name else root
+    known = known_runs(parent)
+    if not known:
+        raise InputError(f"no run '{path}': there are no runs in {parent}; begin one with 'labkit compare'.")
+    raise unknown("run", path.name, known)
+
+
+def _parts(folder: Path) -> list[Path]:
+    """Return the event parts in order; what is under any other name was never finished."""
+    found = {int(match[1]): path for path in folder.iterdir() if (match := PART.fullmatch(path.name))}
+    missing = sorted(set(range(max(found, default=-1) + 1)) - set(found))
+    if missing:
+        raise InputError(
+            f"{folder / f'events-{missing[0]:05d}.parquet'} is missing, though later parts are there; "
+            "the run cannot be read without it."
+        )
+    return [found[number] for number in sorted(found)]

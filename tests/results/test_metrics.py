@@ -1,0 +1,203 @@
+"""Metrics against numbers computed by hand, and against a slow twin that walks the log."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose
+
+from labkit.core.errors import InputError
+from labkit.core.events import Events, Kind, events
+from labkit.core.jobs import Jobs
+from labkit.core.resources import GPUS
+from labkit.results import (
+    RunInfo,
+    RunRecord,
+    compare,
+    finish_time_fairness,
+    gantt,
+    heat_map,
+    jain_index,
+    jct_cdf,
+    job_table,
+    summary,
+    time_split,
+    utilisation,
+)
+
+from .logs import TWO_MACHINES, by_hand, random_log, three_jobs
+
+
+def test_job_table_by_hand():
+    table = job_table(by_hand(), three_jobs()).set_index("id")
+    assert table.loc["a", ["jct_s", "queueing_s", "gpu_s", "stretch"]].tolist() == [40, 5, 3 * 20 + 2 * 20, 2]
+    assert table.loc["b", ["jct_s", "queueing_s", "gpu_s", "stretch"]].tolist() == [50, 10, 4 * 10 + 4 * 20, 2]
+    assert table.loc["c", ["queueing_s", "gpu_s"]].tolist() == [35, 5]
+    assert table.loc["c", ["completion_s", "jct_s", "stretch"]].isna().all()
+    assert table[["n_preemptions", "n_failures", "n_rescales"]].to_numpy().tolist() == [[0, 0, 1], [1, 0, 0], [0, 1, 0]]
+
+
+def test_time_split_by_hand():
+    split = time_split(by_hand(), three_jobs())
+    assert split["waiting_s"].tolist() == [0, 10 + 10, 35 + 5]
+    assert split["overhead_s"].tolist() == [5 + 2, 4, 0]
+    assert split["training_s"].tolist() == [15 + 18, 10 + 16, 5]
+
+
+def test_summary_by_hand():
+    found = summary(by_hand(), three_jobs(), TWO_MACHINES)
+    expected = {
+        "n_jobs": 3,
+        "n_unfinished": 1,
+        "mean_jct_s": 45.0,
+        "median_jct_s": 45.0,
+        "p95_jct_s": 49.5,
+        "makespan_s": 60.0,
+        "mean_queueing_s": 50 / 3,
+        "utilisation": 225 / (8 * 60),
+        "mean_stretch": 2.0,
+        "overhead": 11 / (11 + 64),
+        # a asked 3 GPUs beside 2.375 jobs on average: its share covers that; b asked 4 beside 2.5: 4 * 2.5 / 8 = 1.25
+        "mean_rho": (40 / 20 + 50 / (25 * 1.25)) / 2,
+        "max_rho": 2.0,
+        "jain_index": 1.0,
+        "n_preemptions": 1,
+        "n_rescales": 1,
+        "n_failures": 1,
+        "n_decisions": 2,
+    }
+    assert found == pytest.approx(expected)
+
+
+def test_utilisation_by_hand():
+    steps = utilisation(by_hand(), three_jobs(), TWO_MACHINES)
+    assert steps["time_s"].tolist() == [0, 20, 30, 40, 50, 55, 60]
+    assert steps["gpus"].tolist() == [3, 6, 2, 4, 5, 4, 0]
+    assert steps["fraction"].iloc[1] == 6 / 8
+
+
+def test_heat_map_by_hand():
+    cells = heat_map(by_hand(), three_jobs(), TWO_MACHINES, n_bins=3)
+    found = cells.pivot_table(index="machine", columns="bin", values="gpus").to_numpy()
+    assert_allclose(found, [[2, 2, 4], [1, 2, 0.25]])
+    assert cells["fraction"].max() == 1
+
+
+def test_gantt_by_hand():
+    bars = gantt(by_hand(), three_jobs(), TWO_MACHINES)
+    assert len(bars) == 7
+    first = bars.iloc[0]
+    assert first[["id", "role", "machine", "gpus", "start_s", "end_s"]].tolist() == ["a", "worker", "m0", 2, 0, 20]
+    assert bars[bars["role"] == "ps"]["gpus"].tolist() == [0]
+    assert bars[bars["id"] == "c"]["end_s"].tolist() == [55, 55]
+
+
+def test_a_run_cut_short_counts_what_is_held_until_the_last_event():
+    rows = by_hand()
+    found = summary(rows[rows["time_s"] <= 22], three_jobs(), TWO_MACHINES)
+    assert found["n_unfinished"] == 3
+    assert np.isnan(found["mean_jct_s"])
+    assert np.isnan(found["makespan_s"])
+    assert found["utilisation"] == pytest.approx((3 * 20 + 6 * 2) / (8 * 22))
+
+
+def test_an_empty_log_has_no_jobs_and_no_numbers():
+    found = summary(events(), three_jobs(), TWO_MACHINES)
+    assert found["n_jobs"] == 0
+    assert np.isnan(found["mean_jct_s"])
+    assert gantt(events(), three_jobs(), TWO_MACHINES).empty
+    assert utilisation(events(), three_jobs(), TWO_MACHINES)["gpus"].tolist() == [0]
+    assert heat_map(events(), three_jobs(), TWO_MACHINES)["gpus"].sum() == 0
+
+
+def test_jct_cdf_of_unfinished_jobs_ends_below_one():
+    curve = jct_cdf({"fifo": job_table(by_hand(), three_jobs())})
+    assert curve["jct_s"].tolist() == [40, 50]
+    assert_allclose(curve["fraction"], [1 / 3, 2 / 3])
+
+
+def test_finish_time_fairness_matches_jobs_by_id_as_gavel_defines_it():
+    table = pd.DataFrame({"id": ["a", "b", "c"], "jct_s": [40.0, 50.0, np.nan]})
+    isolated = pd.DataFrame({"id": ["c", "b", "a"], "jct_s": [1.0, 25.0, 80.0]})
+    found = finish_time_fairness(table, isolated)
+    assert found["id"].tolist() == ["a", "b"]
+    assert found["rho"].tolist() == [0.5, 2.0]
+    with pytest.raises(InputError, match="no job is complete in both runs"):
+        finish_time_fairness(table, isolated.assign(id=["x", "y", "z"]))
+
+
+def test_jain_index_of_one_job_in_n_is_one_over_n():
+    assert jain_index(np.array([0.0, 0.0, 0.0, 7.0])) == pytest.approx(0.25)
+    assert np.isnan(jain_index(np.array([np.nan])))
+
+
+def test_compare_names_runs_of_one_scheduler_by_what_tells_them_apart():
+    def record(scheduler: str, *, seed: int, run: str) -> RunRecord:
+        return RunRecord(RunInfo(run=run, scheduler=scheduler, seed=seed), three_jobs(), TWO_MACHINES, by_hand())
+
+    runs = [record("fifo", seed=0, run="r0"), record("drf", seed=1, run="r1"), record("drf", seed=2, run="r2")]
+    assert compare(runs)["label"].tolist() == ["fifo", "drf (seed 1)", "drf (seed 2)"]
+    twice = [record("drf", seed=1, run="x"), record("drf", seed=1, run="y")]
+    assert compare(twice)["label"].tolist() == ["drf (x)", "drf (y)"]
+    assert compare(runs)["mean_jct_s"].tolist() == [45, 45, 45]
+
+
+def walked_gpu_s(rows: Events, jobs: Jobs) -> dict[int, float]:
+    """GPU-seconds of each job, event by event."""
+    gang: dict[int, list[tuple[int, float]]] = defaultdict(list)
+    total: dict[int, float] = defaultdict(float)
+    demand = (jobs.worker_demand, jobs.ps_demand)
+    previous = None
+    for row in rows:
+        if previous is not None:
+            for job, tasks in gang.items():
+                span = row["time_s"] - previous["time_s"]
+                total[job] += span * sum(n * demand[role][job, GPUS] for role, n in tasks)
+        j = int(row["job"])
+        if row["kind"] == Kind.PLACED:
+            goes_on = previous is not None and (previous["kind"], previous["job"]) == (Kind.PLACED, j)
+            if not (goes_on and previous["time_s"] == row["time_s"]):
+                gang[j] = []
+            gang[j].append((int(row["role"]), row["value"]))
+        elif row["kind"] in (Kind.PREEMPTED, Kind.COMPLETED, Kind.FAILED):
+            gang[j] = []
+        previous = row
+    return total
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_areas_agree_however_they_are_computed(seed):
+    rows, jobs = random_log(seed)
+    gpu_s = job_table(rows, jobs)["gpu_s"]
+    slow = walked_gpu_s(rows, jobs)
+    assert_allclose(gpu_s, [slow.get(j, 0.0) for j in range(len(jobs))])
+    steps = utilisation(rows, jobs, TWO_MACHINES)
+    assert_allclose((steps["gpus"].to_numpy()[:-1] * np.diff(steps["time_s"])).sum(), gpu_s.sum())
+    cells = heat_map(rows, jobs, TWO_MACHINES, n_bins=7)
+    assert_allclose((cells["gpus"] * (cells["end_s"] - cells["start_s"])).sum(), gpu_s.sum())
+    bars = gantt(rows, jobs, TWO_MACHINES)
+    assert_allclose((bars["gpus"] * (bars["end_s"] - bars["start_s"])).sum(), gpu_s.sum())
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_every_second_of_a_job_is_waiting_overhead_or_training(seed):
+    rows, jobs = random_log(seed)
+    table = job_table(rows, jobs)
+    until_s = table["completion_s"].fillna(rows["time_s"].max())
+    spent = table[["waiting_s", "overhead_s", "training_s"]]
+    assert_allclose(spent.sum(axis=1), until_s - table["arrival_s"], atol=1e-9)
+    assert (spent >= 0).all().all()
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_jct_cdf_never_falls_and_never_passes_one(seed):
+    rows, jobs = random_log(seed)
+    curve = jct_cdf({"x": job_table(rows, jobs)})
+    assert curve["jct_s"].is_monotonic_increasing
+    assert curve["fraction"].is_monotonic_increasing
+    assert curve["fraction"].max() <= 1 or curve.empty

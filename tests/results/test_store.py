@@ -1,0 +1,251 @@
+"""Runs on disk: what was written comes back, a crash costs at most a second, and damage is named."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from labkit.core.errors import InputError
+from labkit.core.events import Events, events
+from labkit.results import RunInfo, RunWriter, State, free_id, known_runs, load
+
+from .logs import TWO_MACHINES, by_hand, random_log, three_jobs
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def begin(root: Path, *, run: str = "r1", clock: Clock | None = None) -> RunWriter:
+    info = RunInfo(run=run, scheduler="drf", seed=7, config={"load": 2.0, "slot_s": 600}, versions={"numpy": "2"})
+    return RunWriter.create(root, info=info, jobs=three_jobs(), cluster=TWO_MACHINES, clock=clock or Clock())
+
+
+def same(a: Events, b: Events) -> bool:
+    return len(a) == len(b) and all(
+        np.array_equal(a[name], b[name], equal_nan=a.dtype[name].kind == "f") for name in a.dtype.names or ()
+    )
+
+
+def test_a_run_comes_back_as_it_was_written(tmp_path):
+    with begin(tmp_path) as writer:
+        writer.append(by_hand())
+    record = load(tmp_path / "r1")
+    assert same(record.events, by_hand())
+    assert record.info == replace(writer.info, wall_s=0.0)
+    assert record.info.state is State.DONE
+    assert record.jobs.to_frame().equals(three_jobs().to_frame())
+    assert record.jobs.name == "three jobs"
+    assert record.cluster.machines == TWO_MACHINES.machines
+    for column in ("group_machine", "group_type", "capacity", "group_pcie_gbps", "machine_socket_gbps", "partition"):
+        np.testing.assert_array_equal(getattr(record.cluster, column), getattr(TWO_MACHINES, column))
+    assert load("r1", root=tmp_path).summary["mean_jct_s"] == 45
+
+
+def test_parts_are_written_at_most_once_a_second_and_joined_in_order(tmp_path):
+    clock = Clock()
+    rows, _ = random_log(3)
+    writer = begin(tmp_path, clock=clock)
+    for i, row in enumerate(np.array_split(rows, len(rows))):
+        clock.now_s = i * 0.3
+        writer.append(row)
+    before = sorted(path.name for path in writer.folder.glob("events-*"))
+    assert 1 < len(before) <= clock.now_s + 1
+    writer.close()
+    assert same(load(tmp_path / "r1").events, rows)
+
+
+def test_more_than_ten_parts_keep_their_order(tmp_path):
+    rows, _ = random_log(4)
+    writer = begin(tmp_path)
+    for row in np.array_split(rows, 13):
+        writer.append(row)
+        writer.flush()
+    assert same(load(tmp_path / "r1").events, rows)
+
+
+def test_a_running_run_can_be_read(tmp_path):
+    writer = begin(tmp_path)
+    writer.append(by_hand()[:5])
+    writer.flush()
+    record = load(tmp_path / "r1")
+    assert record.info.state is State.RUNNING
+    assert same(record.events, by_hand()[:5])
+
+
+def test_unfinished_files_of_a_dead_writer_do_not_count(tmp_path):
+    with begin(tmp_path) as writer:
+        writer.append(by_hand())
+    (writer.folder / ".events-00001.parquet.99.tmp").write_bytes(b"PAR1 half of")
+    assert same(load(tmp_path / "r1").events, by_hand())
+
+
+def test_attach_goes_on_where_the_writer_died(tmp_path):
+    rows = by_hand()
+    first = begin(tmp_path)
+    first.append(rows[:9])
+    first.flush()
+    with RunWriter.attach(tmp_path / "r1", clock=Clock()) as second:
+        second.append(rows[9:])
+    assert same(load(tmp_path / "r1").events, rows)
+    assert load(tmp_path / "r1").info.state is State.DONE
+
+
+def test_a_killed_writer_loses_at_most_what_was_not_flushed(tmp_path):
+    script = textwrap.dedent(
+        """
+        import os, signal, sys
+        from pathlib import Path
+        sys.path.insert(0, sys.argv[2])
+        import logs
+        from labkit.results import RunInfo, RunWriter
+        w = RunWriter.create(sys.argv[1], info=RunInfo(run="k", scheduler="x"), jobs=logs.three_jobs(),
+                             cluster=logs.TWO_MACHINES)
+        w.append(logs.by_hand()[:10]); w.flush(); w.append(logs.by_hand()[10:])
+        os.kill(os.getpid(), signal.SIGKILL)
+        """
+    )
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path), str(Path(__file__).parent)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert same(load("k", root=tmp_path).events, by_hand()[:10])
+
+
+@pytest.mark.parametrize(("raised", "state"), [(KeyboardInterrupt, State.STOPPED), (ValueError, State.FAILED)])
+def test_how_a_block_ends_is_noted_and_its_events_are_kept(tmp_path, raised, state):
+    def run() -> None:
+        with begin(tmp_path) as writer:
+            writer.append(by_hand())
+            raise raised
+
+    with pytest.raises(raised):
+        run()
+    record = load(tmp_path / "r1")
+    assert record.info.state is state
+    assert same(record.events, by_hand())
+
+
+def test_an_unknown_run_names_the_nearest(tmp_path):
+    with pytest.raises(InputError, match="there are no runs in"):
+        load("fifo-1", root=tmp_path)
+    begin(tmp_path, run="fifo-1").close()
+    with pytest.raises(InputError, match=r"unknown run 'fifo1'\. Did you mean 'fifo-1'"):
+        load("fifo1", root=tmp_path)
+    with pytest.raises(InputError, match="Did you mean 'fifo-1'"):
+        load(tmp_path / "fifo-2")
+
+
+def test_a_truncated_part_is_named_with_the_remedy(tmp_path):
+    with begin(tmp_path) as writer:
+        writer.append(by_hand())
+    part = writer.folder / "events-00000.parquet"
+    part.write_bytes(part.read_bytes()[:-20])
+    with pytest.raises(InputError, match=r"events-00000\.parquet cannot be read as Parquet .* cut short or damaged"):
+        load(tmp_path / "r1")
+
+
+def test_a_gap_between_parts_is_told(tmp_path):
+    writer = begin(tmp_path)
+    for row in np.array_split(by_hand(), 3):
+        writer.append(row)
+        writer.flush()
+    (writer.folder / "events-00001.parquet").unlink()
+    with pytest.raises(InputError, match=r"events-00001\.parquet is missing, though later parts are there"):
+        load(tmp_path / "r1")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("run.json", "{", "is not JSON"),
+        ("run.json", "[]", "holds a list; expected an object"),
+        ("run.json", '{"run": "r1"}', "does not describe a run"),
+        ("cluster.json", '{"name": "x"}', "does not describe a cluster"),
+        ("cluster.json", None, "is missing; the folder is not a whole run"),
+        ("jobs.parquet", None, "is missing; the folder is not a whole run"),
+        ("jobs.parquet", "\0\1\2", "cannot be read as Parquet"),
+    ],
+)
+def test_damaged_files_are_named(tmp_path, name, text, said):
+    begin(tmp_path).close()
+    path = tmp_path / "r1" / name
+    path.unlink()
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(InputError, match=f"{name}.*{said}"):
+        load(tmp_path / "r1")
+
+
+def test_a_run_is_never_written_over_another(tmp_path):
+    begin(tmp_path).close()
+    with pytest.raises(InputError, match="run 'r1' is already in"):
+        begin(tmp_path)
+    assert free_id(tmp_path, "r1") == "r1-2"
+    assert free_id(tmp_path, "r2") == "r2"
+    assert known_runs(tmp_path) == ["r1"]
+
+
+@pytest.mark.parametrize("run", ["../x", "", ".hidden", "a b", "a/b"])
+def test_a_run_id_that_cannot_name_a_folder_is_refused(tmp_path, run):
+    with pytest.raises(InputError, match="cannot name a folder"):
+        begin(tmp_path, run=run)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_run_json_can_be_read_by_anyone(tmp_path):
+    with begin(tmp_path):
+        pass
+    row = json.loads((tmp_path / "r1" / "run.json").read_text())
+    assert row["config"] == {"load": 2.0, "slot_s": 600}
+    assert row["state"] == "done"
+
+
+def test_event_parts_have_names_not_codes(tmp_path):
+    import pandas as pd
+
+    with begin(tmp_path) as writer:
+        writer.append(by_hand())
+    frame = pd.read_parquet(writer.folder / "events-00000.parquet")
+    assert frame["kind"].iloc[0] == "arrived"
+    assert frame["role"].isna().iloc[0]
+
+
+def test_an_event_of_a_newer_labkit_is_refused_by_name(tmp_path):
+    import pandas as pd
+
+    with begin(tmp_path) as writer:
+        writer.append(by_hand())
+    part = writer.folder / "events-00000.parquet"
+    frame = pd.read_parquet(part)
+    frame.assign(kind=frame["kind"].astype(str).replace("paused", "hibernated")).to_parquet(part)
+    with pytest.raises(InputError, match="kind 'hibernated' is not known; it is of a newer labkit"):
+        load(tmp_path / "r1")
+    frame.drop(columns="speed").to_parquet(part)
+    with pytest.raises(InputError, match="column 'speed' is missing"):
+        load(tmp_path / "r1")
+
+
+def test_a_full_disk_leaves_no_half_written_file(tmp_path, monkeypatch):
+    writer = begin(tmp_path)
+    writer.append(by_hand())
+
+    def no_space(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", no_space)
+    with pytest.raises(OSError, match="No space left"):
+        writer.flush()
+    assert not list(writer.folder.glob("*events*"))
+    assert same(load(tmp_path / "r1").events, events())
