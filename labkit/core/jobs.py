@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -242,10 +243,20 @@ class Jobs:
         order = np.argsort(changed.arrival_s, kind="stable")
         return changed if np.array_equal(order, np.arange(len(order))) else changed.take(order)
 
-    @property
+    @cached_property
+    def gang_demand(self) -> Floats:
+        """What the gang that each job asked for takes in all, (N, R)."""
+        return self.n_workers[:, None] * self.worker_demand + self.n_ps[:, None] * self.ps_demand
+
+    @cached_property
     def gpus(self) -> Floats:
         """GPUs of the gang that each job asked for, (N,)."""
-        return self.n_workers * self.worker_demand[:, GPUS] + self.n_ps * self.ps_demand[:, GPUS]
+        return np.ascontiguousarray(self.gang_demand[:, GPUS])
+
+    @cached_property
+    def malleable(self) -> Bools:
+        """Which jobs can train with another number of workers or PSs than they asked for, (N,)."""
+        return np.asarray((self.max_workers > self.n_workers) | (self.max_ps > self.n_ps), dtype=np.bool_)
 
     def model_names(self) -> NDArray[np.object_]:
         """Return each job's model name, (N,)."""

@@ -23,18 +23,35 @@ class Gangs:
         (C,) tasks of each role.
     device_type : array
         (C,) the device type that the gang must have; -1: any.
+    shrinks : bool
+        A gang that does not fit may be given fewer workers and PSs, in about the same ratio.
     """
 
     job: Ints
     n_workers: Ints
     n_ps: Ints
     device_type: Ints
+    shrinks: bool = False
 
     @classmethod
-    def of(cls, job: ArrayLike, *, n_workers: ArrayLike, n_ps: ArrayLike = 0, device_type: ArrayLike = -1) -> Self:
+    def of(
+        cls,
+        job: ArrayLike,
+        *,
+        n_workers: ArrayLike,
+        n_ps: ArrayLike = 0,
+        device_type: ArrayLike = -1,
+        shrinks: bool = False,
+    ) -> Self:
         """Return gangs from columns or scalars."""
         jobs = np.atleast_1d(np.asarray(job, np.int32))
-        return cls(jobs, *(_column(values, len(jobs)) for values in (n_workers, n_ps, device_type)))
+        n = len(jobs)
+        return cls(jobs, _column(n_workers, n), _column(n_ps, n), _column(device_type, n), shrinks)
+
+    def take(self, order: Ints) -> Self:
+        """Return the gangs at some positions, in that order."""
+        columns = (self.job[order], self.n_workers[order], self.n_ps[order], self.device_type[order])
+        return type(self)(*columns, self.shrinks)
 
     def __len__(self) -> int:
         return len(self.job)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -13,7 +13,7 @@ RESOURCES: Final = ("gpus", "cpus", "memory_gb")
 GPUS, CPUS, MEMORY_GB = range(3)
 
 Floats = NDArray[np.float64]
-Ints = NDArray[np.int32]
+Ints = NDArray[np.signedinteger[Any]]
 Bools = NDArray[np.bool_]
 
 

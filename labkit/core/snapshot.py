@@ -277,6 +277,10 @@ class Snapshot:
         """Return what would be free if these jobs held nothing, a new (G, R)."""
         return self._fresh().book.free_without(jobs)
 
+    def steps_done(self, jobs: Ints) -> Floats:
+        """Return the steps that some jobs have done, as far as is known."""
+        return self._fresh().steps_done(jobs, self.now_s)
+
     def losses(self, job: int) -> Floats:
         """Return the reported (steps, loss) points of a job, (n, 2)."""
         points = self._fresh().losses.get(job, [])

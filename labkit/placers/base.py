@@ -25,9 +25,9 @@ def place_by(rule: int, snapshot: Snapshot, gangs: Gangs, *, strict: bool) -> Pl
         return Placement.nothing()
     table, cluster = snapshot.table, snapshot.cluster
     placed, job, role, group, count = place_gangs(
-        rule, strict, snapshot.free_without(gangs.job), gangs.job, gangs.n_workers, gangs.n_ps, gangs.device_type,
-        table.worker_demand, table.ps_demand, snapshot.runs_on, cluster.capacity, cluster.group_type,
-        cluster.group_machine, first_groups(cluster),
+        rule, strict, gangs.shrinks, snapshot.free_without(gangs.job), gangs.job, gangs.n_workers, gangs.n_ps,
+        gangs.device_type, table.worker_demand, table.ps_demand, snapshot.runs_on, cluster.capacity,
+        cluster.group_type, cluster.group_machine, first_groups(cluster),
     )  # fmt: skip
     return Placement(settled(snapshot, gangs, placed), job, role, group, count)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from labkit.core.placement import Gangs, Placement
+from labkit.core.resources import Floats
 from labkit.core.snapshot import Snapshot
 from labkit.placers.base import place_by
 from labkit.placers.kernels import EVEN
@@ -35,12 +36,13 @@ class Even:
         """Return where the gangs go."""
         if not self.keep_order and len(gangs) > 1:
             order = np.argsort(dominant_share(snapshot, gangs), kind="stable")
-            gangs = Gangs(gangs.job[order], gangs.n_workers[order], gangs.n_ps[order], gangs.device_type[order])
+            gangs = gangs.take(order)
         return place_by(EVEN, snapshot, gangs, strict=strict)
 
 
-def dominant_share(snapshot: Snapshot, gangs: Gangs) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def dominant_share(snapshot: Snapshot, gangs: Gangs) -> Floats:
     """Return the largest fraction of any resource of the cluster that each gang takes, (C,)."""
     table, total = snapshot.table, snapshot.cluster.capacity.sum(axis=0)
     taken = gangs.n_workers[:, None] * table.worker_demand[gangs.job] + gangs.n_ps[:, None] * table.ps_demand[gangs.job]
-    return np.max(taken / np.maximum(total, 1e-12), axis=1)
+    shares: Floats = (taken / np.maximum(total, 1e-12)).max(axis=1)
+    return shares

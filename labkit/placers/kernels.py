@@ -6,7 +6,7 @@ larger than any one type of the cluster: then they may be mixed.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numba import njit
@@ -83,9 +83,6 @@ def _spread(
 ) -> int:  # fmt: skip
     """Put each task on the least loaded machine, in its emptiest group; return how many tasks are left."""
     load = machine_load(free, capacity, group_machine, n_machines)
-    total = np.zeros((n_machines, free.shape[1]))
-    for g in range(len(free)):
-        total[group_machine[g]] += capacity[g]
     while n:
         best, best_load, best_room = -1, np.inf, 0
         for g in range(len(free)):
@@ -99,15 +96,27 @@ def _spread(
             return n
         _take(free, demand, taken, best, 1)
         n -= 1
-        m = group_machine[best]
-        for r in range(len(demand)):
-            if total[m, r] > 0:
-                load[m] += demand[r] / total[m, r]
+        load[group_machine[best]] += _load_of(demand, capacity, group_machine, group_machine[best])
     return n
 
 
 @njit(cache=True)
-def _pack(  # noqa: C901 - the order of preference is one chain of comparisons
+def _load_of(demand: Floats, capacity: Floats, group_machine: Ints, machine: int) -> float:
+    """Return how much a task adds to the load of a machine."""
+    load = 0.0
+    for r in range(len(demand)):
+        total = 0.0
+        g = np.searchsorted(group_machine, machine)
+        while g < len(group_machine) and group_machine[g] == machine:
+            total += capacity[g, r]
+            g += 1
+        if total > 0:
+            load += demand[r] / total
+    return load
+
+
+@njit(cache=True)
+def _pack(
     free: Floats, usable: Bools, demand: Floats, n: int, taken: Ints, mine: Bools, capacity: Floats,
     group_machine: Ints, n_machines: int,
 ) -> int:  # fmt: skip
@@ -251,8 +260,8 @@ def _place_one(
 
 
 @njit(cache=True)
-def place_gangs(
-    rule: int, strict: bool, free: Floats, jobs: Ints, n_workers: Ints, n_ps: Ints, device_type: Ints,
+def place_gangs(  # noqa: C901 - one pass over the gangs, with the output buffer that it fills
+    rule: int, strict: bool, shrinks: bool, free: Floats, jobs: Ints, n_workers: Ints, n_ps: Ints, device_type: Ints,
     worker_demand: Floats, ps_demand: Floats, runs_on: Bools, capacity: Floats, group_type: Ints,
     group_machine: Ints, first_group: Ints,
 ) -> tuple[Bools, Ints, NDArray[np.int8], Ints, Ints]:  # fmt: skip
@@ -266,10 +275,16 @@ def place_gangs(
     n = 0
     for i in range(len(jobs)):
         j = jobs[i]
-        placed[i] = _place_one(
-            rule, free, runs_on[j], device_type[i], worker_demand[j], ps_demand[j], n_workers[i], n_ps[i], workers,
-            servers, capacity, group_type, group_machine, first_group,
-        )  # fmt: skip
+        w, p = n_workers[i], n_ps[i]
+        while True:
+            placed[i] = _place_one(
+                rule, free, runs_on[j], device_type[i], worker_demand[j], ps_demand[j], w, p, workers, servers,
+                capacity, group_type, group_machine, first_group,
+            )  # fmt: skip
+            if placed[i] or not shrinks or w <= 1:
+                break
+            w -= 1
+            p = min(p, max(1, (n_ps[i] * w + n_workers[i] - 1) // n_workers[i]))
         if not placed[i]:
             if strict:
                 break
@@ -290,7 +305,7 @@ def place_gangs(
 
 
 @njit(cache=True)
-def _grown(values: NDArray[np.int32], n: int, size: int) -> NDArray[np.int32]:
+def _grown(values: NDArray[Any], n: int, size: int) -> NDArray[Any]:
     grown = np.empty(size, values.dtype)
     grown[:n] = values[:n]
     return grown

@@ -1,1 +1,77 @@
-"""."""
+"""Schedulers, one file each: the name is the file's name.
+
+To add one, put a file here with a class of the same name (without underscores) that has
+`schedule(snapshot) -> Placement`; nothing has to be registered.
+"""
+
+from __future__ import annotations
+
+import ast
+import pkgutil
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+from labkit.core.errors import InputError, unknown
+from labkit.core.protocols import Scheduler
+
+
+@cache
+def _classes() -> dict[str, type]:
+    found: dict[str, type] = {}
+    for module in pkgutil.iter_modules(__path__):
+        members = vars(import_module(f"{__name__}.{module.name}"))
+        wanted = module.name.replace("_", "")
+        for name, member in members.items():
+            if isinstance(member, type) and name.lower() == wanted and hasattr(member, "schedule"):
+                found[module.name] = member
+    return found
+
+
+def available() -> list[str]:
+    """Return the names of all schedulers.
+
+    >>> available()[:3]
+    ['drf', 'fifo', 'las']
+    """
+    return sorted(_classes())
+
+
+def make(name: str, **options: Any) -> Scheduler:
+    """Return a scheduler by name; options may also stand in the name.
+
+    >>> make("las", threshold_gpu_s=60) == make("las(threshold_gpu_s=60)")
+    True
+
+    Raises
+    ------
+    InputError
+        If there is no such scheduler or option; the message tells the nearest name.
+    """
+    plain, given = _parse(name)
+    if plain not in _classes():
+        raise unknown("scheduler", plain, available())
+    kind = _classes()[plain]
+    options = given | options
+    known = getattr(kind, "__dataclass_fields__", {})
+    for option in options:
+        if option not in known:
+            raise unknown(f"option of {plain}", option, known)
+    scheduler: Scheduler = kind(**options)
+    return scheduler
+
+
+def _parse(text: str) -> tuple[str, dict[str, Any]]:
+    """Return a name and its options: "las(threshold_gpu_s=60)" -> "las", {"threshold_gpu_s": 60}."""
+    text = text.strip()
+    if "(" not in text:
+        return text, {}
+    try:
+        call = ast.parse(text, mode="eval").body
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
+            raise ValueError
+        return call.func.id, {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
+    except (SyntaxError, ValueError):
+        raise InputError(
+            f"scheduler '{text}' cannot be read; expected a name, or name(option=value, ...), e.g. fifo(backfill=True)."
+        ) from None

@@ -1,0 +1,110 @@
+"""Dominant resource fairness."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numba import njit
+
+from labkit.core.placement import Gangs, Placement
+from labkit.core.protocols import Placer
+from labkit.core.resources import Bools, Floats, Ints
+from labkit.core.snapshot import Snapshot
+from labkit.placers import Spread
+from labkit.schedulers import published as dl2
+from labkit.schedulers.base import capacity
+
+
+@dataclass(frozen=True, slots=True)
+class Drf:
+    """Progressive filling: the job with the smallest dominant share gets one more bundle, again and again [1]_.
+
+    A bundle is a worker and a parameter server (a worker alone for all-reduce jobs); a rigid job's bundle is its whole
+    gang. Shares are divided by weights. Rigid jobs that run are counted first and never preempted.
+
+    Attributes
+    ----------
+    placer : Placer
+        Where gangs go.
+    published : bool
+        Follow DL2's simulator instead: see `labkit.schedulers.published`.
+
+    References
+    ----------
+    .. [1] Ghodsi et al., "Dominant resource fairness", NSDI 2011.
+    """
+
+    placer: Placer = Spread()
+    published: bool = False
+
+    def schedule(self, snapshot: Snapshot) -> Placement:
+        """Return the gangs that changed."""
+        if self.published:
+            return dl2.drf(snapshot)
+        jobs, table = snapshot.jobs, snapshot.table
+        n_workers, n_ps = fill(
+            jobs.number, table.worker_demand, table.ps_demand, table.n_workers, table.n_ps, table.max_workers,
+            table.max_ps, table.malleable, snapshot.holds(jobs.number), table.weight, capacity(snapshot),
+        )  # fmt: skip
+        changed = (n_workers != jobs.n_workers) | (n_ps != jobs.n_ps)
+        gangs = Gangs.of(jobs.number[changed], n_workers=n_workers[changed], n_ps=n_ps[changed], shrinks=True)
+        return self.placer.place(snapshot, gangs)
+
+
+@njit(cache=True)
+def _sift(heap: Ints, share: Floats, at: int, n: int) -> None:
+    """Let a heap's entry sink to its place; ties go to the job that arrived first."""
+    while True:
+        best = at
+        for child in (2 * at + 1, 2 * at + 2):
+            if child < n:
+                a, b = heap[child], heap[best]
+                if share[a] < share[b] or (share[a] == share[b] and a < b):
+                    best = child
+        if best == at:
+            return
+        heap[at], heap[best] = heap[best], heap[at]
+        at = best
+
+
+@njit(cache=True)
+def fill(
+    jobs: Ints, worker: Floats, ps: Floats, asked_workers: Ints, asked_ps: Ints, max_workers: Ints, max_ps: Ints,
+    malleable: Bools, running: Bools, weight: Floats, total: Floats,
+) -> tuple[Ints, Ints]:  # fmt: skip
+    """Return the workers and PSs of each job (J,) by progressive filling of the total (R,)."""
+    n = len(jobs)
+    n_workers, n_ps = np.zeros(n, np.int32), np.zeros(n, np.int32)
+    left = total + 1e-9
+    share = np.zeros(n)
+    heap = np.empty(n, np.int32)
+    size = 0
+    for i in range(n):
+        j = jobs[i]
+        if running[i] and not malleable[j]:
+            n_workers[i], n_ps[i] = asked_workers[j], asked_ps[j]
+            left -= n_workers[i] * worker[j] + n_ps[i] * ps[j]
+        else:
+            heap[size] = i
+            size += 1
+    while size:
+        i = heap[0]
+        j = jobs[i]
+        w, p = (1, min(1, max_ps[j])) if malleable[j] else (asked_workers[j], asked_ps[j])
+        if n_ps[i] >= max_ps[j]:
+            p = 0
+        needed = w * worker[j] + p * ps[j]
+        if np.all(needed <= left):
+            left -= needed
+            n_workers[i] += w
+            n_ps[i] += p
+            share[i] = np.max((n_workers[i] * worker[j] + n_ps[i] * ps[j]) / np.maximum(total, 1e-12)) / weight[j]
+            keep = malleable[j] and n_workers[i] < max_workers[j]
+        else:
+            keep = False
+        if not keep:
+            size -= 1
+            heap[0] = heap[size]
+        _sift(heap, share, 0, size)
+    return n_workers, n_ps

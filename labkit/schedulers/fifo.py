@@ -1,0 +1,37 @@
+"""First in, first out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from labkit.core.placement import Placement
+from labkit.core.protocols import Placer
+from labkit.core.snapshot import Snapshot
+from labkit.placers import FirstFit
+from labkit.schedulers import published as dl2
+from labkit.schedulers.base import start_in_order
+
+
+@dataclass(frozen=True, slots=True)
+class Fifo:
+    """Start jobs in order of arrival, with the gang that they asked for; preempt none.
+
+    Attributes
+    ----------
+    placer : Placer
+        Where gangs go.
+    backfill : bool
+        Pass over a job that does not fit now, instead of letting all others wait behind it.
+    published : bool
+        Follow DL2's simulator instead: see `labkit.schedulers.published`.
+    """
+
+    placer: Placer = FirstFit()
+    backfill: bool = False
+    published: bool = False
+
+    def schedule(self, snapshot: Snapshot) -> Placement:
+        """Return which jobs start."""
+        if self.published:
+            return dl2.in_order(snapshot, snapshot.jobs.number)
+        return start_in_order(snapshot, snapshot.waiting, self.placer, backfill=self.backfill)

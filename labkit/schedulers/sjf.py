@@ -1,0 +1,35 @@
+"""Shortest job first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from labkit.core.placement import Placement
+from labkit.core.protocols import Placer
+from labkit.core.snapshot import Snapshot
+from labkit.placers import FirstFit
+from labkit.schedulers.base import start_in_order
+
+
+@dataclass(frozen=True, slots=True)
+class Sjf:
+    """Start the waiting job with the smallest declared duration; preempt none.
+
+    Attributes
+    ----------
+    placer : Placer
+        Where gangs go.
+    backfill : bool
+        Pass over a job that does not fit now.
+    """
+
+    placer: Placer = FirstFit()
+    backfill: bool = False
+
+    def schedule(self, snapshot: Snapshot) -> Placement:
+        """Return which jobs start."""
+        waiting = snapshot.waiting
+        shortest_first = np.argsort(snapshot.table.duration_s[waiting], kind="stable")
+        return start_in_order(snapshot, waiting[shortest_first], self.placer, backfill=self.backfill)

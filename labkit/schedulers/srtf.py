@@ -1,0 +1,39 @@
+"""Shortest remaining time first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from labkit.core.placement import Placement
+from labkit.core.protocols import Placer
+from labkit.core.snapshot import Snapshot
+from labkit.placers import FirstFit
+from labkit.schedulers import published as dl2
+from labkit.schedulers.base import run_in_order
+
+
+@dataclass(frozen=True, slots=True)
+class Srtf:
+    """Run the jobs with the least declared time left, and preempt the others.
+
+    Attributes
+    ----------
+    placer : Placer
+        Where gangs go.
+    published : bool
+        Follow DL2's simulator instead, where the key is the remaining *fraction*: see `labkit.schedulers.published`.
+    """
+
+    placer: Placer = FirstFit()
+    published: bool = False
+
+    def schedule(self, snapshot: Snapshot) -> Placement:
+        """Return which jobs start and which stop."""
+        jobs = snapshot.jobs
+        if self.published:
+            remaining_fraction = 1 - jobs.steps / jobs.total_steps
+            return dl2.in_order(snapshot, jobs.number[np.argsort(remaining_fraction, kind="stable")])
+        shortest_first = np.argsort(jobs.remaining_s, kind="stable")
+        return run_in_order(snapshot, jobs.number[shortest_first], self.placer)

@@ -1,0 +1,82 @@
+"""Tetris: multi-resource packing with shortest remaining time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numba import njit
+
+from labkit.core.placement import Placement
+from labkit.core.protocols import Placer
+from labkit.core.resources import Bools, Floats, Ints
+from labkit.core.snapshot import Snapshot
+from labkit.placers import Pack
+from labkit.schedulers import published as dl2
+from labkit.schedulers.base import asked
+
+
+@dataclass(frozen=True, slots=True)
+class Tetris:
+    """Score a job by how well it fits what is free, plus how little work it has left [1]_.
+
+    alignment_j = sum_r demand_jr free_r, both as fractions of the cluster; score_j = alignment_j + eps (1 - left_j),
+    where left_j is the job's remaining time over the longest one and eps the ratio of the two terms' means. The job
+    with the highest score that fits is started, machine after machine is filled (`Pack`), and nothing is preempted.
+    A malleable job gets the gang that it asked for: Tetris packs, it does not size.
+
+    Attributes
+    ----------
+    placer : Placer
+        Where gangs go.
+    published : bool
+        Follow DL2's simulator instead: see `labkit.schedulers.published`.
+
+    References
+    ----------
+    .. [1] Grandl et al., "Multi-resource packing for cluster schedulers", SIGCOMM 2014.
+    """
+
+    placer: Placer = Pack()
+    published: bool = False
+
+    def schedule(self, snapshot: Snapshot) -> Placement:
+        """Return which jobs start."""
+        if self.published:
+            return dl2.tetris(snapshot)
+        waiting, table = snapshot.waiting, snapshot.table
+        if not len(waiting):
+            return Placement.nothing()
+        total = np.maximum(snapshot.cluster.capacity.sum(axis=0), 1e-12)
+        steps_left = 1 - snapshot.steps_done(waiting) / table.total_steps[waiting]
+        remaining_s = np.nan_to_num(table.duration_s[waiting] * steps_left, nan=1.0)
+        order = by_score(
+            table.gang_demand[waiting] / total, remaining_s / remaining_s.max(), snapshot.free.sum(axis=0) / total
+        )
+        return self.placer.place(snapshot, asked(snapshot, waiting[order]))
+
+
+@njit(cache=True)
+def by_score(demand: Floats, left: Floats, free: Floats) -> Ints:
+    """Return positions of jobs, best score first, each scored by what the ones before it leave free (R,)."""
+    n = len(demand)
+    order = np.empty(n, np.int32)
+    taken: Bools = np.zeros(n, np.bool_)
+    room = free + 1e-9
+    first_align = (demand * room).sum(axis=1)
+    eps = first_align.mean() / max((1 - left).mean(), 1e-12)
+    found = 0
+    while found < n:
+        best, best_score = -1, -np.inf
+        for i in range(n):
+            if not taken[i] and np.all(demand[i] <= room):
+                score = (demand[i] * room).sum() + eps * (1 - left[i])
+                if score > best_score:
+                    best, best_score = i, score
+        if best < 0:
+            break
+        taken[best] = True
+        room -= demand[best]
+        order[found] = best
+        found += 1
+    return order[:found]
