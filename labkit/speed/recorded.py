@@ -1,0 +1,53 @@
+"""Speed from recorded durations, for traces that tell nothing else about their jobs."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from labkit.core.cluster import Cluster
+from labkit.core.errors import InputError
+from labkit.core.jobs import Jobs
+from labkit.core.protocols import Running
+from labkit.core.resources import Bools, Floats
+
+
+class Recorded:
+    """Steps/s of a job: its steps over its recorded duration with the gang it asked for, on any device type.
+
+    With another number of workers the speed changes in proportion. A job that asked for parameter servers makes no
+    progress without one.
+
+    Raises
+    ------
+    InputError
+        If a job has no recorded duration.
+    """
+
+    local = True
+
+    def __init__(self, jobs: Jobs, cluster: Cluster) -> None:
+        unknown = np.flatnonzero(np.isnan(jobs.duration_s))
+        if len(unknown):
+            raise InputError(
+                f"{jobs.name}: {len(unknown)} of {len(jobs)} jobs have no duration_s, the first is job "
+                f"{jobs.id[unknown[0]]}; add the column, or choose a speed model that does not need it."
+            )
+        self._per_worker: Floats = jobs.total_steps / jobs.duration_s / jobs.n_workers
+        self._needs_ps: Bools | None = jobs.n_ps > 0 if (jobs.n_ps > 0).any() else None
+        self._durations_s = jobs.duration_s
+        self._shape = len(jobs), len(cluster.device_types)
+
+    def speeds(self, running: Running) -> Floats:
+        """Return steps per second of each job, (J,)."""
+        speeds: Floats = self._per_worker[running.job] * running.n_workers
+        if self._needs_ps is not None:
+            speeds[self._needs_ps[running.job] & (running.n_ps == 0)] = 0.0
+        return speeds
+
+    def runs_on(self) -> Bools:
+        """Return which jobs can run on which device types at all: all of them, (N, T)."""
+        return np.ones(self._shape, np.bool_)
+
+    def durations_s(self) -> Floats:
+        """Return the recorded seconds of each job, (N,)."""
+        return self._durations_s.copy()

@@ -1,0 +1,121 @@
+"""Alibaba's 2020 GPU trace: `pai_job_table.csv` with `pai_task_table.csv` beside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from labkit.core.errors import TraceError
+from labkit.core.jobs import Jobs
+from labkit.workloads.readers.base import MAX_TASKS, from_zero, table_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+JOB_COLUMNS: Final = ("job_name", "inst_id", "user", "status", "start_time", "end_time")
+TASK_COLUMNS: Final = (
+    "job_name",
+    "task_name",
+    "inst_num",
+    "status",
+    "start_time",
+    "end_time",
+    "plan_cpu",
+    "plan_mem",
+    "plan_gpu",
+    "gpu_type",
+)
+EXPECTED: Final = "Alibaba's pai_job_table.csv, 6 columns: " + ", ".join(JOB_COLUMNS)
+EXPECTED_TASKS: Final = "Alibaba's pai_task_table.csv, 10 columns: " + ", ".join(TASK_COLUMNS)
+
+
+def read_alibaba_2020(path: str | Path, *, tasks: str | Path | None = None) -> Jobs:
+    """Return the jobs that finished and whose tasks are known; `tasks` is the task table, beside `path` by default.
+
+    `path` is the job table or the folder of both. Instances of tasks named "ps..." are parameter servers, all others
+    workers; each role takes the mean of what its instances asked for (fractions of GPUs included). A job's duration is
+    from the start of its first task to the end of its last; its steps are its seconds.
+
+    Raises
+    ------
+    TraceError
+        Every fault of either table, with line and column.
+    """
+    jobs_path = Path(path) / "pai_job_table.csv" if Path(path).is_dir() else Path(path)
+    tasks_path = jobs_path.with_name("pai_task_table.csv") if tasks is None else Path(tasks)
+    jobs = _job_rows(jobs_path)
+    known = jobs.merge(_job_tasks(tasks_path), on="job_name", how="inner")
+    known = known[known["duration_s"] > 0]
+    if known.empty:
+        raise TraceError(f"{jobs_path}: none of {len(jobs)} jobs has finished tasks in {tasks_path.name}.")
+    return Jobs.of(
+        name=jobs_path.name,
+        id=known["job_name"].tolist(),
+        model=known["gpu_type"].tolist(),
+        user=known["user"].tolist(),
+        arrival_s=from_zero(known["submitted_s"].to_numpy(np.float64)),
+        total_steps=known["duration_s"].to_numpy(np.float64),
+        duration_s=known["duration_s"].to_numpy(np.float64),
+        n_workers=known["n_worker"].to_numpy(np.int32),
+        n_ps=known["n_ps"].to_numpy(np.int32),
+        worker_demand=known[[f"worker_{r}" for r in _RESOURCES]].to_numpy(np.float64),
+        ps_demand=known[[f"ps_{r}" for r in _RESOURCES]].to_numpy(np.float64),
+    )
+
+
+_RESOURCES: Final = ("gpus", "cpus", "memory_gb")
+
+
+def _job_rows(path: Path) -> pd.DataFrame:
+    import pandas as pd
+
+    table = table_of(path, columns=JOB_COLUMNS, header=False, expected=EXPECTED)
+    rows = pd.DataFrame(
+        {
+            "job_name": table.texts("job_name"),
+            "user": table.texts("user"),
+            "submitted_s": table.numbers("start_time", low=0, blank_ok=True),
+        }
+    )
+    table.fault(rows["job_name"].duplicated().to_numpy(), "job_name", expected="a name that occurs once")
+    table.check()
+    return rows.dropna()
+
+
+def _job_tasks(path: Path) -> pd.DataFrame:
+    """Return per job: duration_s, gpu_type, and n_worker, n_ps, with what one task of each role takes."""
+    import pandas as pd
+
+    table = table_of(path, columns=TASK_COLUMNS, header=False, expected=EXPECTED_TASKS)
+    tasks = pd.DataFrame(
+        {
+            "job_name": table.texts("job_name"),
+            "role": np.where(pd.Series(table.texts("task_name")).str.lower().str.startswith("ps"), "ps", "worker"),
+            "n": table.numbers("inst_num", low=1, high=MAX_TASKS, whole=True, blank_ok=True),
+            "start_s": table.numbers("start_time", low=0, blank_ok=True),
+            "end_s": table.numbers("end_time", low=0, blank_ok=True),
+            "cpus": np.nan_to_num(table.numbers("plan_cpu", low=0, blank_ok=True) / 100),
+            "memory_gb": np.nan_to_num(table.numbers("plan_mem", low=0, blank_ok=True)),
+            "gpus": np.nan_to_num(table.numbers("plan_gpu", low=0, blank_ok=True) / 100),
+            "gpu_type": table.frame["gpu_type"].astype("str").where(table.frame["gpu_type"].notna(), "any").to_numpy(),
+        }
+    )
+    table.check()
+    tasks = tasks.dropna(subset=["n", "start_s", "end_s"])
+    whole = tasks.groupby("job_name", sort=False).agg(
+        start_s=("start_s", "min"), end_s=("end_s", "max"), gpu_type=("gpu_type", "first")
+    )
+    whole["duration_s"] = whole["end_s"] - whole["start_s"]
+    return whole.join(_role(tasks, "worker"), how="inner").join(_role(tasks, "ps")).fillna(0.0).reset_index()
+
+
+def _role(tasks: pd.DataFrame, role: str) -> pd.DataFrame:
+    """Return per job the number of tasks of a role and the mean of what one takes."""
+    chosen = tasks[tasks["role"] == role]
+    weighted = chosen[list(_RESOURCES)].mul(chosen["n"], axis=0).assign(n=chosen["n"], job_name=chosen["job_name"])
+    sums = weighted.groupby("job_name", sort=False).sum()
+    means = sums[list(_RESOURCES)].div(sums["n"], axis=0).add_prefix(f"{role}_")
+    means[f"n_{role}"] = np.minimum(sums["n"], MAX_TASKS)
+    return means

@@ -1,0 +1,74 @@
+"""Alibaba's 2023 GPU trace: pods with fractions of GPUs (`openb_pod_list_*.csv`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from labkit.core.errors import TraceError
+from labkit.core.jobs import Jobs
+from labkit.core.resources import GPUS, Ints
+from labkit.workloads.readers.base import Table, from_zero, per_gpu, table_of
+
+COLUMNS: Final = (
+    "name",
+    "cpu_milli",
+    "memory_mib",
+    "num_gpu",
+    "gpu_milli",
+    "gpu_spec",
+    "qos",
+    "creation_time",
+    "deletion_time",
+    "scheduled_time",
+)
+EXPECTED: Final = "an Alibaba 2023 pod list with columns " + ", ".join(COLUMNS)
+
+
+def read_alibaba_2023(path: str | Path) -> Jobs:
+    """Return the pods that were scheduled and later deleted, the earliest at 0; their steps are their seconds.
+
+    A pod of one GPU may take a fraction of it (`gpu_milli`). A pod of several GPUs becomes as many workers, its cores
+    and memory shared among them; a pod without GPUs is one worker. The model is the GPU type that was asked for, or
+    "any"; classes of service are the users.
+
+    Raises
+    ------
+    TraceError
+        Every fault, with line and column.
+    """
+    table = table_of(Path(path), columns=COLUMNS, header=True, expected=EXPECTED)
+    created_s = table.numbers("creation_time", low=0)
+    deleted_s = table.numbers("deletion_time", low=0, blank_ok=True)
+    scheduled_s = table.numbers("scheduled_time", low=0, blank_ok=True)
+    gpus = table.counts("num_gpu", low=0, high=1000)
+    share = table.numbers("gpu_milli", low=0, high=1000)
+    cpus = table.numbers("cpu_milli", low=0) / 1000
+    memory_gb = table.numbers("memory_mib", low=0) / 1024
+    table.fault((gpus > 0) & (share == 0), "gpu_milli", expected="1 to 1000 for a pod with GPUs")
+    names, user = table.texts("name"), table.texts("qos")
+    table.check()
+    duration_s = deleted_s - scheduled_s
+    kept = np.flatnonzero(duration_s > 0).astype(np.int32)
+    if not len(kept):
+        raise TraceError(f"{path}: no pod was both scheduled and deleted; expected {EXPECTED}.")
+    workers, demand = per_gpu(gpus, cpus=cpus, memory_gb=memory_gb)
+    demand[:, GPUS] *= np.where(gpus == 1, share / 1000, 1.0)
+    return Jobs.of(
+        name=table.path.name,
+        id=[names[i] for i in kept],
+        model=_models(table, kept),
+        user=[user[i] for i in kept],
+        arrival_s=from_zero(created_s[kept]),
+        total_steps=duration_s[kept],
+        duration_s=duration_s[kept],
+        n_workers=workers[kept],
+        worker_demand=demand[kept],
+    )
+
+
+def _models(table: Table, kept: Ints) -> list[str]:
+    wanted = table.frame["gpu_spec"].fillna("any").astype("str").tolist()
+    return [wanted[i] for i in kept]

@@ -1,0 +1,311 @@
+"""What all readers share: opening a file, and a table that gathers its faults with line and column."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import re
+import zlib
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from labkit.core.errors import TraceError
+from labkit.core.jobs import MAX_FAULTS_TOLD, told
+from labkit.core.resources import Bools, Floats, Ints
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MAX_TASKS: Final = 100_000
+"""The largest number of workers of one job that a reader believes."""
+
+_NEWLINE: Final = re.compile(r"\r\n|\r|\n")
+_CLOCK: Final = "%Y-%m-%d %H:%M:%S"
+
+
+def bytes_of(path: Path, *, expected: str) -> bytes:
+    """Return the contents of a file, unpacked where it is gzipped.
+
+    Raises
+    ------
+    TraceError
+        If it is not there, cannot be read, is empty, or is a truncated gzip file.
+    """
+    try:
+        raw = path.read_bytes()
+        raw = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
+    except FileNotFoundError:
+        raise TraceError(f"{path}: there is no such file; expected {expected}.") from None
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise TraceError(f"{path}: broken gzip file ({error}); expected {expected}. Fetch it again.") from None
+    except OSError as error:
+        raise TraceError(f"{path}: {error.strerror or error}; expected {expected}.") from None
+    if not raw.strip():
+        raise TraceError(f"{path}: the file is empty; expected {expected}.")
+    return raw
+
+
+def text_of(path: Path, *, expected: str) -> str:
+    """Return the text of a file.
+
+    Raises
+    ------
+    TraceError
+        As `bytes_of`, or if it is not text in UTF-8.
+    """
+    raw = bytes_of(path, expected=expected)
+    if b"\0" in raw:
+        raise TraceError(f"{path}: binary data (a zero at byte {raw.index(0)}); expected {expected}, as text.")
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise TraceError(f"{path}: byte {error.start} is not UTF-8 text; expected {expected}.") from None
+
+
+def lines_of(text: str) -> list[tuple[int, str]]:
+    """Return the lines that are not blank, with their numbers."""
+    return [(i, line) for i, line in enumerate(_NEWLINE.split(text), start=1) if line.strip()]
+
+
+class Table:
+    """The rows of a trace as columns; what is wrong with them is gathered and told at once.
+
+    Parameters
+    ----------
+    path : Path
+        Named in every message.
+    frame : DataFrame
+        One row per job or task; a column that should hold numbers may hold text.
+    text : str
+        Where line numbers come from.
+    header : bool
+        The first line that is not blank is a header.
+    """
+
+    def __init__(self, path: Path, frame: pd.DataFrame, *, text: str, header: bool) -> None:
+        self.path, self.frame, self._text, self._header = path, frame, text, header
+        self._faults: list[tuple[int, str]] = []
+
+    def __len__(self) -> int:
+        return len(self.frame)
+
+    @cached_property
+    def _lines(self) -> list[int]:
+        return [number for number, _ in lines_of(self._text)][1 if self._header else 0 :]
+
+    def line(self, row: int) -> int:
+        """Return the line number of a row."""
+        return self._lines[row] if row < len(self._lines) else row + 1
+
+    def fault(self, bad: Bools, column: str, *, expected: str) -> None:
+        """Note that a column is wrong in some rows."""
+        values = self.frame[column]
+        for row in np.flatnonzero(bad).tolist():
+            value = values.iat[row]
+            found = "is missing" if _blank(value) else f"is '{value}'"
+            self._faults.append((row, f"line {self.line(row)}: {column} {found}; expected {expected}"))
+
+    def numbers(
+        self,
+        column: str,
+        *,
+        low: float = -np.inf,
+        high: float = 1e15,
+        above: bool = False,
+        whole: bool = False,
+        blank_ok: bool = False,
+    ) -> Floats:
+        """Return a column of numbers, (N,); NaN where one is missing (`blank_ok`) or wrong (noted).
+
+        Parameters
+        ----------
+        column : str
+            Its name.
+        low, high : float
+            The range; with `above` the number must be more than `low`.
+        whole : bool
+            No fraction.
+        blank_ok : bool
+            An empty cell is no fault.
+        """
+        import pandas as pd
+
+        raw = self.frame[column]
+        values: Floats = pd.to_numeric(raw, errors="coerce").to_numpy(np.float64, na_value=np.nan).copy()
+        good = np.isfinite(values) & (values <= high) & ((values > low) if above else (values >= low))
+        if whole:
+            good &= values == np.floor(values)
+        bad = ~good
+        if blank_ok:
+            bad &= ~_blanks(raw)
+        self.fault(bad, column, expected=_range(low, high, above=above, whole=whole, blank_ok=blank_ok))
+        values[~good] = np.nan
+        return values
+
+    def counts(self, column: str, *, low: int = 1, high: int = MAX_TASKS) -> Ints:
+        """Return a column of whole numbers, (N,); `low` where one is wrong (noted)."""
+        values = self.numbers(column, low=low, high=high, whole=True)
+        return np.nan_to_num(values, nan=low).astype(np.int32)
+
+    def times_s(self, column: str, *, blank_ok: bool = False) -> Floats:
+        """Return a column of dates and times as seconds, (N,); NaN where one is missing (`blank_ok`) or wrong."""
+        import pandas as pd
+
+        raw = self.frame[column]
+        stamps = pd.to_datetime(raw.astype("str"), format=_CLOCK, errors="coerce")
+        missing = stamps.isna().to_numpy()
+        seconds: Floats = stamps.to_numpy("datetime64[s]").astype(np.int64).astype(np.float64)
+        seconds[missing] = np.nan
+        bad = missing & ~_blanks(raw) if blank_ok else missing
+        self.fault(bad, column, expected="a time like 2017-10-09 07:01:55")
+        return seconds
+
+    def texts(self, column: str, *, known: frozenset[str] | None = None) -> list[str]:
+        """Return a column of names; blanks, and with `known` other names, are noted."""
+        from difflib import get_close_matches
+
+        raw = self.frame[column]
+        self.fault(_blanks(raw), column, expected="a name")
+        names = raw.astype("str").tolist()
+        for name in set(names) - known if known else ():
+            near = get_close_matches(name, known or (), n=1)
+            expected = f"a known one, such as '{near[0] if near else min(known or ())}'"
+            self.fault(np.array([other == name for other in names]) & ~_blanks(raw), column, expected=expected)
+        return names
+
+    def check(self) -> None:
+        """Raise every fault noted so far.
+
+        Raises
+        ------
+        TraceError
+            One message with all faults (the first 20 in full), in order of lines.
+        """
+        if self._faults:
+            raise TraceError(told(str(self.path), [text for _, text in sorted(self._faults, key=lambda f: f[0])]))
+        if not len(self):
+            raise TraceError(f"{self.path}: it has no jobs; expected at least one row.")
+
+
+def table_of(path: Path, *, columns: Sequence[str], header: bool, expected: str, separator: str = ",") -> Table:
+    """Return the rows of a text file.
+
+    Parameters
+    ----------
+    path : Path
+        The file, gzipped or not.
+    columns : sequence of str
+        With a header, the columns that must be there, in any order among others; without, all columns.
+    header : bool
+        Whether the first line names the columns. A header line in a file of a format that has none is skipped.
+    expected : str
+        What the file should be, for messages.
+    separator : str
+        Between cells.
+
+    Raises
+    ------
+    TraceError
+        If the file cannot be read, a column is missing, or lines have a wrong number of cells (all of them are named).
+    """
+    text = text_of(path, expected=expected)
+    first = next(iter(lines_of(text[: 1 << 16])), (1, ""))[1]
+    names = _cells(first, separator)
+    if not header and names[: len(columns)] == list(columns):
+        header = True
+    if header:
+        missing = [column for column in columns if column not in names]
+        if missing:
+            raise TraceError(f"{path}: line 1: column {', '.join(missing)} is missing; expected {expected}.")
+    else:
+        names = list(columns)
+    if len(set(names)) < len(names):
+        raise TraceError(f"{path}: line 1: a column occurs twice; expected {expected}.")
+    _check_widths(path, text, separator=separator, n_cells=len(names))
+    return Table(path, _frame(path, text, names, columns, header, separator, expected), text=text, header=header)
+
+
+def _frame(
+    path: Path, text: str, names: list[str], columns: Sequence[str], header: bool, separator: str, expected: str
+) -> pd.DataFrame:
+    import pandas as pd
+
+    try:
+        return pd.read_csv(
+            io.StringIO(text),
+            sep=separator,
+            names=names,
+            skiprows=1 if header else 0,
+            usecols=list(columns),
+            index_col=False,
+            keep_default_na=False,
+            na_values=[""],
+            low_memory=False,
+            quoting=csv.QUOTE_NONE if separator == "\t" else csv.QUOTE_MINIMAL,
+            float_precision="round_trip",
+        )
+    except (ValueError, OverflowError) as error:  # ParserError and EmptyDataError are ValueErrors
+        raise TraceError(f"{path}: {str(error).splitlines()[0]}; expected {expected}.") from None
+
+
+def _check_widths(path: Path, text: str, *, separator: str, n_cells: int) -> None:
+    lines = lines_of(text)
+    quoted = separator != "\t" and '"' in text
+    faults = []
+    for number, line in lines:
+        n = len(_cells(line, separator)) if quoted else line.count(separator) + 1
+        if n != n_cells:
+            faults.append(f"line {number}: {n} cells; expected {n_cells}, separated by {separator!r}")
+            if len(faults) > 10 * MAX_FAULTS_TOLD:
+                break
+    if faults:
+        raise TraceError(told(str(path), faults))
+
+
+def _cells(line: str, separator: str) -> list[str]:
+    if separator == "\t" or '"' not in line:
+        return line.split(separator)
+    return next(csv.reader([line], delimiter=separator))
+
+
+def _blank(value: Any) -> bool:
+    return value is None or value != value or str(value).strip() in ("", "None")
+
+
+def _blanks(raw: pd.Series) -> Bools:
+    if raw.dtype.kind in "iufb":
+        return raw.isna().to_numpy()
+    text = raw.astype("str").str.strip()
+    return (raw.isna() | text.isin(["", "None", "nan"])).to_numpy(np.bool_)
+
+
+def _range(low: float, high: float, *, above: bool, whole: bool, blank_ok: bool) -> str:
+    kind = "a whole number" if whole else "a number"
+    limit = "" if low == -np.inf else f" {'>' if above else '>='} {low:g}"
+    upper = f" and <= {high:g}" if high < 1e15 else ""
+    return f"{kind}{limit}{upper}{' or nothing' if blank_ok else ''}"
+
+
+def from_zero(times_s: Floats) -> Floats:
+    """Return times counted from the earliest one."""
+    zeroed: Floats = times_s - np.nanmin(times_s)
+    return zeroed
+
+
+def per_gpu(n_gpus: Ints, *, cpus: Floats | float = np.nan, memory_gb: Floats | float = 0.0) -> tuple[Ints, Floats]:
+    """Return rigid gangs for jobs of so many GPUs: workers (N,) of one GPU each, and what one worker takes (N, R).
+
+    Cores and memory of the job are shared among its workers; NaN cores: one core per GPU. A job without GPUs is one
+    worker without GPUs.
+    """
+    workers = np.maximum(n_gpus, 1).astype(np.int32)
+    cores = np.where(np.isnan(cpus), workers, cpus)
+    shares = (np.minimum(n_gpus, 1), cores / workers, np.broadcast_to(memory_gb, workers.shape) / workers)
+    demand: NDArray[np.float64] = np.stack([np.asarray(share, np.float64) for share in shares], axis=-1)
+    return workers, demand

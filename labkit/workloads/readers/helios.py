@@ -1,0 +1,49 @@
+"""SenseTime's Helios traces: `cluster_log.csv` of one cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from labkit.core.errors import TraceError
+from labkit.core.jobs import Jobs
+from labkit.workloads.readers.base import from_zero, per_gpu, table_of
+
+COLUMNS: Final = ("job_id", "user", "vc", "gpu_num", "cpu_num", "submit_time", "duration")
+EXPECTED: Final = "a Helios cluster_log.csv with columns " + ", ".join(COLUMNS)
+
+
+def read_helios(path: str | Path, *, cpu_jobs: bool = False) -> Jobs:
+    """Return the GPU jobs of a Helios log that ran for at least a second; `cpu_jobs` adds those without GPUs.
+
+    A job is a rigid gang of one worker per GPU, its cores shared among them; its steps are its seconds; virtual
+    clusters are the users.
+
+    Raises
+    ------
+    TraceError
+        Every fault, with line and column.
+    """
+    table = table_of(Path(path), columns=COLUMNS, header=True, expected=EXPECTED)
+    submitted_s = table.times_s("submit_time")
+    duration_s = table.numbers("duration", low=0)
+    gpus = table.counts("gpu_num", low=0)
+    cpus = table.numbers("cpu_num", low=0)
+    ids, user = table.texts("job_id"), table.texts("vc")
+    table.check()
+    kept = (duration_s > 0) & (cpu_jobs | (gpus > 0))
+    if not kept.any():
+        raise TraceError(f"{path}: no GPU job ran for a second or more; cpu_jobs=True takes jobs without GPUs too.")
+    workers, demand = per_gpu(gpus, cpus=cpus)
+    return Jobs.of(
+        name=table.path.name,
+        id=np.array(ids, dtype=object)[kept].tolist(),
+        user=np.array(user, dtype=object)[kept].tolist(),
+        arrival_s=from_zero(submitted_s[kept]),
+        total_steps=duration_s[kept],
+        duration_s=duration_s[kept],
+        n_workers=workers[kept],
+        worker_demand=demand[kept],
+    )

@@ -1,0 +1,156 @@
+"""labkit's own traces: CSV and Parquet with the columns of `Jobs.to_frame`."""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from uuid import uuid4
+
+import numpy as np
+
+from labkit.core.errors import InputError, TraceError, unknown
+from labkit.core.jobs import Jobs
+from labkit.workloads.readers.base import MAX_TASKS, Table, bytes_of, lines_of, table_of, text_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_TEXT: Final = ("id", "model", "user")
+_COUNTS: Final = {"n_workers": 1, "max_workers": 1, "n_ps": 0, "max_ps": 0}
+_POSITIVE: Final = ("total_steps", "true_steps", "steps_per_epoch", "weight")
+_OPTIONAL: Final = ("duration_s", "slo_s")
+_DEMANDS: Final = tuple(f"{role}_{r}" for role in ("worker", "ps") for r in ("gpus", "cpus", "memory_gb"))
+KNOWN: Final = frozenset((*_TEXT, *_COUNTS, *_POSITIVE, *_OPTIONAL, *_DEMANDS, "arrival_s", "sync"))
+REQUIRED: Final = ("arrival_s", "total_steps")
+EXPECTED: Final = "a labkit trace with columns arrival_s, total_steps and any of those in the glossary"
+
+
+def read_csv(path: str | Path) -> Jobs:
+    """Return the jobs of labkit's own CSV; only `arrival_s` and `total_steps` must be there.
+
+    Raises
+    ------
+    TraceError
+        Every fault, with line and column; an unknown column with the nearest known one.
+    """
+    path = Path(path)
+    names = _header(text_of(path, expected=EXPECTED))
+    for name in names:
+        if name not in KNOWN:
+            raise TraceError(f"{path}: {unknown('column', name, KNOWN)}")
+    needed = dict.fromkeys((*REQUIRED, *names))
+    return _jobs(table_of(path, columns=tuple(needed), header=True, expected=EXPECTED))
+
+
+def read_parquet(path: str | Path) -> Jobs:
+    """Return the jobs of labkit's own Parquet; as `read_csv`, with the number of the row in place of the line."""
+    import pandas as pd
+    import pyarrow as pa
+
+    path = Path(path)
+    raw = bytes_of(path, expected=EXPECTED)
+    try:
+        frame = pd.read_parquet(io.BytesIO(raw))
+    except (pa.ArrowException, OSError, ValueError, OverflowError, TypeError, KeyError, MemoryError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise TraceError(f"{path}: not a readable Parquet file ({reason}); expected {EXPECTED}.") from None
+    for name in map(str, frame.columns):
+        if name not in KNOWN:
+            raise TraceError(f"{path}: {unknown('column', name, KNOWN)}")
+    missing = [name for name in REQUIRED if name not in frame.columns]
+    if missing:
+        raise TraceError(f"{path}: column {missing[0]} is missing; expected {EXPECTED}.")
+    return _jobs(Table(path, frame.reset_index(drop=True), text="", header=False))
+
+
+def write(jobs: Jobs, path: str | Path) -> Path:
+    """Write jobs as labkit's own CSV or Parquet, by the ending of the name; nothing half-written is ever seen.
+
+    Columns that only repeat their default are left out of a CSV.
+
+    Raises
+    ------
+    InputError
+        If the name ends in neither .csv nor .parquet.
+    """
+    path = Path(path)
+    if path.suffix not in {".csv", ".parquet"}:
+        raise InputError(f"{path}: cannot tell the format from '{path.suffix}'; name it .csv or .parquet.")
+    frame = jobs.to_frame()
+    scratch = path.with_name(f".{path.name}.{uuid4().hex}")
+    try:
+        if path.suffix == ".csv":
+            _compact(frame).to_csv(scratch, index=False, lineterminator="\n")
+        else:
+            frame.to_parquet(scratch, index=False)
+        os.replace(scratch, path)
+    finally:
+        scratch.unlink(missing_ok=True)
+    return path
+
+
+def _header(text: str) -> list[str]:
+    return next((line for _, line in lines_of(text)), "").split(",")
+
+
+def _jobs(table: Table) -> Jobs:
+    frame = table.frame
+    columns: dict[str, Any] = {}
+    for name in map(str, frame.columns):
+        columns[name] = _column(table, name)
+    if "id" in columns:
+        table.fault(frame["id"].astype("str").duplicated().to_numpy(), "id", expected="an id that occurs once")
+    for most, asked in (("max_workers", "n_workers"), ("max_ps", "n_ps")):
+        if most in columns and asked in columns:
+            table.fault(columns[most] < columns[asked], most, expected=f"at least {asked}")
+    table.check()
+    import pandas as pd
+
+    try:
+        return Jobs.from_frame(pd.DataFrame(columns), name=table.path.stem)
+    except InputError as error:
+        raise TraceError(f"{table.path}: {error}") from None
+
+
+def _column(table: Table, name: str) -> Any:
+    if name in _TEXT:
+        return table.texts(name)
+    if name in _COUNTS:
+        return table.counts(name, low=_COUNTS[name], high=MAX_TASKS)
+    if name == "sync":
+        return _flags(table)
+    optional = name in _OPTIONAL
+    return table.numbers(name, low=0, above=optional or name in _POSITIVE, blank_ok=optional)
+
+
+def _flags(table: Table) -> Any:
+    text = table.frame["sync"].astype("str").str.strip().str.lower()
+    table.fault(~text.isin(["true", "false", "0", "1"]).to_numpy(), "sync", expected="True or False")
+    return text.isin(["true", "1"]).to_numpy()
+
+
+def _compact(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the table without the columns that `Jobs.of` would fill in alike."""
+    defaults: dict[str, Any] = {
+        "true_steps": frame["total_steps"],
+        "steps_per_epoch": frame["total_steps"],
+        "max_workers": frame["n_workers"],
+        "max_ps": frame["n_ps"],
+        "sync": True,
+        "weight": 1.0,
+        "user": "user",
+        "model": "job",
+        "worker_gpus": 1.0,
+        "worker_cpus": 1.0,
+        "worker_memory_gb": 0.0,
+        "ps_gpus": 0.0,
+        "ps_cpus": 1.0,
+        "ps_memory_gb": 0.0,
+        "n_ps": 0,
+        "n_workers": 1,
+    }
+    idle = [name for name, value in defaults.items() if bool(np.all(frame[name] == value))]
+    idle += [name for name in _OPTIONAL if frame[name].isna().all()]
+    return frame.drop(columns=idle)
