@@ -1,0 +1,265 @@
+"""The command line: `labkit demo`, `compare`, `traces`, `clusters`, `report`, `doctor`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from labkit.core.errors import LabkitError
+
+if TYPE_CHECKING:
+    from labkit.results.record import RunRecord
+
+app = typer.Typer(
+    help="A laboratory for deep-learning cluster scheduling.", no_args_is_help=True, add_completion=False,
+    pretty_exceptions_enable=False,
+)  # fmt: skip
+traces_app = typer.Typer(help="Describe, list and download traces of jobs.", no_args_is_help=True)
+app.add_typer(traces_app, name="traces")
+
+DEMO_SCHEDULERS = "fifo,srtf,las,drf,tetris,optimus"
+JSON_KEYS = ("scheduler", "mean_jct_s", "median_jct_s", "p95_jct_s", "makespan_s", "n_jobs", "utilisation", "wall_s")
+COLUMNS = {
+    "label": "scheduler",
+    "mean_jct_s": "mean JCT",
+    "median_jct_s": "median JCT",
+    "p95_jct_s": "p95 JCT",
+    "makespan_s": "makespan",
+    "mean_queueing_s": "queueing",
+    "utilisation": "GPUs held",
+    "wall_s": "took",
+}
+Trace = Annotated[Path, typer.Argument(help="A trace in any format that `labkit traces info` reads.", metavar="TRACE")]
+Cluster = Annotated[
+    str, typer.Option(help="A preset (`labkit clusters`), an expression such as 'fat_tree(4)', or hosts.toml.")
+]
+
+
+@app.command()
+def demo(
+    folder: Annotated[Path, typer.Option(help="Where the report goes.")] = Path("reports"),
+) -> None:
+    """Compare five schedulers and FIFO on a shipped trace, and write a report."""
+    from labkit.experiment.demo import CLUSTER, trace
+
+    command = ["labkit", "demo", "--folder", str(folder)]
+    _compare(
+        trace(), cluster=CLUSTER, schedulers=DEMO_SCHEDULERS, report=folder / "demo.html", command=command, options={}
+    )
+
+
+@app.command()
+def compare(
+    trace: Trace,
+    schedulers: Annotated[
+        str, typer.Option(help="Names, with options in brackets: fifo,las(threshold_gpu_s=7200)")
+    ] = DEMO_SCHEDULERS,
+    cluster: Cluster = "gavel-36x3",
+    throughputs: Annotated[
+        Path | None, typer.Option(help="Measured speeds: Gavel's JSON, or a table by (PS, workers).")
+    ] = None,
+    speed: Annotated[str, typer.Option(help="auto, gavel, measured, step-time or recorded.")] = "auto",
+    load: Annotated[float, typer.Option(help="2: jobs arrive twice as fast.")] = 1.0,
+    slot: Annotated[float | None, typer.Option(help="Decide every so many seconds, instead of at every event.")] = None,
+    first: Annotated[int | None, typer.Option(help="Only the first so many jobs.")] = None,
+    format: Annotated[
+        str | None, typer.Option(help="The trace's format, where it cannot be told from the file.")
+    ] = None,
+    start: Annotated[float, typer.Option(help="Seconds that a first start takes.")] = 0.0,
+    restart: Annotated[float, typer.Option(help="Seconds that a restart from a checkpoint takes.")] = 0.0,
+    rescale: Annotated[float, typer.Option(help="Seconds that a change of a running gang takes.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Seed of the simulator.")] = 0,
+    strict: Annotated[bool, typer.Option("--strict", help="Refuse throughputs that were not measured.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line and scheduler.")] = False,
+    report: Annotated[Path | None, typer.Option(help="Write an HTML report to this file.")] = None,
+    runs: Annotated[Path | None, typer.Option(help="Keep the runs, each in a folder of its own, in here.")] = None,
+) -> None:
+    """Simulate several schedulers on one trace and compare them."""
+    from labkit.experiment.cadence import every_slot
+    from labkit.simulator import Overheads
+    from labkit.workloads import read, scaled
+
+    jobs = read(trace, format=format)
+    jobs = jobs.take(slice(None, first)) if first else jobs
+    jobs = scaled(jobs, load=load) if load != 1 else jobs
+    options: dict[str, Any] = {"speed": speed, "throughputs": throughputs, "strict": strict, "seed": seed}
+    options["overheads"] = Overheads(start_s=start, restart_s=restart, rescale_s=rescale)
+    options["cadence"] = None if slot is None else every_slot(slot)
+    _compare(
+        jobs, cluster=cluster, schedulers=schedulers, report=report, command=sys.argv, options=options,
+        as_json=as_json, runs=runs,
+    )  # fmt: skip
+
+
+def _compare(
+    jobs: Any,
+    *,
+    cluster: str,
+    schedulers: str,
+    report: Path | None,
+    command: list[str],
+    options: dict[str, Any],
+    as_json: bool = False,
+    runs: Path | None = None,
+) -> None:
+    from labkit.experiment import compare as run_all
+
+    def tell(record: RunRecord) -> None:
+        if as_json:
+            told = {"scheduler": record.info.scheduler, "wall_s": record.info.wall_s, **record.summary}
+            print(json.dumps({key: _number(told[key]) for key in JSON_KEYS}), flush=True)
+
+    names = split_names(schedulers)
+    if not as_json:
+        print(f"{len(jobs)} jobs of {jobs.name} on {cluster}")
+    records = run_all(
+        jobs, cluster=cluster, schedulers=names, folder=runs, progress=not as_json and sys.stderr.isatty(),
+        after_each=tell, **options,
+    )  # fmt: skip
+    if not as_json:
+        _print_table(records)
+    if report is not None:
+        from labkit.plots.report import write_report
+
+        written = write_report(records, report, title=f"{jobs.name} on {cluster}", command=command_line(command))
+        if not as_json:
+            print(f"report: {written.resolve()}")
+
+
+def command_line(words: list[str]) -> str:
+    """Return what was typed, with the program's bare name."""
+    import shlex
+
+    return shlex.join(["labkit", *words[1:]])
+
+
+def split_names(text: str) -> list[str]:
+    """Return the names of a comma-separated list, leaving commas inside brackets alone.
+
+    >>> split_names("fifo, las(threshold_gpu_s=60, quantum_s=5)")
+    ['fifo', 'las(threshold_gpu_s=60, quantum_s=5)']
+    """
+    names, depth = [""], 0
+    for letter in text:
+        depth += (letter == "(") - (letter == ")")
+        if letter == "," and depth == 0:
+            names.append("")
+        else:
+            names[-1] += letter
+    return [name.strip() for name in names if name.strip()]
+
+
+def _number(value: Any) -> Any:
+    """Return a number as JSON can hold it: NaN becomes null."""
+    return None if isinstance(value, float) and value != value else value
+
+
+def _print_table(records: list[RunRecord]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from labkit.plots.theme import human_s
+    from labkit.results.metrics import compare as as_table
+
+    table = Table(box=None, header_style="bold")
+    for number, heading in enumerate(COLUMNS.values()):
+        table.add_column(heading, justify="left" if number == 0 else "right")
+    frame = as_table(records)
+    best = frame["mean_jct_s"].idxmin()
+    for i, row in frame.iterrows():
+        cells = [
+            str(row[c]) if c == "label" else f"{row[c]:.0%}" if c == "utilisation" else human_s(float(row[c]))
+            for c in COLUMNS
+        ]
+        table.add_row(*cells, style="bold green" if i == best else None)
+    Console().print(table)
+
+
+@app.command()
+def report(
+    runs: Annotated[list[str], typer.Argument(help="Folders of runs, or their ids under --root.", metavar="RUN...")],
+    root: Annotated[Path, typer.Option(help="Where runs are kept.")] = Path("runs"),
+    out: Annotated[Path, typer.Option(help="The file to write.")] = Path("reports/report.html"),
+) -> None:
+    """Write one HTML file about some runs; it needs no network."""
+    from labkit.plots.report import write_report
+    from labkit.results.store import load
+
+    records = [load(run, root=root) for run in runs]
+    print(write_report(records, out, title=", ".join(runs), command=command_line(sys.argv)).resolve())
+
+
+@app.command()
+def schedulers() -> None:
+    """List the schedulers, with their options."""
+    from labkit import schedulers as folder
+
+    for name in folder.available():
+        kind = type(folder.make(name))
+        options = ", ".join(f for f in getattr(kind, "__dataclass_fields__", {}))
+        print(f"{name:10} {(kind.__doc__ or '').strip().splitlines()[0]}\n{'':10} options: {options}")
+
+
+@app.command()
+def clusters() -> None:
+    """List the clusters that have a name."""
+    from labkit.topology import available
+
+    for name, what in available().items():
+        print(f"{name:22} {what}")
+
+
+@traces_app.command("info")
+def traces_info(file: Trace, format: Annotated[str | None, typer.Option(help="The trace's format.")] = None) -> None:
+    """Describe a trace: jobs, time span, sizes, durations."""
+    from labkit.workloads import info
+
+    print(info(file, format=format))
+
+
+@traces_app.command("fetch")
+def traces_fetch(
+    name: Annotated[str, typer.Argument(help="A name that `labkit traces list` shows.")],
+    checksum: Annotated[str | None, typer.Option(help="SHA-256 that the file must have.")] = None,
+) -> None:
+    """Download a public trace, check it, and print where it is."""
+    from labkit.workloads.fetch import fetch
+
+    print(fetch(name, checksum=checksum))
+
+
+@traces_app.command("list")
+def traces_list() -> None:
+    """List the public traces that can be downloaded."""
+    from labkit.workloads.fetch import PUBLIC
+
+    for name, trace in PUBLIC.items():
+        print(f"{name:22} {trace}")
+
+
+@app.command()
+def doctor() -> None:
+    """Tell what is missing on this machine, and how to get it."""
+    from labkit import doctor as checkup
+
+    raise typer.Exit(checkup.main())
+
+
+def main() -> None:
+    """Run the command line; what labkit raises on purpose is told in one line, with exit code 2."""
+    try:
+        app()
+    except LabkitError as error:
+        print(f"labkit: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("labkit: stopped", file=sys.stderr)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,253 @@
+"""Simulate a trace: from jobs, a cluster and a scheduler to the record of a run."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from labkit.core.cluster import Cluster
+from labkit.core.events import Events, Kind
+from labkit.core.jobs import Jobs
+from labkit.core.protocols import Scheduler, SpeedModel
+from labkit.experiment import provenance
+from labkit.experiment.cadence import Cadence, at_events
+from labkit.experiment.session import Observer, Session
+from labkit.experiment.speeds import declared, speed_model
+from labkit.results.record import RunInfo, RunRecord, State
+from labkit.results.store import RunWriter, free_id
+from labkit.schedulers import make
+from labkit.simulator import Faults, Losses, Overheads, Simulator, Variation
+from labkit.topology import presets
+from labkit.workloads import readers
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Experiment:
+    """All that defines a simulation except its scheduler; make one with `Experiment.of`.
+
+    Attributes
+    ----------
+    jobs, cluster : Jobs, Cluster
+        What arrives, and where it runs.
+    speed : SpeedModel
+        The truth about speeds.
+    cadence : Cadence or None
+        When to decide; None: at every event, and at least every `quantum_s` of a scheduler that has one.
+    overheads, variation, faults, losses
+        What makes the run less than ideal.
+    seed : int
+        Of the simulator's generator.
+    """
+
+    jobs: Jobs
+    cluster: Cluster
+    speed: SpeedModel
+    cadence: Cadence | None = None
+    overheads: Overheads | None = None
+    variation: Variation | None = None
+    faults: Faults | None = None
+    losses: Losses | None = None
+    seed: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        jobs: Jobs | str | Path,
+        *,
+        cluster: Cluster | str,
+        speed: SpeedModel | str = "auto",
+        throughputs: str | Path | None = None,
+        strict: bool = False,
+        **options: Any,
+    ) -> Experiment:
+        """Return an experiment; a trace may be a path, a cluster a preset or an expression, a speed model a name."""
+        jobs = jobs if isinstance(jobs, Jobs) else readers.read(jobs)
+        cluster = cluster if isinstance(cluster, Cluster) else presets.build(cluster)
+        if isinstance(speed, str):
+            speed = speed_model(jobs, cluster, kind=speed, throughputs=throughputs, strict=strict)
+        return cls(jobs=declared(jobs, speed), cluster=cluster, speed=speed, **options)
+
+    def simulator(self) -> Simulator:
+        """Return a fresh simulator at time 0."""
+        return Simulator(
+            self.jobs,
+            self.cluster,
+            speed=self.speed,
+            overheads=self.overheads,
+            variation=self.variation,
+            faults=self.faults,
+            losses=self.losses,
+            rng=np.random.default_rng(self.seed),
+        )
+
+    def session(self, scheduler: Scheduler, *, observers: Sequence[Observer] = ()) -> Session:
+        """Return a session at time 0, with the cadence that suits the scheduler."""
+        cadence = self.cadence or at_events(quantum_s=getattr(scheduler, "quantum_s", math.inf))
+        return Session(self.simulator(), cadence=cadence, runs_on=self.speed.runs_on(), observers=observers)
+
+    def config(self, scheduler: Scheduler) -> dict[str, Any]:
+        """Return the options of a run, as JSON can hold them."""
+        parts: dict[str, Any] = {"scheduler": scheduler, "cadence": self.cadence, "overheads": self.overheads}
+        parts |= {"variation": self.variation, "faults": self.faults}
+        told = {name: _plain(part) for name, part in parts.items() if part is not None}
+        return told | {"speed": type(self.speed).__name__}
+
+    def info(self, scheduler: Scheduler, *, name: str) -> RunInfo:
+        """Return the row of a run in the table of runs."""
+        return RunInfo(
+            run=f"{_slug(name)}-{_slug(self.jobs.name)}-{self.seed}",
+            scheduler=name,
+            cluster=self.cluster.name,
+            trace=self.jobs.name,
+            seed=self.seed,
+            config=self.config(scheduler),
+            state=State.RUNNING,
+            **provenance.stamp(),
+        )
+
+    def run(
+        self,
+        scheduler: Scheduler | str,
+        *,
+        name: str | None = None,
+        folder: str | Path | None = None,
+        progress: bool = False,
+        observers: Sequence[Observer] = (),
+    ) -> RunRecord:
+        """Simulate until every job has completed.
+
+        Parameters
+        ----------
+        scheduler : Scheduler or str
+            Or a name that `labkit.schedulers.make` takes.
+        name : str, optional
+            What to call it in tables and figures.
+        folder : path, optional
+            Where to keep runs, each in a folder of its own that is written while it goes on.
+        progress : bool
+            Show a progress bar.
+        observers : sequence of callables
+            Each is called with every batch of events.
+
+        Returns
+        -------
+        RunRecord
+            With all events, a table of jobs and a summary.
+        """
+        called = name or (scheduler if isinstance(scheduler, str) else type(scheduler).__name__.lower())
+        scheduler = make(scheduler) if isinstance(scheduler, str) else scheduler
+        info = self.info(scheduler, name=called)
+        watchers = list(observers)
+        with ExitStack() as stack:
+            if progress:
+                watchers.append(stack.enter_context(ProgressBar(called, total=len(self.jobs))))
+            if folder is not None:
+                info = replace(info, run=free_id(folder, info.run))
+                writer = RunWriter.create(folder, info=info, jobs=self.jobs, cluster=self.cluster)
+                watchers.append(stack.enter_context(writer).append)
+            began = time.perf_counter()
+            session = self.session(scheduler, observers=watchers)
+            rows = session.run(scheduler)
+            wall_s = time.perf_counter() - began
+        info = replace(info, state=State.DONE, wall_s=wall_s)
+        return RunRecord(info=info, jobs=self.jobs, cluster=self.cluster, events=rows)
+
+
+def simulate(
+    jobs: Jobs | str | Path,
+    *,
+    cluster: Cluster | str,
+    scheduler: Scheduler | str,
+    folder: str | Path | None = None,
+    progress: bool = False,
+    **options: Any,
+) -> RunRecord:
+    """Simulate one scheduler on a trace; the options are those of `Experiment.of`.
+
+    >>> from labkit.core import Jobs
+    >>> from labkit.topology import no_network
+    >>> jobs = Jobs.of(arrival_s=[0, 0], total_steps=[60, 60], duration_s=60, n_workers=4)
+    >>> simulate(jobs, cluster=no_network(1), scheduler="fifo").summary["mean_jct_s"]
+    90.0
+    """
+    return Experiment.of(jobs, cluster=cluster, **options).run(scheduler, folder=folder, progress=progress)
+
+
+def compare(
+    jobs: Jobs | str | Path,
+    *,
+    cluster: Cluster | str,
+    schedulers: Iterable[Scheduler | str],
+    folder: str | Path | None = None,
+    progress: bool = False,
+    after_each: Callable[[RunRecord], None] | None = None,
+    **options: Any,
+) -> list[RunRecord]:
+    """Simulate several schedulers on one trace; `labkit.results.compare` makes a table of what comes back.
+
+    Raises
+    ------
+    InputError
+        If a scheduler is not known, before anything is simulated.
+    """
+    chosen = list(schedulers)
+    for scheduler in chosen:
+        if isinstance(scheduler, str):
+            make(scheduler)
+    experiment = Experiment.of(jobs, cluster=cluster, **options)
+    records = []
+    for scheduler in chosen:
+        record = experiment.run(scheduler, folder=folder, progress=progress)
+        if after_each is not None:
+            after_each(record)
+        records.append(record)
+    return records
+
+
+class ProgressBar:
+    """A bar that counts completed jobs, in a terminal or in a notebook."""
+
+    def __init__(self, name: str, *, total: int) -> None:
+        from tqdm.auto import tqdm
+
+        self._bar = tqdm(total=total, desc=f"{name:>8}", unit="job", mininterval=0.1, leave=True)
+
+    def __call__(self, batch: Events) -> None:
+        """Count the jobs that completed in a batch."""
+        done = int(np.count_nonzero(batch["kind"] == Kind.COMPLETED))
+        if done:
+            self._bar.update(done)
+
+    def __enter__(self) -> ProgressBar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+
+
+def _plain(part: Any) -> Any:
+    """Return a configuration as JSON can hold it."""
+    if is_dataclass(part) and not isinstance(part, type):
+        shown = {key: _plain(value) for key, value in asdict(part).items()} if not _holds_arrays(part) else {}
+        return {"kind": type(part).__name__} | shown
+    if isinstance(part, dict):
+        return {key: _plain(value) for key, value in part.items()}
+    if isinstance(part, float) and math.isinf(part):
+        return "inf"
+    return part if isinstance(part, str | int | float | bool | None) else repr(part)
+
+
+def _holds_arrays(part: Any) -> bool:
+    return any(isinstance(getattr(part, name), np.ndarray) for name in part.__dataclass_fields__)
+
+
+def _slug(name: str) -> str:
+    kept = "".join(c if c.isalnum() or c in "._" else "-" for c in Path(name).name)
+    return kept.strip("-.") or "run"

@@ -1,0 +1,97 @@
+"""Which speed model fits a trace."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from labkit.core.cluster import Cluster
+from labkit.core.errors import InputError, unknown
+from labkit.core.jobs import Jobs
+from labkit.core.protocols import SpeedModel
+
+KINDS = ("auto", "gavel", "measured", "recorded", "step-time")
+
+
+def speed_model(
+    jobs: Jobs,
+    cluster: Cluster,
+    *,
+    kind: str = "auto",
+    throughputs: str | Path | None = None,
+    strict: bool = False,
+) -> SpeedModel:
+    """Return the truth about speeds that a simulation of these jobs on this cluster uses.
+
+    Parameters
+    ----------
+    kind : str
+        "gavel": Gavel's measured throughputs by model, GPUs and device type. "measured": a table of speeds by
+        (PS, workers), read from `throughputs`. "step-time": computation and communication over the network.
+        "recorded": the trace's own durations. "auto": the first of gavel, step-time and recorded that knows all
+        models and device types; measured where `throughputs` is not JSON.
+    throughputs : path, optional
+        Gavel's JSON, or a table of measured speeds.
+    strict : bool
+        Refuse throughputs that would have to be estimated.
+
+    Raises
+    ------
+    InputError
+        If the kind is not known, or it does not know a model or a device type.
+    """
+    if kind not in KINDS:
+        raise unknown("speed model", kind, KINDS)
+    if kind == "auto":
+        kind = _fitting(jobs, cluster, throughputs)
+    if kind == "gavel":
+        from labkit.speed.gavel import GavelSpeed
+        from labkit.workloads.gavel import Throughputs
+
+        table = None if throughputs is None else Throughputs.read(throughputs)
+        return GavelSpeed(jobs, cluster, throughputs=table, strict=strict)
+    if kind == "measured":
+        from labkit.speed.measured import MeasuredSpeed, SpeedTable
+
+        if throughputs is None:
+            raise InputError("speed model 'measured' needs a table of speeds; give it with --throughputs FILE.")
+        return MeasuredSpeed(jobs, cluster, table=SpeedTable.read(throughputs))
+    if kind == "step-time":
+        from labkit.speed.step_time import step_time
+
+        return step_time(jobs, cluster)
+    from labkit.speed.recorded import Recorded
+
+    return Recorded(jobs, cluster)
+
+
+def _fitting(jobs: Jobs, cluster: Cluster, throughputs: str | Path | None) -> str:
+    """Return the kind of speed model that knows these jobs."""
+    if throughputs is not None:
+        return "gavel" if str(throughputs).endswith(".json") else "measured"
+    from labkit.workloads.gavel import Throughputs
+
+    published = Throughputs.published()
+    if set(jobs.models) <= set(published.models) and set(cluster.device_types) <= set(published.device_types):
+        return "gavel"
+    distributed = (jobs.max_ps > 0).any() or np.isnan(jobs.duration_s).any()
+    return "step-time" if distributed and all(_in_catalogue(name) for name in jobs.models) else "recorded"
+
+
+def _in_catalogue(name: str) -> bool:
+    from labkit.workloads import catalogue
+
+    try:
+        catalogue.model(name)
+    except InputError:
+        return False
+    return True
+
+
+def declared(jobs: Jobs, speed: SpeedModel) -> Jobs:
+    """Return the jobs with every unknown duration filled in from the speed model."""
+    unknown_s = np.isnan(jobs.duration_s)
+    if not unknown_s.any():
+        return jobs
+    return jobs.with_columns(duration_s=np.where(unknown_s, speed.durations_s(), jobs.duration_s))
