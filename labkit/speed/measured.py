@@ -1,0 +1,269 @@
+"""Measured training speeds by (PS, workers): reading them, radial-basis interpolation, and the speed model on top."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from labkit.core.cluster import Cluster
+from labkit.core.errors import InputError, ProfileError, unknown
+from labkit.core.jobs import Jobs, told
+from labkit.core.protocols import Running
+from labkit.core.resources import Bools, Floats, Ints
+from labkit.speed.measured_files import read_rows
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True, eq=False)
+class SpeedTable:
+    """Measured speeds of some models, K of them; make one with `SpeedTable.of` or `SpeedTable.read`.
+
+    Attributes
+    ----------
+    models : tuple of str
+        (K,) names, in order of first sight.
+    model : array
+        (N,) index into `models`.
+    n_ps, n_workers : array
+        (N,) the gang that was measured, at least one of each.
+    samples_per_s : array
+        (N,) training speed of the whole job; 0 for a gang on which the measurement failed.
+    batch : array
+        (K,) samples per step (the global batch of synchronous training); 1 where it is not known.
+    """
+
+    models: tuple[str, ...]
+    model: Ints
+    n_ps: Ints
+    n_workers: Ints
+    samples_per_s: Floats
+    batch: Floats
+
+    @classmethod
+    def of(
+        cls,
+        model: ArrayLike,
+        *,
+        n_ps: ArrayLike,
+        n_workers: ArrayLike,
+        samples_per_s: ArrayLike,
+        batch: ArrayLike = 1.0,
+        name: str = "speed table",
+    ) -> Self:
+        """Return a table from columns.
+
+        Raises
+        ------
+        ProfileError
+            All faults at once: counts below 1, speeds that are negative, infinite or NaN, a gang measured twice,
+            a model with fewer than two gangs, a batch that changes within a model.
+        """
+        names = np.atleast_1d(np.asarray(model, dtype=object))
+        models = tuple(dict.fromkeys(str(m) for m in names))
+        index = {m: k for k, m in enumerate(models)}
+        code = np.array([index[str(m)] for m in names], np.int32)
+        ps, workers = _counts(n_ps, len(names)), _counts(n_workers, len(names))
+        speed = np.array(np.broadcast_to(np.asarray(samples_per_s, np.float64), (len(names),)))
+        batches = np.array(np.broadcast_to(np.asarray(batch, np.float64), (len(names),)))
+        faults = _faults(models, code, ps, workers, speed, batches)
+        if faults:
+            raise ProfileError(told(name, faults))
+        first_row = np.array([np.flatnonzero(code == k)[0] for k in range(len(models))])
+        return cls(models, code, ps, workers, speed, batches[first_row])
+
+    @classmethod
+    def read(cls, path: Path | str) -> Self:
+        """Read DL2's `config_speed.txt` (a tuple per line) or a CSV: model,n_ps,n_workers,samples_per_s[,batch].
+
+        Raises
+        ------
+        ProfileError
+            All faults of the file at once, each with line and column.
+        """
+        rows = read_rows(Path(path))
+        return cls.of(
+            [row.model for row in rows],
+            n_ps=[row.n_ps for row in rows],
+            n_workers=[row.n_workers for row in rows],
+            samples_per_s=[row.samples_per_s for row in rows],
+            batch=[row.batch for row in rows],
+            name=str(path),
+        )
+
+    def __len__(self) -> int:
+        return len(self.model)
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return one row per measurement; `to_csv(index=False)` of it is what `read` takes."""
+        import pandas as pd
+
+        names = np.array(self.models, dtype=object)[self.model]
+        return pd.DataFrame(
+            {"model": names, "n_ps": self.n_ps, "n_workers": self.n_workers, "samples_per_s": self.samples_per_s,
+             "batch": self.batch[self.model]}
+        )  # fmt: skip
+
+    def code(self, model: str) -> int:
+        """Return the index of a model.
+
+        Raises
+        ------
+        InputError
+            If it was not measured; the message names the nearest one that was.
+        """
+        if model not in self.models:
+            raise unknown("model of the speed table", model, self.models)
+        return self.models.index(model)
+
+    def rows(self, model: str) -> tuple[Ints, Ints, Floats]:
+        """Return PS, workers and samples/s of one model's measurements, (n,) each."""
+        mine = self.model == self.code(model)
+        return self.n_ps[mine], self.n_workers[mine], self.samples_per_s[mine]
+
+    def interpolate(self, model: str, *, n_ps: ArrayLike, n_workers: ArrayLike) -> Floats:
+        """Return samples/s at any gangs by linear radial-basis functions, as DL2's simulator does.
+
+        S(p, w) = sum_i lambda_i hypot(p - p_i, w - w_i), exact at the measured points, without polynomial term [1]_.
+        Far from them it may be negative or too high: nothing is clipped here.
+
+        References
+        ----------
+        .. [1] `speed.py` of DL2's public simulator: `scipy.interpolate.Rbf(function="linear")`.
+        """
+        ps, workers, speed = self.rows(model)
+        weights = np.linalg.solve(np.hypot(ps[:, None] - ps, workers[:, None] - workers), speed)
+        at_ps, at_workers = np.asarray(n_ps, np.float64), np.asarray(n_workers, np.float64)
+        distance = np.hypot(at_ps[..., None] - ps, at_workers[..., None] - workers)
+        return np.asarray(distance @ weights, dtype=np.float64)
+
+    def grid(self, model: str, *, max_ps: int, max_workers: int, clip: bool = False) -> Floats:
+        """Return samples/s at every gang, (max_ps + 1, max_workers + 1); 0 without PS or without workers.
+
+        `clip` raises negative speeds to 0; DL2's simulator does not, and has about -4e-13 where a measurement failed.
+        """
+        grid = np.zeros((max_ps + 1, max_workers + 1))
+        n_ps, n_workers = np.meshgrid(np.arange(1, max_ps + 1), np.arange(1, max_workers + 1), indexing="ij")
+        grid[1:, 1:] = self.interpolate(model, n_ps=n_ps, n_workers=n_workers)
+        return np.maximum(grid, 0.0) if clip else grid
+
+
+class MeasuredSpeed:
+    """Steps per second from measured speeds: only the numbers of PSs and workers count, not where they are.
+
+    Parameters
+    ----------
+    jobs, cluster : Jobs, Cluster
+        Jobs whose models are all in the table, and may use at least one PS.
+    table : SpeedTable
+        What was measured.
+    samples_per_step : mapping, optional
+        Samples in one step of each model's jobs; by default the table's batch, so that a step is a parameter update.
+        (A job of DL2's traces counts `epoch_size` samples as its unit of work: pass those.)
+    clip : bool
+        True: a speed is never negative. False keeps the published values, which differ from 0 only in the 13th digit
+        where a measurement failed, and below 0 only when extrapolated.
+    """
+
+    local = True
+
+    def __init__(
+        self,
+        jobs: Jobs,
+        cluster: Cluster,
+        *,
+        table: SpeedTable,
+        samples_per_step: Mapping[str, float] | None = None,
+        clip: bool = True,
+    ) -> None:
+        _refuse_without_ps(jobs)
+        self.jobs, self.cluster, self.table = jobs, cluster, table
+        shape = {"max_ps": int(jobs.max_ps.max()), "max_workers": int(jobs.max_workers.max())}
+        self.grid: Floats = np.stack(
+            [
+                table.grid(model, clip=clip, **shape) / _samples_per_step(table, model, samples_per_step)
+                for model in jobs.models
+            ]
+        )
+        """(K, P + 1, W + 1) steps/s of each model of the jobs at every gang."""
+        self._model = jobs.model
+
+    def speeds(self, running: Running) -> Floats:
+        """Return steps per second of each job, (J,); 0 without a PS or without a worker."""
+        speeds: Floats = self.grid[self._model[running.job], running.n_ps, running.n_workers]
+        return speeds
+
+    def runs_on(self) -> Bools:
+        """Return which jobs can run on which device types: the table knows no types, so all of them, (N, T)."""
+        return np.ones((len(self.jobs), len(self.cluster.device_types)), np.bool_)
+
+    def durations_s(self) -> Floats:
+        """Return seconds each job takes with the gang it asked for, (N,); NaN where that gang makes no progress."""
+        jobs = self.jobs
+        speed = self.grid[jobs.model, jobs.n_ps, jobs.n_workers]
+        seconds = np.full(len(jobs), np.nan)
+        np.divide(jobs.total_steps, speed, out=seconds, where=speed > 0)
+        return seconds
+
+
+def _samples_per_step(table: SpeedTable, model: str, given: Mapping[str, float] | None) -> float:
+    if given is None:
+        return float(table.batch[table.code(model)])
+    if model not in given:
+        raise unknown("model in samples_per_step", model, given)
+    if not given[model] > 0:
+        raise InputError(f"samples_per_step of '{model}' is {given[model]}; expected a number > 0.")
+    return float(given[model])
+
+
+def _refuse_without_ps(jobs: Jobs) -> None:
+    without = np.flatnonzero(jobs.max_ps < 1)
+    if len(without):
+        raise InputError(
+            f"job {jobs.id[without[0]]} may use no parameter server (max_ps = 0), and {len(without) - 1} more; "
+            "measured speeds need at least one: set max_ps, or take a speed model with all-reduce."
+        )
+
+
+def _counts(values: ArrayLike, n: int) -> Ints:
+    return np.array(np.broadcast_to(np.asarray(values, np.int32), (n,)))
+
+
+def _faults(models: tuple[str, ...], code: Ints, ps: Ints, workers: Ints, speed: Floats, batch: Floats) -> list[str]:
+    """Return what is wrong with the columns of a table, a line each."""
+    if not len(code):
+        return ["it has no measurements; expected at least two gangs of a model"]
+    checks: list[tuple[Bools, str, NDArray[Any], str]] = [
+        (ps < 1, "n_ps", ps, ">= 1"),
+        (workers < 1, "n_workers", workers, ">= 1"),
+        (~np.isfinite(speed) | (speed < 0), "samples_per_s", speed, ">= 0; drop the row or measure it again"),
+        (~np.isfinite(batch) | (batch <= 0), "batch", batch, "> 0"),
+    ]
+    faults = [
+        f"row {i + 1} ({models[code[i]]}): {column} is {values[i]}; expected {expected}"
+        for bad, column, values, expected in checks
+        for i in np.flatnonzero(bad)
+    ]
+    return faults + [
+        fault for k, name in enumerate(models) for fault in _model_faults(name, code == k, ps, workers, batch)
+    ]
+
+
+def _model_faults(name: str, mine: Bools, ps: Ints, workers: Ints, batch: Floats) -> list[str]:
+    gangs, times = np.unique(np.stack([ps[mine], workers[mine]]), axis=1, return_counts=True)
+    faults = [
+        f"{name}: the gang of {p} PS and {w} workers occurs {n} times; keep one (their mean, say)"
+        for (p, w), n in zip(gangs.T, times, strict=True)
+        if n > 1
+    ]
+    if len(times) < 2:
+        faults.append(f"{name}: one gang was measured; interpolation needs at least one more")
+    if len(np.unique(batch[mine])) > 1:
+        faults.append(f"{name}: the batch changes between rows; speeds are comparable at one global batch only")
+    return faults
