@@ -2,3 +2,29 @@
 
 To read one more kind of trace, add a file to `readers/` and name it in `readers.FORMATS`.
 """
+
+from labkit.workloads.catalogue import Model, model, models
+from labkit.workloads.describe import describe, info, load, scaled
+from labkit.workloads.dl2_traces import dl2_jobs
+from labkit.workloads.gavel import EstimatedThroughput, Throughputs
+from labkit.workloads.gavel_traces import gavel_jobs
+from labkit.workloads.generators import catalogue_jobs, philly_like
+from labkit.workloads.readers import read, write
+
+__all__ = [
+    "EstimatedThroughput",
+    "Model",
+    "Throughputs",
+    "catalogue_jobs",
+    "describe",
+    "dl2_jobs",
+    "gavel_jobs",
+    "info",
+    "load",
+    "model",
+    "models",
+    "philly_like",
+    "read",
+    "scaled",
+    "write",
+]

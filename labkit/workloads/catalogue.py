@@ -96,7 +96,7 @@ _GPU, _CPU, _PS = Demand(1, 2), Demand(0, 2), Demand(0, 2)
 _DL2 = "DL2, Table 1 and its published simulator"
 _DLROVER = "DLRover, Tables 1 and 2; size estimated from xDeepFM (KDD 2018), Table 1"
 
-# name, domain, dataset, size MB, compute s, batch, epoch steps, samples/s at (1, 1), worker demand, cores used by worker, PS
+# name, domain, dataset, size MB, compute s, batch, epoch steps, samples/s at (1, 1), demand, cores of worker, of PS
 _DL2_ROWS: Final = (
     ("resnet-50", "image classification", "ImageNet", 102.2, 0.449, 32, 115, 15.783, _GPU, 0.99, 1.60),
     ("vgg-16", "image classification", "ImageNet", 553.4, 0.535, 32, 115, 9.554, _GPU, 0.72, 1.12),

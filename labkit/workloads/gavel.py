@@ -86,7 +86,7 @@ class Throughputs:
         faults: list[str] = []
         entries = {str(kind): _parsed(str(kind), jobs, faults) for kind, jobs in raw.items()}
         if not faults and not any(entries.values()):
-            faults.append("it has no throughputs; expected {device type: {\"('MODEL', GPUs)\": {\"null\": steps/s}}}")
+            faults.append('it has no throughputs; expected {device type: {"(\'MODEL\', GPUs)": {"null": steps/s}}}')
         if faults:
             raise InputError(told(str(path), faults))
         return cls._of(entries)
@@ -168,8 +168,8 @@ class Throughputs:
         nearest = distance.argmin(axis=1)  # the first of equals is the smaller number
         rows, types = np.arange(len(which))[:, None], np.arange(len(self.device_types))[None, :]
         rates = self.alone[which[:, None], nearest, types] * gpus[:, None] / self.n_gpus[nearest]
-        exact = np.where(known[rows, nearest, types], distance[rows, nearest, types] == 0, True)
-        return np.nan_to_num(rates), exact.all(axis=1)
+        exact: Bools = ~known[rows, nearest, types] | (distance[rows, nearest, types] == 0)
+        return np.nan_to_num(rates), np.asarray(exact.all(axis=1))
 
     def _tell(self, estimated: Floats, *, strict: bool, warn: bool) -> None:
         if not estimated.shape[1] or not (strict or warn):
@@ -256,7 +256,7 @@ def _parsed(kind: str, jobs: object, faults: list[str]) -> Entries:
     for text, others in jobs.items():
         key = _key(text)
         if key is None or not isinstance(others, dict):
-            faults.append(f"{kind} {text}: expected a key \"('MODEL', GPUs)\" that holds {{\"null\": steps/s, ...}}")
+            faults.append(f'{kind} {text}: expected a key "(\'MODEL\', GPUs)" that holds {{"null": steps/s, ...}}')
             continue
         parsed[key] = _parsed_row(f"{kind} {text}", others, faults)
         if len(faults) > 10 * MAX_FAULTS_TOLD:

@@ -1,6 +1,6 @@
 """The recipes of the files that ship: `python -m labkit.workloads.recipes [FOLDER]` writes `traces/` again.
 
-`python -m labkit.workloads.recipes --throughputs simulation_throughputs.json` writes the table of Gavel's figures again.
+`python -m labkit.workloads.recipes --throughputs simulation_throughputs.json` writes Gavel's figures again.
 """
 
 from __future__ import annotations
@@ -12,7 +12,13 @@ from typing import Final
 
 import numpy as np
 
+from labkit.core.jobs import Jobs
+from labkit.workloads.arrivals import diurnal
+from labkit.workloads.dl2_traces import dl2_jobs
 from labkit.workloads.gavel import PUBLISHED, Throughputs
+from labkit.workloads.gavel_traces import gavel_jobs, write_gavel
+from labkit.workloads.generators import catalogue_jobs, philly_like
+from labkit.workloads.readers import write
 
 _HEADER: Final = """\
 # Steps per second of whole jobs, alone on their GPUs, as measured and published by the authors of Gavel
@@ -20,6 +26,45 @@ _HEADER: Final = """\
 # stanford-futuredata/gavel, commit c4fa400. Copyright (c) 2020 Stanford Future Data Systems, MIT License.
 """
 _TYPES: Final = ("k80", "p100", "v100")
+
+
+def demo() -> Jobs:
+    """Return 80 malleable parameter-server jobs in a day, too many at its peak for 40 GPUs."""
+    rng = np.random.default_rng(7)
+    arrival_s = diurnal(80, per_hour=6, rng=rng, swing=0.8)
+    return catalogue_jobs(arrival_s, rng=rng, gangs=(1, 2, 4), max_tasks=12, name="demo")
+
+
+def gavel_small() -> Jobs:
+    """Return 60 jobs of Gavel's continuous recipe, on 1 to 8 GPUs, ten minutes apart."""
+    return gavel_jobs(60, seed=42, mean_gap_s=600.0, multi_gpu=True)
+
+
+def philly_small() -> Jobs:
+    """Return 500 rigid jobs like Philly's, in some three days."""
+    rng = np.random.default_rng(11)
+    return philly_like(diurnal(500, per_hour=7, rng=rng, swing=0.4), rng=rng)
+
+
+def dl2_small() -> Jobs:
+    """Return 60 jobs of DL2's recipe with its short jobs, Poisson arrivals."""
+    return dl2_jobs("short_48n", seed=1, pattern="poisson", jobs_per_slot=2)
+
+
+TRACES: Final[dict[str, Callable[[], Jobs]]] = {
+    "demo.csv": demo,
+    "gavel-small.trace": gavel_small,
+    "philly-like.csv": philly_small,
+    "dl2-small.csv": dl2_small,
+}
+"""Each file in `traces/` and its recipe."""
+
+
+def write_traces(folder: Path) -> None:
+    """Write every trace that ships into a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, recipe in TRACES.items():
+        (write_gavel if name.endswith(".trace") else write)(recipe(), folder / name)
 
 
 def throughputs_csv(path: str | Path) -> str:
@@ -37,13 +82,14 @@ def throughputs_csv(path: str | Path) -> str:
 
 def main(arguments: list[str] | None = None) -> None:
     """Write the files that ship."""
-    parser = argparse.ArgumentParser(prog="python -m labkit.workloads.recipes", description=__doc__)
-    parser.add_argument("folder", nargs="?", type=Path, default=Path("traces"))
-    parser.add_argument("--throughputs", type=Path)
+    parser = argparse.ArgumentParser(prog="python -m labkit.workloads.recipes", description="Write what ships again.")
+    parser.add_argument("folder", nargs="?", type=Path, default=Path("traces"), help="where the traces go")
+    parser.add_argument("--throughputs", type=Path, help="Gavel's simulation_throughputs.json: write its figures only")
     given = parser.parse_args(arguments)
     if given.throughputs:
         PUBLISHED.write_text(throughputs_csv(given.throughputs), "utf-8")
-        return
+    else:
+        write_traces(given.folder)
 
 
 if __name__ == "__main__":

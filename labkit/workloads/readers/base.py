@@ -105,9 +105,9 @@ class Table:
 
     def fault(self, bad: Bools, column: str, *, expected: str) -> None:
         """Note that a column is wrong in some rows."""
-        values = self.frame[column]
+        values = self.frame[column].to_numpy()
         for row in np.flatnonzero(bad).tolist():
-            value = values.iat[row]
+            value = values[row]
             found = "is missing" if _blank(value) else f"is '{value}'"
             self._faults.append((row, f"line {self.line(row)}: {column} {found}; expected {expected}"))
 

@@ -1,0 +1,148 @@
+"""What a trace holds, as a table and as text; and the same trace at another load."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from labkit.core.errors import InputError
+from labkit.core.jobs import Jobs
+from labkit.core.resources import Floats, Ints
+from labkit.workloads.readers import read, sniff
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_QUANTILES: Final = {"min": 0.0, "p25": 0.25, "median": 0.5, "p75": 0.75, "p95": 0.95, "p99": 0.99, "max": 1.0}
+_N_TOP: Final = 5
+
+
+def describe(jobs: Jobs) -> pd.DataFrame:
+    """Return one row per quantity: how many jobs have it, its mean and its quantiles.
+
+    Rows: gap_s (between arrivals), duration_s, gpus (of the asked gang), gpu_hours, total_steps.
+    """
+    import pandas as pd
+
+    columns = {
+        "gap_s": np.diff(jobs.arrival_s),
+        "duration_s": jobs.duration_s,
+        "gpus": jobs.gpus,
+        "gpu_hours": jobs.gpus * jobs.duration_s / 3600,
+        "total_steps": jobs.total_steps,
+    }
+    return pd.DataFrame({name: _summary(values) for name, values in columns.items()}).T
+
+
+def load(jobs: Jobs, *, n_gpus: float) -> float:
+    """Return the GPU-seconds that jobs ask for over those that `n_gpus` GPUs offer until the last arrival.
+
+    NaN if all jobs arrive at once or durations are not known.
+    """
+    if not n_gpus > 0:
+        raise InputError(f"n_gpus is {n_gpus}; expected a number of GPUs > 0.")
+    span_s = float(jobs.arrival_s[-1] - jobs.arrival_s[0])
+    return float(np.sum(jobs.gpus * jobs.duration_s)) / (n_gpus * span_s) if span_s > 0 else float("nan")
+
+
+def scaled(jobs: Jobs, *, load: float) -> Jobs:
+    """Return the same jobs arriving `load` times as fast.
+
+    Raises
+    ------
+    InputError
+        If `load` is not a number > 0.
+    """
+    if not (np.isfinite(load) and load > 0):
+        raise InputError(f"load is {load}; expected a factor > 0, 2 for jobs that arrive twice as fast.")
+    return jobs.with_columns(arrival_s=jobs.arrival_s / load)
+
+
+def info(path: str | Path, *, format: str | None = None, n_gpus: float | None = None) -> str:
+    """Return what `labkit traces info FILE` prints: jobs, span, GPUs, durations, load, top models and users.
+
+    Parameters
+    ----------
+    path : str or Path
+        The trace.
+    format : str, optional
+        Its format, if the contents do not show it.
+    n_gpus : float, optional
+        Tell the load on a cluster of so many GPUs; otherwise the number of GPUs that the jobs would keep busy.
+
+    Raises
+    ------
+    TraceError
+        As `labkit.workloads.readers.read`.
+    """
+    jobs = read(path, format=format)
+    lines = [
+        ("file", f"{path} ({format or sniff(path)})"),
+        ("jobs", f"{len(jobs):,}, {_tasks(jobs)}"),
+        ("arrivals", f"over {_time(jobs.arrival_s[-1])}{_rate(jobs)}"),
+        ("duration", _durations(jobs)),
+        ("GPUs", _histogram(jobs)),
+        ("load", _load(jobs, n_gpus)),
+        ("models", _top(jobs.models, jobs.model)),
+        ("users", _top(jobs.users, jobs.user)),
+    ]
+    return "\n".join(f"{name:<9} {text}" for name, text in lines)
+
+
+def _summary(values: Floats) -> dict[str, float]:
+    known = values[~np.isnan(values)]
+    if not len(known):
+        return {"n": 0.0, "mean": np.nan} | dict.fromkeys(_QUANTILES, np.nan)
+    quantiles = {name: float(np.quantile(known, q)) for name, q in _QUANTILES.items()}
+    return {"n": float(len(known)), "mean": float(known.mean())} | quantiles
+
+
+def _tasks(jobs: Jobs) -> str:
+    kind = "with parameter servers" if (jobs.n_ps > 0).any() else "without parameter servers"
+    grow = (jobs.max_workers > jobs.n_workers) | (jobs.max_ps > jobs.n_ps)
+    return f"{'malleable' if grow.all() else 'some malleable' if grow.any() else 'rigid'}, {kind}"
+
+
+def _rate(jobs: Jobs) -> str:
+    span_s = float(jobs.arrival_s[-1] - jobs.arrival_s[0])
+    return f", {(len(jobs) - 1) / span_s * 3600:.3g} jobs per hour" if span_s > 0 else " (all at once)"
+
+
+def _durations(jobs: Jobs) -> str:
+    known = jobs.duration_s[~np.isnan(jobs.duration_s)]
+    if not len(known):
+        return "not known"
+    half, most, longest = (_time(float(np.quantile(known, q))) for q in (0.5, 0.95, 1.0))
+    of = "" if len(known) == len(jobs) else f" (known of {len(known):,} jobs)"
+    return f"median {half}, mean {_time(float(known.mean()))}, p95 {most}, longest {longest}{of}"
+
+
+def _histogram(jobs: Jobs) -> str:
+    kinds, counts = np.unique(np.round(jobs.gpus, 3), return_counts=True)
+    largest = np.sort(np.argsort(-counts, kind="stable")[:12])
+    shown = ", ".join(f"{kinds[i]:g}: {counts[i]:,}" for i in largest)
+    return shown + (f", and {len(kinds) - 12} other sizes" if len(kinds) > 12 else "")
+
+
+def _load(jobs: Jobs, n_gpus: float | None) -> str:
+    busy = load(jobs, n_gpus=1.0 if n_gpus is None else n_gpus)
+    if np.isnan(busy):
+        return "not known (all at once, or no durations)"
+    return f"{busy:.3g} GPUs busy on average" if n_gpus is None else f"{busy:.1%} of {n_gpus:g} GPUs"
+
+
+def _top(names: tuple[str, ...], which: Ints) -> str:
+    counts: NDArray[np.intp] = np.bincount(which, minlength=len(names))
+    largest = np.argsort(-counts, kind="stable")[:_N_TOP]
+    more = f", and {len(names) - _N_TOP} more" if len(names) > _N_TOP else ""
+    return ", ".join(f"{names[i]} {counts[i]:,}" for i in largest) + more
+
+
+def _time(seconds: float) -> str:
+    for unit, size in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.0f} seconds"

@@ -1,0 +1,181 @@
+"""Traces drawn as in DL2's published simulator, draw by draw, with its parameter sets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from labkit.core.errors import InputError, unknown
+from labkit.core.jobs import Jobs
+from labkit.core.resources import Floats, Ints
+from labkit.workloads.catalogue import DL2_MODELS, model
+
+EPOCH_FRACTIONS: Final = (0.30, 0.96, 0.05, 0.54, 0.95, 0.46, 0.33, 0.23)
+"""Epochs of each type over the most epochs of a setting, in the order of `DL2_MODELS`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A parameter set of DL2's simulator.
+
+    Attributes
+    ----------
+    n_nodes : int
+        Machines of 8 cores and 2 GPUs.
+    n_jobs : int
+        Jobs in all.
+    max_arrivals : int
+        Most arrivals in a slot.
+    max_epochs : int
+        Scale of the lengths of jobs.
+    max_workers : int
+        Most workers, and most parameter servers, of a job.
+    slot_s : float
+        Seconds in a slot.
+    """
+
+    n_nodes: int
+    n_jobs: int
+    max_arrivals: int
+    max_epochs: int
+    max_workers: int = 16
+    slot_s: float = 1200.0
+
+
+SETTINGS: Final = {
+    "large_500n": Setting(500, 200, 10, 30000),
+    "medium_96n": Setting(96, 60, 3, 30000),
+    "small_48n": Setting(48, 60, 3, 80000, max_workers=32),
+    "small_48n_w16": Setting(48, 60, 3, 30000),
+    "short_48n": Setting(48, 60, 3, 3000),
+    "testbed_6n": Setting(6, 10, 5, 1000, slot_s=300.0),
+}
+"""The published parameter sets, and two smaller ones with the same rules (`small_48n_w16`, `short_48n`)."""
+
+
+def setting(name: str) -> Setting:
+    """Return a parameter set by name.
+
+    Raises
+    ------
+    InputError
+        If there is none of that name.
+    """
+    if name not in SETTINGS:
+        raise unknown("DL2 setting", name, SETTINGS)
+    return SETTINGS[name]
+
+
+def dl2_jobs(
+    rules: Setting | str,
+    *,
+    seed: int,
+    pattern: Sequence[int] | str = "poisson",
+    jobs_per_slot: int = 2,
+    fixed_length: bool = True,
+    epoch_error: float = 0.0,
+) -> Jobs:
+    """Return the jobs that DL2's simulator draws from a seed.
+
+    One of its epochs is an opaque unit of `epoch_size` samples. Here a step is one sample, so that measured speeds in
+    samples/s apply. Jobs ask for one worker and one PS and are malleable up to the setting's most; a worker takes 2
+    cores and a GPU (none for the two models that train on CPUs), a PS 2 cores. The declared duration is that of one
+    worker and one PS at the measured speed.
+
+    Parameters
+    ----------
+    rules : Setting or str
+        A parameter set or its name.
+    seed : int
+        Of a legacy `RandomState`, the stream of the published simulator.
+    pattern : sequence of int or str
+        Arrivals of each slot, used in rotation from a drawn offset: "uniform" (`jobs_per_slot` in each), "poisson"
+        (100 draws of that mean), or a list of one's own, such as a published one.
+    jobs_per_slot : int
+        For the named patterns.
+    fixed_length : bool
+        Otherwise each job's length is 90 to 109 % of its type's.
+    epoch_error : float
+        The true length is the declared one times a factor uniform in 1 - error ... 1 + error.
+
+    Raises
+    ------
+    InputError
+        If a name is unknown or the pattern has no arrivals.
+
+    References
+    ----------
+    .. [1] Peng et al., "DL2", and its published simulator (commit 2e54920).
+    """
+    rules = setting(rules) if isinstance(rules, str) else rules
+    rng = np.random.RandomState(seed)  # the published recipe is defined by this legacy stream
+    per_slot = _pattern(pattern, jobs_per_slot, rng)
+    slots = _slots(per_slot, rules, offset=int(rng.randint(5)))
+    kinds, epochs, true_epochs = _lengths(rng, rules, fixed_length=fixed_length, epoch_error=epoch_error)
+    chosen = [model(DL2_MODELS[kind]) for kind in kinds]
+    size = np.array([m.steps_per_epoch for m in chosen], np.float64)
+    return Jobs.of(
+        name=f"dl2-{seed}",
+        id=[str(i) for i in range(1, rules.n_jobs + 1)],
+        model=[m.name for m in chosen],
+        arrival_s=slots * rules.slot_s,
+        total_steps=epochs * size,
+        true_steps=true_epochs * size,
+        steps_per_epoch=size,
+        duration_s=epochs * size / np.array([m.samples_per_s for m in chosen]),
+        n_workers=1,
+        n_ps=1,
+        max_workers=rules.max_workers,
+        max_ps=rules.max_workers,
+        worker_demand=[m.worker_demand.amounts() for m in chosen],
+        ps_demand=[m.ps_demand.amounts() for m in chosen],
+    )
+
+
+def _pattern(pattern: Sequence[int] | str, jobs_per_slot: int, rng: np.random.RandomState) -> Sequence[int]:
+    named = {"uniform", "poisson"}
+    if isinstance(pattern, str) and pattern not in named:
+        raise unknown("DL2 arrival pattern", pattern, named)
+    if pattern == "uniform":
+        return [jobs_per_slot] * 100
+    if pattern == "poisson":
+        return [int(rng.poisson(jobs_per_slot)) for _ in range(100)]
+    counts = [int(count) for count in pattern]
+    if not counts or min(counts) < 0 or max(counts) == 0:
+        raise InputError(f"pattern is {counts[:5]}; expected arrivals per slot >= 0, not all of them 0.")
+    return counts
+
+
+def _slots(per_slot: Sequence[int], rules: Setting, *, offset: int) -> Ints:
+    """Return the slot in which each job arrives, (N,).
+
+    A pattern that is too short for all jobs starts over; the published simulator would stop short of its jobs.
+    """
+    if rules.max_arrivals < 1 or max(per_slot) < 1:
+        raise InputError("no job ever arrives: jobs_per_slot and max_arrivals must be at least 1.")
+    slots: list[int] = []
+    slot = 0
+    while len(slots) < rules.n_jobs:
+        slots += [slot] * min(rules.max_arrivals, per_slot[(slot + offset) % len(per_slot)])
+        slot += 1
+    return np.array(slots[: rules.n_jobs], np.int32)
+
+
+def _lengths(
+    rng: np.random.RandomState, rules: Setting, *, fixed_length: bool, epoch_error: float
+) -> tuple[NDArray[np.intp], Floats, Floats]:
+    """Return type, declared and true epochs of each job, in the order of the published draws."""
+    kinds, epochs, true_epochs = [], [], []
+    for _ in range(rules.n_jobs):
+        kind = int(rng.randint(0, 8))
+        length = float(int(EPOCH_FRACTIONS[kind] * rules.max_epochs))
+        if not fixed_length:
+            length = length * int(rng.randint(90, 110)) / 100
+        kinds.append(kind)
+        epochs.append(length)
+        true_epochs.append((1 + epoch_error * (2 * rng.rand() - 1)) * length)
+    return np.array(kinds), np.array(epochs), np.array(true_epochs)

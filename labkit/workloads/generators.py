@@ -1,0 +1,122 @@
+"""Traces made up from distributions: parameter-server jobs of the catalogue, and rigid jobs like Philly's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from labkit.core.jobs import Jobs
+from labkit.core.resources import Floats
+from labkit.workloads.catalogue import DL2_MODELS, model, step_s
+
+DL2_MEDIAN_S: Final = 70 * 60.0
+DL2_MEAN_S: Final = 147 * 60.0
+"""DL2 reports a mean duration of 147 minutes with over half of the jobs above an hour: a log-normal with a median of
+70 minutes has both."""
+
+PHILLY_GPUS: Final = {1: 0.9317, 2: 0.0221, 4: 0.0227, 8: 0.0200, 16: 0.0025, 32: 0.0010}
+"""GPUs of a job and their share, as counted in the public Philly CSV (82,247 jobs; rarer sizes left out)."""
+
+PHILLY_DURATIONS: Final = {
+    1: ((0.30, 100.0, 0.6), (0.60, 1500.0, 0.9), (0.10, 30000.0, 1.4)),
+    2: ((0.75, 20.0, 0.5), (0.10, 1500.0, 1.2), (0.15, 90000.0, 1.1)),
+    4: ((0.30, 300.0, 1.2), (0.30, 6000.0, 1.2), (0.40, 110000.0, 1.0)),
+    8: ((0.30, 500.0, 1.2), (0.25, 10000.0, 1.2), (0.45, 200000.0, 0.9)),
+}
+"""Durations by GPUs: (share, median in seconds, sigma) of each log-normal of a mixture; own parameters that roughly
+follow the quartiles of the public CSV. Jobs of more than 8 GPUs use those of 8."""
+
+
+def catalogue_jobs(
+    arrival_s: ArrayLike,
+    *,
+    rng: np.random.Generator,
+    models: Sequence[str] = DL2_MODELS,
+    gangs: Sequence[int] = (1,),
+    max_tasks: int = 16,
+    median_s: float = DL2_MEDIAN_S,
+    mean_s: float = DL2_MEAN_S,
+    name: str = "catalogue",
+) -> Jobs:
+    """Return malleable parameter-server jobs of models drawn with equal chance.
+
+    Parameters
+    ----------
+    arrival_s : array
+        (N,) seconds, e.g. of `labkit.workloads.arrivals`.
+    rng : Generator
+        Source of randomness.
+    models : sequence of str
+        Names of the catalogue.
+    gangs : sequence of int
+        Numbers of workers, and as many parameter servers, that jobs ask for, with equal chance.
+    max_tasks : int
+        Most useful workers, and most useful parameter servers.
+    median_s, mean_s : float
+        Of the log-normal durations (`mean_s` > `median_s`) that jobs would have with the gang they ask for, by the
+        rule of thumb `labkit.workloads.catalogue.step_s`; rounded to whole epochs, at least one.
+    name : str
+        Name of the trace.
+    """
+    arrival = np.round(np.atleast_1d(np.asarray(arrival_s, np.float64)), 1)
+    n = len(arrival)
+    chosen = [model(models[i]) for i in rng.integers(len(models), size=n)]
+    workers = np.asarray(gangs, np.int32)[rng.integers(len(gangs), size=n)]
+    sigma = float(np.sqrt(2 * np.log(mean_s / median_s)))
+    wanted_s = rng.lognormal(np.log(median_s), sigma, n)
+    seconds = np.array([step_s(m.name, n_workers=w, n_ps=w) for m, w in zip(chosen, workers.tolist(), strict=True)])
+    epoch = np.array([m.steps_per_epoch for m in chosen], np.float64)
+    steps = np.maximum(np.round(wanted_s / seconds / epoch), 1.0) * epoch
+    return Jobs.of(
+        name=name,
+        model=[m.name for m in chosen],
+        arrival_s=arrival,
+        total_steps=steps,
+        steps_per_epoch=epoch,
+        duration_s=np.round(steps * seconds, 1),
+        n_workers=workers,
+        n_ps=workers,
+        max_workers=np.maximum(workers, max_tasks),
+        max_ps=np.maximum(workers, max_tasks),
+        worker_demand=[m.worker_demand.amounts() for m in chosen],
+        ps_demand=[m.ps_demand.amounts() for m in chosen],
+    )
+
+
+def philly_like(
+    arrival_s: ArrayLike, *, rng: np.random.Generator, n_users: int = 14, name: str = "philly-like"
+) -> Jobs:
+    """Return rigid jobs with Philly's mix of GPUs and heavy-tailed durations; their steps are their seconds.
+
+    Users (virtual clusters) have shares that fall as 1/rank, as in the public trace a few clusters submit most jobs.
+    """
+    arrival = np.round(np.atleast_1d(np.asarray(arrival_s, np.float64)), 1)
+    n = len(arrival)
+    shares = np.array(list(PHILLY_GPUS.values()))
+    gpus = rng.choice(list(PHILLY_GPUS), size=n, p=shares / shares.sum()).astype(np.int32)
+    duration_s = np.round(_philly_durations(gpus.tolist(), rng))
+    ranks = 1 / np.arange(1, n_users + 1)
+    user = rng.choice(n_users, size=n, p=ranks / ranks.sum())
+    return Jobs.of(
+        name=name,
+        user=[f"vc{u:02d}" for u in user],
+        arrival_s=arrival,
+        total_steps=duration_s,
+        duration_s=duration_s,
+        n_workers=gpus,
+    )
+
+
+def _philly_durations(gpus: list[int], rng: np.random.Generator) -> Floats:
+    """Return durations of at least a second and at most 60 days, (N,)."""
+    which, spread = rng.random(len(gpus)), rng.standard_normal(len(gpus))
+    durations = np.empty(len(gpus))
+    for i, g in enumerate(gpus):
+        mixture = PHILLY_DURATIONS[min(g, 8)]
+        part = int(np.searchsorted(np.cumsum([share for share, _, _ in mixture])[:-1], which[i], side="right"))
+        _, median_s, sigma = mixture[part]
+        durations[i] = median_s * np.exp(sigma * spread[i])
+    return np.clip(durations, 1.0, 60 * 86400.0)
