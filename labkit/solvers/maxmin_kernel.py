@@ -14,59 +14,78 @@ def fill(paths: Ints, capacity: Floats) -> Any:
     n_links = len(capacity)
     rates = np.full(len(paths), np.inf)
     left = capacity.copy()
-    users = np.zeros(n_links, np.int64)
-    active = _count(paths, users)
+    users = np.zeros(n_links, np.int32)
+    active, n_active = _count(paths, users)
+    links = np.flatnonzero(users)
     share, least = np.empty(n_links), np.empty(n_links)
-    while len(active) > 0:
-        for link in range(n_links):
+    while n_active > 0:
+        for link in links:
             share[link] = left[link] / users[link] if users[link] > 0 else np.inf
             least[link] = np.inf
-        for flow in active:
-            rates[flow] = _offer(paths[flow], share, least)
-        active = _freeze(paths, rates, active, share, least, left, users)
+        for i in range(n_active):
+            rates[active[i]] = _offer(paths, active[i], share, least)
+        n_active = _freeze(paths, rates, active, n_active, share, least, left, users)
     return rates
 
 
 @numba.njit(cache=True)
-def _count(paths: Ints, users: Any) -> Any:
-    """Count the users of each link in place; return the flows that use one."""
-    crosses = np.zeros(len(paths), np.bool_)
+def _count(paths: Ints, users: Ints) -> Any:
+    """Count the users of each link in place; return the flows that use one, and how many they are."""
+    active = np.empty(len(paths), np.int32)
+    n_active = 0
     for flow in range(paths.shape[0]):
-        for link in paths[flow]:
+        crosses = False
+        for hop in range(paths.shape[1]):
+            link = paths[flow, hop]
             if link < len(users):
                 users[link] += 1
-                crosses[flow] = True
-    return np.flatnonzero(crosses)
+                crosses = True
+        if crosses:
+            active[n_active] = flow
+            n_active += 1
+    return active, n_active
 
 
 @numba.njit(cache=True)
-def _offer(path: Ints, share: Floats, least: Floats) -> float:
+def _offer(paths: Ints, flow: int, share: Floats, least: Floats) -> float:
     """Return the least share on a path, and note it on each link."""
     smallest = np.inf
-    for link in path:
-        if link < len(share):
-            smallest = min(smallest, share[link])
-    for link in path:
-        if link < len(share):
-            least[link] = min(least[link], smallest)
+    for hop in range(paths.shape[1]):
+        link = paths[flow, hop]
+        if link < len(share) and share[link] < smallest:
+            smallest = share[link]
+    for hop in range(paths.shape[1]):
+        link = paths[flow, hop]
+        if link < len(share) and smallest < least[link]:
+            least[link] = smallest
     return smallest
 
 
 @numba.njit(cache=True)
-def _freeze(paths: Ints, rates: Floats, active: Any, share: Floats, least: Floats, left: Floats, users: Any) -> Any:
-    """Take the flows of local bottlenecks off their links in place; return the flows that go on."""
+def _freeze(
+    paths: Ints, rates: Floats, active: Ints, n_active: int, share: Floats, least: Floats, left: Floats, users: Ints
+) -> int:
+    """Take the flows of local bottlenecks off their links in place; return how many go on, first in `active`."""
     kept = 0
-    for flow in active:
-        frozen = False
-        for link in paths[flow]:
-            if link < len(share) and least[link] == share[link]:
-                frozen = True
-        if not frozen:
+    for i in range(n_active):
+        flow = active[i]
+        if not _at_bottleneck(paths, flow, share, least):
             active[kept] = flow
             kept += 1
             continue
-        for link in paths[flow]:
+        for hop in range(paths.shape[1]):
+            link = paths[flow, hop]
             if link < len(share):
                 users[link] -= 1
                 left[link] = max(left[link] - rates[flow], 0.0)
-    return active[:kept]
+    return kept
+
+
+@numba.njit(cache=True)
+def _at_bottleneck(paths: Ints, flow: int, share: Floats, least: Floats) -> bool:
+    """Tell whether a link of the flow offers all its flows the least that they are offered."""
+    for hop in range(paths.shape[1]):
+        link = paths[flow, hop]
+        if link < len(share) and least[link] == share[link]:
+            return True
+    return False

@@ -1,0 +1,225 @@
+"""Who talks to whom in a running job, and how fast: tasks to flows to bandwidth."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from labkit.core.cluster import Cluster, Network
+from labkit.core.events import Role
+from labkit.core.protocols import Running
+from labkit.core.resources import Bools, Floats, Ints
+from labkit.solvers.maxmin import equal_share_rates, max_min_rates
+
+Share = Literal["max-min", "equal"]
+"""How flows share a link: max-min fair, or each flow the tightest of its links' equal shares."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Tasks:
+    """The tasks of one role, one by one.
+
+    Attributes
+    ----------
+    row : array
+        (W,) the row of `Running` that each task stands in.
+    job : array
+        (W,) position of its job among the running ones, never decreasing.
+    group : array
+        (W,) its device group.
+    first : array
+        (J + 1,) tasks of running job j are `first[j]:first[j + 1]`.
+    """
+
+    row: Ints
+    job: Ints
+    group: Ints
+    first: Ints
+
+    @classmethod
+    def of(cls, running: Running, role: Role) -> Tasks:
+        """Return the tasks of a role."""
+        rows = np.flatnonzero(running.role == role)
+        row = np.repeat(rows, running.count[rows]).astype(np.int32)
+        job = running.row_job()[row]
+        first = np.searchsorted(job, np.arange(len(running.job) + 1)).astype(np.int32)
+        return cls(row, job, running.group[row], first)
+
+    @property
+    def count(self) -> Ints:
+        """Tasks of each running job, (J,)."""
+        return np.diff(self.first)
+
+    def __len__(self) -> int:
+        return len(self.job)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Flows:
+    """What the workers of all running jobs exchange in a step.
+
+    Attributes
+    ----------
+    worker : array
+        (F,) the worker, a position in its `Tasks`, that waits for the flow.
+    job : array
+        (F,) position of its job among the running ones.
+    source, destination : array
+        (F,) device groups.
+    size_bytes : array
+        (F,) bytes per step.
+    flow_hash : array
+        (F,) what equal-cost multi-path chooses by; the same pair of tasks has the same one for ever.
+    """
+
+    worker: Ints
+    job: Ints
+    source: Ints
+    destination: Ints
+    size_bytes: Floats
+    flow_hash: Ints
+
+    def __len__(self) -> int:
+        return len(self.job)
+
+
+def ps_flows(running: Running, *, workers: Tasks, servers: Tasks, model_bytes: Floats) -> Flows:
+    """Return one flow for each pair of a worker and a parameter server of the same job.
+
+    A pair pushes and pulls: 2 size / n_ps bytes. The pull is the push in reverse, so one flow stands for both.
+
+    Parameters
+    ----------
+    running : Running
+        J jobs.
+    workers, servers : Tasks
+        Its tasks.
+    model_bytes : array
+        (J,) size of the parameters.
+    """
+    n_pairs = servers.count[workers.job]
+    worker = np.repeat(np.arange(len(workers), dtype=np.int32), n_pairs)
+    job = workers.job[worker]
+    nth = _count_up(n_pairs)
+    server = servers.first[job] + nth
+    return Flows(
+        worker=worker,
+        job=job,
+        source=workers.group[worker],
+        destination=servers.group[server],
+        size_bytes=2 * model_bytes[job] / servers.count[job],
+        flow_hash=_hash(running.job[job], worker - workers.first[job], nth),
+    )
+
+
+def ring_flows(running: Running, *, workers: Tasks, rings: Bools, model_bytes: Floats) -> Flows:
+    """Return the flows of ring all-reduce: from each worker to the next, 2 (w - 1) / w size bytes.
+
+    The ring follows the device groups, so that it leaves each machine once.
+
+    Parameters
+    ----------
+    running : Running
+        J jobs.
+    workers : Tasks
+        Its workers.
+    rings : array of bool
+        (J,) which jobs use all-reduce; those with one worker have nothing to exchange.
+    model_bytes : array
+        (J,) size of the parameters.
+    """
+    around = np.lexsort((workers.group, workers.job)).astype(np.int32)
+    around = around[(rings & (workers.count > 1))[workers.job[around]]]
+    job = workers.job[around]
+    begins = np.flatnonzero(np.diff(job, prepend=-1))
+    follower = np.roll(around, -1)
+    if len(around):
+        follower[np.append(begins[1:], len(around)) - 1] = around[begins]
+    n = workers.count[job]
+    return Flows(
+        worker=around,
+        job=job,
+        source=workers.group[around],
+        destination=workers.group[follower],
+        size_bytes=2 * (n - 1) / n * model_bytes[job],
+        flow_hash=_hash(running.job[job], around - workers.first[job], np.full(len(job), -1, np.int32)),
+    )
+
+
+def both(a: Flows, b: Flows) -> Flows:
+    """Return the flows of both."""
+    if not len(b):
+        return a
+    if not len(a):
+        return b
+    names = ("worker", "job", "source", "destination", "size_bytes", "flow_hash")
+    return Flows(**{name: np.concatenate([getattr(a, name), getattr(b, name)]) for name in names})
+
+
+def bandwidth_gbps(cluster: Cluster, flows: Flows, *, share: Share = "max-min", alone: bool = False) -> Floats:
+    """Return the bandwidth of each flow, (F,) in Gbps.
+
+    Inside a device group a flow has the PCIe bus; between sockets also the link between them; between machines it
+    shares the network's links with all other flows, with nothing to share where the cluster has no network. PCIe and
+    socket links are not shared: that is what the interference model is for.
+
+    Parameters
+    ----------
+    cluster : Cluster
+        Where the groups are.
+    flows : Flows
+        What runs at the same time.
+    share : {"max-min", "equal"}
+        How flows share links.
+    alone : bool
+        Give each job a network of its own.
+    """
+    rates = np.minimum(cluster.group_pcie_gbps[flows.source], cluster.group_pcie_gbps[flows.destination])
+    source, destination = cluster.group_machine[flows.source], cluster.group_machine[flows.destination]
+    local = source == destination
+    across = local & (flows.source != flows.destination)
+    rates[across] = np.minimum(rates[across], cluster.machine_socket_gbps[source[across]])
+    far = np.flatnonzero(~local)
+    if cluster.network is None or not len(far):
+        return rates
+    paths = cluster.network.route(source[far], destination[far], flows.flow_hash[far])
+    capacity = cluster.network.link_gbps
+    if alone:
+        paths, capacity = _own_links(cluster.network, paths, owner=flows.job[far])
+    solve = max_min_rates if share == "max-min" else equal_share_rates
+    rates[far] = np.minimum(rates[far], solve(paths, capacity))
+    return rates
+
+
+def _own_links(network: Network, paths: Ints, *, owner: Ints) -> tuple[Ints, Floats]:
+    """Return paths over a copy of each link for each owner, and the copies' capacities."""
+    keys = owner[:, None].astype(np.int64) * (network.n_links + 1) + paths
+    keys[paths == network.n_links] = np.iinfo(np.int64).max
+    used, index = np.unique(keys, return_inverse=True)
+    copies = used[used < np.iinfo(np.int64).max]
+    return index.reshape(paths.shape).astype(np.int32), network.link_gbps[copies % (network.n_links + 1)]
+
+
+def _count_up(lengths: Ints) -> Ints:
+    """Return 0, 1, ... for each run of these lengths.
+
+    >>> _count_up(np.array([2, 0, 3])).tolist()
+    [0, 1, 0, 1, 2]
+    """
+    ends = np.cumsum(lengths)
+    total = int(ends[-1]) if len(ends) else 0
+    return (np.arange(total) - np.repeat(ends - lengths, lengths)).astype(np.int32)
+
+
+def _hash(job: Ints, worker: Ints, server: Ints) -> Ints:
+    """Return a well-mixed non-negative number for each triple (the finaliser of MurmurHash3)."""
+    h = job.astype(np.uint32) * np.uint32(0x9E3779B1)
+    h ^= worker.astype(np.uint32) * np.uint32(0x85EBCA77)
+    h ^= server.astype(np.uint32) * np.uint32(0xC2B2AE3D)
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+        h ^= h >> np.uint32(shift)
+        h *= np.uint32(factor)
+    h ^= h >> np.uint32(16)
+    return (h >> np.uint32(1)).astype(np.int32)

@@ -1,0 +1,230 @@
+"""Speed from first principles: compute, interference, and communication over the links that jobs share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from labkit.core.cluster import Cluster
+from labkit.core.errors import InputError, unknown
+from labkit.core.events import Role
+from labkit.core.jobs import Jobs
+from labkit.core.protocols import Running
+from labkit.core.resources import CPUS, Bools, Floats
+from labkit.speed.alone import compact
+from labkit.speed.cpu import CpuModel
+from labkit.speed.network import Flows, Share, Tasks, bandwidth_gbps, both, ps_flows, ring_flows
+
+Slowdown = Callable[[Running], Floats]
+"""Running jobs -> how much co-located tasks slow them, >= 1: one for each job (J,) or for each row of tasks (P,)."""
+
+
+class StepTime:
+    """Steps/s of a job: the slowest worker's compute and the slowest exchange make a step [1]_.
+
+    Synchronous: the global batch is constant, each of w workers computes 1/w of it, and the next step begins when the
+    last worker has finished and the last pair has exchanged. Asynchronous: every worker computes whole batches at its
+    own rate and each of its pushes counts as a step. All-reduce (a job that asked for no parameter server) is
+    synchronous always.
+
+    Parameters
+    ----------
+    jobs : Jobs
+        N jobs.
+    cluster : Cluster
+        With its network, or without.
+    compute_s : array_like
+        (N,) seconds in which one worker computes the gradient of the global batch.
+    model_bytes : array_like
+        (N,) bytes of the parameters.
+    type_speed : array_like
+        (T,) or (N, T) speed of each device type against the one that `compute_s` was measured on; 0: cannot run there.
+    share : {"max-min", "equal"}
+        How flows share links: fairly, or by the literal "bottleneck bandwidth", capacity over flows.
+    slowdown : callable, optional
+        The interference among co-located jobs; without it there is none.
+    cpu : CpuModel, optional
+        Work on CPU cores, per job (N,), that adds to each step. Its `compute_core_s` is for a whole batch, of which
+        a synchronous worker computes its part. Work is 0 for jobs that have none.
+
+    Raises
+    ------
+    InputError
+        If a column is of another length, negative or NaN, or `share` is misspelt.
+
+    References
+    ----------
+    .. [1] Zhao and Wu, "Large-scale machine learning cluster scheduling via multi-agent graph RL", sec. VI-A.
+    """
+
+    def __init__(
+        self,
+        jobs: Jobs,
+        cluster: Cluster,
+        *,
+        compute_s: ArrayLike,
+        model_bytes: ArrayLike,
+        type_speed: ArrayLike = 1.0,
+        share: Share = "max-min",
+        slowdown: Slowdown | None = None,
+        cpu: CpuModel | None = None,
+    ) -> None:
+        if share not in ("max-min", "equal"):
+            raise unknown("way to share links", share, ("max-min", "equal"))
+        self.jobs, self.cluster, self.share, self.slowdown, self.cpu = jobs, cluster, share, slowdown, cpu
+        self.compute_s = _column("compute_s", compute_s, (len(jobs),))
+        self.model_bytes = _column("model_bytes", model_bytes, (len(jobs),))
+        self.type_speed = _column("type_speed", type_speed, (len(jobs), len(cluster.device_types)))
+        self.local = cluster.network is None and slowdown is None
+        with np.errstate(divide="ignore"):
+            self._type_s = 1 / self.type_speed
+        self._cpu = {} if cpu is None else {f: _column(f, getattr(cpu, f), (len(jobs),)) for f in cpu.__slots__}
+
+        idle = np.flatnonzero(self.compute_s + self._cpu.get("compute_core_s", 0.0) <= 0)
+        if len(idle):
+            raise InputError(
+                f"compute_s of job {idle[0]} is 0 and it has no work on CPU cores; a step takes some time."
+            )
+
+    def speeds(self, running: Running) -> Floats:
+        """Return steps per second of each job, (J,)."""
+        return self._speeds(running, alone=False)
+
+    def runs_on(self) -> Bools:
+        """Return which jobs can run on which device types at all, (N, T)."""
+        return self.type_speed > 0
+
+    def durations_s(self) -> Floats:
+        """Return the seconds of each job's declared steps, (N,).
+
+        With the gang that it asked for, packed as tightly as the empty cluster allows, on its best device type;
+        infinite for a job that fits nowhere.
+        """
+        with np.errstate(divide="ignore"):
+            return np.asarray(self.jobs.total_steps / self._speeds_alone)
+
+    def _speeds(self, running: Running, *, alone: bool) -> Floats:
+        jobs, n = running.job, len(running.job)
+        workers, servers = Tasks.of(running, Role.WORKER), Tasks.of(running, Role.PS)
+        all_reduce = (self.jobs.n_ps[jobs] == 0) & (servers.count == 0)
+        sync = self.jobs.sync[jobs] | all_reduce
+        compute_s = self._compute_s(running, workers, sync=sync, alone=alone)
+        exchange_s = self._exchange_s(
+            self._flows(running, workers, servers, rings=all_reduce), len(workers), alone=alone
+        )
+        with np.errstate(divide="ignore"):
+            together = 1 / (_largest(compute_s, workers, n) + _largest(exchange_s, workers, n))
+            apart = np.bincount(workers.job, 1 / (compute_s + exchange_s), n)
+        works = (workers.count > 0) & (all_reduce | (servers.count > 0))
+        speeds: Floats = np.where(works, np.where(sync, together, apart), 0.0)
+        return speeds
+
+    def _compute_s(self, running: Running, workers: Tasks, *, sync: Bools, alone: bool) -> Floats:
+        """Return seconds of each worker for its part of the batch, slowed by its neighbours, (W,)."""
+        job = running.job[workers.job]
+        part = np.where(sync, 1 / np.maximum(workers.count, 1), 1.0)[workers.job]
+        kind = self.cluster.group_type[workers.group]
+        seconds: Floats = self.compute_s[job] * part * self._type_s[job, kind]
+        if self.slowdown is not None and not alone:
+            slower = self.slowdown(running)
+            seconds *= slower[workers.job] if len(slower) == len(running.job) else slower[workers.row]
+        return seconds if self.cpu is None else seconds + self._cpu_s(running, workers, part=part)
+
+    def _cpu_s(self, running: Running, workers: Tasks, *, part: Floats) -> Floats:
+        """Return the seconds of DLRover's CPU terms, (W,)."""
+        terms = CpuModel(**{name: column[running.job] for name, column in self._cpu.items()})
+        compute_s = terms.compute_s(self.jobs.worker_demand[running.job, CPUS])
+        ps_cores = running.n_ps * self.jobs.ps_demand[running.job, CPUS]
+        update_s = np.where(running.n_ps > 0, terms.update_s(ps_cores, n_workers=workers.count), 0.0)
+        fixed_s = update_s + np.asarray(terms.io_s)
+        seconds: Floats = compute_s[workers.job] * part + fixed_s[workers.job]
+        return seconds
+
+    def _flows(self, running: Running, workers: Tasks, servers: Tasks, *, rings: Bools) -> Flows:
+        size = self.model_bytes[running.job]
+        pairs = ps_flows(running, workers=workers, servers=servers, model_bytes=size)
+        return (
+            both(pairs, ring_flows(running, workers=workers, rings=rings, model_bytes=size)) if rings.any() else pairs
+        )
+
+    def _exchange_s(self, flows: Flows, n_workers: int, *, alone: bool) -> Floats:
+        """Return seconds that each worker waits for its slowest exchange, (W,)."""
+        seconds = np.zeros(n_workers)
+        gbps = bandwidth_gbps(self.cluster, flows, share=self.share, alone=alone)
+        with np.errstate(divide="ignore"):
+            np.maximum.at(seconds, flows.worker, flows.size_bytes * 8e-9 / gbps)
+        return seconds
+
+    @cached_property
+    def _speeds_alone(self) -> Floats:
+        """Speed of each job alone, on its best device type, (N,)."""
+        jobs = self.jobs
+        shape = np.column_stack([jobs.n_workers, jobs.n_ps, jobs.worker_demand, jobs.ps_demand])
+        columns = [self.compute_s, self.model_bytes, jobs.sync, self.type_speed, *self._cpu.values()]
+        _, example, same = np.unique(np.column_stack([shape, *columns]), axis=0, return_index=True, return_inverse=True)
+        best = np.zeros(len(example))
+        for kind in range(len(self.cluster.device_types)):
+            running, placed = compact(jobs, self.cluster, which=example, device_type=kind)
+            best[placed] = np.maximum(best[placed], self._speeds(running, alone=True))
+        return best[same.ravel()]
+
+
+def step_time(
+    jobs: Jobs, cluster: Cluster, *, type_speed: Mapping[str, float] | None = None, **options: Any
+) -> StepTime:
+    """Return the model of jobs that the catalogue knows by name.
+
+    Parameters
+    ----------
+    jobs : Jobs
+        N jobs; their models are names of `labkit.workloads.catalogue`.
+    cluster : Cluster
+        Where they run.
+    type_speed : mapping, optional
+        Speed of device types by name, 1 for those not named.
+    **options
+        As for `StepTime`.
+
+    Raises
+    ------
+    InputError
+        If the catalogue does not know a model, or the cluster not a device type.
+    """
+    from labkit.workloads import catalogue
+
+    for name in type_speed or {}:
+        if name not in cluster.device_types:
+            raise unknown("device type", name, cluster.device_types)
+    models = [catalogue.model(name) for name in jobs.models]
+    return StepTime(
+        jobs,
+        cluster,
+        compute_s=np.array([model.compute_s for model in models])[jobs.model],
+        model_bytes=np.array([model.bytes for model in models], dtype=np.float64)[jobs.model],
+        type_speed=np.array([(type_speed or {}).get(kind, 1.0) for kind in cluster.device_types]),
+        **options,
+    )
+
+
+def _largest(values: Floats, tasks: Tasks, n: int) -> Floats:
+    """Return the largest value among each job's tasks, (J,); 0 where it has none."""
+    largest = np.zeros(n)
+    np.maximum.at(largest, tasks.job, values)
+    return largest
+
+
+def _column(name: str, values: ArrayLike, shape: tuple[int, ...]) -> Floats:
+    """Return values broadcast to a shape, checked."""
+    given = np.asarray(values, np.float64)
+    try:
+        column = np.array(np.broadcast_to(given, shape))
+    except ValueError:
+        raise InputError(f"{name} has shape {given.shape}; expected {shape} or what broadcasts to it.") from None
+    bad = np.argwhere(~(column >= 0))
+    if len(bad):
+        raise InputError(f"{name} of job {bad[0][0]} is {column[tuple(bad[0])]:g}; expected 0 or more.")
+    return column
