@@ -73,7 +73,7 @@ def time_unit(longest_s: float) -> tuple[float, str]:
     >>> time_unit(90.0), time_unit(3 * 86400.0)
     ((1.0, 's'), (3600.0, 'h'))
     """
-    units = ((1.0, "s", 600.0), (60.0, "min", 36_000.0), (3600.0, "h", 20 * 86_400.0))
+    units = ((1.0, "s", 600.0), (60.0, "min", 10_800.0), (3600.0, "h", 10 * 86_400.0))
     return next(((scale, name) for scale, name, limit in units if longest_s <= limit), (86_400.0, "days"))
 
 
@@ -87,6 +87,11 @@ def human_s(seconds: float) -> str:
         return "–"
     scale, unit = time_unit(abs(seconds))
     return f"{seconds / scale:,.{0 if abs(seconds) >= 1000 * scale else 1}f} {unit}"
+
+
+def line_legend() -> alt.Legend:
+    """Return the legend of a chart whose lines are schedulers."""
+    return alt.Legend(title="Scheduler", symbolType="stroke", symbolStrokeWidth=3.5, symbolSize=180)
 
 
 def title(text: str, *notes: str) -> alt.TitleParams:
@@ -108,6 +113,21 @@ def thin(frame: pd.DataFrame, *, limit: int = MAX_ROWS) -> tuple[pd.DataFrame, s
     return frame.iloc[keep], f"shows {len(keep):,} of {len(frame):,} points"
 
 
+def thin_lines(curve: pd.DataFrame, *, limit: int) -> tuple[pd.DataFrame, str]:
+    """Thin each line to its share of the rows, keeping both ends."""
+    if len(curve) <= limit:
+        return curve, ""
+    share = max(limit // curve["scheduler"].nunique(), 2)
+    parts = [thin(part, limit=share)[0] for _, part in curve.groupby("scheduler", sort=False)]
+    kept = pd.concat(parts)
+    return kept, f"shows {len(kept):,} of {len(curve):,} points"
+
+
+def layered(*charts: alt.Chart, height: int | alt.Step, title: alt.TitleParams) -> alt.LayerChart:
+    """Return charts drawn over each other, in the width that all figures share."""
+    return cast(alt.LayerChart, alt.layer(*charts).properties(width=WIDTH, height=height, title=title))
+
+
 @alt.theme.register("labkit", enable=True)
 def labkit_theme() -> alt.theme.ThemeConfig:
     """Return the look that all figures share."""
@@ -127,6 +147,7 @@ def labkit_theme() -> alt.theme.ThemeConfig:
         },
         "axis": axis,
         "axisY": {"domain": False, "ticks": False},
+        "axisX": {"tickCount": 8},
         "legend": words | {"labelFontSize": 12, "titleFontSize": 11, "titleFontWeight": 500, "symbolType": "circle"},
         "header": words | {"labelFontSize": 12, "titleFontSize": 11, "labelFontWeight": 600},
         "line": {"strokeWidth": 2.2, "strokeCap": "round"},
