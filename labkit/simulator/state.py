@@ -36,7 +36,7 @@ SLACK = 1e-9
 
 _ARRIVED, _DECIDED, _PLACED, _STARTED = int(Kind.ARRIVED), int(Kind.DECIDED), int(Kind.PLACED), int(Kind.STARTED)
 _RESCALED, _PAUSED, _PREEMPTED = int(Kind.RESCALED), int(Kind.PAUSED), int(Kind.PREEMPTED)
-_COMPLETED = int(Kind.COMPLETED)
+_COMPLETED, _PROGRESSED = int(Kind.COMPLETED), int(Kind.PROGRESSED)
 
 
 @njit(cache=True)
@@ -290,7 +290,7 @@ def retime(jobs: Ints, base_speeds: Floats, now_s: float, truth: Records, true_s
         settle(truth, j, now_s)
         truth[j].base_speed = base_speeds[i]
         go_on(truth, j, now_s, true_steps)
-        n = write(out, n, now_s, int(Kind.PROGRESSED), j, truth[j].steps, truth[j].speed, -1, -1)
+        n = write(out, n, now_s, _PROGRESSED, j, truth[j].steps, truth[j].speed, -1, -1)
     return n
 
 
