@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from html import escape
 from importlib.resources import files
+from itertools import count
 from typing import Any
 
 import altair as alt
@@ -62,14 +63,19 @@ def html(
     command: str,
 ) -> str:
     """Return the whole page; all text is escaped here, nothing before."""
+    numbers = count(1)
     open_ones = [section for section in sections if not section.folded]
     folded = [section for section in sections if section.folded]
-    depth = ["<section><h2>Run by run</h2>", *map(_section, folded), "</section>"] if folded else []
+    depth = (
+        ["<section><h2>Run by run</h2>", *(_section(section, numbers) for section in folded), "</section>"]
+        if folded
+        else []
+    )
     body = [
         f'<header><p class="brand">labkit</p><h1>{escape(heading)}</h1><p class="lead">{escape(lead)}</p></header>',
         f'<div class="cards">{"".join(map(_card, cards))}</div>',
         f"<section><h2>Comparison</h2>{_table(table)}</section>",
-        *map(_section, open_ones),
+        *(_section(section, numbers) for section in open_ones),
         *depth,
         _foot(provenance, command),
     ]
@@ -117,8 +123,8 @@ def _table(table: Table) -> str:
     )
 
 
-def _section(section: Section) -> str:
-    figures = "".join(map(_figure, section.figures))
+def _section(section: Section, numbers: Iterator[int]) -> str:
+    figures = "".join(_figure(chart, number=next(numbers)) for chart in section.figures)
     note = f'<p class="note">{escape(section.note)}</p>' if section.note else ""
     if section.folded:
         dot = f'<span class="dot" style="background:{colour(section.heading)}"></span>'
@@ -126,18 +132,19 @@ def _section(section: Section) -> str:
     return f"<section><h2>{escape(section.heading)}</h2>{figures}{note}</section>"
 
 
-def _figure(chart: alt.Chart) -> str:
+def _figure(chart: alt.Chart, *, number: int) -> str:
     """Return a figure as SVG with its specification beside it; the page's script puts the live chart in its place."""
     import vl_convert
 
     spec = chart.to_dict()
-    svg = _without_xml_links(vl_convert.vegalite_to_svg(spec))
+    svg = _at_home(vl_convert.vegalite_to_svg(spec), number=number)
     return f'<figure>{svg}<script type="application/json" class="spec">{json_in_html(spec)}</script></figure>'
 
 
-def _without_xml_links(svg: str) -> str:
-    """Drop the namespace declarations, which HTML does not need."""
-    return re.sub(r' xmlns(:xlink)?="[^"]*"', "", svg)
+def _at_home(svg: str, *, number: int) -> str:
+    """Return an SVG that may stand in a page: ids of its own, and no namespace declarations."""
+    svg = re.sub(r' xmlns(:xlink)?="[^"]*"', "", svg)
+    return re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>f{number}-", svg)
 
 
 def json_in_html(value: Any) -> str:

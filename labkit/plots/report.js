@@ -1,6 +1,6 @@
 // Puts a live chart in the place of each static one, when it comes into view; what fails to load stays static.
 (function () {
-  const options = { renderer: "svg", actions: { export: true, source: false, compiled: false, editor: false } };
+  const options = { renderer: "canvas", actions: { export: true, source: false, compiled: false, editor: false } };
   function enliven(figure) {
     const spec = JSON.parse(figure.querySelector("script.spec").textContent);
     const box = document.createElement("div");
