@@ -80,6 +80,9 @@ def events(n: int = 0) -> Events:
     return blank
 
 
+NO_EVENTS: Final = events()
+
+
 class EventLog:
     """An event table that grows by appending batches."""
 

@@ -80,7 +80,7 @@ class Placement:
     @classmethod
     def nothing(cls) -> Self:
         """Return the placement that changes nothing."""
-        return cls.of([])
+        return cls(_NONE, _NONE, _NO_ROLE, _NONE, _NONE)
 
     @classmethod
     def of(
@@ -104,6 +104,10 @@ class Placement:
 
     def __len__(self) -> int:
         return len(self.job)
+
+
+_NONE = np.empty(0, np.int32)
+_NO_ROLE = np.empty(0, np.int8)
 
 
 def _column(values: ArrayLike, n: int) -> Ints:

@@ -7,7 +7,7 @@ import numpy as np
 from labkit.core.book import Book, release
 from labkit.core.cluster import Cluster
 from labkit.core.errors import PlacementError
-from labkit.core.events import EVENT, Events, Kind, events
+from labkit.core.events import EVENT, NO_EVENTS, Events, Kind, events
 from labkit.core.jobs import Jobs
 from labkit.core.placement import Placement
 from labkit.core.protocols import Running, SpeedModel
@@ -17,6 +17,8 @@ from labkit.simulator.disturbances import Faults, Losses, Overheads, Variation
 
 _LAST_S = np.finfo(np.float64).max
 _NOBODY = np.empty(0, np.int32)
+_DECIDED = events(1)
+_DECIDED["kind"], _DECIDED["value"] = Kind.DECIDED, 0.0
 
 
 class Simulator:
@@ -90,24 +92,27 @@ class Simulator:
             If it names an unknown job or overfills a device group; nothing is changed then.
         """
         n_set = len(placement.set_jobs)
+        if not n_set and not len(placement):
+            decided = _DECIDED.copy()
+            decided["time_s"] = self._now_s
+            return decided
         self._room_for(1 + len(placement) + 3 * n_set)
         self._book.ensure(len(placement))
         book = self._book
-        if n_set or len(placement):
-            fault, where = state.check(
-                placement.set_jobs, placement.job, placement.role, placement.group, placement.count, self._truth,
-                book.held, book.tasks, book.free, book.demand, self._first_row,
-            )  # fmt: skip
-            if fault != state.OK:
-                self._first_row[:] = -1
-                raise PlacementError(self._complaint(fault, where, placement))
+        fault, where = state.check(
+            placement.set_jobs, placement.job, placement.role, placement.group, placement.count, self._truth,
+            book.held, book.tasks, book.free, book.demand, self._first_row,
+        )  # fmt: skip
+        if fault != state.OK:
+            self._first_row[:] = -1
+            raise PlacementError(self._complaint(fault, where, placement))
         changed = np.empty(n_set, np.int32)
         n, n_changed = state.carry_out(
             placement.set_jobs, placement.job, placement.role, placement.group, placement.count, self._now_s,
             self._truth, self._running, self._counts, book.held, book.tasks, book.spare, book.free, book.demand,
             self._first_row, changed, self._out,
         )  # fmt: skip
-        others = events()
+        others = NO_EVENTS
         if n_changed:
             n, others = self._begin(changed[:n_changed], n)
         elif n > 1 and not self.speed.local:
@@ -124,7 +129,7 @@ class Simulator:
             self.jobs.true_steps, self._out, n,
         )  # fmt: skip
         if not len(others):
-            return n, events()
+            return n, NO_EVENTS
         if self._overhead_s.any():  # the changed ones may not run yet
             return n, self._retime_all()
         return n, self._retime(others, speeds[len(changed) :])
@@ -144,7 +149,7 @@ class Simulator:
             parts.append(batch)
             if news and stop_at_event:
                 break
-        return parts[0] if len(parts) == 1 else np.concatenate(parts) if parts else events()
+        return parts[0] if len(parts) == 1 else np.concatenate(parts) if parts else NO_EVENTS
 
     def _run_until(self, until_s: float, stop_at_event: bool, parts: list[Events]) -> tuple[bool, bool]:
         """Let jobs arrive and complete; return whether an event, or a change of who runs, cut it short."""
@@ -184,7 +189,7 @@ class Simulator:
         """Let every running job go on at the speed that it has beside the others."""
         jobs = self._in_phase(state.RUNNING)
         if not len(jobs):
-            return events()
+            return NO_EVENTS
         return self._retime(jobs, self._speeds(jobs))
 
     def _retime(self, jobs: Ints, base_speeds: Floats) -> Events:
@@ -240,7 +245,7 @@ class Simulator:
         self._machine_next_s[machine] = self._now_s + self.rng.exponential(faults.mttr_s)
         self._book.free[groups] -= self.cluster.capacity[groups]
         note["kind"] = Kind.LEFT
-        slower = self._retime_all() if len(lost) and not self.speed.local else events()
+        slower = self._retime_all() if len(lost) and not self.speed.local else NO_EVENTS
         return np.concatenate([lost, note, slower])
 
     def _lose_jobs(self, faults: Faults, groups: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Events:
