@@ -164,8 +164,9 @@ def _solve(ps: Floats, workers: Floats, speed: Floats, *, batch: float, sync: bo
 def pre_runs(*, max_ps: int, max_workers: int, n: int = 10, max_tasks: int | None = None) -> tuple[Ints, Ints]:
     """Return which gangs to measure before anything is known: n_ps and n_workers, (n,) each.
 
-    From one PS and one worker on, always the gang that is farthest from those chosen, on logarithmic axes of equal length; at most
-    `max_tasks` tasks in a gang. With ten random gangs instead, Optimus' mean JCT on DL2's speeds is about 6 % longer.
+    From one PS and one worker on, always the gang that is farthest from those chosen, on logarithmic axes of equal
+    length; at most `max_tasks` tasks in a gang. With ten random gangs instead, Optimus' mean JCT on DL2's speeds is
+    about 6 % longer.
 
     >>> n_ps, n_workers = pre_runs(max_ps=16, max_workers=16, n=5)
     >>> list(zip(n_ps.tolist(), n_workers.tolist()))
