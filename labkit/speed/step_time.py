@@ -102,10 +102,9 @@ class StepTime:
         """Return the seconds of each job's declared steps, (N,).
 
         With the gang that it asked for, packed as tightly as the empty cluster allows, on its best device type;
-        infinite for a job that fits nowhere.
+        NaN for a job that does not fit even then.
         """
-        with np.errstate(divide="ignore"):
-            return np.asarray(self.jobs.total_steps / self._speeds_alone)
+        return np.asarray(self.jobs.total_steps / np.where(self._speeds_alone > 0, self._speeds_alone, np.nan))
 
     def _speeds(self, running: Running, *, alone: bool) -> Floats:
         jobs, n = running.job, len(running.job)

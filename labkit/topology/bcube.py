@@ -102,7 +102,7 @@ def bcube(
     name = f"bcube({n}, {k})"
     check_size(name, n ** (k + 1))
     levels = [f"level {level}" for level in range(k + 1)]
-    speed = bandwidths("bcube", gbps or [10, 20, *[40] * k][: k + 1], levels=levels)
+    speed = bandwidths("bcube", [10, 20, *[40] * k][: k + 1] if gbps is None else gbps, levels=levels)
     machines = n ** (k + 1)
     machine = np.arange(machines, dtype=np.int32)
     cables = []

@@ -94,7 +94,7 @@ def build(what: str) -> Cluster:
     ----------
     what : str
         A name of `available()`, a call of a builder with literals such as "leaf_spine(4, 2, 8, gbps=(25, 100))", where
-        `servers` may be the name of an architecture, or the path of a .toml inventory.
+        `servers` is the name of an architecture or a list of (share, name), or the path of a .toml inventory.
 
     Raises
     ------
@@ -127,8 +127,8 @@ def _call(what: str) -> Cluster:
     name, args, options = _parse(what)
     if name not in BUILDERS:
         raise unknown("topology", name, BUILDERS)
-    if isinstance(options.get("servers"), str):
-        options["servers"] = server(options["servers"])
+    if "servers" in options:
+        options["servers"] = _servers(options["servers"])
     builder = BUILDERS[name]
     try:
         inspect.signature(builder).bind(*args, **options)
@@ -137,6 +137,17 @@ def _call(what: str) -> Cluster:
         usage = f"{name}({_parameters(builder)}), with options {', '.join(options_of)}"
         raise InputError(f"cannot build '{what}': {error}; expected {usage}.") from None
     return builder(*args, **options)
+
+
+def _servers(given: object) -> Server | list[tuple[float, Server]]:
+    """Return the architecture of a name, or a mix of (share, name)."""
+    if isinstance(given, str):
+        return server(given)
+    pairs = given if isinstance(given, list | tuple) else [None]
+    mix = [pair for pair in pairs if isinstance(pair, list | tuple) and len(pair) == 2 and isinstance(pair[1], str)]
+    if len(mix) < len(pairs) or not all(isinstance(share, int | float) for share, _ in mix):
+        raise InputError(f"servers is {given!r}; expected a name such as 'dgx1', or a list of (share, name).")
+    return [(share, server(name)) for share, name in mix]
 
 
 def _parse(what: str) -> tuple[str, list[Any], dict[str, Any]]:

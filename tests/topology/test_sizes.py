@@ -165,6 +165,11 @@ def test_socketless_machines_and_bad_mixes_are_refused():
         ("fat_tree(4, gbps=(1, 2))", "expected 3 positive numbers: machine-edge, edge-aggregation, aggregation-core"),
         ("fat_tree(4, gbps=7)", "gbps is 7; expected 3 positive numbers"),
         ("fat_tree(4, servers='dgx')", "unknown server 'dgx'. Did you mean 'dgx1'"),
+        ("fat_tree(4, servers=3)", r"servers is 3; expected a name such as 'dgx1', or a list of \(share, name\)"),
+        ("fat_tree(4, servers=[(1, 2)])", r"servers is \[\(1, 2\)\]; expected a name"),
+        ("fat_tree(4, servers=[('a', 'dgx1')])", "expected a name such as 'dgx1'"),
+        ("fat_tree(4, servers=[])", r"a mix of servers has shares \[\]"),
+        ("bcube(2, 1, gbps=0)", "gbps is 0; expected 2 positive numbers: level 0, level 1"),
         ("bcube(2, 6)", "k is 6; expected a whole number from 0 to 5"),
         ("vl2(6, 4)", "d_a is 6; expected a whole number from 4 to 500000, a multiple of 4"),
         ("fattree(4)", "unknown topology 'fattree'. Did you mean 'fat_tree'"),
@@ -188,6 +193,7 @@ def test_wrong_clusters_are_refused_with_a_remedy(what, message):
 def test_expressions_build_what_they_say():
     assert build("leaf_spine(4, 2, 8)").n_machines == 32
     assert build("fat_tree(4, servers='dgx1', gbps=(25, 50, 100))").n_gpus == 128
+    assert build("fat_tree(4, servers=[(3, '2gpu'), (1, 'dgx1')])").n_gpus == 12 * 2 + 4 * 8
 
 
 def test_architectures_have_their_own_names():
