@@ -18,6 +18,7 @@ from labkit.core.jobs import Jobs
 from labkit.core.protocols import Scheduler, SpeedModel
 from labkit.experiment import provenance
 from labkit.experiment.cadence import Cadence, at_events
+from labkit.experiment.pre_run import PreRunning, measurer
 from labkit.experiment.session import Observer, Session
 from labkit.experiment.speeds import declared, speed_model
 from labkit.results.record import RunInfo, RunRecord, State
@@ -88,7 +89,9 @@ class Experiment:
         )
 
     def session(self, scheduler: Scheduler, *, observers: Sequence[Observer] = ()) -> Session:
-        """Return a session at time 0, with the cadence that suits the scheduler."""
+        """Return a session at time 0, with the cadence that suits the scheduler, after its pre-runs if it has any."""
+        if isinstance(scheduler, PreRunning):
+            scheduler.pre_run(self.jobs, measurer(self.jobs, self.cluster, speed=self.speed))
         cadence = self.cadence or at_events(quantum_s=getattr(scheduler, "quantum_s", math.inf))
         return Session(self.simulator(), cadence=cadence, runs_on=self.speed.runs_on(), observers=observers)
 

@@ -1,0 +1,62 @@
+"""Pre-runs: how fast a job trains alone with a few gangs, measured before the run begins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from labkit.core.cluster import Cluster
+from labkit.core.jobs import Jobs
+from labkit.core.protocols import Running, SpeedModel
+from labkit.core.resources import Floats
+from labkit.speed.alone import compact
+
+Measure = Callable[[int, ArrayLike, ArrayLike], Floats]
+"""(job number, n_ps, n_workers) -> steps/s of the job alone with each of these gangs."""
+
+
+@runtime_checkable
+class PreRunning(Protocol):
+    """A scheduler that wants to measure some gangs before the run begins."""
+
+    def pre_run(self, jobs: Jobs, measure: Measure) -> None:
+        """Measure what it needs."""
+        ...
+
+
+def measurer(jobs: Jobs, cluster: Cluster, *, speed: SpeedModel) -> Measure:
+    """Return a function that measures gangs of a job, each alone and packed tightly on its best device type.
+
+    A gang that does not fit the empty cluster has speed 0.
+    """
+    runs_on = speed.runs_on()
+
+    def measure(job: int, n_ps: ArrayLike, n_workers: ArrayLike) -> Floats:
+        ps, workers = np.broadcast_arrays(np.asarray(n_ps, np.int32), np.asarray(n_workers, np.int32))
+        gangs = replace(jobs.take(np.full(len(ps), job)), n_workers=workers.copy(), n_ps=ps.copy())
+        best = np.zeros(len(ps))
+        for kind in np.flatnonzero(runs_on[job]):
+            running, placed = compact(gangs, cluster, which=np.arange(len(ps), dtype=np.int32), device_type=int(kind))
+            measured = [float(speed.speeds(_one(running, i, job=job))[0]) for i in range(len(placed))]
+            best[placed] = np.maximum(best[placed], measured)
+        return best
+
+    return measure
+
+
+def _one(running: Running, i: int, *, job: int) -> Running:
+    """Return the i-th gang, as if it were the only one, of job number `job`."""
+    rows = slice(running.first[i], running.first[i + 1])
+    return Running(
+        job=np.array([job], np.int32),
+        first=np.array([0, rows.stop - rows.start], np.int32),
+        role=running.role[rows],
+        group=running.group[rows],
+        count=running.count[rows],
+        n_workers=running.n_workers[i : i + 1],
+        n_ps=running.n_ps[i : i + 1],
+    )

@@ -1,0 +1,240 @@
+"""Optimus: speed functions and convergence fitted online, workers and servers by marginal gain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from numba import njit
+from numpy.typing import ArrayLike
+
+from labkit.core.errors import InputError
+from labkit.core.jobs import Jobs
+from labkit.core.placement import Gangs, Placement
+from labkit.core.protocols import Placer
+from labkit.core.resources import Bools, Floats, Ints
+from labkit.core.snapshot import Snapshot
+from labkit.placers import Even
+from labkit.schedulers import published as dl2
+from labkit.schedulers.base import capacity
+from labkit.speed.optimus import PINCH, pre_runs
+from labkit.speed.optimus_online import OnlineSpeedFit
+
+Measure = Callable[[int, ArrayLike, ArrayLike], Floats]
+"""(job number, n_ps, n_workers) -> steps/s of the job alone with each of these gangs."""
+
+YOUNG: Final = 0.1
+"""A job is young during this fraction of its steps."""
+
+
+@dataclass(eq=False)
+class Optimus:
+    """Give the task that shortens some job most for what it takes, again and again [1]_.
+
+    Every job first gets one worker and one parameter server (a rigid job its whole gang), the one with the least work
+    left first. Then a job's next tasks are worth
+
+        (Q / f(p, w) - Q / f(p + dp, w + dw)) / (dominant share of the dp servers and dw workers)
+
+    with Q steps left, and the best one is carried out until nothing fits or gains. Speeds f are fitted to what was
+    measured, before the run (`pre_run`) and while it goes on, Q to the reported losses where there are any.
+
+    Attributes
+    ----------
+    placer : Placer
+        Where gangs go; even placement is Optimus' own.
+    look_ahead : int
+        Most tasks in one move; 1 is the published rule, more steps over gangs that are no faster than a smaller one.
+    young_factor : float
+        Gain of a job in the first tenth of its steps, whose predictions are unsure, is multiplied by this.
+    n_pre_runs : int
+        Gangs of each kind of job that `pre_run` measures.
+    oracle : bool
+        Measure every gang in `pre_run`, and believe that instead of fits.
+    published : bool
+        Follow DL2's simulator instead, which is an oracle too: see `labkit.schedulers.published`.
+    quantum_s : float
+        A session decides at least this often; Optimus' interval is 10 minutes.
+
+    References
+    ----------
+    .. [1] Peng et al., "Optimus: an efficient dynamic resource scheduler for deep learning clusters", EuroSys 2018.
+    """
+
+    placer: Placer = Even()
+    look_ahead: int = 6
+    young_factor: float = 0.95
+    n_pre_runs: int = 10
+    oracle: bool = False
+    published: bool = False
+    quantum_s: float = 600.0
+    _table: Jobs | None = field(default=None, init=False, repr=False)
+    _kind: Ints = field(default_factory=lambda: np.empty(0, np.int32), init=False, repr=False)
+    _fit: OnlineSpeedFit | None = field(default=None, init=False, repr=False)
+    _true: Floats | None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.look_ahead < 1:
+            raise InputError(f"optimus: look_ahead is {self.look_ahead}; expected a number of tasks >= 1.")
+
+    def pre_run(self, jobs: Jobs, measure: Measure) -> None:
+        """Measure a few gangs of each kind of job before the run, as Optimus does; all of them for an oracle."""
+        fit = self._begin(jobs)
+        true = np.zeros_like(fit.mean)
+        for kind, number in enumerate(np.unique(self._kind, return_index=True)[1]):
+            ps, workers = self._gangs_to_measure(jobs, int(number))
+            speeds = measure(int(number), np.where(jobs.max_ps[number] > 0, ps, 0), workers)
+            fit.observe(np.full(len(ps), kind), n_ps=ps, n_workers=workers, speed=np.maximum(speeds, 0))
+            true[kind, ps, workers] = speeds
+        if self.oracle or self.published:
+            self._true = true
+
+    def _gangs_to_measure(self, jobs: Jobs, number: int) -> tuple[Ints, Ints]:
+        more = 1 if self.published else 0  # the published rule looks one task beyond the largest gang
+        most_ps, most_workers = int(jobs.max_ps[number]) + more, int(jobs.max_workers[number]) + more
+        if not jobs.malleable[number]:
+            return np.array([max(jobs.n_ps[number], 1)]), np.array([jobs.n_workers[number]])
+        if self.oracle or self.published:
+            axes = np.meshgrid(np.arange(1, max(most_ps, 1) + 1), np.arange(1, most_workers + 1), indexing="ij")
+            return axes[0].ravel(), axes[1].ravel()
+        return pre_runs(max_ps=max(most_ps, 1), max_workers=most_workers, n=self.n_pre_runs)
+
+    def _begin(self, jobs: Jobs) -> OnlineSpeedFit:
+        """Forget what was learnt from other jobs."""
+        traits = np.column_stack([jobs.model, jobs.sync, jobs.worker_demand, jobs.ps_demand, jobs.max_ps > 0])
+        _, first, kind = np.unique(traits, axis=0, return_index=True, return_inverse=True)
+        more = 2 if self.published else 1
+        self._table, self._kind, self._true = jobs, kind.reshape(-1).astype(np.int32), None
+        self._fit = OnlineSpeedFit(
+            len(first),
+            max_ps=int(max(jobs.max_ps.max(), 1)) + more - 1,
+            max_workers=int(jobs.max_workers.max()) + more - 1,
+            sync=jobs.sync[first],
+        )
+        return self._fit
+
+    def schedule(self, snapshot: Snapshot) -> Placement:
+        """Return the gangs that changed."""
+        fit = self._fit if self._table is snapshot.table and self._fit is not None else self._begin(snapshot.table)
+        if self.published:
+            return self._published(snapshot)
+        jobs, table = snapshot.jobs, snapshot.table
+        kind = self._kind[jobs.number]
+        self._learn(snapshot, fit, kind)
+        left = jobs.remaining_steps
+        seconds = self._seconds_per_step(fit, np.unique(kind))
+        n_workers, n_ps = allocate(
+            self._by_urgency(snapshot, left, seconds[kind]), jobs.number, kind, left,
+            np.where(jobs.steps < YOUNG * jobs.total_steps, self.young_factor, 1.0), seconds, self.look_ahead,
+            table.worker_demand, table.ps_demand, table.n_workers, table.n_ps, table.max_workers, table.max_ps,
+            table.malleable, capacity(snapshot),
+        )  # fmt: skip
+        changed = (n_workers != jobs.n_workers) | (n_ps != jobs.n_ps)
+        gangs = Gangs.of(jobs.number[changed], n_workers=n_workers[changed], n_ps=n_ps[changed], shrinks=True)
+        return self.placer.place(snapshot, gangs)
+
+    def _learn(self, snapshot: Snapshot, fit: OnlineSpeedFit, kind: Ints) -> None:
+        jobs = snapshot.jobs
+        seen = jobs.running & (jobs.speed > 0)
+        if seen.any():
+            fit.observe(
+                kind[seen], n_ps=np.maximum(jobs.n_ps[seen], 1), n_workers=jobs.n_workers[seen], speed=jobs.speed[seen]
+            )
+
+    def _seconds_per_step(self, fit: OnlineSpeedFit, kinds: Ints) -> Floats:
+        """Return believed seconds per step of every gang, (K, P, W); NaN for a kind that was never measured."""
+        seconds = np.full(fit.mean.shape, np.nan)
+        for k in kinds:
+            if self._true is None and not fit.n_gangs(int(k)):
+                continue
+            speed = fit.table(int(k)) if self._true is None else self._true[k]
+            seconds[k] = 1 / np.maximum(speed, PINCH * max(float(speed.max()), 1e-300))
+        return seconds
+
+    def _by_urgency(self, snapshot: Snapshot, left: Floats, seconds: Floats) -> Ints:
+        """Return positions of jobs, the one with the least time left in its smallest gang first."""
+        jobs, table = snapshot.jobs, snapshot.table
+        rigid = ~table.malleable[jobs.number]
+        rows = np.arange(len(jobs))
+        time_s = left * seconds[rows, 1, 1]
+        if rigid.any():  # of rigid jobs, what they take from others counts too: remaining service
+            share = (table.gang_demand[jobs.number] / np.maximum(capacity(snapshot), 1e-12)).max(axis=1)
+            time_s = np.where(rigid, jobs.remaining_s * share / max(float(share.mean()), 1e-12), time_s)
+        return np.argsort(np.nan_to_num(time_s, nan=0.0), kind="stable").astype(np.int32)
+
+    def _published(self, snapshot: Snapshot) -> Placement:
+        if self._true is None:
+            raise InputError("optimus(published=True) is an oracle: call its pre_run, or run it by an Experiment.")
+        per_model = np.zeros((len(snapshot.table.models), *self._true.shape[1:]))
+        per_model[snapshot.table.model] = self._true[self._kind]
+        return dl2.optimus(snapshot, per_model)
+
+
+@njit(cache=True)
+def _fits(w: int, p: int, worker: Floats, ps: Floats, left: Floats) -> bool:
+    return bool(np.all(w * worker + p * ps <= left))
+
+
+@njit(cache=True)
+def _best_move(
+    seconds: Floats, w: int, p: int, max_w: int, max_p: int, look_ahead: int, worker: Floats, ps: Floats,
+    worker_cost: float, ps_cost: float, left: Floats,
+) -> tuple[float, int, int]:  # fmt: skip
+    """Return the gain per cost and per step left of the best addition that fits, and its workers and PSs."""
+    best, best_w, best_p = 0.0, 0, 0
+    row = max(p, 1)
+    for dp in range(min(look_ahead, max_p - p) + 1):
+        for dw in range(min(look_ahead - dp, max_w - w) + 1):
+            if dp + dw == 0:
+                continue
+            saved = (seconds[row, w] - seconds[row + dp, w + dw]) / (dp * ps_cost + dw * worker_cost)
+            if saved > best * (1 + 1e-12) and _fits(dw, dp, worker, ps, left):
+                best, best_w, best_p = saved, dw, dp
+    return best, best_w, best_p
+
+
+@njit(cache=True)
+def allocate(
+    order: Ints, jobs: Ints, kind: Ints, left_steps: Floats, weight: Floats, seconds: Floats, look_ahead: int,
+    worker: Floats, ps: Floats, asked_workers: Ints, asked_ps: Ints, max_workers: Ints, max_ps: Ints,
+    malleable: Bools, total: Floats,
+) -> tuple[Ints, Ints]:  # fmt: skip
+    """Return workers and PSs of each job (J,) by marginal gain."""
+    n = len(jobs)
+    n_workers, n_ps = np.zeros(n, np.int32), np.zeros(n, np.int32)
+    gain, d_workers, d_ps = np.zeros(n), np.zeros(n, np.int32), np.zeros(n, np.int32)
+    worker_cost, ps_cost = np.zeros(n), np.zeros(n)
+    left = total + 1e-9
+    for i in order:
+        j = jobs[i]
+        w, p = (1, min(1, max_ps[j])) if malleable[j] else (asked_workers[j], asked_ps[j])
+        if _fits(w, p, worker[j], ps[j], left):
+            n_workers[i], n_ps[i] = w, p
+            left -= w * worker[j] + p * ps[j]
+    for i in range(n):
+        j = jobs[i]
+        worker_cost[i] = np.max(worker[j] / np.maximum(total, 1e-12))
+        ps_cost[i] = np.max(ps[j] / np.maximum(total, 1e-12))
+        if n_workers[i] and malleable[j]:
+            found = _best_move(
+                seconds[kind[i]], n_workers[i], n_ps[i], max_workers[j], max_ps[j], look_ahead, worker[j], ps[j],
+                worker_cost[i], ps_cost[i], left,
+            )  # fmt: skip
+            gain[i], d_workers[i], d_ps[i] = found[0] * left_steps[i] * weight[i], found[1], found[2]
+    while n:
+        i = int(np.argmax(gain))
+        if not gain[i] > 0:
+            break
+        j = jobs[i]
+        if _fits(d_workers[i], d_ps[i], worker[j], ps[j], left):
+            n_workers[i] += d_workers[i]
+            n_ps[i] += d_ps[i]
+            left -= d_workers[i] * worker[j] + d_ps[i] * ps[j]
+        found = _best_move(
+            seconds[kind[i]], n_workers[i], n_ps[i], max_workers[j], max_ps[j], look_ahead, worker[j], ps[j],
+            worker_cost[i], ps_cost[i], left,
+        )  # fmt: skip
+        gain[i], d_workers[i], d_ps[i] = found[0] * left_steps[i] * weight[i], found[1], found[2]
+    return n_workers, n_ps
