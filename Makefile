@@ -1,0 +1,51 @@
+# Everything starts here: `make demo` on a machine with python3 (3.11 or newer, with venv), git and make.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.PHONY: help demo test check lab bench doctor notebooks clean
+
+help:  ## say what there is
+	@sed -n 's/^\([a-z]*\):.*## /make \1\t/p' $(MAKEFILE_LIST)
+
+demo: $(STAMP)  ## compare schedulers on a small trace, and write reports/demo.html
+	$(BIN)/labkit demo
+
+test: $(STAMP)  ## run all notebooks, then all tests
+	@if ls notebooks/*.ipynb >/dev/null 2>&1; then $(BIN)/pytest -c tests/nbval.ini --rootdir . notebooks; fi
+	$(BIN)/pytest
+
+check: $(STAMP)  ## format, lint, types, layers
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+lab: $(STAMP)  ## open JupyterLab
+	$(BIN)/jupyter lab notebooks/00_start.ipynb
+
+bench: $(STAMP)  ## measure, write benchmarks/results.json, print it as a table
+	$(BIN)/python -m benchmarks
+
+doctor:  ## say what this machine lacks and how to get it; installs nothing
+	@if [ -e $(STAMP) ]; then $(BIN)/python -m labkit.doctor; else $(PYTHON) labkit/doctor.py; fi
+
+notebooks: $(STAMP)  ## run all notebooks and keep their outputs
+	$(BIN)/jupyter nbconvert --to notebook --execute --inplace notebooks/*.ipynb
+
+clean:  ## remove what make made; runs/ stays
+	rm -rf .venv reports build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# torch is the largest part. Without an NVIDIA GPU its CPU build is enough and far smaller: point pip at an index that
+# has it (pip config, or PIP_EXTRA_INDEX_URL) before the first make; the pinned version takes either build.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+	  { echo "labkit needs Python 3.11 or newer; '$(PYTHON)' is older or missing. Install it, or: make PYTHON=python3.12"; exit 2; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+	  { echo "labkit needs Python's venv with pip: apt-get install python3-venv (Debian, Ubuntu)"; exit 2; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	@echo "building .venv: a few minutes the first time"
+	$(BIN)/python -m pip install --quiet -e '.[dev]' -c constraints.txt
+	@touch $@

@@ -1,0 +1,40 @@
+"""Measurements, one module per subject: each has `rows()`, which measures and returns a `Row` per number.
+
+`python -m benchmarks` runs all of them, `python -m benchmarks metrics` some.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A measured number beside its goal; `command` measures it again."""
+
+    name: str
+    value: float
+    unit: str
+    goal: float | None
+    higher_is_better: bool
+    command: str
+
+    @property
+    def met(self) -> bool | None:
+        """True if the goal is met; None without a goal."""
+        if self.goal is None:
+            return None
+        return self.value >= self.goal if self.higher_is_better else self.value <= self.goal
+
+
+def best_s(run: Callable[[], object], *, repeat: int = 3) -> float:
+    """Return the shortest of some runs in seconds; the machine's other work only ever adds to it."""
+
+    def once() -> float:
+        began_s = time.perf_counter()
+        run()
+        return time.perf_counter() - began_s
+
+    return min(once() for _ in range(repeat))

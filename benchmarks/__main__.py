@@ -1,0 +1,94 @@
+"""Measure everything, write benchmarks/results.json, and print the table."""
+
+from __future__ import annotations
+
+import json
+import pkgutil
+import sys
+import traceback
+from collections.abc import Sequence
+from dataclasses import asdict
+from importlib import import_module
+from pathlib import Path
+
+from benchmarks import Row
+from labkit.core.errors import unknown
+
+FOLDER = Path(__file__).parent
+
+
+def modules(wanted: Sequence[str]) -> list[str]:
+    """Return the benchmark modules to run, all of them where none is named."""
+    known = sorted(found.name for found in pkgutil.iter_modules([str(FOLDER)]) if not found.name.startswith("_"))
+    for name in wanted:
+        if name not in known:
+            raise unknown("benchmark", name, known)
+    return list(wanted) or known
+
+
+def measure(names: Sequence[str]) -> tuple[list[Row], list[str]]:
+    """Run benchmark modules; return their rows, and the names of those that failed."""
+    rows: list[Row] = []
+    failed = []
+    for name in names:
+        print(f"measuring {name} ...", file=sys.stderr, flush=True)
+        try:
+            module = import_module(f"benchmarks.{name}")
+            rows += module.rows() if hasattr(module, "rows") else []
+        except Exception:
+            traceback.print_exc()
+            failed.append(name)
+    return rows, failed
+
+
+def write(rows: Sequence[Row], path: Path) -> list[dict[str, object]]:
+    """Put rows into the file of results, beside those that were not measured this time; whole or not at all."""
+    kept = json.loads(path.read_text()) if path.exists() else []
+    by_name = {str(row["name"]): row for row in kept} | {row.name: asdict(row) for row in rows}
+    results = [by_name[name] for name in sorted(by_name)]
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(results, indent=1) + "\n")
+    temporary.replace(path)
+    return results
+
+
+def show(rows: Sequence[Row]) -> None:
+    """Print rows as a table: what falls short stands out."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(header_style="bold", box=None, pad_edge=False)
+    table.add_column("")
+    table.add_column("what")
+    for heading in ("measured", "goal"):
+        table.add_column(heading, justify="right")
+    table.add_column("unit")
+    marks = {True: "[green]pass[/]", False: "[bold red]falls short[/]", None: ""}
+    for row in rows:
+        sign = "at least" if row.higher_is_better else "at most"
+        goal = "" if row.goal is None else f"{sign} {row.goal:,g}"
+        table.add_row(marks[row.met], row.name, f"{row.value:,.4g}", goal, row.unit)
+    Console().print(table)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Measure, write, show; return 1 where a benchmark could not run at all, 2 where none has that name."""
+    try:
+        names = modules(arguments)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    rows, failed = measure(names)
+    everything = not arguments and not failed
+    path = FOLDER / "results.json"
+    if everything:
+        path.unlink(missing_ok=True)  # rows that no module makes any more go
+    write(rows, path)
+    show(rows)
+    if failed:
+        print(f"could not measure: {', '.join(failed)}", file=sys.stderr)
+    return int(bool(failed))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

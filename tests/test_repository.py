@@ -1,0 +1,147 @@
+"""The files beside the code say the same thing: pins, environments, licence, notebooks, and nothing of one machine."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+APACHE_2 = "cfc7749b96f63bd31c3c42b5c471bf756814053e847c10f3eb003417bc523d30"
+"""SHA-256 of the text as Debian ships it in /usr/share/common-licenses."""
+
+MODULES = sorted(path.relative_to(ROOT) for path in (ROOT / "labkit").rglob("*.py"))
+NOTEBOOKS = sorted(path.relative_to(ROOT) for path in (ROOT / "notebooks").glob("*.ipynb"))
+
+
+def direct_dependencies() -> list[Requirement]:
+    project = PROJECT["project"]
+    groups = [project["dependencies"], *project["optional-dependencies"].values()]
+    found = [Requirement(line) for group in groups for line in group]
+    return [requirement for requirement in found if requirement.name != "labkit"]
+
+
+def pins() -> dict[str, str]:
+    lines = [line.split("#")[0].strip() for line in (ROOT / "constraints.txt").read_text().splitlines()]
+    requirements = [Requirement(line) for line in lines if line]
+    return {canonicalize_name(each.name): str(each.specifier).removeprefix("==") for each in requirements}
+
+
+def tracked_files() -> list[Path]:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if listed.returncode:
+        pytest.skip("not a git checkout, so nothing tells which files belong to the repository")
+    return [ROOT / name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()]
+
+
+@pytest.mark.parametrize("requirement", direct_dependencies(), ids=str)
+def test_every_direct_dependency_is_pinned_to_a_version_it_allows(requirement):
+    pinned = pins()
+    assert canonicalize_name(requirement.name) in pinned
+    assert requirement.specifier.contains(pinned[canonicalize_name(requirement.name)])
+
+
+def test_pins_are_exact_and_of_no_special_build():
+    for name, version in pins().items():
+        assert re.fullmatch(r"\d[\w.]*", version), f"{name}=={version}"
+
+
+def test_environment_yml_adds_only_python_and_the_lab():
+    environment = yaml.safe_load((ROOT / "environment.yml").read_text())
+    oldest = PROJECT["project"]["requires-python"]
+    assert environment["channels"] == ["conda-forge"]
+    assert environment["dependencies"] == [f"python{oldest}", "pip", {"pip": ["-e .[lab]"]}]
+
+
+def test_the_licence_is_apache_2():
+    assert PROJECT["project"]["license"] == "Apache-2.0"
+    assert hashlib.sha256((ROOT / "LICENSE").read_bytes()).hexdigest() == APACHE_2
+
+
+@pytest.mark.parametrize("module", MODULES, ids=str)
+def test_every_module_opens_with_one_line_that_says_what_it_is(module):
+    said = ast.get_docstring(ast.parse((ROOT / module).read_text()))
+    first = (said or "").splitlines()[0] if said else ""
+    assert len(first) > 10, f"{module} opens with {first!r}"
+    assert first.endswith((".", "?")), f"{module} opens with {first!r}"
+
+
+def test_every_part_of_labkit_has_its_layer():
+    (contract,) = PROJECT["tool"]["importlinter"]["contracts"]
+    layered = set(re.findall(r"\w+", " ".join(contract["layers"])))
+    parts = {
+        path.stem for path in (ROOT / "labkit").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
+    }
+    assert parts - {"__init__"} <= layered
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=str)
+def test_every_notebook_is_stored_as_it_ran(notebook):
+    cells = [cell for cell in json.loads((ROOT / notebook).read_text())["cells"] if cell["cell_type"] == "code"]
+    counts = [cell["execution_count"] for cell in cells if "".join(cell["source"]).strip()]
+    assert counts == list(range(1, len(counts) + 1)), "run it from the top: make notebooks"
+    outputs = [output for cell in cells for output in cell["outputs"]]
+    assert outputs, "no cell shows anything"
+    assert not [output["ename"] for output in outputs if output["output_type"] == "error"]
+
+
+FOREIGN = {
+    "a folder of one machine": r"/(?:work|root|home|Users|opt|mnt)/[\w.-]+",
+    "the host of a package registry": r"(?:pypi|pythonhosted|anaconda|npmjs|crates|download\.pytorch)\.(?:org|com|io)",
+}
+
+
+@pytest.mark.parametrize("what", FOREIGN)
+def test_no_tracked_file_names(what):
+    found = [
+        f"{path.relative_to(ROOT)}: {match[0]}"
+        for path in tracked_files()
+        if path != Path(__file__) and b"\0" not in (content := path.read_bytes())
+        for match in re.finditer(FOREIGN[what], content.decode("utf-8", errors="replace"))
+    ]
+    assert found == []
+
+
+def test_make_says_what_it_can_do():
+    said = subprocess.run(["make", "-s", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert {"demo", "test", "check", "lab", "bench", "doctor"} <= set(re.findall(r"^make (\w+)\t", said, re.MULTILINE))
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        ("exit 1", "needs Python 3.11 or newer"),
+        ("exit 127", "needs Python 3.11 or newer"),
+        ('case "$2" in *ensurepip*) exit 1;; esac', "apt-get install python3-venv"),
+    ],
+)
+def test_a_python_that_will_not_do_is_told_in_one_line(tmp_path, program, said):
+    fake = tmp_path / "python"
+    fake.write_text(f"#!/bin/sh\n{program}\n")
+    fake.chmod(0o755)
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        (tmp_path / name).write_bytes((ROOT / name).read_bytes())
+    done = subprocess.run(
+        ["make", "-s", f"PYTHON={fake}", "check"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert said in done.stdout
+    assert len(done.stdout.splitlines()) == 1
+    assert not (tmp_path / ".venv").exists()
+
+
+def test_ci_runs_the_checks_and_the_tests():
+    script = ROOT / ".ci" / "run"
+    assert script.stat().st_mode & 0o111
+    assert subprocess.run(["bash", "-n", script], check=False).returncode == 0
+    assert script.read_text().split("\n")[-3:] == ["make check", "make test", ""]
