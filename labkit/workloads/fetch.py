@@ -160,8 +160,8 @@ def _hashes(name: str, trace: PublicTrace, checksum: str | None) -> dict[str, st
     for file, sha256 in trace.files:
         if sha256 is None:
             raise InputError(
-                f"{name}: no checksum of {file} is published, so labkit cannot tell whether a download is whole and "
-                f"unaltered. Get the SHA-256 of {trace.base_url}/{file} from someone you trust, and give it with --checksum."
+                f"{name}: no checksum of {file} is published, so labkit cannot tell whether a download is whole. "
+                f"Get the SHA-256 of {trace.base_url}/{file} from someone you trust, and give it with --checksum."
             )
     return {file: sha256 for file, sha256 in trace.files if sha256 is not None}
 

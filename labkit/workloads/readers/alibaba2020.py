@@ -9,7 +9,7 @@ import numpy as np
 
 from labkit.core.errors import TraceError
 from labkit.core.jobs import Jobs
-from labkit.workloads.readers.base import MAX_TASKS, from_zero, table_of
+from labkit.workloads.readers.base import MAX_TASKS, from_zero, names_of, table_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -99,7 +99,7 @@ def _job_tasks(path: Path) -> pd.DataFrame:
             "cpus": np.nan_to_num(table.numbers("plan_cpu", low=0, blank_ok=True) / 100),
             "memory_gb": np.nan_to_num(table.numbers("plan_mem", low=0, blank_ok=True)),
             "gpus": np.nan_to_num(table.numbers("plan_gpu", low=0, blank_ok=True) / 100),
-            "gpu_type": table.frame["gpu_type"].astype("str").where(table.frame["gpu_type"].notna(), "any").to_numpy(),
+            "gpu_type": pd.Series([name or None for name in names_of(table.frame["gpu_type"])], dtype=object),
         }
     )
     table.check()
@@ -107,6 +107,7 @@ def _job_tasks(path: Path) -> pd.DataFrame:
     whole = tasks.groupby("job_name", sort=False).agg(
         start_s=("start_s", "min"), end_s=("end_s", "max"), gpu_type=("gpu_type", "first")
     )
+    whole["gpu_type"] = [name if isinstance(name, str) else "any" for name in whole["gpu_type"]]
     whole["duration_s"] = whole["end_s"] - whole["start_s"]
     return whole.join(_role(tasks, "worker"), how="inner").join(_role(tasks, "ps")).fillna(0.0).reset_index()
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from labkit.core.errors import TraceError
 from labkit.core.jobs import Jobs
-from labkit.core.resources import GPUS, Ints
-from labkit.workloads.readers.base import Table, from_zero, per_gpu, table_of
+from labkit.core.resources import GPUS
+from labkit.workloads.readers.base import from_zero, names_of, per_gpu, table_of
 
 COLUMNS: Final = (
     "name",
@@ -48,7 +48,7 @@ def read_alibaba_2023(path: str | Path) -> Jobs:
     cpus = table.numbers("cpu_milli", low=0) / 1000
     memory_gb = table.numbers("memory_mib", low=0) / 1024
     table.fault((gpus > 0) & (share == 0), "gpu_milli", expected="1 to 1000 for a pod with GPUs")
-    names, user = table.texts("name"), table.texts("qos")
+    names, user, model = table.texts("name"), table.texts("qos"), names_of(table.frame["gpu_spec"], blank="any")
     table.check()
     duration_s = deleted_s - scheduled_s
     kept = np.flatnonzero(duration_s > 0).astype(np.int32)
@@ -59,7 +59,7 @@ def read_alibaba_2023(path: str | Path) -> Jobs:
     return Jobs.of(
         name=table.path.name,
         id=[names[i] for i in kept],
-        model=_models(table, kept),
+        model=[model[i] for i in kept],
         user=[user[i] for i in kept],
         arrival_s=from_zero(created_s[kept]),
         total_steps=duration_s[kept],
@@ -67,8 +67,3 @@ def read_alibaba_2023(path: str | Path) -> Jobs:
         n_workers=workers[kept],
         worker_demand=demand[kept],
     )
-
-
-def _models(table: Table, kept: Ints) -> list[str]:
-    wanted = table.frame["gpu_spec"].fillna("any").astype("str").tolist()
-    return [wanted[i] for i in kept]

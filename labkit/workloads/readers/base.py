@@ -108,7 +108,7 @@ class Table:
         values = self.frame[column].to_numpy()
         for row in np.flatnonzero(bad).tolist():
             value = values[row]
-            found = "is missing" if _blank(value) else f"is '{value}'"
+            found = "is missing" if _blank(value) else f"is '{_shown(value)}'"
             self._faults.append((row, f"line {self.line(row)}: {column} {found}; expected {expected}"))
 
     def numbers(
@@ -172,7 +172,7 @@ class Table:
 
         raw = self.frame[column]
         self.fault(_blanks(raw), column, expected="a name")
-        names = raw.astype("str").tolist()
+        names = names_of(raw)
         for name in set(names) - known if known else ():
             near = get_close_matches(name, known or (), n=1)
             expected = f"a known one, such as '{near[0] if near else min(known or ())}'"
@@ -236,6 +236,8 @@ def _frame(
 ) -> pd.DataFrame:
     import pandas as pd
 
+    old = int(pd.__version__.split(".")[0]) < 3  # from 3.1 on, numbers are always read to the last bit
+    exact: dict[str, Any] = {"float_precision": "round_trip"} if old else {}
     try:
         return pd.read_csv(
             io.StringIO(text),
@@ -248,7 +250,7 @@ def _frame(
             na_values=[""],
             low_memory=False,
             quoting=csv.QUOTE_NONE if separator == "\t" else csv.QUOTE_MINIMAL,
-            float_precision="round_trip",
+            **exact,
         )
     except (ValueError, OverflowError) as error:  # ParserError and EmptyDataError are ValueErrors
         raise TraceError(f"{path}: {str(error).splitlines()[0]}; expected {expected}.") from None
@@ -283,6 +285,15 @@ def _blanks(raw: pd.Series) -> Bools:
         return raw.isna().to_numpy()
     text = raw.astype("str").str.strip()
     return (raw.isna() | text.isin(["", "None", "nan"])).to_numpy(np.bool_)
+
+
+def names_of(raw: pd.Series, *, blank: str = "") -> list[str]:
+    """Return a column as text, with something else for empty cells."""
+    return [blank if _blank(value) else _shown(value) for value in raw.to_numpy(dtype=object).tolist()]
+
+
+def _shown(value: Any) -> str:
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
 def _range(low: float, high: float, *, above: bool, whole: bool, blank_ok: bool) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 
 from labkit.core.errors import TraceError
 from labkit.core.jobs import Jobs
-from labkit.workloads.readers.base import MAX_TASKS, from_zero, table_of
+from labkit.workloads.readers.base import MAX_TASKS, from_zero, names_of, table_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -72,14 +72,13 @@ def _events(path: Path) -> pd.DataFrame:
     import pandas as pd
 
     table = table_of(path, columns=COLUMNS, header=False, expected=EXPECTED)
-    user = table.frame["user"]
     events = pd.DataFrame(
         {
             "time_us": table.numbers("time", low=0, high=2.0**63),
             "job": table.numbers("job_id", low=0, high=2.0**53, whole=True),
             "task": table.numbers("task_index", low=0, high=2.0**53, whole=True),
             "kind": table.numbers("event_type", low=0, high=8, whole=True),
-            "user": user.astype("str").where(user.notna(), "unknown").to_numpy(),
+            "user": names_of(table.frame["user"], blank="unknown"),
             "cpu": np.nan_to_num(table.numbers("cpu_request", low=0, high=1, blank_ok=True)),
             "memory": np.nan_to_num(table.numbers("memory_request", low=0, high=1, blank_ok=True)),
         }
