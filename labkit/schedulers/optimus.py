@@ -54,7 +54,10 @@ class Optimus:
     oracle : bool
         Measure every gang in `pre_run`, and believe that instead of fits.
     published : bool
-        Follow DL2's simulator instead, which is an oracle too: see `labkit.schedulers.published`.
+        Follow DL2's simulator instead, an oracle that needs `speeds`: see `labkit.schedulers.published`.
+    speeds : array, optional
+        True steps/s of each model of the jobs by gang, such as `labkit.speed.MeasuredSpeed.grid`; with
+        `published=True` up to one task beyond the largest gang.
     quantum_s : float
         A session decides at least this often; Optimus' interval is 10 minutes.
 
@@ -69,6 +72,7 @@ class Optimus:
     n_pre_runs: int = 10
     oracle: bool = False
     published: bool = False
+    speeds: Floats | None = field(default=None, repr=False)
     quantum_s: float = 600.0
     _table: Jobs | None = field(default=None, init=False, repr=False)
     _kind: Ints = field(default_factory=lambda: np.empty(0, np.int32), init=False, repr=False)
@@ -88,38 +92,38 @@ class Optimus:
             speeds = measure(int(number), np.where(jobs.max_ps[number] > 0, ps, 0), workers)
             fit.observe(np.full(len(ps), kind), n_ps=ps, n_workers=workers, speed=np.maximum(speeds, 0))
             true[kind, ps, workers] = speeds
-        if self.oracle or self.published:
+        if self.oracle:
             self._true = true
 
     def _gangs_to_measure(self, jobs: Jobs, number: int) -> tuple[Ints, Ints]:
-        more = 1 if self.published else 0  # the published rule looks one task beyond the largest gang
-        most_ps, most_workers = int(jobs.max_ps[number]) + more, int(jobs.max_workers[number]) + more
+        most_ps, most_workers = max(int(jobs.max_ps[number]), 1), int(jobs.max_workers[number])
         if not jobs.malleable[number]:
             return np.array([max(jobs.n_ps[number], 1)]), np.array([jobs.n_workers[number]])
-        if self.oracle or self.published:
-            axes = np.meshgrid(np.arange(1, max(most_ps, 1) + 1), np.arange(1, most_workers + 1), indexing="ij")
+        if self.oracle:
+            axes = np.meshgrid(np.arange(1, most_ps + 1), np.arange(1, most_workers + 1), indexing="ij")
             return axes[0].ravel(), axes[1].ravel()
-        return pre_runs(max_ps=max(most_ps, 1), max_workers=most_workers, n=self.n_pre_runs)
+        return pre_runs(max_ps=most_ps, max_workers=most_workers, n=self.n_pre_runs)
 
     def _begin(self, jobs: Jobs) -> OnlineSpeedFit:
         """Forget what was learnt from other jobs."""
         traits = np.column_stack([jobs.model, jobs.sync, jobs.worker_demand, jobs.ps_demand, jobs.max_ps > 0])
         _, first, kind = np.unique(traits, axis=0, return_index=True, return_inverse=True)
-        more = 2 if self.published else 1
         self._table, self._kind, self._true = jobs, kind.reshape(-1).astype(np.int32), None
         self._fit = OnlineSpeedFit(
             len(first),
-            max_ps=int(max(jobs.max_ps.max(), 1)) + more - 1,
-            max_workers=int(jobs.max_workers.max()) + more - 1,
+            max_ps=int(max(jobs.max_ps.max(), 1)),
+            max_workers=int(jobs.max_workers.max()),
             sync=jobs.sync[first],
         )
         return self._fit
 
     def schedule(self, snapshot: Snapshot) -> Placement:
         """Return the gangs that changed."""
-        fit = self._fit if self._table is snapshot.table and self._fit is not None else self._begin(snapshot.table)
         if self.published:
-            return self._published(snapshot)
+            if self.speeds is None:
+                raise InputError("optimus(published=True) is an oracle; give it the true speeds: speeds=model.grid.")
+            return dl2.optimus(snapshot, self.speeds)
+        fit = self._fit if self._table is snapshot.table and self._fit is not None else self._begin(snapshot.table)
         jobs, table = snapshot.jobs, snapshot.table
         kind = self._kind[jobs.number]
         self._learn(snapshot, fit, kind)
@@ -163,13 +167,6 @@ class Optimus:
             share = (table.gang_demand[jobs.number] / np.maximum(capacity(snapshot), 1e-12)).max(axis=1)
             time_s = np.where(rigid, jobs.remaining_s * share / max(float(share.mean()), 1e-12), time_s)
         return np.argsort(np.nan_to_num(time_s, nan=0.0), kind="stable").astype(np.int32)
-
-    def _published(self, snapshot: Snapshot) -> Placement:
-        if self._true is None:
-            raise InputError("optimus(published=True) is an oracle: call its pre_run, or run it by an Experiment.")
-        per_model = np.zeros((len(snapshot.table.models), *self._true.shape[1:]))
-        per_model[snapshot.table.model] = self._true[self._kind]
-        return dl2.optimus(snapshot, per_model)
 
 
 @njit(cache=True)

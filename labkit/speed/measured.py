@@ -184,14 +184,14 @@ class MeasuredSpeed:
     ) -> None:
         _refuse_without_ps(jobs)
         self.jobs, self.cluster, self.table = jobs, cluster, table
-        shape = {"max_ps": int(jobs.max_ps.max()), "max_workers": int(jobs.max_workers.max())}
+        shape = {"max_ps": int(jobs.max_ps.max()) + 1, "max_workers": int(jobs.max_workers.max()) + 1}
         self.grid: Floats = np.stack(
             [
                 table.grid(model, clip=clip, **shape) / _samples_per_step(table, model, samples_per_step)
                 for model in jobs.models
             ]
         )
-        """(K, P + 1, W + 1) steps/s of each model of the jobs at every gang."""
+        """(K, P + 2, W + 2) steps/s of each model of the jobs at every gang, and one task beyond the largest."""
         self._model = jobs.model
 
     def speeds(self, running: Running) -> Floats:
