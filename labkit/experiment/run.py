@@ -15,7 +15,7 @@ import numpy as np
 from labkit.core.cluster import Cluster
 from labkit.core.events import Events, Kind
 from labkit.core.jobs import Jobs
-from labkit.core.protocols import Scheduler, SpeedModel
+from labkit.core.protocols import Backend, Scheduler, SpeedModel
 from labkit.experiment import provenance
 from labkit.experiment.cadence import Cadence, at_events
 from labkit.experiment.pre_run import PreRunning, measurer
@@ -88,12 +88,18 @@ class Experiment:
             rng=np.random.default_rng(self.seed),
         )
 
-    def session(self, scheduler: Scheduler, *, observers: Sequence[Observer] = ()) -> Session:
-        """Return a session at time 0, with the cadence that suits the scheduler, after its pre-runs if it has any."""
+    def session(
+        self, scheduler: Scheduler, *, observers: Sequence[Observer] = (), backend: Backend | None = None
+    ) -> Session:
+        """Return a session at time 0, with the cadence that suits the scheduler, after its pre-runs if it has any.
+
+        It runs on `backend`, by default on a fresh simulator.
+        """
         if isinstance(scheduler, PreRunning):
             scheduler.pre_run(self.jobs, measurer(self.jobs, self.cluster, speed=self.speed))
         cadence = self.cadence or at_events(quantum_s=getattr(scheduler, "quantum_s", math.inf))
-        return Session(self.simulator(), cadence=cadence, runs_on=self.speed.runs_on(), observers=observers)
+        backend = backend or self.simulator()
+        return Session(backend, cadence=cadence, runs_on=self.speed.runs_on(), observers=observers)
 
     def config(self, scheduler: Scheduler) -> dict[str, Any]:
         """Return the options of a run, as JSON can hold them."""

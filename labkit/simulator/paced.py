@@ -2,52 +2,85 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
+from enum import Enum
 
 from labkit.core.cluster import Cluster
-from labkit.core.errors import InputError
+from labkit.core.errors import InputError, LabkitError
 from labkit.core.events import Events
 from labkit.core.jobs import Jobs
 from labkit.core.placement import Placement
 from labkit.core.protocols import Backend
 
+LONGEST_WAIT_S = 3600.0
+
+
+class Interrupted(LabkitError, RuntimeError):
+    """The run was stopped in the middle of a wait; what had not come out by then did not happen."""
+
+
+class _Mode(Enum):
+    PACED = "paced"
+    HELD = "held"
+    FREE = "free"
+    OVER = "over"
+
 
 class Paced:
     """A backend whose clock runs `speedup` times as fast as the wall's.
 
-    Events come out as they are inside; only the moment at which `advance` returns differs.
+    Events come out as they are inside; only the moment at which `advance` returns differs. All methods that steer
+    the clock may be called from another thread, and answer at once.
 
     Parameters
     ----------
     inner : Backend
         What really happens.
     speedup : float
-        Seconds of the run per second of waiting; `set_speedup` changes it on the way.
+        Seconds of the run per second of waiting, inf for none; `set_speedup` changes it on the way.
     """
 
     def __init__(self, inner: Backend, *, speedup: float = 1.0) -> None:
         self.inner = inner
         self.jobs: Jobs = inner.jobs
         self.cluster: Cluster = inner.cluster
-        self._hurry = threading.Event()
-        self.set_speedup(speedup)
+        self._turn = threading.Condition()
+        self._mode = _Mode.PACED
+        self._waiting = False
+        self._from_s, self._since = inner.now_s, time.monotonic()
+        self._speedup = _positive(speedup)
 
     def set_speedup(self, speedup: float) -> None:
         """Go on at another pace from now on."""
-        if not speedup > 0:
-            raise InputError(f"speedup is {speedup}; expected a number > 0, e.g. 3600 for an hour a second.")
-        self._speedup = speedup
-        self._from_s, self._since = self.inner.now_s, time.monotonic()
+        speedup = _positive(speedup)
+        with self._turn:
+            self._mark()
+            self._speedup = speedup
+            self._turn.notify_all()
+
+    def hold(self) -> None:
+        """Stop the clock, also in the middle of a wait, until `go_on` or `hurry`."""
+        self._steer(_Mode.HELD)
+
+    def go_on(self) -> None:
+        """Let the clock run at its pace again."""
+        self._steer(_Mode.PACED)
 
     def hurry(self) -> None:
-        """Stop waiting, now and in the future: what is left comes out at once."""
-        self._hurry.set()
+        """Stop waiting, now and until `hold` or `go_on`: what is left comes out at once."""
+        self._steer(_Mode.FREE)
+
+    def interrupt(self) -> None:
+        """End a wait and the run with it: `advance` raises `Interrupted`, now and in the future."""
+        self._steer(_Mode.OVER)
 
     @property
     def now_s(self) -> float:
-        """Seconds of the run."""
-        return self.inner.now_s
+        """Seconds of the run; in the middle of a wait, how far the clock is."""
+        with self._turn:
+            return self._clock_s()
 
     @property
     def idle(self) -> bool:
@@ -59,8 +92,57 @@ class Paced:
         return self.inner.apply(placement)
 
     def advance(self, until_s: float, *, stop_at_event: bool) -> Events:
-        """Let time pass, inside and on the wall."""
+        """Let time pass, inside and on the wall.
+
+        Raises
+        ------
+        Interrupted
+            If `interrupt` was called; the events inside are withheld.
+        """
+        before_s = self.inner.now_s
         happened = self.inner.advance(until_s, stop_at_event=stop_at_event)
-        due = self._since + (self.inner.now_s - self._from_s) / self._speedup
-        self._hurry.wait(max(0.0, due - time.monotonic()))
+        with self._turn:
+            self._before_s, self._waiting = before_s, True
+            while (left_s := self._left_s()) > 0:
+                self._turn.wait(min(left_s, LONGEST_WAIT_S))
+            self._waiting = False
+            if self._mode is _Mode.OVER:
+                raise Interrupted("the run was stopped.")
         return happened
+
+    def _steer(self, mode: _Mode) -> None:
+        with self._turn:
+            self._mark()
+            if self._mode is not _Mode.OVER:
+                self._mode = mode
+            self._turn.notify_all()
+
+    def _mark(self) -> None:
+        """Count from here on."""
+        self._from_s, self._since = self._clock_s(), time.monotonic()
+
+    def _clock_s(self) -> float:
+        if not self._waiting or self._mode is _Mode.FREE:
+            return self.inner.now_s
+        return min(max(self._paced_s(), self._before_s), self.inner.now_s)
+
+    def _paced_s(self) -> float:
+        if self._mode is not _Mode.PACED:
+            return self._from_s
+        if math.isinf(self._speedup):
+            return math.inf
+        return self._from_s + (time.monotonic() - self._since) * self._speedup
+
+    def _left_s(self) -> float:
+        """Return for how long to wait, on the wall."""
+        if self._mode is _Mode.HELD:
+            return math.inf
+        if self._mode is not _Mode.PACED or math.isinf(self._speedup):
+            return 0.0
+        return (self.inner.now_s - self._paced_s()) / self._speedup
+
+
+def _positive(speedup: float) -> float:
+    if not speedup > 0:
+        raise InputError(f"speedup is {speedup}; expected a number > 0, e.g. 3600 for an hour a second.")
+    return speedup
