@@ -36,9 +36,7 @@ def put(tmp_path, name, text):
 # Gavel
 
 
-@pytest.mark.parametrize(
-    ("name", "n"), [("max_min_fairness", 96), ("small_test", 20), ("artifact_evaluation", 15)]
-)
+@pytest.mark.parametrize(("name", "n"), [("max_min_fairness", 96), ("small_test", 20), ("artifact_evaluation", 15)])
 def test_gavels_traces_keep_ids_models_steps_gangs_and_weights(shared_data, name, n):
     path = shared_data(f"gavel/traces/{name}.trace")
     rows = [line.split("\t") for line in path.read_text().splitlines()]
@@ -136,6 +134,11 @@ def test_the_82247_jobs_of_the_philly_csv(shared_data):
 
 
 PHILLY = "timestamp,duration,num_gpus,gpu_time,cluster\n2017-10-09 07:01:55,66.0,1,66.0,11cb48\n"
+
+
+@pytest.mark.parametrize("name", ["00", "007", "1e5", "7f04ca", "9e9999", "0x10"])
+def test_names_that_look_like_numbers_stay_as_they_are(tmp_path, name):
+    assert read_philly_csv(put(tmp_path, "p.csv", PHILLY.replace("11cb48", name))).users == (name,)
 
 
 @pytest.mark.parametrize(

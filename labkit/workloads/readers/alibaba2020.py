@@ -71,7 +71,7 @@ _RESOURCES: Final = ("gpus", "cpus", "memory_gb")
 def _job_rows(path: Path) -> pd.DataFrame:
     import pandas as pd
 
-    table = table_of(path, columns=JOB_COLUMNS, header=False, expected=EXPECTED)
+    table = table_of(path, columns=JOB_COLUMNS, names=JOB_COLUMNS[:4], header=False, expected=EXPECTED)
     rows = pd.DataFrame(
         {
             "job_name": table.texts("job_name"),
@@ -88,7 +88,8 @@ def _job_tasks(path: Path) -> pd.DataFrame:
     """Return per job: duration_s, gpu_type, and n_worker, n_ps, with what one task of each role takes."""
     import pandas as pd
 
-    table = table_of(path, columns=TASK_COLUMNS, header=False, expected=EXPECTED_TASKS)
+    names = ("job_name", "task_name", "status", "gpu_type")
+    table = table_of(path, columns=TASK_COLUMNS, names=names, header=False, expected=EXPECTED_TASKS)
     tasks = pd.DataFrame(
         {
             "job_name": table.texts("job_name"),

@@ -39,7 +39,7 @@ def read_alibaba_2023(path: str | Path) -> Jobs:
     TraceError
         Every fault, with line and column.
     """
-    table = table_of(Path(path), columns=COLUMNS, header=True, expected=EXPECTED)
+    table = table_of(Path(path), columns=COLUMNS, names=("name", "gpu_spec", "qos"), header=True, expected=EXPECTED)
     created_s = table.numbers("creation_time", low=0)
     deleted_s = table.numbers("deletion_time", low=0, blank_ok=True)
     scheduled_s = table.numbers("scheduled_time", low=0, blank_ok=True)

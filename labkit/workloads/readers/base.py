@@ -193,7 +193,9 @@ class Table:
             raise TraceError(f"{self.path}: it has no jobs; expected at least one row.")
 
 
-def table_of(path: Path, *, columns: Sequence[str], header: bool, expected: str, separator: str = ",") -> Table:
+def table_of(
+    path: Path, *, columns: Sequence[str], names: Sequence[str], header: bool, expected: str, separator: str = ","
+) -> Table:
     """Return the rows of a text file.
 
     Parameters
@@ -202,6 +204,8 @@ def table_of(path: Path, *, columns: Sequence[str], header: bool, expected: str,
         The file, gzipped or not.
     columns : sequence of str
         With a header, the columns that must be there, in any order among others; without, all columns.
+    names : sequence of str
+        Those of the columns that hold names, which may look like numbers.
     header : bool
         Whether the first line names the columns. A header line in a file of a format that has none is skipped.
     expected : str
@@ -216,42 +220,45 @@ def table_of(path: Path, *, columns: Sequence[str], header: bool, expected: str,
     """
     text = text_of(path, expected=expected)
     first = next(iter(lines_of(text[: 1 << 16])), (1, ""))[1]
-    names = _cells(first, separator)
-    if not header and names[: len(columns)] == list(columns):
+    cells = _cells(first, separator)
+    if not header and cells[: len(columns)] == list(columns):
         header = True
     if header:
-        missing = [column for column in columns if column not in names]
+        missing = [column for column in columns if column not in cells]
         if missing:
             raise TraceError(f"{path}: line 1: column {', '.join(missing)} is missing; expected {expected}.")
     else:
-        names = list(columns)
-    if len(set(names)) < len(names):
+        cells = list(columns)
+    if len(set(cells)) < len(cells):
         raise TraceError(f"{path}: line 1: a column occurs twice; expected {expected}.")
-    _check_widths(path, text, separator=separator, n_cells=len(names))
-    return Table(path, _frame(path, text, names, columns, header, separator, expected), text=text, header=header)
+    _check_widths(path, text, separator=separator, n_cells=len(cells))
+    options = {
+        "sep": separator,
+        "names": cells,
+        "usecols": list(columns),
+        "dtype": dict.fromkeys(names, "str"),
+        "skiprows": 1 if header else 0,
+        "quoting": csv.QUOTE_NONE if separator == "\t" else csv.QUOTE_MINIMAL,
+    }
+    return Table(path, _frame(path, text, options, expected=expected), text=text, header=header)
 
 
-def _frame(
-    path: Path, text: str, names: list[str], columns: Sequence[str], header: bool, separator: str, expected: str
-) -> pd.DataFrame:
+def _frame(path: Path, text: str, options: dict[str, Any], *, expected: str) -> pd.DataFrame:
     import pandas as pd
 
     old = int(pd.__version__.split(".")[0]) < 3  # from 3.1 on, numbers are always read to the last bit
     exact: dict[str, Any] = {"float_precision": "round_trip"} if old else {}
     try:
-        return pd.read_csv(
+        frame: pd.DataFrame = pd.read_csv(
             io.StringIO(text),
-            sep=separator,
-            names=names,
-            skiprows=1 if header else 0,
-            usecols=list(columns),
             index_col=False,
             keep_default_na=False,
             na_values=[""],
             low_memory=False,
-            quoting=csv.QUOTE_NONE if separator == "\t" else csv.QUOTE_MINIMAL,
             **exact,
+            **options,
         )
+        return frame
     except (ValueError, OverflowError) as error:  # ParserError and EmptyDataError are ValueErrors
         raise TraceError(f"{path}: {str(error).splitlines()[0]}; expected {expected}.") from None
 

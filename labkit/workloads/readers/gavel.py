@@ -33,6 +33,7 @@ OLD_COLUMNS: Final = (
     "arrival_time",
     "scale_factor",
 )
+NAMES: Final = ("job_type", "command", "num_steps_arg", "working_directory")
 EXPECTED: Final = "a Gavel trace of 10 columns separated by tabs"
 EXPECTED_OLD: Final = "an older Gavel trace of 7 columns separated by tabs"
 
@@ -49,7 +50,7 @@ def read_gavel(path: str | Path, *, throughputs: Throughputs | None = None) -> J
     TraceError
         Every fault, with line and column.
     """
-    table = table_of(Path(path), columns=COLUMNS, header=False, expected=EXPECTED, separator="\t")
+    table = table_of(Path(path), columns=COLUMNS, names=NAMES, header=False, expected=EXPECTED, separator="\t")
     weight = table.numbers("priority_weight", low=0, above=True)
     slo = table.numbers("SLO")
     table.fault(slo == 0, "SLO", expected="a multiple of the duration, or a negative number for none")
@@ -61,7 +62,9 @@ def read_gavel(path: str | Path, *, throughputs: Throughputs | None = None) -> J
 
 def read_gavel_old(path: str | Path, *, throughputs: Throughputs | None = None) -> Jobs:
     """Return the jobs of a trace of 7 columns (Philly-derived), otherwise as `read_gavel`."""
-    table = table_of(Path(path), columns=OLD_COLUMNS, header=False, expected=EXPECTED_OLD, separator="\t")
+    table = table_of(
+        Path(path), columns=OLD_COLUMNS, names=NAMES[:3], header=False, expected=EXPECTED_OLD, separator="\t"
+    )
     return _jobs(table, throughputs)
 
 

@@ -71,7 +71,7 @@ def read_google_2011(path: str | Path, *, machine_cpus: float = 32.0, machine_me
 def _events(path: Path) -> pd.DataFrame:
     import pandas as pd
 
-    table = table_of(path, columns=COLUMNS, header=False, expected=EXPECTED)
+    table = table_of(path, columns=COLUMNS, names=("user",), header=False, expected=EXPECTED)
     events = pd.DataFrame(
         {
             "time_us": table.numbers("time", low=0, high=2.0**63),

@@ -12,6 +12,7 @@ from labkit.core.jobs import Jobs
 from labkit.workloads.readers.base import from_zero, per_gpu, table_of
 
 COLUMNS: Final = ("job_id", "user", "vc", "gpu_num", "cpu_num", "submit_time", "duration")
+NAMES: Final = ("job_id", "user", "vc", "submit_time")
 EXPECTED: Final = "a Helios cluster_log.csv with columns " + ", ".join(COLUMNS)
 
 
@@ -26,7 +27,7 @@ def read_helios(path: str | Path, *, cpu_jobs: bool = False) -> Jobs:
     TraceError
         Every fault, with line and column.
     """
-    table = table_of(Path(path), columns=COLUMNS, header=True, expected=EXPECTED)
+    table = table_of(Path(path), columns=COLUMNS, names=NAMES, header=True, expected=EXPECTED)
     submitted_s = table.times_s("submit_time")
     duration_s = table.numbers("duration", low=0)
     gpus = table.counts("gpu_num", low=0)

@@ -40,8 +40,9 @@ def read_csv(path: str | Path) -> Jobs:
     for name in names:
         if name not in KNOWN:
             raise TraceError(f"{path}: {unknown('column', name, KNOWN)}")
-    needed = dict.fromkeys((*REQUIRED, *names))
-    return _jobs(table_of(path, columns=tuple(needed), header=True, expected=EXPECTED))
+    needed = tuple(dict.fromkeys((*REQUIRED, *names)))
+    text = [name for name in _TEXT if name in names]
+    return _jobs(table_of(path, columns=needed, names=text, header=True, expected=EXPECTED))
 
 
 def read_parquet(path: str | Path) -> Jobs:

@@ -28,7 +28,7 @@ def read_philly_csv(path: str | Path) -> Jobs:
     TraceError
         Every fault, with line and column.
     """
-    table = table_of(Path(path), columns=COLUMNS, header=True, expected=EXPECTED)
+    table = table_of(Path(path), columns=COLUMNS, names=("timestamp", "cluster"), header=True, expected=EXPECTED)
     submitted_s = table.times_s("timestamp")
     duration_s = table.numbers("duration", low=0, above=True)
     gpus = table.counts("num_gpus")

@@ -1,0 +1,105 @@
+"""DL2's traces: the very jobs of the published simulator."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from labkit.core.errors import InputError
+from labkit.core.resources import CPUS, GPUS
+from labkit.workloads.catalogue import DL2_MODELS
+from labkit.workloads.dl2_traces import EPOCH_FRACTIONS, SETTINGS, Setting, dl2_jobs, setting
+
+
+def rotated(slots, seed):
+    """Return the pattern that gives these arrivals after the offset that the seed draws first."""
+    counts = np.bincount(slots)
+    offset = np.random.RandomState(seed).randint(5)
+    return np.roll(counts, offset).tolist()
+
+
+def test_the_jobs_of_the_reference_runs_come_out_of_their_seeds(shared_data):
+    reference = json.loads(shared_data("dl2/reference.json").read_text())["configs"]
+    checked = 0
+    for config, runs in reference.items():
+        for seed, run in runs["seeds"].items():
+            rows = run["jobs"]
+            pattern = rotated([row[3] for row in rows], int(seed))
+            jobs = dl2_jobs(config, seed=int(seed), pattern=pattern)
+            assert jobs.id.tolist() == [str(row[0]) for row in rows]
+            assert jobs.model_names().tolist() == [row[2] for row in rows]
+            assert jobs.model_names().tolist() == [DL2_MODELS[row[1] - 1] for row in rows]
+            assert (jobs.arrival_s / SETTINGS[config].slot_s).tolist() == [row[3] for row in rows]
+            assert (jobs.total_steps / jobs.steps_per_epoch).tolist() == [row[4] for row in rows]
+            assert jobs.steps_per_epoch.tolist() == [row[5] for row in rows]
+            assert jobs.true_steps.tolist() == jobs.total_steps.tolist()
+            assert jobs.worker_demand[:, [CPUS, GPUS]].tolist() == [[row[6][0], row[6][1] / 4] for row in rows]
+            assert jobs.ps_demand[:, [CPUS, GPUS]].tolist() == [row[7] for row in rows]
+            checked += len(rows)
+    assert checked >= 200
+
+
+def test_the_order_of_draws_is_offset_then_type_length_and_error_of_each_job():
+    rng = np.random.RandomState(9)
+    rng.randint(5)
+    rows = []
+    for _ in range(60):
+        kind, percent, error = rng.randint(0, 8), rng.randint(90, 110), rng.rand()
+        declared = int(EPOCH_FRACTIONS[kind] * 3000) * percent / 100
+        rows.append((DL2_MODELS[kind], declared, (1 + 0.2 * (2 * error - 1)) * declared))
+    jobs = dl2_jobs("short_48n", seed=9, pattern="uniform", fixed_length=False, epoch_error=0.2)
+    assert jobs.model_names().tolist() == [row[0] for row in rows]
+    assert jobs.total_steps.tolist() == [row[1] * size for row, size in zip(rows, jobs.steps_per_epoch, strict=True)]
+    assert jobs.true_steps.tolist() == [row[2] * size for row, size in zip(rows, jobs.steps_per_epoch, strict=True)]
+
+
+def test_poisson_arrivals_are_drawn_before_all_else():
+    rng = np.random.RandomState(3)
+    pattern = [rng.poisson(2) for _ in range(100)]
+    offset = rng.randint(5)
+    expected = [slot for slot in range(100) for _ in range(min(3, pattern[(slot + offset) % 100]))][:60]
+    jobs = dl2_jobs("short_48n", seed=3, pattern="poisson", jobs_per_slot=2)
+    assert (jobs.arrival_s / 1200).tolist() == expected
+
+
+def test_at_most_so_many_jobs_arrive_in_a_slot():
+    jobs = dl2_jobs("medium_96n", seed=1, pattern="uniform", jobs_per_slot=50)
+    assert np.bincount((jobs.arrival_s / 1200).astype(int)).tolist() == [3] * 20
+
+
+def test_jobs_ask_for_one_worker_and_one_server_and_may_grow_to_the_settings_most():
+    jobs = dl2_jobs("short_48n", seed=1)
+    assert {*jobs.n_workers.tolist(), *jobs.n_ps.tolist()} == {1}
+    assert {*jobs.max_workers.tolist(), *jobs.max_ps.tolist()} == {16}
+
+
+@pytest.mark.parametrize(
+    ("name", "nodes", "jobs", "epochs", "workers"),
+    [
+        ("large_500n", 500, 200, 30000, 16),
+        ("medium_96n", 96, 60, 30000, 16),
+        ("small_48n", 48, 60, 80000, 32),
+        ("testbed_6n", 6, 10, 1000, 16),
+    ],
+)
+def test_the_published_settings(name, nodes, jobs, epochs, workers):
+    s = setting(name)
+    assert (s.n_nodes, s.n_jobs, s.max_epochs, s.max_workers) == (nodes, jobs, epochs, workers)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: dl2_jobs("short_48m", seed=1), "Did you mean 'short_48n'"),
+        (lambda: dl2_jobs("short_48n", seed=1, pattern="possion"), "Did you mean 'poisson'"),
+        (lambda: dl2_jobs("short_48n", seed=1, pattern=[0, 0]), "not all of them 0"),
+        (lambda: dl2_jobs("short_48n", seed=1, pattern=[]), "expected arrivals per slot"),
+        (lambda: dl2_jobs("short_48n", seed=1, pattern="uniform", jobs_per_slot=0), "no job ever arrives"),
+        (lambda: dl2_jobs(Setting(1, 5, 0, 100), seed=1), "no job ever arrives"),
+    ],
+)
+def test_wrong_parameters_are_refused(call, message):
+    with pytest.raises(InputError, match=message):
+        call()

@@ -1,0 +1,57 @@
+"""What ships comes out of its recipe, byte by byte, and is what it is said to be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from labkit.workloads.readers import read
+from labkit.workloads.recipes import TRACES, main
+
+SHIPPED = Path(__file__).parents[2] / "traces"
+
+
+@pytest.fixture(scope="module")
+def again(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("traces")
+    main([str(folder)])
+    return folder
+
+
+@pytest.mark.parametrize("name", sorted(TRACES))
+def test_a_shipped_trace_is_what_its_recipe_makes(again, name):
+    assert (SHIPPED / name).read_bytes() == (again / name).read_bytes()
+
+
+def test_every_shipped_file_has_a_recipe_and_a_line_in_the_readme():
+    readme = (SHIPPED / "README.md").read_text()
+    assert {file.name for file in SHIPPED.iterdir()} == {*TRACES, "README.md"}
+    assert all(f"`{name}`" in readme for name in TRACES)
+
+
+def test_the_demo_is_some_eighty_malleable_jobs_with_servers():
+    jobs = read(SHIPPED / "demo.csv")
+    assert 60 <= len(jobs) <= 100
+    assert (jobs.max_workers > jobs.n_workers).all()
+    assert (jobs.n_ps > 0).all()
+
+
+def test_the_gavel_trace_is_in_ten_columns_with_gangs():
+    jobs = read(SHIPPED / "gavel-small.trace")
+    assert set(jobs.n_workers.tolist()) == {1, 2, 4, 8}
+    assert (SHIPPED / "gavel-small.trace").read_text().splitlines()[0].count("\t") == 9
+
+
+def test_the_philly_like_trace_is_500_rigid_jobs_with_a_heavy_tail():
+    jobs = read(SHIPPED / "philly-like.csv")
+    assert len(jobs) == 500
+    assert (jobs.max_workers == jobs.n_workers).all()
+    assert jobs.duration_s.mean() > 4 * np.median(jobs.duration_s)
+
+
+def test_the_dl2_trace_is_60_jobs_of_its_eight_models():
+    jobs = read(SHIPPED / "dl2-small.csv")
+    assert len(jobs) == 60
+    assert len(jobs.models) == 8
