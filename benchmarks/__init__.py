@@ -1,4 +1,5 @@
-"""Measurements, one module per subject: each has `rows()`, which measures and returns a `Row` per number.
+"""Measurements, one module per subject: each has `rows()`, which measures and returns a `Row` (or a dict of its
+fields) per number.
 
 `python -m benchmarks` runs all of them, `python -m benchmarks metrics` some.
 """

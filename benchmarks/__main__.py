@@ -34,7 +34,8 @@ def measure(names: Sequence[str]) -> tuple[list[Row], list[str]]:
         print(f"measuring {name} ...", file=sys.stderr, flush=True)
         try:
             module = import_module(f"benchmarks.{name}")
-            rows += module.rows() if hasattr(module, "rows") else []
+            made = module.rows() if hasattr(module, "rows") else []
+            rows += [row if isinstance(row, Row) else Row(**row) for row in made]
         except Exception:
             traceback.print_exc()
             failed.append(name)

@@ -63,12 +63,15 @@ def plot_jct_bars(comparison: pd.DataFrame) -> alt.LayerChart:
     comparison : DataFrame
         From `labkit.results.compare`: label, mean_jct_s, median_jct_s, p95_jct_s.
     """
-    scale_s, unit = time_unit(float(np.nanmax(comparison["p95_jct_s"])) if len(comparison) else 1.0)
+    scale_s, unit = time_unit(float(comparison["p95_jct_s"].max()))
     columns = ("mean", "median", "p95")
     shown = comparison[["label"]].assign(**{name: comparison[f"{name}_jct_s"] / scale_s for name in columns})
     order = shown.sort_values("mean", kind="stable")["label"].tolist()
     best = shown["mean"].min()
-    shown["says"] = [f"{mean:,.3g} {unit}, {mean / best:.2f}x" for mean in shown["mean"]]
+    shown["says"] = [
+        "no job completed" if np.isnan(mean) else f"{mean:,.3g} {unit}, {mean / best:.2f}x" for mean in shown["mean"]
+    ]
+    shown = shown.fillna(0.0)
     y = alt.Y("label:N", title=None, sort=order, axis=alt.Axis(labelFontSize=12, labelColor=INK))
     base = alt.Chart(shown).encode(y=y)
     colours = alt.Color("label:N", scale=scheduler_colours(shown["label"]), legend=None)

@@ -64,19 +64,14 @@ def html(
 ) -> str:
     """Return the whole page; all text is escaped here, nothing before."""
     numbers = count(1)
-    open_ones = [section for section in sections if not section.folded]
-    folded = [section for section in sections if section.folded]
-    depth = (
-        ["<section><h2>Run by run</h2>", *(_section(section, numbers) for section in folded), "</section>"]
-        if folded
-        else []
-    )
+    shown = [_section(section, numbers) for section in sections if not section.folded]
+    deep = [_section(section, numbers) for section in sections if section.folded]
     body = [
         f'<header><p class="brand">labkit</p><h1>{escape(heading)}</h1><p class="lead">{escape(lead)}</p></header>',
         f'<div class="cards">{"".join(map(_card, cards))}</div>',
         f"<section><h2>Comparison</h2>{_table(table)}</section>",
-        *(_section(section, numbers) for section in open_ones),
-        *depth,
+        *shown,
+        *(["<section><h2>Run by run</h2>", *deep, "</section>"] if deep else []),
         _foot(provenance, command),
     ]
     return _PAGE.format(

@@ -74,7 +74,7 @@ def time_unit(longest_s: float) -> tuple[float, str]:
     ((1.0, 's'), (3600.0, 'h'))
     """
     units = ((1.0, "s", 600.0), (60.0, "min", 10_800.0), (3600.0, "h", 10 * 86_400.0))
-    return next(((scale, name) for scale, name, limit in units if longest_s <= limit), (86_400.0, "days"))
+    return next(((scale, name) for scale, name, limit in units if not longest_s > limit), (86_400.0, "days"))
 
 
 def human_s(seconds: float) -> str:
