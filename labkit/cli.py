@@ -31,7 +31,7 @@ COLUMNS = {
     "makespan_s": "makespan",
     "mean_queueing_s": "queueing",
     "utilisation": "GPUs held",
-    "wall_s": "took",
+    "wall_s": "simulated in",
 }
 Trace = Annotated[Path, typer.Argument(help="A trace in any format that `labkit traces info` reads.", metavar="TRACE")]
 Cluster = Annotated[
@@ -162,21 +162,25 @@ def _print_table(records: list[RunRecord]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from labkit.plots.theme import human_s
+    from labkit.plots.theme import time_unit
     from labkit.results.metrics import compare as as_table
 
-    table = Table(box=None, header_style="bold")
-    for number, heading in enumerate(COLUMNS.values()):
-        table.add_column(heading, justify="left" if number == 0 else "right")
     frame = as_table(records)
+    table = Table(box=None, header_style="bold")
+    cells = []
+    for column, heading in COLUMNS.items():
+        shown = [str(value) for value in frame[column]]
+        if column == "utilisation":
+            shown = [f"{value:.0%}" for value in frame[column]]
+        elif column != "label":
+            scale, unit = time_unit(float(frame[column].median()))
+            heading, shown = f"{heading} ({unit})", [f"{value / scale:,.2f}" for value in frame[column]]
+        table.add_column(heading, justify="left" if column == "label" else "right", no_wrap=True)
+        cells.append(shown)
     best = frame["mean_jct_s"].idxmin()
-    for i, row in frame.iterrows():
-        cells = [
-            str(row[c]) if c == "label" else f"{row[c]:.0%}" if c == "utilisation" else human_s(float(row[c]))
-            for c in COLUMNS
-        ]
-        table.add_row(*cells, style="bold green" if i == best else None)
-    Console().print(table)
+    for i, row in enumerate(zip(*cells, strict=True)):
+        table.add_row(*row, style="bold" if i == best else None)
+    Console(soft_wrap=True).print(table)
 
 
 @app.command()

@@ -51,7 +51,7 @@ def _dl2(n: int) -> Cluster:
 
 
 PRESETS: Final[dict[str, tuple[str, Callable[[], Cluster]]]] = {
-    "demo": ("12 four-GPU machines under 4 leaves and 2 spines", lambda: leaf_spine(4, 2, 3, gbps=(10, 20))),
+    "demo": ("8 four-GPU machines under 4 leaves and 2 spines", lambda: leaf_spine(4, 2, 2, gbps=(10, 20))),
     "gavel-36x3": ("36 V100, 36 P100, 36 K80 of Gavel's simulation, no network", lambda: _gavel(36, 36, 36)),
     "gavel-8-16-24": ("8 V100, 16 P100, 24 K80 of Gavel's testbed, no network", lambda: _gavel(8, 16, 24)),
     "dl2-testbed": (
