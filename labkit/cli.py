@@ -31,7 +31,7 @@ COLUMNS = {
     "makespan_s": "makespan",
     "mean_queueing_s": "queueing",
     "utilisation": "GPUs held",
-    "wall_s": "simulated in",
+    "wall_s": "took",
 }
 Trace = Annotated[Path, typer.Argument(help="A trace in any format that `labkit traces info` reads.", metavar="TRACE")]
 Cluster = Annotated[
@@ -79,12 +79,14 @@ def compare(
     runs: Annotated[Path | None, typer.Option(help="Keep the runs, each in a folder of its own, in here.")] = None,
 ) -> None:
     """Simulate several schedulers on one trace and compare them."""
+    import numpy as np
+
     from labkit.experiment.cadence import every_slot
     from labkit.simulator import Overheads
     from labkit.workloads import read, scaled
 
     jobs = read(trace, format=format)
-    jobs = jobs.take(slice(None, first)) if first else jobs
+    jobs = jobs.take(np.arange(min(first, len(jobs)))) if first else jobs
     jobs = scaled(jobs, load=load) if load != 1 else jobs
     options: dict[str, Any] = {"speed": speed, "throughputs": throughputs, "strict": strict, "seed": seed}
     options["overheads"] = Overheads(start_s=start, restart_s=restart, rescale_s=rescale)
@@ -114,13 +116,12 @@ def _compare(
             print(json.dumps({key: _number(told[key]) for key in JSON_KEYS}), flush=True)
 
     names = split_names(schedulers)
-    if not as_json:
-        print(f"{len(jobs)} jobs of {jobs.name} on {cluster}")
     records = run_all(
         jobs, cluster=cluster, schedulers=names, folder=runs, progress=not as_json and sys.stderr.isatty(),
         after_each=tell, **options,
     )  # fmt: skip
     if not as_json:
+        print(f"{len(jobs)} jobs of {jobs.name} on {records[0].cluster}")
         _print_table(records)
     if report is not None:
         from labkit.plots.report import write_report
@@ -174,13 +175,13 @@ def _print_table(records: list[RunRecord]) -> None:
             shown = [f"{value:.0%}" for value in frame[column]]
         elif column != "label":
             scale, unit = time_unit(float(frame[column].median()))
-            heading, shown = f"{heading} ({unit})", [f"{value / scale:,.2f}" for value in frame[column]]
+            heading, shown = f"{heading}\n({unit})", [f"{value / scale:,.2f}" for value in frame[column]]
         table.add_column(heading, justify="left" if column == "label" else "right", no_wrap=True)
         cells.append(shown)
     best = frame["mean_jct_s"].idxmin()
     for i, row in enumerate(zip(*cells, strict=True)):
         table.add_row(*row, style="bold" if i == best else None)
-    Console(soft_wrap=True).print(table)
+    Console(width=None if sys.stdout.isatty() else 120).print(table)
 
 
 @app.command()
