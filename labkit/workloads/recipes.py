@@ -29,15 +29,17 @@ _TYPES: Final = ("k80", "p100", "v100")
 
 
 def demo() -> Jobs:
-    """Return 80 malleable parameter-server jobs in a day, too many at its peak for 40 GPUs."""
+    """Return 80 malleable parameter-server jobs that arrive within half a day, at times too many for 48 GPUs."""
     rng = np.random.default_rng(7)
-    arrival_s = diurnal(80, per_hour=6, rng=rng, swing=0.8)
-    return catalogue_jobs(arrival_s, rng=rng, gangs=(1, 2, 4), max_tasks=12, name="demo")
+    arrival_s = diurnal(80, per_hour=12, rng=rng, swing=0.8)
+    return catalogue_jobs(
+        arrival_s, rng=rng, gangs=(1, 2, 4), max_tasks=12, median_s=3600.0, mean_s=6000.0, name="demo"
+    )
 
 
 def gavel_small() -> Jobs:
-    """Return 60 jobs of Gavel's continuous recipe, on 1 to 8 GPUs, ten minutes apart."""
-    return gavel_jobs(60, seed=42, mean_gap_s=600.0, multi_gpu=True)
+    """Return 100 jobs of Gavel's continuous recipe, on 1 to 8 GPUs, two minutes apart: too many for 108 GPUs."""
+    return gavel_jobs(100, seed=42, mean_gap_s=120.0, multi_gpu=True)
 
 
 def philly_small() -> Jobs:
