@@ -11,7 +11,7 @@ from labkit.core.jobs import Jobs
 from labkit.workloads.readers import alibaba2020, alibaba2023, gavel, google2011, helios, own, philly
 from labkit.workloads.readers.alibaba2020 import read_alibaba_2020
 from labkit.workloads.readers.alibaba2023 import read_alibaba_2023
-from labkit.workloads.readers.base import bytes_of, lines_of
+from labkit.workloads.readers.files import bytes_of, lines_of
 from labkit.workloads.readers.gavel import read_gavel, read_gavel_old
 from labkit.workloads.readers.google2011 import read_google_2011
 from labkit.workloads.readers.helios import read_helios

@@ -1,12 +1,9 @@
-"""What all readers share: opening a file, and a table that gathers its faults with line and column."""
+"""What all readers of tables share: rows as columns, and faults gathered with line and column."""
 
 from __future__ import annotations
 
 import csv
-import gzip
 import io
-import re
-import zlib
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +15,7 @@ from numpy.typing import NDArray
 from labkit.core.errors import TraceError
 from labkit.core.jobs import MAX_FAULTS_TOLD, told
 from labkit.core.resources import Bools, Floats, Ints
+from labkit.workloads.readers.files import lines_of, text_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -25,52 +23,7 @@ if TYPE_CHECKING:
 MAX_TASKS: Final = 100_000
 """The largest number of workers of one job that a reader believes."""
 
-_NEWLINE: Final = re.compile(r"\r\n|\r|\n")
 _CLOCK: Final = "%Y-%m-%d %H:%M:%S"
-
-
-def bytes_of(path: Path, *, expected: str) -> bytes:
-    """Return the contents of a file, unpacked where it is gzipped.
-
-    Raises
-    ------
-    TraceError
-        If it is not there, cannot be read, is empty, or is a truncated gzip file.
-    """
-    try:
-        raw = path.read_bytes()
-        raw = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
-    except FileNotFoundError:
-        raise TraceError(f"{path}: there is no such file; expected {expected}.") from None
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise TraceError(f"{path}: broken gzip file ({error}); expected {expected}. Fetch it again.") from None
-    except OSError as error:
-        raise TraceError(f"{path}: {error.strerror or error}; expected {expected}.") from None
-    if not raw.strip():
-        raise TraceError(f"{path}: the file is empty; expected {expected}.")
-    return raw
-
-
-def text_of(path: Path, *, expected: str) -> str:
-    """Return the text of a file.
-
-    Raises
-    ------
-    TraceError
-        As `bytes_of`, or if it is not text in UTF-8.
-    """
-    raw = bytes_of(path, expected=expected)
-    if b"\0" in raw:
-        raise TraceError(f"{path}: binary data (a zero at byte {raw.index(0)}); expected {expected}, as text.")
-    try:
-        return raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise TraceError(f"{path}: byte {error.start} is not UTF-8 text; expected {expected}.") from None
-
-
-def lines_of(text: str) -> list[tuple[int, str]]:
-    """Return the lines that are not blank, with their numbers."""
-    return [(i, line) for i, line in enumerate(_NEWLINE.split(text), start=1) if line.strip()]
 
 
 class Table:

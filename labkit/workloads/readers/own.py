@@ -12,7 +12,8 @@ import numpy as np
 
 from labkit.core.errors import InputError, TraceError, unknown
 from labkit.core.jobs import Jobs
-from labkit.workloads.readers.base import MAX_TASKS, Table, bytes_of, lines_of, table_of, text_of
+from labkit.workloads.readers.base import MAX_TASKS, Table, table_of
+from labkit.workloads.readers.files import bytes_of, lines_of, text_of
 
 if TYPE_CHECKING:
     import pandas as pd

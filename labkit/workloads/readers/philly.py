@@ -11,7 +11,8 @@ import numpy as np
 
 from labkit.core.errors import TraceError
 from labkit.core.jobs import Jobs, told
-from labkit.workloads.readers.base import MAX_TASKS, from_zero, per_gpu, table_of, text_of
+from labkit.workloads.readers.base import MAX_TASKS, from_zero, per_gpu, table_of
+from labkit.workloads.readers.files import text_of
 
 COLUMNS: Final = ("timestamp", "duration", "num_gpus", "cluster")
 EXPECTED: Final = "a Philly CSV with columns timestamp, duration, num_gpus, gpu_time, cluster"
