@@ -13,7 +13,7 @@ demo: $(STAMP)  ## compare schedulers on a small trace, and write reports/demo.h
 
 test: $(STAMP)  ## run all notebooks, then all tests
 	@if ls notebooks/*.ipynb >/dev/null 2>&1; then $(BIN)/pytest -c tests/nbval.ini --rootdir . notebooks; fi
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist loadfile
 
 check: $(STAMP)  ## format, lint, types, layers
 	$(BIN)/ruff format --check .

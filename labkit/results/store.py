@@ -1,7 +1,8 @@
 """Runs on disk: a folder each, written so that a crash loses at most the last second.
 
 `runs/<id>/` holds `run.json` (what was asked), `jobs.parquet`, `cluster.json`, and the events in numbered parts
-`events-00000.parquet`, ... Every file is written under another name, synced and renamed: it is whole, or not there.
+`events-00000.parquet`, ...; a run that has ended has one, `events-00000-00041.parquet`, in the place of its 42 parts.
+Every file is written under another name, synced and renamed: it is whole, or not there.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from labkit.results.record import RunInfo, RunRecord, State
 
 FLUSH_S = 1.0
 RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]*")
-PART = re.compile(r"events-(\d{5,})\.parquet")
+PART = re.compile(r"events-(\d{5,})(?:-(\d{5,}))?\.parquet")
 
 
 class RunWriter:
@@ -84,7 +85,7 @@ class RunWriter:
         """Go on with a run that was stopped or whose writer died; its events so far: `load(folder)`."""
         path = Path(folder)
         info = files.read_info(path / "run.json")
-        writer = cls(path, info, first_part=len(_parts(path)), clock=clock)
+        writer = cls(path, info, first_part=_parts(path)[1], clock=clock)
         writer._mark(State.RUNNING)
         return writer
 
@@ -105,9 +106,19 @@ class RunWriter:
     def close(self, state: State = State.DONE) -> None:
         """Write the rest and say how the run ended."""
         self.flush()
+        self._join()
         before_s = 0.0 if np.isnan(self.info.wall_s) else self.info.wall_s
         self.info = replace(self.info, wall_s=before_s + self._clock() - self._began_s)
         self._mark(state)
+
+    def _join(self) -> None:
+        """Put all parts into one file; until it is whole they stay, and what is left of them then is ignored."""
+        parts, n_parts = _parts(self.folder)
+        if len(parts) > 1:
+            rows = np.concatenate([files.read_events(part) for part in parts])
+            files.write_events(self.folder / f"events-00000-{n_parts - 1:05d}.parquet", rows)
+            for part in parts:
+                part.unlink()
 
     def _mark(self, state: State) -> None:
         self.info = replace(self.info, state=state)
@@ -134,7 +145,7 @@ def load(path: Path | str, *, root: Path | str = "runs") -> RunRecord:
         If there is no such run ("Did you mean ...?"), or a file of it is missing, cut short or not labkit's.
     """
     folder = _find(Path(path), Path(root))
-    parts = [files.read_events(part) for part in _parts(folder)]
+    parts = [files.read_events(part) for part in _parts(folder)[0]]
     return RunRecord(
         info=files.read_info(folder / "run.json"),
         jobs=files.read_jobs(folder / "jobs.parquet"),
@@ -166,13 +177,23 @@ def _find(path: Path, root: Path) -> Path:
     raise unknown("run", path.name, known)
 
 
-def _parts(folder: Path) -> list[Path]:
-    """Return the event parts in order; what is under any other name was never finished."""
-    found = {int(match[1]): path for path in folder.iterdir() if (match := PART.fullmatch(path.name))}
-    missing = sorted(set(range(max(found, default=-1) + 1)) - set(found))
-    if missing:
-        raise InputError(
-            f"{folder / f'events-{missing[0]:05d}.parquet'} is missing, though later parts are there; "
-            "the run cannot be read without it."
-        )
-    return [found[number] for number in sorted(found)]
+def _parts(folder: Path) -> tuple[list[Path], int]:
+    """Return the event parts in order, and the number that the next one gets.
+
+    What is under any other name was never finished; what a joined file holds too, is left over.
+    """
+    spans = []
+    for path in folder.iterdir():
+        if match := PART.fullmatch(path.name):
+            spans.append((int(match[1]), -int(match[2] or match[1]), path))
+    chosen, following = [], 0
+    for first, minus_last, path in sorted(spans):
+        if first > following:
+            raise InputError(
+                f"{folder / f'events-{following:05d}.parquet'} is missing, though later parts are there; "
+                "the run cannot be read without it."
+            )
+        if first == following:
+            chosen.append(path)
+            following = 1 - minus_last
+    return chosen, following

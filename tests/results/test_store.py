@@ -64,6 +64,7 @@ def test_parts_are_written_at_most_once_a_second_and_joined_in_order(tmp_path):
         writer.append(row)
     before = sorted(path.name for path in writer.folder.glob("events-*"))
     assert 1 < len(before) <= clock.now_s + 1
+    assert same(load(tmp_path / "r1").events, rows[: len(load(tmp_path / "r1").events)])
     writer.close()
     assert same(load(tmp_path / "r1").events, rows)
 
@@ -74,6 +75,23 @@ def test_more_than_ten_parts_keep_their_order(tmp_path):
     for row in np.array_split(rows, 13):
         writer.append(row)
         writer.flush()
+    assert same(load(tmp_path / "r1").events, rows)
+
+
+def test_a_run_that_has_ended_has_one_event_file(tmp_path):
+    rows, _ = random_log(5)
+    writer = begin(tmp_path)
+    for row in np.array_split(rows[:20], 5):
+        writer.append(row)
+        writer.flush()
+    left_over = (writer.folder / "events-00002.parquet").read_bytes()
+    writer.close(State.STOPPED)
+    assert [path.name for path in writer.folder.glob("events-*")] == ["events-00000-00004.parquet"]
+    (writer.folder / "events-00002.parquet").write_bytes(left_over)  # as after a crash while parts were removed
+    assert same(load(tmp_path / "r1").events, rows[:20])
+    with RunWriter.attach(writer.folder, clock=Clock()) as again:
+        again.append(rows[20:])
+    assert (writer.folder / "events-00000-00005.parquet").exists()
     assert same(load(tmp_path / "r1").events, rows)
 
 
