@@ -138,7 +138,9 @@ class InterferenceModel:
         shape = MODELS[self.kind]
         if shape.pcie is None or self.pcie_ is None:
             return np.ones_like(own)
-        return np.where(other > NO_LOAD, FACTORS[shape.pcie].value(self.pcie_, own, other), 1.0)
+        factor = FACTORS[shape.pcie].value(self.pcie_, own, other)
+        # with a factor for the processor, an idle bus costs nothing; alone, this one must speak for everything
+        return factor if shape.cpu is None else np.where(other > NO_LOAD, factor, 1.0)
 
     def slowdown(
         self, cpu_cores: ArrayLike, pcie_gbps: ArrayLike, *, co_cpu_cores: ArrayLike, co_pcie_gbps: ArrayLike
