@@ -14,7 +14,7 @@ from typing import Any
 
 import altair as alt
 
-from labkit.plots.theme import colour
+from labkit.plots.theme import colours
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +63,9 @@ def html(
     command: str,
 ) -> str:
     """Return the whole page; all text is escaped here, nothing before."""
-    numbers = count(1)
-    shown = [_section(section, numbers) for section in sections if not section.folded]
-    deep = [_section(section, numbers) for section in sections if section.folded]
+    numbers, shades = count(1), colours(label for label, _ in table.rows)
+    shown = [_section(section, numbers, shades) for section in sections if not section.folded]
+    deep = [_section(section, numbers, shades) for section in sections if section.folded]
     body = [
         f'<header><p class="brand">labkit</p><h1>{escape(heading)}</h1><p class="lead">{escape(lead)}</p></header>',
         f'<div class="cards">{"".join(map(_card, cards))}</div>',
@@ -109,8 +109,9 @@ def _card(card: Card) -> str:
 def _table(table: Table) -> str:
     head = "".join(f"<th scope='col'>{escape(heading)}</th>" for heading in table.headings)
     rows = []
+    shades = colours(label for label, _ in table.rows)
     for label, cells in table.rows:
-        dot = f'<span class="dot" style="background:{colour(label)}"></span>'
+        dot = f'<span class="dot" style="background:{shades[label]}"></span>'
         marked = "".join(f"<td{' class=best' if cell.best else ''}>{escape(cell.text)}</td>" for cell in cells)
         rows.append(f"<tr><th scope='row'>{dot}{escape(label)}</th>{marked}</tr>")
     return (
@@ -118,11 +119,11 @@ def _table(table: Table) -> str:
     )
 
 
-def _section(section: Section, numbers: Iterator[int]) -> str:
+def _section(section: Section, numbers: Iterator[int], shades: dict[str, str]) -> str:
     figures = "".join(_figure(chart, number=next(numbers)) for chart in section.figures)
     note = f'<p class="note">{escape(section.note)}</p>' if section.note else ""
     if section.folded:
-        dot = f'<span class="dot" style="background:{colour(section.heading)}"></span>'
+        dot = f'<span class="dot" style="background:{shades.get(section.heading, "none")}"></span>'
         return f"<details><summary>{dot}{escape(section.heading)}</summary>{figures}{note}</details>"
     return f"<section><h2>{escape(section.heading)}</h2>{figures}{note}</section>"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import colorsys
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any, Final, cast
 from zlib import crc32
@@ -44,14 +45,14 @@ _V5_SCHEMA: Final = "https://vega.github.io/schema/vega-lite/v5.json"
 def colour(scheduler: str) -> str:
     """Return the colour of a scheduler; one that labkit does not know gets its own from its name.
 
-    A label may go on after the name: "drf (seed 2)" has the colour of "drf".
+    A label may go on after the name: "drf (seed 2)" and "drf(oracle=True)" have the colour of "drf".
 
-    >>> colour("drf") == colour("drf (seed 2)")
+    >>> colour("drf") == colour("drf (seed 2)") == colour("drf(oracle=True)")
     True
     >>> colour("my_scheduler") == colour("my_scheduler")
     True
     """
-    name = scheduler.split(" (")[0]
+    name = scheduler.split("(")[0].strip()
     return COLOURS[name] if name in COLOURS else _own_colour(name)
 
 
@@ -61,10 +62,31 @@ def _own_colour(name: str) -> str:
     return f"#{round(red * 255):02x}{round(green * 255):02x}{round(blue * 255):02x}"
 
 
+def colours(labels: Iterable[str]) -> dict[str, str]:
+    """Return the colour of each label of a figure; the second of one scheduler gets a lighter shade, and so on.
+
+    >>> told = colours(["drf (seed 1)", "drf (seed 2)"])
+    >>> told["drf (seed 1)"] == colour("drf"), told["drf (seed 2)"] == colour("drf")
+    (True, False)
+    """
+    shades: dict[str, str] = {}
+    times_seen: Counter[str] = Counter()
+    for label in dict.fromkeys(labels):
+        own = colour(label)
+        shades[label] = _lighter(own, 1 - 0.6 ** times_seen[own])
+        times_seen[own] += 1
+    return shades
+
+
+def _lighter(own: str, by: float) -> str:
+    channels = (int(own[i : i + 2], 16) for i in (1, 3, 5))
+    return "#" + "".join(f"{round(channel + by * (255 - channel)):02x}" for channel in channels)
+
+
 def scheduler_colours(names: Iterable[str]) -> alt.Scale:
     """Return the colour scale of some schedulers, in the order given."""
-    ordered = list(dict.fromkeys(names))
-    return alt.Scale(domain=ordered, range=[colour(name) for name in ordered])
+    shades = colours(names)
+    return alt.Scale(domain=list(shades), range=list(shades.values()))
 
 
 def time_unit(longest_s: float) -> tuple[float, str]:
