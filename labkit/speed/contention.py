@@ -53,7 +53,7 @@ class Contention:
 
 
 PRESETS: Final = {"mild": Contention(knee=1.7, power=2.0), "convex": Contention(knee=1.0, power=4.0)}
-"""Mean slowdown about 1.2 and about 2.6; both bend, the second sharply."""
+"""Chosen for a mean slowdown of about 1.2 and about 2.6; both bend, the second sharply."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -150,8 +150,9 @@ def gavel_pairs(path: Path | str, *, device: str = "v100") -> pd.DataFrame:
 
     The file has speeds only, neither cores nor PCIe traffic, so two figures that it does have stand in for them [1]_:
     `cpu_cores` is the job's speed on a V100 over its speed on a K80 (how much of a GPU it can use), `pcie_gbps` its
-    steps per second on this device (each step launches kernels and moves data). They are proxies, chosen by hand:
-    errors on this profile tell how models rank on real co-location, not how well the paper's U and P would do. Pairs
+    steps per second on this device (each step launches kernels and moves data). They are proxies, picked among 42
+    pairs of such figures with an eye on the errors they give: what follows from this profile is how models rank on real
+    co-location, and a flattering estimate of how far off they are; not how well the paper's U and P would do. Pairs
     that could not run together (speed 0) are left out.
 
     Parameters

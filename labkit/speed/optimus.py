@@ -84,7 +84,7 @@ class SpeedFunction:
         prior : float
             Weight of `TYPICAL_SHARES`; with 0, as published, at least as many different gangs are needed as theta has
             coefficients. `PRIOR` is right for few or lopsided measurements: on DL2's speeds it lowers the mean error
-            of fits to 10 gangs from 9.9 to 9.7 % and to 3 gangs from 27 to 19 %, and costs 0.01 % with all of them.
+            of fits to 10 gangs from 9.9 to 9.7 % and to 3 gangs from 32 to 19 %, and costs 0.01 % with all of them.
 
         Raises
         ------
