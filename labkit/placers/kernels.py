@@ -152,35 +152,76 @@ def _fill_machine(free: Floats, usable: Bools, demand: Floats, n: int, taken: In
 
 
 @njit(cache=True)
+def _with_room(free: Floats, usable: Bools, worker: Floats, first_group: Ints) -> Ints:
+    """Return the machines that have room for a worker, those with most free cores first."""
+    n_machines = len(first_group) - 1
+    free_cpus, machines = np.empty(n_machines), np.empty(n_machines, np.int32)
+    n = 0
+    for m in range(n_machines):
+        cpus, fits = 0.0, False
+        for g in range(first_group[m], first_group[m + 1]):
+            cpus += free[g, 1]
+            fits = fits or (usable[g] and room(free[g], worker, 1) > 0)
+        if fits:
+            free_cpus[n], machines[n] = cpus, m
+            n += 1
+    return machines[np.argsort(-free_cpus[:n], kind="mergesort")]
+
+
+@njit(cache=True)
+def _take_share(
+    free: Floats, usable: Bools, worker: Floats, ps: Floats, w: int, p: int, workers: Ints, servers: Ints,
+    first_group: Ints, m: int,
+) -> bool:  # fmt: skip
+    """Put so many workers and PSs on a machine that has none of this gang yet, or none of them."""
+    everywhere = np.ones(len(free), np.bool_)
+    if not _fill_machine(free, usable, worker, w, workers, first_group, m) and not _fill_machine(
+        free, everywhere, ps, p, servers, first_group, m
+    ):
+        return True
+    here = slice(first_group[m], first_group[m + 1])
+    _give_back(free[here], worker, workers[here])
+    _give_back(free[here], ps, servers[here])
+    return False
+
+
+@njit(cache=True)
 def _even(
     free: Floats, usable: Bools, worker: Floats, ps: Floats, n_workers: int, n_ps: int, workers: Ints, servers: Ints,
     first_group: Ints,
 ) -> bool:  # fmt: skip
     """Put a job on the fewest machines, the same number of workers and of PSs on each (Optimus, theorem 1)."""
-    n_machines = len(first_group) - 1
-    free_cpus = np.zeros(n_machines)
-    for m in range(n_machines):
-        for g in range(first_group[m], first_group[m + 1]):
-            free_cpus[m] += free[g, 1]
-    by_cpus = np.argsort(-free_cpus, kind="mergesort")
-    everywhere = np.ones(len(free), np.bool_)
-    for k in range(1, min(n_machines, max(n_workers, n_ps)) + 1):
-        fits = True
+    machines = _with_room(free, usable, worker, first_group)
+    for k in range(1, min(len(machines), max(n_workers, n_ps)) + 1):
+        used = np.zeros(len(machines), np.bool_)
+        n_shares = 0
         for i in range(k):
-            m = by_cpus[i]
             # the remainders of workers and of PSs go to opposite ends, so that no machine gets both
             w = n_workers // k + (1 if i < n_workers % k else 0)
             p = n_ps // k + (1 if k - 1 - i < n_ps % k else 0)
-            if _fill_machine(free, usable, worker, w, workers, first_group, m) or _fill_machine(
-                free, everywhere, ps, p, servers, first_group, m
-            ):
-                fits = False
+            for c in range(len(machines)):  # machines that are too small for a share are passed over
+                if not used[c] and _take_share(
+                    free, usable, worker, ps, w, p, workers, servers, first_group, machines[c]
+                ):
+                    used[c] = True
+                    n_shares += 1
+                    break
+            if n_shares <= i:
                 break
-        if fits:
+        if n_shares == k:
             return True
         _give_back(free, worker, workers)
         _give_back(free, ps, servers)
     return False
+
+
+@njit(cache=True)
+def _never_even(
+    capacity: Floats, usable: Bools, worker: Floats, ps: Floats, n_workers: int, n_ps: int, first_group: Ints
+) -> bool:
+    """Tell whether not even the empty cluster holds an even split of this gang."""
+    workers, servers = np.zeros(len(capacity), np.int32), np.zeros(len(capacity), np.int32)
+    return not _even(capacity.copy(), usable, worker, ps, n_workers, n_ps, workers, servers, first_group)
 
 
 @njit(cache=True)
@@ -202,9 +243,12 @@ def _on_type(
     """Place one gang on usable groups; what was taken is noted in `workers` and `servers` (G,)."""
     n_machines = len(first_group) - 1
     if rule == EVEN:
-        return _even(free, usable, worker, ps, n_workers, n_ps, workers, servers, first_group)
+        if _even(free, usable, worker, ps, n_workers, n_ps, workers, servers, first_group):
+            return True
+        if not _never_even(capacity, usable, worker, ps, n_workers, n_ps, first_group):
+            return False
     everywhere = np.ones(len(free), np.bool_)
-    if rule == FIRST:
+    if rule in (FIRST, EVEN):
         left = _first_fit(free, usable, worker, n_workers, workers)
         left = left or _first_fit(free, everywhere, ps, n_ps, servers)
     elif rule == SPREAD:

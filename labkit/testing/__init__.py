@@ -1,1 +1,29 @@
-"""."""
+"""What a scheduler, placer, backend or speed model must pass; for users' own too.
+
+One line in a test is enough: `check_scheduler(MyScheduler())`. Hypothesis strategies are in
+`labkit.testing.strategies`; nothing else here needs Hypothesis.
+"""
+
+from labkit.testing.backends import check_backend
+from labkit.testing.failures import ConformanceError
+from labkit.testing.placements import check_placement
+from labkit.testing.placers import check_gangs, check_placer
+from labkit.testing.scenes import Chaos, Scene, random_scene, random_scenes
+from labkit.testing.schedulers import check_answer, check_run, check_scheduler
+from labkit.testing.speeds import check_speed_model
+
+__all__ = [
+    "Chaos",
+    "ConformanceError",
+    "Scene",
+    "check_answer",
+    "check_backend",
+    "check_gangs",
+    "check_placement",
+    "check_placer",
+    "check_run",
+    "check_scheduler",
+    "check_speed_model",
+    "random_scene",
+    "random_scenes",
+]

@@ -1,0 +1,171 @@
+"""What a backend must pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from labkit.core import Backend, Events, Kind, Ledger, Placement, PlacementError, Snapshot
+from labkit.core.resources import GPUS
+from labkit.testing.failures import name_of, require
+from labkit.testing.scenes import Chaos
+
+MAX_DECISIONS = 2000
+_NEEDS_TASKS = (Kind.STARTED, Kind.RESCALED, Kind.PROGRESSED, Kind.PAUSED, Kind.PREEMPTED, Kind.FAILED)
+
+
+def check_backend(make: Callable[[], Backend], *, seed: int = 0, repeatable: bool = True) -> Events:
+    """Check that a backend keeps its protocol, driven by random decisions until every job has completed.
+
+    Time never goes back; events come in order and not from the future; each job arrives exactly once, before anything
+    else of it, and completes at most once, after everything else of it; nothing runs that is not placed; what is held
+    never exceeds what the machines have; a placement that cannot be held raises PlacementError and changes nothing.
+
+    Parameters
+    ----------
+    make : callable
+        Returns a fresh backend at its beginning, whose jobs all fit.
+    seed : int
+        Of the decisions.
+    repeatable : bool
+        Two backends that `make` returns tell the same story when told to do the same.
+
+    Returns
+    -------
+    Events
+        All that happened.
+
+    Raises
+    ------
+    ConformanceError
+        In one sentence, with the backend's name.
+
+    Examples
+    --------
+    >>> from labkit.core import Jobs
+    >>> from labkit.simulator import Simulator
+    >>> from labkit.speed.recorded import Recorded
+    >>> from labkit.topology import no_network
+    >>> jobs, cluster = Jobs.of(arrival_s=[0, 9], total_steps=5, duration_s=60), no_network(1)
+    >>> rows = check_backend(lambda: Simulator(jobs, cluster, speed=Recorded(jobs, cluster)))
+    """
+    rows = _drive(make(), np.random.default_rng(seed), provoke=False)
+    if repeatable:
+        again = _drive(make(), np.random.default_rng(seed), provoke=True)
+        require(
+            rows.tobytes() == again.tobytes(),
+            "the backend tells another story the second time, or after it refused a placement.",
+        )
+    return rows
+
+
+def _drive(backend: Backend, rng: np.random.Generator, *, provoke: bool) -> Events:
+    """Run with random decisions; `provoke` asks for impossible ones in between."""
+    watch, chaos = _Watch(backend), Chaos(rng)
+    runs_on = np.ones((len(backend.jobs), len(backend.cluster.device_types)), np.bool_)
+    watch.note(backend.advance(0.0, stop_at_event=False), until_s=0.0)
+    for number in range(MAX_DECISIONS):
+        if watch.ledger.n_done == len(backend.jobs):
+            return np.concatenate(watch.batches)
+        snapshot = Snapshot(watch.ledger, now_s=backend.now_s, number=number, runs_on=runs_on)
+        placement = chaos.schedule(snapshot)
+        if provoke:
+            _refuses_the_impossible(backend, snapshot)
+        watch.note(backend.apply(placement), until_s=backend.now_s, first=Kind.DECIDED)
+        slot, stop = rng.integers(1, 200) + backend.now_s, bool(rng.integers(2))
+        until_s = np.inf if stop and rng.random() < 0.3 and not backend.idle else slot
+        watch.note(backend.advance(until_s, stop_at_event=stop), until_s=until_s)
+    require(False, f"{watch.who} has not completed all jobs after {MAX_DECISIONS} random decisions.")
+    raise AssertionError
+
+
+def _refuses_the_impossible(backend: Backend, snapshot: Snapshot) -> None:
+    who, active = name_of(backend), snapshot.jobs.number
+    wrong = [("a job that does not exist", Placement.of([len(backend.jobs)]))]
+    if len(active):
+        job, most = active[0], 1 + int(backend.cluster.capacity.max() / _smallest(snapshot, int(active[0])))
+        wrong += [
+            ("the same job twice", Placement.of([job, job])),
+            ("tasks of a job that is not in set_jobs", Placement.of([], job=[job], group=[0])),
+            ("a device group that does not exist", Placement.of([job], job=[job], group=[backend.cluster.n_groups])),
+            ("a count of 0", Placement.of([job], job=[job], group=[0], count=0)),
+            ("more tasks than a device group holds", Placement.of([job], job=[job], group=[0], count=most)),
+        ]
+    for what, placement in wrong:
+        now_s = backend.now_s
+        try:
+            backend.apply(placement)
+        except PlacementError as error:
+            require(str(error), f"{who} refuses {what} without saying why.")
+        else:
+            require(False, f"{who} accepts a placement with {what}; it must raise PlacementError.")
+        require(backend.now_s == now_s, f"{who} lets time pass when it refuses a placement.")
+
+
+def _smallest(snapshot: Snapshot, job: int) -> float:
+    demand = snapshot.table.worker_demand[job]
+    return float(demand[demand > 0].min(initial=1.0))
+
+
+class _Watch:
+    """Follows the events of a backend, and complains."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend, self.who = backend, name_of(backend)
+        self.ledger = Ledger(backend.jobs, backend.cluster)
+        self.batches: list[Events] = []
+        self.last_s = 0.0
+        self.arrived: set[int] = set()
+        self.completed: set[int] = set()
+        self.placed: set[int] = set()
+
+    def note(self, batch: Events, *, until_s: float, first: Kind | None = None) -> None:
+        """Check a batch of events, and the clock after it."""
+        self._times(batch, until_s)
+        if first is not None:
+            require(
+                len(batch) and batch["kind"][0] == first, f"{self.who}'s answer does not begin with {first.name} event."
+            )
+        for row in batch:
+            self._follow(Kind(row["kind"]), int(row["job"]))
+        self.ledger.fold(batch)
+        self.batches.append(batch.copy())
+        self._capacity()
+
+    def _times(self, batch: Events, until_s: float) -> None:
+        now_s = self.backend.now_s
+        require(now_s >= self.last_s, f"{self.who}'s time goes back from {self.last_s} s to {now_s} s.")
+        require(now_s <= until_s, f"{self.who} was to advance to {until_s} s and is at {now_s} s.")
+        times = np.concatenate([[self.last_s], batch["time_s"], [now_s]])
+        require(
+            (np.diff(times) >= 0).all(),
+            f"{self.who} tells events out of order, before {self.last_s} s or after its own time {now_s} s.",
+        )
+        self.last_s = now_s
+
+    def _follow(self, kind: Kind, job: int) -> None:
+        if kind == Kind.ARRIVED:
+            require(job not in self.arrived, f"{self.who} lets job {job} arrive twice.")
+            self.arrived.add(job)
+            return
+        if job < 0:
+            return
+        require(job in self.arrived, f"{self.who} tells {kind.name} of job {job}, which has not arrived.")
+        require(job not in self.completed, f"{self.who} tells {kind.name} of job {job} after it completed.")
+        if kind == Kind.PLACED:
+            self.placed.add(job)
+        elif kind in _NEEDS_TASKS or kind == Kind.COMPLETED:
+            require(job in self.placed, f"{self.who} tells {kind.name} of job {job}, which holds no tasks.")
+        if kind in (Kind.PREEMPTED, Kind.FAILED, Kind.COMPLETED):
+            self.placed.discard(job)
+        if kind == Kind.COMPLETED:
+            self.completed.add(job)
+
+    def _capacity(self) -> None:
+        free, up = self.ledger.book.free, self.ledger.up[self.backend.cluster.group_machine]
+        room = np.where(up[:, None], self.backend.cluster.capacity, 0.0)
+        require(
+            (free >= -1e-6).all(), f"{self.who} holds more than the machines have: {free[:, GPUS].tolist()} GPUs free."
+        )
+        require((free <= room + 1e-6).all(), f"{self.who} has more free than its machines that are up have.")

@@ -1,0 +1,93 @@
+"""Checks whether the cluster can hold a placement, and whether its jobs are there."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from labkit.core import Placement, Snapshot
+from labkit.core.resources import GPUS, RESOURCES, Ints
+from labkit.testing.failures import require
+
+SLACK = 1e-6
+
+
+def check_placement(placement: Placement, *, snapshot: Snapshot, who: str = "the placement") -> None:
+    """Check that a placement can be carried out.
+
+    It names active jobs only, each once; its rows make sense and those of a job are next to each other; no device
+    group is overfilled; no job gets more than its largest gang; workers with GPUs sit on device types that the job
+    runs on, and nothing sits on a machine that is down.
+
+    Raises
+    ------
+    ConformanceError
+        In one sentence, beginning with `who`.
+    """
+    _known_jobs(placement, snapshot, who)
+    _sound_rows(placement, snapshot, who)
+    _not_overfilled(placement, snapshot, who)
+    _within_max(placement, snapshot, who)
+    _where_it_runs(placement, snapshot, who)
+
+
+def _known_jobs(placement: Placement, snapshot: Snapshot, who: str) -> None:
+    named = placement.set_jobs
+    unknown = named[~np.isin(named, snapshot.jobs.number)]
+    require(not len(unknown), f"{who} sets jobs {unknown.tolist()}, which are not among snapshot.jobs.number.")
+    jobs, times = np.unique(named, return_counts=True)
+    require((times == 1).all(), f"{who} sets jobs {jobs[times > 1].tolist()} more than once.")
+    stray = placement.job[~np.isin(placement.job, named)]
+    require(not len(stray), f"{who} has tasks of jobs {stray.tolist()}, which are not in its set_jobs.")
+
+
+def _sound_rows(placement: Placement, snapshot: Snapshot, who: str) -> None:
+    n_groups = snapshot.cluster.n_groups
+    sound = (placement.role >= 0) & (placement.role <= 1) & (placement.count >= 1)
+    sound &= (placement.group >= 0) & (placement.group < n_groups)
+    rows = np.flatnonzero(~sound)
+    require(not len(rows), f"{who} has rows {rows.tolist()} with an unknown role or group, or a count below 1.")
+    begins = placement.job[np.append(True, np.diff(placement.job) != 0)] if len(placement) else placement.job
+    require(len(begins) == len(np.unique(begins)), f"{who} has rows of a job that are not next to each other.")
+
+
+def _not_overfilled(placement: Placement, snapshot: Snapshot, who: str) -> None:
+    left = snapshot.free_without(placement.set_jobs)
+    demand = np.stack([snapshot.table.worker_demand, snapshot.table.ps_demand])[placement.role, placement.job]
+    taken = np.zeros_like(left)
+    np.add.at(taken, placement.group, placement.count[:, None] * demand)
+    for group, r in np.argwhere((taken > left + SLACK) & (taken > 0))[:1]:
+        require(
+            False,
+            f"{who} overfills device group {group}: its tasks there take {taken[group, r]:g} {RESOURCES[r]}, "
+            f"and {left[group, r]:g} are free.",
+        )
+
+
+def counts(placement: Placement, *, jobs: Ints) -> tuple[Ints, Ints]:
+    """Return the workers and PSs that a placement gives to each of some jobs."""
+    at = {int(job): i for i, job in enumerate(jobs)}
+    tasks = np.zeros((2, len(jobs)), np.int64)
+    for job, role, count in zip(placement.job, placement.role, placement.count, strict=True):
+        tasks[role, at[int(job)]] += count
+    return tasks[0], tasks[1]
+
+
+def _within_max(placement: Placement, snapshot: Snapshot, who: str) -> None:
+    n_workers, n_ps = counts(placement, jobs=placement.set_jobs)
+    table = snapshot.table
+    for job, workers, servers in zip(placement.set_jobs, n_workers, n_ps, strict=True):
+        require(
+            workers <= table.max_workers[job] and servers <= table.max_ps[job],
+            f"{who} gives job {job} {workers} workers and {servers} PSs; it can use {table.max_workers[job]} and "
+            f"{table.max_ps[job]} at most.",
+        )
+        require(workers or not servers, f"{who} gives job {job} {servers} PSs and no worker.")
+
+
+def _where_it_runs(placement: Placement, snapshot: Snapshot, who: str) -> None:
+    cluster, table = snapshot.cluster, snapshot.table
+    down = ~snapshot.up[cluster.group_machine[placement.group]]
+    require(not down.any(), f"{who} puts tasks of jobs {placement.job[down].tolist()} on a machine that is down.")
+    with_gpus = (placement.role == 0) & (table.worker_demand[placement.job, GPUS] > 0)
+    wrong = with_gpus & ~snapshot.runs_on[placement.job, cluster.group_type[placement.group]]
+    require(not wrong.any(), f"{who} puts jobs {placement.job[wrong].tolist()} on device types they do not run on.")

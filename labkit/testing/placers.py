@@ -1,0 +1,134 @@
+"""What a placer must pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from labkit.core import Gangs, Placement, Placer, Snapshot
+from labkit.core.resources import GPUS, Bools, Ints
+from labkit.testing.failures import name_of, require
+from labkit.testing.placements import check_placement, counts
+from labkit.testing.scenes import Scene, empty_snapshot, random_scenes
+from labkit.testing.schedulers import same
+
+
+def check_placer(placer: Placer, *, scenes: Iterable[Scene] | None = None, seed: int = 0) -> None:
+    """Check that a placer keeps its protocol, with random gangs on each scene.
+
+    Gangs are placed whole or (only if they may) smaller; a job without room gets nothing, and is stopped if it ran;
+    `strict` ends at the first gang without room; device types are kept; nothing is overfilled; the same question has
+    the same answer; and on the empty cluster a single worker always finds a place.
+
+    Parameters
+    ----------
+    scenes : iterable of Scene, optional
+        Where to try it; ten random ones of `seed` by default.
+
+    Raises
+    ------
+    ConformanceError
+        In one sentence, with the placer's name.
+
+    Examples
+    --------
+    >>> from labkit.placers import Pack
+    >>> check_placer(Pack())
+    """
+    for i, scene in enumerate(random_scenes(seed=seed) if scenes is None else scenes):
+        rng = np.random.default_rng([seed, i])
+        for shrinks in (False, True):
+            for strict in (False, True):
+                check_gangs(placer, gangs=_gangs(rng, scene, shrinks), scene=scene, strict=strict)
+        _check_single_workers(placer, scene)
+
+
+def _gangs(rng: np.random.Generator, scene: Scene, shrinks: bool) -> Gangs:
+    table, active = scene.jobs, scene.snapshot().jobs.number
+    jobs = rng.permutation(active)[: rng.integers(1, len(active) + 1)]
+    n_types = scene.runs_on.shape[1]
+    wanted = rng.integers(-1, n_types, len(jobs))
+    wanted[~scene.runs_on[jobs, wanted]] = -1
+    most_ps = table.max_ps[jobs]
+    return Gangs.of(
+        jobs,
+        n_workers=rng.integers(1, table.max_workers[jobs] + 1),
+        n_ps=np.where(most_ps > 0, rng.integers(1, np.maximum(most_ps, 1) + 1), 0),
+        device_type=wanted,
+        shrinks=shrinks,
+    )
+
+
+def check_gangs(placer: Placer, *, gangs: Gangs, scene: Scene, strict: bool = False) -> Placement:
+    """Check how a placer places some gangs on a scene, and return its answer.
+
+    Raises
+    ------
+    ConformanceError
+        In one sentence, with the placer's name.
+    """
+    who = name_of(placer)
+    snapshot = scene.snapshot()
+    placement = placer.place(snapshot, gangs, strict=strict)
+    check_placement(placement, snapshot=snapshot, who=who)
+    require(
+        same(placement, placer.place(scene.snapshot(), gangs, strict=strict)),
+        f"{who} answers the same question differently the second time.",
+    )
+    stray = np.setdiff1d(placement.set_jobs, gangs.job)
+    require(not len(stray), f"{who} sets jobs {stray.tolist()}, for which no gang was asked.")
+    n_workers, n_ps = counts(placement, jobs=gangs.job)
+    _check_sizes(who, gangs, n_workers, n_ps)
+    _check_settled(who, snapshot, gangs, placement, n_workers > 0)
+    _check_types(who, snapshot, gangs, placement)
+    if strict and getattr(placer, "keep_order", True):
+        missed = int(np.argmin(n_workers))  # the first without workers, if there is one
+        late = gangs.job[missed:][n_workers[missed:] > 0]
+        require(
+            n_workers[missed] or not len(late),
+            f"{who} places jobs {late.tolist()} although job {gangs.job[missed]} before them found no room.",
+        )
+    return placement
+
+
+def _check_sizes(who: str, gangs: Gangs, n_workers: Ints, n_ps: Ints) -> None:
+    for i, job in enumerate(gangs.job):
+        got, wanted = (int(n_workers[i]), int(n_ps[i])), (int(gangs.n_workers[i]), int(gangs.n_ps[i]))
+        smaller = gangs.shrinks and 1 <= got[0] <= wanted[0] and got[1] <= wanted[1] and (got[1] > 0) == (wanted[1] > 0)
+        require(
+            got in {(0, 0), wanted} or smaller,
+            f"{who} gives job {job} {got[0]} workers and {got[1]} PSs of a gang of {wanted[0]} and {wanted[1]}.",
+        )
+
+
+def _check_settled(who: str, snapshot: Snapshot, gangs: Gangs, placement: Placement, placed: Bools) -> None:
+    ran_on = gangs.job[~placed & snapshot.holds(gangs.job)]
+    forgotten = np.setdiff1d(ran_on, placement.set_jobs)
+    require(
+        not len(forgotten), f"{who} finds no room for the running jobs {forgotten.tolist()}, but does not set them."
+    )
+
+
+def _check_types(who: str, snapshot: Snapshot, gangs: Gangs, placement: Placement) -> None:
+    cluster, table = snapshot.cluster, snapshot.table
+    for job, wanted in zip(gangs.job, gangs.device_type, strict=True):
+        if table.worker_demand[job, GPUS] == 0:
+            continue
+        rows = (placement.job == job) & (placement.role == 0)
+        types = np.unique(cluster.group_type[placement.group[rows]])
+        require(
+            wanted < 0 or not len(types) or types.tolist() == [wanted],
+            f"{who} puts job {job} on the device types {types.tolist()} instead of {wanted}.",
+        )
+
+
+def _check_single_workers(placer: Placer, scene: Scene) -> None:
+    snapshot = empty_snapshot(scene.jobs, cluster=scene.cluster, runs_on=scene.runs_on)
+    for job in range(len(scene.jobs)):
+        placement = placer.place(snapshot, Gangs.of([job], n_workers=1))
+        require(
+            len(placement) == 1,
+            f"{name_of(placer)} finds no place for one worker of job {job} ({scene.jobs.worker_demand[job].tolist()}: "
+            f"GPUs, cores, GB) on the empty cluster {scene.cluster}.",
+        )

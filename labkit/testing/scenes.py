@@ -1,0 +1,203 @@
+"""Scenes: a small random cluster, jobs, and what happened so far. The same scene gives the same snapshot each time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from labkit.core import Cluster, Events, Gangs, Jobs, Kind, Ledger, Placement, Placer, Snapshot
+from labkit.core.events import events
+from labkit.core.resources import GPUS, Bools
+from labkit.experiment import Session
+from labkit.placers import Even, FirstFit, Pack, Spread
+from labkit.simulator import Simulator
+from labkit.speed.recorded import Recorded
+from labkit.topology import no_network
+from labkit.topology.servers import Server
+
+PLACERS: Final[tuple[Placer, ...]] = (FirstFit(), Spread(), Pack(), Even())
+SOCKETS: Final = (((2, 8, 64),), ((2, 8, 64), (2, 8, 64)), ((1, 4, 16), (2, 6, 32)), ((4, 16, 128),), ((0, 32, 64),))
+TYPES: Final = ("v100", "p100", "k80")
+
+
+@dataclass(frozen=True, eq=False)
+class Scene:
+    """A run up to one of its decisions.
+
+    Attributes
+    ----------
+    jobs, cluster : Jobs, Cluster
+        What arrives, and where it runs.
+    runs_on : array of bool
+        (N, T) which jobs can run on which device types.
+    rows : Events
+        What happened so far.
+    now_s, number : float, int
+        The time, and how many decisions were made.
+    """
+
+    jobs: Jobs
+    cluster: Cluster
+    runs_on: Bools
+    rows: Events
+    now_s: float
+    number: int
+
+    def snapshot(self, *, jobs: Jobs | None = None) -> Snapshot:
+        """Return a fresh snapshot of this moment; `jobs` stand in for the scene's own."""
+        ledger = Ledger(self.jobs if jobs is None else jobs, self.cluster)
+        ledger.fold(self.rows)
+        return Snapshot(ledger, now_s=self.now_s, number=self.number, runs_on=self.runs_on)
+
+    def simulator(self, **options: Any) -> Simulator:
+        """Return a simulator of these jobs at time 0, at speeds in proportion to their workers."""
+        return Simulator(self.jobs, self.cluster, speed=Recorded(self.jobs, self.cluster), **options)
+
+    def __repr__(self) -> str:
+        return f"<Scene at {self.now_s:.0f} s, {len(self.jobs)} jobs, {self.cluster}>"
+
+
+class Chaos:
+    """A scheduler that starts, resizes, moves and stops jobs at random: it shows what others never ask for."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self.rng = rng
+
+    def schedule(self, snapshot: Snapshot) -> Placement:
+        """Return a random valid placement; something runs after it wherever possible."""
+        placement = self._anything(snapshot)
+        if len(placement) or snapshot.n_running > snapshot.holds(placement.set_jobs).sum():
+            return placement
+        return FirstFit().place(snapshot, asked(snapshot.table, snapshot.jobs.number))
+
+    def _anything(self, snapshot: Snapshot) -> Placement:
+        rng, table, active = self.rng, snapshot.table, snapshot.jobs.number
+        jobs = rng.permutation(active[rng.random(len(active)) < 0.6])
+        if not len(jobs):
+            return Placement.nothing()
+        most_ps = table.max_ps[jobs]
+        gangs = Gangs.of(
+            jobs,
+            n_workers=rng.integers(1, table.max_workers[jobs] + 1),
+            n_ps=np.where(most_ps > 0, rng.integers(1, np.maximum(most_ps, 1) + 1), 0),
+            shrinks=bool(rng.integers(2)),
+        )
+        placement = PLACERS[rng.integers(len(PLACERS))].place(snapshot, gangs)
+        stopped = placement.set_jobs[rng.random(len(placement.set_jobs)) < 0.15]
+        kept = ~np.isin(placement.job, stopped)
+        columns = (placement.job[kept], placement.role[kept], placement.group[kept], placement.count[kept])
+        return Placement(placement.set_jobs, *columns)
+
+
+def asked(jobs: Jobs, which: Any) -> Gangs:
+    """Return the gangs that some jobs asked for."""
+    return Gangs.of(which, n_workers=jobs.n_workers[which], n_ps=jobs.n_ps[which])
+
+
+def random_cluster(rng: np.random.Generator, *, n_machines: int = 4, n_types: int = 2) -> Cluster:
+    """Return machines of several kinds and device types, the first of them with GPUs."""
+    servers = []
+    for machine in range(n_machines):
+        sockets = SOCKETS[rng.integers(len(SOCKETS) - (machine == 0))]
+        servers.append((1, Server("any", sockets=sockets, device_type=TYPES[rng.integers(n_types)])))
+    return no_network(n_machines, servers=servers)
+
+
+def random_runs_on(rng: np.random.Generator, *, cluster: Cluster, n_jobs: int) -> Bools:
+    """Return which jobs run on which device types (N, T): on all for half of the jobs, never on none with GPUs."""
+    has_gpus = cluster.gpus_of_type() > 0
+    runs = (rng.random((n_jobs, len(has_gpus))) < 0.5) | (rng.random((n_jobs, 1)) < 0.5)
+    runs[~(runs & has_gpus).any(axis=1)] = True
+    return np.asarray(runs, dtype=np.bool_)
+
+
+def random_jobs(rng: np.random.Generator, *, cluster: Cluster, runs_on: Bools, right: bool = False) -> Jobs:
+    """Return jobs rigid and malleable, with PSs and all-reduce, some without GPUs, each of which fits when alone.
+
+    Parameters
+    ----------
+    runs_on : array of bool
+        (N, T) which jobs can run on which device types.
+    right : bool
+        All declared steps are what the jobs really need; else they are wrong for some.
+    """
+    n = len(runs_on)
+    workers = np.stack([rng.choice([0, 0.5, 1, 1, 2], n), rng.integers(1, 4, n), rng.choice([0, 4, 7.5], n)], axis=1)
+    servers = np.stack([np.zeros(n), rng.integers(1, 3, n), rng.choice([0, 2.5], n)], axis=1)
+    n_workers = rng.integers(1, 5, n)
+    n_ps = rng.integers(1, 4, n) * rng.integers(0, 2, n)
+    grows = rng.integers(0, 2, n)
+    steps = rng.integers(1, 20, n) * 60.0
+    jobs = Jobs.of(
+        arrival_s=np.where(rng.random(n) < 0.4, 0.0, rng.integers(0, 20, n) * 45.0),
+        total_steps=steps,
+        true_steps=steps if right else steps * rng.choice([0.5, 1, 1, 2.5], n),
+        duration_s=steps * rng.choice([0.5, 1, 2], n),
+        model=[f"model{k}" for k in rng.integers(0, 3, n)],
+        n_workers=n_workers,
+        n_ps=n_ps,
+        max_workers=n_workers + grows * rng.integers(0, 4, n),
+        max_ps=n_ps + grows * (n_ps > 0) * rng.integers(0, 4, n),
+        worker_demand=workers,
+        ps_demand=servers,
+        weight=rng.choice([1.0, 1.0, 2.0], n),
+        name="random",
+    )
+    return _made_to_fit(jobs, cluster, runs_on)
+
+
+def _made_to_fit(jobs: Jobs, cluster: Cluster, runs_on: Bools) -> Jobs:
+    """Return the jobs with a gang of one small worker (and PS) where one does not fit the empty cluster."""
+    unfit = np.array([not fits_empty(jobs, cluster, runs_on, number) for number in range(len(jobs))], dtype=np.bool_)
+    gpus = jobs.worker_demand[:, GPUS]
+    small = np.stack([np.minimum(gpus, 1), np.ones(len(jobs)), np.zeros(len(jobs))], axis=1)
+    return jobs.with_columns(
+        worker_demand=np.where(unfit[:, None], small, jobs.worker_demand),
+        n_workers=np.where(unfit, 1, jobs.n_workers).astype(np.int32),
+        n_ps=np.where(unfit, np.minimum(jobs.n_ps, 1), jobs.n_ps).astype(np.int32),
+    )
+
+
+def empty_snapshot(jobs: Jobs, *, cluster: Cluster, runs_on: Bools) -> Snapshot:
+    """Return the moment at which all jobs have arrived and none runs."""
+    return _arrived(jobs, cluster, runs_on).snapshot()
+
+
+def _arrived(jobs: Jobs, cluster: Cluster, runs_on: Bools) -> Scene:
+    rows = events(len(jobs))
+    rows["time_s"], rows["kind"], rows["job"] = jobs.arrival_s, Kind.ARRIVED, np.arange(len(jobs))
+    return Scene(jobs, cluster, runs_on, rows, float(jobs.arrival_s.max()), 0)
+
+
+def fits_empty(jobs: Jobs, cluster: Cluster, runs_on: Bools, number: int) -> bool:
+    """Tell whether first fit finds a place for a job's gang on the empty cluster."""
+    snapshot = empty_snapshot(jobs, cluster=cluster, runs_on=runs_on)
+    return len(FirstFit().place(snapshot, asked(jobs, [number]))) > 0
+
+
+def random_scene(
+    rng: np.random.Generator, *, n_machines: int = 4, n_types: int = 2, n_jobs: int = 8, n_decisions: int = 5
+) -> Scene:
+    """Return a scene after some random decisions (fewer, if all jobs complete before)."""
+    cluster = random_cluster(rng, n_machines=n_machines, n_types=n_types)
+    runs_on = random_runs_on(rng, cluster=cluster, n_jobs=n_jobs)
+    jobs = random_jobs(rng, cluster=cluster, runs_on=runs_on)
+    simulator = Simulator(jobs, cluster, speed=Recorded(jobs, cluster))
+    session, chaos = Session(simulator, runs_on=runs_on), Chaos(rng)
+    for _ in range(n_decisions):
+        before = len(session.log), session.now_s, session.n_decisions
+        session.step(chaos.schedule(session.snapshot()))
+        if session.done:
+            n_rows, now_s, number = before
+            return Scene(jobs, cluster, runs_on, session.log.rows[:n_rows].copy(), now_s, number)
+    return Scene(jobs, cluster, runs_on, session.log.rows.copy(), session.now_s, session.n_decisions)
+
+
+def random_scenes(*, n: int = 10, seed: int = 0) -> Iterator[Scene]:
+    """Return scenes of growing size: from one machine and one job on."""
+    for i in range(n):
+        rng = np.random.default_rng([seed, i])
+        yield random_scene(rng, n_machines=1 + i % 5, n_types=1 + i % 3, n_jobs=1 + i, n_decisions=int(rng.integers(8)))

@@ -1,0 +1,163 @@
+"""What a scheduler must pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from copy import deepcopy
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+
+from labkit.core import Jobs, Placement, PlacementError, Scheduler, Snapshot, StalledError
+from labkit.experiment import Cadence, Session, at_events, every_slot
+from labkit.simulator import Faults, Overheads
+from labkit.testing.failures import ConformanceError, name_of, require
+from labkit.testing.placements import check_placement
+from labkit.testing.scenes import Scene, fits_empty, random_scenes
+
+MAX_DECISIONS = 5000
+
+
+def check_scheduler(scheduler: Scheduler, *, scenes: Iterable[Scene] | None = None, seed: int = 0) -> None:
+    """Check that a scheduler keeps its protocol; each scene gets a fresh (deep) copy of it.
+
+    On each scene: what `check_answer` checks; then whole runs of the scene's jobs: decisions at events, in slots with
+    overheads, and with failing machines.
+
+    Parameters
+    ----------
+    scheduler : Scheduler
+        As a user would pass it to a session.
+    scenes : iterable of Scene, optional
+        Where to try it; ten random ones of `seed` by default.
+
+    Raises
+    ------
+    ConformanceError
+        In one sentence, with the scheduler's name.
+
+    Examples
+    --------
+    >>> from labkit.schedulers import make
+    >>> check_scheduler(make("fifo"))
+    """
+    for scene in random_scenes(seed=seed) if scenes is None else scenes:
+        check_answer(deepcopy(scheduler), scene=scene)
+        check_run(deepcopy(scheduler), scene=scene)
+        check_run(deepcopy(scheduler), scene=scene, cadence=every_slot(300), overheads=Overheads(5, 20, 10))
+        rng = np.random.default_rng(seed)
+        check_run(deepcopy(scheduler), scene=scene, faults=Faults(3000, 200, 60), rng=rng)
+
+
+def check_answer(scheduler: Scheduler, *, scene: Scene) -> Placement:
+    """Check one answer, and return it.
+
+    It can be carried out (`check_placement`), it leaves the snapshot and the table of jobs as they were, it is the
+    same when asked again, and it does not depend on the steps that jobs really need.
+
+    Raises
+    ------
+    ConformanceError
+        In one sentence, with the scheduler's name.
+    """
+    who = name_of(scheduler)
+    snapshot = scene.snapshot()
+    before = deepcopy(_everything(snapshot))
+    placement = scheduler.schedule(snapshot)
+    changed = _first_difference(before, _everything(snapshot))
+    require(changed is None, f"{who} changes the snapshot that it was shown: {changed} is no longer the same.")
+    check_placement(placement, snapshot=snapshot, who=who)
+    require(
+        same(placement, scheduler.schedule(scene.snapshot())),
+        f"{who} answers the same question differently the second time; keep what must last out of schedule().",
+    )
+    other = scene.jobs.with_columns(true_steps=scene.jobs.true_steps[::-1] * 1.5)
+    require(
+        same(placement, scheduler.schedule(scene.snapshot(jobs=other))),
+        f"{who} looks at true_steps, which only the simulator may know; read total_steps.",
+    )
+    return placement
+
+
+def check_run(scheduler: Scheduler, *, scene: Scene, cadence: Cadence | None = None, **disturbances: Any) -> Session:
+    """Check that all jobs of a scene complete when run from time 0, every answer on the way being valid.
+
+    Parameters
+    ----------
+    cadence : Cadence, optional
+        When to decide; at events by default, and every `quantum_s` of a scheduler that has one.
+    disturbances
+        What `labkit.simulator.Simulator` takes.
+
+    Returns
+    -------
+    Session
+        At its end.
+
+    Raises
+    ------
+    ConformanceError
+        In one sentence, with the scheduler's name.
+    """
+    who = name_of(scheduler)
+    cadence = cadence or at_events(quantum_s=getattr(scheduler, "quantum_s", np.inf))
+    session = Session(scene.simulator(**disturbances), cadence=cadence, runs_on=scene.runs_on)
+    while not session.done:
+        snapshot = session.snapshot()
+        placement = scheduler.schedule(snapshot)
+        check_placement(placement, snapshot=snapshot, who=f"{who}'s decision {snapshot.number}")
+        _step(session, placement, who, scene)
+        require(
+            session.n_decisions < MAX_DECISIONS,
+            f"{who} has completed {session.ledger.n_done} of {len(scene.jobs)} jobs after {MAX_DECISIONS} decisions.",
+        )
+    return session
+
+
+def _step(session: Session, placement: Placement, who: str, scene: Scene) -> None:
+    try:
+        session.step(placement)
+    except PlacementError as error:
+        raise ConformanceError(f"{who} gave a placement that the simulator refuses: {error}") from error
+    except StalledError as error:
+        for job in session.ledger.waiting():
+            if fits_empty(scene.jobs, scene.cluster, scene.runs_on, int(job)):
+                raise ConformanceError(f"{who} stalls although job {job} fits the empty cluster: {error}") from error
+        raise
+
+
+def same(one: Placement, other: Placement) -> bool:
+    """Tell whether two placements do the same, whatever the order of their jobs."""
+    return _plain(one) == _plain(other)
+
+
+def _plain(placement: Placement) -> tuple[list[int], list[tuple[int, ...]]]:
+    columns = (placement.job, placement.role, placement.group, placement.count)
+    return sorted(placement.set_jobs.tolist()), sorted(zip(*(c.tolist() for c in columns), strict=True))
+
+
+def _everything(snapshot: Snapshot) -> dict[str, Any]:
+    table: Jobs = snapshot.table
+    columns = {f"table.{f.name}": getattr(table, f.name) for f in fields(table)}
+    cluster = {f"cluster.{f.name}": getattr(snapshot.cluster, f.name) for f in fields(snapshot.cluster)}
+    del cluster["cluster.network"]
+    return flat(snapshot.freeze()) | columns | cluster | {"runs_on": snapshot.runs_on}
+
+
+def flat(frozen: dict[str, Any]) -> dict[str, Any]:
+    """Return what `Snapshot.freeze` gives without nesting: "jobs.speed", "tasks.0", ..."""
+    jobs = {f"jobs.{name}": column for name, column in frozen["jobs"].items()}
+    tasks = {f"tasks.{i}": column for i, column in enumerate(frozen["tasks"])}
+    return {k: v for k, v in frozen.items() if k not in {"jobs", "tasks"}} | jobs | tasks
+
+
+def _first_difference(before: dict[str, Any], after: dict[str, Any]) -> str | None:
+    for name, value in before.items():
+        if isinstance(value, np.ndarray) and value.dtype.kind == "f":
+            equal = np.array_equal(value, after[name], equal_nan=True)
+        else:
+            equal = np.array_equal(value, after[name])
+        if not equal:
+            return name
+    return None

@@ -1,0 +1,105 @@
+"""Every scheduler passes the public suite, and the suite catches what it is there to catch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from labkit.core import Placement, Snapshot
+from labkit.placers import Even, FirstFit, Pack, Spread
+from labkit.schedulers import available, make
+from labkit.schedulers.base import asked
+from labkit.testing import ConformanceError, Scene, check_answer, check_placer, check_scheduler
+from labkit.testing.strategies import scenes
+
+
+@pytest.mark.parametrize("name", available())
+@pytest.mark.parametrize("seed", [1, 2])
+def test_every_scheduler_passes_the_suite(name: str, seed: int) -> None:
+    check_scheduler(make(name), seed=seed)
+
+
+@pytest.mark.parametrize("name", available())
+@given(scene=scenes())
+@settings(max_examples=15)
+def test_every_answer_can_be_carried_out_and_is_the_same_twice(name: str, scene: Scene) -> None:
+    check_answer(make(name), scene=scene)
+
+
+@pytest.mark.parametrize("name", ["drf", "fifo", "las", "optimus", "sjf", "srtf", "tetris"])
+@pytest.mark.parametrize("placer", [FirstFit(), Spread(), Pack(), Even(), Even(keep_order=True)], ids=repr)
+def test_every_scheduler_composes_with_every_placer(name: str, placer: object) -> None:
+    check_scheduler(make(name, placer=placer), seed=3)
+
+
+@pytest.mark.parametrize("placer", [FirstFit(), Spread(), Pack(), Even(), Even(keep_order=True)], ids=repr)
+@pytest.mark.parametrize("seed", range(4))
+def test_every_placer_passes_the_suite(placer: object, seed: int) -> None:
+    check_placer(placer, seed=seed)
+
+
+class Honest:
+    def schedule(self, snapshot: Snapshot) -> Placement:
+        return FirstFit().place(snapshot, asked(snapshot, snapshot.waiting))
+
+
+class Lazy:
+    def schedule(self, snapshot: Snapshot) -> Placement:
+        return Placement.nothing()
+
+
+class Peeking:
+    def schedule(self, snapshot: Snapshot) -> Placement:
+        shortest_first = np.argsort(snapshot.table.true_steps[snapshot.waiting], kind="stable")
+        return FirstFit().place(snapshot, asked(snapshot, snapshot.waiting[shortest_first][:1]))
+
+
+class Meddling(Honest):
+    def schedule(self, snapshot: Snapshot) -> Placement:
+        snapshot.table.weight[0] += 1
+        return super().schedule(snapshot)
+
+
+class Greedy:
+    """Gives all jobs everything, all on device group 0."""
+
+    def schedule(self, snapshot: Snapshot) -> Placement:
+        jobs = snapshot.jobs.number
+        return Placement.of(jobs, job=jobs, group=0, count=snapshot.table.max_workers[jobs])
+
+
+class Ghosts(Honest):
+    def schedule(self, snapshot: Snapshot) -> Placement:
+        placement = super().schedule(snapshot)
+        return replace(placement, set_jobs=np.append(placement.set_jobs, len(snapshot.table)))
+
+
+@dataclass
+class Moody(Honest):
+    calls: int = 0
+
+    def schedule(self, snapshot: Snapshot) -> Placement:
+        self.calls += 1
+        return super().schedule(snapshot) if self.calls % 2 else Placement.nothing()
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "complaint"),
+    [
+        (Lazy(), "stalls although job"),
+        (Peeking(), "looks at true_steps"),
+        (Meddling(), "table.weight is no longer the same"),
+        (Greedy(), "overfills device group 0"),
+        (Ghosts(), "not among snapshot.jobs.number"),
+        (Moody(), "differently the second time"),
+    ],
+)
+def test_the_suite_catches(scheduler: object, complaint: str) -> None:
+    check_scheduler(Honest())
+    with pytest.raises(ConformanceError, match=complaint) as caught:
+        check_scheduler(scheduler)
+    assert str(caught.value).startswith(type(scheduler).__name__)
+    assert str(caught.value).endswith(".")
