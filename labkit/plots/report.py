@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -210,6 +210,18 @@ def _rho(by_name: dict[str, RunRecord]) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
+def _in_words(option: Any) -> str:
+    """Return an option as one would write it in code.
+
+    >>> _in_words({"kind": "Las", "threshold_gpu_s": 60.0, "placer": {}})
+    'Las(threshold_gpu_s=60.0)'
+    """
+    if not isinstance(option, Mapping):
+        return str(option)
+    given = [f"{key}={_in_words(value)}" for key, value in option.items() if key != "kind" and value not in ({}, None)]
+    return f"{option.get('kind', '')}({', '.join(given)})"
+
+
 def _provenance(records: Sequence[RunRecord]) -> list[tuple[str, str]]:
     """Return what is the same in all runs as one line each, and what differs as a list."""
 
@@ -218,7 +230,7 @@ def _provenance(records: Sequence[RunRecord]) -> list[tuple[str, str]]:
 
     infos = [record.info for record in records]
     versions = {name: version for info in infos for name, version in info.versions.items()}
-    options = {f"{key} = {value}" for info in infos for key, value in info.config.items()}
+    options = {f"{key}: {_in_words(value)}" for info in infos for key, value in info.config.items()}
     rows = [
         ("Trace", all_of([info.trace or record.jobs.name for info, record in zip(infos, records, strict=True)])),
         ("Cluster", all_of([record.cluster for record in records])),

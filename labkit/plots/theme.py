@@ -95,7 +95,7 @@ def time_unit(longest_s: float) -> tuple[float, str]:
     >>> time_unit(90.0), time_unit(3 * 86400.0)
     ((1.0, 's'), (3600.0, 'h'))
     """
-    units = ((1.0, "s", 600.0), (60.0, "min", 10_800.0), (3600.0, "h", 10 * 86_400.0))
+    units = ((1.0, "s", 300.0), (60.0, "min", 7200.0), (3600.0, "h", 10 * 86_400.0))
     return next(((scale, name) for scale, name, limit in units if not longest_s > limit), (86_400.0, "days"))
 
 
