@@ -11,19 +11,22 @@ HEIGHT = 260
 TICKS = [ratio * 10**power for power in range(-3, 5) for ratio in (1, 2, 5)]
 
 
-def plot_fairness(rho: pd.DataFrame) -> alt.LayerChart:
+def plot_fairness(rho: pd.DataFrame, *, limit: int = MAX_ROWS) -> alt.LayerChart:
     """Draw the distribution of rho, a line per scheduler; left of 1 a job gained from sharing, right of it it lost.
 
     Parameters
     ----------
     rho : DataFrame
         Columns scheduler, rho (`labkit.results.finish_time_fairness`, or JCT / `fair_share_s`).
+    limit : int
+        The most points to draw.
     """
     known = rho.dropna(subset="rho").sort_values(["scheduler", "rho"], kind="stable")
     names = [name for name in dict.fromkeys(rho["scheduler"]) if (known["scheduler"] == name).any()]
     rank = known.groupby("scheduler").cumcount() + 1
     known = known.assign(fraction=rank / known.groupby("scheduler")["rho"].transform("size"))
-    shown, note = thin_lines(known[["scheduler", "rho", "fraction"]], limit=MAX_ROWS)
+    shown, note = thin_lines(known[["scheduler", "rho", "fraction"]], limit=limit)
+    shown = shown.round(5)
     x = alt.X(
         "rho:Q",
         title="ρ = JCT / JCT with an equal share (no unit)",

@@ -9,7 +9,7 @@ import pandas as pd
 from labkit.plots.theme import INK, MAX_ROWS, layered, line_legend, scheduler_colours, thin_lines, time_unit, title
 
 
-def plot_jct_cdf(curve: pd.DataFrame, *, log: bool | None = None) -> alt.LayerChart:
+def plot_jct_cdf(curve: pd.DataFrame, *, log: bool | None = None, limit: int = MAX_ROWS) -> alt.LayerChart:
     """Draw the distribution of JCTs, a line per scheduler.
 
     Parameters
@@ -18,14 +18,16 @@ def plot_jct_cdf(curve: pd.DataFrame, *, log: bool | None = None) -> alt.LayerCh
         From `labkit.results.jct_cdf`: scheduler, jct_s, fraction.
     log : bool, optional
         Logarithmic time; by default where the largest JCT is more than 100 times the median.
+    limit : int
+        The most points to draw.
     """
     longest_s = float(curve["jct_s"].max()) if len(curve) else 1.0
     if log is None:
         log = bool(len(curve) and longest_s > 100 * curve["jct_s"].median())
     scale_s, unit = time_unit(longest_s)
     names = list(dict.fromkeys(curve["scheduler"]))
-    shown, note = thin_lines(curve, limit=MAX_ROWS)
-    shown = shown.assign(jct=shown["jct_s"] / scale_s)
+    shown, note = thin_lines(curve, limit=limit)
+    shown = shown.assign(jct=shown["jct_s"] / scale_s)[["scheduler", "jct", "fraction"]].round(5)
     colours = scheduler_colours(names)
     chosen = alt.selection_point(fields=["scheduler"], bind="legend")
     lines = (

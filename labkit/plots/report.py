@@ -24,8 +24,8 @@ from labkit.results import RunRecord, compare, fair_share_s, gantt, heat_map, jc
 MOST_RUNS_IN_DEPTH = 6
 """Gantt chart and heat-map are drawn for the first runs only."""
 
-MOST_MARKS = 1600
-"""In each of these, so that the file stays small enough to send around."""
+MOST_MARKS = 2000
+"""In a figure of all runs, and in the heat-maps of two; the file stays small enough to send around."""
 
 
 def write_report(
@@ -168,31 +168,26 @@ def _sections(records: Sequence[RunRecord]) -> list[page.Section]:
     tables = {name: record.table for name, record in by_name.items()}
     steps = {name: utilisation(r.events, r.jobs, r.cluster) for name, r in by_name.items()}
     sections = [
-        page.Section("Completion times", [plot_jct_bars(compare(records)), plot_jct_cdf(jct_cdf(tables))]),
+        page.Section(
+            "Completion times", [plot_jct_bars(compare(records)), plot_jct_cdf(jct_cdf(tables), limit=MOST_MARKS)]
+        ),
         page.Section("The cluster over time", [plot_utilisation(steps)]),
         page.Section("Where the time goes", [plot_overheads(tables)]),
     ]
     rho = _rho(by_name)
     if rho["rho"].notna().any():
-        sections.append(page.Section("Fairness", [plot_fairness(rho)], _RHO))
-    sections += [
-        page.Section(
-            name,
-            [
-                plot_gantt(
-                    gantt(r.events, r.jobs, r.cluster), r.table, heading=f"{name}: who ran when", limit=MOST_MARKS
-                ),
-                plot_heat_map(
-                    heat_map(r.events, r.jobs, r.cluster, n_bins=48),
-                    heading=f"{name}: how full each machine is",
-                    limit=MOST_MARKS,
-                ),
-            ],
-            folded=True,
-        )
-        for name, r in list(by_name.items())[:MOST_RUNS_IN_DEPTH]
-    ]
-    return sections
+        sections.append(page.Section("Fairness", [plot_fairness(rho, limit=MOST_MARKS)], _RHO))
+    in_depth = list(by_name.items())[:MOST_RUNS_IN_DEPTH]
+    each = 2 * MOST_MARKS // max(len(in_depth), 2)
+    return sections + [_run(name, record, limit=each) for name, record in in_depth]
+
+
+def _run(name: str, record: RunRecord, *, limit: int) -> page.Section:
+    events, jobs, cluster = record.events, record.jobs, record.cluster
+    who = plot_gantt(gantt(events, jobs, cluster), record.table, heading=f"{name}: who ran when", limit=limit)
+    cells = heat_map(events, jobs, cluster, n_bins=48)
+    where = plot_heat_map(cells, heading=f"{name}: how full each machine is", limit=limit)
+    return page.Section(name, [who, where], folded=True)
 
 
 _RHO = (
