@@ -2,7 +2,8 @@
 
 from labkit.placers.even import Even
 from labkit.placers.first_fit import FirstFit
+from labkit.placers.least_interference import LeastInterference
 from labkit.placers.pack import Pack
 from labkit.placers.spread import Spread
 
-__all__ = ["Even", "FirstFit", "Pack", "Spread"]
+__all__ = ["Even", "FirstFit", "LeastInterference", "Pack", "Spread"]

@@ -1,0 +1,107 @@
+"""What tasks use of cores and PCIe, by model; and the interference among running jobs that follows from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from labkit.core.cluster import Cluster
+from labkit.core.errors import InputError
+from labkit.core.jobs import Jobs
+from labkit.core.protocols import Running
+from labkit.core.resources import CPUS, Floats
+from labkit.speed.interference.load import slowdowns
+from labkit.speed.interference.model import InterferenceModel
+
+
+@dataclass(frozen=True, slots=True)
+class TaskUse:
+    """What the tasks of a model use when alone.
+
+    Attributes
+    ----------
+    worker_cores, ps_cores : float
+        Cores that one worker, one parameter server keeps busy.
+    pcie_gbps : float
+        What one worker moves over its PCIe bus; parameter servers move nothing there.
+
+    Raises
+    ------
+    InputError
+        If one of them is negative or not a number.
+    """
+
+    worker_cores: float
+    ps_cores: float = 0.0
+    pcie_gbps: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if not 0 <= getattr(self, name) < np.inf:
+                raise InputError(f"{name} of a task is {getattr(self, name)}; expected a number >= 0.")
+
+
+def task_use(jobs: Jobs, *, uses: Mapping[str, TaskUse] | None = None) -> tuple[Floats, Floats]:
+    """Return the cores and the PCIe Gbps of one worker (row 0) and one PS (row 1) of each job, (2, N) each.
+
+    Parameters
+    ----------
+    jobs : Jobs
+        N jobs.
+    uses : mapping, optional
+        By model name. A model that is not in it is looked up in `labkit.workloads.catalogue`; a job of a model that
+        the catalogue does not know either uses the cores it asks for, and no PCIe.
+    """
+    cores = np.stack([jobs.worker_demand[:, CPUS], jobs.ps_demand[:, CPUS]])
+    pcie = np.zeros_like(cores)
+    for k, name in enumerate(jobs.models):
+        use = (uses or {}).get(name) or _published(name)
+        if use is not None:
+            cores[:, jobs.model == k] = [[use.worker_cores], [use.ps_cores]]
+            pcie[0, jobs.model == k] = use.pcie_gbps
+    return cores, pcie
+
+
+def _published(name: str) -> TaskUse | None:
+    from labkit.workloads import catalogue
+
+    try:
+        model = catalogue.model(name)
+    except InputError:
+        return None
+    return TaskUse(model.worker_cores, model.ps_cores, model.pcie_gbps)
+
+
+class Interference:
+    """The slowdown of each running task by those beside it, as `labkit.speed.step_time.StepTime` takes it.
+
+    Parameters
+    ----------
+    model : InterferenceModel
+        A fitted one.
+    jobs, cluster : Jobs, Cluster
+        Who runs, and where.
+    uses : mapping, optional
+        As for `task_use`.
+    """
+
+    def __init__(
+        self, model: InterferenceModel, jobs: Jobs, cluster: Cluster, *, uses: Mapping[str, TaskUse] | None = None
+    ) -> None:
+        self.model, self.cluster = model, cluster
+        self.cores, self.pcie_gbps = task_use(jobs, uses=uses)
+
+    def __call__(self, running: Running) -> Floats:
+        """Return D >= 1 of one task of each row, (P,)."""
+        job = running.job[running.row_job()]
+        return slowdowns(
+            self.model,
+            running.group,
+            count=running.count,
+            cpu_cores=self.cores[running.role, job],
+            pcie_gbps=self.pcie_gbps[running.role, job],
+            group_machine=self.cluster.group_machine,
+            group_cores=self.cluster.capacity[:, CPUS],
+        )
