@@ -1,1 +1,49 @@
-"""."""
+"""Views for notebooks: `%load_ext labkit.notebook`, a run that can be watched and steered, and the lab as one widget.
+
+Views stay outside the core: they read events, and call what a script would call. To add one, subclass
+`labkit.notebook.views.LiveView`.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from labkit.notebook.app import LabApp
+    from labkit.notebook.run import LiveRun
+    from labkit.notebook.views import LiveCards, LiveGantt, LiveHeatMap
+
+_HOME = {"LabApp": "app", "LiveCards": "views", "LiveGantt": "views", "LiveHeatMap": "views", "LiveRun": "run"}
+
+__all__ = ["LabApp", "LiveCards", "LiveGantt", "LiveHeatMap", "LiveRun", "load_ipython_extension"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """Show figures without a network, and clusters, jobs, records and snapshots as small tables."""
+    import altair
+
+    from labkit.notebook.html import SHOWN, plain
+    from labkit.plots import theme  # noqa: F401 - registers and enables the renderer and the look
+
+    altair.renderers.enable("labkit")
+    altair.theme.enable("labkit")
+    formatters = shell.display_formatter.formatters
+    for kind, as_html in SHOWN.items():
+        formatters["text/html"].for_type(kind, as_html)
+        formatters["text/plain"].for_type(kind, lambda thing, printer, _cycle: printer.text(plain(thing)))
+
+
+def unload_ipython_extension(shell: Any) -> None:
+    """Show them as Python does."""
+    from labkit.notebook.html import SHOWN
+
+    for kind in SHOWN:
+        for mime in ("text/html", "text/plain"):
+            shell.display_formatter.formatters[mime].pop(kind, None)

@@ -17,7 +17,7 @@ from labkit.core.protocols import Backend
 LONGEST_WAIT_S = 3600.0
 
 
-class Interrupted(LabkitError, RuntimeError):
+class StoppedError(LabkitError, RuntimeError):
     """The run was stopped in the middle of a wait; what had not come out by then did not happen."""
 
 
@@ -48,7 +48,7 @@ class Paced:
         self.cluster: Cluster = inner.cluster
         self._turn = threading.Condition()
         self._mode = _Mode.PACED
-        self._waiting = False
+        self._waiting, self._before_s = False, inner.now_s
         self._from_s, self._since = inner.now_s, time.monotonic()
         self._speedup = _positive(speedup)
 
@@ -73,7 +73,7 @@ class Paced:
         self._steer(_Mode.FREE)
 
     def interrupt(self) -> None:
-        """End a wait and the run with it: `advance` raises `Interrupted`, now and in the future."""
+        """End a wait and the run with it: `advance` raises `StoppedError`, now and in the future."""
         self._steer(_Mode.OVER)
 
     @property
@@ -96,25 +96,29 @@ class Paced:
 
         Raises
         ------
-        Interrupted
+        StoppedError
             If `interrupt` was called; the events inside are withheld.
         """
-        before_s = self.inner.now_s
-        happened = self.inner.advance(until_s, stop_at_event=stop_at_event)
         with self._turn:
-            self._before_s, self._waiting = before_s, True
+            self._before_s, self._waiting = self.inner.now_s, True
+        try:
+            happened = self.inner.advance(until_s, stop_at_event=stop_at_event)
+            self._wait()
+        finally:
+            self._waiting = False
+        return happened
+
+    def _wait(self) -> None:
+        with self._turn:
             while (left_s := self._left_s()) > 0:
                 self._turn.wait(min(left_s, LONGEST_WAIT_S))
-            self._waiting = False
             if self._mode is _Mode.OVER:
-                raise Interrupted("the run was stopped.")
-        return happened
+                raise StoppedError("the run was stopped.")
 
     def _steer(self, mode: _Mode) -> None:
         with self._turn:
             self._mark()
-            if self._mode is not _Mode.OVER:
-                self._mode = mode
+            self._mode = self._mode if self._mode is _Mode.OVER else mode
             self._turn.notify_all()
 
     def _mark(self) -> None:
@@ -122,6 +126,8 @@ class Paced:
         self._from_s, self._since = self._clock_s(), time.monotonic()
 
     def _clock_s(self) -> float:
+        if self._mode is _Mode.OVER:
+            return self._from_s
         if not self._waiting or self._mode is _Mode.FREE:
             return self.inner.now_s
         return min(max(self._paced_s(), self._before_s), self.inner.now_s)

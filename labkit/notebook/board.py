@@ -1,0 +1,207 @@
+"""What a live view shows, folded from events as they come: who does what since when, and how full each group is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any, Final
+
+import numpy as np
+
+from labkit.core.cluster import Cluster
+from labkit.core.events import Events, Kind
+from labkit.core.jobs import Jobs
+from labkit.core.resources import GPUS
+
+_SEEN: Final = (
+    Kind.ARRIVED, Kind.DECIDED, Kind.PLACED, Kind.STARTED, Kind.RESCALED, Kind.PAUSED, Kind.PREEMPTED, Kind.COMPLETED,
+    Kind.FAILED, Kind.LEFT, Kind.JOINED,
+)  # fmt: skip
+_IS_SEEN: Final = np.isin(np.arange(len(Kind)), _SEEN)
+
+
+class Doing(IntEnum):
+    """What a job does from a moment on."""
+
+    WAITS = 0
+    TRAINS = 1
+    HOLDS = 2
+    """It holds tasks and makes no progress: it starts, moves or restarts."""
+    DONE = 3
+
+
+_AFTER: Final = {
+    Kind.ARRIVED: Doing.WAITS,
+    Kind.STARTED: Doing.TRAINS,
+    Kind.RESCALED: Doing.TRAINS,
+    Kind.PAUSED: Doing.HOLDS,
+    Kind.PREEMPTED: Doing.WAITS,
+    Kind.COMPLETED: Doing.DONE,
+    Kind.FAILED: Doing.WAITS,
+}
+_GIVES_BACK: Final = (Kind.PREEMPTED, Kind.COMPLETED, Kind.FAILED)
+
+
+@dataclass(slots=True)
+class Changes:
+    """What is new on a board.
+
+    Attributes
+    ----------
+    jobs : list of tuple
+        (job, time_s, what it does from then on, GPUs that it holds).
+    machines : list of tuple
+        (machine, time_s, GPUs held there from then on); -1 GPUs: the machine is gone.
+    groups : set of int
+        Device groups whose tasks changed.
+    """
+
+    jobs: list[tuple[int, float, Doing, float]] = field(default_factory=list)
+    machines: list[tuple[int, float, float]] = field(default_factory=list)
+    groups: set[int] = field(default_factory=set)
+
+
+class Board:
+    """The state of a run, and its history as changes; each event is looked at once.
+
+    Attributes
+    ----------
+    changes : Changes
+        All of them, from the start of the run.
+    now_s : float
+        Time of the last event.
+    n_decisions, n_arrived, n_done : int
+        How many so far.
+    jct_s : float
+        Sum of the JCTs of the jobs that are done.
+    tasks : dict
+        Device group -> {job: GPUs that it holds there}.
+    """
+
+    def __init__(self, jobs: Jobs, cluster: Cluster) -> None:
+        self.jobs, self.cluster = jobs, cluster
+        self.changes = Changes()
+        self.now_s = 0.0
+        self.n_decisions = self.n_arrived = self.n_done = 0
+        self.jct_s = 0.0
+        self.tasks: dict[int, dict[int, float]] = {}
+        self._doing: dict[int, Doing] = {}
+        self._held: dict[int, dict[int, float]] = {}
+        self._gpus = np.zeros(cluster.n_machines)
+        self._down: set[int] = set()
+        self._n_told = 0, 0
+        self._machine = cluster.group_machine.tolist()
+        self._demand = np.stack([jobs.worker_demand[:, GPUS], jobs.ps_demand[:, GPUS]]).tolist()
+
+    @property
+    def n_running(self) -> int:
+        """Number of jobs that hold tasks."""
+        return len(self._held)
+
+    @property
+    def n_waiting(self) -> int:
+        """Number of jobs that arrived, are not done and hold no tasks."""
+        return self.n_arrived - self.n_done - self.n_running
+
+    @property
+    def gpus_held(self) -> float:
+        """GPUs that jobs hold."""
+        return float(self._gpus.sum())
+
+    @property
+    def mean_jct_s(self) -> float:
+        """Mean JCT of the jobs that are done; NaN: none is."""
+        return self.jct_s / self.n_done if self.n_done else float("nan")
+
+    def down(self, machine: int) -> bool:
+        """Tell whether a machine is gone."""
+        return machine in self._down
+
+    def fold(self, batch: Events) -> None:
+        """Take note of a batch of events."""
+        rows = batch[_IS_SEEN[batch["kind"]]]
+        if len(rows):
+            self.now_s = max(self.now_s, float(rows["time_s"][-1]))
+        placing = -1
+        self._n_told = len(self.changes.jobs), len(self.changes.machines)
+        columns = (rows[name].tolist() for name in ("time_s", "kind", "role", "job", "machine", "group", "value"))
+        for time_s, kind, role, job, machine, group, value in zip(*columns, strict=True):
+            if kind == Kind.PLACED:
+                if job != placing:
+                    self._release(job, time_s)
+                    self._held[job] = {}
+                self._hold(job, group, value * self._demand[role][job], time_s)
+                self._note(job, time_s, self._holding(job))
+            elif kind in _AFTER:
+                self._turn(job, kind, time_s)
+            elif kind == Kind.DECIDED:
+                self.n_decisions += 1
+            else:
+                self._go_or_come(machine, kind, time_s)
+            placing = job if kind == Kind.PLACED else -1
+
+    def _turn(self, job: int, kind: int, time_s: float) -> None:
+        """Note that a job does something else from now on."""
+        if kind in _GIVES_BACK:
+            self._release(job, time_s)
+            self._held.pop(job, None)
+        if kind == Kind.ARRIVED:
+            self.n_arrived += 1
+        if kind == Kind.COMPLETED:
+            self.n_done += 1
+            self.jct_s += time_s - float(self.jobs.arrival_s[job])
+        self._note(job, time_s, _AFTER[Kind(kind)])
+
+    def _holding(self, job: int) -> Doing:
+        """Return what a job does that was just placed: one that trains goes on until it is paused."""
+        return Doing.TRAINS if self._doing.get(job) is Doing.TRAINS else Doing.HOLDS
+
+    def _note(self, job: int, time_s: float, doing: Doing) -> None:
+        self._doing[job] = doing
+        row = (job, time_s, doing, sum(self._held.get(job, {}).values()))
+        _say(self.changes.jobs, row, since=self._n_told[0])
+
+    def _hold(self, job: int, group: int, gpus: float, time_s: float) -> None:
+        held = self._held[job]
+        held[group] = held.get(group, 0.0) + gpus
+        self.tasks.setdefault(group, {})[job] = held[group]
+        self._fill(group, gpus, time_s)
+
+    def _release(self, job: int, time_s: float) -> None:
+        for group, gpus in self._held.get(job, {}).items():
+            del self.tasks[group][job]
+            self._fill(group, -gpus, time_s)
+
+    def _fill(self, group: int, gpus: float, time_s: float) -> None:
+        self.changes.groups.add(group)
+        if gpus:
+            machine = self._machine[group]
+            self._gpus[machine] += gpus
+            self._mark(machine, time_s)
+
+    def _go_or_come(self, machine: int, kind: int, time_s: float) -> None:
+        (self._down.add if kind == Kind.LEFT else self._down.discard)(machine)
+        self._mark(machine, time_s)
+        self.changes.groups.update(g for g, m in enumerate(self._machine) if m == machine)
+
+    def _mark(self, machine: int, time_s: float) -> None:
+        gpus = -1.0 if machine in self._down else float(self._gpus[machine])
+        _say(self.changes.machines, (machine, time_s, gpus), since=self._n_told[1])
+
+
+def _say(said: list[Any], row: tuple[Any, ...], *, since: int) -> None:
+    """Add a change, in place of the last one if that is of the same batch, thing and moment."""
+    if len(said) > since and said[-1][:2] == row[:2]:
+        said[-1] = row
+    else:
+        said.append(row)
+
+
+def as_bytes(rows: Iterable[tuple[float, ...]]) -> bytes:
+    """Return rows of numbers as 32-bit floats, for a browser.
+
+    >>> len(as_bytes([(1, 2.5, 3)]))
+    12
+    """
+    return np.array(list(rows), dtype="<f4").tobytes()

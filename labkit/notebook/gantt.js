@@ -1,0 +1,121 @@
+// Who runs when: a row per job, a bar while it holds tasks. Follows timeline.js.
+
+const [WAITS, TRAINS, HOLDS, DONE] = [0, 1, 2, 3];
+
+class Gantt {
+  constructor(el) {
+    this.jobs = [];
+    this.live = new Set();
+    this.line = new Timeline(el, this, { left: 64, right: 18, label: "Live Gantt chart" });
+  }
+
+  take(content, buffers) {
+    if (content.kind === "all") this.begin(content);
+    const rows = floats(buffers[0]);
+    const changed = [];
+    for (let i = 0; i < rows.length; i += 4) changed.push([rows[i], rows[i + 1], rows[i + 2], rows[i + 3]]);
+    for (const change of changed) this.note(change);
+    if (content.kind === "all") {
+      this.line.now = content.now;
+      this.line.until = Math.max(content.over ? content.now : content.until, content.now, 1);
+      this.line.repaint();
+    } else {
+      this.line.moveTo(content.now, { over: content.over });
+    }
+  }
+
+  begin(content) {
+    this.content = content;
+    this.line.look = content.look;
+    this.jobs = content.jobs.map(([id, model]) => ({ id, model, changes: [], at: 0, painted: 0 }));
+    this.line.stage.style.height = `${Math.max(160, Math.min(460, this.jobs.length * 14)) + BOTTOM}px`;
+    this.line.title.textContent = content.title;
+    this.keys();
+  }
+
+  keys() {
+    const { look, colour, most, ghosts } = this.content;
+    this.line.legend.replaceChildren();
+    const some = (share) => this.shade(1 + (most - 1) * share);
+    const stops = [0, 0.25, 0.5, 0.75, 1].map(some).join(",");
+    this.line.swatch(`holds 1 … ${most} GPUs`, { width: "40px", background: `linear-gradient(90deg,${stops})` });
+    this.line.swatch("waits", { height: "2px", background: look.line });
+    for (const ghost of ghosts) {
+      this.line.swatch(`completed under ${ghost.name}`, { width: "3px", background: ghost.colour });
+    }
+    this.line.legend.dataset.colour = colour;
+  }
+
+  note([row, time, doing, gpus]) {
+    this.jobs[row].changes.push({ time, doing, gpus });
+    this.live.add(row);
+  }
+
+  shade(gpus) {
+    const { look, colour, most } = this.content;
+    const share = most > 1 ? Math.log(Math.max(gpus, 1)) / Math.log(most) : 1;
+    return mix(look.paper, colour, 0.38 + 0.62 * Math.min(share, 1));
+  }
+
+  // --- what the timeline asks for
+
+  rows() { return this.jobs.length; }
+  rowLabel(row) { return this.jobs[row].id; }
+
+  repaint() {
+    this.live = new Set(this.jobs.keys());
+    for (const job of this.jobs) [job.at, job.painted] = [0, 0];
+    this.ghosts();
+  }
+
+  ghosts() {
+    const { ink, ratio } = this.line;
+    for (const ghost of this.content.ghosts) {
+      ink.fillStyle = ghost.colour;
+      ghost.done_s.forEach((time, row) => {
+        if (time === null || time > this.line.until) return;
+        const [top, bottom] = [this.line.y(row), this.line.y(row + 1)];
+        ink.fillRect(this.line.x(time), top, Math.max(1, Math.round(1.5 * ratio)), Math.max(1, bottom - top));
+      });
+    }
+  }
+
+  advance(now) {
+    for (const row of this.live) if (this.bring(row, now)) this.live.delete(row);
+  }
+
+  bring(row, now) {
+    // paint a job from where it was painted to, up to now; tell whether nothing more will come
+    const job = this.jobs[row];
+    for (; job.at < job.changes.length; job.at++) {
+      const change = job.changes[job.at];
+      const next = job.changes[job.at + 1];
+      const end = next ? next.time : now;
+      this.stretch(row, change, Math.max(change.time, job.painted), end);
+      job.painted = end;
+      if (!next) return change.doing === DONE;
+    }
+    return false;
+  }
+
+  stretch(row, { time, doing, gpus }, from, to) {
+    if (doing === DONE || to <= from) return;
+    if (doing === WAITS) return this.line.strip(row, from, to, this.content.look.line, { inset: 0.42 });
+    const colour = doing === HOLDS ? mix("#ffffff", this.content.colour, 0.18) : this.shade(gpus);
+    this.line.strip(row, from, to, colour, { least: from === time ? Math.ceil(this.line.ratio) : 0 });
+  }
+
+  tip(row, time) {
+    const job = this.jobs[row];
+    const at = job.changes.findLast((change) => change.time <= time);
+    if (!at || time > this.line.now) return "";
+    const said = { [WAITS]: "waits", [DONE]: "done", [HOLDS]: `starts on ${at.gpus} GPUs`, [TRAINS]: `trains on ${at.gpus} GPUs` };
+    return `job ${job.id} · ${job.model} · ${said[at.doing]} since ${humanTime(at.time)}`;
+  }
+}
+
+export default {
+  render({ model, el }) {
+    return connect(model, new Gantt(el));
+  },
+};
