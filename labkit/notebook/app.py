@@ -81,13 +81,14 @@ class LabApp(ipw.VBox):  # type: ignore[misc]
         self._table = ipw.HTML(layout=ipw.Layout(display="none", margin="0", overflow="auto"))
         super().__init__(self._parts())
         self.add_class("labkit-app")
+        self._table.add_class("labkit-runs")
         self._form.on_change(lambda: self._later(self._prepare))
         self._form.speedup.observe(lambda change: self._later(self._set_pace, change["new"]), "value")
         self._prepare()
 
     def _parts(self) -> list[Any]:
-        tabs = ipw.Tab([self._gantt, self._heat_map], titles=("Gantt", "Heat-map"))
-        code = ipw.Accordion([self._code], titles=("Copy as code",))
+        tabs = ipw.Tab([self._gantt, self._heat_map], titles=("Gantt", "Heat-map"), layout=ipw.Layout(margin="0"))
+        code = ipw.Accordion([self._code], titles=("Copy as code",), layout=ipw.Layout(margin="0"))
         shown = ipw.VBox([self._cards, tabs], layout=ipw.Layout(flex="1 1 0", min_width="0", grid_gap="10px"))
         body = ipw.HBox([self._form.box, shown], layout=ipw.Layout(grid_gap="16px", align_items="flex-start"))
         self.layout = ipw.Layout(grid_gap="12px", margin="4px 0", max_width="1240px")

@@ -67,7 +67,7 @@ class Form:
 
 
 def _label(text: str) -> ipw.Label:
-    return ipw.Label(text, layout=ipw.Layout(margin="0", height="20px"))
+    return ipw.Label(text, layout=ipw.Layout(margin="0", height="24px"))
 
 
 class Controls:

@@ -6,7 +6,7 @@ class Gantt {
   constructor(el) {
     this.jobs = [];
     this.live = new Set();
-    this.line = new Timeline(el, this, { left: 64, right: 18, label: "Live Gantt chart" });
+    this.line = new Timeline(el, this, { left: 72, right: 18, label: "Live Gantt chart", rowsAre: "Job, by arrival" });
   }
 
   take(content, buffers) {
@@ -34,7 +34,7 @@ class Gantt {
   }
 
   keys() {
-    const { look, colour, most, ghosts } = this.content;
+    const { look, most, ghosts } = this.content;
     this.line.legend.replaceChildren();
     const some = (share) => this.shade(1 + (most - 1) * share);
     const stops = [0, 0.25, 0.5, 0.75, 1].map(some).join(",");
@@ -43,7 +43,7 @@ class Gantt {
     for (const ghost of ghosts) {
       this.line.swatch(`completed under ${ghost.name}`, { width: "3px", background: ghost.colour });
     }
-    this.line.legend.dataset.colour = colour;
+    this.keyed = false;
   }
 
   note([row, time, doing, gpus]) {
@@ -55,6 +55,14 @@ class Gantt {
     const { look, colour, most } = this.content;
     const share = most > 1 ? Math.log(Math.max(gpus, 1)) / Math.log(most) : 1;
     return mix(look.paper, colour, 0.38 + 0.62 * Math.min(share, 1));
+  }
+
+  unready() {
+    // the colour of tasks that make no progress; in the legend as soon as there are some
+    const colour = mix(this.content.look.paper, this.content.colour, 0.18);
+    if (!this.keyed) this.line.swatch("starts or moves", { background: colour });
+    this.keyed = true;
+    return colour;
   }
 
   // --- what the timeline asks for
@@ -101,7 +109,7 @@ class Gantt {
   stretch(row, { time, doing, gpus }, from, to) {
     if (doing === DONE || to <= from) return;
     if (doing === WAITS) return this.line.strip(row, from, to, this.content.look.line, { inset: 0.42 });
-    const colour = doing === HOLDS ? mix("#ffffff", this.content.colour, 0.18) : this.shade(gpus);
+    const colour = doing === HOLDS ? this.unready() : this.shade(gpus);
     this.line.strip(row, from, to, colour, { least: from === time ? Math.ceil(this.line.ratio) : 0 });
   }
 

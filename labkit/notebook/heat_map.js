@@ -1,11 +1,11 @@
 // How full each machine is: over time, and its GPUs now. Follows timeline.js.
 
-const CELL = 9;
+const CELL = 12;
 
 class HeatMap {
   constructor(el) {
     this.machines = [];
-    this.line = new Timeline(el, this, { left: 64, right: 18, label: "Live cluster heat-map" });
+    this.line = new Timeline(el, this, { left: 72, right: 18, label: "Live cluster heat-map", rowsAre: "Machine" });
   }
 
   take(content, buffers) {
@@ -36,7 +36,7 @@ class HeatMap {
       this.machines[machine].groups.push(number);
       return group;
     });
-    this.line.stage.style.height = `${Math.max(160, Math.min(460, this.machines.length * 26)) + BOTTOM}px`;
+    this.line.stage.style.height = `${Math.max(160, Math.min(460, this.machines.length * 40)) + BOTTOM}px`;
     this.line.title.textContent = content.title;
     this.line.right = this.cellsWidth() + 18;
     this.line.legend.replaceChildren();
@@ -61,7 +61,7 @@ class HeatMap {
   cellsWidth() {
     const widths = this.machines.map(({ groups }) => groups.reduce((sum, g) => sum + this.group[g].built * (CELL + 2) + 5, 0));
     const widest = Math.max(...widths, 0);
-    return widest <= 200 && this.machines.length <= 40 ? widest + 14 : 0;
+    return widest <= 240 && this.machines.length <= 30 ? Math.max(widest, 56) + 14 : 0;
   }
 
   cells() {

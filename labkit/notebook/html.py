@@ -114,7 +114,7 @@ def runs_html(records: Sequence[RunRecord]) -> str:
     best = min(done, default=float("nan"))
     rows = "".join(_run_row(i + 1, record, best=best) for i, record in enumerate(records))
     heads = "".join(f'<th class="{"left" if name in _WORDS else ""}">{name}</th>' for name in head)
-    return f'<table class="labkit-table"><tr>{heads}</tr>{rows}</table>'
+    return f'<table class="labkit-table"><caption>Runs so far</caption><tr>{heads}</tr>{rows}</table>'
 
 
 _WORDS: Final = {"scheduler", "trace", "cluster"}
@@ -133,7 +133,8 @@ def _run_row(number: int, record: RunRecord, *, best: float) -> str:
     ]  # fmt: skip
     cells = [f"<td>{number}</td>", *(f'<td class="left">{word}</td>' for word in words)]
     cells += [f"<td>{text}</td>" for text in numbers]
-    return f'<tr style="font-weight:{weight}">{"".join(cells)}</tr>'
+    kind = "" if n_done == len(record.jobs) else "unfinished"
+    return f'<tr class="{kind}" style="font-weight:{weight}">{"".join(cells)}</tr>'
 
 
 def _more(n: int) -> str:

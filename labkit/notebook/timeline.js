@@ -3,6 +3,7 @@
 
 const UNITS = [[1, "s", 600], [60, "min", 10800], [3600, "h", 864000], [86400, "days", Infinity]];
 const ROOM = 1.3; // how much the axis grows by when time runs out of it
+const TOP = 6;
 const BOTTOM = 40;
 
 function timeUnit(seconds) {
@@ -49,7 +50,8 @@ function floats(view) {
 
 class Timeline {
   // `owner` has: rows(), rowLabel(row), repaint(), advance(now), tip(row, time)
-  constructor(el, owner, { left, right, label }) {
+  constructor(el, owner, { left, right, label, rowsAre }) {
+    this.rowsAre = rowsAre;
     this.owner = owner;
     this.left = left;
     this.right = right;
@@ -92,9 +94,10 @@ class Timeline {
 
   get x0() { return Math.round(this.left * this.ratio); }
   get x1() { return this.canvas.width - Math.round(this.right * this.ratio); }
+  get y0() { return Math.round(TOP * this.ratio); }
   get y1() { return this.canvas.height - Math.round(BOTTOM * this.ratio); }
   x(time) { return this.x0 + Math.round(((this.x1 - this.x0) * time) / this.until); }
-  y(row) { return Math.round((this.y1 * row) / Math.max(this.owner.rows(), 1)); }
+  y(row) { return this.y0 + Math.round(((this.y1 - this.y0) * row) / Math.max(this.owner.rows(), 1)); }
 
   strip(row, from, to, colour, { inset = 0.14, least = 0 } = {}) {
     // paint one row from one time to another
@@ -126,7 +129,8 @@ class Timeline {
   place() {
     if (!this.ink) return;
     this.line.style.left = `${this.x(this.now) / this.ratio}px`;
-    this.line.style.height = `${this.y1 / this.ratio}px`;
+    this.line.style.top = `${this.y0 / this.ratio}px`;
+    this.line.style.height = `${(this.y1 - this.y0) / this.ratio}px`;
     this.line.style.display = this.now > 0 && this.now < this.until * 0.999 ? "block" : "none";
   }
 
@@ -167,7 +171,8 @@ class Timeline {
   labels() {
     const { ink, ratio } = this;
     const n = this.owner.rows();
-    const every = Math.max(1, Math.ceil((n * 13 * ratio) / this.y1));
+    const least = Math.max(1, (n * 13 * ratio) / this.y1);
+    const every = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000].find((step) => step >= least) || n;
     ink.font = `${10 * ratio}px ${this.look.font}`;
     ink.textBaseline = "middle";
     ink.textAlign = "right";
@@ -175,10 +180,18 @@ class Timeline {
     for (let row = 0; row < n; row += every) {
       ink.fillText(this.short(this.owner.rowLabel(row)), this.x0 - 8 * ratio, (this.y(row) + this.y(row + 1)) / 2);
     }
+    ink.save();
+    ink.translate(8 * ratio, (this.y0 + this.y1) / 2);
+    ink.rotate(-Math.PI / 2);
+    ink.font = `500 ${12 * ratio}px ${this.look.font}`;
+    ink.textAlign = "center";
+    ink.fillStyle = this.look.ink;
+    ink.fillText(this.rowsAre, 0, 0);
+    ink.restore();
   }
 
   short(text) {
-    const room = Math.floor((this.left - 12) / 5.6);
+    const room = Math.floor((this.left - 28) / 5.6);
     return text.length > room ? `${text.slice(0, room - 1)}…` : text;
   }
 
@@ -188,7 +201,7 @@ class Timeline {
     if (!this.ink) return;
     const place = this.stage.getBoundingClientRect();
     const [left, top] = [event.clientX - place.left, event.clientY - place.top];
-    const row = Math.floor((top * this.ratio * this.owner.rows()) / this.y1);
+    const row = Math.floor(((top * this.ratio - this.y0) * this.owner.rows()) / (this.y1 - this.y0));
     const time = ((left * this.ratio - this.x0) / (this.x1 - this.x0)) * this.until;
     const said = row >= 0 && row < this.owner.rows() && time >= 0 ? this.owner.tip(row, time) : "";
     this.bubble.style.display = said ? "block" : "none";
