@@ -70,6 +70,7 @@ class Ledger:
         self._waiting = np.empty(len(jobs), np.int32)
         self._group_machine = cluster.group_machine.astype(np.int32)
         self._capacity = np.ascontiguousarray(cluster.capacity, dtype=np.float64)
+        self._steps_then = np.empty(256)  # by row of a batch: steps done when a loss was reported
 
     def fold(self, batch: Events) -> None:
         """Take note of a batch of events."""
@@ -77,19 +78,17 @@ class Ledger:
             return
         self.version += 1
         self.book.ensure(len(batch))
+        if len(batch) > len(self._steps_then):
+            self._steps_then = np.empty(2 * len(batch))
         heard_loss = _fold(
             batch, self.belief, self._counts, self._active, self._waiting, self.up, self._group_machine,
             self._capacity, self.book.held, self.book.tasks, self.book.spare, self.book.free, self.book.demand,
+            self._steps_then,
         )  # fmt: skip
         if heard_loss:
-            self._note_losses(batch[batch["kind"] == _LOSS])
-
-    def _note_losses(self, reports: Events) -> None:
-        for report in reports:
-            job, at = int(report["job"]), self.belief[report["job"]]
-            rate = 0.0 if np.isnan(at["speed"]) else at["speed"]
-            steps = float(at["steps"] + rate * (report["time_s"] - at["since_s"]))
-            self.losses.setdefault(job, []).append((steps, float(report["value"])))
+            for row in np.flatnonzero(batch["kind"] == _LOSS):
+                points = self.losses.setdefault(int(batch["job"][row]), [])
+                points.append((float(self._steps_then[row]), float(batch["value"][row])))
 
     @property
     def n_done(self) -> int:
@@ -186,7 +185,7 @@ def _settle_gpus(belief: Records, held: Records, demand: Floats, job: int, now_s
 @njit(cache=True)
 def _fold(  # noqa: C901 - one branch per kind of event
     batch: Events, belief: Records, counts: Ints, active: Ints, waiting: Ints, up: Bools, group_machine: Ints,
-    capacity: Floats, held: Records, tasks: Records, spare: Ints, free: Floats, demand: Floats,
+    capacity: Floats, held: Records, tasks: Records, spare: Ints, free: Floats, demand: Floats, steps_then: Floats,
 ) -> bool:  # fmt: skip
     heard_loss = False
     for i in range(len(batch)):
@@ -237,4 +236,7 @@ def _fold(  # noqa: C901 - one branch per kind of event
                         free[g, r] += sign * capacity[g, r]
         elif kind == _LOSS:
             heard_loss = True
+            at = belief[job]
+            rate = at.speed if at.speed == at.speed else 0.0
+            steps_then[i] = at.steps + rate * (event.time_s - at.since_s)
     return heard_loss

@@ -51,9 +51,9 @@ class Cadence:
 
 def every_slot(slot_s: float) -> Cadence:
     """Return the cadence that decides every `slot_s` seconds, as DL2, Optimus and Gavel do."""
-    return Cadence(slot_s=slot_s, events=False)
+    return Cadence(slot_s=float(slot_s), events=False)
 
 
 def at_events(*, gap_s: float = 0.0, quantum_s: float = math.inf) -> Cadence:
     """Return the cadence that decides when something happened, and at least every `quantum_s` seconds."""
-    return Cadence(slot_s=quantum_s, events=True, gap_s=gap_s)
+    return Cadence(slot_s=float(quantum_s), events=True, gap_s=float(gap_s))

@@ -10,7 +10,7 @@ import numpy as np
 
 from labkit.core.errors import InputError, StalledError
 from labkit.core.events import EventLog, Events
-from labkit.core.ledger import Ledger
+from labkit.core.ledger import HOLDING, Ledger
 from labkit.core.placement import Placement
 from labkit.core.protocols import Backend, Scheduler
 from labkit.core.resources import GPUS, Bools
@@ -18,6 +18,7 @@ from labkit.core.snapshot import Snapshot
 from labkit.experiment.cadence import Cadence, at_events
 
 Observer = Callable[[Events], None]
+UNITS = ("GPUs", "cores", "GB of memory")
 
 
 class Session:
@@ -99,7 +100,10 @@ class Session:
         self.n_decisions += 1
         if self.backend.idle and not self.ledger.n_holding and not self.done:
             raise self._stalled()
+        n_before, before_s = len(self.log), self.backend.now_s
         self._advance()
+        if len(self.log) == n_before and self.backend.now_s == before_s and not self.done:
+            self._refuse_standstill()
         self._wait_for_work()
 
     def run(self, scheduler: Scheduler) -> Events:
@@ -140,6 +144,17 @@ class Session:
                 boundary_s = self.cadence.this_slot_s(self.backend.now_s)
                 self._note(self.backend.advance(boundary_s, stop_at_event=False))
 
+    def _refuse_standstill(self) -> None:
+        ids = self.ledger.active()
+        stuck = ids[(self.ledger.belief["phase"][ids] == HOLDING) & ~(self.ledger.belief["speed"][ids] > 0)]
+        if len(stuck):
+            held = self.ledger.book.held[stuck[0]]
+            raise StalledError(
+                f"{len(stuck)} jobs run without progress, and nothing else will ever happen. The first is job "
+                f"{self.backend.jobs.id[stuck[0]]} with {held['n_workers']} workers and {held['n_ps']} PSs; choose a "
+                "scheduler or a speed model that gives it a gang with which it trains."
+            )
+
     def _stalled(self) -> StalledError:
         waiting = self.ledger.waiting()
         first = self.backend.jobs[int(waiting[0])]
@@ -177,6 +192,19 @@ def refuse_unfit(backend: Backend, runs_on: Bools) -> None:
                     f"cores; the empty cluster '{cluster.name}' holds {room.sum():.0f}. Take a larger cluster, or "
                     f"drop the job."
                 )
+        _refuse_gang(backend, int(number))
+
+
+def _refuse_gang(backend: Backend, number: int) -> None:
+    jobs, cluster = backend.jobs, backend.cluster
+    needed, there = jobs.gang_demand[number], cluster.capacity.sum(axis=0)
+    for axis, unit in enumerate(UNITS):
+        if needed[axis] > there[axis] + 1e-9:
+            raise InputError(
+                f"job {jobs.id[number]} asks for {jobs.n_workers[number]} workers and {jobs.n_ps[number]} PSs, which "
+                f"need {needed[axis]:g} {unit} in all; the empty cluster '{cluster.name}' has {there[axis]:g}. Take a "
+                "larger cluster, or drop the job."
+            )
 
 
 def _room(capacity: np.ndarray, demand: np.ndarray) -> np.ndarray:
@@ -189,7 +217,7 @@ def _room(capacity: np.ndarray, demand: np.ndarray) -> np.ndarray:
 
 
 def _unfit(job: str, role: str, demand: np.ndarray, capacity: np.ndarray) -> str:
-    for axis, unit in enumerate(("GPUs", "cores", "GB of memory")):
+    for axis, unit in enumerate(UNITS):
         largest = capacity[:, axis].max(initial=0.0)
         if demand[axis] > largest:
             return (

@@ -10,7 +10,7 @@ from numba import njit
 from labkit.core.placement import Placement
 from labkit.core.protocols import Placer
 from labkit.core.resources import Bools, Floats, Ints
-from labkit.core.snapshot import Snapshot
+from labkit.core.snapshot import OVERDUE_FRACTION, Snapshot
 from labkit.placers import Pack
 from labkit.schedulers import published as dl2
 from labkit.schedulers.base import asked
@@ -48,7 +48,8 @@ class Tetris:
         if not len(waiting):
             return Placement.nothing()
         total = np.maximum(snapshot.cluster.capacity.sum(axis=0), 1e-12)
-        steps_left = 1 - snapshot.steps_done(waiting) / table.total_steps[waiting]
+        # a job that outlived its declaration and lost its machine waits too
+        steps_left = np.maximum(1 - snapshot.steps_done(waiting) / table.total_steps[waiting], OVERDUE_FRACTION)
         remaining_s = np.nan_to_num(table.duration_s[waiting] * steps_left, nan=1.0)
         order = by_score(
             table.gang_demand[waiting] / total, remaining_s / remaining_s.max(), snapshot.free.sum(axis=0) / total

@@ -49,7 +49,9 @@ class Simulator:
         rng: np.random.Generator | None = None,
     ) -> None:
         self.jobs, self.cluster, self.speed = jobs, cluster, speed
-        self.rng = np.random.default_rng(0) if rng is None else rng
+        # a stream for each, so that all schedulers meet the same failures and the same speeds
+        rng = np.random.default_rng(0) if rng is None else rng
+        self._variation_rng, self._faults_rng, self._losses_rng = rng.spawn(3)
         self._now_s = 0.0
         self._overheads = overheads or Overheads()
         self._overhead_s = np.array([self._overheads.start_s, self._overheads.restart_s, self._overheads.rescale_s])
@@ -68,9 +70,9 @@ class Simulator:
         self._machine_next_s = np.full(cluster.n_machines, np.inf)
         self._machine_up = np.ones(cluster.n_machines, dtype=np.bool_)
         if faults:
-            self._machine_next_s = self.rng.exponential(faults.mtbf_s, cluster.n_machines)
+            self._machine_next_s = self._faults_rng.exponential(faults.mtbf_s, cluster.n_machines)
         if variation:
-            self._truth["factor"] = variation.factors(len(jobs), rng=self.rng)
+            self._truth["factor"] = variation.factors(len(jobs), rng=self._variation_rng)
 
     @property
     def now_s(self) -> float:
@@ -128,22 +130,21 @@ class Simulator:
             changed, speeds, self._overhead_s, self._now_s, self._truth, self._running, self._counts,
             self.jobs.true_steps, self._out, n,
         )  # fmt: skip
-        if not len(others):
-            return n, NO_EVENTS
-        if self._overhead_s.any():  # the changed ones may not run yet
+        if not self.speed.local and self._overhead_s.any():  # the changed ones may not run yet
             return n, self._retime_all()
-        return n, self._retime(others, speeds[len(changed) :])
+        return n, self._retime(others, speeds[len(changed) :]) if len(others) else NO_EVENTS
 
     def advance(self, until_s: float, *, stop_at_event: bool) -> Events:
         """Let virtual time pass until `until_s`, or until something happens that a scheduler should know."""
         parts: list[Events] = []
+        until_s = float(until_s)  # the kernels are compiled for floats
         while True:
             told, moved = self._run_until(min(until_s, self._next_disturbance_s()), stop_at_event, parts)
             if told:
                 break
             if moved:
                 continue
-            if self._next_disturbance_s() > min(until_s, _LAST_S):
+            if self._next_disturbance_s() > min(until_s, _LAST_S) or (until_s == np.inf and self._hopeless()):
                 break
             news, batch = self._disturb()
             parts.append(batch)
@@ -161,8 +162,7 @@ class Simulator:
             self.jobs.arrival_s, self.jobs.true_steps, book.held, book.tasks, book.spare, book.free, book.demand,
             self._out,
         )  # fmt: skip
-        if at < np.inf:
-            self._now_s = at
+        self._now_s = max(self._now_s, at)
         if n:
             parts.append(self._out[:n].copy())
         if moved:
@@ -204,6 +204,13 @@ class Simulator:
             return np.inf
         return float(min(self._due_s.min(), self._machine_next_s.min()))
 
+    def _hopeless(self) -> bool:
+        """Tell whether no job will ever arrive or complete, and no machine fail or return."""
+        holding = self._running[: self._counts[state.N_RUNNING]]
+        arrived = self._counts[state.NEXT_ARRIVAL] == len(self.jobs)
+        stuck = (self._truth["phase"][holding] == state.RUNNING) & (self._truth["base_speed"][holding] <= 0)
+        return bool(arrived and not self._faults and stuck.all())
+
     def _disturb(self) -> tuple[bool, Events]:
         """Let what is due now happen; return whether a scheduler should know, and the events."""
         batches = []
@@ -213,7 +220,7 @@ class Simulator:
             batches.append(self._report_losses(self._losses))
         if self._variation and self._due_s[0] <= self._now_s:
             self._due_s[0] += self._variation.period_s
-            self._truth["factor"] = self._variation.factors(len(self.jobs), rng=self.rng)
+            self._truth["factor"] = self._variation.factors(len(self.jobs), rng=self._variation_rng)
             jobs = self._in_phase(state.RUNNING)
             batches.append(self._retime(jobs, self._truth["base_speed"][jobs]))
         while self._faults and self._machine_next_s.min() <= self._now_s:
@@ -227,7 +234,7 @@ class Simulator:
         steps = at["steps"] + at["speed"] * (self._now_s - at["since_s"])
         batch = events(len(jobs))
         batch["time_s"], batch["kind"], batch["job"] = self._now_s, Kind.LOSS, jobs
-        batch["value"] = losses.at(jobs, steps / self.jobs.steps_per_epoch[jobs], rng=self.rng)
+        batch["value"] = losses.at(jobs, steps / self.jobs.steps_per_epoch[jobs], rng=self._losses_rng)
         return batch
 
     def _fail_or_return(self, faults: Faults, machine: int) -> Events:
@@ -236,13 +243,13 @@ class Simulator:
         note["time_s"], note["machine"] = self._now_s, machine
         if not self._machine_up[machine]:
             self._machine_up[machine] = True
-            self._machine_next_s[machine] = self._now_s + self.rng.exponential(faults.mtbf_s)
+            self._machine_next_s[machine] = self._now_s + self._faults_rng.exponential(faults.mtbf_s)
             self._book.free[groups] += self.cluster.capacity[groups]
             note["kind"] = Kind.JOINED
             return note
         lost = self._lose_jobs(faults, groups)
         self._machine_up[machine] = False
-        self._machine_next_s[machine] = self._now_s + self.rng.exponential(faults.mttr_s)
+        self._machine_next_s[machine] = self._now_s + self._faults_rng.exponential(faults.mttr_s)
         self._book.free[groups] -= self.cluster.capacity[groups]
         note["kind"] = Kind.LEFT
         slower = self._retime_all() if len(lost) and not self.speed.local else NO_EVENTS

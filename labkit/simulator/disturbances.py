@@ -17,6 +17,13 @@ def _refuse_negative(thing: object, **values: float) -> None:
             raise InputError(f"{type(thing).__name__}.{name} is {value}; expected a number >= 0.")
 
 
+def _refuse_above_one(thing: object, **values: float) -> None:
+    _refuse_negative(thing, **values)
+    for name, value in values.items():
+        if value > 1:
+            raise InputError(f"{type(thing).__name__}.{name} is {value}; expected a fraction from 0 to 1.")
+
+
 @dataclass(frozen=True, slots=True)
 class Overheads:
     """Seconds in which a job holds its tasks and makes no progress.
@@ -61,7 +68,8 @@ class Variation:
     straggler_factor: float = 0.5
 
     def __post_init__(self) -> None:
-        _refuse_negative(self, error=self.error, straggler_probability=self.straggler_probability)
+        _refuse_above_one(self, error=self.error, straggler_probability=self.straggler_probability)
+        _refuse_negative(self, straggler_factor=self.straggler_factor)
         if not self.period_s > 0:
             raise InputError(f"Variation.period_s is {self.period_s}; expected seconds > 0.")
 
@@ -112,6 +120,13 @@ class Losses:
     curve: NDArray[np.float64]
     report_s: float
     noise: float = 0.0
+
+    def __post_init__(self) -> None:
+        _refuse_negative(self, noise=self.noise)
+        if not self.report_s > 0:
+            raise InputError(f"Losses.report_s is {self.report_s}; expected seconds > 0.")
+        if self.curve.ndim != 2 or self.curve.shape[1] != 3 or not (self.curve >= 0).all():
+            raise InputError(f"Losses.curve has the shape {self.curve.shape}; expected (N, 3) b0, b1, b2, all >= 0.")
 
     def at(self, jobs: NDArray[np.int32], epochs: Floats, *, rng: np.random.Generator) -> Floats:
         """Return the loss that each job reports."""

@@ -26,7 +26,7 @@ class Replay:
     """
 
     def __init__(self, jobs: Jobs, cluster: Cluster, *, recorded: Events) -> None:
-        self.jobs, self.cluster, self._rows = jobs, cluster, recorded
+        self.jobs, self.cluster, self._rows = jobs, cluster, recorded.copy()
         self._decisions = np.flatnonzero(recorded["kind"] == Kind.DECIDED)
         if not len(self._decisions):
             raise InputError("the recording has no decision; replay needs the whole event table of a run.")

@@ -199,6 +199,8 @@ def begin(
         was_starting = truth[j].phase == STARTING
         was_running = truth[j].phase == RUNNING
         overhead = overheads[1 if truth[j].n_starts else 0] if fresh else overheads[2]
+        if not fresh and not was_running:  # what was under way is not cut short
+            overhead = max(overhead, truth[j].next_s - now_s)
         truth[j].base_speed = speeds[i]
         if fresh:
             running[counts[N_RUNNING]] = j
@@ -244,7 +246,7 @@ def run_until(
     while True:
         at = _next_time(truth, running, counts, arrival_s)
         if at > until_s or at == np.inf:
-            return n, until_s, False, False
+            return n, until_s if until_s < np.inf else now_s, False, False
         now_s = at
         news, moved = False, False
         kept = 0

@@ -4,7 +4,7 @@ One line in a test is enough: `check_scheduler(MyScheduler())`. Hypothesis strat
 `labkit.testing.strategies`; nothing else here needs Hypothesis.
 """
 
-from labkit.testing.backends import check_backend
+from labkit.testing.backends import check_backend, same_events
 from labkit.testing.failures import ConformanceError
 from labkit.testing.placements import check_placement
 from labkit.testing.placers import check_gangs, check_placer
@@ -26,4 +26,5 @@ __all__ = [
     "check_speed_model",
     "random_scene",
     "random_scenes",
+    "same_events",
 ]

@@ -1,0 +1,125 @@
+"""Snapshots: columns by arrival, gathered when first read, and useless once time has moved on."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+
+from labkit.core import Jobs, Snapshot
+from labkit.core.snapshot import OVERDUE_FRACTION, JobColumns, StaleSnapshotError
+from labkit.experiment import Session
+from labkit.schedulers import make
+from labkit.simulator import Simulator
+from labkit.speed.recorded import Recorded
+from labkit.testing.strategies import snapshots
+from labkit.topology import no_network
+
+
+def session(**columns: object) -> Session:
+    jobs = Jobs.of(**{"arrival_s": [0.0, 0.0, 30.0], "total_steps": 60.0, "duration_s": 60.0, "n_workers": 4} | columns)
+    cluster = no_network(1)
+    return Session(Simulator(jobs, cluster, speed=Recorded(jobs, cluster)))
+
+
+READS = {
+    "jobs": lambda s: s.jobs,
+    "waiting": lambda s: s.waiting,
+    "free": lambda s: s.free,
+    "up": lambda s: s.up,
+    "n_running": lambda s: s.n_running,
+    "tasks_of": lambda s: s.tasks_of(np.array([0])),
+    "holds": lambda s: s.holds(np.array([0])),
+    "free_without": lambda s: s.free_without(np.array([0])),
+    "steps_done": lambda s: s.steps_done(np.array([0])),
+    "losses": lambda s: s.losses(0),
+    "load": lambda s: s.load,
+}
+
+
+@pytest.mark.parametrize("read", READS)
+def test_a_stale_snapshot_refuses_what_was_not_read_in_time(read: str) -> None:
+    run = session()
+    old = run.snapshot()
+    run.step(make("fifo").schedule(run.snapshot()))
+    with pytest.raises(StaleSnapshotError, match=r"freeze\(\)"):
+        READS[read](old)
+
+
+@pytest.mark.parametrize("column", ["steps", "speed", "n_workers", "n_ps", "running", "attained_gpu_s", "remaining_s"])
+def test_stale_columns_refuse_too(column: str) -> None:
+    run = session()
+    jobs = run.snapshot().jobs
+    run.step(make("fifo").schedule(run.snapshot()))
+    with pytest.raises(StaleSnapshotError, match=r"freeze\(\)"):
+        getattr(jobs, column)
+
+
+def test_what_was_read_in_time_stays() -> None:
+    run = session()
+    old = run.snapshot()
+    free, steps = old.free, old.jobs.steps
+    kept = old.freeze()
+    run.step(make("fifo").schedule(run.snapshot()))
+    assert old.free is free
+    assert old.jobs.steps is steps
+    assert kept["free"][:, 0].tolist() == [2, 2]
+    assert kept["jobs"]["n_workers"].tolist() == [0, 0]
+
+
+def test_freeze_names_every_column() -> None:
+    frozen = session().snapshot().freeze()
+    declared = {name for name in dir(JobColumns) if not name.startswith("_")} - {"models"}
+    assert set(frozen["jobs"]) == declared | {"number"}
+    assert {"free", "up", "waiting", "tasks", "n_running", "now_s", "number"} < set(frozen)
+
+
+@given(snapshot=snapshots())
+def test_columns_are_of_active_jobs_by_arrival(snapshot: Snapshot) -> None:
+    jobs = snapshot.jobs
+    assert (np.diff(jobs.number) > 0).all()
+    assert (np.diff(jobs.arrival_s) >= 0).all()
+    assert (jobs.arrival_s <= snapshot.now_s).all()
+    assert jobs.running.tolist() == (jobs.n_workers > 0).tolist()
+    assert sorted([*snapshot.waiting, *jobs.number[jobs.running]]) == jobs.number.tolist()
+    assert all(len(column) == len(jobs) for column in snapshot.freeze()["jobs"].values())
+    assert [row.number for row in jobs] == jobs.number.tolist()
+
+
+@given(snapshot=snapshots())
+def test_free_is_capacity_without_what_is_held(snapshot: Snapshot) -> None:
+    everything = snapshot.free_without(snapshot.jobs.number)
+    np.testing.assert_allclose(everything, snapshot.cluster.capacity, atol=1e-9)
+    assert (snapshot.free >= -1e-9).all()
+    assert ((snapshot.load >= -1e-9) & (snapshot.load <= 1 + 1e-9)).all()
+
+
+def test_a_column_written_by_a_scheduler_harms_no_one() -> None:
+    run = session()
+    snapshot = run.snapshot()
+    for column in (snapshot.free, snapshot.jobs.steps, snapshot.jobs.arrival_s, snapshot.up, snapshot.waiting):
+        column[:] = 0
+    fresh = run.snapshot()
+    assert fresh.free[:, 0].tolist() == [2, 2]
+    assert fresh.up.all()
+    assert fresh.waiting.tolist() == [0, 1]
+
+
+def test_a_job_that_outlived_its_declaration_has_a_little_left() -> None:
+    run = session(total_steps=60.0, true_steps=600.0)
+    run.step(make("fifo").schedule(run.snapshot()))  # to the arrival at 30 s
+    run.step(make("fifo").schedule(run.snapshot()))  # the first job ends at 600 s
+    assert run.now_s == 600
+    run = session(total_steps=60.0, true_steps=600.0, arrival_s=[0, 0, 300])
+    run.step(make("fifo").schedule(run.snapshot()))
+    jobs = run.snapshot().jobs
+    assert jobs.steps[0] == 300
+    assert jobs.remaining_steps[0] == OVERDUE_FRACTION * 60
+    assert jobs.remaining_s[0] == OVERDUE_FRACTION * 60
+
+
+def test_rows_are_for_people() -> None:
+    snapshot = session(id=["a", "b", "c"], model="resnet50").snapshot()
+    assert snapshot.jobs[1].id == "b"
+    assert snapshot.jobs[1].model == "resnet50"
+    assert repr(snapshot) == "<Snapshot 0 at 0 s: 2 jobs, 0 running, 4 of 4 GPUs free>"
