@@ -6,7 +6,7 @@ import numpy as np
 
 from labkit.core.book import Book, release
 from labkit.core.cluster import Cluster
-from labkit.core.errors import PlacementError
+from labkit.core.errors import InputError, PlacementError
 from labkit.core.events import EVENT, NO_EVENTS, Events, Kind, events
 from labkit.core.jobs import Jobs
 from labkit.core.placement import Placement
@@ -56,6 +56,8 @@ class Simulator:
         self._overheads = overheads or Overheads()
         self._overhead_s = np.array([self._overheads.start_s, self._overheads.restart_s, self._overheads.rescale_s])
         self._variation, self._faults, self._losses = variation, faults, losses
+        if losses is not None and len(losses.curve) != len(jobs):
+            raise InputError(f"there are {len(losses.curve)} curves of losses for {len(jobs)} jobs; give one for each.")
         self._truth = np.zeros(len(jobs), dtype=state.TRUTH)
         self._truth["next_s"] = np.inf
         self._truth["factor"] = 1.0
