@@ -47,6 +47,7 @@ def unknown(thing: str, name: str, known: Iterable[str]) -> InputError:
     "unknown scheduler 'srft'. Did you mean 'srtf'? Known: fifo, srtf."
     """
     names = sorted(known)
-    near = get_close_matches(name, names, n=1)
-    hint = f" Did you mean '{near[0]}'?" if near else ""
+    plain = {known_name.lower(): known_name for known_name in names}
+    near = get_close_matches(name.lower(), plain, n=1)
+    hint = f" Did you mean '{plain[near[0]]}'?" if near else ""
     return InputError(f"unknown {thing} '{name}'.{hint} Known: {', '.join(names)}.")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from labkit.core.columns import Columns
 from labkit.core.errors import TraceError
 from labkit.core.resources import CPUS, GPUS, MEMORY_GB, Bools, Floats, Ints, amounts
 
@@ -127,46 +128,40 @@ class Jobs:
         TraceError
             All faults at once: no jobs, duplicate ids, negative or missing times, counts that are not positive.
         """
-        arrival = np.atleast_1d(np.asarray(arrival_s, dtype=np.float64))
-        n = len(arrival)
-
-        def column(values: ArrayLike, dtype: Any = np.float64) -> NDArray[Any]:
-            return np.array(np.broadcast_to(np.asarray(values, dtype=dtype), (n,)))
-
-        def demand(values: ArrayLike | None, default: Floats) -> Floats:
-            return np.array(np.broadcast_to(default if values is None else np.asarray(values, np.float64), (n, 3)))
-
-        models, model_of = _categories(model, n)
-        users, user_of = _categories(user, n)
-        steps = column(total_steps)
-        workers, servers = column(n_workers, np.int32), column(n_ps, np.int32)
+        of = Columns(name, np.size(arrival_s))
+        models, model_of = of.categories("model", model)
+        users, user_of = of.categories("user", user)
+        arrival, steps = of.numbers("arrival_s", arrival_s), of.numbers("total_steps", total_steps)
+        workers, servers = of.counts("n_workers", n_workers), of.counts("n_ps", n_ps)
+        worker_needs = amounts(gpus=1, cpus=1) if worker_demand is None else worker_demand
+        ps_needs = amounts(cpus=1) if ps_demand is None else ps_demand
         jobs = cls(
             name=name,
-            id=np.array([str(i) for i in (range(n) if id is None else id)], dtype=object),
+            id=of.names("id", [str(i) for i in range(of.n)] if id is None else id),
             models=models,
             model=model_of,
             users=users,
             user=user_of,
             arrival_s=arrival,
             total_steps=steps,
-            true_steps=steps.copy() if true_steps is None else column(true_steps),
-            steps_per_epoch=steps.copy() if steps_per_epoch is None else column(steps_per_epoch),
-            duration_s=column(duration_s),
+            true_steps=of.numbers("true_steps", steps if true_steps is None else true_steps),
+            steps_per_epoch=of.numbers("steps_per_epoch", steps if steps_per_epoch is None else steps_per_epoch),
+            duration_s=of.numbers("duration_s", duration_s),
             n_workers=workers,
             n_ps=servers,
-            max_workers=workers.copy() if max_workers is None else column(max_workers, np.int32),
-            max_ps=servers.copy() if max_ps is None else column(max_ps, np.int32),
-            worker_demand=demand(worker_demand, amounts(gpus=1, cpus=1)),
-            ps_demand=demand(ps_demand, amounts(cpus=1)),
-            sync=column(sync, np.bool_),
-            weight=column(weight),
-            slo_s=column(slo_s),
+            max_workers=of.counts("max_workers", workers if max_workers is None else max_workers),
+            max_ps=of.counts("max_ps", servers if max_ps is None else max_ps),
+            worker_demand=of.demand("worker_demand", worker_needs),
+            ps_demand=of.demand("ps_demand", ps_needs),
+            sync=of.flags("sync", sync),
+            weight=of.numbers("weight", weight),
+            slo_s=of.numbers("slo_s", slo_s),
         )
         faults = jobs.faults()
         if faults:
             raise TraceError(told(name, faults))
         order = np.argsort(arrival, kind="stable")
-        return jobs if np.array_equal(order, np.arange(n)) else jobs.take(order)
+        return jobs if np.array_equal(order, np.arange(of.n)) else jobs.take(order)
 
     def faults(self) -> list[str]:
         """Return what is wrong with these jobs, a line each."""
@@ -176,6 +171,12 @@ class Jobs:
             (~np.isfinite(self.arrival_s) | (self.arrival_s < 0), "arrival_s", self.arrival_s, "seconds >= 0"),
             (~np.isfinite(self.total_steps) | (self.total_steps <= 0), "total_steps", self.total_steps, "> 0"),
             (~np.isfinite(self.true_steps) | (self.true_steps <= 0), "true_steps", self.true_steps, "> 0"),
+            (
+                ~np.isfinite(self.steps_per_epoch) | (self.steps_per_epoch <= 0),
+                "steps_per_epoch",
+                self.steps_per_epoch,
+                "> 0",
+            ),
             (np.isinf(self.duration_s) | (self.duration_s <= 0), "duration_s", self.duration_s, "> 0 or unknown"),
             (self.n_workers < 1, "n_workers", self.n_workers, ">= 1"),
             (self.n_ps < 0, "n_ps", self.n_ps, ">= 0"),
@@ -184,6 +185,7 @@ class Jobs:
             (_negative(self.worker_demand), "worker_demand", self.worker_demand, "amounts >= 0"),
             (_negative(self.ps_demand), "ps_demand", self.ps_demand, "amounts >= 0"),
             (~(self.weight > 0), "weight", self.weight, "> 0"),
+            (self.slo_s <= 0, "slo_s", self.slo_s, "> 0 or none"),
         ]
         faults = [
             f"job {self.id[i]}: {column} is {values[i]}; expected {expected}"
@@ -302,7 +304,7 @@ class Jobs:
 
 
 def _negative(demand: Floats) -> Bools:
-    return np.asarray((~(demand >= 0)).any(axis=1), dtype=np.bool_)
+    return np.asarray((~(demand >= 0) | np.isinf(demand)).any(axis=1), dtype=np.bool_)
 
 
 def told(name: str, faults: Sequence[str]) -> str:
@@ -314,12 +316,3 @@ def told(name: str, faults: Sequence[str]) -> str:
     shown = "; ".join(faults[:MAX_FAULTS_TOLD])
     rest = f"; and {len(faults) - MAX_FAULTS_TOLD} more" if len(faults) > MAX_FAULTS_TOLD else ""
     return f"{name}: {len(faults)} {'fault' if len(faults) == 1 else 'faults'}: {shown}{rest}."
-
-
-def _categories(values: Sequence[str] | str, n: int) -> tuple[tuple[str, ...], Ints]:
-    """Return the distinct values in order of first sight, and each one's index."""
-    if isinstance(values, str):
-        return (values,), np.zeros(n, np.int32)
-    index: dict[str, int] = {}
-    codes = np.array([index.setdefault(str(value), len(index)) for value in values], dtype=np.int32)
-    return tuple(index), codes

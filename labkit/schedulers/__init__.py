@@ -57,8 +57,16 @@ def make(name: str, **options: Any) -> Scheduler:
     for option in options:
         if option not in known:
             raise unknown(f"option of {plain}", option, known)
-    scheduler: Scheduler = kind(**options)
+    try:
+        scheduler: Scheduler = kind(**options)
+    except TypeError as error:
+        given_as = ", ".join(f"{option}={value!r}" for option, value in options.items())
+        raise InputError(f"scheduler {plain} cannot take {given_as} ({error}); its default is {kind()}.") from None
     return scheduler
+
+
+def _unpacks(call: ast.Call) -> bool:
+    return any(keyword.arg is None for keyword in call.keywords)
 
 
 def _parse(text: str) -> tuple[str, dict[str, Any]]:
@@ -68,7 +76,7 @@ def _parse(text: str) -> tuple[str, dict[str, Any]]:
         return text, {}
     try:
         call = ast.parse(text, mode="eval").body
-        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args or _unpacks(call):
             raise ValueError
         return call.func.id, {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
     except (SyntaxError, ValueError):

@@ -133,7 +133,8 @@ class _Watch:
         self._times(batch, until_s)
         if first is not None:
             require(
-                len(batch) and batch["kind"][0] == first, f"{self.who}'s answer does not begin with {first.name} event."
+                len(batch) and batch["kind"][0] == first,
+                f"{self.who}'s answer does not begin with a {first.name} event.",
             )
         for row in batch:
             self._follow(Kind(row["kind"]), int(row["job"]))

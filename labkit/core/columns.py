@@ -1,0 +1,79 @@
+"""From what a user gives to columns of one value per job, or an error that names the column."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from labkit.core.errors import TraceError
+from labkit.core.resources import RESOURCES, Floats, Ints
+
+
+class Columns:
+    """Makes columns for N jobs.
+
+    Parameters
+    ----------
+    name : str
+        Where the jobs come from; begins every message.
+    n : int
+        Number of jobs, N.
+    """
+
+    def __init__(self, name: str, n: int) -> None:
+        self.name, self.n = name, n
+
+    def numbers(self, key: str, values: ArrayLike) -> Floats:
+        """Return (N,) floats from a scalar or a column."""
+        given = self._array(key, values)
+        if given.shape not in {(), (1,), (self.n,)}:
+            raise self._wrong_length(key, len(given), "give one for each, or one for all")
+        return np.array(np.broadcast_to(given, (self.n,)))
+
+    def counts(self, key: str, values: ArrayLike) -> Ints:
+        """Return (N,) whole numbers."""
+        given = self.numbers(key, values)
+        broken = given[~(np.isfinite(given) & (given == np.round(given)) & (abs(given) < 2**31))]
+        if len(broken):
+            raise TraceError(f"{self.name}: {key} is {broken[0]:g}; expected whole numbers.")
+        return given.astype(np.int32)
+
+    def flags(self, key: str, values: ArrayLike) -> NDArray[np.bool_]:
+        """Return (N,) truth values."""
+        return self.numbers(key, values).astype(np.bool_)
+
+    def demand(self, key: str, values: ArrayLike) -> Floats:
+        """Return (N, R) amounts from one demand for all, or one for each."""
+        given, n_kinds = self._array(key, values), len(RESOURCES)
+        if given.shape not in {(n_kinds,), (1, n_kinds), (self.n, n_kinds)}:
+            raise TraceError(
+                f"{self.name}: {key} has the shape {given.shape} for {self.n} jobs; expected ({n_kinds},) or "
+                f"({self.n}, {n_kinds}): GPUs, cores, GB."
+            )
+        return np.array(np.broadcast_to(given, (self.n, n_kinds)))
+
+    def names(self, key: str, values: Sequence[str]) -> NDArray[np.object_]:
+        """Return (N,) strings."""
+        if len(values) != self.n:
+            raise self._wrong_length(key, len(values), "give one for each")
+        return np.array([str(value) for value in values], dtype=object)
+
+    def categories(self, key: str, values: Sequence[str] | str) -> tuple[tuple[str, ...], Ints]:
+        """Return the distinct values in order of first sight, and each one's index (N,)."""
+        if isinstance(values, str):
+            return (values,), np.zeros(self.n, np.int32)
+        index: dict[str, int] = {}
+        codes = np.array([index.setdefault(name, len(index)) for name in self.names(key, values)], dtype=np.int32)
+        return tuple(index), codes
+
+    def _array(self, key: str, values: ArrayLike) -> NDArray[Any]:
+        try:
+            return np.asarray(values, dtype=np.float64)
+        except (TypeError, ValueError) as error:
+            raise TraceError(f"{self.name}: {key} cannot be read ({error}); expected numbers.") from None
+
+    def _wrong_length(self, key: str, n: int, remedy: str) -> TraceError:
+        return TraceError(f"{self.name}: {key} has {n} values for {self.n} jobs; {remedy}.")
