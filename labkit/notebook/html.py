@@ -12,6 +12,7 @@ from labkit.core.cluster import Cluster
 from labkit.core.jobs import Jobs
 from labkit.core.resources import CPUS, GPUS, MEMORY_GB
 from labkit.core.snapshot import Snapshot
+from labkit.doctor import Check, verdict
 from labkit.plots.theme import FONT, INK, LINE, MUTED, colour, human_s
 from labkit.results import RunRecord
 
@@ -152,3 +153,17 @@ def plain(thing: Any) -> str:
     if isinstance(thing, RunRecord):
         return f"<run of {thing.info.scheduler} on {thing.info.trace}, {thing.info.cluster}: {thing.info.state}>"
     return f"<{thing}>" if isinstance(thing, Cluster) else repr(thing)
+
+
+def checks_html(checks: Sequence[Check]) -> str:
+    """Return what `labkit.doctor.checks` found, without places of this machine."""
+    rows = [
+        [
+            "yes" if check.ok else "missing",
+            check.name,
+            "required" if check.required else "",
+            "" if check.ok else check.hint,
+        ]
+        for check in checks
+    ]
+    return table("What is here", ["", "what", "", "what for, and how to get it"], rows, note=verdict(checks))

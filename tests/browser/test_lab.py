@@ -1,0 +1,169 @@
+"""The live lab in a real JupyterLab, in a real browser: it draws, and its buttons answer."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from .lab import chromium, copy_for_lab, jupyter_lab
+
+ROOT = Path(__file__).parents[2]
+NOTEBOOK = "notebooks/04_schedulers.ipynb"
+OPTIONS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking"]
+TALL = {"width": 1300, "height": 7000}
+"""JupyterLab leaves out cells that are not on the screen."""
+
+AT_ONCE_S = 2.0
+"""A click is to be answered in 0.4 s; a machine that tests may be five times as slow."""
+
+IDLE = "window.jupyterapp?.shell?.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'"
+INK = """canvas => {
+  const {width, height} = canvas;
+  const left = Math.round(80 * window.devicePixelRatio);
+  const pixels = canvas.getContext('2d').getImageData(left, 0, width - left, height - 50).data;
+  let n = 0;
+  for (let i = 0; i < pixels.length; i += 4) n += pixels[i] < 215 ? 1 : 0;
+  return n;
+}"""
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    if not chromium():
+        pytest.skip("Chromium is not here; apt-get install chromium fonts-dejavu-core")
+    pytest.importorskip("jupyterlab", reason="JupyterLab is not here; pip install -e .[lab]")
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not here; pip install -e .[dev]")
+    folder, home = tmp_path_factory.mktemp("served"), tmp_path_factory.mktemp("home")
+    copy_for_lab(ROOT / "notebooks", ROOT / "traces", folder)
+    with jupyter_lab(folder, home=home) as address, playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=chromium(), args=OPTIONS)
+        shown = browser.new_page(viewport=TALL)
+        shown.goto(address.format(NOTEBOOK))
+        shown.wait_for_function(IDLE, timeout=90_000)
+        shown.evaluate("void window.jupyterapp.commands.execute('notebook:run-all-cells')")
+        shown.locator(
+            ".labkit-app canvas:visible, .jp-OutputArea .jp-RenderedText[data-mime-type*=error]"
+        ).first.wait_for(timeout=120_000)
+        went_wrong = shown.locator(".jp-OutputArea .jp-RenderedText[data-mime-type*=error]").all_inner_texts()
+        assert not went_wrong, went_wrong[0][-2000:]
+        yield shown
+        browser.close()
+
+
+class Lab:
+    """The widget, as a person sees it."""
+
+    def __init__(self, page, *, shots: Path) -> None:
+        self.page, self.box, self.shots = page, page.locator(".labkit-app"), shots
+
+    def click(self, button: str) -> float:
+        """Click, and return when."""
+        self.box.locator("button", has_text=button).click()
+        return time.perf_counter()
+
+    def wait_for(self, state: str) -> None:
+        self.box.locator(".labkit-status", has_text=state).wait_for(timeout=30_000)
+
+    def card(self, name: str) -> str:
+        return self.box.locator(".labkit-card", has_text=name).locator("b").inner_text()
+
+    def choose(self, field: int, value: str) -> None:
+        self.box.locator("select").nth(field).select_option(value)
+
+    def ink(self) -> int:
+        return self.box.locator("canvas:visible").first.evaluate(INK)
+
+    def tab(self, name: str) -> None:
+        self.box.locator(".lm-TabBar-tab", has_text=name).click()
+        self.page.wait_for_timeout(300)
+
+    def shot(self, name: str) -> None:
+        self.box.screenshot(path=self.shots / f"{name}.png")
+
+
+def test_run_pause_step_and_stop_answer_and_the_charts_grow(page, tmp_path):
+    lab = Lab(page, shots=tmp_path)
+    blank = lab.ink()
+    lab.shot("ready")
+
+    lab.click("Run")
+    lab.wait_for("running")
+    page.wait_for_timeout(1500)
+    early = lab.ink()
+    page.wait_for_timeout(2500)
+    late = lab.ink()
+    lab.shot("running")
+    assert blank < early < late
+
+    clicked = lab.click("Pause")
+    lab.wait_for("paused")
+    pause_s = time.perf_counter() - clicked
+    page.wait_for_timeout(300)
+    clock, decisions = lab.card("clock"), int(lab.card("decisions"))
+    page.wait_for_timeout(500)
+    assert lab.card("clock") == clock
+
+    for n in (1, 2):
+        lab.click("Step")
+        lab.box.locator(".labkit-card", has_text="decisions").locator("b", has_text=str(decisions + n)).wait_for()
+    page.wait_for_timeout(300)
+    assert int(lab.card("decisions")) == decisions + 2
+
+    lab.tab("Heat-map")
+    assert lab.ink() > 0
+    lab.shot("heat-map")
+    lab.tab("Gantt")
+
+    lab.click("Run")
+    lab.wait_for("running")
+    page.wait_for_timeout(500)
+    clicked = lab.click("Stop")
+    lab.wait_for("stopped")
+    stop_s = time.perf_counter() - clicked
+    lab.shot("stopped")
+    assert "of 80" in lab.box.locator(".labkit-runs").inner_text()
+    print(f"Pause answered in {pause_s:.2f} s, Stop in {stop_s:.2f} s; screenshots in {tmp_path}")
+    assert pause_s < AT_ONCE_S
+    assert stop_s < AT_ONCE_S
+
+
+def test_earlier_runs_stay_to_be_compared_and_a_run_can_be_taken_away_as_code(page, tmp_path):
+    lab = Lab(page, shots=tmp_path)
+    lab.choose(1, "as fast as possible")
+    for scheduler in ("fifo", "packed", "drf"):
+        lab.choose(0, scheduler)
+        lab.wait_for("ready")
+        lab.click("Run")
+        lab.wait_for("done")
+    rows = lab.box.locator(".labkit-runs tr")
+    assert [name in rows.nth(-3 + i).inner_text() for i, name in enumerate(("fifo", "packed", "drf"))] == [True] * 3
+    assert "completed under packed" in lab.box.locator(".labkit-live-legend").first.inner_text()
+
+    lab.box.get_by_text("Copy as code").click()
+    python, shell = lab.box.locator("textarea:visible").all()
+    assert python.input_value().startswith("from labkit.experiment import simulate\n")
+    assert shell.input_value() == "labkit compare ../traces/demo.csv --schedulers drf --cluster demo --seed 0"
+    lab.shot("compared")
+    print(f"screenshots in {tmp_path}")
+
+
+def test_what_cannot_be_run_is_told_in_one_line(page, tmp_path):
+    lab = Lab(page, shots=tmp_path)
+    cluster = lab.box.locator("input[type=text]").nth(1)
+    cluster.fill("dem")
+    cluster.press("Enter")
+    lab.wait_for("Did you mean")
+    lab.shot("refused")
+    cluster.fill("demo")
+    cluster.press("Enter")
+    lab.wait_for("ready")
+
+
+def test_figures_are_live_and_come_from_no_other_machine(page):
+    asked = page.evaluate("performance.getEntriesByType('resource').map(entry => new URL(entry.name).hostname)")
+    assert set(asked) <= {"127.0.0.1", ""}
+    assert page.locator(".jp-OutputArea .vega-embed svg, .jp-OutputArea .vega-embed canvas").count() >= 4
