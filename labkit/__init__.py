@@ -1,1 +1,73 @@
-"""."""
+"""labkit: a laboratory for deep-learning cluster scheduling.
+
+>>> import labkit
+>>> jobs = labkit.Jobs.of(arrival_s=[0, 10], total_steps=[60, 30], duration_s=[60, 30])
+>>> run = labkit.simulate(jobs, cluster="no_network(1)", scheduler="fifo")
+>>> run.summary["mean_jct_s"]
+45.0
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from labkit import kernel_cache
+
+if TYPE_CHECKING:
+    from labkit.core import Cluster, Gangs, Jobs, Placement, Snapshot
+    from labkit.experiment import Experiment, Session, at_events, compare, every_slot, simulate
+    from labkit.results.store import load
+    from labkit.schedulers import make as scheduler
+    from labkit.topology import build as cluster
+    from labkit.workloads import read
+
+kernel_cache.use()
+
+_HOMES = {
+    "Cluster": ("labkit.core", "Cluster"),
+    "Experiment": ("labkit.experiment", "Experiment"),
+    "Gangs": ("labkit.core", "Gangs"),
+    "Jobs": ("labkit.core", "Jobs"),
+    "Placement": ("labkit.core", "Placement"),
+    "Session": ("labkit.experiment", "Session"),
+    "Snapshot": ("labkit.core", "Snapshot"),
+    "at_events": ("labkit.experiment", "at_events"),
+    "cluster": ("labkit.topology", "build"),
+    "compare": ("labkit.experiment", "compare"),
+    "every_slot": ("labkit.experiment", "every_slot"),
+    "load": ("labkit.results.store", "load"),
+    "read": ("labkit.workloads", "read"),
+    "scheduler": ("labkit.schedulers", "make"),
+    "simulate": ("labkit.experiment", "simulate"),
+}
+"""What `import labkit` offers, loaded when it is first used."""
+
+__all__ = [
+    "Cluster",
+    "Experiment",
+    "Gangs",
+    "Jobs",
+    "Placement",
+    "Session",
+    "Snapshot",
+    "at_events",
+    "cluster",
+    "compare",
+    "every_slot",
+    "load",
+    "read",
+    "scheduler",
+    "simulate",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'labkit' has no attribute '{name}'")
+    home, attribute = _HOMES[name]
+    return getattr(import_module(home), attribute)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_HOMES]

@@ -18,7 +18,8 @@ class Even:
     """Optimus' placement (theorem 1 and sec. 4.2 of [1]_).
 
     Jobs by demand, smallest first; machines by free cores, most first, sorted anew for each job; the job gets the
-    first k machines that hold it when split evenly, with the smallest such k. A job that fits no k waits.
+    first k machines that hold it when split evenly, with the smallest such k. A job that fits no k waits; but one that
+    not even the empty cluster could split evenly, or that may shrink, is packed instead of waiting or shrinking.
 
     The paper's machines are all alike. Here a machine that is too small for its share (one without GPUs, say) is
     passed over, and a gang that not even the empty cluster holds evenly is placed by first fit instead of never.

@@ -14,8 +14,8 @@ from labkit.core.events import Role
 from labkit.core.placement import Gangs, Placement
 from labkit.core.resources import CPUS, GPUS, Bools, Floats, Ints
 from labkit.core.snapshot import Snapshot
-from labkit.placers.base import first_groups, settled
-from labkit.placers.kernels import SLACK
+from labkit.placers.base import settled
+from labkit.placers.site import SLACK, site_of
 from labkit.speed.interference.load import slowdowns
 from labkit.speed.interference.model import InterferenceModel
 from labkit.speed.interference.use import TaskUse, task_use
@@ -214,7 +214,7 @@ class Machines:
         """
         of = self.cluster.group_machine
         todo = np.isnan(scores)
-        first = first_groups(self.cluster)[:-1]
+        first = site_of(self.cluster).first_group[:-1]
         mine = np.flatnonzero(todo[self.group])
         scores = scores.copy()
         for nth in range(int(np.bincount(of).max())):

@@ -171,7 +171,10 @@ class Optimus:
 
 @njit(cache=True)
 def _fits(w: int, p: int, worker: Floats, ps: Floats, left: Floats) -> bool:
-    return bool(np.all(w * worker + p * ps <= left))
+    fits = True
+    for r in range(len(left)):
+        fits = fits and w * worker[r] + p * ps[r] <= left[r]
+    return fits
 
 
 @njit(cache=True)

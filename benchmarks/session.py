@@ -1,0 +1,161 @@
+"""The session at speed: large traces through the ordinary loop, its own cost per decision, and single decisions.
+
+python -m benchmarks.session
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks import Row
+from labkit.core import Cluster, Jobs, Placement, Snapshot
+from labkit.experiment import Experiment
+from labkit.experiment.session import Session
+from labkit.schedulers import make
+from labkit.speed.recorded import Recorded
+from labkit.topology import build
+from labkit.workloads import catalogue_jobs, philly_like, read
+
+COMMAND = "python -m benchmarks.session"
+PHILLY = Path(__file__).parents[2] / "shared" / "data" / "philly" / "philly.csv"
+LOAD = 0.9
+
+
+def rows() -> list[Row]:
+    """Return one row per figure; each whole run has a process of its own, so that its memory is its own."""
+    return [*_large_runs(), *_philly_runs(), *_decisions()]
+
+
+def _row(name: str, value: float, unit: str, goal: float, *, higher_is_better: bool = False) -> Row:
+    return Row(name, round(value, 3), unit, goal, higher_is_better, COMMAND)
+
+
+def _large_runs() -> list[Row]:
+    """Return jobs a second and memory of 100,000 jobs on 6,500 GPUs."""
+    found = []
+    for name in ("fifo", "sjf"):
+        took = _apart("large", name)
+        rate = took["n_jobs"] / took["cpu_s"]
+        found += [
+            _row(f"{name}, 100,000 jobs on 6,500 GPUs", rate, "jobs/CPU s", 10_000, higher_is_better=True),
+            _row(f"{name}, 100,000 jobs on 6,500 GPUs, peak memory", took["memory_mb"], "MB", 1000),
+        ]
+    return found
+
+
+def _philly_runs() -> list[Row]:
+    """Return seconds of the 82,247 Philly jobs on 480 GPUs; none where the trace is not at hand."""
+    if not PHILLY.exists():
+        print("philly.csv is not at hand: its rows are left out (labkit traces fetch philly)", file=sys.stderr)
+        return []
+    return [
+        _row(f"{name}, 82,247 Philly jobs on 480 GPUs", _apart("philly", name)["cpu_s"], "CPU s", 20)
+        for name in ("srtf", "las")
+    ]
+
+
+def _apart(what: str, scheduler: str) -> dict[str, float]:
+    """Run one simulation in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.session", what, scheduler], check=True, capture_output=True, text=True
+    )
+    told: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return told
+
+
+def simulate(what: str, scheduler: str) -> dict[str, float]:
+    """Return what a whole run took: processor seconds of the loop, and peak memory of the process."""
+    if what == "large":
+        cluster = build("alibaba-6500")
+        rng = np.random.default_rng(1)
+        jobs = at_load(philly_like(np.cumsum(rng.exponential(1.0, 100_000)), rng=rng), cluster, load=LOAD)
+    else:
+        cluster, jobs = build("philly-480"), read(PHILLY)
+    Experiment.of(jobs.take(np.arange(200)), cluster=cluster, speed="recorded").run(scheduler)  # compile
+    experiment = Experiment.of(jobs, cluster=cluster, speed="recorded")
+    began = time.process_time()
+    session = experiment.session(make(scheduler))
+    session.run(make(scheduler))
+    cpu_s = time.process_time() - began
+    memory_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return {"cpu_s": cpu_s, "memory_mb": memory_mb, "n_jobs": len(jobs), "n_decisions": session.n_decisions}
+
+
+def at_load(jobs: Jobs, cluster: Cluster, *, load: float) -> Jobs:
+    """Return the jobs with arrivals stretched so that they ask for this fraction of the cluster's GPUs on average."""
+    now = float((jobs.gpus * jobs.duration_s).sum() / jobs.arrival_s[-1] / cluster.n_gpus)
+    return jobs.with_columns(arrival_s=jobs.arrival_s * (now / load))
+
+
+class _Timed:
+    """A scheduler that notes how long each of its decisions took."""
+
+    def __init__(self, name: str) -> None:
+        self.inner, self.took_s = make(name), 0.0
+
+    def schedule(self, snapshot: Snapshot) -> Placement:
+        began = time.process_time()
+        placement = self.inner.schedule(snapshot)
+        self.took_s += time.process_time() - began
+        return placement
+
+
+def _decisions() -> list[Row]:
+    own = _own_cost_us()
+    found = [_row("session's own cost per decision, 1,000 active jobs", own, "us", 100)]
+    for name in ("drf", "optimus"):
+        found.append(_row(f"one {name} decision, 1,000 malleable jobs", _decision_ms(name), "CPU ms", 20))
+    return found
+
+
+def _own_cost_us(n_jobs: int = 1000, n_decisions: int = 2000) -> float:
+    """Return processor time per decision outside the scheduler, with so many jobs running or waiting."""
+    rng = np.random.default_rng(2)
+    cluster = build("no_network(60)")
+    arrival = np.concatenate([np.zeros(n_jobs), np.sort(rng.uniform(1, n_decisions, n_decisions))])
+    duration = rng.uniform(0.5, 1.5, len(arrival)) * n_jobs  # one leaves about as often as one comes
+    jobs = Jobs.of(arrival_s=arrival, total_steps=duration, duration_s=duration)
+    costs = []
+    for _ in range(3):
+        timed = _Timed("fifo")
+        session = Session(Experiment.of(jobs, cluster=cluster, speed="recorded").simulator())
+        began = time.process_time()
+        for _ in range(n_decisions):
+            session.step(timed.schedule(session.snapshot()))
+        costs.append(1e6 * (time.process_time() - began - timed.took_s) / n_decisions)
+    return float(np.median(costs))
+
+
+def _decision_ms(name: str, n_jobs: int = 1000) -> float:
+    """Return processor time of one decision about malleable jobs on 500 four-GPU machines, when one of them arrived."""
+    rng = np.random.default_rng(3)
+    cluster = build("no_network(500)")
+    arrival = np.sort(rng.uniform(0, 600, n_jobs))
+    jobs = catalogue_jobs(arrival, rng=rng).with_columns(duration_s=np.full(n_jobs, 1e9))  # none completes
+    experiment = Experiment.of(jobs, cluster=cluster, speed=Recorded(jobs, cluster))
+    scheduler = make(name)
+    session = experiment.session(scheduler)
+    while session.ledger.n_active < n_jobs:
+        session.step(scheduler.schedule(session.snapshot()))
+    times = []
+    for _ in range(9):
+        snapshot = session.snapshot()
+        began = time.thread_time()
+        scheduler.schedule(snapshot)
+        times.append(1e3 * (time.thread_time() - began))
+    return float(np.median(times))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 3:
+        print(json.dumps(simulate(sys.argv[1], sys.argv[2])))
+    else:
+        for row in rows():
+            print(f"{row.name:55} {row.value:12,.3f} {row.unit:10} (goal {row.goal:g})")

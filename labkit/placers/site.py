@@ -1,0 +1,136 @@
+"""A cluster as the placers' kernels see it: what never changes, and what is left free while gangs are placed."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+import numpy as np
+from numba import njit
+
+from labkit.core.cluster import Cluster
+from labkit.core.resources import GPUS, Bools, Floats, Ints
+
+SLACK: Final = 1e-9
+
+
+class Site(NamedTuple):
+    """What never changes.
+
+    Attributes
+    ----------
+    capacity : array
+        (G, R) of each device group.
+    group_machine : array
+        (G,) the machine of each group.
+    first_group : array
+        (M + 1,) the first group of each machine, and G.
+    of_type : array of bool
+        (T, G) which groups have which device type.
+    anywhere : array of bool
+        (G,) all True.
+    per_unit : array
+        (M, R) load that one unit of a resource adds to a machine: 1 / what the machine has of it.
+    """
+
+    capacity: Floats
+    group_machine: Ints
+    first_group: Ints
+    of_type: Bools
+    anywhere: Bools
+    per_unit: Floats
+
+
+class Left(NamedTuple):
+    """What is left free of groups (G, R) and of machines (M, R), and the load of machines (M,)."""
+
+    group: Floats
+    machine: Floats
+    load: Floats
+
+
+@lru_cache(maxsize=16)
+def site_of(cluster: Cluster) -> Site:
+    """Return the unchanging part of a cluster."""
+    n_machines = cluster.n_machines
+    first_group = np.searchsorted(cluster.group_machine, np.arange(n_machines + 1)).astype(np.int32)
+    total = np.zeros((n_machines, cluster.capacity.shape[1]))
+    np.add.at(total, cluster.group_machine, cluster.capacity)
+    types = np.arange(len(cluster.device_types))
+    return Site(
+        capacity=np.ascontiguousarray(cluster.capacity, np.float64),
+        group_machine=np.ascontiguousarray(cluster.group_machine, np.int32),
+        first_group=first_group,
+        of_type=np.ascontiguousarray(cluster.group_type == types[:, None]),
+        anywhere=np.ones(cluster.n_groups, np.bool_),
+        per_unit=np.where(total > 0, 1 / np.maximum(total, 1e-12), 0.0),
+    )
+
+
+@njit(cache=True)
+def left_of(site: Site, free: Floats) -> Left:
+    """Return what is left when so much is free (G, R); `free` is used up from then on."""
+    n_machines, n_resources = site.per_unit.shape
+    machine, load = np.zeros((n_machines, n_resources)), np.zeros(n_machines)
+    for g in range(len(free)):
+        m = site.group_machine[g]
+        for r in range(n_resources):
+            machine[m, r] += free[g, r]
+            load[m] += (site.capacity[g, r] - free[g, r]) * site.per_unit[m, r]
+    return Left(free, machine, load)
+
+
+@njit(cache=True)
+def room(free: Floats, demand: Floats, at_most: int) -> int:
+    """Return how many tasks of a demand (R,) fit into what is free (R,), at most so many."""
+    n = at_most
+    for r in range(len(demand)):
+        if demand[r] > 0:
+            n = min(n, int((free[r] + SLACK) / demand[r]))
+    return max(n, 0)
+
+
+@njit(cache=True)
+def take(site: Site, left: Left, demand: Floats, taken: Ints, group: int, n: int) -> None:
+    """Put n tasks (or -n, take them back) into a group."""
+    m = site.group_machine[group]
+    taken[group] += n
+    for r in range(len(demand)):
+        left.group[group, r] -= n * demand[r]
+        left.machine[m, r] -= n * demand[r]
+        left.load[m] += n * demand[r] * site.per_unit[m, r]
+
+
+@njit(cache=True)
+def give_back(site: Site, left: Left, demand: Floats, taken: Ints) -> None:
+    """Take back all tasks that `taken` (G,) counts."""
+    for g in range(len(taken)):
+        if taken[g]:
+            take(site, left, demand, taken, g, -taken[g])
+
+
+@njit(cache=True)
+def usable_groups(site: Site, runs_on: Bools, device_type: int, demand: Floats) -> Bools:
+    """Return which groups may host a task of a job: those of one device type, or of all (-1) that it runs on."""
+    if not demand[GPUS] > 0:
+        return site.anywhere
+    if device_type >= 0:
+        return np.asarray(site.of_type[device_type])
+    usable = np.zeros(len(site.anywhere), np.bool_)
+    for kind in range(len(runs_on)):
+        if runs_on[kind]:
+            usable |= site.of_type[kind]
+    return usable
+
+
+@njit(cache=True)
+def fits_one_type(site: Site, runs_on: Bools, worker: Floats, n_workers: int) -> bool:
+    """Tell whether the empty cluster holds all workers on one device type."""
+    for kind in range(len(runs_on)):
+        n = n_workers
+        for g in range(len(site.capacity)):
+            if runs_on[kind] and site.of_type[kind, g]:
+                n -= room(site.capacity[g], worker, n)
+        if n <= 0:
+            return True
+    return False
