@@ -81,8 +81,10 @@ class Controls:
         self.step = _button("Step", "step-forward", "One decision", step)
         self.stop = _button("Stop", "stop", "End this run; it stays in the comparison", stop)
         self.status = ipw.HTML(layout=ipw.Layout(margin="0 0 0 10px"))
+        self.error = ipw.HTML(layout=ipw.Layout(margin="4px 0 0 0", display="none"))
         buttons = [self.run, self.pause, self.step, self.stop, self.status]
-        self.box = ipw.HBox(buttons, layout=ipw.Layout(align_items="center", grid_gap="4px"))
+        row = ipw.HBox(buttons, layout=ipw.Layout(align_items="center", grid_gap="4px"))
+        self.box = ipw.VBox([row, self.error])
 
     def show(self, state: str, error: str = "") -> None:
         """Show a state, and offer only what can be done in it."""
@@ -92,8 +94,9 @@ class Controls:
         self.step.disabled = state == STOPPING
         self.stop.disabled = not going
         dot = f'<span style="color:{DOTS.get(state, "#7b8798")}">●</span>'
-        kind = "failed" if state == "failed" else ""
-        self.status.value = f'<span class="labkit-status {kind}">{dot} {escape(error or state)}</span>'
+        self.status.value = f'<span class="labkit-status">{dot} {escape(state)}</span>'
+        self.error.value = f'<div class="labkit-error">{escape(error)}</div>'
+        self.error.layout.display = "block" if error else "none"
 
 
 def _button(text: str, icon: str, tip: str, act: Callable[[], None], *, style: str = "") -> ipw.Button:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any, Final
 
@@ -13,7 +13,7 @@ from labkit.core.jobs import Jobs
 from labkit.core.resources import CPUS, GPUS, MEMORY_GB
 from labkit.core.snapshot import Snapshot
 from labkit.doctor import Check, verdict
-from labkit.plots.theme import FONT, INK, LINE, MUTED, colour, human_s
+from labkit.plots.theme import FONT, INK, LINE, MUTED, colour, human_s, time_unit
 from labkit.results import RunRecord
 
 MOST_ROWS: Final = 8
@@ -103,39 +103,54 @@ def record_html(record: RunRecord) -> str:
     info, said = record.info, record.summary
     head = ["jobs", "mean JCT", "median JCT", "p95 JCT", "makespan", "queueing", "GPUs held"]
     times = [human_s(said[name]) for name in ("mean_jct_s", "median_jct_s", "p95_jct_s", "makespan_s")]
-    held = "–" if np.isnan(said["utilisation"]) else f"{said['utilisation']:.0%}"
+    held = _number(said["utilisation"], ".0%")
     row = [said["n_jobs"] - said["n_unfinished"], *times, human_s(said["mean_queueing_s"]), held]
     return table(f"{info.scheduler} on {info.trace}, {info.cluster} ({info.state})", head, [row])
 
 
 def runs_html(records: Sequence[RunRecord]) -> str:
-    """Return a row per run, in the order given, the best mean JCT in bold."""
-    head = ["", "scheduler", "trace", "cluster", "seed", "completed", "mean JCT", "p95 JCT", "makespan", "GPUs held"]
-    done = [record.summary["mean_jct_s"] for record in records if not record.summary["n_unfinished"]]
-    best = min(done, default=float("nan"))
-    rows = "".join(_run_row(i + 1, record, best=best) for i, record in enumerate(records))
+    """Return a row per run, in the order given; one unit in each column, the best mean JCT in bold."""
+    units = {name: _unit([record.summary[name] for record in records]) for name in _TIMES}
+    times = [f"{heading} ({units[name][1]})" for name, heading in _TIMES.items()]
+    head = ["", "scheduler", "trace", "cluster", "seed", "completed", *times, "GPUs held"]
     heads = "".join(f'<th class="{"left" if name in _WORDS else ""}">{name}</th>' for name in head)
+    done = [record.summary["mean_jct_s"] for record in records if _complete(record)]
+    best = min(done, default=float("nan"))
+    rows = "".join(
+        _run_row(i + 1, record, best=_complete(record) and record.summary["mean_jct_s"] == best, units=units)
+        for i, record in enumerate(records)
+    )
     return f'<table class="labkit-table"><caption>Runs so far</caption><tr>{heads}</tr>{rows}</table>'
 
 
 _WORDS: Final = {"scheduler", "trace", "cluster"}
+_TIMES: Final = {"mean_jct_s": "mean JCT", "p95_jct_s": "p95 JCT", "makespan_s": "makespan"}
 
 
-def _run_row(number: int, record: RunRecord, *, best: float) -> str:
+def _unit(seconds: Sequence[float]) -> tuple[float, str]:
+    known = [value for value in seconds if not np.isnan(value)]
+    return time_unit(max(known, default=0.0))
+
+
+def _complete(record: RunRecord) -> bool:
+    return bool(record.summary["n_jobs"] - record.summary["n_unfinished"] == len(record.jobs))
+
+
+def _run_row(number: int, record: RunRecord, *, best: bool, units: Mapping[str, tuple[float, str]]) -> str:
     info, said = record.info, record.summary
-    n_done = said["n_jobs"] - said["n_unfinished"]
-    weight = "600" if said["mean_jct_s"] == best and n_done == len(record.jobs) else "400"
     swatch = f'<i style="background:{colour(info.scheduler)}"></i>'
     words = [f"{swatch}{escape(info.scheduler)}", escape(info.trace), escape(info.cluster)]
-    held = "–" if np.isnan(said["utilisation"]) else f"{said['utilisation']:.0%}"
-    numbers = [
-        str(info.seed), f"{n_done:,} of {len(record.jobs):,}", human_s(said["mean_jct_s"]), human_s(said["p95_jct_s"]),
-        human_s(said["makespan_s"]), held,
-    ]  # fmt: skip
+    times = [_number(said[name] / units[name][0], ",.2f") for name in _TIMES]
+    completed = f"{said['n_jobs'] - said['n_unfinished']:,} of {len(record.jobs):,}"
+    numbers = [str(info.seed), completed, *times, _number(said["utilisation"], ".0%")]
     cells = [f"<td>{number}</td>", *(f'<td class="left">{word}</td>' for word in words)]
     cells += [f"<td>{text}</td>" for text in numbers]
-    kind = "" if n_done == len(record.jobs) else "unfinished"
-    return f'<tr class="{kind}" style="font-weight:{weight}">{"".join(cells)}</tr>'
+    kind = "" if _complete(record) else "unfinished"
+    return f'<tr class="{kind}" style="font-weight:{600 if best else 400}">{"".join(cells)}</tr>'
+
+
+def _number(value: float, how: str) -> str:
+    return "–" if np.isnan(value) else format(value, how)
 
 
 def _more(n: int) -> str:

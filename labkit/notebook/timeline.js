@@ -1,7 +1,7 @@
 // A canvas whose x axis is time: what the live Gantt and the live heat-map share.
 // It is painted on as time passes; only when the axis grows, or the size changes, is all of it painted again.
 
-const UNITS = [[1, "s", 600], [60, "min", 10800], [3600, "h", 864000], [86400, "days", Infinity]];
+const UNITS = [[1, "s", 300], [60, "min", 7200], [3600, "h", 864000], [86400, "days", Infinity]];
 const ROOM = 1.3; // how much the axis grows by when time runs out of it
 const TOP = 6;
 const BOTTOM = 40;

@@ -61,9 +61,10 @@ class Lab:
         self.page, self.box, self.shots = page, page.locator(".labkit-app"), shots
 
     def click(self, button: str) -> float:
-        """Click, and return when."""
+        """Click, and return when it began."""
+        began = time.perf_counter()
         self.box.locator("button", has_text=button).click()
-        return time.perf_counter()
+        return began
 
     def wait_for(self, state: str) -> None:
         self.box.locator(".labkit-status", has_text=state).wait_for(timeout=30_000)
@@ -156,7 +157,8 @@ def test_what_cannot_be_run_is_told_in_one_line(page, tmp_path):
     cluster = lab.box.locator("input[type=text]").nth(1)
     cluster.fill("dem")
     cluster.press("Enter")
-    lab.wait_for("Did you mean")
+    lab.wait_for("failed")
+    assert lab.box.locator(".labkit-error").inner_text().startswith("unknown cluster 'dem'. Did you mean 'demo'?")
     lab.shot("refused")
     cluster.fill("demo")
     cluster.press("Enter")
