@@ -28,7 +28,7 @@ from labkit.simulator.paced import StoppedError
 TICK_S: Final = 0.05
 """Traits change at most this often."""
 
-MOST_EVENTS_PER_TICK: Final = 20_000
+MOST_EVENTS_PER_TICK: Final = 8_000
 """What is folded at once, so that the kernel goes on answering."""
 
 READY, RUNNING, PAUSED, STOPPING = "ready", "running", "paused", "stopping"
