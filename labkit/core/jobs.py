@@ -75,6 +75,9 @@ class Jobs:
         (N,) share among jobs, 1 by default.
     slo_s : array
         (N,) seconds after arrival by which the job should be done; NaN: none.
+    loss_delta : array
+        (N,) the job has converged once its loss falls by less than this fraction of its largest an epoch; NaN: it
+        trains for `total_steps` whatever its loss.
     """
 
     name: str
@@ -97,6 +100,7 @@ class Jobs:
     sync: Bools
     weight: Floats
     slo_s: Floats
+    loss_delta: Floats
 
     @classmethod
     def of(
@@ -120,6 +124,7 @@ class Jobs:
         sync: ArrayLike = True,
         weight: ArrayLike = 1.0,
         slo_s: ArrayLike = np.nan,
+        loss_delta: ArrayLike = np.nan,
     ) -> Self:
         """Return jobs from columns or scalars, sorted by arrival (ties keep their order).
 
@@ -156,6 +161,7 @@ class Jobs:
             sync=of.flags("sync", sync),
             weight=of.numbers("weight", weight),
             slo_s=of.numbers("slo_s", slo_s),
+            loss_delta=of.numbers("loss_delta", loss_delta),
         )
         faults = jobs.faults()
         if faults:
@@ -186,6 +192,7 @@ class Jobs:
             (_negative(self.ps_demand), "ps_demand", self.ps_demand, "amounts >= 0"),
             (~(self.weight > 0), "weight", self.weight, "> 0"),
             (self.slo_s <= 0, "slo_s", self.slo_s, "> 0 or none"),
+            (self.loss_delta <= 0, "loss_delta", self.loss_delta, "> 0 or none"),
         ]
         faults = [
             f"job {self.id[i]}: {column} is {values[i]}; expected {expected}"

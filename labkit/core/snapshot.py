@@ -281,6 +281,10 @@ class Snapshot:
         """Return the steps that some jobs have done, as far as is known."""
         return self._fresh().steps_done(jobs, self.now_s)
 
+    def n_losses(self, job: int) -> int:
+        """Return how many losses a job has reported."""
+        return len(self._fresh().losses.get(job, ()))
+
     def losses(self, job: int) -> Floats:
         """Return the reported (steps, loss) points of a job, (n, 2)."""
         points = self._fresh().losses.get(job, [])

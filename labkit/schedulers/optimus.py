@@ -10,7 +10,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import ArrayLike
 
-from labkit.core.errors import InputError
+from labkit.core.errors import InputError, ProfileError
 from labkit.core.jobs import Jobs
 from labkit.core.placement import Gangs, Placement
 from labkit.core.protocols import Placer
@@ -19,6 +19,7 @@ from labkit.core.snapshot import Snapshot
 from labkit.placers import Even
 from labkit.schedulers import published as dl2
 from labkit.schedulers.base import capacity
+from labkit.speed.convergence import Convergence
 from labkit.speed.optimus import PINCH, pre_runs
 from labkit.speed.optimus_online import OnlineSpeedFit
 
@@ -27,6 +28,12 @@ Measure = Callable[[int, ArrayLike, ArrayLike], Floats]
 
 YOUNG: Final = 0.1
 """A job is young during this fraction of its steps."""
+
+MIN_LOSSES: Final = 8
+"""Losses that a job must have reported before its end is foretold from them."""
+
+MOST_WRONG: Final = 4.0
+"""Foretold steps are kept between the declared ones divided and multiplied by this."""
 
 
 @dataclass(eq=False)
@@ -78,6 +85,7 @@ class Optimus:
     _kind: Ints = field(default_factory=lambda: np.empty(0, np.int32), init=False, repr=False)
     _fit: OnlineSpeedFit | None = field(default=None, init=False, repr=False)
     _true: Floats | None = field(default=None, init=False, repr=False)
+    _foretold: dict[int, tuple[int, float]] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.look_ahead < 1:
@@ -109,6 +117,7 @@ class Optimus:
         traits = np.column_stack([jobs.model, jobs.sync, jobs.worker_demand, jobs.ps_demand, jobs.max_ps > 0])
         _, first, kind = np.unique(traits, axis=0, return_index=True, return_inverse=True)
         self._table, self._kind, self._true = jobs, kind.reshape(-1).astype(np.int32), None
+        self._foretold = {}
         self._fit = OnlineSpeedFit(
             len(first),
             max_ps=int(max(jobs.max_ps.max(), 1)),
@@ -127,7 +136,7 @@ class Optimus:
         jobs, table = snapshot.jobs, snapshot.table
         kind = self._kind[jobs.number]
         self._learn(snapshot, fit, kind)
-        left = jobs.remaining_steps
+        left = self._left_steps(snapshot)
         seconds = self._seconds_per_step(fit, np.unique(kind))
         n_workers, n_ps = allocate(
             self._by_urgency(snapshot, left, seconds[kind]), jobs.number, kind, left,
@@ -138,6 +147,33 @@ class Optimus:
         changed = (n_workers != jobs.n_workers) | (n_ps != jobs.n_ps)
         gangs = Gangs.of(jobs.number[changed], n_workers=n_workers[changed], n_ps=n_ps[changed], shrinks=True)
         return self.placer.place(snapshot, gangs)
+
+    def _left_steps(self, snapshot: Snapshot) -> Floats:
+        """Return the steps left of each job: until its loss converges where that can be foretold, else as declared."""
+        jobs, target = snapshot.jobs, snapshot.table.loss_delta
+        left = jobs.remaining_steps.copy()
+        for j in np.flatnonzero(~np.isnan(target[jobs.number])):
+            done_at = self._converged_at(snapshot, int(jobs.number[j]))
+            left[j] = max(done_at - jobs.steps[j], snapshot.table.steps_per_epoch[jobs.number[j]])
+        return left
+
+    def _converged_at(self, snapshot: Snapshot, job: int) -> float:
+        """Return the step at which a job will have converged; fitted again when it has a fifth more losses."""
+        n_fitted, done_at = self._foretold.get(job, (0, float(snapshot.table.total_steps[job])))
+        n_losses = snapshot.n_losses(job)
+        if n_losses < max(MIN_LOSSES, 1.2 * n_fitted):
+            return done_at
+        per_epoch = float(snapshot.table.steps_per_epoch[job])
+        points = snapshot.losses(job)
+        points = points[np.append(np.diff(points[:, 0]) > 0, True)]  # a job that stood still reports one step twice
+        try:
+            curve = Convergence.fit(points[:, 0], points[:, 1])
+            done_at = curve.steps_to(delta=float(snapshot.table.loss_delta[job]), steps_per_epoch=per_epoch)
+        except ProfileError:
+            pass
+        declared = float(snapshot.table.total_steps[job])
+        self._foretold[job] = n_losses, float(np.clip(done_at, declared / MOST_WRONG, declared * MOST_WRONG))
+        return self._foretold[job][1]
 
     def _learn(self, snapshot: Snapshot, fit: OnlineSpeedFit, kind: Ints) -> None:
         jobs = snapshot.jobs

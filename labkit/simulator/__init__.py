@@ -1,8 +1,8 @@
 """Backends without machines: virtual time (`Simulator`), wall-clock rehearsal (`Paced`), a recording (`Replay`)."""
 
 from labkit.simulator.backend import Simulator
-from labkit.simulator.disturbances import Faults, Losses, Overheads, Variation
+from labkit.simulator.disturbances import Faults, Losses, Overheads, Variation, loss_targets
 from labkit.simulator.paced import Paced
 from labkit.simulator.replay import Replay
 
-__all__ = ["Faults", "Losses", "Overheads", "Paced", "Replay", "Simulator", "Variation"]
+__all__ = ["Faults", "Losses", "Overheads", "Paced", "Replay", "Simulator", "Variation", "loss_targets"]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from labkit.core.errors import InputError
+from labkit.core.jobs import Jobs
 from labkit.core.resources import Floats
 
 
@@ -128,8 +130,43 @@ class Losses:
         if self.curve.ndim != 2 or self.curve.shape[1] != 3 or not (self.curve >= 0).all():
             raise InputError(f"Losses.curve has the shape {self.curve.shape}; expected (N, 3) b0, b1, b2, all >= 0.")
 
+    @classmethod
+    def converging(cls, jobs: Jobs, *, report_s: float, noise: float = 0.0) -> Self:
+        """Return losses of jobs that have converged, by their own `loss_delta`, when their true steps are done.
+
+        All start at 1.1 and would end at 0.1.
+
+        Raises
+        ------
+        InputError
+            If a job has no `loss_delta`, or one with which it would converge sooner: `loss_targets` gives fitting ones.
+        """
+        n = _epochs_before_the_last(jobs)
+        delta = 1.1 * jobs.loss_delta
+        # 1/x - 1/(x + b0) = delta at x = b0 n + 1, solved for the steeper of two curves
+        middle = 1 - delta * (2 * n + 1)
+        square = middle**2 - 4 * delta**2 * n * (n + 1)
+        bad = np.flatnonzero(~(square >= 0) | ~(middle > 0))
+        if len(bad):
+            raise InputError(
+                f"job {jobs.id[bad[0]]} has loss_delta {jobs.loss_delta[bad[0]]} and {n[bad[0]] + 3:g} epochs, which "
+                f"no curve joins; take jobs.with_columns(loss_delta=loss_targets(jobs))."
+            )
+        b0 = (middle + np.sqrt(square)) / (2 * delta * n * (n + 1))
+        return cls(np.column_stack([b0, np.ones_like(b0), np.full_like(b0, 0.1)]), report_s, noise)
+
     def at(self, jobs: NDArray[np.int32], epochs: Floats, *, rng: np.random.Generator) -> Floats:
         """Return the loss that each job reports."""
         b0, b1, b2 = self.curve[jobs].T
         exact: Floats = 1 / (b0 * epochs + b1) + b2
         return exact * (1 + self.noise * rng.standard_normal(len(jobs)))
+
+
+def loss_targets(jobs: Jobs) -> Floats:
+    """Return a `loss_delta` for each job with which it converges after its true steps, (N,)."""
+    return 1 / (8 * 1.1 * _epochs_before_the_last(jobs))
+
+
+def _epochs_before_the_last(jobs: Jobs) -> Floats:
+    """Return the epochs of each job before the three small ones that show that it has converged, at least 1."""
+    return np.maximum(jobs.true_steps / jobs.steps_per_epoch - 3, 1.0)

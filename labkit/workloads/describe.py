@@ -146,3 +146,20 @@ def _time(seconds: float) -> str:
         if seconds >= 2 * size:
             return f"{seconds / size:.1f} {unit}"
     return f"{seconds:.0f} seconds"
+
+
+def with_epoch_error(jobs: Jobs, *, error: float, rng: np.random.Generator) -> Jobs:
+    """Return the jobs with true lengths that differ from the declared ones by up to a fraction `error` of these.
+
+    True steps are whole epochs, and at least one.
+
+    Raises
+    ------
+    InputError
+        If the error is negative, or 1 or more.
+    """
+    if not 0 <= error < 1:
+        raise InputError(f"epoch error {error}; expected a fraction of the declared length, from 0 to below 1.")
+    drawn = jobs.total_steps * (1 + error * (2 * rng.random(len(jobs)) - 1))
+    epochs = np.maximum(np.round(drawn / jobs.steps_per_epoch), 1.0)
+    return jobs.with_columns(true_steps=epochs * jobs.steps_per_epoch)

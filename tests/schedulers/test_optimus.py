@@ -7,6 +7,8 @@ import pytest
 
 from labkit.experiment import Experiment, every_slot
 from labkit.schedulers import make
+from labkit.simulator import Losses, loss_targets
+from labkit.workloads import catalogue_jobs, with_epoch_error
 from tests.schedulers import dl2
 
 SLOT_S = 1200.0
@@ -36,3 +38,60 @@ def test_fitted_from_ten_samples_reaches_2_45_slots_on_short_48n(shared_data):
 
 def test_the_oracle_that_looks_six_steps_ahead_reaches_2_20_slots_or_so(shared_data):
     assert mean_jct(lambda _: make("optimus", oracle=True), shared_data) == pytest.approx(2.20, abs=0.1)
+
+
+def misdeclared(seed):
+    """Return jobs whose true lengths are up to 60 % off, and the losses that they report."""
+    rng = np.random.default_rng(seed)
+    arrival = np.sort(rng.uniform(0, 6 * 3600, 60))
+    jobs = with_epoch_error(catalogue_jobs(arrival, rng=rng, gangs=(1, 2), max_tasks=8), error=0.6, rng=rng)
+    jobs = jobs.with_columns(loss_delta=loss_targets(jobs))
+    return jobs, Losses.converging(jobs, report_s=120.0, noise=0.01)
+
+
+def simulated(jobs, losses, **options):
+    experiment = Experiment.of(jobs, cluster="demo", speed="step-time", losses=losses)
+    return experiment.run(make("optimus", **options), name="optimus")
+
+
+def test_losses_make_up_for_wrong_declarations():
+    """Optimus predicts its jobs' ends from their losses because owners do not know them."""
+    ratios = []
+    for seed in range(4):
+        jobs, losses = misdeclared(seed)
+        silent = jobs.with_columns(loss_delta=np.full(len(jobs), np.nan))
+        fitted, declared = (simulated(j, losses).summary["mean_jct_s"] for j in (jobs, silent))
+        ratios.append(fitted / declared)
+    assert np.mean(ratios) < 0.97
+
+
+def test_a_jobs_end_is_foretold_within_a_tenth_once_half_of_it_is_done():
+    jobs, losses = misdeclared(0)
+    experiment = Experiment.of(jobs, cluster="demo", speed="step-time", losses=losses)
+    scheduler = make("optimus")
+    session = experiment.session(scheduler)
+    errors = []
+    while not session.done:
+        snapshot = session.snapshot()
+        placement = scheduler.schedule(snapshot)
+        half_done = snapshot.jobs.steps > 0.5 * jobs.true_steps[snapshot.jobs.number]
+        for number in snapshot.jobs.number[half_done]:
+            foretold = scheduler._converged_at(snapshot, int(number))
+            errors.append(abs(foretold / jobs.true_steps[number] - 1))
+        session.step(placement)
+    assert np.median(errors) < 0.1
+
+
+def test_rigid_jobs_get_the_gang_they_asked_for_or_nothing():
+    rng = np.random.default_rng(5)
+    jobs = catalogue_jobs(np.zeros(30), rng=rng, gangs=(4,), max_tasks=4)
+    session = Experiment.of(jobs, cluster="demo", speed="step-time").session(make("optimus"))
+    session.step(make("optimus").schedule(session.snapshot()))
+    held = session.ledger.book.held
+    assert set(held["n_workers"]) <= {0, 4}
+    assert (held["n_workers"] > 0).any()
+
+
+def test_the_published_form_asks_for_the_true_speeds():
+    with pytest.raises(Exception, match=r"give it the true speeds: speeds=model\.grid"):
+        simulated(catalogue_jobs(np.zeros(2), rng=np.random.default_rng(0)), None, published=True)
