@@ -43,13 +43,23 @@ Cluster = Annotated[
 def demo(
     folder: Annotated[Path, typer.Option(help="Where the report goes.")] = Path("reports"),
 ) -> None:
-    """Compare five schedulers and FIFO on a shipped trace, and write a report."""
+    """Compare six schedulers on a shipped trace, and write a report and a figure."""
     from labkit.experiment.demo import CLUSTER, trace
 
     command = ["labkit", "demo", "--folder", str(folder)]
-    _compare(
+    records = _compare(
         trace(), cluster=CLUSTER, schedulers=DEMO_SCHEDULERS, report=folder / "demo.html", command=command, options={}
     )
+    print(f"figure: {_save_figure(records, folder / 'demo.svg').resolve()}")
+
+
+def _save_figure(records: list[RunRecord], path: Path) -> Path:
+    from labkit.plots.jct import plot_jct_cdf
+    from labkit.results import jct_cdf, labels
+
+    tables = {label: record.table for label, record in zip(labels(records), records, strict=True)}
+    plot_jct_cdf(jct_cdf(tables)).save(path)
+    return path
 
 
 @app.command()
@@ -107,7 +117,7 @@ def _compare(
     options: dict[str, Any],
     as_json: bool = False,
     runs: Path | None = None,
-) -> None:
+) -> list[RunRecord]:
     from labkit.experiment import compare as run_all
 
     def tell(record: RunRecord) -> None:
@@ -129,6 +139,7 @@ def _compare(
         written = write_report(records, report, title=f"{jobs.name} on {cluster}", command=command_line(command))
         if not as_json:
             print(f"report: {written.resolve()}")
+    return records
 
 
 def command_line(words: list[str]) -> str:
