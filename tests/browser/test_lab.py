@@ -67,7 +67,7 @@ class Lab:
         return began
 
     def wait_for(self, state: str) -> None:
-        self.box.locator(".labkit-status", has_text=state).wait_for(timeout=30_000)
+        self.box.locator(".labkit-status", has_text=state).wait_for(timeout=90_000)
 
     def card(self, name: str) -> str:
         return self.box.locator(".labkit-card", has_text=name).locator("b").inner_text()
