@@ -263,6 +263,11 @@ class Jobs:
         return np.ascontiguousarray(self.gang_demand[:, GPUS])
 
     @cached_property
+    def fewest_gpus(self) -> float:
+        """GPUs of the smallest gang that any job asked for."""
+        return float(self.gpus.min())
+
+    @cached_property
     def malleable(self) -> Bools:
         """Which jobs can train with another number of workers or PSs than they asked for, (N,)."""
         return np.asarray((self.max_workers > self.n_workers) | (self.max_ps > self.n_ps), dtype=np.bool_)

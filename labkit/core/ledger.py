@@ -35,7 +35,7 @@ _PROGRESSED, _PAUSED, _PREEMPTED = int(Kind.PROGRESSED), int(Kind.PAUSED), int(K
 _COMPLETED, _FAILED, _LEFT, _JOINED = int(Kind.COMPLETED), int(Kind.FAILED), int(Kind.LEFT), int(Kind.JOINED)
 _LOSS = int(Kind.LOSS)
 
-N_SEEN, N_DONE, N_HOLDING, N_ACTIVE, N_WAITING, ACTIVE_DIRTY, WAITING_DIRTY, WAITING_LOST = range(8)
+N_SEEN, N_DONE, N_HOLDING, N_ACTIVE, ACTIVE_DIRTY, FIRST_WAITING, N_WAITING, N_STARTED, WAITING_LOST = range(9)
 
 
 class Ledger:
@@ -65,7 +65,7 @@ class Ledger:
         self.up: Bools = np.ones(cluster.n_machines, dtype=np.bool_)
         self.losses: dict[int, list[tuple[float, float]]] = {}
         self.version = 0
-        self._counts = np.zeros(8, np.int32)
+        self._counts = np.zeros(9, np.int32)
         self._active = np.empty(len(jobs), np.int32)
         self._waiting = np.empty(len(jobs), np.int32)
         self._group_machine = cluster.group_machine.astype(np.int32)
@@ -118,10 +118,10 @@ class Ledger:
             ids = ids[self.belief["phase"][ids] == WAITING]
             self._waiting[: len(ids)] = ids
             self._counts[N_WAITING] = len(ids)
-            self._counts[WAITING_LOST] = self._counts[WAITING_DIRTY] = 0
-        elif self._counts[WAITING_DIRTY]:
+            self._counts[FIRST_WAITING] = self._counts[WAITING_LOST] = self._counts[N_STARTED] = 0
+        elif self._counts[N_STARTED]:
             _keep_waiting(self._waiting, self._counts, self.belief)
-        return self._waiting[: self._counts[N_WAITING]].copy()
+        return self._waiting[self._counts[FIRST_WAITING] : self._counts[N_WAITING]].copy()
 
     def steps_done(self, jobs: Ints, now_s: float) -> Floats:
         """Return the steps that each job is believed to have done by now."""
@@ -164,13 +164,20 @@ def _keep_active(active: Ints, counts: Ints, belief: Records) -> None:
 
 @njit(cache=True)
 def _keep_waiting(waiting: Ints, counts: Ints, belief: Records) -> None:
-    n = 0
-    for i in range(counts[N_WAITING]):
-        if belief[waiting[i]].phase == WAITING:
-            waiting[n] = waiting[i]
-            n += 1
-    counts[N_WAITING] = n
-    counts[WAITING_DIRTY] = 0
+    """Take the jobs that started out of the queue; where they were its first, only its beginning moves."""
+    first = counts[FIRST_WAITING]
+    while first < counts[N_WAITING] and belief[waiting[first]].phase != WAITING:
+        first += 1
+        counts[N_STARTED] -= 1
+    counts[FIRST_WAITING] = first
+    if counts[N_STARTED]:
+        n = first
+        for i in range(first, counts[N_WAITING]):
+            if belief[waiting[i]].phase == WAITING:
+                waiting[n] = waiting[i]
+                n += 1
+        counts[N_WAITING] = n
+        counts[N_STARTED] = 0
 
 
 @njit(cache=True)
@@ -206,7 +213,7 @@ def _fold(  # noqa: C901 - one branch per kind of event
                 if belief[job].phase == WAITING:
                     belief[job].phase = HOLDING
                     counts[N_HOLDING] += 1
-                    counts[WAITING_DIRTY] = 1
+                    counts[N_STARTED] += 1
             hold(held, tasks, spare, free, demand, job, event.role, event.group, int(event.value))
             if i + 1 == len(batch) or batch[i + 1].kind != _PLACED or batch[i + 1].job != job:
                 _settle_gpus(belief, held, demand, job, event.time_s)

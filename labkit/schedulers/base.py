@@ -10,7 +10,7 @@ from labkit.core.protocols import Placer
 from labkit.core.resources import GPUS, Bools, Floats, Ints
 from labkit.core.snapshot import Snapshot
 
-CHUNK = 64
+CHUNK = 8
 
 
 def asked(snapshot: Snapshot, jobs: Ints) -> Gangs:
@@ -26,22 +26,35 @@ def capacity(snapshot: Snapshot) -> Floats:
     return total
 
 
-def start_in_order(snapshot: Snapshot, waiting: Ints, placer: Placer, *, backfill: bool) -> Placement:
+def start_in_order(
+    snapshot: Snapshot, waiting: Ints, placer: Placer, *, backfill: bool, by: Floats | None = None
+) -> Placement:
     """Start waiting jobs in an order and preempt none.
 
     Without `backfill` the first job that does not fit stops all behind it; with it, it is passed over.
+
+    Parameters
+    ----------
+    waiting : array
+        Numbers of waiting jobs, in order of arrival.
+    by : array, optional
+        (N,) the least comes first, NaN last, ties by arrival; by arrival alone if it is left out.
     """
-    if not len(waiting):
+    n_free = snapshot.free[:, GPUS].sum()
+    if not len(waiting) or n_free < snapshot.table.fewest_gpus:
         return Placement.nothing()
     if backfill:
-        waiting = waiting[snapshot.table.gpus[waiting] <= snapshot.free[:, GPUS].sum()]
-        return placer.place(snapshot, asked(snapshot, waiting))
+        ordered = waiting if by is None else waiting[np.argsort(by[waiting], kind="stable")]
+        return placer.place(snapshot, asked(snapshot, ordered[snapshot.table.gpus[ordered] <= n_free]))
     size = CHUNK  # most often few of a long queue start: ask for more only if all of a chunk did
     while True:
-        placement = placer.place(snapshot, asked(snapshot, waiting[:size]), strict=True)
+        first = waiting[:size] if by is None else least(waiting, by, size)
+        if snapshot.table.gpus[first[0]] > n_free:
+            return Placement.nothing()
+        placement = placer.place(snapshot, asked(snapshot, first), strict=True)
         if size >= len(waiting) or len(placement.set_jobs) < size:
             return placement
-        size *= 8
+        size *= CHUNK
 
 
 def run_in_order(snapshot: Snapshot, order: Ints, placer: Placer, *, backfill: bool = True) -> Placement:
@@ -81,3 +94,24 @@ def choose(order: Ints, demand: Floats, budget: Floats, backfill: bool) -> Bools
         elif not backfill:
             break
     return chosen
+
+
+@njit(cache=True)
+def least(jobs: Ints, by: Floats, n: int) -> Ints:
+    """Return the n jobs with the least values of `by` (N,), NaN last, ties in the order given."""
+    if n * 8 > len(jobs):
+        return jobs[np.argsort(by[jobs], kind="mergesort")][:n]
+    found = np.empty(n, jobs.dtype)
+    values = np.full(n, np.inf)
+    size = 0
+    for job in jobs:
+        value = by[job]
+        if size == n and not value < values[n - 1]:
+            continue
+        at = size if size < n else n - 1
+        while at > 0 and (value < values[at - 1] or (values[at - 1] != values[at - 1] and value == value)):
+            found[at], values[at] = found[at - 1], values[at - 1]
+            at -= 1
+        found[at], values[at] = job, value
+        size = min(size + 1, n)
+    return found

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from labkit.core.placement import Placement
 from labkit.core.protocols import Placer
 from labkit.core.snapshot import Snapshot
@@ -30,6 +28,5 @@ class Sjf:
 
     def schedule(self, snapshot: Snapshot) -> Placement:
         """Return which jobs start."""
-        waiting = snapshot.waiting
-        shortest_first = np.argsort(snapshot.table.duration_s[waiting], kind="stable")
-        return start_in_order(snapshot, waiting[shortest_first], self.placer, backfill=self.backfill)
+        shortest_first = snapshot.table.duration_s
+        return start_in_order(snapshot, snapshot.waiting, self.placer, backfill=self.backfill, by=shortest_first)

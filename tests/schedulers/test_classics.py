@@ -6,11 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from labkit.core import Cluster, InputError, Jobs, Kind
 from labkit.experiment import Session, at_events
 from labkit.placers import Pack, Spread
 from labkit.schedulers import available, make
+from labkit.schedulers.base import least
 from labkit.schedulers.drf import Drf
 from labkit.schedulers.las import Las
 from labkit.schedulers.tetris import by_score
@@ -271,3 +274,12 @@ def test_options_may_stand_in_the_name() -> None:
 def test_a_misspelt_scheduler_is_told_what_is_there(name: str, told: str) -> None:
     with pytest.raises(InputError, match=told):
         make(name)
+
+
+@given(st.lists(st.sampled_from([1.0, 2.0, 3.0, np.inf, np.nan]) | st.floats(0, 9), min_size=1, max_size=80), st.data())
+def test_the_least_of_some_jobs_are_the_first_of_a_stable_sort(values, data):
+    by = np.array(values)
+    jobs = np.array(data.draw(st.permutations(range(len(by)))), np.int32)
+    n = data.draw(st.integers(1, len(by)))
+    expected = jobs[np.argsort(by[jobs], kind="stable")][:n]
+    assert least(jobs, by, n).tolist() == expected.tolist()
