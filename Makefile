@@ -31,7 +31,7 @@ doctor:  ## say what this machine lacks and how to get it; installs nothing
 	@if [ -e $(STAMP) ]; then $(BIN)/python -m labkit.doctor; else $(PYTHON) labkit/doctor.py; fi
 
 notebooks: $(STAMP)  ## run all notebooks and keep their outputs
-	$(BIN)/jupyter nbconvert --to notebook --execute --inplace notebooks/*.ipynb
+	$(BIN)/jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.store_widget_state=False notebooks/*.ipynb
 
 clean:  ## remove what make made; runs/ stays
 	rm -rf .venv reports build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks .import_linter_cache

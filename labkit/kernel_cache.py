@@ -9,10 +9,16 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import sys
 import time
 from pathlib import Path
 
 KEPT_DAYS = 14
+
+
+def root() -> Path:
+    """Return the folder of all of labkit's kernels."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "labkit" / "kernels"
 
 
 def folder() -> Path:
@@ -22,15 +28,15 @@ def folder() -> Path:
         text = path.read_bytes()
         if b"njit" in text:
             digest.update(text)
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return root / "labkit" / "kernels" / digest.hexdigest()[:16]
+    return root() / digest.hexdigest()[:16]
 
 
 def use() -> None:
     """Tell numba to keep its kernels there, unless the user named a folder or there is no place to write."""
-    if "NUMBA_CACHE_DIR" in os.environ:
-        return
     try:
+        named = os.environ.get("NUMBA_CACHE_DIR")
+        if named and Path(named).parent != root():  # not one that a parent process of ours set
+            return
         cache = folder()
         fresh = not cache.exists()
         cache.mkdir(parents=True, exist_ok=True)
@@ -40,6 +46,8 @@ def use() -> None:
     except (OSError, RuntimeError):  # read-only or no home: numba keeps its kernels beside the sources
         return
     os.environ["NUMBA_CACHE_DIR"] = str(cache)
+    if "numba" in sys.modules:  # it has read its environment already
+        sys.modules["numba"].config.CACHE_DIR = str(cache)
 
 
 def _forget_old(root: Path) -> None:

@@ -1,0 +1,58 @@
+"""Compiled kernels are never older than their sources."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+
+from labkit import kernel_cache
+
+
+def cache_dir_of(code: str, **environment: str) -> str:
+    told = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env={k: v for k, v in os.environ.items() if k != "NUMBA_CACHE_DIR"} | environment,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return told.stdout.strip()
+
+
+def test_kernels_live_in_a_folder_named_after_their_sources(tmp_path):
+    code = "import labkit, numba; print(numba.config.CACHE_DIR)"
+    home = {"XDG_CACHE_HOME": str(tmp_path)}
+    expected = tmp_path / "labkit" / "kernels" / kernel_cache.folder().name
+    assert cache_dir_of(code, **home) == str(expected)
+
+
+def test_it_holds_when_numba_was_imported_first(tmp_path):
+    code = "import numba, labkit; print(numba.config.CACHE_DIR)"
+    assert kernel_cache.folder().name in cache_dir_of(code, XDG_CACHE_HOME=str(tmp_path))
+
+
+def test_a_folder_that_the_user_named_is_left_alone(tmp_path):
+    code = "import labkit, numba; print(numba.config.CACHE_DIR)"
+    assert cache_dir_of(code, NUMBA_CACHE_DIR=str(tmp_path)) == str(tmp_path)
+
+
+def test_a_folder_inherited_from_a_process_with_older_sources_is_not_used(tmp_path):
+    code = "import labkit, numba; print(numba.config.CACHE_DIR)"
+    old = tmp_path / "labkit" / "kernels" / "0123456789abcdef"
+    found = cache_dir_of(code, NUMBA_CACHE_DIR=str(old), XDG_CACHE_HOME=str(tmp_path))
+    assert found == str(tmp_path / "labkit" / "kernels" / kernel_cache.folder().name)
+
+
+def test_one_changed_kernel_changes_the_name(tmp_path, monkeypatch):
+    package = tmp_path / "labkit"
+    package.mkdir()
+    (package / "a.py").write_text("from numba import njit\n")
+    (package / "b.py").write_text("nothing compiled\n")
+    monkeypatch.setattr(kernel_cache, "__file__", str(package / "kernel_cache.py"))
+    before = kernel_cache.folder()
+    (package / "b.py").write_text("nothing compiled either\n")
+    assert kernel_cache.folder() == before
+    (package / "a.py").write_text("from numba import njit  # and more\n")
+    assert kernel_cache.folder() != before
