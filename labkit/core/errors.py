@@ -5,7 +5,9 @@ LabkitError
 │   ├── TraceError      faults of a trace, gathered, each with file, line and column
 │   └── ProfileError    measurements that cannot be fitted
 ├── PlacementError      a placement that overfills a device group or names an unknown job
-└── StalledError        jobs wait, nothing runs and nothing will arrive
+├── StalledError        jobs wait, nothing runs and nothing will arrive
+├── StaleSnapshotError  a snapshot was read after its session had moved on
+└── StoppedError        a user stopped the run
 
 A message names the thing, its value, what was expected, and the nearest remedy.
 """
@@ -38,6 +40,14 @@ class PlacementError(LabkitError, ValueError):
 
 class StalledError(LabkitError, RuntimeError):
     """Jobs wait, nothing runs, and nothing will ever change."""
+
+
+class StaleSnapshotError(LabkitError, RuntimeError):
+    """A column of an old snapshot was read for the first time after the session had moved on."""
+
+
+class StoppedError(LabkitError, RuntimeError):
+    """A user stopped the run; what had not come out by then did not happen."""
 
 
 def unknown(thing: str, name: str, known: Iterable[str]) -> InputError:

@@ -12,17 +12,13 @@ from numpy.typing import NDArray
 
 from labkit.core.book import Records
 from labkit.core.cluster import Cluster
-from labkit.core.errors import LabkitError
+from labkit.core.errors import StaleSnapshotError
 from labkit.core.jobs import Jobs
 from labkit.core.ledger import HOLDING, Ledger
 from labkit.core.resources import GPUS, Bools, Floats, Ints
 
 OVERDUE_FRACTION = 0.01
 """A job that outlived its declared steps is believed to have this fraction of them left."""
-
-
-class StaleSnapshotError(LabkitError, RuntimeError):
-    """A column of an old snapshot was read for the first time after the session had moved on."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,8 @@ from labkit.experiment.cadence import Cadence, at_events
 
 Observer = Callable[[Events], None]
 UNITS = ("GPUs", "cores", "GB of memory")
+PATIENCE = 1000
+"""Slots in which nothing happens before a session gives up."""
 
 
 class Session:
@@ -68,6 +70,7 @@ class Session:
         self.log = EventLog()
         self.decide_s: list[float] = []
         self.n_decisions = 0
+        self._n_quiet = 0
         self.observers = list(observers)
         self._note(backend.advance(0.0, stop_at_event=False))
         self._wait_for_work()
@@ -94,15 +97,15 @@ class Session:
         PlacementError
             If the cluster cannot hold it; nothing has changed then.
         StalledError
-            If jobs wait and nothing will ever happen by itself.
+            If jobs wait, or run without progress, and nothing will ever happen by itself; with slots, where a scheduler
+        may wait on purpose, after 1,000 of them.
         """
+        n_before = len(self.log)
         self._note(self.backend.apply(placement))
         self.n_decisions += 1
-        if self.backend.idle and not self.ledger.n_holding and not self.done:
-            raise self._stalled()
-        n_before, before_s = len(self.log), self.backend.now_s
         self._advance()
-        if len(self.log) == n_before and self.backend.now_s == before_s and not self.done:
+        self._n_quiet = self._n_quiet + 1 if len(self.log) <= n_before + 1 else 0
+        if self._n_quiet > (0 if math.isinf(self.cadence.slot_s) else PATIENCE) and not self.done:
             self._refuse_standstill()
         self._wait_for_work()
 
@@ -145,9 +148,11 @@ class Session:
                 self._note(self.backend.advance(boundary_s, stop_at_event=False))
 
     def _refuse_standstill(self) -> None:
+        if self.backend.idle and not self.ledger.n_holding:
+            raise self._stalled()
         ids = self.ledger.active()
         stuck = ids[(self.ledger.belief["phase"][ids] == HOLDING) & ~(self.ledger.belief["speed"][ids] > 0)]
-        if len(stuck):
+        if len(stuck) and len(stuck) == self.ledger.n_holding:
             held = self.ledger.book.held[stuck[0]]
             raise StalledError(
                 f"{len(stuck)} jobs run without progress, and nothing else will ever happen. The first is job "

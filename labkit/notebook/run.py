@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 import traitlets
 
-from labkit.core.errors import InputError, LabkitError
+from labkit.core.errors import InputError, LabkitError, StoppedError
 from labkit.core.events import NO_EVENTS, Events
 from labkit.core.protocols import Backend, Scheduler
 from labkit.experiment import Experiment
@@ -23,7 +23,6 @@ from labkit.notebook.board import Board
 from labkit.results import RunInfo, RunRecord, State
 from labkit.schedulers import make
 from labkit.simulator import Paced
-from labkit.simulator.paced import StoppedError
 
 TICK_S: Final = 0.05
 """Traits change at most this often."""

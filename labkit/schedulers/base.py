@@ -11,6 +11,8 @@ from labkit.core.resources import GPUS, Bools, Floats, Ints
 from labkit.core.snapshot import Snapshot
 
 CHUNK = 8
+BEHIND = 64
+"""Jobs behind the chosen ones that are tried where a chosen one does not fit."""
 
 
 def asked(snapshot: Snapshot, jobs: Ints) -> Gangs:
@@ -60,8 +62,8 @@ def start_in_order(
 def run_in_order(snapshot: Snapshot, order: Ints, placer: Placer, *, backfill: bool = True) -> Placement:
     """Run the first jobs of an order that the cluster holds, and preempt the others.
 
-    Jobs that go on stay where they are. One that was to be preempted goes on if those before it did not fit into
-    its room after all.
+    Jobs that go on stay where they are. Which ones run is chosen by totals; where one of them does not fit into what
+    is really free, one that was to be preempted goes on, or one behind it is started.
 
     Parameters
     ----------
@@ -75,7 +77,13 @@ def run_in_order(snapshot: Snapshot, order: Ints, placer: Placer, *, backfill: b
     start, stop = order[chosen & ~holds], order[~chosen & holds]
     if not len(start):
         return Placement.nothing()
-    return placer.place(snapshot, asked(snapshot, np.concatenate([start, stop]) if len(stop) else start))
+    wanted = np.concatenate([start, stop]) if len(stop) else start
+    placement = placer.place(snapshot, asked(snapshot, wanted))
+    if not backfill or len(placement.set_jobs) == len(wanted) or np.isin(start, placement.set_jobs).all():
+        return placement
+    # a chosen gang did not fit, in pieces as the room is: the ones behind it may
+    behind = order[~chosen & ~holds][:BEHIND]
+    return placer.place(snapshot, asked(snapshot, np.concatenate([wanted, behind]))) if len(behind) else placement
 
 
 @njit(cache=True)

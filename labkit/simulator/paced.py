@@ -8,17 +8,13 @@ import time
 from enum import Enum
 
 from labkit.core.cluster import Cluster
-from labkit.core.errors import InputError, LabkitError
+from labkit.core.errors import InputError, StoppedError
 from labkit.core.events import Events
 from labkit.core.jobs import Jobs
 from labkit.core.placement import Placement
 from labkit.core.protocols import Backend
 
 LONGEST_WAIT_S = 3600.0
-
-
-class StoppedError(LabkitError, RuntimeError):
-    """The run was stopped in the middle of a wait; what had not come out by then did not happen."""
 
 
 class _Mode(Enum):

@@ -7,9 +7,16 @@ import pytest
 from hypothesis import given
 
 from labkit.core import EVENT, Cluster, EventLog, Gangs, Jobs, Kind, Placement, TraceError
-from labkit.core.errors import InputError, LabkitError, PlacementError, ProfileError, StalledError, unknown
+from labkit.core.errors import (
+    InputError,
+    LabkitError,
+    PlacementError,
+    ProfileError,
+    StaleSnapshotError,
+    StalledError,
+    unknown,
+)
 from labkit.core.events import events, from_frame, to_frame
-from labkit.core.snapshot import StaleSnapshotError
 from labkit.testing import Scene, same_events
 from labkit.testing.strategies import clusters, scenes
 

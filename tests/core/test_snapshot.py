@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 
 from labkit.core import Jobs, Snapshot
-from labkit.core.snapshot import OVERDUE_FRACTION, JobColumns, StaleSnapshotError
+from labkit.core.errors import StaleSnapshotError
+from labkit.core.snapshot import OVERDUE_FRACTION, JobColumns
 from labkit.experiment import Session
 from labkit.schedulers import make
 from labkit.simulator import Simulator

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from labkit.core import InputError, Jobs, Placement
+from labkit.core.errors import StoppedError
 from labkit.experiment import Experiment
 from labkit.notebook.run import LiveRun
 from labkit.results import State
 from labkit.simulator import Paced
-from labkit.simulator.paced import StoppedError
 from labkit.topology import no_network
 
 AT_ONCE_S = 1.0
