@@ -18,11 +18,11 @@ class Even:
     """Optimus' placement (theorem 1 and sec. 4.2 of [1]_).
 
     Jobs by demand, smallest first; machines by free cores, most first, sorted anew for each job; the job gets the
-    first k machines that hold it when split evenly, with the smallest such k. A job that fits no k waits; but one that
-    not even the empty cluster could split evenly, or that may shrink, is packed instead of waiting or shrinking.
+    first k machines that hold it when split evenly, with the smallest such k. A job that fits no k waits; one that may
+    shrink is split with fewer workers instead, and packed where no smaller gang can be split evenly.
 
     The paper's machines are all alike. Here a machine that is too small for its share (one without GPUs, say) is
-    passed over, and a gang that not even the empty cluster holds evenly is placed by first fit instead of never.
+    passed over, and a gang that not even the empty cluster holds evenly is packed instead of never placed.
 
     Attributes
     ----------

@@ -41,12 +41,12 @@ def _place_on(
     if rule == EVEN:
         if even(site, left, usable, worker, ps, n_workers, n_ps, workers, servers):
             return True
-        if not shrinks and not _never_even(site, usable, worker, ps, n_workers, n_ps, workers, servers):
+        if shrinks or not _never_even(site, usable, worker, ps, n_workers, n_ps, workers, servers):
             return False
     if rule == SPREAD:
         rest = spread(site, left, usable, worker, n_workers, workers)
         rest = rest or (n_ps > 0 and spread(site, left, site.anywhere, ps, n_ps, servers) > 0)
-    elif rule in (PACK, EVEN):
+    elif rule != FIRST:
         mine = np.zeros(len(left.load), np.bool_)
         rest = pack(site, left, usable, worker, n_workers, workers, mine)
         rest = rest or (n_ps > 0 and pack(site, left, site.anywhere, ps, n_ps, servers, mine) > 0)
@@ -80,6 +80,23 @@ def _place_one(
 
 
 @njit(cache=True)
+def _place_or_shrink(
+    rule: int, site: Site, left: Left, runs_on: Bools, device_type: int, worker: Floats, ps: Floats, n_workers: int,
+    n_ps: int, workers: Ints, servers: Ints, shrinks: bool,
+) -> tuple[int, int]:  # fmt: skip
+    """Place one gang, or the largest smaller one if it shrinks; return its workers and PSs, 0 workers if none fits."""
+    w, p = n_workers, n_ps
+    while w > 0:
+        if _place_one(rule, site, left, runs_on, device_type, worker, ps, w, p, workers, servers, shrinks):
+            return w, p
+        if not shrinks:
+            break
+        w -= 1
+        p = min(p, max(1, (n_ps * w + n_workers - 1) // n_workers))
+    return 0, 0
+
+
+@njit(cache=True)
 def place_gangs(  # noqa: C901 - one pass over the gangs, with the output buffer that it fills
     rule: int, strict: bool, shrinks: bool, site: Site, free: Floats, jobs: Ints, n_workers: Ints, n_ps: Ints,
     device_type: Ints, worker_demand: Floats, ps_demand: Floats, runs_on: Bools,
@@ -95,21 +112,21 @@ def place_gangs(  # noqa: C901 - one pass over the gangs, with the output buffer
     n = 0
     for i in range(len(jobs)):
         j = jobs[i]
-        w, p = n_workers[i], n_ps[i]
-        while True:
-            placed[i] = _place_one(
-                rule, site, left, runs_on[j], device_type[i], worker_demand[j], ps_demand[j], w, p, workers, servers,
-                shrinks,
+        w, p = _place_or_shrink(
+            rule, site, left, runs_on[j], device_type[i], worker_demand[j], ps_demand[j], n_workers[i], n_ps[i],
+            workers, servers, shrinks,
+        )  # fmt: skip
+        if w == 0 and shrinks and rule == EVEN:  # no smaller gang can be split evenly either
+            w, p = _place_or_shrink(
+                PACK, site, left, runs_on[j], device_type[i], worker_demand[j], ps_demand[j], n_workers[i], n_ps[i],
+                workers, servers, shrinks,
             )  # fmt: skip
-            if placed[i] or not shrinks or w <= 1:
-                break
-            w -= 1
-            p = min(p, max(1, (n_ps[i] * w + n_workers[i] - 1) // n_workers[i]))
+        placed[i] = w > 0
         if not placed[i]:
             if strict:
                 break
             continue
-        needed = n + n_workers[i] + n_ps[i]
+        needed = n + w + p
         if needed > size:
             size = 2 * needed
             job, role = _grown(job, n, size), _grown(role, n, size)

@@ -9,6 +9,7 @@ from labkit.core.placement import Gangs, Placement
 from labkit.core.protocols import Placer
 from labkit.core.resources import GPUS, Bools, Floats, Ints
 from labkit.core.snapshot import Snapshot
+from labkit.placers.site import SLACK
 
 CHUNK = 8
 BEHIND = 64
@@ -42,7 +43,7 @@ def start_in_order(
     by : array, optional
         (N,) the least comes first, NaN last, ties by arrival; by arrival alone if it is left out.
     """
-    n_free = snapshot.free[:, GPUS].sum()
+    n_free = snapshot.free[:, GPUS].sum() + SLACK
     if not len(waiting) or n_free < snapshot.table.fewest_gpus:
         return Placement.nothing()
     if backfill:
@@ -90,7 +91,7 @@ def run_in_order(snapshot: Snapshot, order: Ints, placer: Placer, *, backfill: b
 def choose(order: Ints, demand: Floats, budget: Floats, backfill: bool) -> Bools:
     """Tell which jobs of an order fit into a budget (R,) by their demand (N, R), the first ones first."""
     chosen = np.zeros(len(order), np.bool_)
-    left = budget + 1e-9
+    left = budget + SLACK
     for i in range(len(order)):
         fits = True
         for r in range(len(left)):

@@ -27,6 +27,8 @@ class Las:
         Attained service at which a job moves to the second queue.
     placer : Placer
         Where gangs go.
+    quantum_s : float
+        A session decides at least this often, so that jobs change queues in time.
 
     References
     ----------
@@ -35,6 +37,7 @@ class Las:
 
     threshold_gpu_s: float = 3600.0
     placer: Placer = FirstFit()
+    quantum_s: float = 600.0
 
     def __post_init__(self) -> None:
         if not self.threshold_gpu_s > 0:

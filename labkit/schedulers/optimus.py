@@ -95,18 +95,22 @@ class Optimus:
         """Measure a few gangs of each kind of job before the run, as Optimus does; all of them for an oracle."""
         fit = self._begin(jobs)
         true = np.zeros_like(fit.mean)
-        for kind, number in enumerate(np.unique(self._kind, return_index=True)[1]):
-            ps, workers = self._gangs_to_measure(jobs, int(number))
-            speeds = measure(int(number), np.where(jobs.max_ps[number] > 0, ps, 0), workers)
+        for kind in range(len(fit.mean)):
+            alike = np.flatnonzero(self._kind == kind)
+            ps, workers = self._gangs_to_measure(jobs, alike)
+            speeds = measure(int(alike[0]), np.where(jobs.max_ps[alike[0]] > 0, ps, 0), workers)
             fit.observe(np.full(len(ps), kind), n_ps=ps, n_workers=workers, speed=np.maximum(speeds, 0))
             true[kind, ps, workers] = speeds
         if self.oracle:
             self._true = true
 
-    def _gangs_to_measure(self, jobs: Jobs, number: int) -> tuple[Ints, Ints]:
-        most_ps, most_workers = max(int(jobs.max_ps[number]), 1), int(jobs.max_workers[number])
-        if not jobs.malleable[number]:
-            return np.array([max(jobs.n_ps[number], 1)]), np.array([jobs.n_workers[number]])
+    def _gangs_to_measure(self, jobs: Jobs, alike: Ints) -> tuple[Ints, Ints]:
+        """Return PSs and workers of the gangs to measure for jobs of one kind; all-reduce counts as one PS."""
+        alike = alike[jobs.malleable[alike]] if jobs.malleable[alike].any() else alike
+        if not jobs.malleable[alike[0]]:
+            asked = np.unique(np.stack([np.maximum(jobs.n_ps[alike], 1), jobs.n_workers[alike]]), axis=1)
+            return asked[0], asked[1]
+        most_ps, most_workers = max(int(jobs.max_ps[alike].max()), 1), int(jobs.max_workers[alike].max())
         if self.oracle:
             axes = np.meshgrid(np.arange(1, most_ps + 1), np.arange(1, most_workers + 1), indexing="ij")
             return axes[0].ravel(), axes[1].ravel()
@@ -251,8 +255,8 @@ def allocate(
             left -= w * worker[j] + p * ps[j]
     for i in range(n):
         j = jobs[i]
-        worker_cost[i] = np.max(worker[j] / np.maximum(total, 1e-12))
-        ps_cost[i] = np.max(ps[j] / np.maximum(total, 1e-12))
+        worker_cost[i] = max(np.max(worker[j] / np.maximum(total, 1e-12)), 1e-9)
+        ps_cost[i] = max(np.max(ps[j] / np.maximum(total, 1e-12)), 1e-9)  # a PS may take nothing
         if n_workers[i] and malleable[j]:
             found = _best_move(
                 seconds[kind[i]], n_workers[i], n_ps[i], max_workers[j], max_ps[j], look_ahead, worker[j], ps[j],

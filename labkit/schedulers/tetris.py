@@ -13,7 +13,7 @@ from labkit.core.resources import Bools, Floats, Ints
 from labkit.core.snapshot import OVERDUE_FRACTION, Snapshot
 from labkit.placers import Pack
 from labkit.schedulers import published as dl2
-from labkit.schedulers.base import asked
+from labkit.schedulers.base import asked, capacity
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Tetris:
         waiting, table = snapshot.waiting, snapshot.table
         if not len(waiting):
             return Placement.nothing()
-        total = np.maximum(snapshot.cluster.capacity.sum(axis=0), 1e-12)
+        total = np.maximum(capacity(snapshot), 1e-12)
         # a job that outlived its declaration and lost its machine waits too
         steps_left = np.maximum(1 - snapshot.steps_done(waiting) / table.total_steps[waiting], OVERDUE_FRACTION)
         remaining_s = np.nan_to_num(table.duration_s[waiting] * steps_left, nan=1.0)

@@ -124,6 +124,8 @@ def _step(session: Session, placement: Placement, who: str, scene: Scene) -> Non
         for job in session.ledger.waiting():
             if fits_empty(scene.jobs, scene.cluster, scene.runs_on, int(job)):
                 raise ConformanceError(f"{who} stalls although job {job} fits the empty cluster: {error}") from error
+        if session.ledger.n_holding:
+            raise ConformanceError(f"{who} gives jobs gangs with which they do not train: {error}") from error
         raise
 
 

@@ -283,3 +283,18 @@ def test_the_least_of_some_jobs_are_the_first_of_a_stable_sort(values, data):
     n = data.draw(st.integers(1, len(by)))
     expected = jobs[np.argsort(by[jobs], kind="stable")][:n]
     assert least(jobs, by, n).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("name", ["fifo", "fifo(backfill=True)", "sjf", "srtf", "las"])
+def test_room_that_fractions_of_a_gpu_gave_back_is_whole_again(name):
+    """0.1 + 0.2 + 0.3 of a GPU come back as 0.999...9; a job that needs a whole one starts all the same."""
+    jobs = Jobs.of(
+        arrival_s=[0, 0, 0, 10],
+        total_steps=[3, 1, 2, 5],
+        duration_s=[3, 1, 2, 5],
+        worker_demand=[[0.1, 0, 0], [0.2, 0, 0], [0.3, 0, 0], [1, 0, 0]],
+    )
+    cluster = no_network(1, servers=Server("one", sockets=((1.0, 4.0, 8.0),), device_type="gpu"))
+    session = Session(Simulator(jobs, cluster, speed=Recorded(jobs, cluster)))
+    session.run(make(name))
+    assert session.now_s == pytest.approx(15.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from labkit.core import Role
 from labkit.experiment import Experiment, every_slot
 from labkit.schedulers import make
 from labkit.simulator import Losses, loss_targets
@@ -54,18 +55,8 @@ def simulated(jobs, losses, **options):
     return experiment.run(make("optimus", **options), name="optimus")
 
 
-def test_losses_make_up_for_wrong_declarations():
-    """Optimus predicts its jobs' ends from their losses because owners do not know them."""
-    ratios = []
-    for seed in range(4):
-        jobs, losses = misdeclared(seed)
-        silent = jobs.with_columns(loss_delta=np.full(len(jobs), np.nan))
-        fitted, declared = (simulated(j, losses).summary["mean_jct_s"] for j in (jobs, silent))
-        ratios.append(fitted / declared)
-    assert np.mean(ratios) < 0.97
-
-
 def test_a_jobs_end_is_foretold_within_a_tenth_once_half_of_it_is_done():
+    """Owners were wrong by 30 % on average; the losses are noisy by 1 %."""
     jobs, losses = misdeclared(0)
     experiment = Experiment.of(jobs, cluster="demo", speed="step-time", losses=losses)
     scheduler = make("optimus")
@@ -79,7 +70,8 @@ def test_a_jobs_end_is_foretold_within_a_tenth_once_half_of_it_is_done():
             foretold = scheduler._converged_at(snapshot, int(number))
             errors.append(abs(foretold / jobs.true_steps[number] - 1))
         session.step(placement)
-    assert np.median(errors) < 0.1
+    declared = np.abs(jobs.total_steps / jobs.true_steps - 1)
+    assert np.median(errors) < 0.1 < 0.25 < np.median(declared)
 
 
 def test_rigid_jobs_get_the_gang_they_asked_for_or_nothing():
@@ -95,3 +87,18 @@ def test_rigid_jobs_get_the_gang_they_asked_for_or_nothing():
 def test_the_published_form_asks_for_the_true_speeds():
     with pytest.raises(Exception, match=r"give it the true speeds: speeds=model\.grid"):
         simulated(catalogue_jobs(np.zeros(2), rng=np.random.default_rng(0)), None, published=True)
+
+
+def test_a_ps_that_takes_nothing_is_no_division_by_zero():
+    jobs = catalogue_jobs(np.zeros(3), rng=np.random.default_rng(0)).with_columns(ps_demand=np.zeros((3, 3)))
+    assert simulated(jobs, None).summary["n_unfinished"] == 0
+
+
+@pytest.mark.parametrize("first_most", [1, 4])
+def test_the_oracle_knows_the_largest_gang_of_any_job_of_a_kind(first_most):
+    jobs = catalogue_jobs([0.0, 0.0], rng=np.random.default_rng(0), models=["dssm"], max_tasks=8)
+    jobs = jobs.with_columns(max_workers=np.array([first_most, 8]), max_ps=np.array([first_most, 8]))
+    session = Experiment.of(jobs, cluster="demo", speed="step-time").session(scheduler := make("optimus", oracle=True))
+    placement = scheduler.schedule(session.snapshot())
+    workers = (placement.job == 1) & (placement.role == Role.WORKER)
+    assert placement.count[workers].sum() > first_most
