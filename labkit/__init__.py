@@ -16,7 +16,7 @@ from labkit import kernel_cache
 
 if TYPE_CHECKING:
     from labkit.core import Cluster, Gangs, Jobs, Placement, Snapshot
-    from labkit.experiment import Experiment, Session, at_events, compare, every_slot, simulate
+    from labkit.experiment import Experiment, Session, at_events, compare, every_slot, replay, simulate
     from labkit.results.store import load
     from labkit.schedulers import make as scheduler
     from labkit.topology import build as cluster
@@ -38,6 +38,7 @@ _HOMES = {
     "every_slot": ("labkit.experiment", "every_slot"),
     "load": ("labkit.results.store", "load"),
     "read": ("labkit.workloads", "read"),
+    "replay": ("labkit.experiment", "replay"),
     "scheduler": ("labkit.schedulers", "make"),
     "simulate": ("labkit.experiment", "simulate"),
 }
@@ -57,6 +58,7 @@ __all__ = [
     "every_slot",
     "load",
     "read",
+    "replay",
     "scheduler",
     "simulate",
 ]

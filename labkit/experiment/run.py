@@ -16,6 +16,7 @@ from labkit.core.cluster import Cluster
 from labkit.core.events import Events, Kind
 from labkit.core.jobs import Jobs
 from labkit.core.protocols import Backend, Scheduler, SpeedModel
+from labkit.core.resources import Bools
 from labkit.experiment import provenance
 from labkit.experiment.cadence import Cadence, at_events
 from labkit.experiment.pre_run import PreRunning, measurer
@@ -24,7 +25,7 @@ from labkit.experiment.speeds import declared, speed_model
 from labkit.results.record import RunInfo, RunRecord, State
 from labkit.results.store import RunWriter, free_id
 from labkit.schedulers import make
-from labkit.simulator import Faults, Losses, Overheads, Simulator, Variation
+from labkit.simulator import Faults, Losses, Overheads, Replay, Simulator, Variation
 from labkit.topology import presets
 from labkit.workloads import readers
 
@@ -218,6 +219,22 @@ def compare(
             after_each(record)
         records.append(record)
     return records
+
+
+def replay(record: RunRecord, *, runs_on: Bools | None = None) -> Session:
+    """Return a session that goes through a recorded run decision by decision, whatever is answered.
+
+    It shows the very snapshots that the recorded scheduler saw, so another one can be asked what it would have done.
+
+    >>> from labkit.core import Jobs
+    >>> jobs = Jobs.of(arrival_s=[0, 5], total_steps=[60, 30], duration_s=[60, 30])
+    >>> record = simulate(jobs, cluster="no_network(1)", scheduler="fifo")
+    >>> session = replay(record)
+    >>> again = session.run(make("srtf"))
+    >>> bool((again["job"] == record.events["job"]).all())
+    True
+    """
+    return Session(Replay(record.jobs, record.cluster, recorded=record.events), runs_on=runs_on)
 
 
 class ProgressBar:

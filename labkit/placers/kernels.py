@@ -24,7 +24,7 @@ def _never_even(
     site: Site, usable: Bools, worker: Floats, ps: Floats, n_workers: int, n_ps: int, workers: Ints, servers: Ints
 ) -> bool:
     """Tell whether not even the empty cluster holds an even split of this gang."""
-    empty = left_of(site, site.capacity.copy())
+    empty = left_of(site, site.capacity.copy(), True)
     if not even(site, empty, usable, worker, ps, n_workers, n_ps, workers, servers):
         return True
     workers[:] = 0
@@ -103,7 +103,7 @@ def place_gangs(  # noqa: C901 - one pass over the gangs, with the output buffer
 ) -> tuple[Bools, Ints, NDArray[np.int8], Ints, Ints]:  # fmt: skip
     """Place gangs in order into `free`, which is used up; return which were placed, and the rows of the placement."""
     n_groups = len(free)
-    left = left_of(site, free)
+    left = left_of(site, free, rule != FIRST)
     workers, servers = np.zeros(n_groups, np.int32), np.zeros(n_groups, np.int32)
     placed = np.zeros(len(jobs), np.bool_)
     size = 16

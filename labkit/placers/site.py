@@ -68,11 +68,11 @@ def site_of(cluster: Cluster) -> Site:
 
 
 @njit(cache=True)
-def left_of(site: Site, free: Floats) -> Left:
-    """Return what is left when so much is free (G, R); `free` is used up from then on."""
+def left_of(site: Site, free: Floats, sums: bool) -> Left:
+    """Return what is left when so much is free (G, R), which is used up from then on; machines are 0 without `sums`."""
     n_machines, n_resources = site.per_unit.shape
     machine, load = np.zeros((n_machines, n_resources)), np.zeros(n_machines)
-    for g in range(len(free)):
+    for g in range(len(free) if sums else 0):
         m = site.group_machine[g]
         for r in range(n_resources):
             machine[m, r] += free[g, r]
