@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -23,6 +23,8 @@ app.add_typer(traces_app, name="traces")
 
 DEMO_SCHEDULERS = "fifo,srtf,las,drf,tetris,optimus"
 JSON_KEYS = ("scheduler", "mean_jct_s", "median_jct_s", "p95_jct_s", "makespan_s", "n_jobs", "utilisation", "wall_s")
+STOPPED = 130
+"""Exit code after Ctrl-C, as shells have it."""
 COLUMNS = {
     "label": "scheduler",
     "mean_jct_s": "mean JCT",
@@ -75,14 +77,14 @@ def compare(
     speed: Annotated[str, typer.Option(help="auto, gavel, measured, step-time or recorded.")] = "auto",
     load: Annotated[float, typer.Option(help="2: jobs arrive twice as fast.")] = 1.0,
     slot: Annotated[float | None, typer.Option(help="Decide every so many seconds, instead of at every event.")] = None,
-    first: Annotated[int | None, typer.Option(help="Only the first so many jobs.")] = None,
+    first: Annotated[int | None, typer.Option(help="Only the first so many jobs.", min=1)] = None,
     format: Annotated[
         str | None, typer.Option(help="The trace's format, where it cannot be told from the file.")
     ] = None,
     start: Annotated[float, typer.Option(help="Seconds that a first start takes.")] = 0.0,
     restart: Annotated[float, typer.Option(help="Seconds that a restart from a checkpoint takes.")] = 0.0,
     rescale: Annotated[float, typer.Option(help="Seconds that a change of a running gang takes.")] = 0.0,
-    seed: Annotated[int, typer.Option(help="Seed of the simulator.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the simulator.", min=0)] = 0,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse throughputs that were not measured.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line and scheduler.")] = False,
     report: Annotated[Path | None, typer.Option(help="Write an HTML report to this file.")] = None,
@@ -96,7 +98,7 @@ def compare(
     from labkit.workloads import read, scaled
 
     jobs = read(trace, format=format)
-    jobs = jobs.take(np.arange(min(first, len(jobs)))) if first else jobs
+    jobs = jobs if first is None else jobs.take(np.arange(min(first, len(jobs))))
     jobs = scaled(jobs, load=load) if load != 1 else jobs
     options: dict[str, Any] = {"speed": speed, "throughputs": throughputs, "strict": strict, "seed": seed}
     options["overheads"] = Overheads(start_s=start, restart_s=restart, rescale_s=rescale)
@@ -126,6 +128,9 @@ def _compare(
             print(json.dumps({key: _number(told[key]) for key in JSON_KEYS}), flush=True)
 
     names = split_names(schedulers)
+    for folder in (runs, report and report.parent):
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)  # rather now than after an hour of simulating
     records = run_all(
         jobs, cluster=cluster, schedulers=names, folder=runs, progress=not as_json and sys.stderr.isatty(),
         after_each=tell, **options,
@@ -266,15 +271,29 @@ def doctor() -> None:
 
 
 def main() -> None:
-    """Run the command line; what labkit raises on purpose is told in one line, with exit code 2."""
+    """Run the command line; whatever is wrong with what was typed is told in one line, with exit code 2."""
+    usage_error: type[Exception] = typer.BadParameter.__mro__[2]  # click's ClickException, wherever typer keeps it
     try:
-        app()
+        code = app(standalone_mode=False) or 0
     except LabkitError as error:
-        print(f"labkit: {error}", file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:
+        _refuse(str(error))
+    except (KeyboardInterrupt, typer.Abort):
+        code = STOPPED
+    except BrokenPipeError:  # e.g. `| head`
+        sys.stderr.close()
+        sys.exit(141)
+    except OSError as error:
+        _refuse(f"{error.filename or 'a file'}: {error.strerror or error}; check the path and who may write there.")
+    except usage_error as error:
+        _refuse(f"{error.format_message()} See `labkit --help`.")  # type: ignore[attr-defined]
+    if code == STOPPED:  # typer may have caught Ctrl-C itself
         print("labkit: stopped", file=sys.stderr)
-        sys.exit(130)
+    sys.exit(code)
+
+
+def _refuse(message: str) -> NoReturn:
+    print(f"labkit: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(2)
 
 
 if __name__ == "__main__":

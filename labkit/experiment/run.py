@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from labkit.core.cluster import Cluster
+from labkit.core.errors import InputError
 from labkit.core.events import Events, Kind
 from labkit.core.jobs import Jobs
 from labkit.core.protocols import Backend, Scheduler, SpeedModel
@@ -208,6 +209,8 @@ def compare(
         If a scheduler is not known, before anything is simulated.
     """
     chosen = list(schedulers)
+    if not chosen:
+        raise InputError("no scheduler is named; name at least one, e.g. fifo,srtf.")
     for scheduler in chosen:
         if isinstance(scheduler, str):
             make(scheduler)

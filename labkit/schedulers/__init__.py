@@ -57,12 +57,25 @@ def make(name: str, **options: Any) -> Scheduler:
     for option in options:
         if option not in known:
             raise unknown(f"option of {plain}", option, known)
+        _refuse_wrong_type(plain, option, options[option], known[option].default)
     try:
         scheduler: Scheduler = kind(**options)
     except TypeError as error:
         given_as = ", ".join(f"{option}={value!r}" for option, value in options.items())
         raise InputError(f"scheduler {plain} cannot take {given_as} ({error}); its default is {kind()}.") from None
     return scheduler
+
+
+def _refuse_wrong_type(scheduler: str, option: str, value: Any, default: Any) -> None:
+    """Raise if a switch is not given True or False, or a number something else."""
+    for kind, expected in ((bool, "True or False"), (int, "a number"), (float, "a number")):
+        if type(default) is kind:
+            fits = (
+                isinstance(value, bool) if kind is bool else isinstance(value, int | float) and type(value) is not bool
+            )
+            if fits:
+                return
+            raise InputError(f"{scheduler}: {option} is {value!r}; expected {expected}, e.g. {default}.")
 
 
 def _unpacks(call: ast.Call) -> bool:

@@ -268,7 +268,7 @@ def test_options_may_stand_in_the_name() -> None:
         ("las(**{'a': 1})", "cannot be read"),
         ("__import__('os').system('x')", "cannot be read"),
         ("las(threshold_gpu_s=0)", "las: threshold_gpu_s is 0; expected GPU-seconds > 0"),
-        ("las(threshold_gpu_s='long')", r"las cannot take threshold_gpu_s='long' .*; its default is Las\(thresh"),
+        ("las(threshold_gpu_s='long')", "las: threshold_gpu_s is 'long'; expected a number"),
     ],
 )
 def test_a_misspelt_scheduler_is_told_what_is_there(name: str, told: str) -> None:
@@ -298,3 +298,16 @@ def test_room_that_fractions_of_a_gpu_gave_back_is_whole_again(name):
     session = Session(Simulator(jobs, cluster, speed=Recorded(jobs, cluster)))
     session.run(make(name))
     assert session.now_s == pytest.approx(15.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("fifo(backfill='yes')", "fifo: backfill is 'yes'; expected True or False"),
+        ("las(threshold_gpu_s=True)", "las: threshold_gpu_s is True; expected a number"),
+        ("optimus(look_ahead='far')", "optimus: look_ahead is 'far'; expected a number"),
+    ],
+)
+def test_an_option_of_the_wrong_type_is_refused(name, said):
+    with pytest.raises(InputError, match=said.replace("(", r"\(")):
+        make(name)

@@ -1,0 +1,108 @@
+"""The command line: what it prints, and one line with exit code 2 for whatever was typed wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from labkit.cli import split_names
+from labkit.results import load
+
+DEMO = Path(__file__).parents[1] / "traces" / "demo.csv"
+
+
+def labkit(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "labkit.cli", *words], cwd=cwd, capture_output=True, text=True)
+
+
+def test_compare_prints_one_object_per_scheduler(tmp_path):
+    done = labkit("compare", str(DEMO), "--cluster", "demo", "--schedulers", "fifo,srtf", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    told = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [row["scheduler"] for row in told] == ["fifo", "srtf"]
+    for row in told:
+        assert {"mean_jct_s", "p95_jct_s", "makespan_s", "n_jobs", "wall_s"} <= set(row)
+        assert row["n_jobs"] == 80
+        assert 0 < row["mean_jct_s"] <= row["p95_jct_s"] < row["makespan_s"]
+
+
+def test_load_2_makes_jobs_arrive_twice_as_fast(tmp_path):
+    makespans = []
+    for factor in ("1", "4"):
+        done = labkit(
+            "compare", str(DEMO), "--cluster", "no_network(500)", "--schedulers", "fifo", "--json", "--load", factor,
+            cwd=tmp_path,
+        )  # fmt: skip
+        makespans.append(json.loads(done.stdout)["makespan_s"])
+    assert makespans[1] < 0.75 * makespans[0]
+
+
+def test_kept_runs_make_a_report(tmp_path):
+    done = labkit("compare", str(DEMO), "--cluster", "demo", "--schedulers", "fifo,las", "--runs", "kept", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    runs = sorted(path.name for path in (tmp_path / "kept").iterdir())
+    done = labkit("report", *runs, "--root", "kept", "--out", "out/report.html", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "las" in (tmp_path / "out" / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("compare nothing.csv", "nothing.csv: there is no such file"),
+        ("compare DEMO --cluster demo --schedulers fifu", "unknown scheduler 'fifu'. Did you mean 'fifo'?"),
+        ("compare DEMO --cluster demo --schedulers ,", "no scheduler is named"),
+        ("compare DEMO --cluster dmeo", "unknown cluster 'dmeo'. Did you mean 'demo'?"),
+        ("compare DEMO --cluster fat_tree(3)", "fat_tree: k is 3; expected a whole number"),
+        ("compare DEMO --cluster demo --speed fast", "unknown speed model 'fast'"),
+        ("compare DEMO --cluster demo --load 0", "load is 0.0; expected a factor > 0"),
+        ("compare DEMO --cluster demo --slot 0", "a slot of 0.0 s; expected seconds > 0"),
+        ("compare DEMO --cluster demo --slot ten", "'--slot'"),
+        ("compare DEMO --cluster demo --first 0", "'--first'"),
+        ("compare DEMO --cluster demo --seed -1", "'--seed'"),
+        ("compare DEMO --cluster demo --rescale -1", "Overheads.rescale_s is -1.0; expected a number >= 0"),
+        ("compare DEMO --cluster demo --report taken/x.html", "taken"),
+        ("compare DEMO --cluster demo --runs taken/x", "taken"),
+        ("report nosuch", "no run 'nosuch'"),
+        ("traces fetch philyl", "unknown public trace 'philyl'. Did you mean 'philly'?"),
+        ("compaer", "compaer"),
+    ],
+)
+def test_what_is_typed_wrong_is_told_in_one_line(words, said, tmp_path):
+    (tmp_path / "taken").write_text("a file where a folder is asked for")
+    before = sorted(tmp_path.rglob("*"))
+    done = labkit(*(str(DEMO) if word == "DEMO" else word for word in words.split()), cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("labkit: ")
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_ctrl_c_stops_with_130_and_marks_the_run(tmp_path):
+    words = ["compare", str(DEMO), "--cluster", "demo", "--schedulers", "las", "--slot", "0.02", "--runs", "kept"]
+    running = subprocess.Popen(
+        [sys.executable, "-u", "-m", "labkit.cli", *words], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    try:
+        while not list((tmp_path / "kept").glob("*/events-*.parquet")):  # it has been simulating for a second
+            assert running.poll() is None, running.communicate()
+            os.sched_yield()
+        running.send_signal(signal.SIGINT)
+        _, said = running.communicate(timeout=60)
+    finally:
+        running.kill()
+    assert running.returncode == 130
+    assert said.decode().splitlines() == ["labkit: stopped"]
+    (run,) = (tmp_path / "kept").iterdir()
+    assert load(run).info.state == "stopped"
+
+
+def test_commas_inside_brackets_do_not_split():
+    assert split_names("fifo, las(a=1, b=2),srtf") == ["fifo", "las(a=1, b=2)", "srtf"]
