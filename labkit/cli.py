@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -272,6 +273,7 @@ def doctor() -> None:
 
 def main() -> None:
     """Run the command line; whatever is wrong with what was typed is told in one line, with exit code 2."""
+    warnings.showwarning = _warn
     usage_error: type[Exception] = typer.BadParameter.__mro__[2]  # click's ClickException, wherever typer keeps it
     try:
         code = app(standalone_mode=False) or 0
@@ -289,6 +291,11 @@ def main() -> None:
     if code == STOPPED:  # typer may have caught Ctrl-C itself
         print("labkit: stopped", file=sys.stderr)
     sys.exit(code)
+
+
+def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
+    """Tell a warning as the command line tells everything: in one line, without a place in the code."""
+    print(f"labkit: note: {' '.join(str(message).split())}", file=sys.stderr)
 
 
 def _refuse(message: str) -> NoReturn:

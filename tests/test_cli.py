@@ -32,6 +32,18 @@ def test_compare_prints_one_object_per_scheduler(tmp_path):
         assert 0 < row["mean_jct_s"] <= row["p95_jct_s"] < row["makespan_s"]
 
 
+def test_estimated_throughputs_are_told_once_in_one_line(tmp_path):
+    (tmp_path / "two.csv").write_text("arrival_s,total_steps,model,n_workers\n0,100,A3C,2\n")
+    done = labkit("compare", "two.csv", "--schedulers", "fifo,srtf", "--json", cwd=tmp_path)
+    (note,) = done.stderr.splitlines()
+    assert note.startswith(
+        "labkit: note: throughput estimated per GPU from the nearest measured number of GPUs on 2 GPUs"
+    )
+    done = labkit("compare", "two.csv", "--schedulers", "fifo", "--strict", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("labkit: no measured throughput on 2 GPUs: A3C")
+
+
 def test_load_2_makes_jobs_arrive_twice_as_fast(tmp_path):
     makespans = []
     for factor in ("1", "4"):
