@@ -218,7 +218,7 @@ def _fits(w: int, p: int, worker: Floats, ps: Floats, left: Floats) -> bool:
 
 
 @njit(cache=True)
-def _best_move(
+def best_move(
     seconds: Floats, w: int, p: int, max_w: int, max_p: int, look_ahead: int, worker: Floats, ps: Floats,
     worker_cost: float, ps_cost: float, left: Floats,
 ) -> tuple[float, int, int]:  # fmt: skip
@@ -258,7 +258,7 @@ def allocate(
         worker_cost[i] = max(np.max(worker[j] / np.maximum(total, 1e-12)), 1e-9)
         ps_cost[i] = max(np.max(ps[j] / np.maximum(total, 1e-12)), 1e-9)  # a PS may take nothing
         if n_workers[i] and malleable[j]:
-            found = _best_move(
+            found = best_move(
                 seconds[kind[i]], n_workers[i], n_ps[i], max_workers[j], max_ps[j], look_ahead, worker[j], ps[j],
                 worker_cost[i], ps_cost[i], left,
             )  # fmt: skip
@@ -272,7 +272,7 @@ def allocate(
             n_workers[i] += d_workers[i]
             n_ps[i] += d_ps[i]
             left -= d_workers[i] * worker[j] + d_ps[i] * ps[j]
-        found = _best_move(
+        found = best_move(
             seconds[kind[i]], n_workers[i], n_ps[i], max_workers[j], max_ps[j], look_ahead, worker[j], ps[j],
             worker_cost[i], ps_cost[i], left,
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Optimus' speed functions: fit them to a few measured speeds, and find the moves that pay on them.
+"""Optimus' speed functions: fit them to a few measured speeds.
 
 Synchronous training with batch M takes t0 M/w + t1 + t2 w/p + t3 w + t4 p seconds a step on p parameter servers and
 w workers; asynchronous training makes w steps in t0 + t1 w/p + t2 w + t3 p seconds [1]_. Both are linear in theta >= 0
@@ -184,57 +184,3 @@ def pre_runs(*, max_ps: int, max_workers: int, n: int = 10, max_tasks: int | Non
         chosen.append(int(distance.argmax()))
         distance = np.minimum(distance, ((at - at[chosen[-1]]) ** 2).sum(axis=1))
     return p[chosen].astype(np.int32), w[chosen].astype(np.int32)
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Moves:
-    """The best next step of a job from every gang, by how much time it saves for what it takes.
-
-    Attributes
-    ----------
-    gain : array
-        (P + 1, W + 1) seconds per step that are saved, by unit of cost; times the remaining steps of a job it is the
-        gain of eq. 9. 0: nothing within reach is faster.
-    d_ps, d_workers : array
-        (P + 1, W + 1) PSs and workers to add.
-    """
-
-    gain: Floats
-    d_ps: Ints
-    d_workers: Ints
-
-
-def moves(table: Floats, *, ps_cost: float, worker_cost: float, look_ahead: int = 6) -> Moves:
-    """Return the best addition of up to `look_ahead` tasks at every gang.
-
-    Optimus adds one task at a time [1]_ and so stops at the first gang that is no faster with one more: a failed
-    measurement, noise, or a valley such as a worker that only pays with another PS. Looking several tasks ahead steps
-    over them. The answer does not depend on how much work a job has left, so jobs of a kind share it.
-
-    Parameters
-    ----------
-    table : array
-        (P + 1, W + 1) steps/s of every gang, from `SpeedFunction.table` or measured.
-    ps_cost, worker_cost : float
-        What one PS and one worker take: their share of the cluster's scarcest resource for them (dominant share).
-    look_ahead : int
-        Most tasks in one move; 1 is the published rule.
-
-    References
-    ----------
-    .. [1] Optimus, EuroSys 2018, eq. 9.
-    """
-    n_p, n_w = table.shape
-    seconds = 1 / np.maximum(table, PINCH * max(float(table.max()), 1e-300))
-    gain = np.zeros(table.shape)
-    d_ps, d_workers = np.zeros(table.shape, np.int32), np.zeros(table.shape, np.int32)
-    for dp in range(min(look_ahead, n_p - 1) + 1):
-        for dw in range(min(look_ahead - dp, n_w - 1) + 1):
-            if dp + dw == 0:
-                continue
-            here = (slice(0, n_p - dp), slice(0, n_w - dw))
-            saved = (seconds[here] - seconds[dp:, dw:]) / (dp * ps_cost + dw * worker_cost)
-            better = saved > gain[here] * (1 + 1e-12)
-            gain[here][better] = saved[better]
-            d_ps[here][better], d_workers[here][better] = dp, dw
-    return Moves(gain, d_ps, d_workers)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from labkit.core import Role
 from labkit.experiment import Experiment, every_slot
 from labkit.schedulers import make
+from labkit.schedulers.optimus import best_move
 from labkit.simulator import Losses, loss_targets
 from labkit.workloads import catalogue_jobs, with_epoch_error
 from tests.schedulers import dl2
@@ -102,3 +105,51 @@ def test_the_oracle_knows_the_largest_gang_of_any_job_of_a_kind(first_most):
     placement = scheduler.schedule(session.snapshot())
     workers = (placement.job == 1) & (placement.role == Role.WORKER)
     assert placement.count[workers].sum() > first_most
+
+
+def move(speed, w, p, *, look_ahead, worker=(1.0, 1.0), ps=(0.0, 1.0), left=(99.0, 99.0)):
+    """Return the best move from w workers and p PSs on a table of speeds, as (gain, workers, PSs)."""
+    seconds = 1 / np.maximum(speed, 1e-6 * speed.max())
+    most_p, most_w = speed.shape[0] - 1, speed.shape[1] - 1
+    worker, ps, left = (np.array(amounts) for amounts in (worker, ps, left))
+    return best_move(seconds, w, p, most_w, most_p, look_ahead, worker, ps, 2.5, 1.0, left)
+
+
+@given(st.integers(0, 10_000), st.integers(1, 5))
+def test_a_move_is_the_best_of_all_within_reach(seed, look_ahead):
+    rng = np.random.default_rng(seed)
+    speed = rng.random((6, 5)) * (rng.random((6, 5)) > 0.2)
+    floor = 1e-6 * speed.max()
+    for p, w in np.ndindex(5, 4):
+        p, w = p + 1, w + 1
+        gains = [
+            (1 / max(speed[p, w], floor) - 1 / max(speed[p + dp, w + dw], floor)) / (dp + 2.5 * dw)
+            for dp in range(look_ahead + 1)
+            for dw in range(look_ahead + 1 - dp)
+            if dp + dw and p + dp < 6 and w + dw < 5
+        ]
+        gain, d_workers, d_ps = move(speed, w, p, look_ahead=look_ahead)
+        assert gain == pytest.approx(max([0.0, *gains]), rel=1e-9)
+        assert (d_workers + d_ps > 0) == (gain > 0)
+
+
+def test_looking_ahead_steps_over_a_failed_measurement():
+    speed = np.zeros((2, 5))
+    speed[1] = [0, 1.0, 0.0, 2.0, 1.9]
+    assert move(speed, 1, 1, look_ahead=1)[0] == 0
+    assert move(speed, 1, 1, look_ahead=2) == pytest.approx(((1 - 1 / 2) / 5, 2, 0))
+    assert move(speed, 3, 1, look_ahead=2)[0] == 0
+
+
+def test_looking_ahead_finds_the_pair_that_neither_alone_is_worth():
+    speed = np.zeros((3, 3))
+    speed[1:, 1:] = [[1.0, 0.9], [0.8, 3.0]]
+    assert move(speed, 1, 1, look_ahead=1)[0] == 0
+    assert move(speed, 1, 1, look_ahead=2) == pytest.approx(((1 - 1 / 3) / 3.5, 1, 1))
+
+
+def test_a_move_that_does_not_fit_gives_way_to_a_smaller_one():
+    speed = np.zeros((2, 4))
+    speed[1] = [0, 1.0, 1.5, 6.0]
+    assert move(speed, 1, 1, look_ahead=2)[1:] == (2, 0)
+    assert move(speed, 1, 1, look_ahead=2, left=(1.0, 99.0))[1:] == (1, 0)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from labkit.core.errors import ProfileError
 from labkit.core.resources import Floats
 from labkit.speed.measured import SpeedTable
-from labkit.speed.optimus import PRIOR, SpeedFunction, moves, pre_runs
+from labkit.speed.optimus import PRIOR, SpeedFunction, pre_runs
 from labkit.speed.optimus_online import MEMORY, OnlineSpeedFit
 
 Shared = Callable[[str], Path]
@@ -143,47 +143,6 @@ def test_pre_runs_are_distinct_gangs_within_bounds_and_include_the_corners() -> 
     assert (p + w).max() <= 24
     p, w = pre_runs(max_ps=1, max_workers=2, n=10)
     assert sorted(zip(p.tolist(), w.tolist(), strict=True)) == [(1, 1), (1, 2)]
-
-
-def best_move(table: Floats, p: int, w: int, *, ps_cost: float, worker_cost: float, look_ahead: int) -> float:
-    """Return the gain of the best move, one by one: the plain twin of `moves`."""
-    floor = table.max() * 1e-6
-    gains = [
-        (1 / max(table[p, w], floor) - 1 / max(table[p + dp, w + dw], floor)) / (dp * ps_cost + dw * worker_cost)
-        for dp in range(look_ahead + 1)
-        for dw in range(look_ahead + 1 - dp)
-        if dp + dw and p + dp < table.shape[0] and w + dw < table.shape[1]
-    ]
-    return max([0.0, *gains])
-
-
-@given(st.integers(0, 10_000), st.integers(1, 5))
-def test_moves_are_the_best_of_all_within_reach(seed: int, look_ahead: int) -> None:
-    rng = np.random.default_rng(seed)
-    table = rng.random((6, 5)) * (rng.random((6, 5)) > 0.2)
-    best = moves(table, ps_cost=1.0, worker_cost=2.5, look_ahead=look_ahead)
-    for p, w in np.ndindex(6, 5):
-        expected = best_move(table, p, w, ps_cost=1.0, worker_cost=2.5, look_ahead=look_ahead)
-        assert best.gain[p, w] == pytest.approx(expected, rel=1e-9)
-        assert (best.d_ps[p, w] + best.d_workers[p, w] > 0) == (expected > 0)
-
-
-def test_looking_ahead_steps_over_a_failed_measurement() -> None:
-    table = np.zeros((2, 5))
-    table[1] = [0, 1.0, 0.0, 2.0, 1.9]
-    assert moves(table, ps_cost=1, worker_cost=1, look_ahead=1).gain[1, 1] == 0
-    ahead = moves(table, ps_cost=1, worker_cost=1, look_ahead=2)
-    assert (ahead.d_ps[1, 1], ahead.d_workers[1, 1]) == (0, 2)
-    assert ahead.gain[1, 1] == pytest.approx((1 - 1 / 2) / 2)
-    assert ahead.gain[1, 3] == 0
-
-
-def test_looking_ahead_finds_the_pair_that_neither_alone_is_worth() -> None:
-    table = np.zeros((3, 3))
-    table[1:, 1:] = [[1.0, 0.9], [0.8, 3.0]]
-    pair = moves(table, ps_cost=1, worker_cost=2, look_ahead=2)
-    assert (pair.d_ps[1, 1], pair.d_workers[1, 1]) == (1, 1)
-    assert pair.gain[1, 1] == pytest.approx((1 - 1 / 3) / 3)
 
 
 def test_an_online_fit_learns_each_kind_from_its_own_speeds() -> None:
