@@ -67,7 +67,7 @@ class Book:
     def free_without(self, jobs: Ints) -> Floats:
         """Return what would be free if these jobs held nothing, a new (G, R)."""
         free = self.free.copy()
-        _add_held(self.held, self.tasks, self.demand, jobs, free)
+        _add_held_of_all(self.held, self.tasks, self.demand, jobs, free)
         return free
 
 
@@ -82,17 +82,24 @@ def _has_spare(tasks: Records, spare: Ints, n: int) -> bool:
 
 
 @njit(cache=True)
-def release(held: Records, tasks: Records, spare: Ints, free: Floats, demand: Floats, job: int) -> None:
-    """Give back all tasks of a job."""
+def add_held(held: Records, tasks: Records, demand: Floats, job: int, free: Floats) -> None:
+    """Add what a job holds to what is free (G, R)."""
     task = held[job].first
     while task >= 0:
         row = tasks[task]
         for r in range(free.shape[1]):
             free[row.group, r] += row.count * demand[row.role, job, r]
-        following = row.next
-        tasks[task].next = spare[0]
-        spare[0] = task
-        task = following
+        task = row.next
+
+
+@njit(cache=True)
+def release(held: Records, tasks: Records, spare: Ints, free: Floats, demand: Floats, job: int) -> None:
+    """Give back all tasks of a job."""
+    if held[job].first < 0:
+        return
+    add_held(held, tasks, demand, job, free)
+    tasks[held[job].last].next = spare[0]
+    spare[0] = held[job].first
     held[job].first = -1
     held[job].last = -1
     held[job].n_workers = 0
@@ -155,11 +162,6 @@ def _gather(held: Records, tasks: Records, jobs: Ints) -> tuple[Ints, NDArray[np
 
 
 @njit(cache=True)
-def _add_held(held: Records, tasks: Records, demand: Floats, jobs: Ints, free: Floats) -> None:
+def _add_held_of_all(held: Records, tasks: Records, demand: Floats, jobs: Ints, free: Floats) -> None:
     for job in jobs:
-        task = held[job].first
-        while task >= 0:
-            row = tasks[task]
-            for r in range(free.shape[1]):
-                free[row.group, r] += row.count * demand[row.role, job, r]
-            task = row.next
+        add_held(held, tasks, demand, job, free)

@@ -8,7 +8,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from labkit.core.book import Records, hold, release
+from labkit.core.book import Records, add_held, hold, release
 from labkit.core.events import Events, Kind
 from labkit.core.resources import Bools, Floats, Ints
 
@@ -68,12 +68,7 @@ def check(  # noqa: C901 - one pass over a kernel's rows, a branch for each faul
         if first_row[j] != -1:
             return SET_TWICE, j
         first_row[j] = -2
-        task = held[j].first
-        while task >= 0:
-            row = tasks[task]
-            for r in range(free.shape[1]):
-                trial[row.group, r] += row.count * demand[row.role, j, r]
-            task = row.next
+        add_held(held, tasks, demand, j, trial)
     for p in range(len(job)):
         j = job[p]
         if j < 0 or j >= len(truth) or first_row[j] == -1:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from labkit.core.errors import InputError
 from labkit.topology import build, from_inventory
+
+EXAMPLE = Path(__file__).parents[2] / "testbed" / "hosts.example.toml"
 
 GOOD = """
 [ssh]
@@ -100,3 +104,9 @@ def test_files_that_are_no_inventory_are_refused(write, text, message):
 def test_a_missing_file_is_told(tmp_path):
     with pytest.raises(InputError, match="No such file"):
         build(str(tmp_path / "none.toml"))
+
+
+def test_the_example_that_ships_is_a_cluster():
+    cluster = build(str(EXAMPLE))
+    assert cluster.machines == ("gpu-a", "gpu-b", "gpu-c", "cpu-a")
+    assert cluster.gpus_of_type().tolist() == [8, 4, 0]
