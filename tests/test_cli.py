@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import pytest
@@ -118,3 +121,23 @@ def test_ctrl_c_stops_with_130_and_marks_the_run(tmp_path):
 
 def test_commas_inside_brackets_do_not_split():
     assert split_names("fifo, las(a=1, b=2),srtf") == ["fifo", "las(a=1, b=2)", "srtf"]
+
+
+def test_a_terminal_sees_how_far_each_scheduler_is(tmp_path):
+    """A real terminal: progress bars on stderr, 80 of 80 jobs at the end of each."""
+    master, slave = pty.openpty()
+    termios.tcsetwinsize(slave, (24, 100))
+    words = ["compare", str(DEMO), "--cluster", "demo", "--schedulers", "fifo,srtf"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "labkit.cli", *words], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=slave
+    ) as running:
+        os.close(slave)
+        seen = b""
+        with contextlib.suppress(OSError):  # the terminal is gone once the program has ended
+            while part := os.read(master, 65536):
+                seen += part
+        os.close(master)
+    assert running.returncode == 0
+    for scheduler in ("fifo", "srtf"):
+        assert f"{scheduler}: 100%" in seen.decode()
+    assert seen.decode().count("80/80") >= 2
