@@ -106,6 +106,12 @@ def choose(order: Ints, demand: Floats, budget: Floats, backfill: bool) -> Bools
 
 
 @njit(cache=True)
+def _before(a: float, b: float) -> bool:
+    """Tell whether one value comes before another, NaN last."""
+    return a < b or (b != b and a == a)
+
+
+@njit(cache=True)
 def least(jobs: Ints, by: Floats, n: int) -> Ints:
     """Return the n jobs with the least values of `by` (N,), NaN last, ties in the order given."""
     if n * 8 > len(jobs):
@@ -115,10 +121,10 @@ def least(jobs: Ints, by: Floats, n: int) -> Ints:
     size = 0
     for job in jobs:
         value = by[job]
-        if size == n and not value < values[n - 1]:
+        if size == n and not _before(value, values[n - 1]):
             continue
         at = size if size < n else n - 1
-        while at > 0 and (value < values[at - 1] or (values[at - 1] != values[at - 1] and value == value)):
+        while at > 0 and _before(value, values[at - 1]):
             found[at], values[at] = found[at - 1], values[at - 1]
             at -= 1
         found[at], values[at] = job, value

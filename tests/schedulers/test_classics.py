@@ -285,6 +285,11 @@ def test_the_least_of_some_jobs_are_the_first_of_a_stable_sort(values, data):
     assert least(jobs, by, n).tolist() == expected.tolist()
 
 
+def test_jobs_of_unknown_length_give_way_to_all_others_in_a_long_queue():
+    by = np.array([np.nan] * 8 + [2.0] * 91 + [1.0])
+    assert least(np.arange(100, dtype=np.int32), by, 3).tolist() == [99, 8, 9]
+
+
 @pytest.mark.parametrize("name", ["fifo", "fifo(backfill=True)", "sjf", "srtf", "las"])
 def test_room_that_fractions_of_a_gpu_gave_back_is_whole_again(name):
     """0.1 + 0.2 + 0.3 of a GPU come back as 0.999...9; a job that needs a whole one starts all the same."""
