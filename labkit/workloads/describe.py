@@ -151,7 +151,8 @@ def _time(seconds: float) -> str:
 def with_epoch_error(jobs: Jobs, *, error: float, rng: np.random.Generator) -> Jobs:
     """Return the jobs with true lengths that differ from the declared ones by up to a fraction `error` of these.
 
-    True steps are whole epochs, and at least one.
+    True steps are whole epochs, and at least one; a job of a single epoch, as all are in a trace that tells no epochs,
+    may end anywhere.
 
     Raises
     ------
@@ -161,5 +162,5 @@ def with_epoch_error(jobs: Jobs, *, error: float, rng: np.random.Generator) -> J
     if not 0 <= error < 1:
         raise InputError(f"epoch error {error}; expected a fraction of the declared length, from 0 to below 1.")
     drawn = jobs.total_steps * (1 + error * (2 * rng.random(len(jobs)) - 1))
-    epochs = np.maximum(np.round(drawn / jobs.steps_per_epoch), 1.0)
-    return jobs.with_columns(true_steps=epochs * jobs.steps_per_epoch)
+    whole = np.maximum(np.round(drawn / jobs.steps_per_epoch), 1.0) * jobs.steps_per_epoch
+    return jobs.with_columns(true_steps=np.where(jobs.total_steps > jobs.steps_per_epoch, whole, drawn))

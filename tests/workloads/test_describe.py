@@ -9,7 +9,7 @@ import pytest
 
 from labkit.core.errors import InputError, TraceError
 from labkit.core.jobs import Jobs
-from labkit.workloads import describe, info, load, scaled
+from labkit.workloads import describe, info, load, scaled, with_epoch_error
 from labkit.workloads.readers import write
 
 JOBS = Jobs.of(
@@ -89,3 +89,24 @@ def test_info_of_what_is_no_trace_is_a_trace_error(tmp_path):
     path.write_text("hello")
     with pytest.raises(TraceError, match="line 1 is 'hello'"):
         info(path)
+
+
+@pytest.mark.parametrize("epochs", [1, 40])
+def test_declared_lengths_are_wrong_by_up_to_the_error_with_and_without_epochs(epochs):
+    jobs = Jobs.of(arrival_s=np.arange(4000.0), total_steps=4000, steps_per_epoch=4000 / epochs)
+    off = with_epoch_error(jobs, error=0.5, rng=np.random.default_rng(1)).true_steps / 4000 - 1
+    assert np.abs(off).max() <= 0.5 + 1e-9
+    assert np.abs(off).mean() == pytest.approx(0.25, abs=0.01)
+
+
+def test_true_lengths_are_whole_epochs_where_the_trace_tells_them():
+    jobs = Jobs.of(arrival_s=[0, 1, 2], total_steps=[20, 30, 400], steps_per_epoch=10)
+    epochs = with_epoch_error(jobs, error=0.9, rng=np.random.default_rng(2)).true_steps / 10
+    assert (epochs == np.round(epochs)).all()
+    assert (epochs >= 1).all()
+
+
+@pytest.mark.parametrize("error", [-0.1, 1.0, float("nan")])
+def test_an_epoch_error_that_is_no_fraction_is_refused(error):
+    with pytest.raises(InputError, match="expected a fraction of the declared length"):
+        with_epoch_error(JOBS, error=error, rng=np.random.default_rng(0))
