@@ -69,7 +69,7 @@ def _save_figure(records: list[RunRecord], path: Path) -> Path:
 def compare(
     trace: Trace,
     schedulers: Annotated[
-        str, typer.Option(help="Names, with options in brackets: fifo,las(threshold_gpu_s=7200)")
+        str, typer.Option(help="Names, with options in brackets: fifo,drf(placer=pack)")
     ] = DEMO_SCHEDULERS,
     cluster: Cluster = "gavel-36x3",
     throughputs: Annotated[
@@ -129,6 +129,10 @@ def _compare(
             print(json.dumps({key: _number(told[key]) for key in JSON_KEYS}), flush=True)
 
     names = split_names(schedulers)
+    if report is not None:
+        from labkit.plots.report import refuse_odd
+
+        refuse_odd(report)
     for folder in (runs, report and report.parent):
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)  # rather now than after an hour of simulating
@@ -222,8 +226,9 @@ def schedulers() -> None:
 
     for name in folder.available():
         kind = type(folder.make(name))
-        options = ", ".join(f for f in getattr(kind, "__dataclass_fields__", {}))
-        print(f"{name:10} {(kind.__doc__ or '').strip().splitlines()[0]}\n{'':10} options: {options}")
+        options = str(folder.make(name)).partition("(")[2].removesuffix(")")
+        what = (kind.__doc__ or "").strip().splitlines()[0].removesuffix(" [1]_.").removesuffix(".")
+        print(f"{name:10} {what}.\n{'':10} options: {options or 'none'}")
 
 
 @app.command()
@@ -274,6 +279,9 @@ def doctor() -> None:
 def main() -> None:
     """Run the command line; whatever is wrong with what was typed is told in one line, with exit code 2."""
     warnings.showwarning = _warn
+    for word in sys.argv[1:]:
+        if not word.isascii() and word != word.encode(errors="replace").decode():
+            _refuse(f"{word!r} is not UTF-8; give the file another name.")
     usage_error: type[Exception] = typer.BadParameter.__mro__[2]  # click's ClickException, wherever typer keeps it
     try:
         code = app(standalone_mode=False) or 0
@@ -287,7 +295,9 @@ def main() -> None:
     except OSError as error:
         _refuse(f"{error.filename or 'a file'}: {error.strerror or error}; check the path and who may write there.")
     except usage_error as error:
-        _refuse(f"{error.format_message()} See `labkit --help`.")  # type: ignore[attr-defined]
+        context = getattr(error, "ctx", None)
+        asked = context.command_path if context else "labkit"
+        _refuse(f"{error.format_message().rstrip('.')}. See `{asked} --help`.")  # type: ignore[attr-defined]
     if code == STOPPED:  # typer may have caught Ctrl-C itself
         print("labkit: stopped", file=sys.stderr)
     sys.exit(code)

@@ -10,10 +10,12 @@ import ast
 import pkgutil
 from functools import cache
 from importlib import import_module
+from numbers import Integral, Real
 from typing import Any
 
+from labkit import placers
 from labkit.core.errors import InputError, unknown
-from labkit.core.protocols import Scheduler
+from labkit.core.protocols import Placer, Scheduler
 
 
 @cache
@@ -38,15 +40,17 @@ def available() -> list[str]:
 
 
 def make(name: str, **options: Any) -> Scheduler:
-    """Return a scheduler by name; options may also stand in the name.
+    """Return a scheduler by name; options may also stand in the name, and a placer may be a name too.
 
     >>> make("las", threshold_gpu_s=60) == make("las(threshold_gpu_s=60)")
     True
+    >>> make("drf(placer=pack)").placer
+    Pack()
 
     Raises
     ------
     InputError
-        If there is no such scheduler or option; the message tells the nearest name.
+        If there is no such scheduler, option or placer; the message tells the nearest name.
     """
     plain, given = _parse(name)
     if plain not in _classes():
@@ -58,6 +62,8 @@ def make(name: str, **options: Any) -> Scheduler:
         if option not in known:
             raise unknown(f"option of {plain}", option, known)
         _refuse_wrong_type(plain, option, options[option], known[option].default)
+    if "placer" in options:
+        options["placer"] = _placer(plain, options["placer"])
     try:
         scheduler: Scheduler = kind(**options)
     except TypeError as error:
@@ -66,16 +72,30 @@ def make(name: str, **options: Any) -> Scheduler:
     return scheduler
 
 
+def _placer(scheduler: str, given: Any) -> Placer:
+    """Return a placer, or the one of a name."""
+    if isinstance(given, str):
+        return placers.make(given)
+    if not isinstance(given, Placer):
+        known = ", ".join(placers.available())
+        raise InputError(f"{scheduler}: placer is {given!r}; expected an object that has place(), or one of {known}.")
+    return given
+
+
+_TYPES: dict[type, tuple[type, str]] = {
+    bool: (bool, "True or False"),
+    int: (Integral, "a whole number"),
+    float: (Real, "a number"),
+}
+
+
 def _refuse_wrong_type(scheduler: str, option: str, value: Any, default: Any) -> None:
     """Raise if a switch is not given True or False, or a number something else."""
-    for kind, expected in ((bool, "True or False"), (int, "a number"), (float, "a number")):
-        if type(default) is kind:
-            fits = (
-                isinstance(value, bool) if kind is bool else isinstance(value, int | float) and type(value) is not bool
-            )
-            if fits:
-                return
-            raise InputError(f"{scheduler}: {option} is {value!r}; expected {expected}, e.g. {default}.")
+    if type(default) not in _TYPES:
+        return
+    kind, expected = _TYPES[type(default)]
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise InputError(f"{scheduler}: {option} is {value!r}; expected {expected}, e.g. {default}.")
 
 
 def _unpacks(call: ast.Call) -> bool:
@@ -91,8 +111,13 @@ def _parse(text: str) -> tuple[str, dict[str, Any]]:
         call = ast.parse(text, mode="eval").body
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args or _unpacks(call):
             raise ValueError
-        return call.func.id, {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
+        return call.func.id, {str(k.arg): _value(k.value) for k in call.keywords}
     except (SyntaxError, ValueError):
         raise InputError(
             f"scheduler '{text}' cannot be read; expected a name, or name(option=value, ...), e.g. fifo(backfill=True)."
         ) from None
+
+
+def _value(node: ast.expr) -> Any:
+    """Return a literal, or a bare word such as the name of a placer as text."""
+    return node.id if isinstance(node, ast.Name) else ast.literal_eval(node)

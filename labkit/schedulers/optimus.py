@@ -43,7 +43,7 @@ class Optimus:
     Every job first gets one worker and one parameter server (a rigid job its whole gang), the one with the least work
     left first. Then a job's next tasks are worth
 
-        (Q / f(p, w) - Q / f(p + dp, w + dw)) / (dominant share of the dp servers and dw workers)
+        (Q / f(p, w) - Q / f(p + dp, w + dw)) / (dominant share of a server x dp + that of a worker x dw)
 
     with Q steps left, and the best one is carried out until nothing fits or gains. Speeds f are fitted to what was
     measured, before the run (`pre_run`) and while it goes on, Q to the reported losses where there are any.
@@ -90,6 +90,14 @@ class Optimus:
     def __post_init__(self) -> None:
         if self.look_ahead < 1:
             raise InputError(f"optimus: look_ahead is {self.look_ahead}; expected a number of tasks >= 1.")
+        if self.n_pre_runs < 1:
+            raise InputError(f"optimus: n_pre_runs is {self.n_pre_runs}; expected a number of gangs >= 1.")
+        if not 0 < self.young_factor < np.inf:
+            raise InputError(f"optimus: young_factor is {self.young_factor}; expected a factor > 0, 1 for none.")
+        if self.speeds is not None and np.ndim(self.speeds) != 3:
+            raise InputError(
+                f"optimus: speeds has {np.ndim(self.speeds)} axes; expected 3: model, PSs, workers, as model.grid has."
+            )
 
     def pre_run(self, jobs: Jobs, measure: Measure) -> None:
         """Measure a few gangs of each kind of job before the run, as Optimus does; all of them for an oracle."""
