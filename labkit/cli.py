@@ -129,13 +129,7 @@ def _compare(
             print(json.dumps({key: _number(told[key]) for key in JSON_KEYS}), flush=True)
 
     names = split_names(schedulers)
-    if report is not None:
-        from labkit.plots.report import refuse_odd
-
-        refuse_odd(report)
-    for folder in (runs, report and report.parent):
-        if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)  # rather now than after an hour of simulating
+    _make_room(report, runs)
     records = run_all(
         jobs, cluster=cluster, schedulers=names, folder=runs, progress=not as_json and sys.stderr.isatty(),
         after_each=tell, **options,
@@ -150,6 +144,17 @@ def _compare(
         if not as_json:
             print(f"report: {written.resolve()}")
     return records
+
+
+def _make_room(report: Path | None, runs: Path | None) -> None:
+    """Make the folders, and refuse what cannot be written: rather now than after an hour of simulating."""
+    if report is not None:
+        from labkit.plots.report import refuse_odd
+
+        refuse_odd(report)
+    for folder in (runs, report and report.parent):
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
 
 
 def command_line(words: list[str]) -> str:
@@ -279,9 +284,8 @@ def doctor() -> None:
 def main() -> None:
     """Run the command line; whatever is wrong with what was typed is told in one line, with exit code 2."""
     warnings.showwarning = _warn
-    for word in sys.argv[1:]:
-        if not word.isascii() and word != word.encode(errors="replace").decode():
-            _refuse(f"{word!r} is not UTF-8; give the file another name.")
+    if odd := next((word for word in sys.argv if word.encode(errors="ignore").decode() != word), None):
+        _refuse(f"{odd!r} is not UTF-8; give the file another name.")
     usage_error: type[Exception] = typer.BadParameter.__mro__[2]  # click's ClickException, wherever typer keeps it
     try:
         code = app(standalone_mode=False) or 0

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -264,17 +264,14 @@ class ProgressBar:
 def _plain(part: Any) -> Any:
     """Return a configuration as JSON can hold it."""
     if is_dataclass(part) and not isinstance(part, type):
-        shown = {key: _plain(value) for key, value in asdict(part).items()} if not _holds_arrays(part) else {}
+        given = {field.name: getattr(part, field.name) for field in fields(part) if field.init}
+        shown = {name: _plain(value) for name, value in given.items() if not isinstance(value, np.ndarray)}
         return {"kind": type(part).__name__} | shown
     if isinstance(part, dict):
         return {key: _plain(value) for key, value in part.items()}
     if isinstance(part, float) and math.isinf(part):
         return "inf"
     return part if isinstance(part, str | int | float | bool | None) else repr(part)
-
-
-def _holds_arrays(part: Any) -> bool:
-    return any(isinstance(getattr(part, name), np.ndarray) for name in part.__dataclass_fields__)
 
 
 def _slug(name: str) -> str:

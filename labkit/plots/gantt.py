@@ -114,7 +114,7 @@ def _merged(bars: pd.DataFrame, *, limit: int) -> tuple[pd.DataFrame, str]:
 
 
 def _job_axis(order: list[str]) -> alt.Axis:
-    every = -(-len(order) // 30)
+    every = max(-(-len(order) // 30), 1)
     return alt.Axis(
         values=order[::every], labelFontSize=9, labelColor=MUTED, labelLimit=130, grid=False, domain=False, ticks=False
     )

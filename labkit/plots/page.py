@@ -14,7 +14,7 @@ from typing import Any
 
 import altair as alt
 
-from labkit.plots.theme import colours
+from labkit.plots.theme import as_svg, colours
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,10 +130,8 @@ def _section(section: Section, numbers: Iterator[int], shades: dict[str, str]) -
 
 def _figure(chart: alt.Chart, *, number: int) -> str:
     """Return a figure as SVG with its specification beside it; the page's script puts the live chart in its place."""
-    import vl_convert
-
     spec = chart.to_dict()
-    svg = _at_home(vl_convert.vegalite_to_svg(spec), number=number)
+    svg = _at_home(as_svg(spec), number=number)
     return f'<figure>{svg}<script type="application/json" class="spec">{json_in_html(spec)}</script></figure>'
 
 

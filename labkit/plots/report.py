@@ -52,11 +52,12 @@ def write_report(
     Raises
     ------
     InputError
-        If there are no runs.
+        If there are no runs, or the path is a folder or a device.
     """
     if not records:
         raise InputError("a report needs at least one run; give run ids or folders.")
     target = Path(path)
+    refuse_odd(target)
     text = page.html(
         heading=title,
         lead=_lead(records),
@@ -74,6 +75,14 @@ def write_report(
     finally:
         temporary.unlink(missing_ok=True)
     return target
+
+
+def refuse_odd(path: Path) -> None:
+    """Raise if a path is there and is no plain file: a report would replace a device, and cannot replace a folder."""
+    if path.exists() and not path.is_file():
+        raise InputError(
+            f"{path} is a {'folder' if path.is_dir() else 'device'}; name a file for the report, e.g. report.html."
+        )
 
 
 def _lead(records: Sequence[RunRecord]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import colorsys
+import re
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any, Final, cast
@@ -39,6 +40,7 @@ COLOURS: Final = {
 """The colour of each scheduler that ships with labkit, the same in every figure."""
 
 VEGALITE_MIME: Final = "application/vnd.vegalite.v5+json"
+_NOT_IN_XML: Final = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _V5_SCHEMA: Final = "https://vega.github.io/schema/vega-lite/v5.json"
 
 
@@ -179,15 +181,35 @@ def labkit_theme() -> alt.theme.ThemeConfig:
     return alt.theme.ThemeConfig(config=cast(Any, config))
 
 
-def offline_renderer(spec: dict[str, Any], **_: Any) -> dict[str, Any]:
-    """Return a figure in three forms: live in JupyterLab (Vega-Lite 5, which it bundles), SVG, and plain text."""
+def as_svg(spec: dict[str, Any]) -> str:
+    r"""Return a figure as SVG; what XML cannot hold, such as control characters in a name, is shown as U+FFFD.
+
+    The converter ends the whole process otherwise.
+
+    >>> "a\ufffdb" in as_svg({"title": "a\x1bb", "data": {"values": [{}]}, "mark": "point"})
+    True
+    """
     import vl_convert
 
+    svg: str = vl_convert.vegalite_to_svg(_printable(spec))
+    return svg
+
+
+def _printable(part: Any) -> Any:
+    if isinstance(part, str):
+        return _NOT_IN_XML.sub("\ufffd", part)
+    if isinstance(part, dict):
+        return {_printable(key): _printable(value) for key, value in part.items()}
+    return [_printable(item) for item in part] if isinstance(part, list) else part
+
+
+def offline_renderer(spec: dict[str, Any], **_: Any) -> dict[str, Any]:
+    """Return a figure in three forms: live in JupyterLab (Vega-Lite 5, which it bundles), SVG, and plain text."""
     text = spec.get("title", "chart")
     name = text.get("text", "chart") if isinstance(text, dict) else text
     return {
         VEGALITE_MIME: spec | {"$schema": _V5_SCHEMA},
-        "image/svg+xml": vl_convert.vegalite_to_svg(spec),
+        "image/svg+xml": as_svg(spec),
         "text/plain": f"<figure: {name}>",
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Self
 
@@ -46,6 +47,8 @@ class Overheads:
 
     def __post_init__(self) -> None:
         _refuse_negative(self, start_s=self.start_s, restart_s=self.restart_s, rescale_s=self.rescale_s)
+        if math.inf in (self.start_s, self.restart_s, self.rescale_s):
+            raise InputError(f"{self} never ends; expected seconds.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -195,8 +195,13 @@ class MeasuredSpeed:
         self._model = jobs.model
 
     def speeds(self, running: Running) -> Floats:
-        """Return steps per second of each job, (J,); 0 without a PS or without a worker."""
-        speeds: Floats = self.grid[self._model[running.job], running.n_ps, running.n_workers]
+        """Return steps per second of each job, (J,); 0 without a PS or without a worker.
+
+        Tasks beyond the grid are of no use.
+        """
+        _, n_p, n_w = self.grid.shape
+        ps, workers = np.minimum(running.n_ps, n_p - 1), np.minimum(running.n_workers, n_w - 1)
+        speeds: Floats = self.grid[self._model[running.job], ps, workers]
         return speeds
 
     def runs_on(self) -> Bools:

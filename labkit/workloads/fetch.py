@@ -182,10 +182,14 @@ def _download(url: str, path: Path, sha256: str) -> Path:
     try:
         found = pooch.retrieve(url, known_hash=f"sha256:{sha256}", path=path.parent, fname=path.name)
     except requests.RequestException as error:
-        raise InputError(f"{url}: download failed ({error}). Check the network, or name a mirror.") from None
+        reason = re.sub(r"^<.*?>: ", "", str(getattr(error.args[0], "reason", error) if error.args else error))
+        raise InputError(
+            f"{url}: download failed ({reason}). Check the network, or get the file in another way: every command "
+            "takes its path."
+        ) from None
     except ValueError as error:  # what pooch raises for another checksum
         reason = "its checksum is not the published one" if "hash" in str(error) else str(error)
-        raise InputError(f"{url}: {reason} (sha256 {sha256}); nothing was kept. Try again, or name a mirror.") from None
+        raise InputError(f"{url}: {reason} (sha256 {sha256}); nothing was kept. Try again later.") from None
     except OSError as error:
         raise InputError(f"{path}: {error.strerror or error}; choose another folder with --cache.") from None
     return Path(found)

@@ -177,7 +177,7 @@ class Throughputs:
         by_count: dict[float, list[str]] = {}
         for k, n in estimated.T:
             by_count.setdefault(float(n), []).append(self.models[int(k)])
-        named = "; ".join(f"on {n:g} GPUs: {', '.join(names)}" for n, names in sorted(by_count.items()))
+        named = "; ".join(f"on {n:g} GPUs: {_some(names)}" for n, names in sorted(by_count.items()))
         if strict:
             raise InputError(
                 f"no measured throughput {named}. Give a file that has it (--throughputs FILE), or drop --strict to "
@@ -262,6 +262,12 @@ def _parsed(kind: str, jobs: object, faults: list[str]) -> Entries:
         if len(faults) > 10 * MAX_FAULTS_TOLD:
             break
     return parsed
+
+
+def _some(names: Sequence[str], *, most: int = 3) -> str:
+    """Return the first few names, and how many there are besides."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def _parsed_row(where: str, others: dict[str, Any], faults: list[str]) -> dict[Any, Any]:

@@ -23,7 +23,11 @@ if TYPE_CHECKING:
 MAX_TASKS: Final = 100_000
 """The largest number of workers of one job that a reader believes."""
 
+MAX_NUMBER: Final = 1e15
+"""The largest number that a reader believes."""
+
 _CLOCK: Final = "%Y-%m-%d %H:%M:%S"
+_CONTROL: Final = r"[\x00-\x1f\x7f]"
 
 
 class Table:
@@ -61,7 +65,8 @@ class Table:
         values = self.frame[column].to_numpy()
         for row in np.flatnonzero(bad).tolist():
             value = values[row]
-            found = "is missing" if _blank(value) else f"is '{_shown(value)}'"
+            shown = f"{value:g}" if isinstance(value, float) and abs(value) > MAX_NUMBER else _shown(value)
+            found = "is missing" if _blank(value) else f"is '{shown}'"
             self._faults.append((row, f"line {self.line(row)}: {column} {found}; expected {expected}"))
 
     def numbers(
@@ -69,7 +74,7 @@ class Table:
         column: str,
         *,
         low: float = -np.inf,
-        high: float = 1e15,
+        high: float = MAX_NUMBER,
         above: bool = False,
         whole: bool = False,
         blank_ok: bool = False,
@@ -97,7 +102,8 @@ class Table:
         bad = ~good
         if blank_ok:
             bad &= ~_blanks(raw)
-        self.fault(bad, column, expected=_range(low, high, above=above, whole=whole, blank_ok=blank_ok))
+        told_high = np.inf if high >= MAX_NUMBER and not (values > high).any() else high
+        self.fault(bad, column, expected=_range(low, told_high, above=above, whole=whole, blank_ok=blank_ok))
         values[~good] = np.nan
         return values
 
@@ -125,6 +131,9 @@ class Table:
 
         raw = self.frame[column]
         self.fault(_blanks(raw), column, expected="a name")
+        if raw.dtype.kind not in "iufb":
+            odd = raw.astype("str").str.contains(_CONTROL, regex=True).to_numpy(np.bool_)
+            self.fault(odd, column, expected="a name without control characters")
         names = names_of(raw)
         for name in set(names) - known if known else ():
             near = get_close_matches(name, known or (), n=1)
@@ -259,7 +268,7 @@ def _shown(value: Any) -> str:
 def _range(low: float, high: float, *, above: bool, whole: bool, blank_ok: bool) -> str:
     kind = "a whole number" if whole else "a number"
     limit = "" if low == -np.inf else f" {'>' if above else '>='} {low:g}"
-    upper = f" and <= {high:g}" if high < 1e15 else ""
+    upper = f" and <= {high:g}" if high < np.inf else ""
     return f"{kind}{limit}{upper}{' or nothing' if blank_ok else ''}"
 
 

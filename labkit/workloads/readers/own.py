@@ -25,7 +25,7 @@ _OPTIONAL: Final = ("duration_s", "slo_s", "loss_delta")
 _DEMANDS: Final = tuple(f"{role}_{r}" for role in ("worker", "ps") for r in ("gpus", "cpus", "memory_gb"))
 KNOWN: Final = frozenset((*_TEXT, *_COUNTS, *_POSITIVE, *_OPTIONAL, *_DEMANDS, "arrival_s", "sync"))
 REQUIRED: Final = ("arrival_s", "total_steps")
-EXPECTED: Final = "a labkit trace with columns arrival_s, total_steps and any of those in the glossary"
+EXPECTED: Final = "a labkit trace with columns arrival_s, total_steps and any of those in docs/trace-formats.md"
 
 
 def read_csv(path: str | Path) -> Jobs:
