@@ -126,7 +126,9 @@ def test_the_columns_of_labkits_own_traces_are_all_there_with_their_defaults():
 
 def test_every_scheduler_placer_and_kind_of_event_has_its_rules_written_down():
     text = text_of("mechanisms.md")
-    names = [f"**{name}**" for name in schedulers.available()] + [f"**{name}**" for name in placers.__all__ if name[0].isupper()]
+    names = [f"**{name}**" for name in schedulers.available()] + [
+        f"**{name}**" for name in placers.__all__ if name[0].isupper()
+    ]
     joined = text.replace("**srtf, las**", "**srtf** **las**")
     assert [name for name in names if name not in joined] == []
     told = text + text_of("why/events.md")
