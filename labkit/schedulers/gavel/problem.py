@@ -143,7 +143,9 @@ class Problem:
     def offered(self) -> Floats:
         """(V,) GPUs that a column can take in all: of the types that it uses, in the ratio in which it uses them."""
         with np.errstate(divide="ignore"):
-            return np.where(self.use > 0, self.capacity / np.where(self.use > 0, self.use, 1.0), np.inf).min(axis=1)
+            rooms = np.where(self.use > 0, self.capacity / np.where(self.use > 0, self.use, 1.0), np.inf)
+        least: Floats = rooms.min(axis=1)
+        return least
 
     def agnostic(self) -> Problem:
         """Return the problem as one sees it who knows only where a job can run, not how fast: 1 step/s everywhere."""
