@@ -1,13 +1,16 @@
 """Schedulers, one file each: the name is the file's name.
 
 To add one, put a file here with a class of the same name (without underscores) that has
-`schedule(snapshot) -> Placement`; nothing has to be registered.
+`schedule(snapshot) -> Placement`; nothing has to be registered. A system of several parts is a folder; its
+`recipes()` tells what it offers.
 """
 
 from __future__ import annotations
 
 import ast
 import pkgutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from numbers import Integral, Real
@@ -18,25 +21,41 @@ from labkit.core.errors import InputError, unknown
 from labkit.core.protocols import Placer, Scheduler
 
 
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How to make a scheduler: its options with their defaults, and what builds it from them."""
+
+    options: Mapping[str, Any]
+    build: Callable[..., Scheduler]
+
+
 @cache
-def _classes() -> dict[str, type]:
-    found: dict[str, type] = {}
+def _recipes() -> dict[str, Recipe]:
+    found: dict[str, Recipe] = {}
     for module in pkgutil.iter_modules(__path__):
-        members = vars(import_module(f"{__name__}.{module.name}"))
+        part = import_module(f"{__name__}.{module.name}")
+        if module.ispkg:
+            found |= {name: Recipe(*recipe) for name, recipe in part.recipes().items()}
+            continue
         wanted = module.name.replace("_", "")
-        for name, member in members.items():
+        for name, member in vars(part).items():
             if isinstance(member, type) and name.lower() == wanted and hasattr(member, "schedule"):
-                found[module.name] = member
+                found[module.name] = Recipe(options_of(member), member)
     return found
+
+
+def options_of(kind: type) -> dict[str, Any]:
+    """Return the options of a scheduler or of a part of one, with their defaults."""
+    return {f.name: f.default for f in getattr(kind, "__dataclass_fields__", {}).values() if f.init}
 
 
 def available() -> list[str]:
     """Return the names of all schedulers.
 
     >>> available()[:3]
-    ['drf', 'fifo', 'las']
+    ['drf', 'fifo', 'gavel_allox']
     """
-    return sorted(_classes())
+    return sorted(_recipes())
 
 
 def make(name: str, **options: Any) -> Scheduler:
@@ -53,23 +72,23 @@ def make(name: str, **options: Any) -> Scheduler:
         If there is no such scheduler, option or placer; the message tells the nearest name.
     """
     plain, given = _parse(name)
-    if plain not in _classes():
+    if plain not in _recipes():
         raise unknown("scheduler", plain, available())
-    kind = _classes()[plain]
+    recipe = _recipes()[plain]
     options = given | options
-    known = getattr(kind, "__dataclass_fields__", {})
     for option in options:
-        if option not in known:
-            raise unknown(f"option of {plain}", option, known)
-        _refuse_wrong_type(plain, option, options[option], known[option].default)
+        if option not in recipe.options:
+            raise unknown(f"option of {plain}", option, recipe.options)
+        _refuse_wrong_type(plain, option, options[option], recipe.options[option])
     if "placer" in options:
         options["placer"] = _placer(plain, options["placer"])
     try:
-        scheduler: Scheduler = kind(**options)
+        return recipe.build(**options)
     except TypeError as error:
         given_as = ", ".join(f"{option}={value!r}" for option, value in options.items())
-        raise InputError(f"scheduler {plain} cannot take {given_as} ({error}); its default is {kind()}.") from None
-    return scheduler
+        raise InputError(
+            f"scheduler {plain} cannot take {given_as} ({error}); its default is {recipe.build()}."
+        ) from None
 
 
 def _placer(scheduler: str, given: Any) -> Placer:

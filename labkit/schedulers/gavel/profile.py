@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
+from labkit.core.jobs import Jobs
 from labkit.core.resources import Bools, Floats, Ints
 
 
@@ -34,3 +37,16 @@ class Profile:
     mixed: Floats
     shared: Floats | None
     fits: Bools
+
+
+def declared_profile(jobs: Jobs, runs_on: Bools) -> Profile:
+    """Return what jobs declare of themselves: the same speed on every device type that they run on."""
+    speed = np.where(runs_on, (jobs.total_steps / jobs.duration_s)[:, None], 0.0)
+    return Profile(
+        kind=np.arange(len(jobs), dtype=np.int32),
+        alone=speed,
+        apart=speed,
+        mixed=np.zeros(len(jobs)),
+        shared=None,
+        fits=np.ones_like(runs_on),
+    )

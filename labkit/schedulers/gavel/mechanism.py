@@ -1,0 +1,126 @@
+"""Rounds: what a policy allots is carried out by taking turns; what is left goes to the job that gains most."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, Protocol, runtime_checkable
+
+import numpy as np
+
+from labkit.core.errors import InputError
+from labkit.core.placement import Placement
+from labkit.core.protocols import Placer
+from labkit.core.snapshot import Snapshot
+from labkit.placers import Pack
+from labkit.schedulers.gavel.problem import Allocation, Problem
+from labkit.schedulers.gavel.profile import Profile, declared_profile
+from labkit.schedulers.gavel.run import Run
+
+PRICES: Final = {"v100": 2.48, "p100": 1.46, "k80": 0.45}
+"""Dollars per GPU and hour of a public cloud, as in Gavel's evaluation."""
+
+
+@runtime_checkable
+class Policy(Protocol):
+    """From a problem to an allocation."""
+
+    def allocate(self, problem: Problem) -> Allocation:
+        """Return the fraction of time that each job should spend in each column."""
+        ...
+
+
+@dataclass(eq=False)
+class Gavel:
+    """Carry out a policy's allocation in rounds [1]_.
+
+    A policy says which fraction of its time each job should spend on each device type. Every round the jobs (and pairs
+    of jobs) that are most overdue run; GPUs that nobody is owed go to the job that gains most by them. The allocation
+    is computed anew whenever jobs or machines come or go; within a round nobody is stopped, but what becomes free is
+    given out at once. See docs/mechanisms.md for how that differs from the published simulator (`published=True`).
+
+    Attributes
+    ----------
+    policy : Policy
+        What to allot.
+    placer : Placer
+        Where gangs go, the largest first; by default on as few machines as possible.
+    round_s : float
+        Seconds between two decisions about jobs that run.
+    recompute_s : float or None
+        Least seconds between two allocations; None: 0, or 1,920 as published.
+    space_sharing : bool
+        Two jobs may share the same GPUs, where it was measured how fast they train so.
+    placement : bool
+        Tell gangs on as few machines as possible from gangs that are spread.
+    fill : bool
+        Give away what nobody is owed; False leaves it idle.
+    patience : float
+        Rounds that a job may be ahead of or behind its allotment before the rest is forgotten.
+    published : bool
+        Follow the published simulator rule by rule: see `labkit.schedulers.gavel.published`.
+    seed : int
+        Of the published order of device types.
+    prices : mapping, optional
+        Dollars per GPU and hour by device type; 1 for types that are not named.
+
+    References
+    ----------
+    .. [1] Narayanan et al., "Heterogeneity-aware cluster scheduling policies for deep learning workloads", OSDI 2020.
+    """
+
+    policy: Policy
+    placer: Placer = Pack()
+    round_s: float = 360.0
+    recompute_s: float | None = None
+    space_sharing: bool = False
+    placement: bool = False
+    fill: bool = True
+    patience: float = 2.0
+    published: bool = False
+    seed: int = 0
+    prices: Mapping[str, float] = field(default_factory=lambda: dict(PRICES))
+    _profile: Profile | None = field(default=None, init=False, repr=False)
+    _run: Run | None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.round_s < np.inf:
+            raise InputError(f"gavel: round_s is {self.round_s}; expected seconds > 0, e.g. 360.")
+        if self.recompute_s is not None and not self.recompute_s >= 0:
+            raise InputError(f"gavel: recompute_s is {self.recompute_s}; expected seconds >= 0.")
+        if self.published and (self.space_sharing or self.placement):
+            raise InputError(
+                "gavel: published=True is the simulator without space_sharing and placement; leave one of them out."
+            )
+
+    @property
+    def quantum_s(self) -> float:
+        """A session decides at least this often; the published rounds end by themselves."""
+        return np.inf if self.published else self.round_s
+
+    @property
+    def lease_s(self) -> float | None:
+        """Seconds of a lease that a backend grants with each decision; None: jobs go on until they are stopped."""
+        return self.round_s if self.published else None
+
+    @property
+    def wants_pairs(self) -> bool:
+        """Whether speeds of pairs should be measured."""
+        return self.space_sharing
+
+    def learn(self, profile: Profile) -> None:
+        """Take note of what was measured before the run."""
+        self._profile = profile
+
+    def schedule(self, snapshot: Snapshot) -> Placement:
+        """Return who starts, moves and stops."""
+        run = self._run
+        if run is None or run.table is not snapshot.table:
+            run = self._run = Run(snapshot, profile=self._profile_of(snapshot), options=self)
+        return run.decide(snapshot)
+
+    def _profile_of(self, snapshot: Snapshot) -> Profile:
+        known = self._profile
+        if known is None or len(known.kind) != len(snapshot.table):
+            return declared_profile(snapshot.table, snapshot.runs_on)
+        return known

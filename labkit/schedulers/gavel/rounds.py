@@ -1,0 +1,253 @@
+"""Who runs where in the coming round: the most overdue first, and what is left to the job that gains most.
+
+Kernels. Jobs are positions among the active ones (J), units are jobs alone and pairs of jobs (U), columns are ways to
+run (V) that take their GPUs from device types (T).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from labkit.core.resources import Floats, Ints
+
+SLACK = 1e-9
+
+
+@njit(cache=True)
+def owe(jobs: Ints, dt_s: float, most_s: float, share: Floats, lag_s: Floats, column: Ints, partner: Ints) -> None:
+    """Add what each job was owed in a time, and take off what it got alone; at most `most_s` either way."""
+    for j in jobs:
+        for v in range(share.shape[1]):
+            lag_s[j, v] += share[j, v] * dt_s
+            if v == column[j] and partner[j] < 0:
+                lag_s[j, v] -= dt_s
+            lag_s[j, v] = min(max(lag_s[j, v], -most_s), most_s)
+
+
+@njit(cache=True)
+def owe_pairs(
+    pairs: Ints, dt_s: float, most_s: float, share: Floats, lag_s: Floats, column: Ints, partner: Ints
+) -> None:
+    """Do the same for pairs of job numbers (P, 2)."""
+    for p in range(len(pairs)):
+        a, b = pairs[p]
+        for v in range(share.shape[1]):
+            lag_s[p, v] += share[p, v] * dt_s
+            if v == column[a] and partner[a] == b:
+                lag_s[p, v] -= dt_s
+            lag_s[p, v] = min(max(lag_s[p, v], -most_s), most_s)
+
+
+@njit(cache=True)
+def _fits(free: Floats, use: Floats, n_gpus: float) -> bool:
+    """Tell whether a gang fits into what is free (T,) in a column that takes its GPUs in these fractions (T,)."""
+    room = 0.0
+    for t in range(len(free)):
+        if use[t] > 0:
+            room += free[t]
+    return room + SLACK >= n_gpus
+
+
+@njit(cache=True)
+def _take(free: Floats, use: Floats, n_gpus: float) -> None:
+    """Take a gang's GPUs, or give back so many (below 0); a gang on several types takes them where most are free."""
+    left = n_gpus
+    while left > SLACK or left < -SLACK:
+        most = -1
+        for t in range(len(free)):
+            if use[t] > 0 and (most < 0 or free[t] > free[most]):
+                most = t
+        taken = left if left < 0 or use[most] == 1 else min(left, max(free[most], 1.0))
+        free[most] -= taken
+        left -= taken
+
+
+@njit(cache=True)
+def hold(column: Ints, partner: Ints, n_gpus: Floats, use: Floats, free: Floats) -> None:
+    """Take the GPUs of jobs that have a column out of what is free (T,); those of a pair once."""
+    for j in range(len(column)):
+        if column[j] >= 0 and partner[j] <= j:
+            _take(free, use[column[j]], n_gpus[j])
+
+
+@njit(cache=True)
+def most_overdue(
+    first: Ints, second: Ints, priority: Floats, n_gpus: Floats, use: Floats, free: Floats, column: Ints, partner: Ints
+) -> None:
+    """Choose units in order of priority while they fit; fill in `column` and `partner` (J,).
+
+    Parameters
+    ----------
+    first, second : array
+        (U,) positions of the members; second is -1 for a job alone.
+    priority : array
+        (U, V) how much a unit is owed in each column; not above 0: nothing.
+    n_gpus : array
+        (J,) of each job.
+    use : array
+        (V, T) which types a column takes its GPUs from.
+    free : array
+        (T,) used up.
+    column, partner : array
+        (J,) column of each job or -1, and the one that it shares GPUs with or -1; jobs that have a column keep it.
+    """
+    n_columns = priority.shape[1]
+    flat = priority.ravel()
+    owed = np.flatnonzero(flat > 0)
+    for k in owed[np.argsort(-flat[owed], kind="mergesort")]:
+        u, v = k // n_columns, k % n_columns
+        a, b = first[u], second[u]
+        if column[a] >= 0 or (b >= 0 and column[b] >= 0) or not _fits(free, use[v], n_gpus[a]):
+            continue
+        _take(free, use[v], n_gpus[a])
+        column[a] = v
+        if b >= 0:
+            column[b] = v
+            partner[a], partner[b] = b, a
+
+
+@njit(cache=True)
+def _best_gain(speed: Floats, use: Floats, free: Floats, n_gpus: float, now: int) -> tuple[float, int]:
+    """Return the most steps/s that a job gains by a column that it fits into, and the column or -1."""
+    best, best_v = 0.0, -1
+    speed_now = speed[now] if now >= 0 else 0.0
+    for v in range(len(speed)):
+        if speed[v] - speed_now > best and _fits(free, use[v], n_gpus):
+            best, best_v = speed[v] - speed_now, v
+    return best, best_v
+
+
+@njit(cache=True)
+def fill_up(
+    speed: Floats, worth: Floats, n_gpus: Floats, use: Floats, free: Floats, column: Ints, partner: Ints, moves: bool
+) -> None:
+    """Give what is left free to the job that gains most by it, again and again.
+
+    A job that waits gains its speed; one that runs alone and may move gains the difference, and leaves its place to
+    others.
+
+    Parameters
+    ----------
+    speed : array
+        (J, V) steps/s.
+    worth : array
+        (J,) what a step/s is worth, so that gains of different jobs compare.
+    moves : bool
+        Jobs that have a column may move.
+    """
+    n_jobs, n_columns = speed.shape
+    for _ in range(n_jobs * n_columns):
+        if np.max(free) <= SLACK:
+            return
+        best, best_j, best_v = 1e-12, -1, -1
+        for j in range(n_jobs):
+            if column[j] < 0 or (moves and partner[j] < 0):
+                gain, v = _best_gain(speed[j], use, free, n_gpus[j], column[j])
+                if v >= 0 and gain * worth[j] > best * (1 + SLACK):
+                    best, best_j, best_v = gain * worth[j], j, v
+        if best_j < 0:
+            return
+        if column[best_j] >= 0:
+            _take(free, use[column[best_j]], -n_gpus[best_j])
+        _take(free, use[best_v], n_gpus[best_j])
+        column[best_j] = best_v
+
+
+@njit(cache=True)
+def _positions(jobs: Ints, numbers: Ints) -> Ints:
+    """Return the position of each number among the active jobs (ascending), -1 where it is none or not there."""
+    where = np.full(len(numbers), -1, np.int32)
+    for i in range(len(numbers)):
+        if numbers[i] >= 0:
+            at = np.searchsorted(jobs, numbers[i])
+            if at < len(jobs) and jobs[at] == numbers[i]:
+                where[i] = at
+    return where
+
+
+@njit(cache=True)
+def _units(
+    jobs: Ints, share: Floats, lag_s: Floats, pairs: Ints, pair_share: Floats, pair_lag_s: Floats, round_s: float
+) -> tuple[Ints, Ints, Floats]:
+    """Return the members of each unit by position, and its priority in each column: share and lag, in rounds."""
+    n, n_columns = len(jobs), share.shape[1]
+    first = np.empty(n + len(pairs), np.int32)
+    second = np.full(n + len(pairs), -1, np.int32)
+    priority = np.zeros((n + len(pairs), n_columns))
+    for i in range(n):
+        first[i] = i
+        for v in range(n_columns):
+            if share[jobs[i], v] > 0:
+                priority[i, v] = share[jobs[i], v] + lag_s[jobs[i], v] / round_s
+    u = n
+    for p in range(len(pairs)):
+        members = _positions(jobs, pairs[p])
+        if members[0] >= 0 and members[1] >= 0:
+            first[u], second[u] = members[0], members[1]
+            for v in range(n_columns):
+                if pair_share[p, v] > 0:
+                    priority[u, v] = pair_share[p, v] + pair_lag_s[p, v] / round_s
+            u += 1
+    return first[:u], second[:u], priority[:u]
+
+
+@njit(cache=True)
+def choose(
+    jobs: Ints, over: bool, fill: bool, round_s: float, share: Floats, lag_s: Floats, pairs: Ints, pair_share: Floats,
+    pair_lag_s: Floats, speed: Floats, worth: Floats, n_gpus: Floats, use: Floats, capacity: Floats, column: Ints,
+    partner: Ints,
+) -> tuple[Ints, Ints]:  # fmt: skip
+    """Return the column of each active job and its partner's number, -1 where there is none, (J,).
+
+    All but `jobs` is by job number (N), pairs are of numbers (P, 2). Before the round is `over` nobody stops or moves.
+    """
+    chosen, mate = np.full(len(jobs), -1, np.int32), np.full(len(jobs), -1, np.int32)
+    if not over:
+        chosen[:] = column[jobs]
+        mate[:] = _positions(jobs, partner[jobs])
+    free, gpus = capacity.copy(), n_gpus[jobs]
+    hold(chosen, mate, gpus, use, free)
+    if np.max(free) > SLACK:
+        first, second, priority = _units(jobs, share, lag_s, pairs, pair_share, pair_lag_s, round_s)
+        most_overdue(first, second, priority, gpus, use, free, chosen, mate)
+        if fill:
+            fill_up(speed[jobs], worth[jobs], gpus, use, free, chosen, mate, over)
+    for i in range(len(jobs)):
+        if mate[i] >= 0:
+            mate[i] = jobs[mate[i]]
+    return chosen, mate
+
+
+@njit(cache=True)
+def changes(jobs: Ints, chosen: Ints, mate: Ints, n_gpus: Floats, column: Ints, partner: Ints) -> tuple[Ints, Ints]:
+    """Return the positions of the jobs that start or move, largest gangs first, and of those that stop.
+
+    Of two jobs that will share GPUs only the one with the lower number is among the first.
+    """
+    starts, stops = np.empty(len(jobs), np.int32), np.empty(len(jobs), np.int32)
+    n_starts, n_stops = 0, 0
+    for i in range(len(jobs)):
+        if chosen[i] == column[jobs[i]] and mate[i] == partner[jobs[i]]:
+            continue
+        if chosen[i] < 0:
+            stops[n_stops] = i
+            n_stops += 1
+        elif mate[i] < 0 or jobs[i] < mate[i]:
+            starts[n_starts] = i
+            n_starts += 1
+    starts = starts[:n_starts]
+    return starts[np.argsort(-n_gpus[jobs[starts]], kind="mergesort")], stops[:n_stops]
+
+
+@njit(cache=True)
+def note_placed(set_jobs: Ints, rows: Ints, jobs: Ints, chosen: Ints, mate: Ints, column: Ints, partner: Ints) -> None:
+    """Note the column and partner (N,) of the jobs that a placement with these task rows set."""
+    for j in set_jobs:
+        column[j] = partner[j] = -1
+    at = 0
+    for p in range(len(rows)):
+        if p and rows[p] == rows[p - 1]:
+            continue
+        at = np.searchsorted(jobs, rows[p])
+        column[rows[p]], partner[rows[p]] = chosen[at], mate[at]

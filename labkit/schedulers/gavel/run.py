@@ -1,0 +1,265 @@
+"""What the mechanism remembers of a run: who is owed how much, and since when."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from labkit.core.jobs import Jobs
+from labkit.core.placement import Gangs, Placement
+from labkit.core.resources import GPUS, Bools, Floats, Ints
+from labkit.core.snapshot import Snapshot
+from labkit.schedulers.gavel.problem import Allocation, Problem, Sharing
+from labkit.schedulers.gavel.profile import Profile
+from labkit.schedulers.gavel.published import PublishedRounds
+from labkit.schedulers.gavel.rounds import changes, choose, note_placed, owe, owe_pairs
+
+if TYPE_CHECKING:
+    from labkit.schedulers.gavel.mechanism import Gavel
+
+NO_GPU: Final = 1e-3
+"""GPUs that a job without any counts as."""
+
+BEHIND: Final = 64
+"""Waiting jobs that are tried where a chosen one does not fit in pieces as the room is."""
+
+PUBLISHED_RECOMPUTE_S: Final = 1920.0
+"""Least seconds between two allocations in the published simulator."""
+
+MIXED: Final = -1
+"""Device type of a column that takes GPUs of all types."""
+
+
+class Run:
+    """The mechanism's memory; columns over all N jobs of a table, V columns of a problem.
+
+    Parameters
+    ----------
+    snapshot : Snapshot
+        The first one of the run.
+    profile : Profile
+        What was measured of its jobs.
+    options : Gavel
+        How to go about it.
+    """
+
+    def __init__(self, snapshot: Snapshot, *, profile: Profile, options: Gavel) -> None:
+        table, cluster = snapshot.table, snapshot.cluster
+        n = len(table)
+        self.table: Jobs = table
+        self.options = options
+        self.kind = profile.kind
+        self.use, self.type_of, kind_speed = _columns(profile, cluster.gpus_of_type(), placement=options.placement)
+        self.speed = kind_speed[profile.kind]
+        self.shared = _shared(profile, self.type_of) if options.space_sharing else None
+        self.n_gpus = np.where(table.gpus > 0, table.gpus, NO_GPU)
+        self.price = np.array([options.prices.get(kind, 1.0) for kind in cluster.device_types])
+        self.share, self.lag_s = np.zeros_like(self.speed), np.zeros_like(self.speed)
+        self.column, self.partner = np.full(n, -1, np.int32), np.full(n, -1, np.int32)
+        self.isolated_s, self.isolated_speed, self.steps_then = np.zeros(n), np.full(n, np.inf), np.zeros(n)
+        self.pairs = np.empty((0, 2), np.int32)
+        self.pair_share = self.pair_lag_s = np.zeros((0, len(self.use)))
+        self.worth = 1 / (self.speed.max(axis=1, initial=0.0) * self.n_gpus).clip(1e-300)
+        self.jobs: Ints = np.empty(0, np.int32)
+        self.up: Bools = np.empty(0, np.bool_)
+        self.capacity = cluster.gpus_of_type()
+        self.last: Allocation | None = None
+        self.now_s, self.allotted_s, self.round_end_s = snapshot.now_s, -np.inf, -np.inf
+        self.n_problems = 0
+        self.rounds = options.published and PublishedRounds(
+            n, device_types=cluster.device_types, round_s=options.round_s,
+            recompute_s=PUBLISHED_RECOMPUTE_S if options.recompute_s is None else options.recompute_s,
+            shuffles=not getattr(options.policy, "aware", False),
+            only_owed=getattr(options.policy, "only_owed", False), seed=options.seed,
+        )  # fmt: skip
+
+    # --- the decision
+
+    def decide(self, snapshot: Snapshot) -> Placement:
+        """Return who starts, moves and stops."""
+        jobs = snapshot.jobs.number
+        holds = snapshot.holds(jobs)
+        self.column[jobs[~holds]] = -1
+        self.partner[jobs[~holds]] = -1
+        if self.rounds:
+            chosen, mate = self._published(snapshot, self.rounds), np.full(len(jobs), -1, np.int32)
+        else:
+            self._account(snapshot.now_s)
+            if self._changed(snapshot) and snapshot.now_s >= self.allotted_s + (self.options.recompute_s or 0.0):
+                self._allot(snapshot)
+            chosen, mate = self._choose(snapshot.now_s)
+        return self._place(snapshot, chosen, mate)
+
+    def _changed(self, snapshot: Snapshot) -> bool:
+        """Tell whether jobs or machines came or went since the last allocation."""
+        if not np.array_equal(snapshot.up, self.up):
+            cluster = snapshot.cluster
+            there = cluster.capacity[:, GPUS] * snapshot.up[cluster.group_machine]
+            self.capacity = np.zeros(len(cluster.device_types))
+            np.add.at(self.capacity, cluster.group_type, there)
+            self.up, self.stale = snapshot.up, True
+        jobs = snapshot.jobs.number
+        if not np.array_equal(jobs, self.jobs):
+            self.jobs, self.stale = jobs, True
+        return self.stale
+
+    # --- what is owed
+
+    def _account(self, now_s: float) -> None:
+        """Bring what each job is owed up to now."""
+        jobs, dt_s = self.jobs, now_s - self.now_s
+        self.now_s = now_s
+        if not dt_s or not len(jobs):
+            return
+        most_s = self.options.patience * self.options.round_s
+        owe(jobs, dt_s, most_s, self.share, self.lag_s, self.column, self.partner)
+        if len(self.pairs):
+            owe_pairs(self.pairs, dt_s, most_s, self.pair_share, self.pair_lag_s, self.column, self.partner)
+
+    def _allot(self, snapshot: Snapshot) -> None:
+        """Ask the policy."""
+        jobs = self.jobs
+        self.allotted_s, self.stale = snapshot.now_s, False
+        if not len(jobs) or not self.capacity.any():
+            return
+        steps = snapshot.jobs.steps
+        self.isolated_s[jobs] += (steps - self.steps_then[jobs]) / self.isolated_speed[jobs]
+        self.steps_then[jobs] = steps
+        problem = self.problem(snapshot)
+        answer = self.options.policy.allocate(problem)
+        self.share[jobs] = answer.share
+        self._owe_pairs(jobs[answer.pairs], answer.pair_share)
+        self.isolated_speed[jobs] = isolated_speed(problem)
+        self.last, self.n_problems = answer, self.n_problems + 1
+
+    def _owe_pairs(self, pairs: Ints, share: Floats) -> None:
+        """Replace the pairs; one that goes on keeps what it is owed."""
+        lag_s = np.zeros_like(share)
+        if len(self.pairs) and len(pairs):
+            old = {(int(a), int(b)): p for p, (a, b) in enumerate(self.pairs)}
+            for p, (a, b) in enumerate(pairs):
+                if (int(a), int(b)) in old:
+                    lag_s[p] = self.pair_lag_s[old[int(a), int(b)]]
+        self.pairs, self.pair_share, self.pair_lag_s = pairs, share, lag_s
+
+    def problem(self, snapshot: Snapshot) -> Problem:
+        """Return what a policy decides on now."""
+        jobs, table = self.jobs, self.table
+        columns = snapshot.jobs
+        return Problem(
+            job=jobs,
+            speed=self.speed[jobs],
+            n_gpus=self.n_gpus[jobs],
+            capacity=self.capacity,
+            use=self.use,
+            weight=columns.weight,
+            entity=columns.user,
+            age_s=snapshot.now_s - columns.arrival_s,
+            steps_left=columns.remaining_steps,
+            isolated_s=self.isolated_s[jobs],
+            slo_left_s=table.slo_s[jobs] - (snapshot.now_s - columns.arrival_s),
+            price=self.price,
+            sharing=None if self.shared is None else Sharing(self.kind[jobs], self.shared),
+            before=self._before(jobs),
+            number=self.n_problems,
+        )
+
+    def _before(self, jobs: Ints) -> Allocation | None:
+        """Return the last allocation in terms of the present jobs."""
+        if self.last is None:
+            return None
+        there = np.isin(self.pairs, jobs).all(axis=1) if len(self.pairs) else np.empty(0, np.bool_)
+        pairs = np.searchsorted(jobs, self.pairs[there]).astype(np.int32).reshape(-1, 2)
+        return Allocation(share=self.share[jobs], pairs=pairs, pair_share=self.pair_share[there])
+
+    # --- the round
+
+    def _choose(self, now_s: float) -> tuple[Ints, Ints]:
+        """Return the column of each active job, and the number of the one that it shares GPUs with."""
+        jobs, options = self.jobs, self.options
+        over = now_s >= self.round_end_s
+        if over:
+            self.round_end_s = options.round_s * (np.floor(now_s / options.round_s + 1e-9) + 1)
+        return choose(
+            jobs, over, options.fill, options.round_s, self.share, self.lag_s, self.pairs, self.pair_share,
+            self.pair_lag_s, self.speed, self.worth, self.n_gpus, self.use, self.capacity, self.column, self.partner,
+        )  # fmt: skip
+
+    def _published(self, snapshot: Snapshot, rounds: PublishedRounds) -> Ints:
+        self._changed(snapshot)
+        jobs = self.jobs
+
+        def allocate() -> Floats:
+            self._allot(snapshot)
+            return self.share[jobs]
+
+        return rounds.choose(
+            snapshot.now_s,
+            jobs=jobs,
+            steps_left=snapshot.jobs.total_steps - snapshot.jobs.steps,
+            speed=self.speed[jobs],
+            n_gpus=self.n_gpus[jobs],
+            capacity=self.capacity,
+            last=bool(len(jobs)) and int(jobs[-1]) == len(self.table) - 1,
+            allocate=allocate,
+        )
+
+    # --- from columns to device groups
+
+    def _place(self, snapshot: Snapshot, chosen: Ints, mate: Ints) -> Placement:
+        """Return the placement that starts, moves and stops what differs from what is."""
+        jobs = self.jobs
+        start, stop = changes(jobs, chosen, mate, self.n_gpus, self.column, self.partner)
+        if not len(start) and not len(stop):
+            return Placement.nothing()
+        placement = self._ask(snapshot, start, stop, chosen, mate)
+        if len(start) and not np.isin(jobs[start], placement.job).all():  # it is not in pieces as the room is
+            behind = np.flatnonzero((chosen < 0) & (self.column[jobs] < 0))[:BEHIND].astype(np.int32)
+            chosen[behind] = self.speed[jobs[behind]].argmax(axis=1)
+            placement = self._ask(snapshot, np.concatenate([start, behind]), stop, chosen, mate)
+        note_placed(placement.set_jobs, placement.job, jobs, chosen, mate, self.column, self.partner)
+        return placement
+
+    def _ask(self, snapshot: Snapshot, start: Ints, stop: Ints, chosen: Ints, mate: Ints) -> Placement:
+        """Ask the placer for room for some jobs (positions), after others have stopped."""
+        table, both = self.table, self.jobs[np.concatenate([start, stop])]
+        n_workers, n_ps = table.n_workers[both], table.n_ps[both]
+        n_workers[len(start) :] = n_ps[len(start) :] = 0
+        device_type = np.full(len(both), MIXED, np.int32)
+        device_type[: len(start)] = self.type_of[chosen[start]]
+        return self.options.placer.place(snapshot, Gangs(both, n_workers, n_ps, device_type))
+
+
+def _columns(profile: Profile, gpus_of_type: Floats, *, placement: bool) -> tuple[Floats, Ints, Floats]:
+    """Return which types a column uses (V, T), its type (V,) or -1, and steps/s by kind and column (K, V)."""
+    n_types = len(gpus_of_type)
+    use, type_of, speed = [np.eye(n_types)], [np.arange(n_types)], [profile.alone]
+    if placement:
+        use.append(np.eye(n_types))
+        type_of.append(np.arange(n_types))
+        speed.append(profile.apart)
+    if profile.mixed.any():
+        use.append(gpus_of_type[None, :] / gpus_of_type.sum())
+        type_of.append(np.array([MIXED]))
+        speed.append(profile.mixed[:, None])
+    return np.concatenate(use), np.concatenate(type_of).astype(np.int32), np.concatenate(speed, axis=1)
+
+
+def _shared(profile: Profile, type_of: Ints) -> Floats | None:
+    """Return steps/s of pairs of kinds on each column (K, K, V); none on a column of several types."""
+    if profile.shared is None:
+        return None
+    pairs = np.nan_to_num(profile.shared, nan=0.0)
+    both = (pairs > 0) & (pairs.transpose(1, 0, 2) > 0)
+    pairs = np.where(both, pairs, 0.0)[:, :, type_of]
+    pairs[:, :, type_of == MIXED] = 0.0
+    return pairs
+
+
+def isolated_speed(problem: Problem) -> Floats:
+    """Return steps/s of each job with an equal share of every device type, (J,)."""
+    share = problem.offered / (problem.n_jobs * problem.n_gpus[:, None])
+    share = share / np.maximum(share.sum(axis=1, keepdims=True), 1.0)
+    speed: Floats = (share * problem.speed).sum(axis=1)
+    return speed
