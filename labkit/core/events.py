@@ -35,7 +35,7 @@ class Kind(IntEnum):
     PROGRESSED = 5
     """A measurement of a running job; value: steps done; speed: steps/s from now on."""
     PAUSED = 6
-    """A job that holds tasks makes no progress until it is started or rescaled; value: steps done."""
+    """A job that holds tasks makes no progress until it starts, is rescaled or progresses again; value: steps done."""
     PREEMPTED = 7
     """A job lost its tasks because a scheduler took them; value: steps done."""
     COMPLETED = 8
@@ -48,6 +48,8 @@ class Kind(IntEnum):
     """A machine is (back) in the cluster."""
     LOSS = 12
     """A running job reported its training loss; value: the loss."""
+    DROPPED = 13
+    """A job was given up and gave its tasks back: it has no JCT; value: steps done."""
 
 
 class Role(IntEnum):

@@ -33,7 +33,7 @@ UNSEEN, WAITING, HOLDING, DONE = range(4)
 _ARRIVED, _PLACED, _STARTED, _RESCALED = int(Kind.ARRIVED), int(Kind.PLACED), int(Kind.STARTED), int(Kind.RESCALED)
 _PROGRESSED, _PAUSED, _PREEMPTED = int(Kind.PROGRESSED), int(Kind.PAUSED), int(Kind.PREEMPTED)
 _COMPLETED, _FAILED, _LEFT, _JOINED = int(Kind.COMPLETED), int(Kind.FAILED), int(Kind.LEFT), int(Kind.JOINED)
-_LOSS = int(Kind.LOSS)
+_LOSS, _DROPPED = int(Kind.LOSS), int(Kind.DROPPED)
 
 N_SEEN, N_DONE, N_HOLDING, N_ACTIVE, ACTIVE_DIRTY, FIRST_WAITING, N_WAITING, N_STARTED, WAITING_LOST = range(9)
 
@@ -92,7 +92,7 @@ class Ledger:
 
     @property
     def n_done(self) -> int:
-        """Number of completed jobs."""
+        """Number of jobs that are over: completed, or given up."""
         return int(self._counts[N_DONE])
 
     @property
@@ -217,7 +217,7 @@ def _fold(  # noqa: C901 - one branch per kind of event
             hold(held, tasks, spare, free, demand, job, event.role, event.group, int(event.value))
             if i + 1 == len(batch) or batch[i + 1].kind != _PLACED or batch[i + 1].job != job:
                 _settle_gpus(belief, held, demand, job, event.time_s)
-        elif kind >= _STARTED and kind <= _FAILED:
+        elif (kind >= _STARTED and kind <= _FAILED) or kind == _DROPPED:
             belief[job].steps = event.value
             belief[job].since_s = event.time_s
             belief[job].speed = event.speed if kind <= _PROGRESSED else 0.0
@@ -227,7 +227,7 @@ def _fold(  # noqa: C901 - one branch per kind of event
                 release(held, tasks, spare, free, demand, job)
                 _settle_gpus(belief, held, demand, job, event.time_s)
                 counts[N_HOLDING] -= 1
-                if kind == _COMPLETED:
+                if kind in (_COMPLETED, _DROPPED):
                     belief[job].phase = DONE
                     counts[N_DONE] += 1
                     counts[ACTIVE_DIRTY] = 1

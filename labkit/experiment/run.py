@@ -77,12 +77,13 @@ class Experiment:
             speed = speed_model(jobs, cluster, kind=speed, throughputs=throughputs, strict=strict)
         return cls(jobs=declared(jobs, speed), cluster=cluster, speed=speed, **options)
 
-    def simulator(self) -> Simulator:
-        """Return a fresh simulator at time 0."""
+    def simulator(self, *, lease_s: float | None = None) -> Simulator:
+        """Return a fresh simulator at time 0, with leases if they are asked for."""
         return Simulator(
             self.jobs,
             self.cluster,
             speed=self.speed,
+            lease_s=lease_s,
             overheads=self.overheads,
             variation=self.variation,
             faults=self.faults,
@@ -95,12 +96,12 @@ class Experiment:
     ) -> Session:
         """Return a session at time 0, with the cadence that suits the scheduler, after its pre-runs if it has any.
 
-        It runs on `backend`, by default on a fresh simulator.
+        It runs on `backend`, by default on a fresh simulator, with leases if the scheduler has a `lease_s`.
         """
         if isinstance(scheduler, PreRunning):
             scheduler.pre_run(self.jobs, measurer(self.jobs, self.cluster, speed=self.speed))
         cadence = self.cadence or at_events(quantum_s=getattr(scheduler, "quantum_s", math.inf))
-        backend = backend or self.simulator()
+        backend = backend or self.simulator(lease_s=getattr(scheduler, "lease_s", None))
         return Session(backend, cadence=cadence, runs_on=self.speed.runs_on(), observers=observers)
 
     def config(self, scheduler: Scheduler) -> dict[str, Any]:
@@ -241,7 +242,7 @@ def replay(record: RunRecord, *, runs_on: Bools | None = None) -> Session:
 
 
 class ProgressBar:
-    """A bar that counts completed jobs, in a terminal or in a notebook."""
+    """A bar that counts the jobs that are over, in a terminal or in a notebook."""
 
     def __init__(self, name: str, *, total: int) -> None:
         from tqdm.auto import tqdm
@@ -249,8 +250,8 @@ class ProgressBar:
         self._bar = tqdm(total=total, desc=f"{name:>8}", unit="job", mininterval=0.1, leave=True)
 
     def __call__(self, batch: Events) -> None:
-        """Count the jobs that completed in a batch."""
-        done = int(np.count_nonzero(batch["kind"] == Kind.COMPLETED))
+        """Count the jobs that completed or were given up in a batch."""
+        done = int(np.count_nonzero((batch["kind"] == Kind.COMPLETED) | (batch["kind"] == Kind.DROPPED)))
         if done:
             self._bar.update(done)
 

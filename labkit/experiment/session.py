@@ -77,7 +77,7 @@ class Session:
 
     @property
     def done(self) -> bool:
-        """True when every job has completed."""
+        """True when every job has completed or was given up."""
         return self.ledger.n_done == len(self.backend.jobs)
 
     @property

@@ -16,7 +16,7 @@ from labkit.core.resources import GPUS
 
 _SEEN: Final = (
     Kind.ARRIVED, Kind.DECIDED, Kind.PLACED, Kind.STARTED, Kind.RESCALED, Kind.PAUSED, Kind.PREEMPTED, Kind.COMPLETED,
-    Kind.FAILED, Kind.LEFT, Kind.JOINED,
+    Kind.FAILED, Kind.LEFT, Kind.JOINED, Kind.PROGRESSED, Kind.DROPPED,
 )  # fmt: skip
 _IS_SEEN: Final = np.isin(np.arange(len(Kind)), _SEEN)
 
@@ -35,12 +35,14 @@ _AFTER: Final = {
     Kind.ARRIVED: Doing.WAITS,
     Kind.STARTED: Doing.TRAINS,
     Kind.RESCALED: Doing.TRAINS,
+    Kind.PROGRESSED: Doing.TRAINS,
     Kind.PAUSED: Doing.HOLDS,
     Kind.PREEMPTED: Doing.WAITS,
     Kind.COMPLETED: Doing.DONE,
     Kind.FAILED: Doing.WAITS,
+    Kind.DROPPED: Doing.DONE,
 }
-_GIVES_BACK: Final = (Kind.PREEMPTED, Kind.COMPLETED, Kind.FAILED)
+_GIVES_BACK: Final = (Kind.PREEMPTED, Kind.COMPLETED, Kind.FAILED, Kind.DROPPED)
 
 
 @dataclass(slots=True)
@@ -71,7 +73,7 @@ class Board:
         All of them, from the start of the run.
     now_s : float
         Time of the last event.
-    n_decisions, n_arrived, n_done : int
+    n_decisions, n_arrived, n_done, n_dropped : int
         How many so far.
     jct_s : float
         Sum of the JCTs of the jobs that are done.
@@ -83,7 +85,7 @@ class Board:
         self.jobs, self.cluster = jobs, cluster
         self.changes = Changes()
         self.now_s = 0.0
-        self.n_decisions = self.n_arrived = self.n_done = 0
+        self.n_decisions = self.n_arrived = self.n_done = self.n_dropped = 0
         self.jct_s = 0.0
         self.tasks: dict[int, dict[int, float]] = {}
         self._doing: dict[int, Doing] = {}
@@ -101,8 +103,8 @@ class Board:
 
     @property
     def n_waiting(self) -> int:
-        """Number of jobs that arrived, are not done and hold no tasks."""
-        return self.n_arrived - self.n_done - self.n_running
+        """Number of jobs that arrived, are neither done nor given up, and hold no tasks."""
+        return self.n_arrived - self.n_done - self.n_dropped - self.n_running
 
     @property
     def gpus_held(self) -> float:
@@ -143,11 +145,15 @@ class Board:
 
     def _turn(self, job: int, kind: int, time_s: float) -> None:
         """Note that a job does something else from now on."""
+        if kind == Kind.PROGRESSED and self._doing.get(job) is Doing.TRAINS:
+            return
         if kind in _GIVES_BACK:
             self._release(job, time_s)
             self._held.pop(job, None)
         if kind == Kind.ARRIVED:
             self.n_arrived += 1
+        if kind == Kind.DROPPED:
+            self.n_dropped += 1
         if kind == Kind.COMPLETED:
             self.n_done += 1
             self.jct_s += time_s - float(self.jobs.arrival_s[job])

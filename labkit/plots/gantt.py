@@ -37,7 +37,7 @@ def plot_gantt(
     scale_s, unit = time_unit(until_s)
     lives = jobs.assign(
         start=jobs["arrival_s"] / scale_s,
-        end=jobs["completion_s"].fillna(until_s) / scale_s,
+        end=jobs["completion_s"].fillna(jobs["dropped_s"]).fillna(until_s) / scale_s,
     )[["id", "start", "end"]].round(4)
     held = (
         held.merge(jobs[["job", "id"]], on="job")

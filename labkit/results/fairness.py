@@ -62,7 +62,7 @@ def fair_share_s(table: pd.DataFrame, *, n_gpus: int, until_s: float) -> Floats:
     n_gpus : int
         GPUs of the cluster.
     until_s : float
-        Where the log ends: unfinished jobs live until then.
+        Where the log ends: unfinished jobs live until then, those that were given up until they were.
 
     Returns
     -------
@@ -70,7 +70,7 @@ def fair_share_s(table: pd.DataFrame, *, n_gpus: int, until_s: float) -> Floats:
         (rows of `table`,) seconds; NaN where the declared duration is unknown.
     """
     arrival = table["arrival_s"].to_numpy(np.float64)
-    over = table["completion_s"].fillna(until_s).to_numpy(np.float64)
+    over = table["completion_s"].fillna(table["dropped_s"]).fillna(until_s).to_numpy(np.float64)
     moments = np.unique(np.concatenate([arrival, over]))
     active = np.searchsorted(np.sort(arrival), moments, "right") - np.searchsorted(np.sort(over), moments, "right")
     area = np.concatenate([[0.0], np.cumsum(active[:-1] * np.diff(moments))])  # job-seconds up to each moment

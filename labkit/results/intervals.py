@@ -16,9 +16,9 @@ from labkit.core.resources import GPUS, Bools, Floats, Ints
 if TYPE_CHECKING:
     import pandas as pd
 
-_GIVE_BACK = (Kind.PREEMPTED, Kind.COMPLETED, Kind.FAILED)
+_GIVE_BACK = (Kind.PREEMPTED, Kind.COMPLETED, Kind.FAILED, Kind.DROPPED)
 _WAITS = (Kind.ARRIVED, Kind.PREEMPTED, Kind.FAILED)
-_TRAINS = (Kind.STARTED, Kind.RESCALED)
+_TRAINS = (Kind.STARTED, Kind.RESCALED, Kind.PROGRESSED)
 _MARKS = (Kind.ARRIVED, Kind.PLACED, *_TRAINS, Kind.PAUSED, *_GIVE_BACK)
 
 WAITING, OVERHEAD, TRAINING, OVER = range(4)
@@ -74,8 +74,8 @@ def end_s(rows: Events) -> float:
 def holdings(rows: Events, jobs: Jobs) -> Holdings:
     """Return who held what from when to when.
 
-    The rows of a placement come together in the log and replace the job's earlier ones; PREEMPTED, COMPLETED and
-    FAILED give everything back.
+    The rows of a placement come together in the log and replace the job's earlier ones; PREEMPTED, COMPLETED, FAILED
+    and DROPPED give everything back.
     """
     job, time_s = rows["job"], rows["time_s"]
     placed = is_kind(rows, Kind.PLACED)
@@ -205,5 +205,5 @@ def _state_after() -> NDArray[np.int64]:
     state = np.full(len(Kind), OVERHEAD)
     state[list(_WAITS)] = WAITING
     state[list(_TRAINS)] = TRAINING
-    state[Kind.COMPLETED] = OVER
+    state[[Kind.COMPLETED, Kind.DROPPED]] = OVER
     return state

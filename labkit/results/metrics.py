@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 def job_table(rows: Events, jobs: Jobs) -> pd.DataFrame:
     """Return one row per job that arrived, in order of arrival.
 
-    Columns: job (its number), id, model, asked_gpus, arrival_s, first_start_s, completion_s (NaN: not yet),
-    jct_s (completion - arrival), queueing_s (arrival to first start), waiting_s, overhead_s, training_s
-    (`time_split`), gpu_s (GPU-seconds held), n_preemptions, n_failures, n_rescales, duration_s (declared time alone
-    with the gang it asked for), stretch (jct_s / duration_s).
+    Columns: job (its number), id, model, asked_gpus, arrival_s, first_start_s, completion_s (NaN: not yet), dropped_s
+    (NaN: was not given up), jct_s (completion - arrival), queueing_s (arrival to first start), waiting_s, overhead_s,
+    training_s (`time_split`), gpu_s (GPU-seconds held), n_preemptions, n_failures, n_rescales, duration_s (declared
+    time alone with the gang it asked for), stretch (jct_s / duration_s).
     """
     import pandas as pd
 
-    arrival, start, completion = (
-        _first_s(rows, kind, len(jobs)) for kind in (Kind.ARRIVED, Kind.STARTED, Kind.COMPLETED)
+    arrival, start, completion, dropped = (
+        _first_s(rows, kind, len(jobs)) for kind in (Kind.ARRIVED, Kind.STARTED, Kind.COMPLETED, Kind.DROPPED)
     )
     held = holdings(rows, jobs)
     counts = {f"n_{name}": _count(rows, kind, len(jobs)) for name, kind in _COUNTED.items()}
@@ -44,6 +44,7 @@ def job_table(rows: Events, jobs: Jobs) -> pd.DataFrame:
         "arrival_s": arrival,
         "first_start_s": start,
         "completion_s": completion,
+        "dropped_s": dropped,
         "jct_s": completion - arrival,
         "queueing_s": start - arrival,
         **{str(name): spent[name].to_numpy() for name in spent},
@@ -77,11 +78,11 @@ def summary(rows: Events, jobs: Jobs, cluster: Cluster) -> dict[str, float]:
     Returns
     -------
     dict
-        n_jobs (arrived), n_unfinished; mean_jct_s, median_jct_s, p95_jct_s over completed jobs; makespan_s (last
-        completion - first arrival); mean_queueing_s over started jobs; utilisation (GPU-seconds held / GPUs built x
-        time from first arrival to the last event); mean_stretch; overhead (fraction of the time with tasks in which
-        there was no progress); mean_rho, max_rho (finish-time fairness against an equal share, `fair_share_s`);
-        jain_index of the stretch; n_preemptions, n_rescales, n_failures, n_decisions.
+        n_jobs (arrived), n_unfinished (not completed), n_dropped (given up); mean_jct_s, median_jct_s, p95_jct_s over
+        completed jobs; makespan_s (last completion - first arrival); mean_queueing_s over started jobs; utilisation
+        (GPU-seconds held / GPUs built x time from first arrival to the last event); mean_stretch; overhead (fraction
+        of the time with tasks in which there was no progress); mean_rho, max_rho (finish-time fairness against an
+        equal share, `fair_share_s`); jain_index of the stretch; n_preemptions, n_rescales, n_failures, n_decisions.
     """
     return _summed(
         job_table(rows, jobs), cluster, until_s=end_s(rows), n_decisions=int(is_kind(rows, Kind.DECIDED).sum())
@@ -97,6 +98,7 @@ def _summed(table: pd.DataFrame, cluster: Cluster, *, until_s: float, n_decision
     return {
         "n_jobs": len(table),
         "n_unfinished": len(table) - len(done),
+        "n_dropped": int(table["dropped_s"].notna().sum()),
         "mean_jct_s": _mean(jct),
         "median_jct_s": float(np.median(jct)) if len(jct) else np.nan,
         "p95_jct_s": float(np.percentile(jct, 95)) if len(jct) else np.nan,

@@ -30,6 +30,11 @@ class Simulator:
         What arrives, and where it runs.
     speed : SpeedModel
         The truth about speeds; schedulers see only what was measured.
+    lease_s : float, optional
+        With each decision every job that holds tasks gets a lease: the whole steps that it makes in so many seconds at
+        its speed then, or what it has left. At the end of its lease it is paused until the next decision, which is due
+        when the last lease is over. A job whose lease has no step, or fewer than its gang has GPUs, makes no progress
+        in it; after five of these on end it is given up. As in Gavel's published simulator; None: jobs go on.
     overheads, variation, faults, losses
         What makes the run less than ideal; none by default.
     rng : Generator
@@ -42,6 +47,7 @@ class Simulator:
         cluster: Cluster,
         *,
         speed: SpeedModel,
+        lease_s: float | None = None,
         overheads: Overheads | None = None,
         variation: Variation | None = None,
         faults: Faults | None = None,
@@ -53,6 +59,9 @@ class Simulator:
         rng = np.random.default_rng(0) if rng is None else rng
         self._variation_rng, self._faults_rng, self._losses_rng = rng.spawn(3)
         self._now_s = 0.0
+        self._lease_s = np.inf if lease_s is None else float(lease_s)
+        if not self._lease_s > 0:
+            raise InputError(f"lease_s is {lease_s}; expected seconds > 0, e.g. 360, or None for no leases.")
         self._overheads = overheads or Overheads()
         self._overhead_s = np.array([self._overheads.start_s, self._overheads.restart_s, self._overheads.rescale_s])
         self._variation, self._faults, self._losses = variation, faults, losses
@@ -61,6 +70,7 @@ class Simulator:
         self._truth = np.zeros(len(jobs), dtype=state.TRUTH)
         self._truth["next_s"] = np.inf
         self._truth["factor"] = 1.0
+        self._truth["until_steps"] = jobs.true_steps
         self._book = Book(jobs, cluster)
         self._running = np.empty(len(jobs), np.int32)
         self._counts = np.zeros(2, np.int32)
@@ -95,6 +105,12 @@ class Simulator:
         PlacementError
             If it names an unknown job or overfills a device group; nothing is changed then.
         """
+        happened = self._carry_out(placement)
+        if np.isfinite(self._lease_s):
+            return np.concatenate([happened, self._grant()])
+        return happened
+
+    def _carry_out(self, placement: Placement) -> Events:
         n_set = len(placement.set_jobs)
         if not n_set and not len(placement):
             decided = _DECIDED.copy()
@@ -126,18 +142,30 @@ class Simulator:
 
     def _begin(self, changed: Ints, n: int) -> tuple[int, Events]:
         """Start or rescale jobs, and slow down those beside them; return the events written and those of the others."""
-        others = _NOBODY if self.speed.local else np.setdiff1d(self._in_phase(state.RUNNING), changed)
+        others = _NOBODY if self.speed.local else np.setdiff1d(self._ready(), changed)
         speeds = self._speeds(np.concatenate([changed, others]) if len(others) else changed)
         n = state.begin(
-            changed, speeds, self._overhead_s, self._now_s, self._truth, self._running, self._counts,
-            self.jobs.true_steps, self._out, n,
+            changed, speeds, self._overhead_s, self._now_s, self._truth, self._running, self._counts, self._out, n,
         )  # fmt: skip
         if not self.speed.local and self._overhead_s.any():  # the changed ones may not run yet
             return n, self._retime_all()
         return n, self._retime(others, speeds[len(changed) :]) if len(others) else NO_EVENTS
 
+    def _grant(self) -> Events:
+        """Give a lease to every job that holds tasks, except in an overhead: there it comes when they are ready."""
+        jobs = self._ready()
+        out = np.empty(len(jobs), dtype=EVENT)
+        n = state.grant(
+            jobs, self._truth["base_speed"][jobs] if self.speed.local else self._speeds(jobs), self._now_s,
+            self._lease_s, self._truth, self.jobs.true_steps, self._book.held, self._book.demand, out,
+        )  # fmt: skip
+        return out[:n]
+
     def advance(self, until_s: float, *, stop_at_event: bool) -> Events:
-        """Let virtual time pass until `until_s`, or until something happens that a scheduler should know."""
+        """Let virtual time pass until `until_s`, or until something happens that a scheduler should know.
+
+        With leases that is the end of the last one that is under way; an arrival only where no job holds tasks.
+        """
         parts: list[Events] = []
         until_s = float(until_s)  # the kernels are compiled for floats
         while True:
@@ -150,7 +178,7 @@ class Simulator:
                 break
             news, batch = self._disturb()
             parts.append(batch)
-            if news and stop_at_event:
+            if news and stop_at_event and (np.isinf(self._lease_s) or self._round_over()):
                 break
         return parts[0] if len(parts) == 1 else np.concatenate(parts) if parts else NO_EVENTS
 
@@ -160,7 +188,7 @@ class Simulator:
         self._room_for(2 * int(self._counts[state.N_RUNNING]) + still_to_arrive)
         book = self._book
         n, at, told, moved = state.run_until(
-            until_s, stop_at_event, not self.speed.local, self._truth, self._running, self._counts,
+            until_s, stop_at_event, not self.speed.local, self._lease_s, self._truth, self._running, self._counts,
             self.jobs.arrival_s, self.jobs.true_steps, book.held, book.tasks, book.spare, book.free, book.demand,
             self._out,
         )  # fmt: skip
@@ -187,6 +215,16 @@ class Simulator:
         chosen: Ints = jobs[self._truth["phase"][jobs] == phase]
         return chosen
 
+    def _ready(self) -> Ints:
+        """Return the jobs that hold tasks and are in no overhead; with leases some of them may rest."""
+        jobs: Ints = self._running[: self._counts[state.N_RUNNING]]
+        chosen: Ints = jobs[self._truth["phase"][jobs] >= state.RUNNING]
+        return chosen
+
+    def _round_over(self) -> bool:
+        """Tell whether no job makes progress or will by itself."""
+        return not self._counts[state.N_RUNNING] or bool(state.round_over(self._truth, self._running, self._counts))
+
     def _retime_all(self) -> Events:
         """Let every running job go on at the speed that it has beside the others."""
         jobs = self._in_phase(state.RUNNING)
@@ -196,7 +234,7 @@ class Simulator:
 
     def _retime(self, jobs: Ints, base_speeds: Floats) -> Events:
         out = np.empty(len(jobs), dtype=EVENT)
-        n = state.retime(jobs, base_speeds, self._now_s, self._truth, self.jobs.true_steps, out)
+        n = state.retime(jobs, base_speeds, self._now_s, self._truth, out)
         return out[:n]
 
     # --- disturbances
@@ -210,7 +248,8 @@ class Simulator:
         """Tell whether no job will ever arrive or complete, and no machine fail or return."""
         holding = self._running[: self._counts[state.N_RUNNING]]
         arrived = self._counts[state.NEXT_ARRIVAL] == len(self.jobs)
-        stuck = (self._truth["phase"][holding] == state.RUNNING) & (self._truth["base_speed"][holding] <= 0)
+        at = self._truth[holding]
+        stuck = (at["phase"] == state.RESTING) | ((at["phase"] == state.RUNNING) & (at["base_speed"] <= 0))
         return bool(arrived and not self._faults and stuck.all())
 
     def _disturb(self) -> tuple[bool, Events]:

@@ -16,27 +16,31 @@ TRUTH: Final = np.dtype(
     [
         ("phase", np.int32),
         ("n_starts", np.int32),
+        ("n_futile", np.int32),
         ("steps", np.float64),
         ("since_s", np.float64),
         ("speed", np.float64),
         ("base_speed", np.float64),
         ("factor", np.float64),
         ("next_s", np.float64),
+        ("until_steps", np.float64),
         ("started_s", np.float64),
         ("started_steps", np.float64),
     ],
     align=True,
 )
-"""`steps` done at `since_s`, growing by `speed` = `base_speed` * `factor`; `next_s`: when it is ready, or done."""
+"""`steps` done at `since_s`, growing by `speed` = `base_speed` * `factor`; `next_s`: when it is ready, or has done
+`until_steps`: all of them, or those of its lease. `n_futile`: leases on end that were too short for it."""
 
-UNSEEN, WAITING, STARTING, RESCALING, RUNNING, DONE = range(6)
+UNSEEN, WAITING, STARTING, RESCALING, RUNNING, FUTILE, RESTING, DONE = range(8)
 N_RUNNING, NEXT_ARRIVAL = range(2)
 OK, NO_SUCH_JOB, SET_TWICE, SCATTERED, OVERFULL, NOT_SET, BAD_ROW = range(7)
 SLACK = 1e-9
+MAX_FUTILE = 5
 
 _ARRIVED, _DECIDED, _PLACED, _STARTED = int(Kind.ARRIVED), int(Kind.DECIDED), int(Kind.PLACED), int(Kind.STARTED)
 _RESCALED, _PAUSED, _PREEMPTED = int(Kind.RESCALED), int(Kind.PAUSED), int(Kind.PREEMPTED)
-_COMPLETED, _PROGRESSED = int(Kind.COMPLETED), int(Kind.PROGRESSED)
+_COMPLETED, _PROGRESSED, _DROPPED = int(Kind.COMPLETED), int(Kind.PROGRESSED), int(Kind.DROPPED)
 
 
 @njit(cache=True)
@@ -173,28 +177,68 @@ def carry_out(
 
 
 @njit(cache=True)
-def go_on(truth: Records, job: int, now_s: float, true_steps: Floats) -> None:
+def go_on(truth: Records, job: int, now_s: float) -> None:
     """Let a job run from now on with its base speed and factor."""
     at = truth[job]
     at.phase = RUNNING
     at.since_s = now_s
     at.speed = at.base_speed * at.factor
-    at.next_s = now_s + (true_steps[job] - at.steps) / at.speed if at.speed > 0 else np.inf
+    at.next_s = now_s + (at.until_steps - at.steps) / at.speed if at.speed > 0 else np.inf
+
+
+@njit(cache=True)
+def lease(
+    truth: Records, job: int, now_s: float, lease_s: float, true_steps: Floats, held: Records, demand: Floats
+) -> None:
+    """Let a job run for the whole steps of so many seconds, and no more than it has left.
+
+    A lease without a step, or with fewer steps than the gang has GPUs, passes in vain.
+    """
+    at = truth[job]
+    speed = at.base_speed * at.factor
+    left = true_steps[job] - at.steps
+    n = min(np.floor(speed * lease_s), left)
+    gpus = held[job].n_workers * demand[0, job, 0]
+    at.since_s = now_s
+    at.next_s = now_s + n / speed if speed > 0 else now_s
+    if n <= 0 or (gpus > 1 and n < gpus):
+        at.phase, at.speed, at.until_steps = FUTILE, 0.0, at.steps
+    else:
+        at.phase, at.speed = RUNNING, speed
+        at.until_steps = true_steps[job] if n == left else at.steps + n
+
+
+@njit(cache=True)
+def grant(
+    jobs: Ints, base_speeds: Floats, now_s: float, lease_s: float, truth: Records, true_steps: Floats, held: Records,
+    demand: Floats, out: Events,
+) -> int:  # fmt: skip
+    """Give jobs that hold tasks and are ready a new lease, and tell whose speed is another then."""
+    n = 0
+    for i in range(len(jobs)):
+        j = jobs[i]
+        settle(truth, j, now_s)
+        before = truth[j].speed
+        truth[j].base_speed = base_speeds[i]
+        lease(truth, j, now_s, lease_s, true_steps, held, demand)
+        if truth[j].speed != before:
+            n = write(out, n, now_s, _PROGRESSED, j, truth[j].steps, truth[j].speed, -1, -1)
+    return n
 
 
 @njit(cache=True)
 def begin(
     changed: Ints, speeds: Floats, overheads: Floats, now_s: float, truth: Records, running: Ints, counts: Ints,
-    true_steps: Floats, out: Events, n: int,
+    out: Events, n: int,
 ) -> int:  # fmt: skip
     """Start or rescale the jobs whose tasks changed, at once or after their overhead; return the events written."""
     for i in range(len(changed)):
         j = changed[i]
         fresh = truth[j].phase == WAITING
         was_starting = truth[j].phase == STARTING
-        was_running = truth[j].phase == RUNNING
+        was_running = truth[j].phase == RUNNING or truth[j].phase == FUTILE
         overhead = overheads[1 if truth[j].n_starts else 0] if fresh else overheads[2]
-        if not fresh and not was_running:  # what was under way is not cut short
+        if was_starting or truth[j].phase == RESCALING:  # what was under way is not cut short
             overhead = max(overhead, truth[j].next_s - now_s)
         truth[j].base_speed = speeds[i]
         if fresh:
@@ -211,7 +255,7 @@ def begin(
             truth[j].speed = 0.0
             truth[j].next_s = now_s + overhead
         else:
-            go_on(truth, j, now_s, true_steps)
+            go_on(truth, j, now_s)
             kind = _STARTED if fresh or was_starting else _RESCALED
             n = write(out, n, now_s, kind, j, truth[j].steps, truth[j].speed, -1, -1)
     return n
@@ -226,18 +270,49 @@ def _next_time(truth: Records, running: Ints, counts: Ints, arrival_s: Floats) -
 
 
 @njit(cache=True)
-def run_until(
-    until_s: float, stop_at_event: bool, stop_at_change: bool, truth: Records, running: Ints, counts: Ints,
-    arrival_s: Floats, true_steps: Floats, held: Records, tasks: Records, spare: Ints, free: Floats,
+def _end(truth: Records, job: int, now_s: float, true_steps: Floats) -> int:
+    """End what a running job has done, or its lease; return the kind of event."""
+    settle(truth, job, now_s)
+    at = truth[job]
+    if at.phase == FUTILE:
+        at.n_futile += 1
+    else:
+        at.steps = at.until_steps
+        at.n_futile = 0
+    done = at.steps >= true_steps[job]
+    over = done or at.n_futile >= MAX_FUTILE
+    at.phase = DONE if over else RESTING
+    at.next_s = np.inf
+    at.speed = 0.0
+    return _COMPLETED if done else _DROPPED if over else _PAUSED
+
+
+@njit(cache=True)
+def round_over(truth: Records, running: Ints, counts: Ints) -> bool:
+    """Tell whether jobs hold tasks and none of them makes progress, or will by itself."""
+    for i in range(counts[N_RUNNING]):
+        if truth[running[i]].phase != RESTING:
+            return False
+    return bool(counts[N_RUNNING] > 0)
+
+
+@njit(cache=True)
+def run_until(  # noqa: C901 - the loop over time, a branch for each thing that happens
+    until_s: float, stop_at_event: bool, stop_at_change: bool, lease_s: float, truth: Records, running: Ints,
+    counts: Ints, arrival_s: Floats, true_steps: Floats, held: Records, tasks: Records, spare: Ints, free: Floats,
     demand: Floats, out: Events,
 ) -> tuple[int, float, bool, bool]:  # fmt: skip
     """Let jobs arrive, get ready and complete, until a time, an event or a change of who runs.
 
     Return the events written, the time, and whether an event or a change cut it short. At one moment jobs that get
-    ready or complete come first, in order of start, then arrivals.
+    ready or complete come first, in order of start, then arrivals. With leases the end of the round is the only event
+    while jobs hold tasks.
     """
     n = 0
     now_s = -np.inf
+    leased = lease_s < np.inf
+    if leased and stop_at_event and round_over(truth, running, counts):
+        return n, now_s, True, False
     while True:
         at = _next_time(truth, running, counts, arrival_s)
         if at > until_s or at == np.inf:
@@ -247,18 +322,20 @@ def run_until(
         kept = 0
         for i in range(counts[N_RUNNING]):
             j = running[i]
-            if truth[j].next_s <= now_s and truth[j].phase == RUNNING:
-                settle(truth, j, now_s)
-                truth[j].steps = true_steps[j]
-                truth[j].phase = DONE
-                truth[j].next_s = np.inf
-                release(held, tasks, spare, free, demand, j)
-                n = write(out, n, now_s, _COMPLETED, j, true_steps[j], 0.0, -1, -1)
-                news = moved = True
-                continue
-            if truth[j].next_s <= now_s:
+            if truth[j].next_s <= now_s and truth[j].phase >= RUNNING:
+                kind = _end(truth, j, now_s, true_steps)
+                n = write(out, n, now_s, kind, j, truth[j].steps, 0.0, -1, -1)
+                moved = True
+                if kind != _PAUSED:
+                    release(held, tasks, spare, free, demand, j)
+                    news = True
+                    continue
+            elif truth[j].next_s <= now_s:
                 kind = _STARTED if truth[j].phase == STARTING else _RESCALED
-                go_on(truth, j, now_s, true_steps)
+                if leased:
+                    lease(truth, j, now_s, lease_s, true_steps, held, demand)
+                else:
+                    go_on(truth, j, now_s)
                 n = write(out, n, now_s, kind, j, truth[j].steps, truth[j].speed, -1, -1)
                 moved = True
             running[kept] = j
@@ -270,12 +347,14 @@ def run_until(
             n = write(out, n, now_s, _ARRIVED, j, np.nan, np.nan, -1, -1)
             counts[NEXT_ARRIVAL] += 1
             news = True
+        if leased and kept:
+            news = round_over(truth, running, counts)
         if (news and stop_at_event) or (moved and stop_at_change):
             return n, now_s, news and stop_at_event, moved and stop_at_change
 
 
 @njit(cache=True)
-def retime(jobs: Ints, base_speeds: Floats, now_s: float, truth: Records, true_steps: Floats, out: Events) -> int:
+def retime(jobs: Ints, base_speeds: Floats, now_s: float, truth: Records, out: Events) -> int:
     """Give running jobs other speeds from now on, and report those that changed; return the events written."""
     n = 0
     for i in range(len(jobs)):
@@ -286,7 +365,7 @@ def retime(jobs: Ints, base_speeds: Floats, now_s: float, truth: Records, true_s
             continue
         settle(truth, j, now_s)
         truth[j].base_speed = base_speeds[i]
-        go_on(truth, j, now_s, true_steps)
+        go_on(truth, j, now_s)
         n = write(out, n, now_s, _PROGRESSED, j, truth[j].steps, truth[j].speed, -1, -1)
     return n
 

@@ -12,15 +12,17 @@ from labkit.testing.failures import name_of, require
 from labkit.testing.scenes import Chaos
 
 MAX_DECISIONS = 2000
+_ENDS = (Kind.COMPLETED, Kind.DROPPED)
 _NEEDS_TASKS = (Kind.STARTED, Kind.RESCALED, Kind.PROGRESSED, Kind.PAUSED, Kind.PREEMPTED, Kind.FAILED)
 
 
 def check_backend(make: Callable[[], Backend], *, seed: int = 0, repeatable: bool = True) -> Events:
-    """Check that a backend keeps its protocol, driven by random decisions until every job has completed.
+    """Check that a backend keeps its protocol, driven by random decisions until every job is over.
 
     Time never goes back; events come in order and not from the future; each job arrives exactly once, before anything
-    else of it, and completes at most once, after everything else of it; nothing runs that is not placed; what is held
-    never exceeds what the machines have; a placement that cannot be held raises PlacementError and changes nothing.
+    else of it, and completes or is given up at most once, after everything else of it; nothing runs that is not placed;
+    what is held never exceeds what the machines have; a placement that cannot be held raises PlacementError and changes
+    nothing.
 
     Parameters
     ----------
@@ -125,7 +127,7 @@ class _Watch:
         self.batches: list[Events] = []
         self.last_s = 0.0
         self.arrived: set[int] = set()
-        self.completed: set[int] = set()
+        self.over: set[int] = set()
         self.placed: set[int] = set()
 
     def note(self, batch: Events, *, until_s: float, first: Kind | None = None) -> None:
@@ -161,15 +163,15 @@ class _Watch:
         if job < 0:
             return
         require(job in self.arrived, f"{self.who} tells {kind.name} of job {job}, which has not arrived.")
-        require(job not in self.completed, f"{self.who} tells {kind.name} of job {job} after it completed.")
+        require(job not in self.over, f"{self.who} tells {kind.name} of job {job} after it was over.")
         if kind == Kind.PLACED:
             self.placed.add(job)
-        elif kind in _NEEDS_TASKS or kind == Kind.COMPLETED:
+        elif kind in _NEEDS_TASKS or kind in _ENDS:
             require(job in self.placed, f"{self.who} tells {kind.name} of job {job}, which holds no tasks.")
-        if kind in (Kind.PREEMPTED, Kind.FAILED, Kind.COMPLETED):
+        if kind in (Kind.PREEMPTED, Kind.FAILED, *_ENDS):
             self.placed.discard(job)
-        if kind == Kind.COMPLETED:
-            self.completed.add(job)
+        if kind in _ENDS:
+            self.over.add(job)
 
     def _capacity(self) -> None:
         free, up = self.ledger.book.free, self.ledger.up[self.backend.cluster.group_machine]

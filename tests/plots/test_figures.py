@@ -123,7 +123,7 @@ def test_a_gantt_chart_joins_what_goes_on_unchanged():
             "end_s": [5.0, 9.0, 30.0],
         }
     )
-    table = pd.DataFrame({"job": [0], "id": ["a"], "arrival_s": [0.0], "completion_s": [30.0]})
+    table = pd.DataFrame({"job": [0], "id": ["a"], "arrival_s": [0.0], "completion_s": [30.0], "dropped_s": [np.nan]})
     held = [rows for rows in plot_gantt(bars, table).to_dict()["datasets"].values() if "gpus" in rows[0]]
     assert [(row["start"], row["end"]) for row in held[0]] == [(0, 9), (20, 30)]
 

@@ -54,6 +54,7 @@ def test_summary_by_hand():
     expected = {
         "n_jobs": 3,
         "n_unfinished": 1,
+        "n_dropped": 0,
         "mean_jct_s": 45.0,
         "median_jct_s": 45.0,
         "p95_jct_s": 49.5,
