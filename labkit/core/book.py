@@ -1,6 +1,8 @@
 """Who holds what: the tasks of each job, and what is left free. Kept by the ledger (belief) and the simulator (truth).
 
 Tasks are nodes of linked lists in a few arrays, one list per job, so that a change costs only the changed tasks.
+Of two jobs that share their GPUs each holds half of those of its workers, until one of them lets go: then the other
+holds them all.
 """
 
 from __future__ import annotations
@@ -13,10 +15,12 @@ from numpy.typing import NDArray
 
 from labkit.core.cluster import Cluster
 from labkit.core.jobs import Jobs
-from labkit.core.resources import Floats, Ints
+from labkit.core.resources import GPUS, Floats, Ints
 
 TASK: Final = np.dtype([("next", np.int32), ("group", np.int32), ("count", np.int32), ("role", np.int32)])
-HELD: Final = np.dtype([("first", np.int32), ("last", np.int32), ("n_workers", np.int32), ("n_ps", np.int32)])
+HELD: Final = np.dtype(
+    [("first", np.int32), ("last", np.int32), ("n_workers", np.int32), ("n_ps", np.int32), ("partner", np.int32)]
+)
 
 Records = NDArray[Any]
 
@@ -27,7 +31,7 @@ class Book:
     Attributes
     ----------
     held : array
-        (N,) first and last task of each job, and how many workers and PSs it has.
+        (N,) first and last task of each job, how many workers and PSs it has, and with whom it shares its GPUs (-1).
     tasks : array
         Pool of tasks; `spare[0]` is the first unused one.
     free : array
@@ -38,7 +42,7 @@ class Book:
 
     def __init__(self, jobs: Jobs, cluster: Cluster) -> None:
         self.held = np.zeros(len(jobs), dtype=HELD)
-        self.held["first"] = self.held["last"] = -1
+        self.held["first"] = self.held["last"] = self.held["partner"] = -1
         self.tasks = np.zeros(0, dtype=TASK)
         self.spare = np.array([-1], np.int32)
         self.demand = np.ascontiguousarray(np.stack([jobs.worker_demand, jobs.ps_demand]))
@@ -65,7 +69,10 @@ class Book:
         return _gather(self.held, self.tasks, jobs)
 
     def free_without(self, jobs: Ints) -> Floats:
-        """Return what would be free if these jobs held nothing, a new (G, R)."""
+        """Return what would be free if these jobs held nothing, a new (G, R).
+
+        GPUs of a pair are free only without both.
+        """
         free = self.free.copy()
         _add_held_of_all(self.held, self.tasks, self.demand, jobs, free)
         return free
@@ -82,22 +89,44 @@ def _has_spare(tasks: Records, spare: Ints, n: int) -> bool:
 
 
 @njit(cache=True)
-def add_held(held: Records, tasks: Records, demand: Floats, job: int, free: Floats) -> None:
-    """Add what a job holds to what is free (G, R)."""
+def gpu_share(held: Records, job: int) -> float:
+    """Return which part of the GPUs of its workers a job holds."""
+    return 1.0 if held[job].partner < 0 else 0.5
+
+
+@njit(cache=True)
+def add_held(held: Records, tasks: Records, demand: Floats, job: int, free: Floats, share: float) -> None:
+    """Add what a job holds to what is free (G, R), a share of the GPUs of its workers."""
     task = held[job].first
     while task >= 0:
         row = tasks[task]
         for r in range(free.shape[1]):
-            free[row.group, r] += row.count * demand[row.role, job, r]
+            part = share if r == GPUS and row.role == 0 else 1.0
+            free[row.group, r] += part * row.count * demand[row.role, job, r]
         task = row.next
 
 
 @njit(cache=True)
+def _hold_alone(held: Records, tasks: Records, free: Floats, demand: Floats, job: int) -> None:
+    """Let a job that shared its GPUs hold them all."""
+    held[job].partner = -1
+    task = held[job].first
+    while task >= 0:
+        if tasks[task].role == 0:
+            free[tasks[task].group, GPUS] -= 0.5 * tasks[task].count * demand[0, job, GPUS]
+        task = tasks[task].next
+
+
+@njit(cache=True)
 def release(held: Records, tasks: Records, spare: Ints, free: Floats, demand: Floats, job: int) -> None:
-    """Give back all tasks of a job."""
+    """Give back all tasks of a job; if it shared its GPUs, its partner holds them all from then on."""
     if held[job].first < 0:
         return
-    add_held(held, tasks, demand, job, free)
+    add_held(held, tasks, demand, job, free, gpu_share(held, job))
+    partner = held[job].partner
+    held[job].partner = -1
+    if partner >= 0 and held[partner].partner == job:
+        _hold_alone(held, tasks, free, demand, partner)
     tasks[held[job].last].next = spare[0]
     spare[0] = held[job].first
     held[job].first = -1
@@ -118,7 +147,7 @@ def hold(
     group: int,
     count: int,
 ) -> None:
-    """Add tasks to the end of a job's list; the pool has room (`Book.ensure`)."""
+    """Add tasks to the end of a job's list, half of their GPUs if it has a partner; the pool has room (`ensure`)."""
     task = spare[0]
     spare[0] = tasks[task].next
     tasks[task].next = -1
@@ -134,8 +163,10 @@ def hold(
         held[job].n_workers += count
     else:
         held[job].n_ps += count
+    share = gpu_share(held, job)
     for r in range(free.shape[1]):
-        free[group, r] -= count * demand[role, job, r]
+        part = share if r == GPUS and role == 0 else 1.0
+        free[group, r] -= part * count * demand[role, job, r]
 
 
 @njit(cache=True)
@@ -163,5 +194,16 @@ def _gather(held: Records, tasks: Records, jobs: Ints) -> tuple[Ints, NDArray[np
 
 @njit(cache=True)
 def _add_held_of_all(held: Records, tasks: Records, demand: Floats, jobs: Ints, free: Floats) -> None:
-    for job in jobs:
-        add_held(held, tasks, demand, job, free)
+    for i in range(len(jobs)):
+        job = jobs[i]
+        partner = held[job].partner
+        share = 1.0  # of a pair, the second one gives the GPUs back
+        if partner >= 0:
+            share = 1.0 if _among(jobs, i, partner) else 0.0
+        add_held(held, tasks, demand, job, free, share)
+
+
+@njit(cache=True)
+def _among(jobs: Ints, n: int, job: int) -> bool:
+    """Tell whether a job is one of the first n."""
+    return bool(np.any(jobs[:n] == job))

@@ -27,7 +27,8 @@ class Kind(IntEnum):
     DECIDED = 1
     """A scheduler answered; value: the number of jobs whose gang it set."""
     PLACED = 2
-    """`value` tasks of a role now sit in a device group; a job's rows come together and replace its earlier ones."""
+    """`value` tasks of a role now sit in a device group; a job's rows come together and replace its earlier ones.
+    `partner`: who shares the GPUs of its workers, until one of the two is placed anew or gives its tasks back."""
     STARTED = 3
     """A job that held no tasks trains from now on; value: steps done; speed: steps/s from now on (NaN: unknown)."""
     RESCALED = 4
@@ -67,18 +68,19 @@ EVENT: Final = np.dtype(
         ("job", np.int32),
         ("machine", np.int32),
         ("group", np.int32),
+        ("partner", np.int32),
         ("value", np.float64),
         ("speed", np.float64),
     ],
     align=True,
 )
-"""One event: -1 where a job, machine, device group or role does not apply, NaN where a number does not."""
+"""One event: -1 where a job, machine, device group, role or partner does not apply, NaN where a number does not."""
 
 
 def events(n: int = 0) -> Events:
     """Return `n` blank events."""
     blank = np.empty(n, dtype=EVENT)
-    blank[:] = (np.nan, -1, -1, -1, -1, -1, np.nan, np.nan)
+    blank[:] = (np.nan, -1, -1, -1, -1, -1, -1, np.nan, np.nan)
     return blank
 
 
@@ -114,22 +116,24 @@ class EventLog:
 
 
 def to_frame(rows: Events) -> pd.DataFrame:
-    """Return the event table: seq, time_s, kind, role, job, machine, group, value, speed."""
+    """Return the event table: seq, time_s, kind, role, job, machine, group, partner, value, speed."""
     import pandas as pd
 
     columns: dict[str, Any] = {"seq": np.arange(len(rows)), "time_s": rows["time_s"]}
     for name, enum in (("kind", Kind), ("role", Role)):
         codes: NDArray[np.int8] = rows[name]
         columns[name] = pd.Categorical.from_codes(codes, pd.Index([member.name.lower() for member in enum]))
-    columns |= {name: rows[name] for name in ("job", "machine", "group", "value", "speed")}
+    columns |= {name: rows[name] for name in ("job", "machine", "group", "partner", "value", "speed")}
     return pd.DataFrame(columns)
 
 
 def from_frame(frame: pd.DataFrame) -> Events:
-    """Return the events of a table that `to_frame` made."""
+    """Return the events of a table that `to_frame` made; one without partners is of an older labkit."""
     rows = events(len(frame))
     for name in ("time_s", "job", "machine", "group", "value", "speed"):
         rows[name] = frame[name].to_numpy()
+    if "partner" in frame:
+        rows["partner"] = frame["partner"].to_numpy()
     kinds = {kind.name.lower(): int(kind) for kind in Kind}
     roles = {role.name.lower(): int(role) for role in Role}
     rows["kind"] = frame["kind"].astype(str).map(kinds).to_numpy()

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 from numba import njit
 
-from labkit.core.book import Book, Records, hold, release
+from labkit.core.book import Book, Records, gpu_share, hold, release
 from labkit.core.cluster import Cluster
 from labkit.core.events import Events, Kind
 from labkit.core.jobs import Jobs
@@ -186,7 +186,19 @@ def _settle_gpus(belief: Records, held: Records, demand: Floats, job: int, now_s
     at = belief[job]
     at.attained_gpu_s += at.held_gpus * (now_s - at.held_since_s)
     at.held_since_s = now_s
-    at.held_gpus = held[job].n_workers * demand[0, job, 0] + held[job].n_ps * demand[1, job, 0]
+    workers_gpus = gpu_share(held, job) * held[job].n_workers * demand[0, job, 0]
+    at.held_gpus = workers_gpus + held[job].n_ps * demand[1, job, 0]
+
+
+@njit(cache=True)
+def _release(
+    belief: Records, held: Records, tasks: Records, spare: Ints, free: Floats, demand: Floats, job: int, now_s: float
+) -> None:
+    """Give back all tasks of a job; a partner holds its GPUs alone from now on."""
+    partner = held[job].partner
+    release(held, tasks, spare, free, demand, job)
+    if partner >= 0:
+        _settle_gpus(belief, held, demand, partner, now_s)
 
 
 @njit(cache=True)
@@ -209,7 +221,8 @@ def _fold(  # noqa: C901 - one branch per kind of event
             counts[N_SEEN] += 1
         elif kind == _PLACED:
             if i == 0 or batch[i - 1].kind != _PLACED or batch[i - 1].job != job:
-                release(held, tasks, spare, free, demand, job)
+                _release(belief, held, tasks, spare, free, demand, job, event.time_s)
+                held[job].partner = event.partner
                 if belief[job].phase == WAITING:
                     belief[job].phase = HOLDING
                     counts[N_HOLDING] += 1
@@ -224,7 +237,7 @@ def _fold(  # noqa: C901 - one branch per kind of event
             if kind == _STARTED and belief[job].first_start_s != belief[job].first_start_s:
                 belief[job].first_start_s = event.time_s
             if kind >= _PREEMPTED:
-                release(held, tasks, spare, free, demand, job)
+                _release(belief, held, tasks, spare, free, demand, job, event.time_s)
                 _settle_gpus(belief, held, demand, job, event.time_s)
                 counts[N_HOLDING] -= 1
                 if kind in (_COMPLETED, _DROPPED):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Self
+from dataclasses import dataclass, field
+from typing import Final, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from labkit.core.resources import Ints
+
+_NONE: Final[Ints] = np.empty(0, np.int32)
+_NO_ROLE: Final = np.empty(0, np.int8)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -25,6 +28,9 @@ class Gangs:
         (C,) the device type that the gang must have; -1: any.
     shrinks : bool
         A gang that does not fit may be given fewer workers and PSs, in about the same ratio.
+    partner : array
+        (C,) a job that shares the GPUs of this gang, or -1; empty: nobody shares. The partner gets as many workers, in
+        the same places, and the PSs that it asked for; it has no row of its own. A pair does not shrink.
     """
 
     job: Ints
@@ -32,6 +38,7 @@ class Gangs:
     n_ps: Ints
     device_type: Ints
     shrinks: bool = False
+    partner: Ints = field(default_factory=lambda: _NONE)
 
     @classmethod
     def of(
@@ -42,16 +49,23 @@ class Gangs:
         n_ps: ArrayLike = 0,
         device_type: ArrayLike = -1,
         shrinks: bool = False,
+        partner: ArrayLike | None = None,
     ) -> Self:
         """Return gangs from columns or scalars."""
         jobs = np.atleast_1d(np.asarray(job, np.int32))
         n = len(jobs)
-        return cls(jobs, _column(n_workers, n), _column(n_ps, n), _column(device_type, n), shrinks)
+        mates = _NONE if partner is None else _column(partner, n)
+        return cls(jobs, _column(n_workers, n), _column(n_ps, n), _column(device_type, n), shrinks, mates)
+
+    @property
+    def named(self) -> Ints:
+        """All jobs that get tasks here: `job`, and then those that share with one of them."""
+        return np.concatenate([self.job, self.partner[self.partner >= 0]]) if len(self.partner) else self.job
 
     def take(self, order: Ints) -> Self:
         """Return the gangs at some positions, in that order."""
         columns = (self.job[order], self.n_workers[order], self.n_ps[order], self.device_type[order])
-        return type(self)(*columns, self.shrinks)
+        return type(self)(*columns, self.shrinks, self.partner[order] if len(self.partner) else _NONE)
 
     def __len__(self) -> int:
         return len(self.job)
@@ -69,6 +83,9 @@ class Placement:
         (C,) numbers of the jobs whose gang this placement sets, each once.
     job, role, group, count : array
         (P,) one row per (job, role, device group): how many tasks sit there. Rows of a job are next to each other.
+    partner : array
+        (C,) the job with which each of `set_jobs` shares its GPUs, or -1; empty: nobody shares. Both are set, each
+        names the other, and their workers sit in the same places.
     """
 
     set_jobs: Ints
@@ -76,6 +93,7 @@ class Placement:
     role: NDArray[np.int8]
     group: Ints
     count: Ints
+    partner: Ints = field(default_factory=lambda: _NONE)
 
     @classmethod
     def nothing(cls) -> Self:
@@ -91,23 +109,22 @@ class Placement:
         role: ArrayLike = 0,
         group: ArrayLike = (),
         count: ArrayLike = 1,
+        partner: ArrayLike | None = None,
     ) -> Self:
         """Return a placement from columns or scalars."""
         rows = np.atleast_1d(np.asarray(job, np.int32))
+        named = np.atleast_1d(np.asarray(set_jobs, np.int32))
         return cls(
-            np.atleast_1d(np.asarray(set_jobs, np.int32)),
+            named,
             rows,
             _column(role, len(rows)).astype(np.int8),
             _column(group, len(rows)),
             _column(count, len(rows)),
+            _NONE if partner is None else _column(partner, len(named)),
         )
 
     def __len__(self) -> int:
         return len(self.job)
-
-
-_NONE = np.empty(0, np.int32)
-_NO_ROLE = np.empty(0, np.int8)
 
 
 def _column(values: ArrayLike, n: int) -> Ints:

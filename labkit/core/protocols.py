@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
@@ -32,6 +32,8 @@ class Running:
         (P,) how many tasks of a role sit in a device group.
     n_workers, n_ps : array
         (J,) tasks of each job by role.
+    partner : array
+        (J,) number of the job with which each one shares its GPUs, or -1; empty: nobody shares.
     """
 
     job: Ints
@@ -41,6 +43,7 @@ class Running:
     count: Ints
     n_workers: Ints
     n_ps: Ints
+    partner: Ints = field(default_factory=lambda: np.empty(0, np.int32))
 
     def row_job(self) -> Ints:
         """Return the position in `job` that each task row belongs to, (P,)."""
@@ -51,10 +54,13 @@ class Running:
 class SpeedModel(Protocol):
     """How fast jobs train: the simulator's truth.
 
+    A model with an attribute `pairs = True` knows how fast jobs are that share their GPUs (`running.partner`); with any
+    other, a placement that pairs jobs is refused.
+
     Attributes
     ----------
     local : bool
-        True where a job's speed depends on its own tasks only, so that only changed jobs need be asked.
+        True where a job's speed depends on its own tasks and its partner only, so that only changed jobs need be asked.
     """
 
     local: bool

@@ -153,7 +153,7 @@ class JobColumns:
 
     @cached_property
     def attained_gpu_s(self) -> Floats:
-        """(J,) GPU-seconds held so far."""
+        """(J,) GPU-seconds held so far; half of them while two jobs share their GPUs."""
         return self._fresh().attained_gpu_s(self.number, self._now_s)
 
     @cached_property
@@ -165,6 +165,11 @@ class JobColumns:
     def n_ps(self) -> Ints:
         """(J,) parameter servers held now."""
         return self._held("n_ps")
+
+    @cached_property
+    def partner(self) -> Ints:
+        """(J,) number of the job with which each one shares its GPUs; -1: none."""
+        return self._held("partner")
 
     @cached_property
     def running(self) -> Bools:

@@ -14,12 +14,14 @@ from labkit.core.events import Events, Kind, Role, events
 if TYPE_CHECKING:
     import pyarrow as pa
 
-PLAIN: Final = ("time_s", "job", "machine", "group", "value", "speed")
+PLAIN: Final = ("time_s", "job", "machine", "group", "partner", "value", "speed")
+LATER: Final = ("partner",)
+"""Columns that files of older versions lack; there they do not apply to any event."""
 NAMED: Final[dict[str, type[IntEnum]]] = {"kind": Kind, "role": Role}
 
 
 def to_arrow(rows: Events) -> pa.Table:
-    """Return events as an Arrow table with the columns time_s, kind, role, job, machine, group, value, speed."""
+    """Return events as an Arrow table: time_s, kind, role, job, machine, group, partner, value, speed."""
     import pyarrow as pa
 
     columns: dict[str, Any] = {name: pa.array(np.ascontiguousarray(rows[name])) for name in PLAIN}
@@ -38,12 +40,13 @@ def from_arrow(table: pa.Table, *, source: str) -> Events:
     InputError
         If a column is missing or a kind is not known; the message names `source`.
     """
-    missing = [name for name in (*PLAIN, *NAMED) if name not in table.column_names]
+    missing = [name for name in (*PLAIN, *NAMED) if name not in (*table.column_names, *LATER)]
     if missing:
         raise InputError(f"{source}: column '{missing[0]}' is missing; is it an event table of labkit?")
     rows = events(table.num_rows)
     for name in PLAIN:
-        rows[name] = table.column(name).to_numpy()
+        if name in table.column_names:
+            rows[name] = table.column(name).to_numpy()
     for name, enum in NAMED.items():
         rows[name] = _codes(table.column(name), enum, source=source)
     return rows

@@ -12,7 +12,8 @@ from labkit.core.jobs import Jobs
 from labkit.core.placement import Placement
 from labkit.core.protocols import Running, SpeedModel
 from labkit.core.resources import Floats, Ints
-from labkit.simulator import state
+from labkit.simulator import checks, state
+from labkit.simulator.complaints import complaint
 from labkit.simulator.disturbances import Faults, Losses, Overheads, Variation
 
 _LAST_S = np.finfo(np.float64).max
@@ -73,8 +74,11 @@ class Simulator:
         self._truth["until_steps"] = jobs.true_steps
         self._book = Book(jobs, cluster)
         self._running = np.empty(len(jobs), np.int32)
-        self._counts = np.zeros(2, np.int32)
+        self._counts = np.zeros(3, np.int32)
         self._first_row = np.full(len(jobs), -1, np.int32)
+        self._mate = np.full(len(jobs), -1, np.int32)
+        self._others = np.empty(2 * len(jobs), np.int32)
+        self._group_machine = cluster.group_machine.astype(np.int32)
         self._out = np.empty(0, dtype=EVENT)
         self._due_s = np.array(
             [variation.period_s if variation else np.inf, losses.report_s if losses else np.inf], dtype=np.float64
@@ -103,7 +107,8 @@ class Simulator:
         Raises
         ------
         PlacementError
-            If it names an unknown job or overfills a device group; nothing is changed then.
+            If it names an unknown job, overfills a device group or pairs jobs of which the speed model knows nothing;
+            nothing is changed then.
         """
         happened = self._carry_out(placement)
         if np.isfinite(self._lease_s):
@@ -119,21 +124,23 @@ class Simulator:
         self._room_for(1 + len(placement) + 3 * n_set)
         self._book.ensure(len(placement))
         book = self._book
-        fault, where = state.check(
-            placement.set_jobs, placement.job, placement.role, placement.group, placement.count, self._truth,
-            book.held, book.tasks, book.free, book.demand, self._first_row,
+        self._refuse_pairs(placement)
+        fault, where = checks.check(
+            placement.set_jobs, placement.partner, placement.job, placement.role, placement.group, placement.count,
+            self._truth, book.held, book.tasks, book.free, book.demand, self._machine_up, self._group_machine,
+            self._first_row, self._mate,
         )  # fmt: skip
-        if fault != state.OK:
-            self._first_row[:] = -1
-            raise PlacementError(self._complaint(fault, where, placement))
+        if fault != checks.OK:
+            self._first_row[:] = self._mate[:] = -1
+            raise PlacementError(complaint(fault, where, placement, self.jobs, self.cluster, book.free))
         changed = np.empty(n_set, np.int32)
         n, n_changed = state.carry_out(
             placement.set_jobs, placement.job, placement.role, placement.group, placement.count, self._now_s,
             self._truth, self._running, self._counts, book.held, book.tasks, book.spare, book.free, book.demand,
-            self._first_row, changed, self._out,
+            self._first_row, self._mate, changed, self._others, self._out,
         )  # fmt: skip
         others = NO_EVENTS
-        if n_changed:
+        if n_changed or self._counts[state.N_OTHERS]:
             n, others = self._begin(changed[:n_changed], n)
         elif n > 1 and not self.speed.local:
             others = self._retime_all()
@@ -142,7 +149,9 @@ class Simulator:
 
     def _begin(self, changed: Ints, n: int) -> tuple[int, Events]:
         """Start or rescale jobs, and slow down those beside them; return the events written and those of the others."""
-        others = _NOBODY if self.speed.local else np.setdiff1d(self._ready(), changed)
+        others = self._unpaired() if self.speed.local else self._ready()
+        if len(others):
+            others = np.setdiff1d(others, changed)
         speeds = self._speeds(np.concatenate([changed, others]) if len(others) else changed)
         n = state.begin(
             changed, speeds, self._overhead_s, self._now_s, self._truth, self._running, self._counts, self._out, n,
@@ -190,13 +199,13 @@ class Simulator:
         n, at, told, moved = state.run_until(
             until_s, stop_at_event, not self.speed.local, self._lease_s, self._truth, self._running, self._counts,
             self.jobs.arrival_s, self.jobs.true_steps, book.held, book.tasks, book.spare, book.free, book.demand,
-            self._out,
+            self._others, self._out,
         )  # fmt: skip
         self._now_s = max(self._now_s, at)
         if n:
             parts.append(self._out[:n].copy())
         if moved:
-            parts.append(self._retime_all())
+            parts.append(self._retime_unpaired() if self.speed.local else self._retime_all())
         return told, moved
 
     def _room_for(self, n: int) -> None:
@@ -208,7 +217,9 @@ class Simulator:
     def _speeds(self, jobs: Ints) -> Floats:
         first, role, group, count = self._book.of(jobs)
         held = self._book.held[jobs]
-        return self.speed.speeds(Running(jobs, first, role, group, count, held["n_workers"], held["n_ps"]))
+        return self.speed.speeds(
+            Running(jobs, first, role, group, count, held["n_workers"], held["n_ps"], held["partner"])
+        )
 
     def _in_phase(self, phase: int) -> Ints:
         jobs: Ints = self._running[: self._counts[state.N_RUNNING]]
@@ -220,6 +231,18 @@ class Simulator:
         jobs: Ints = self._running[: self._counts[state.N_RUNNING]]
         chosen: Ints = jobs[self._truth["phase"][jobs] >= state.RUNNING]
         return chosen
+
+    def _unpaired(self) -> Ints:
+        """Return the jobs that hold tasks and just got or lost a partner, by number."""
+        if not self._counts[state.N_OTHERS]:
+            return _NOBODY
+        jobs = np.unique(self._others[: self._counts[state.N_OTHERS]])
+        chosen: Ints = jobs[self._book.held["first"][jobs] >= 0]
+        return chosen
+
+    def _retime_unpaired(self) -> Events:
+        jobs = self._unpaired()
+        return self._retime(jobs, self._speeds(jobs)) if len(jobs) else NO_EVENTS
 
     def _round_over(self) -> bool:
         """Tell whether no job makes progress or will by itself."""
@@ -288,13 +311,15 @@ class Simulator:
             self._book.free[groups] += self.cluster.capacity[groups]
             note["kind"] = Kind.JOINED
             return note
+        self._counts[state.N_OTHERS] = 0
         lost = self._lose_jobs(faults, groups)
         self._machine_up[machine] = False
         self._machine_next_s[machine] = self._now_s + self._faults_rng.exponential(faults.mttr_s)
         self._book.free[groups] -= self.cluster.capacity[groups]
         note["kind"] = Kind.LEFT
-        slower = self._retime_all() if len(lost) and not self.speed.local else NO_EVENTS
-        return np.concatenate([lost, note, slower])
+        if not len(lost):
+            return note
+        return np.concatenate([lost, note, self._retime_unpaired() if self.speed.local else self._retime_all()])
 
     def _lose_jobs(self, faults: Faults, groups: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Events:
         """Take all tasks from the jobs that have one in these groups; they fall back to their checkpoints."""
@@ -309,32 +334,27 @@ class Simulator:
                 lost_s = (self._now_s - at["started_s"]) % faults.checkpoint_s
                 at["steps"] = max(at["started_steps"], at["steps"] - at["speed"] * lost_s)
             at["phase"], at["next_s"], at["speed"] = state.WAITING, np.inf, 0.0
+            if book.held["partner"][job] >= 0:
+                self._others[self._counts[state.N_OTHERS]] = book.held["partner"][job]
+                self._counts[state.N_OTHERS] += 1
             release(book.held, book.tasks, book.spare, book.free, book.demand, job)
             state.forget_running(self._running, self._counts, job)
             row["time_s"], row["kind"], row["job"] = self._now_s, Kind.FAILED, job
             row["value"], row["speed"] = at["steps"], 0.0
         return batch
 
-    # --- errors
-
-    def _complaint(self, fault: int, where: int, placement: Placement) -> str:
-        if fault == state.NO_SUCH_JOB:
-            return f"the placement sets job {where}, which is not active; name only jobs of snapshot.jobs.number."
-        if fault == state.SET_TWICE:
-            return f"the placement sets job {where} twice; name each job once in set_jobs."
-        if fault == state.NOT_SET:
-            return f"the placement has tasks for job {where}, which is not among its set_jobs; add it there."
-        if fault == state.SCATTERED:
-            return f"the placement's rows of job {where} are not next to each other; sort them by job."
-        group, count = int(placement.group[where]), int(placement.count[where])
-        if fault == state.BAD_ROW:
-            return (
-                f"row {where} of the placement has role {placement.role[where]}, group {group} and count {count}; "
-                f"expected role 0 or 1, group 0 to {self.cluster.n_groups - 1} and count >= 1."
+    def _refuse_pairs(self, placement: Placement) -> None:
+        """Raise if a placement pairs jobs in a way that no kernel can look at."""
+        if not len(placement.partner):
+            return
+        if len(placement.partner) != len(placement.set_jobs):
+            raise PlacementError(
+                f"the placement sets {len(placement.set_jobs)} jobs and has {len(placement.partner)} partners; give "
+                "one for each, -1 for none, or no partners at all."
             )
-        job = int(placement.job[where])
-        free = self._book.free[group]
-        return (
-            f"job {self.jobs.id[job]} does not fit device group {group} ({count} tasks); it had "
-            f"{free[0]:g} GPUs, {free[1]:g} cores and {free[2]:g} GB free before this decision."
-        )
+        if not getattr(self.speed, "pairs", False) and (paired := placement.partner >= 0).any():
+            who, model = self.jobs.id[placement.set_jobs[paired][0]], type(self.speed).__name__
+            raise PlacementError(
+                f"job {who} is to share its GPUs, but {model} does not know how fast jobs are that share; take a speed "
+                "model with pairs, such as GavelSpeed."
+            )

@@ -8,7 +8,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from labkit.core.book import Records, add_held, hold, release
+from labkit.core.book import Records, hold, release
 from labkit.core.events import Events, Kind
 from labkit.core.resources import Bools, Floats, Ints
 
@@ -33,9 +33,7 @@ TRUTH: Final = np.dtype(
 `until_steps`: all of them, or those of its lease. `n_futile`: leases on end that were too short for it."""
 
 UNSEEN, WAITING, STARTING, RESCALING, RUNNING, FUTILE, RESTING, DONE = range(8)
-N_RUNNING, NEXT_ARRIVAL = range(2)
-OK, NO_SUCH_JOB, SET_TWICE, SCATTERED, OVERFULL, NOT_SET, BAD_ROW = range(7)
-SLACK = 1e-9
+N_RUNNING, NEXT_ARRIVAL, N_OTHERS = range(3)
 MAX_FUTILE = 5
 
 _ARRIVED, _DECIDED, _PLACED, _STARTED = int(Kind.ARRIVED), int(Kind.DECIDED), int(Kind.PLACED), int(Kind.STARTED)
@@ -54,40 +52,10 @@ def write(
     out[n].job = job
     out[n].machine = -1
     out[n].group = group
+    out[n].partner = -1
     out[n].value = value
     out[n].speed = speed
     return n + 1
-
-
-@njit(cache=True)
-def check(  # noqa: C901 - one pass over a kernel's rows, a branch for each fault
-    set_jobs: Ints, job: Ints, role: NDArray[np.int8], group: Ints, count: Ints, truth: Records,
-    held: Records, tasks: Records, free: Floats, demand: Floats, first_row: Ints,
-) -> tuple[int, int]:  # fmt: skip
-    """Return what is wrong with a placement, and with which job or row; note the first row of each job (else -2)."""
-    trial = free.copy()
-    for j in set_jobs:
-        if j < 0 or j >= len(truth) or not (WAITING <= truth[j].phase < DONE):
-            return NO_SUCH_JOB, j
-        if first_row[j] != -1:
-            return SET_TWICE, j
-        first_row[j] = -2
-        add_held(held, tasks, demand, j, trial)
-    for p in range(len(job)):
-        j = job[p]
-        if j < 0 or j >= len(truth) or first_row[j] == -1:
-            return NOT_SET, j
-        if role[p] < 0 or role[p] > 1 or count[p] < 1 or group[p] < 0 or group[p] >= len(free):
-            return BAD_ROW, p
-        if p == 0 or job[p - 1] != j:
-            if first_row[j] >= 0:
-                return SCATTERED, j
-            first_row[j] = p
-        for r in range(free.shape[1]):
-            trial[group[p], r] -= count[p] * demand[role[p], j, r]
-            if trial[group[p], r] < -SLACK and demand[role[p], j, r] > 0:
-                return OVERFULL, p
-    return OK, -1
 
 
 @njit(cache=True)
@@ -139,22 +107,36 @@ def forget_running(running: Ints, counts: Ints, job: int) -> None:
 
 
 @njit(cache=True)
-def carry_out(
+def carry_out(  # noqa: C901 - two passes over the jobs: who lets go of what, then who takes what
     set_jobs: Ints, job: Ints, role: NDArray[np.int8], group: Ints, count: Ints, now_s: float, truth: Records,
     running: Ints, counts: Ints, held: Records, tasks: Records, spare: Ints, free: Floats, demand: Floats,
-    first_row: Ints, changed: Ints, out: Events,
+    first_row: Ints, mate: Ints, changed: Ints, others: Ints, out: Events,
 ) -> tuple[int, int]:  # fmt: skip
-    """Set the tasks of a checked placement; return the numbers of events written and of jobs that hold other tasks."""
+    """Set the tasks of a checked placement; return the numbers of events written and of jobs that hold other tasks.
+
+    Those (`changed`) are to begin anew. `others`, N_OTHERS of them, go on where they are, but with another partner or
+    without; some of them may be among the changed, or stopped.
+    """
     n, n_changed, n_set = 1, 0, 0
-    for j in set_jobs:
-        first = first_row[j]
+    counts[N_OTHERS] = 0
+    stays = np.zeros(len(set_jobs), np.bool_)
+    for i in range(len(set_jobs)):
+        j = set_jobs[i]
+        first, old = first_row[j], held[j].partner
         if first == -2 and held[j].first < 0:
             continue
-        if first >= 0 and held[j].first >= 0 and _same(first, job, role, group, count, held, tasks):
-            first_row[j] = -1
-            continue
+        stays[i] = first >= 0 and held[j].first >= 0 and _same(first, job, role, group, count, held, tasks)
+        if stays[i] and old == mate[j]:
+            other = first_row[old] if old >= 0 else -1
+            if other < 0 or _same(other, job, role, group, count, held, tasks):
+                first_row[j] = mate[j] = -1
+                continue
         n_set += 1
-        settle(truth, j, now_s)
+        if not stays[i]:
+            settle(truth, j, now_s)
+        if old >= 0:
+            others[counts[N_OTHERS]] = old
+            counts[N_OTHERS] += 1
         release(held, tasks, spare, free, demand, j)
         if first == -2:
             truth[j].phase = WAITING
@@ -162,16 +144,23 @@ def carry_out(
             forget_running(running, counts, j)
             n = write(out, n, now_s, _PREEMPTED, j, truth[j].steps, 0.0, -1, -1)
     write(out, 0, now_s, _DECIDED, -1, float(n_set), np.nan, -1, -1)
-    for j in set_jobs:
-        p = first_row[j]
-        first_row[j] = -1
+    for i in range(len(set_jobs)):
+        j = set_jobs[i]
+        p, m = first_row[j], mate[j]
+        first_row[j] = mate[j] = -1
         if p < 0:
             continue
-        changed[n_changed] = j
-        n_changed += 1
+        if stays[i]:
+            others[counts[N_OTHERS]] = j
+            counts[N_OTHERS] += 1
+        else:
+            changed[n_changed] = j
+            n_changed += 1
+        held[j].partner = m
         while p < len(job) and job[p] == j:
             hold(held, tasks, spare, free, demand, j, role[p], group[p], count[p])
             n = write(out, n, now_s, _PLACED, j, float(count[p]), np.nan, role[p], group[p])
+            out[n - 1].partner = m
             p += 1
     return n, n_changed
 
@@ -300,15 +289,16 @@ def round_over(truth: Records, running: Ints, counts: Ints) -> bool:
 def run_until(  # noqa: C901 - the loop over time, a branch for each thing that happens
     until_s: float, stop_at_event: bool, stop_at_change: bool, lease_s: float, truth: Records, running: Ints,
     counts: Ints, arrival_s: Floats, true_steps: Floats, held: Records, tasks: Records, spare: Ints, free: Floats,
-    demand: Floats, out: Events,
+    demand: Floats, others: Ints, out: Events,
 ) -> tuple[int, float, bool, bool]:  # fmt: skip
     """Let jobs arrive, get ready and complete, until a time, an event or a change of who runs.
 
     Return the events written, the time, and whether an event or a change cut it short. At one moment jobs that get
     ready or complete come first, in order of start, then arrivals. With leases the end of the round is the only event
-    while jobs hold tasks.
+    while jobs hold tasks. A job that loses its partner (`others`, N_OTHERS of them) is always a change.
     """
     n = 0
+    counts[N_OTHERS] = 0
     now_s = -np.inf
     leased = lease_s < np.inf
     if leased and stop_at_event and round_over(truth, running, counts):
@@ -327,6 +317,9 @@ def run_until(  # noqa: C901 - the loop over time, a branch for each thing that 
                 n = write(out, n, now_s, kind, j, truth[j].steps, 0.0, -1, -1)
                 moved = True
                 if kind != _PAUSED:
+                    if held[j].partner >= 0:
+                        others[counts[N_OTHERS]] = held[j].partner
+                        counts[N_OTHERS] += 1
                     release(held, tasks, spare, free, demand, j)
                     news = True
                     continue
@@ -349,8 +342,9 @@ def run_until(  # noqa: C901 - the loop over time, a branch for each thing that 
             news = True
         if leased and kept:
             news = round_over(truth, running, counts)
-        if (news and stop_at_event) or (moved and stop_at_change):
-            return n, now_s, news and stop_at_event, moved and stop_at_change
+        moved = (moved and stop_at_change) or counts[N_OTHERS] > 0
+        if (news and stop_at_event) or moved:
+            return n, now_s, news and stop_at_event, moved
 
 
 @njit(cache=True)

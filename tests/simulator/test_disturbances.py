@@ -195,7 +195,7 @@ def test_nothing_can_be_placed_on_a_machine_that_is_down() -> None:
     session = faulty(jobs, first=[1e12, 300], then=[50], faults=Faults(1, 1))
     session.step(Placement.of([0], job=[0], group=[0], count=2))
     assert session.now_s == 300
-    with pytest.raises(PlacementError, match="job 1 does not fit device group 2"):
+    with pytest.raises(PlacementError, match="tasks in device group 2, but machine m1 is down"):
         session.step(Placement.of([1], job=[1], group=[2], count=2))
 
 

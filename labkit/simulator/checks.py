@@ -1,0 +1,115 @@
+"""Whether a placement can be carried out: its jobs are there, everything fits, and pairs are pairs."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from labkit.core.book import Records, add_held
+from labkit.core.resources import GPUS, Bools, Floats, Ints
+from labkit.simulator.state import DONE, WAITING
+
+OK, NO_SUCH_JOB, SET_TWICE, SCATTERED, OVERFULL, NOT_SET, BAD_ROW, DOWN, NO_PAIR, UNLIKE, APART = range(11)
+SLACK = 1e-9
+
+
+@njit(cache=True)
+def _check_jobs(
+    set_jobs: Ints, truth: Records, held: Records, tasks: Records, demand: Floats, trial: Floats, first_row: Ints
+) -> tuple[int, int]:
+    """Return what is wrong with the jobs of a placement; give back in `trial` what they hold."""
+    for j in set_jobs:
+        if j < 0 or j >= len(truth) or not (WAITING <= truth[j].phase < DONE):
+            return NO_SUCH_JOB, j
+        if first_row[j] != -1:
+            return SET_TWICE, j
+        old = held[j].partner
+        if old < 0:
+            add_held(held, tasks, demand, j, trial, 1.0)
+        else:  # the second of a pair gives their GPUs back
+            add_held(held, tasks, demand, j, trial, 1.0 if first_row[old] != -1 else 0.0)
+        first_row[j] = -2
+    return OK, -1
+
+
+@njit(cache=True)
+def _check_pairs(
+    set_jobs: Ints, partner: Ints, n_jobs: int, demand: Floats, first_row: Ints, mate: Ints
+) -> tuple[int, int]:
+    """Return what is wrong with the pairs of a placement; note each job's partner (N,)."""
+    for i in range(len(partner)):
+        mate[set_jobs[i]] = partner[i]
+    for i in range(len(partner)):
+        j, m = set_jobs[i], partner[i]
+        if m == -1:
+            continue
+        if m < 0 or m >= n_jobs or m == j or first_row[m] == -1 or mate[m] != j:
+            return NO_PAIR, j
+        if demand[0, j, GPUS] != demand[0, m, GPUS] or demand[0, j, GPUS] <= 0:
+            return UNLIKE, j
+    return OK, -1
+
+
+@njit(cache=True)
+def _workers_on(j: int, g: int, first: int, job: Ints, role: NDArray[np.int8], group: Ints, count: Ints) -> int:
+    """Return how many workers of a job the rows from `first` on put into a group."""
+    n, p = 0, first
+    while p < len(job) and job[p] == j:
+        if role[p] == 0 and group[p] == g:
+            n += count[p]
+        p += 1
+    return n
+
+
+@njit(cache=True)
+def _together(
+    j: int, m: int, first_row: Ints, job: Ints, role: NDArray[np.int8], group: Ints, count: Ints
+) -> bool:  # fmt: skip
+    """Tell whether all workers of a job sit where as many workers of the other one sit."""
+    p = first_row[j]
+    if p < 0 or first_row[m] < 0:
+        return False
+    while p < len(job) and job[p] == j:
+        if role[p] == 0:
+            mine = _workers_on(j, group[p], first_row[j], job, role, group, count)
+            if mine != _workers_on(m, group[p], first_row[m], job, role, group, count):
+                return False
+        p += 1
+    return True
+
+
+@njit(cache=True)
+def check(  # noqa: C901 - one pass over a kernel's rows, a branch for each fault
+    set_jobs: Ints, partner: Ints, job: Ints, role: NDArray[np.int8], group: Ints, count: Ints, truth: Records,
+    held: Records, tasks: Records, free: Floats, demand: Floats, up: Bools, group_machine: Ints, first_row: Ints,
+    mate: Ints,
+) -> tuple[int, int]:  # fmt: skip
+    """Return what is wrong with a placement, and with which job or row; note the first row of each job (else -2)."""
+    trial = free.copy()
+    fault, where = _check_jobs(set_jobs, truth, held, tasks, demand, trial, first_row)
+    if fault == OK and len(partner):
+        fault, where = _check_pairs(set_jobs, partner, len(truth), demand, first_row, mate)
+    if fault != OK:
+        return fault, where
+    for p in range(len(job)):
+        j = job[p]
+        if j < 0 or j >= len(truth) or first_row[j] == -1:
+            return NOT_SET, j
+        if role[p] < 0 or role[p] > 1 or count[p] < 1 or group[p] < 0 or group[p] >= len(free):
+            return BAD_ROW, p
+        if p == 0 or job[p - 1] != j:
+            if first_row[j] >= 0:
+                return SCATTERED, j
+            first_row[j] = p
+        if not up[group_machine[group[p]]]:
+            return DOWN, p
+        for r in range(free.shape[1]):
+            part = 0.5 if r == GPUS and role[p] == 0 and mate[j] >= 0 else 1.0
+            trial[group[p], r] -= part * count[p] * demand[role[p], j, r]
+            if trial[group[p], r] < -SLACK and demand[role[p], j, r] > 0:
+                return OVERFULL, p
+    for i in range(len(partner)):
+        if partner[i] >= 0 and not _together(set_jobs[i], partner[i], first_row, job, role, group, count):
+            return APART, set_jobs[i]
+    return OK, -1
