@@ -108,6 +108,11 @@ class Gavel:
         """Whether speeds of pairs should be measured."""
         return self.space_sharing
 
+    @property
+    def n_allocations(self) -> int:
+        """How many allocations were computed in this run so far."""
+        return 0 if self._run is None else self._run.n_problems
+
     def learn(self, profile: Profile) -> None:
         """Take note of what was measured before the run."""
         self._profile = profile

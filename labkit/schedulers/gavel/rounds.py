@@ -220,6 +220,17 @@ def choose(
 
 
 @njit(cache=True)
+def _stays(i: int, jobs: Ints, chosen: Ints, mate: Ints, column: Ints, partner: Ints) -> bool:
+    """Tell whether a job keeps its place: nothing changes, or the one that shared it leaves."""
+    if chosen[i] != column[jobs[i]]:
+        return False
+    if mate[i] == partner[jobs[i]]:
+        return True
+    k = np.searchsorted(jobs, partner[jobs[i]])  # it shared with k, and will be alone or with another
+    return bool(mate[i] < 0 and (i < k or mate[k] >= 0 or chosen[k] != column[jobs[k]]))
+
+
+@njit(cache=True)
 def changes(jobs: Ints, chosen: Ints, mate: Ints, n_gpus: Floats, column: Ints, partner: Ints) -> tuple[Ints, Ints]:
     """Return the positions of the jobs that start or move, largest gangs first, and of those that stop.
 
@@ -228,7 +239,7 @@ def changes(jobs: Ints, chosen: Ints, mate: Ints, n_gpus: Floats, column: Ints, 
     starts, stops = np.empty(len(jobs), np.int32), np.empty(len(jobs), np.int32)
     n_starts, n_stops = 0, 0
     for i in range(len(jobs)):
-        if chosen[i] == column[jobs[i]] and mate[i] == partner[jobs[i]]:
+        if _stays(i, jobs, chosen, mate, column, partner):
             continue
         if chosen[i] < 0:
             stops[n_stops] = i

@@ -78,15 +78,16 @@ class Run:
 
     def decide(self, snapshot: Snapshot) -> Placement:
         """Return who starts, moves and stops."""
+        self._account(snapshot.now_s)
         jobs = snapshot.jobs.number
-        holds = snapshot.holds(jobs)
-        self.column[jobs[~holds]] = -1
-        self.partner[jobs[~holds]] = -1
+        self.column[jobs[~snapshot.holds(jobs)]] = -1
+        if self.shared is not None:
+            self.partner[jobs] = snapshot.jobs.partner
+        changed = self._changed(snapshot)
         if self.rounds:
             chosen, mate = self._published(snapshot, self.rounds), np.full(len(jobs), -1, np.int32)
         else:
-            self._account(snapshot.now_s)
-            if self._changed(snapshot) and snapshot.now_s >= self.allotted_s + (self.options.recompute_s or 0.0):
+            if changed and snapshot.now_s >= self.allotted_s + (self.options.recompute_s or 0.0):
                 self._allot(snapshot)
             chosen, mate = self._choose(snapshot.now_s)
         return self._place(snapshot, chosen, mate)
@@ -187,7 +188,6 @@ class Run:
         )  # fmt: skip
 
     def _published(self, snapshot: Snapshot, rounds: PublishedRounds) -> Ints:
-        self._changed(snapshot)
         jobs = self.jobs
 
         def allocate() -> Floats:
@@ -228,7 +228,10 @@ class Run:
         n_workers[len(start) :] = n_ps[len(start) :] = 0
         device_type = np.full(len(both), MIXED, np.int32)
         device_type[: len(start)] = self.type_of[chosen[start]]
-        return self.options.placer.place(snapshot, Gangs(both, n_workers, n_ps, device_type))
+        partner = np.full(len(both) if self.shared is not None else 0, -1, np.int32)
+        if len(partner):
+            partner[: len(start)] = mate[start]
+        return self.options.placer.place(snapshot, Gangs(both, n_workers, n_ps, device_type, partner=partner))
 
 
 def _columns(profile: Profile, gpus_of_type: Floats, *, placement: bool) -> tuple[Floats, Ints, Floats]:
