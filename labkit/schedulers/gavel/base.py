@@ -1,0 +1,196 @@
+"""What the policies share: checks, equal shares, and the way to a solver."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from labkit.core.errors import InputError, unknown
+from labkit.core.resources import Bools, Floats, Ints
+from labkit.schedulers.gavel.problem import Allocation, Problem, Sharing
+
+TIES = ("centre", "leximin")
+"""How to choose among optima: so that nobody who could have more has less, or in the middle of all of them."""
+
+A_MOMENT_S = 1e-3
+"""Seconds that a job without steps left still takes at its fastest."""
+
+
+def check_choice(thing: str, given: str, known: tuple[str, ...]) -> None:
+    """Raise if an option has no such value."""
+    if given not in known:
+        raise unknown(thing, str(given), known)
+
+
+def with_what_is_there(problem: Problem, allocate: Callable[[Problem], Allocation]) -> Allocation:
+    """Return an allocation of the jobs that can run on what is there; the others get nothing.
+
+    Raises
+    ------
+    InputError
+        If a job has no speed on any column, a number is negative or missing, or there are no GPUs at all.
+    """
+    if not problem.n_jobs:
+        return Allocation(share=np.zeros(problem.speed.shape))
+    _refuse(problem)
+    if problem.capacity.all():
+        return allocate(problem)
+    columns = np.asarray(problem.offered > 0, np.bool_)
+    jobs = np.asarray((problem.speed[:, columns] > 0).any(axis=1), np.bool_)
+    if not jobs.any():
+        return Allocation(share=np.zeros(problem.speed.shape))
+    return _widened(allocate(_narrowed(problem, jobs, columns)), jobs, columns)
+
+
+def _refuse(problem: Problem) -> None:
+    """Raise where no policy could decide."""
+    speed, capacity, n_gpus = problem.speed, problem.capacity, problem.n_gpus
+    fastest = speed.max(axis=1)
+    if not (fastest.min() > 0 and fastest.max() < np.inf and speed.min() >= 0):
+        _refuse_speed(problem)
+    if not (capacity.min() >= 0 and 0 < capacity.max() < np.inf):
+        raise InputError(f"the capacity is {capacity.tolist()}; expected GPUs of each type >= 0, and at least one.")
+    if not (n_gpus.min() > 0 and n_gpus.max() < np.inf):
+        j = int(np.flatnonzero(~((n_gpus > 0) & (n_gpus < np.inf)))[0])
+        raise InputError(f"job {problem.job[j]} has n_gpus {n_gpus[j]}; expected GPUs of its gang > 0.")
+
+
+def _refuse_speed(problem: Problem) -> None:
+    bad = ~np.isfinite(problem.speed) | (problem.speed < 0)
+    if bad.any():
+        j, v = np.argwhere(bad)[0]
+        raise InputError(f"job {problem.job[j]} has speed {problem.speed[j, v]} on column {v}; expected steps/s >= 0.")
+    idle = problem.job[~(problem.speed > 0).any(axis=1)]
+    some = ", ".join(str(number) for number in idle[:5]) + (", ..." if len(idle) > 5 else "")
+    raise InputError(
+        f"job {some} has no speed on any of {problem.speed.shape[1]} columns; "
+        "expected steps/s > 0 on at least one: measure it, or leave it out."
+    )
+
+
+def _narrowed(problem: Problem, jobs: Bools, columns: Bools) -> Problem:
+    """Return the problem of some jobs on some columns, with the types that have GPUs."""
+    types = problem.capacity > 0
+    sharing, before = problem.sharing, problem.before
+    per_job = ("job", "n_gpus", "weight", "entity", "age_s", "steps_left", "isolated_s", "slo_left_s")
+    return replace(
+        problem,
+        **{name: getattr(problem, name)[jobs] for name in per_job},
+        speed=problem.speed[jobs][:, columns],
+        capacity=problem.capacity[types],
+        use=problem.use[columns][:, types],
+        price=problem.price[types],
+        sharing=None if sharing is None else Sharing(sharing.kind[jobs], sharing.speed[:, :, columns]),
+        before=None if before is None else _narrowed_allocation(before, jobs, columns),
+    )
+
+
+def _narrowed_allocation(answer: Allocation, jobs: Bools, columns: Bools) -> Allocation:
+    kept = jobs[answer.pairs].all(axis=1)
+    place = np.cumsum(jobs, dtype=np.int32) - 1
+    pair_share = answer.pair_share[kept][:, columns] if len(answer.pairs) else answer.pair_share
+    return replace(
+        answer,
+        share=answer.share[jobs][:, columns],
+        pairs=place[answer.pairs[kept]].astype(np.int32),
+        pair_share=pair_share,
+    )
+
+
+def _widened(answer: Allocation, jobs: Bools, columns: Bools) -> Allocation:
+    """Return an allocation in terms of all jobs and columns."""
+    place = np.flatnonzero(jobs).astype(np.int32)
+    share = np.zeros((len(jobs), len(columns)))
+    share[np.ix_(jobs, columns)] = answer.share
+    pair_share = np.zeros((len(answer.pairs), len(columns)))
+    if len(answer.pairs):
+        pair_share[:, columns] = answer.pair_share
+    return replace(answer, share=share, pairs=place[answer.pairs], pair_share=pair_share, unmet=place[answer.unmet])
+
+
+# --- equal shares
+
+
+def proportions(problem: Problem) -> Floats:
+    """Return how a job's time divides among the columns if it has an equal share of every device type.
+
+    Returns
+    -------
+    array
+        (V,), or (J, V) if some jobs run on no single type (their gang is larger): GPUs of the type over all GPUs, in
+        the first (consolidated) column of each type; what cannot run there has the share of its fastest column.
+    """
+    n_gpus = problem.capacity.sum()
+    n_columns, n_types = problem.use.shape
+    weights: Floats
+    if n_columns == n_types and problem.use.trace() == n_types:
+        weights = problem.capacity / n_gpus
+    else:
+        weights = np.zeros(n_columns)
+        first = [int(column.argmax()) for column in (problem.use == 1).T if column.any()]
+        weights[first] = problem.offered[first] / n_gpus
+    nowhere = (problem.speed @ weights) <= 0
+    if not nowhere.any():
+        return weights
+    each = np.tile(weights, (problem.n_jobs, 1))
+    fastest = problem.speed[nowhere].argmax(axis=1)
+    each[nowhere] = 0.0
+    each[np.flatnonzero(nowhere), fastest] = problem.offered[fastest] / n_gpus
+    return each
+
+
+def proportional_speed(problem: Problem) -> Floats:
+    """Return the steps/s of each job if it spent its time on the types in proportion to their GPUs, (J,)."""
+    weights = proportions(problem)
+    speed: Floats = problem.speed @ weights if weights.ndim == 1 else (problem.speed * weights).sum(axis=1)
+    return speed
+
+
+def equal_shares(problem: Problem) -> Floats:
+    """Return the shares of time if every job had one J-th of every device type to itself, (J, V)."""
+    n_jobs = problem.n_jobs
+    gangs = problem.capacity.sum() / (n_jobs * problem.n_gpus)  # an n-th of all GPUs, in gangs
+    shares: Floats = np.minimum(gangs, 1.0)[:, None] * proportions(problem)
+    return np.broadcast_to(shares, problem.speed.shape)
+
+
+def isolated_speed(problem: Problem) -> Floats:
+    """Return the steps/s of each job on one J-th of every device type, (J,)."""
+    gangs = problem.capacity.sum() / (problem.n_jobs * problem.n_gpus)
+    speed: Floats = np.minimum(gangs, 1.0) * proportional_speed(problem)
+    return speed
+
+
+def as_if_equal(problem: Problem, *, reference: int | None) -> Problem:
+    """Return the problem as one sees it who knows a single speed of each job, wherever it runs.
+
+    Parameters
+    ----------
+    problem : Problem
+        The real one.
+    reference : int or None
+        The column whose speeds are known; None, or a job that cannot run there: its fastest.
+    """
+    known = problem.speed.max(axis=1)
+    if reference is not None:
+        if not 0 <= reference < problem.speed.shape[1]:
+            raise InputError(f"reference is column {reference}; there are columns 0 to {problem.speed.shape[1] - 1}.")
+        there = problem.speed[:, reference]
+        known = np.where(there > 0, there, known)
+    return replace(problem, speed=np.where(problem.speed > 0, known[:, None], 0.0), sharing=None)
+
+
+def work_left(problem: Problem) -> Floats:
+    """Return the steps left, a moment's at least, (J,)."""
+    left: Floats = np.maximum(problem.steps_left, A_MOMENT_S * problem.speed.max(axis=1))
+    return left
+
+
+# --- whole gangs
+
+
+def no_pairs() -> Ints:
+    """Return pairs (0, 2)."""
+    return np.empty((0, 2), np.int32)

@@ -1,0 +1,50 @@
+"""First in, first out: whole gangs, each on the fastest device type that has room."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from labkit.schedulers.gavel.base import with_what_is_there
+from labkit.schedulers.gavel.greedy import in_order
+from labkit.schedulers.gavel.problem import Allocation, Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Fifo:
+    """Give whole gangs to jobs in order of arrival, until one fits nowhere.
+
+    Attributes
+    ----------
+    aware : bool
+        A job gets the fastest type that has room, chosen anew each time; otherwise a random one, which it keeps. (The
+        published agnostic policy does not use the type that it draws and piles a backlog on one type.)
+    backfill : bool
+        Go on after a job that does not fit.
+    packing_threshold : float
+        With space sharing, who waits joins one who runs if their speeds, relative to alone, add up to more than this.
+    seed : int
+        Of the random types.
+    """
+
+    aware: bool = True
+    backfill: bool = False
+    packing_threshold: float = 1.5
+    seed: int = 0
+
+    only_owed = True  # the published rounds leave GPUs idle rather than let a job overtake
+
+    def allocate(self, problem: Problem) -> Allocation:
+        """Return who runs where; the value is the number of jobs that run."""
+        return with_what_is_there(problem, self._in_order)
+
+    def _in_order(self, problem: Problem) -> Allocation:
+        return in_order(
+            problem,
+            np.arange(problem.n_jobs),
+            aware=self.aware,
+            backfill=self.backfill,
+            packing_threshold=self.packing_threshold,
+            seed=self.seed,
+        )
