@@ -1,0 +1,203 @@
+"""The rounds: who runs, for how long, and what becomes of what nobody is owed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from labkit.core import Jobs, Kind
+from labkit.core.errors import InputError
+from labkit.experiment import Experiment
+from labkit.schedulers import make
+from labkit.schedulers.gavel.mechanism import Gavel
+from labkit.schedulers.gavel.problem import Allocation, Problem
+from labkit.schedulers.gavel.profile import Profile
+from labkit.schedulers.gavel.rounds import fill_up, most_overdue
+from labkit.topology import no_network
+from labkit.topology.servers import Server
+
+ROUND_S = 360.0
+TYPES = ("v100", "p100")
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """A policy that gives each job number the same shares whatever happens."""
+
+    shares: tuple[tuple[float, ...], ...]
+
+    def allocate(self, problem: Problem) -> Allocation:
+        return Allocation(share=np.array(self.shares)[problem.job])
+
+
+def cluster(*gpus: int):
+    servers = [
+        (1, Server(kind, sockets=((n, 64, 256),), device_type=kind)) for kind, n in zip(TYPES, gpus, strict=False)
+    ]
+    return no_network(len(servers), servers=servers)
+
+
+def jobs_of(n: int, *, hours: float = 100.0, n_workers=1, arrival_s=0.0) -> Jobs:
+    steps = np.full(n, hours * 3600)
+    return Jobs.of(arrival_s=np.full(n, arrival_s) if np.isscalar(arrival_s) else arrival_s, total_steps=steps,
+                   duration_s=steps, n_workers=n_workers)  # fmt: skip
+
+
+def profile_of(speeds) -> Profile:
+    alone = np.asarray(speeds, float)
+    n = len(alone)
+    return Profile(np.arange(n, dtype=np.int32), alone, alone, np.zeros(n), None, np.ones(alone.shape, bool))
+
+
+def session_of(scheduler: Gavel, jobs: Jobs, where, speeds=None):
+    scheduler.learn(profile_of(np.ones((len(jobs), len(where.device_types))) if speeds is None else speeds))
+    return Experiment.of(jobs, cluster=where, speed="recorded").session(scheduler)
+
+
+def held_s(session, *, until_s: float) -> np.ndarray:
+    """Return the seconds that each job held GPUs of each type, from the events, (N, T)."""
+    rows, where = session.log.rows, session.backend.cluster
+    held = np.zeros((len(session.backend.jobs), len(where.device_types)))
+    since: dict[int, tuple[float, int]] = {}
+    for row in rows[rows["time_s"] <= until_s]:
+        job = int(row["job"])
+        if row["kind"] in (Kind.PLACED, Kind.PREEMPTED, Kind.COMPLETED) and job in since:
+            began_s, kind = since.pop(job)
+            held[job, kind] += row["time_s"] - began_s
+        if row["kind"] == Kind.PLACED:
+            since[job] = float(row["time_s"]), int(where.group_type[row["group"]])
+    for job, (began_s, kind) in since.items():
+        held[job, kind] += until_s - began_s
+    return held
+
+
+def run_until(session, scheduler, until_s: float) -> None:
+    while not session.done and session.now_s < until_s:
+        session.step(scheduler.schedule(session.snapshot()))
+
+
+SHARES = ((0.6, 0.0), (0.2, 0.6), (0.2, 0.4))
+"""The example of the paper's section 3.1 in two types: three jobs, two devices."""
+
+
+@pytest.mark.parametrize("fill", [True, False])
+def test_time_on_each_type_follows_the_shares_within_two_rounds(fill):
+    scheduler = Gavel(Fixed(SHARES), fill=fill)
+    session = session_of(scheduler, jobs_of(3), cluster(1, 1))
+    until_s = 100 * ROUND_S
+    run_until(session, scheduler, until_s)
+    assert np.abs(held_s(session, until_s=until_s)[:, 0] / ROUND_S - 100 * np.array([0.6, 0.2, 0.2])).max() <= 2
+    assert np.abs(held_s(session, until_s=until_s)[1:, 1] / ROUND_S - [60, 40]).max() <= 2
+
+
+def test_nobody_is_stopped_within_a_round():
+    arrivals = np.sort(np.random.default_rng(0).uniform(0, 20_000, 40))
+    jobs = Jobs.of(arrival_s=arrivals, total_steps=2000, duration_s=2000)
+    scheduler = make("gavel_isolated")
+    session = session_of(scheduler, jobs, cluster(2, 2))
+    session.run(scheduler)
+    rows = session.log.rows
+    moved = rows["time_s"][np.isin(rows["kind"], [Kind.PREEMPTED, Kind.RESCALED])]
+    assert len(moved) > 10
+    assert np.allclose(moved % ROUND_S, 0)
+
+
+def test_what_becomes_free_within_a_round_is_given_out_at_once():
+    jobs = Jobs.of(arrival_s=[0, 0, 0], total_steps=[100, 1000, 1000], duration_s=[100, 1000, 1000])
+    scheduler = Gavel(Fixed(((1.0,), (0.0,), (0.0,))))
+    session = session_of(scheduler, jobs, cluster(1))
+    session.step(scheduler.schedule(session.snapshot()))
+    session.step(scheduler.schedule(session.snapshot()))
+    rows = session.log.rows
+    assert rows["time_s"][(rows["kind"] == Kind.STARTED) & (rows["job"] != 0)].tolist() == [100.0]
+
+
+def test_without_filling_what_nobody_is_owed_stays_idle():
+    scheduler = Gavel(Fixed(((1.0,), (0.0,))), fill=False)
+    session = session_of(scheduler, jobs_of(2, hours=1), cluster(2))
+    session.step(scheduler.schedule(session.snapshot()))
+    assert session.snapshot().jobs.n_workers.tolist() == [1, 0]
+
+
+def test_a_gang_of_all_gpus_gets_its_turn_though_small_jobs_keep_coming():
+    small_s, gap_s, n = 500.0, 160.0, 80
+    jobs = Jobs.of(
+        arrival_s=np.append(100.0, np.arange(n) * gap_s),
+        total_steps=np.append(1800, np.full(n, small_s)),
+        duration_s=np.append(1800, np.full(n, small_s)),
+        n_workers=np.append(4, np.ones(n, int)),
+    )
+    where, big = cluster(4), 1
+    done_s = {}
+    for scheduler in (make("gavel_isolated"), make("fifo(backfill=True)")):
+        session = Experiment.of(jobs, cluster=where, speed="recorded").session(scheduler)
+        session.run(scheduler)
+        rows = session.log.rows
+        done_s[type(scheduler).__name__] = float(
+            rows["time_s"][(rows["kind"] == Kind.COMPLETED) & (rows["job"] == big)][0]
+        )
+    assert jobs.n_workers[big] == 4
+    assert done_s["Gavel"] < (n - 1) * gap_s < done_s["Fifo"]  # while small ones still come; backfilling starves it
+
+
+def test_a_gang_larger_than_any_type_runs_on_a_mixture():
+    speed = np.zeros((1, 2))
+    profile = Profile(np.zeros(1, np.int32), speed, speed, np.array([3.0]), None, np.zeros((1, 2), bool))
+    jobs = jobs_of(1, hours=1, n_workers=3)
+    scheduler = Gavel(Fixed(((0.0, 0.0, 1.0),)))
+    session = session_of(scheduler, jobs, cluster(2, 2))
+    scheduler.learn(profile)
+    session.run(scheduler)
+    placed = session.log.rows[session.log.rows["kind"] == Kind.PLACED]
+    assert set(session.backend.cluster.group_type[placed["group"]]) == {0, 1}
+
+
+def fill(speed, *, n_gpus, free, column, moves=True):
+    chosen = np.array(column, np.int32)
+    left = np.array(free, float)
+    n = len(speed)
+    fill_up(
+        np.array(speed, float), np.ones(n), np.array(n_gpus, float), np.eye(len(free)), left, chosen,
+        np.full(n, -1, np.int32), moves,
+    )  # fmt: skip
+    return chosen.tolist(), left.tolist()
+
+
+def test_what_is_left_goes_to_the_job_that_gains_most():
+    assert fill([[1, 5], [1, 9]], n_gpus=[1, 1], free=[1, 1], column=[-1, -1]) == ([0, 1], [0, 0])
+
+
+def test_a_job_that_runs_moves_to_a_faster_type_and_leaves_its_place():
+    assert fill([[2, 9], [1, 1.5]], n_gpus=[1, 1], free=[0, 1], column=[0, -1]) == ([1, 0], [0, 0])
+    assert fill([[2, 9], [1, 1.5]], n_gpus=[1, 1], free=[0, 1], column=[0, -1], moves=False) == ([0, 1], [0, 0])
+
+
+def test_a_pair_and_its_members_alone_never_run_at_once():
+    column, partner = np.full(2, -1, np.int32), np.full(2, -1, np.int32)
+    most_overdue(
+        np.array([0, 1, 0], np.int32), np.array([-1, -1, 1], np.int32), np.array([[0.4], [0.5], [0.9]]), np.ones(2),
+        np.eye(1), np.array([2.0]), column, partner,
+    )  # fmt: skip
+    assert (column.tolist(), partner.tolist()) == ([0, 0], [1, 0])
+
+
+def test_a_unit_that_does_not_fit_is_passed_over():
+    column, partner = np.full(2, -1, np.int32), np.full(2, -1, np.int32)
+    most_overdue(
+        np.array([0, 1], np.int32), np.array([-1, -1], np.int32), np.array([[0.9], [0.5]]), np.array([3.0, 1.0]),
+        np.eye(1), np.array([2.0]), column, partner,
+    )  # fmt: skip
+    assert column.tolist() == [-1, 0]
+
+
+@pytest.mark.parametrize("options", [{"round_s": 0}, {"round_s": np.inf}, {"recompute_s": -1.0}])
+def test_options_that_make_no_sense_are_refused(options):
+    with pytest.raises(InputError, match=r"gavel: .* expected seconds"):
+        Gavel(Fixed(((1.0,),)), **options)
+
+
+def test_the_published_rounds_know_neither_sharing_nor_placement():
+    with pytest.raises(InputError, match="leave one of them out"):
+        Gavel(Fixed(((1.0,),)), published=True, space_sharing=True)
