@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from labkit.core.resources import Ints
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -51,6 +53,8 @@ class Kind(IntEnum):
     """A running job reported its training loss; value: the loss."""
     DROPPED = 13
     """A job was given up and gave its tasks back: it has no JCT; value: steps done."""
+    RELAXED = 14
+    """A scheduler gave up a goal of a job that cannot be met, such as its SLO; the job goes on."""
 
 
 class Role(IntEnum):
@@ -85,6 +89,13 @@ def events(n: int = 0) -> Events:
 
 
 NO_EVENTS: Final = events()
+
+
+def relaxed(jobs: Ints, *, time_s: float) -> Events:
+    """Return that a goal of each of some jobs was given up."""
+    rows = events(len(jobs))
+    rows["time_s"], rows["kind"], rows["job"] = time_s, Kind.RELAXED, jobs
+    return rows
 
 
 class EventLog:

@@ -86,6 +86,8 @@ class Placement:
     partner : array
         (C,) the job with which each of `set_jobs` shares its GPUs, or -1; empty: nobody shares. Both are set, each
         names the other, and their workers sit in the same places.
+    relaxed : array
+        Jobs of which a goal is given up with this decision, such as an SLO that cannot be met: an event tells it.
     """
 
     set_jobs: Ints
@@ -94,6 +96,7 @@ class Placement:
     group: Ints
     count: Ints
     partner: Ints = field(default_factory=lambda: _NONE)
+    relaxed: Ints = field(default_factory=lambda: _NONE)
 
     @classmethod
     def nothing(cls) -> Self:

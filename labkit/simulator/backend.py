@@ -7,7 +7,7 @@ import numpy as np
 from labkit.core.book import Book, release
 from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError, PlacementError
-from labkit.core.events import EVENT, NO_EVENTS, Events, Kind, events
+from labkit.core.events import EVENT, NO_EVENTS, Events, Kind, events, relaxed
 from labkit.core.jobs import Jobs
 from labkit.core.placement import Placement
 from labkit.core.protocols import Running, SpeedModel
@@ -111,6 +111,8 @@ class Simulator:
             nothing is changed then.
         """
         happened = self._carry_out(placement)
+        if len(placement.relaxed):
+            happened = np.concatenate([happened, relaxed(placement.relaxed, time_s=self._now_s)])
         if np.isfinite(self._lease_s):
             return np.concatenate([happened, self._grant()])
         return happened

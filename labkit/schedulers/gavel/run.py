@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -67,6 +68,8 @@ class Run:
         self.last: Allocation | None = None
         self.now_s, self.allotted_s, self.round_end_s = snapshot.now_s, -np.inf, -np.inf
         self.n_problems = 0
+        self._relaxed: list[int] = []
+        self._told: set[int] = set()
         self.rounds = options.published and PublishedRounds(
             n, device_types=cluster.device_types, round_s=options.round_s,
             recompute_s=PUBLISHED_RECOMPUTE_S if options.recompute_s is None else options.recompute_s,
@@ -90,7 +93,11 @@ class Run:
             if changed and snapshot.now_s >= self.allotted_s + (self.options.recompute_s or 0.0):
                 self._allot(snapshot)
             chosen, mate = self._choose(snapshot.now_s)
-        return self._place(snapshot, chosen, mate)
+        placement = self._place(snapshot, chosen, mate)
+        if self._relaxed:
+            placement = replace(placement, relaxed=np.array(self._relaxed, np.int32))
+            self._relaxed = []
+        return placement
 
     def _changed(self, snapshot: Snapshot) -> bool:
         """Tell whether jobs or machines came or went since the last allocation."""
@@ -131,6 +138,8 @@ class Run:
         answer = self.options.policy.allocate(problem)
         self.share[jobs] = answer.share
         self._owe_pairs(jobs[answer.pairs], answer.pair_share)
+        self._relaxed = [*self._relaxed, *(int(j) for j in jobs[answer.unmet] if j not in self._told)]
+        self._told.update(self._relaxed)
         self.isolated_speed[jobs] = isolated_speed(problem)
         self.last, self.n_problems = answer, self.n_problems + 1
 
