@@ -12,9 +12,9 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from labkit.core.resources import Bools, Floats, Ints
+from labkit.core.resources import GPUS, Bools, Floats, Ints
 from labkit.placers.rules import even, first_fit, pack, spread
-from labkit.placers.site import Left, Site, fits_one_type, give_back, left_of, usable_groups
+from labkit.placers.site import Left, Site, anywhere, fits_one_type, give_back, left_of, usable_groups
 
 FIRST, SPREAD, PACK, EVEN = range(4)
 
@@ -24,7 +24,7 @@ def _never_even(
     site: Site, usable: Bools, worker: Floats, ps: Floats, n_workers: int, n_ps: int, workers: Ints, servers: Ints
 ) -> bool:
     """Tell whether not even the empty cluster holds an even split of this gang."""
-    empty = left_of(site, site.capacity.copy(), True)
+    empty = left_of(site, site.capacity.copy(), np.ones(len(site.per_unit), np.bool_), True)
     if not even(site, empty, usable, worker, ps, n_workers, n_ps, workers, servers):
         return True
     workers[:] = 0
@@ -45,14 +45,14 @@ def _place_on(
             return False
     if rule == SPREAD:
         rest = spread(site, left, usable, worker, n_workers, workers)
-        rest = rest or (n_ps > 0 and spread(site, left, site.anywhere, ps, n_ps, servers) > 0)
+        rest = rest or (n_ps > 0 and spread(site, left, anywhere(site, left, ps), ps, n_ps, servers) > 0)
     elif rule != FIRST:
         mine = np.zeros(len(left.load), np.bool_)
         rest = pack(site, left, usable, worker, n_workers, workers, mine)
-        rest = rest or (n_ps > 0 and pack(site, left, site.anywhere, ps, n_ps, servers, mine) > 0)
+        rest = rest or (n_ps > 0 and pack(site, left, anywhere(site, left, ps), ps, n_ps, servers, mine) > 0)
     else:
         rest = first_fit(site, left, usable, worker, n_workers, workers)
-        rest = rest or (n_ps > 0 and first_fit(site, left, site.anywhere, ps, n_ps, servers) > 0)
+        rest = rest or (n_ps > 0 and first_fit(site, left, anywhere(site, left, ps), ps, n_ps, servers) > 0)
     if rest:
         give_back(site, left, worker, workers)
         give_back(site, left, ps, servers)
@@ -70,12 +70,12 @@ def _place_one(
     for kind in range(n_types):
         if not runs_on[kind] or (device_type >= 0 and kind != device_type):
             continue
-        usable = usable_groups(site, runs_on, kind, worker)
+        usable = usable_groups(site, left, runs_on, kind, worker)
         if _place_on(rule, site, left, usable, worker, ps, n_workers, n_ps, workers, servers, shrinks):
             return True
     if n_types == 1 or device_type >= 0 or fits_one_type(site, runs_on, worker, n_workers):
         return False
-    usable = usable_groups(site, runs_on, -1, worker)
+    usable = usable_groups(site, left, runs_on, -1, worker)
     return _place_on(rule, site, left, usable, worker, ps, n_workers, n_ps, workers, servers, shrinks)
 
 
@@ -97,14 +97,37 @@ def _place_or_shrink(
 
 
 @njit(cache=True)
+def _place_pair(
+    rule: int, site: Site, left: Left, runs_on: Bools, device_type: int, worker: Floats, ps: Floats, n_workers: int,
+    n_ps: int, other_worker: Floats, other_ps: Floats, n_other_ps: int, workers: Ints, servers: Ints,
+    other_servers: Ints,
+) -> bool:  # fmt: skip
+    """Place two jobs on the same GPUs: their workers together, then the PSs of the one and of the other."""
+    both = worker + other_worker
+    both[GPUS] = worker[GPUS]
+    if not _place_one(rule, site, left, runs_on, device_type, both, ps, n_workers, n_ps, workers, servers, False):
+        return False
+    nobody, nothing = np.zeros_like(workers), np.zeros_like(worker)
+    if n_other_ps == 0 or _place_on(
+        rule, site, left, site.anywhere, nothing, other_ps, 0, n_other_ps, nobody, other_servers, False
+    ):
+        return True
+    give_back(site, left, both, workers)
+    give_back(site, left, ps, servers)
+    return False
+
+
+@njit(cache=True)
 def place_gangs(  # noqa: C901 - one pass over the gangs, with the output buffer that it fills
-    rule: int, strict: bool, shrinks: bool, site: Site, free: Floats, jobs: Ints, n_workers: Ints, n_ps: Ints,
-    device_type: Ints, worker_demand: Floats, ps_demand: Floats, runs_on: Bools,
+    rule: int, strict: bool, shrinks: bool, site: Site, free: Floats, up: Bools, jobs: Ints, n_workers: Ints,
+    n_ps: Ints, device_type: Ints, partner: Ints, worker_demand: Floats, ps_demand: Floats, asked_ps: Ints,
+    runs_on: Bools,
 ) -> tuple[Bools, Ints, NDArray[np.int8], Ints, Ints]:  # fmt: skip
     """Place gangs in order into `free`, which is used up; return which were placed, and the rows of the placement."""
     n_groups = len(free)
-    left = left_of(site, free, rule != FIRST)
+    left = left_of(site, free, up, rule != FIRST)
     workers, servers = np.zeros(n_groups, np.int32), np.zeros(n_groups, np.int32)
+    other_servers = np.zeros(n_groups if len(partner) else 0, np.int32)
     placed = np.zeros(len(jobs), np.bool_)
     size = 16
     job, role = np.empty(size, np.int32), np.empty(size, np.int8)
@@ -112,11 +135,20 @@ def place_gangs(  # noqa: C901 - one pass over the gangs, with the output buffer
     n = 0
     for i in range(len(jobs)):
         j = jobs[i]
-        w, p = _place_or_shrink(
-            rule, site, left, runs_on[j], device_type[i], worker_demand[j], ps_demand[j], n_workers[i], n_ps[i],
-            workers, servers, shrinks,
-        )  # fmt: skip
-        if w == 0 and shrinks and rule == EVEN:  # no smaller gang can be split evenly either
+        other = partner[i] if len(partner) else -1
+        if other >= 0:
+            w, p = n_workers[i], n_ps[i]
+            if not _place_pair(
+                rule, site, left, runs_on[j] & runs_on[other], device_type[i], worker_demand[j], ps_demand[j], w, p,
+                worker_demand[other], ps_demand[other], asked_ps[other], workers, servers, other_servers,
+            ):  # fmt: skip
+                w, p = 0, 0
+        else:
+            w, p = _place_or_shrink(
+                rule, site, left, runs_on[j], device_type[i], worker_demand[j], ps_demand[j], n_workers[i], n_ps[i],
+                workers, servers, shrinks,
+            )  # fmt: skip
+        if w == 0 and shrinks and rule == EVEN and other < 0:  # no smaller gang can be split evenly either
             w, p = _place_or_shrink(
                 PACK, site, left, runs_on[j], device_type[i], worker_demand[j], ps_demand[j], n_workers[i], n_ps[i],
                 workers, servers, shrinks,
@@ -127,18 +159,33 @@ def place_gangs(  # noqa: C901 - one pass over the gangs, with the output buffer
                 break
             continue
         needed = n + w + p
+        if other >= 0:
+            needed += w + asked_ps[other]
         if needed > size:
             size = 2 * needed
             job, role = _grown(job, n, size), _grown(role, n, size)
             group, count = _grown(group, n, size), _grown(count, n, size)
-        for kind in range(2):
-            taken = workers if kind == 0 else servers
-            for g in range(n_groups):
-                if taken[g]:
-                    job[n], role[n], group[n], count[n] = j, kind, g, taken[g]
-                    n += 1
-                    taken[g] = 0
+        if other >= 0:
+            n = _note(other, 0, workers, n, job, role, group, count)
+            n = _note(other, 1, other_servers, n, job, role, group, count)
+            other_servers[:] = 0
+        n = _note(j, 0, workers, n, job, role, group, count)
+        n = _note(j, 1, servers, n, job, role, group, count)
+        workers[:] = 0
+        servers[:] = 0
     return placed, job[:n], role[:n], group[:n], count[:n]
+
+
+@njit(cache=True)
+def _note(
+    j: int, kind: int, taken: Ints, n: int, job: Ints, role: NDArray[np.int8], group: Ints, count: Ints
+) -> int:  # fmt: skip
+    """Write a row for each group in which a job takes tasks of a role; return the number of rows."""
+    for g in range(len(taken)):
+        if taken[g]:
+            job[n], role[n], group[n], count[n] = j, kind, g, taken[g]
+            n += 1
+    return n
 
 
 @njit(cache=True)

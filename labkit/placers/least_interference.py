@@ -66,7 +66,7 @@ class LeastInterference:
                 machines = grown
             elif strict:
                 break
-        return machines.placement(settled(snapshot, gangs, placed))
+        return settled(snapshot, gangs, placed, machines.rows())
 
 
 @cache
@@ -79,20 +79,22 @@ def default_model() -> InterferenceModel:
 
 @dataclass(frozen=True, slots=True)
 class Gang:
-    """How many tasks one job is to get, and the device type (-1: any)."""
+    """How many tasks one job is to get, the device type (-1: any), and who shares its GPUs (-1: nobody)."""
 
     job: int
     n_workers: int
     n_ps: int
     device_type: int
+    partner: int = -1
 
 
 def _sizes(gangs: Gangs, i: int) -> Iterator[Gang]:
     """Return the i-th gang, and what it may shrink to, the largest first."""
     most, servers = int(gangs.n_workers[i]), int(gangs.n_ps[i])
-    for w in range(most, 0 if gangs.shrinks else most - 1, -1):
+    partner = int(gangs.partner[i]) if len(gangs.partner) else -1
+    for w in range(most, 0 if gangs.shrinks and partner < 0 else most - 1, -1):
         p = min(servers, max(1, -(-servers * w // most)))
-        yield Gang(int(gangs.job[i]), w, p, int(gangs.device_type[i]))
+        yield Gang(int(gangs.job[i]), w, p, int(gangs.device_type[i]), partner)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -129,23 +131,24 @@ class Machines:
         cls, snapshot: Snapshot, gangs: Gangs, *, model: InterferenceModel, uses: Mapping[str, TaskUse] | None
     ) -> Self:
         """Return the machines with the tasks of all jobs but those of the gangs."""
-        others = np.setdiff1d(snapshot.jobs.number, gangs.job)
+        others = np.setdiff1d(snapshot.jobs.number, gangs.named)
         first, role, group, count = snapshot.tasks_of(others)
         job = np.repeat(others, np.diff(first))
         cores, pcie = task_use(snapshot.table, uses=uses)
-        return cls(snapshot, model, cores, pcie, snapshot.free_without(gangs.job), job, role, group, count)
+        return cls(snapshot, model, cores, pcie, snapshot.free_without(gangs.named), job, role, group, count)
 
     @property
     def cluster(self) -> Cluster:
         """The cluster."""
         return self.snapshot.cluster
 
-    def placement(self, set_jobs: Ints) -> Placement:
-        """Return what was placed here."""
+    def rows(self) -> list[Ints]:
+        """Return what was placed here: job, role, group, count."""
         new = slice(len(self.job) - self.n_new, None)
         rows, position = np.unique(np.column_stack([self.job, self.role, self.group])[new], axis=0, return_inverse=True)
         counts = np.bincount(position.ravel(), minlength=len(rows))
-        return Placement.of(set_jobs, job=rows[:, 0], role=rows[:, 1], group=rows[:, 2], count=counts)
+        job, role, group = rows.T.astype(np.int32)
+        return [job, role.astype(np.int8), group, counts.astype(np.int32)]
 
     def with_gang(self, gang: Gang) -> Self | None:
         """Return the machines with one more gang, or None if it does not fit."""
@@ -156,7 +159,9 @@ class Machines:
     def _types(self, gang: Gang) -> list[Bools]:
         """Return the groups (G,) that the workers of a gang may have, in order of preference."""
         kind, runs_on = self.cluster.group_type, self.snapshot.runs_on[gang.job]
-        demand = self.snapshot.table.worker_demand[gang.job]
+        if gang.partner >= 0:
+            runs_on = runs_on & self.snapshot.runs_on[gang.partner]
+        demand = self._demand(Role.WORKER, gang.job, gang.partner)
         if demand[GPUS] <= 0:
             return [np.ones(len(kind), np.bool_)]
         if gang.device_type >= 0:
@@ -168,13 +173,29 @@ class Machines:
 
     def _with_gang_on(self, gang: Gang, usable: Bools) -> Self | None:
         everywhere = np.ones(len(usable), np.bool_)
-        grown = self._with_tasks(gang.job, Role.WORKER, gang.n_workers, usable)
-        return None if grown is None else grown._with_tasks(gang.job, Role.PS, gang.n_ps, everywhere)
+        grown = self._with_tasks(gang.job, Role.WORKER, gang.n_workers, usable, partner=gang.partner)
+        grown = grown and grown._with_tasks(gang.job, Role.PS, gang.n_ps, everywhere)
+        if grown is None or gang.partner < 0:
+            return grown
+        return grown._with_tasks(gang.partner, Role.PS, int(self.snapshot.table.n_ps[gang.partner]), everywhere)
 
-    def _with_tasks(self, job: int, role: Role, n: int, usable: Bools) -> Self | None:
-        """Return the machines with n more tasks of one job and role, or None if they do not fit."""
+    def _demand(self, role: Role, job: int, partner: int) -> Floats:
+        """Return what a task takes (R,), of a pair the GPUs once."""
         table = self.snapshot.table
-        demand = (table.worker_demand if role is Role.WORKER else table.ps_demand)[job]
+        demand: Floats = (table.worker_demand if role is Role.WORKER else table.ps_demand)[job]
+        if partner >= 0:
+            demand = demand + table.worker_demand[partner]
+            demand[GPUS] = table.worker_demand[job, GPUS]
+        return demand
+
+    def _with_tasks(self, job: int, role: Role, n: int, usable: Bools, *, partner: int = -1) -> Self | None:
+        """Return the machines with n more tasks of one job and role, or None if they do not fit.
+
+        A partner's tasks go where the job's do.
+        """
+        demand = self._demand(role, job, partner)
+        if not demand.any():
+            usable = usable & self.snapshot.up[self.cluster.group_machine]
         if np.where(usable, _room(self.free, demand), 0).sum() < n:
             return None
         machines, scores = self, np.full(self.cluster.n_groups, np.nan)
@@ -182,6 +203,8 @@ class Machines:
             scores = machines._scored(job, role, scores)
             group = machines._best(scores, usable & (_room(machines.free, demand) > 0))
             machines = machines._with_task(job, role, group, demand)
+            if partner >= 0:
+                machines = machines._with_task(partner, role, group, np.zeros_like(demand))
             scores[self.cluster.group_machine == self.cluster.group_machine[group]] = np.nan
         return machines
 

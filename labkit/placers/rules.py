@@ -8,7 +8,7 @@ import numpy as np
 from numba import njit
 
 from labkit.core.resources import Bools, Floats, Ints
-from labkit.placers.site import Left, Site, give_back, room, take
+from labkit.placers.site import Left, Site, anywhere, give_back, room, take
 
 MANY: Final = 1 << 30
 
@@ -94,7 +94,7 @@ def _take_share(
 ) -> bool:  # fmt: skip
     """Put so many workers and PSs on a machine that has none of this gang yet, or none of them."""
     if not _fill_machine(site, left, usable, worker, w, workers, m) and not _fill_machine(
-        site, left, site.anywhere, ps, p, servers, m
+        site, left, anywhere(site, left, ps), ps, p, servers, m
     ):
         return True
     for g in range(site.first_group[m], site.first_group[m + 1]):
@@ -157,7 +157,7 @@ def even(
 ) -> bool:  # fmt: skip
     """Put a job on the fewest machines, the same number of workers and of PSs on each (Optimus, theorem 1)."""
     for_workers = _rooms(site, left, usable, worker, n_workers)
-    for_ps = _rooms(site, left, site.anywhere, ps, n_ps)
+    for_ps = _rooms(site, left, anywhere(site, left, ps), ps, n_ps)
     if for_workers.sum() < n_workers or for_ps.sum() < n_ps:
         return False
     for k in range(1, min(len(left.load), max(n_workers, n_ps)) + 1):

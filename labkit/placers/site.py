@@ -42,11 +42,12 @@ class Site(NamedTuple):
 
 
 class Left(NamedTuple):
-    """What is left free of groups (G, R) and of machines (M, R), and the load of machines (M,)."""
+    """What is left free of groups (G, R) and of machines (M, R), the load of machines (M,), and who is there (M,)."""
 
     group: Floats
     machine: Floats
     load: Floats
+    up: Bools
 
 
 @lru_cache(maxsize=16)
@@ -68,7 +69,7 @@ def site_of(cluster: Cluster) -> Site:
 
 
 @njit(cache=True)
-def left_of(site: Site, free: Floats, sums: bool) -> Left:
+def left_of(site: Site, free: Floats, up: Bools, sums: bool) -> Left:
     """Return what is left when so much is free (G, R), which is used up from then on; machines are 0 without `sums`."""
     n_machines, n_resources = site.per_unit.shape
     machine, load = np.zeros((n_machines, n_resources)), np.zeros(n_machines)
@@ -77,7 +78,7 @@ def left_of(site: Site, free: Floats, sums: bool) -> Left:
         for r in range(n_resources):
             machine[m, r] += free[g, r]
             load[m] += (site.capacity[g, r] - free[g, r]) * site.per_unit[m, r]
-    return Left(free, machine, load)
+    return Left(free, machine, load, up)
 
 
 @njit(cache=True)
@@ -110,10 +111,21 @@ def give_back(site: Site, left: Left, demand: Floats, taken: Ints) -> None:
 
 
 @njit(cache=True)
-def usable_groups(site: Site, runs_on: Bools, device_type: int, demand: Floats) -> Bools:
+def anywhere(site: Site, left: Left, demand: Floats) -> Bools:
+    """Return which groups may host a task without GPUs: one that needs nothing at all still needs a machine."""
+    if np.any(demand > 0):
+        return site.anywhere
+    there = np.empty(len(site.anywhere), np.bool_)
+    for g in range(len(there)):
+        there[g] = left.up[site.group_machine[g]]
+    return there
+
+
+@njit(cache=True)
+def usable_groups(site: Site, left: Left, runs_on: Bools, device_type: int, demand: Floats) -> Bools:
     """Return which groups may host a task of a job: those of one device type, or of all (-1) that it runs on."""
     if not demand[GPUS] > 0:
-        return site.anywhere
+        return anywhere(site, left, demand)
     if device_type >= 0:
         return np.asarray(site.of_type[device_type])
     usable = np.zeros(len(site.anywhere), np.bool_)

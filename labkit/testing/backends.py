@@ -16,7 +16,9 @@ _ENDS = (Kind.COMPLETED, Kind.DROPPED)
 _NEEDS_TASKS = (Kind.STARTED, Kind.RESCALED, Kind.PROGRESSED, Kind.PAUSED, Kind.PREEMPTED, Kind.FAILED)
 
 
-def check_backend(make: Callable[[], Backend], *, seed: int = 0, repeatable: bool = True) -> Events:
+def check_backend(
+    make: Callable[[], Backend], *, seed: int = 0, repeatable: bool = True, pairs: bool = False
+) -> Events:
     """Check that a backend keeps its protocol, driven by random decisions until every job is over.
 
     Time never goes back; events come in order and not from the future; each job arrives exactly once, before anything
@@ -32,6 +34,8 @@ def check_backend(make: Callable[[], Backend], *, seed: int = 0, repeatable: boo
         Of the decisions.
     repeatable : bool
         Two backends that `make` returns tell the same story when told to do the same.
+    pairs : bool
+        Let some jobs share their GPUs; the backend can do that.
 
     Returns
     -------
@@ -52,9 +56,9 @@ def check_backend(make: Callable[[], Backend], *, seed: int = 0, repeatable: boo
     >>> jobs, cluster = Jobs.of(arrival_s=[0, 9], total_steps=5, duration_s=60), no_network(1)
     >>> rows = check_backend(lambda: Simulator(jobs, cluster, speed=Recorded(jobs, cluster)))
     """
-    rows = _drive(make(), np.random.default_rng(seed), provoke=False)
+    rows = _drive(make(), np.random.default_rng(seed), provoke=False, pairs=pairs)
     if repeatable:
-        again = _drive(make(), np.random.default_rng(seed), provoke=True)
+        again = _drive(make(), np.random.default_rng(seed), provoke=True, pairs=pairs)
         require(
             same_events(rows, again),
             "the backend tells another story the second time, or after it refused a placement.",
@@ -70,9 +74,9 @@ def same_events(one: Events, other: Events) -> bool:
     )
 
 
-def _drive(backend: Backend, rng: np.random.Generator, *, provoke: bool) -> Events:
+def _drive(backend: Backend, rng: np.random.Generator, *, provoke: bool, pairs: bool) -> Events:
     """Run with random decisions; `provoke` asks for impossible ones in between."""
-    watch, chaos = _Watch(backend), Chaos(rng)
+    watch, chaos = _Watch(backend), Chaos(rng, pairs=pairs)
     runs_on = np.ones((len(backend.jobs), len(backend.cluster.device_types)), np.bool_)
     watch.note(backend.advance(0.0, stop_at_event=False), until_s=0.0)
     for number in range(MAX_DECISIONS):
@@ -101,6 +105,13 @@ def _refuses_the_impossible(backend: Backend, snapshot: Snapshot) -> None:
             ("a device group that does not exist", Placement.of([job], job=[job], group=[backend.cluster.n_groups])),
             ("a count of 0", Placement.of([job], job=[job], group=[0], count=0)),
             ("more tasks than a device group holds", Placement.of([job], job=[job], group=[0], count=most)),
+            ("a job that shares with itself", Placement.of([job], job=[job], group=[0], partner=[job])),
+        ]
+    if len(active) > 1:
+        wrong += [
+            ("a partner that is not set", Placement.of([job], job=[job], group=[0], partner=[active[1]])),
+            ("a partner that shares with nobody", Placement.of(active[:2], partner=[active[1], -1])),
+            ("a pair without workers", Placement.of(active[:2], partner=active[1::-1])),
         ]
     for what, placement in wrong:
         now_s = backend.now_s
@@ -180,3 +191,7 @@ class _Watch:
             (free >= -1e-6).all(), f"{self.who} holds more than the machines have: {free[:, GPUS].tolist()} GPUs free."
         )
         require((free <= room + 1e-6).all(), f"{self.who} has more free than its machines that are up have.")
+        partner = self.ledger.book.held["partner"]
+        jobs = np.flatnonzero(partner >= 0)
+        lonely = jobs[partner[partner[jobs]] != jobs]
+        require(not len(lonely), f"{self.who} lets jobs {lonely.tolist()} share with a job that shares with another.")

@@ -16,7 +16,8 @@ def check_placement(placement: Placement, *, snapshot: Snapshot, who: str = "the
 
     It names active jobs only, each once; its rows make sense and those of a job are next to each other; no device
     group is overfilled; no job gets more than its largest gang; workers with GPUs sit on device types that the job
-    runs on, and nothing sits on a machine that is down.
+    runs on, and nothing sits on a machine that is down; jobs that share their GPUs name each other, have workers with
+    as many GPUs, and as many of them in each group.
 
     Raises
     ------
@@ -25,6 +26,7 @@ def check_placement(placement: Placement, *, snapshot: Snapshot, who: str = "the
     """
     _known_jobs(placement, snapshot, who)
     _sound_rows(placement, snapshot, who)
+    _sound_pairs(placement, snapshot, who)
     _not_overfilled(placement, snapshot, who)
     _within_max(placement, snapshot, who)
     _where_it_runs(placement, snapshot, who)
@@ -50,9 +52,39 @@ def _sound_rows(placement: Placement, snapshot: Snapshot, who: str) -> None:
     require(len(begins) == len(np.unique(begins)), f"{who} has rows of a job that are not next to each other.")
 
 
+def _sound_pairs(placement: Placement, snapshot: Snapshot, who: str) -> None:
+    n_set, n_partners = len(placement.set_jobs), len(placement.partner)
+    require(n_partners in (0, n_set), f"{who} sets {n_set} jobs and has {n_partners} partners; expected one for each.")
+    partner = dict(zip(placement.set_jobs.tolist(), placement.partner.tolist(), strict=False))
+    for job, other in partner.items():
+        if other == -1:
+            continue
+        require(
+            other != job and partner.get(other) == job,
+            f"{who} lets job {job} share with job {other}, which is not set to share with it.",
+        )
+        gpus = snapshot.table.worker_demand[[job, other], GPUS]
+        require(
+            gpus[0] == gpus[1] > 0,
+            f"{who} lets jobs {job} and {other} share, whose workers have {gpus[0]:g} and {gpus[1]:g} GPUs.",
+        )
+        mine, theirs = (_workers(placement, j, snapshot.cluster.n_groups) for j in (job, other))
+        require(
+            mine.any() and np.array_equal(mine, theirs),
+            f"{who} lets jobs {job} and {other} share, whose workers sit in different places or nowhere.",
+        )
+
+
+def _workers(placement: Placement, job: int, n_groups: int) -> Ints:
+    rows = (placement.job == job) & (placement.role == 0)
+    return np.bincount(placement.group[rows], placement.count[rows], n_groups).astype(np.int64)
+
+
 def _not_overfilled(placement: Placement, snapshot: Snapshot, who: str) -> None:
     left = snapshot.free_without(placement.set_jobs)
     demand = np.stack([snapshot.table.worker_demand, snapshot.table.ps_demand])[placement.role, placement.job]
+    sharing = np.isin(placement.job, placement.set_jobs[placement.partner >= 0] if len(placement.partner) else [])
+    demand[sharing & (placement.role == 0), GPUS] /= 2
     taken = np.zeros_like(left)
     np.add.at(taken, placement.group, placement.count[:, None] * demand)
     for group, r in np.argwhere((taken > left + SLACK) & (taken > 0))[:1]:

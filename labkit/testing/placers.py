@@ -7,24 +7,25 @@ from collections.abc import Iterable
 import numpy as np
 
 from labkit.core import Gangs, Placement, Placer, Snapshot
-from labkit.core.resources import GPUS, Bools, Ints
+from labkit.core.resources import GPUS, Ints
 from labkit.testing.failures import name_of, require
 from labkit.testing.placements import check_placement, counts
-from labkit.testing.scenes import Scene, empty_snapshot, random_scenes
+from labkit.testing.scenes import Scene, empty_snapshot, paired, random_scenes
 from labkit.testing.schedulers import same
 
 
 def check_placer(placer: Placer, *, scenes: Iterable[Scene] | None = None, seed: int = 0) -> None:
-    """Check that a placer keeps its protocol, with random gangs on each scene.
+    """Check that a placer keeps its protocol, with random gangs on each scene, alone and in pairs.
 
     Gangs are placed whole or (only if they may) smaller; a job without room gets nothing, and is stopped if it ran;
-    `strict` ends at the first gang without room; device types are kept; nothing is overfilled; the same question has
-    the same answer; and on the empty cluster a single worker always finds a place.
+    `strict` ends at the first gang without room; device types are kept; nothing is overfilled; two jobs that are to
+    share their GPUs are placed together or not at all; the same question has the same answer; and on the empty cluster
+    a single worker always finds a place.
 
     Parameters
     ----------
     scenes : iterable of Scene, optional
-        Where to try it; ten random ones of `seed` by default.
+        Where to try it; random ones of `seed` by default, ten without pairs and five with some.
 
     Raises
     ------
@@ -36,12 +37,17 @@ def check_placer(placer: Placer, *, scenes: Iterable[Scene] | None = None, seed:
     >>> from labkit.placers import Pack
     >>> check_placer(Pack())
     """
-    for i, scene in enumerate(random_scenes(seed=seed) if scenes is None else scenes):
+    if scenes is None:
+        scenes = [*random_scenes(seed=seed), *random_scenes(n=5, seed=seed, pairs=True)]
+    for i, scene in enumerate(scenes):
         rng = np.random.default_rng([seed, i])
         for shrinks in (False, True):
             for strict in (False, True):
                 check_gangs(placer, gangs=_gangs(rng, scene, shrinks), scene=scene, strict=strict)
         _check_single_workers(placer, scene)
+        for shrinks in (False, True):
+            pairs = _able_pairs(paired(rng, _gangs(rng, scene, shrinks), scene.jobs), scene)
+            check_gangs(placer, gangs=pairs, scene=scene, strict=shrinks)
 
 
 def _gangs(rng: np.random.Generator, scene: Scene, shrinks: bool) -> Gangs:
@@ -60,6 +66,15 @@ def _gangs(rng: np.random.Generator, scene: Scene, shrinks: bool) -> Gangs:
     )
 
 
+def _able_pairs(gangs: Gangs, scene: Scene) -> Gangs:
+    """Return the gangs with a device type for pairs that both jobs run on."""
+    kind = gangs.device_type.copy()
+    for i in np.flatnonzero(gangs.partner >= 0):
+        if kind[i] >= 0 and not scene.runs_on[gangs.partner[i], kind[i]]:
+            kind[i] = -1
+    return Gangs(gangs.job, gangs.n_workers, gangs.n_ps, kind, gangs.shrinks, gangs.partner)
+
+
 def check_gangs(placer: Placer, *, gangs: Gangs, scene: Scene, strict: bool = False) -> Placement:
     """Check how a placer places some gangs on a scene, and return its answer.
 
@@ -76,11 +91,12 @@ def check_gangs(placer: Placer, *, gangs: Gangs, scene: Scene, strict: bool = Fa
         same(placement, placer.place(scene.snapshot(), gangs, strict=strict)),
         f"{who} answers the same question differently the second time.",
     )
-    stray = np.setdiff1d(placement.set_jobs, gangs.job)
+    stray = np.setdiff1d(placement.set_jobs, gangs.named)
     require(not len(stray), f"{who} sets jobs {stray.tolist()}, for which no gang was asked.")
-    n_workers, n_ps = counts(placement, jobs=gangs.job)
+    n_workers, n_ps = (column[: len(gangs)] for column in counts(placement, jobs=gangs.named))
     _check_sizes(who, gangs, n_workers, n_ps)
-    _check_settled(who, snapshot, gangs, placement, n_workers > 0)
+    _check_settled(who, snapshot, gangs, placement)
+    _check_pairs(who, snapshot, gangs, placement, n_workers)
     _check_types(who, snapshot, gangs, placement)
     if strict and getattr(placer, "keep_order", True):
         missed = int(np.argmin(n_workers))  # the first without workers, if there is one
@@ -102,8 +118,26 @@ def _check_sizes(who: str, gangs: Gangs, n_workers: Ints, n_ps: Ints) -> None:
         )
 
 
-def _check_settled(who: str, snapshot: Snapshot, gangs: Gangs, placement: Placement, placed: Bools) -> None:
-    ran_on = gangs.job[~placed & snapshot.holds(gangs.job)]
+def _check_pairs(who: str, snapshot: Snapshot, gangs: Gangs, placement: Placement, n_workers: Ints) -> None:
+    partner = dict(zip(placement.set_jobs.tolist(), placement.partner.tolist(), strict=False))
+    wanted = gangs.partner if len(gangs.partner) else np.full(len(gangs), -1)
+    for job, other, n in zip(gangs.job.tolist(), wanted.tolist(), n_workers.tolist(), strict=True):
+        got = partner.get(job, -1)
+        require(got == (other if n else -1), f"{who} gives job {job} the partner {got} instead of {other}.")
+        if other >= 0:
+            n_other, n_ps = counts(placement, jobs=placement.set_jobs)
+            at = np.flatnonzero(placement.set_jobs == other)
+            told = (int(n_other[at[0]]), int(n_ps[at[0]])) if len(at) else (0, 0)
+            right = (n, int(snapshot.table.n_ps[other])) if n else (0, 0)
+            require(
+                told == right,
+                f"{who} gives job {other}, which is to share with job {job}, {told[0]} workers and {told[1]} PSs "
+                f"instead of {right[0]} and {right[1]}.",
+            )
+
+
+def _check_settled(who: str, snapshot: Snapshot, gangs: Gangs, placement: Placement) -> None:
+    ran_on = gangs.named[~np.isin(gangs.named, placement.job) & snapshot.holds(gangs.named)]
     forgotten = np.setdiff1d(ran_on, placement.set_jobs)
     require(
         not len(forgotten), f"{who} finds no room for the running jobs {forgotten.tolist()}, but does not set them."

@@ -8,9 +8,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from labkit.core import Cluster, Events, Gangs, Jobs, Kind, Ledger, Placement, Placer, Snapshot
+from labkit.core import Cluster, Events, Gangs, Jobs, Kind, Ledger, Placement, Placer, Running, Snapshot
 from labkit.core.events import events
-from labkit.core.resources import GPUS, Bools
+from labkit.core.resources import GPUS, Bools, Floats
 from labkit.experiment import Session
 from labkit.placers import Even, FirstFit, Pack, Spread
 from labkit.simulator import Simulator
@@ -21,6 +21,20 @@ from labkit.topology.servers import Server
 PLACERS: Final[tuple[Placer, ...]] = (FirstFit(), Spread(), Pack(), Even())
 SOCKETS: Final = (((2, 8, 64),), ((2, 8, 64), (2, 8, 64)), ((1, 4, 16), (2, 6, 32)), ((4, 16, 128),), ((0, 32, 64),))
 TYPES: Final = ("v100", "p100", "k80")
+
+
+class Sharing(Recorded):
+    """Recorded speeds; a job that shares its GPUs makes a part of them, and which one depends on its partner."""
+
+    pairs = True
+
+    def speeds(self, running: Running) -> Floats:
+        """Return steps per second of each job, (J,)."""
+        alone = super().speeds(running)
+        if not len(running.partner):
+            return alone
+        part = 0.4 + 0.2 * ((running.job + 2 * running.partner) % 4)
+        return np.where(running.partner >= 0, part * alone, alone)
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,18 +67,26 @@ class Scene:
         return Snapshot(ledger, now_s=self.now_s, number=self.number, runs_on=self.runs_on)
 
     def simulator(self, **options: Any) -> Simulator:
-        """Return a simulator of these jobs at time 0, at speeds in proportion to their workers."""
-        return Simulator(self.jobs, self.cluster, speed=Recorded(self.jobs, self.cluster), **options)
+        """Return a simulator of these jobs at time 0, at speeds in proportion to their workers; it knows pairs."""
+        return Simulator(self.jobs, self.cluster, speed=Sharing(self.jobs, self.cluster), **options)
 
     def __repr__(self) -> str:
         return f"<Scene at {self.now_s:.0f} s, {len(self.jobs)} jobs, {self.cluster}>"
 
 
 class Chaos:
-    """A scheduler that starts, resizes, moves and stops jobs at random: it shows what others never ask for."""
+    """A scheduler that starts, resizes, moves and stops jobs at random: it shows what others never ask for.
 
-    def __init__(self, rng: np.random.Generator) -> None:
-        self.rng = rng
+    Parameters
+    ----------
+    rng : Generator
+        Of its decisions.
+    pairs : bool
+        Let some jobs share their GPUs.
+    """
+
+    def __init__(self, rng: np.random.Generator, *, pairs: bool = False) -> None:
+        self.rng, self.pairs = rng, pairs
 
     def schedule(self, snapshot: Snapshot) -> Placement:
         """Return a random valid placement; something runs after it wherever possible."""
@@ -85,11 +107,30 @@ class Chaos:
             n_ps=np.where(most_ps > 0, rng.integers(1, np.maximum(most_ps, 1) + 1), 0),
             shrinks=bool(rng.integers(2)),
         )
+        gangs = paired(rng, gangs, table) if self.pairs else gangs
         placement = PLACERS[rng.integers(len(PLACERS))].place(snapshot, gangs)
         stopped = placement.set_jobs[rng.random(len(placement.set_jobs)) < 0.15]
         kept = ~np.isin(placement.job, stopped)
         columns = (placement.job[kept], placement.role[kept], placement.group[kept], placement.count[kept])
-        return Placement(placement.set_jobs, *columns)
+        partner = placement.partner.copy()
+        if len(partner):
+            partner[np.isin(placement.set_jobs, stopped) | np.isin(partner, stopped)] = -1
+        return Placement(placement.set_jobs, *columns, partner)
+
+
+def paired(rng: np.random.Generator, gangs: Gangs, jobs: Jobs) -> Gangs:
+    """Return the gangs with about half of those that can share their GPUs with another one in pairs."""
+    gpus = jobs.worker_demand[gangs.job, GPUS]
+    partner, workers = np.full(len(gangs), -1, np.int32), gangs.n_workers.copy()
+    for i in range(len(gangs)):
+        alike = np.flatnonzero((gpus == gpus[i]) & (partner == -1) & (np.arange(len(gangs)) > i))
+        if partner[i] == -1 and gpus[i] > 0 and len(alike) and rng.random() < 0.5:
+            j = int(rng.choice(alike))
+            partner[i], partner[j] = gangs.job[j], -2  # has no row of its own
+            workers[i] = min(workers[i], workers[j])
+    rows = np.flatnonzero(partner > -2)
+    kept = gangs.take(rows)
+    return Gangs(kept.job, workers[rows], kept.n_ps, kept.device_type, kept.shrinks, partner[rows])
 
 
 def asked(jobs: Jobs, which: Any) -> Gangs:
@@ -179,14 +220,20 @@ def fits_empty(jobs: Jobs, cluster: Cluster, runs_on: Bools, number: int) -> boo
 
 
 def random_scene(
-    rng: np.random.Generator, *, n_machines: int = 4, n_types: int = 2, n_jobs: int = 8, n_decisions: int = 5
+    rng: np.random.Generator,
+    *,
+    n_machines: int = 4,
+    n_types: int = 2,
+    n_jobs: int = 8,
+    n_decisions: int = 5,
+    pairs: bool = False,
 ) -> Scene:
-    """Return a scene after some random decisions (fewer, if all jobs complete before)."""
+    """Return a scene after some random decisions (fewer, if all jobs complete before); with `pairs` some jobs share."""
     cluster = random_cluster(rng, n_machines=n_machines, n_types=n_types)
     runs_on = random_runs_on(rng, cluster=cluster, n_jobs=n_jobs)
     jobs = random_jobs(rng, cluster=cluster, runs_on=runs_on)
-    simulator = Simulator(jobs, cluster, speed=Recorded(jobs, cluster))
-    session, chaos = Session(simulator, runs_on=runs_on), Chaos(rng)
+    simulator = Simulator(jobs, cluster, speed=Sharing(jobs, cluster))
+    session, chaos = Session(simulator, runs_on=runs_on), Chaos(rng, pairs=pairs)
     for _ in range(n_decisions):
         before = len(session.log), session.now_s, session.n_decisions
         session.step(chaos.schedule(session.snapshot()))
@@ -196,8 +243,9 @@ def random_scene(
     return Scene(jobs, cluster, runs_on, session.log.rows.copy(), session.now_s, session.n_decisions)
 
 
-def random_scenes(*, n: int = 10, seed: int = 0) -> Iterator[Scene]:
-    """Return scenes of growing size: from one machine and one job on."""
+def random_scenes(*, n: int = 10, seed: int = 0, pairs: bool = False) -> Iterator[Scene]:
+    """Return scenes of growing size, from one machine and one job on; with `pairs` some jobs share their GPUs."""
     for i in range(n):
         rng = np.random.default_rng([seed, i])
-        yield random_scene(rng, n_machines=1 + i % 5, n_types=1 + i % 3, n_jobs=1 + i, n_decisions=int(rng.integers(8)))
+        sizes = {"n_machines": 1 + i % 5, "n_types": 1 + i % 3, "n_jobs": 1 + i, "n_decisions": int(rng.integers(8))}
+        yield random_scene(rng, **sizes, pairs=pairs)

@@ -23,14 +23,14 @@ def check_scheduler(scheduler: Scheduler, *, scenes: Iterable[Scene] | None = No
     """Check that a scheduler keeps its protocol; each scene gets a fresh (deep) copy of it.
 
     On each scene: what `check_answer` checks; then whole runs of the scene's jobs: decisions at events, in slots with
-    overheads, and with failing machines.
+    overheads, and with failing machines. In some scenes jobs share their GPUs, whatever the scheduler thinks of that.
 
     Parameters
     ----------
     scheduler : Scheduler
         As a user would pass it to a session.
     scenes : iterable of Scene, optional
-        Where to try it; ten random ones of `seed` by default.
+        Where to try it; random ones of `seed` by default, ten without pairs and, for answers only, ten with some.
 
     Raises
     ------
@@ -42,6 +42,8 @@ def check_scheduler(scheduler: Scheduler, *, scenes: Iterable[Scene] | None = No
     >>> from labkit.schedulers import make
     >>> check_scheduler(make("fifo"))
     """
+    for scene in random_scenes(seed=seed, pairs=True) if scenes is None else ():
+        check_answer(deepcopy(scheduler), scene=scene)
     for scene in random_scenes(seed=seed) if scenes is None else scenes:
         check_answer(deepcopy(scheduler), scene=scene)
         check_run(deepcopy(scheduler), scene=scene)
@@ -134,9 +136,11 @@ def same(one: Placement, other: Placement) -> bool:
     return _plain(one) == _plain(other)
 
 
-def _plain(placement: Placement) -> tuple[list[int], list[tuple[int, ...]]]:
+def _plain(placement: Placement) -> tuple[list[tuple[int, int]], list[tuple[int, ...]]]:
     columns = (placement.job, placement.role, placement.group, placement.count)
-    return sorted(placement.set_jobs.tolist()), sorted(zip(*(c.tolist() for c in columns), strict=True))
+    partner = placement.partner if len(placement.partner) else np.full(len(placement.set_jobs), -1)
+    jobs = sorted(zip(placement.set_jobs.tolist(), partner.tolist(), strict=True))
+    return jobs, sorted(zip(*(c.tolist() for c in columns), strict=True))
 
 
 def _everything(snapshot: Snapshot) -> dict[str, Any]:

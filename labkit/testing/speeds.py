@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import numpy as np
 
 from labkit.core import Cluster, Jobs, SpeedModel
@@ -9,14 +11,16 @@ from labkit.core.protocols import Running
 from labkit.core.resources import Floats, Ints
 from labkit.placers import FirstFit, Spread
 from labkit.testing.failures import name_of, require
-from labkit.testing.scenes import asked, empty_snapshot
+from labkit.testing.placements import counts
+from labkit.testing.scenes import asked, empty_snapshot, paired
 
 
 def check_speed_model(model: SpeedModel, *, jobs: Jobs, cluster: Cluster, seed: int = 0) -> None:
     """Check that a speed model keeps its protocol, on random sets of running jobs.
 
     Speeds are finite and not negative, one for each job, the same when asked again, and in the order of the jobs asked
-    about; what was asked stays as it was; where `local` says so, a job's speed does not depend on the others. `runs_on`
+    about; what was asked stays as it was; where `local` says so, a job's speed does not depend on the others, its
+    partner apart; a model that knows `pairs` is asked about pairs too. `runs_on`
     is (N, T) and lets each job run somewhere; `durations_s` is (N,), positive, or NaN where a job cannot tell.
 
     Raises
@@ -66,12 +70,17 @@ def _running(
     """Return some of the jobs with the gangs that they asked for, as many as fit."""
     snapshot = empty_snapshot(jobs, cluster=cluster, runs_on=model.runs_on())
     some = rng.permutation(len(jobs)).astype(np.int32)[: rng.integers(1, len(jobs) + 1)]
-    placement = placer.place(snapshot, asked(jobs, some))
+    gangs = asked(jobs, some)
+    placement = placer.place(snapshot, paired(rng, gangs, jobs) if getattr(model, "pairs", False) else gangs)
     order = np.argsort(placement.job, kind="stable")
     job, first = np.unique(placement.job[order], return_index=True)
     columns = (placement.role[order], placement.group[order], placement.count[order])
     edges = np.append(first, len(order)).astype(np.int32)
-    return Running(job.astype(np.int32), edges, *columns, jobs.n_workers[job], jobs.n_ps[job])
+    n_workers, n_ps = (tasks.astype(np.int32) for tasks in counts(placement, jobs=job))
+    partner = np.full(len(jobs), -1, np.int32)
+    if len(placement.partner):
+        partner[placement.set_jobs] = placement.partner
+    return Running(job.astype(np.int32), edges, *columns, n_workers, n_ps, partner[job])
 
 
 def subset(running: Running, chosen: Ints) -> Running:
@@ -83,11 +92,13 @@ def subset(running: Running, chosen: Ints) -> Running:
     rows = rows.astype(np.int64)
     first = np.append(0, np.cumsum(sizes)).astype(np.int32)
     columns = (running.role[rows], running.group[rows], running.count[rows])
-    return Running(running.job[chosen], first, *columns, running.n_workers[chosen], running.n_ps[chosen])
+    tasks = (running.n_workers[chosen], running.n_ps[chosen])
+    partner = running.partner[chosen] if len(running.partner) else running.partner
+    return Running(running.job[chosen], first, *columns, *tasks, partner)
 
 
 def _check_speeds(who: str, model: SpeedModel, running: Running) -> Floats:
-    columns = [running.job, running.first, running.role, running.group, running.count, running.n_workers, running.n_ps]
+    columns = [getattr(running, field.name) for field in fields(running)]
     before = [column.copy() for column in columns]
     speeds = model.speeds(running)
     same = all(np.array_equal(a, b) for a, b in zip(before, columns, strict=True))
