@@ -80,6 +80,8 @@ def _start(problem: Problem, jobs: Ints, share: Floats, left: Floats) -> float:
     seconds, column = _lengths(problem, jobs, [kinds[k] for k in free])
     able = np.isfinite(seconds).any(axis=1)
     jobs, seconds, column = jobs[able], seconds[able], column[able]
+    if not len(jobs):
+        return 0.0
     kind, ahead, total_s = queue(seconds, servers[free])
     reserved = np.zeros(len(left), np.bool_)
     for i in np.argsort(ahead, kind="stable"):

@@ -41,7 +41,7 @@ def with_what_is_there(problem: Problem, allocate: Callable[[Problem], Allocatio
     jobs = np.asarray((problem.speed[:, columns] > 0).any(axis=1), np.bool_)
     if not jobs.any():
         return Allocation(share=np.zeros(problem.speed.shape))
-    return _widened(allocate(_narrowed(problem, jobs, columns)), jobs, columns)
+    return _widened(allocate(narrowed(problem, jobs, columns)), jobs, columns)
 
 
 def _refuse(problem: Problem) -> None:
@@ -70,7 +70,7 @@ def _refuse_speed(problem: Problem) -> None:
     )
 
 
-def _narrowed(problem: Problem, jobs: Bools, columns: Bools) -> Problem:
+def narrowed(problem: Problem, jobs: Bools, columns: Bools) -> Problem:
     """Return the problem of some jobs on some columns, with the types that have GPUs."""
     types = problem.capacity > 0
     sharing, before = problem.sharing, problem.before
@@ -188,7 +188,30 @@ def work_left(problem: Problem) -> Floats:
     return left
 
 
-# --- whole gangs
+# --- the way to a solver
+
+
+def raise_levels(problem: Problem, *, worth: Floats, tie: str, drag: Floats | float = 0.0) -> Allocation:
+    """Return the shares where the least level is highest; the value is that level.
+
+    Parameters
+    ----------
+    problem : Problem
+        With `sharing`, of single jobs and of pairs.
+    worth : array
+        (J,) what a step/s is worth to each job.
+    tie : str
+        One of `TIES`; "any": whichever shares with the highest level are found first.
+    drag : array or float
+        (J,) level t takes worth of t / (1 - drag t).
+    """
+    from labkit.solvers.levels import fill
+
+    value = problem.speed * worth[:, None]
+    filled = fill(
+        value, size=problem.n_gpus, capacity=problem.capacity, use=problem.use, drag=drag, leximin=tie == "leximin"
+    )
+    return Allocation(share=filled.x, value=filled.level, bound=filled.bound)
 
 
 def no_pairs() -> Ints:

@@ -142,7 +142,7 @@ class _Game:
 
 def _feasible(x: Floats, gpus: Floats, game: _Game) -> Floats:
     """Return shares scaled down by rounding errors of the solver."""
-    x = np.maximum(x, 0.0)
+    x = np.where(game.worth > 0, np.maximum(x, 0.0), 0.0)
     held = (gpus @ x) @ game.use
     return x / max(1.0, float(x.sum(axis=1).max()), float((held / game.capacity).max()))
 

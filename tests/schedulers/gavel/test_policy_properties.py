@@ -1,0 +1,174 @@
+"""What holds for every problem: the properties that Gavel's paper claims (sec. 4.4), and where they are theorems."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from labkit.schedulers.gavel import policies
+from labkit.schedulers.gavel.base import proportional_speed
+from labkit.schedulers.gavel.ftf import Ftf
+from labkit.schedulers.gavel.isolated import Isolated
+from labkit.schedulers.gavel.las import Las
+from labkit.schedulers.gavel.linear import Ways
+from labkit.schedulers.gavel.makespan import Makespan
+from labkit.schedulers.gavel.problem import Allocation, Problem, Sharing
+
+CLOSE = 1e-6
+LEVELS = [Las(), Ftf(), Makespan()]
+
+
+@st.composite
+def problems(
+    draw: st.DrawFn,
+    *,
+    n_types: int | None = None,
+    sharing: bool = False,
+    same_gangs: bool = False,
+    weights: bool = True,
+) -> Problem:
+    """Draw jobs that run somewhere, on types that have GPUs."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    n_jobs = draw(st.integers(1, 14))
+    types = n_types or draw(st.integers(1, 4))
+    speed = 10 ** rng.uniform(-1, 2, (n_jobs, 1)) * rng.uniform(0.2, 5, (n_jobs, types))
+    if draw(st.booleans()):
+        speed *= rng.random((n_jobs, types)) < 0.8
+        speed[np.arange(n_jobs), rng.integers(0, types, n_jobs)] = 1.0
+    if draw(st.booleans()):
+        speed = speed[rng.integers(0, n_jobs, n_jobs)]  # many alike: ties
+    shared = None
+    if sharing:
+        factor = rng.uniform(0.2, 1.0, (n_jobs, n_jobs, types)) * (rng.random((n_jobs, n_jobs, types)) < 0.8)
+        shared = Sharing(np.arange(n_jobs, dtype=np.int32), factor * speed[:, None, :])
+    return Problem.of(
+        speed,
+        capacity=rng.integers(1, 9, types),
+        n_gpus=1 if same_gangs else rng.choice([1, 2, 4], n_jobs),
+        weight=rng.choice([1, 2, 5], n_jobs) if weights else 1,
+        entity=rng.integers(0, 3, n_jobs),
+        age_s=rng.uniform(0, 1e4, n_jobs),
+        steps_left=10 ** rng.uniform(1, 6, n_jobs),
+        slo_left_s=np.where(rng.random(n_jobs) < 0.5, 10 ** rng.uniform(1, 6, n_jobs), np.nan),
+        price=rng.uniform(0.1, 3, types),
+        sharing=shared,
+    )
+
+
+def levels(answer: Allocation, problem: Problem) -> np.ndarray:
+    """Return the levels that least attained service raises."""
+    worth = problem.n_gpus / (problem.weight * proportional_speed(problem))
+    return worth * answer.speed(problem)
+
+
+@pytest.mark.parametrize("name", sorted(policies()))
+@given(problem=problems(sharing=True))
+def test_no_policy_overfills_a_type_or_the_time_of_a_job(name: str, problem: Problem) -> None:
+    answer = policies()[name]().allocate(problem)
+    assert (answer.share >= 0).all()
+    assert (answer.pair_share >= 0).all()
+    assert (answer.held(problem) <= problem.capacity * (1 + CLOSE)).all()
+    time = answer.share.sum(axis=1)
+    np.add.at(time, answer.pairs.ravel(), np.repeat(answer.pair_share.sum(axis=1), 2))
+    assert time.max() <= 1 + CLOSE
+    assert (answer.share[problem.speed == 0] == 0).all()
+    if len(answer.pairs):
+        assert (answer.pairs[:, 0] < answer.pairs[:, 1]).all()
+        assert (problem.n_gpus[answer.pairs[:, 0]] == problem.n_gpus[answer.pairs[:, 1]]).all()
+        assert (answer.pair_share[(problem.sharing.of(answer.pairs) <= 0).any(axis=1)] == 0).all()
+
+
+@pytest.mark.parametrize("name", ["cost", "ftf", "las", "makespan", "slo", "strategy_proof", "throughput"])
+@given(problem=problems(sharing=True))
+def test_no_policy_is_further_from_its_bound_than_it_says(name: str, problem: Problem) -> None:
+    answer = policies()[name]().allocate(problem)
+    assert answer.gap <= CLOSE
+
+
+@given(problem=problems(same_gangs=True, weights=False))
+def test_with_gangs_of_one_size_nobody_has_less_than_an_equal_share_of_the_cluster(problem: Problem) -> None:
+    """Equal shares give all jobs one level, the least level of fair shares is at least that, and nobody is below."""
+    fair, alone = Las().allocate(problem).speed(problem), Isolated().allocate(problem).speed(problem)
+    assert (fair >= alone * (1 - CLOSE)).all()
+
+
+@given(problem=problems(weights=False))
+def test_with_any_gangs_that_fill_the_cluster_nobody_has_less_than_an_equal_share(problem: Problem) -> None:
+    """With J jobs on N GPUs equal shares give level N/J to who cannot use up its time there; the others have less.
+
+    Where a small gang runs all its time in its share (level s < N/J) and could have a better type, leximin may give it
+    that type, at the cost of a larger gang that has more; so only the least level is certain in general.
+    """
+    fair, alone = Las().allocate(problem), Isolated().allocate(problem)
+    assert levels(fair, problem).min() >= levels(alone, problem).min() * (1 - CLOSE)
+    if problem.capacity.sum() <= problem.n_gpus.min() * problem.n_jobs:
+        assert (fair.speed(problem) >= alone.speed(problem) * (1 - CLOSE)).all()
+
+
+@given(problem=problems())
+def test_no_objective_is_worse_than_with_equal_shares(problem: Problem) -> None:
+    alone = Isolated().allocate(problem).speed(problem)
+    assert Makespan().allocate(problem).value <= (problem.steps_left / alone).max() * (1 + CLOSE)
+    rho = (problem.age_s + problem.steps_left / alone) / (problem.steps_left / alone)
+    assert Ftf().allocate(problem).value <= rho.max() * (1 + CLOSE)
+
+
+@pytest.mark.parametrize("name", ["cost", "ftf", "las", "makespan", "throughput"])
+@given(problem=problems(sharing=True))
+def test_colocation_is_never_worse(name: str, problem: Problem) -> None:
+    together = policies()[name]().allocate(problem).value
+    alone = policies()[name]().allocate(replace(problem, sharing=None)).value
+    if name in {"ftf", "makespan"}:
+        together, alone = 1 / together, 1 / alone
+    assert together >= alone * (1 - CLOSE)
+
+
+@pytest.mark.parametrize("policy", [Las, Ftf, Makespan], ids=lambda policy: policy.__name__)
+@given(problem=problems(n_types=1))
+def test_on_one_device_type_knowing_speeds_changes_nothing(policy: type, problem: Problem) -> None:
+    aware, agnostic = policy().allocate(problem), policy(aware=False).allocate(problem)
+    np.testing.assert_allclose(aware.share, agnostic.share, atol=CLOSE)
+
+
+@pytest.mark.parametrize("policy", LEVELS, ids=lambda policy: type(policy).__name__)
+@given(problem=problems(sharing=True))
+def test_water_filled_shares_are_pareto_efficient(policy: object, problem: Problem) -> None:
+    """Nobody can have more unless another has less: the sum of what they have grows no more if none may lose."""
+    for some in (problem, replace(problem, sharing=None)):
+        speed = policy.allocate(some).speed(some)
+        ways = Ways.of(some)
+        fastest = some.speed.max(axis=1)
+        gain = (ways.speed / fastest[ways.job]).sum(axis=1)
+        x, _ = ways.most(gain, floor=speed * (1 - 1e-7))
+        assert gain @ x <= (speed / fastest).sum() + 1e-5
+
+
+@pytest.mark.parametrize("policy", LEVELS, ids=lambda policy: type(policy).__name__)
+@given(problem=problems(), seed=st.integers(0, 2**16))
+def test_the_order_of_the_jobs_does_not_matter(policy: object, problem: Problem, seed: int) -> None:
+    order = np.random.default_rng(seed).permutation(problem.n_jobs)
+    columns = ("speed", "n_gpus", "weight", "entity", "age_s", "steps_left", "isolated_s", "slo_left_s")
+    other = replace(problem, **{name: getattr(problem, name)[order] for name in columns})
+    np.testing.assert_allclose(
+        policy.allocate(other).speed(other), policy.allocate(problem).speed(problem)[order], rtol=CLOSE
+    )
+
+
+@given(problem=problems(), factor=st.floats(1e-3, 1e3))
+def test_the_unit_of_a_jobs_steps_does_not_matter_to_least_attained_service(problem: Problem, factor: float) -> None:
+    scaled = replace(problem, speed=problem.speed * np.r_[factor, np.ones(problem.n_jobs - 1)][:, None])
+    np.testing.assert_allclose(
+        levels(Las().allocate(scaled), scaled), levels(Las().allocate(problem), problem), rtol=CLOSE
+    )
+
+
+@given(problem=problems(n_types=2))
+def test_jobs_that_are_alike_have_the_same_speed(problem: Problem) -> None:
+    alike = replace(problem, speed=np.tile(problem.speed[:1], (problem.n_jobs, 1)))
+    alike = replace(alike, n_gpus=np.full(problem.n_jobs, 2.0), weight=np.ones(problem.n_jobs))
+    speed = Las().allocate(alike).speed(alike)
+    np.testing.assert_allclose(speed, speed[0], rtol=CLOSE)
