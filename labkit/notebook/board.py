@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from labkit.core.cluster import Cluster
-from labkit.core.events import Events, Kind
+from labkit.core.events import Events, Kind, Role
 from labkit.core.jobs import Jobs
 from labkit.core.resources import GPUS
 
@@ -90,6 +90,7 @@ class Board:
         self.tasks: dict[int, dict[int, float]] = {}
         self._doing: dict[int, Doing] = {}
         self._held: dict[int, dict[int, float]] = {}
+        self._shared: dict[int, tuple[int, dict[int, float]]] = {}  # job -> its partner, and what each holds of theirs
         self._gpus = np.zeros(cluster.n_machines)
         self._down: set[int] = set()
         self._n_told = 0, 0
@@ -127,13 +128,19 @@ class Board:
             self.now_s = max(self.now_s, float(rows["time_s"][-1]))
         placing = -1
         self._n_told = len(self.changes.jobs), len(self.changes.machines)
-        columns = (rows[name].tolist() for name in ("time_s", "kind", "role", "job", "machine", "group", "value"))
-        for time_s, kind, role, job, machine, group, value in zip(*columns, strict=True):
+        names = ("time_s", "kind", "role", "job", "machine", "group", "value", "partner")
+        columns = (rows[name].tolist() for name in names)
+        for time_s, kind, role, job, machine, group, value, partner in zip(*columns, strict=True):
             if kind == Kind.PLACED:
                 if job != placing:
                     self._release(job, time_s)
                     self._held[job] = {}
-                self._hold(job, group, value * self._demand[role][job], time_s)
+                gpus = value * self._demand[role][job]
+                if partner >= 0 and role == Role.WORKER:
+                    gpus /= 2
+                    theirs = self._shared.setdefault(job, (partner, {}))[1]
+                    theirs[group] = theirs.get(group, 0.0) + gpus
+                self._hold(job, group, gpus, time_s)
                 self._note(job, time_s, self._holding(job))
             elif kind in _AFTER:
                 self._turn(job, kind, time_s)
@@ -175,6 +182,11 @@ class Board:
         self._fill(group, gpus, time_s)
 
     def _release(self, job: int, time_s: float) -> None:
+        partner = self._shared.pop(job, (-1, {}))[0]
+        if self._shared.get(partner, (-1, {}))[0] == job:  # it holds their GPUs alone from now on
+            for group, gpus in self._shared.pop(partner)[1].items():
+                self._hold(partner, group, gpus, time_s)
+            self._note(partner, time_s, self._doing[partner])
         for group, gpus in self._held.get(job, {}).items():
             del self.tasks[group][job]
             self._fill(group, -gpus, time_s)

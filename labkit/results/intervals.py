@@ -33,7 +33,8 @@ class Holdings:
     job, role, group : array
         (P,) whose tasks, which role, where.
     count, gpus : array
-        (P,) tasks, and the GPUs they hold.
+        (P,) tasks, and the GPUs they hold: half of them while the job shares them with another one. When it holds
+        them alone from then on, without being placed anew, that is a row of its own.
     start_s, end_s : array
         (P,) seconds; tasks still held when the log ends, end with it.
     """
@@ -87,17 +88,55 @@ def holdings(rows: Events, jobs: Jobs) -> Holdings:
     until[:-1][same_job] = time_s[marks[1:]][same_job]
     until_of = np.zeros(len(rows))
     until_of[marks] = until
-    last = until_of[begins][np.cumsum(begins) - 1][placed] if placed.any() else until_of[placed]
     task = rows[placed]
     demand = np.stack([jobs.worker_demand[:, GPUS], jobs.ps_demand[:, GPUS]])
-    return Holdings(
+    placement = (np.cumsum(begins) - 1)[placed]  # of each row
+    held = Holdings(
         job=task["job"],
         role=task["role"],
         group=task["group"],
         count=task["value"],
         gpus=task["value"] * demand[task["role"], task["job"]],
         start_s=task["time_s"],
-        end_s=last,
+        end_s=until_of[begins][placement],
+    )
+    if not (task["partner"] >= 0).any():
+        return held
+    together_s = _together_until(rows[begins], until_of[begins])[placement]
+    return _shared(held, np.where((task["partner"] >= 0) & (task["role"] == Role.WORKER), together_s, -np.inf))
+
+
+def _together_until(first: Events, until_s: Floats) -> Floats:
+    """Return until when each placement's job shares its GPUs; of a pair, both come together in the log."""
+    paired = np.flatnonzero(first["partner"] >= 0)
+    job, partner = first["job"][paired], first["partner"][paired]
+    couple = np.maximum(job, partner).astype(np.int64) << 32 | np.minimum(job, partner)
+    order = np.argsort(couple, kind="stable")
+    first_of = np.searchsorted(couple[order], couple[order])
+    mate = first_of + ((np.arange(len(order)) - first_of) ^ 1)  # the other one of two that follow each other
+    mate = np.where(mate < len(order), mate, 0)
+    cut = couple[order][mate] != couple[order]  # the log ends between the two
+    mine, theirs = until_s[paired[order]], until_s[paired[order]][mate]
+    together_s = until_s.copy()
+    together_s[paired[order]] = np.where(cut, mine, np.minimum(mine, theirs))
+    return together_s
+
+
+def _shared(held: Holdings, together_s: Floats) -> Holdings:
+    """Halve the GPUs of rows up to a moment; what a row holds after it is another row."""
+    shares = np.isfinite(together_s)
+    alone = shares & (together_s < held.end_s)
+    row = np.repeat(np.arange(len(shares)), 1 + alone)
+    second = np.append(False, row[1:] == row[:-1])
+    halved = np.where(shares[row] & ~second, 0.5, 1.0)
+    return Holdings(
+        job=held.job[row],
+        role=held.role[row],
+        group=held.group[row],
+        count=held.count[row],
+        gpus=held.gpus[row] * halved,
+        start_s=np.where(second, together_s[row], held.start_s[row]),
+        end_s=np.where(alone[row] & ~second, together_s[row], held.end_s[row]),
     )
 
 
