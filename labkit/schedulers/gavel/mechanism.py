@@ -55,8 +55,10 @@ class Gavel:
         Tell gangs on as few machines as possible from gangs that are spread.
     fill : bool
         Give away what nobody is owed; False leaves it idle.
+    stay : float
+        Rounds by which another job must be more overdue than one that runs to take its place: fewer moves.
     patience : float
-        Rounds that a job may be ahead of or behind its allotment before the rest is forgotten.
+        Rounds that a job may be ahead of or behind its allotment before the rest is forgotten; more than `stay`.
     published : bool
         Follow the published simulator rule by rule: see `labkit.schedulers.gavel.published`.
     seed : int
@@ -76,7 +78,8 @@ class Gavel:
     space_sharing: bool = False
     placement: bool = False
     fill: bool = True
-    patience: float = 2.0
+    stay: float = 4.0
+    patience: float = 8.0
     published: bool = False
     seed: int = 0
     prices: Mapping[str, float] = field(default_factory=lambda: dict(PRICES))
@@ -88,6 +91,10 @@ class Gavel:
             raise InputError(f"gavel: round_s is {self.round_s}; expected seconds > 0, e.g. 360.")
         if self.recompute_s is not None and not self.recompute_s >= 0:
             raise InputError(f"gavel: recompute_s is {self.recompute_s}; expected seconds >= 0.")
+        if not 0 <= self.stay < self.patience:
+            raise InputError(
+                f"gavel: stay is {self.stay} and patience {self.patience}; expected rounds >= 0, the second more."
+            )
         if self.published and (self.space_sharing or self.placement):
             raise InputError(
                 "gavel: published=True is the simulator without space_sharing and placement; leave one of them out."

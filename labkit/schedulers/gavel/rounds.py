@@ -167,36 +167,43 @@ def _positions(jobs: Ints, numbers: Ints) -> Ints:
 
 
 @njit(cache=True)
+def _rank(share: Floats, lag_s: Floats, round_s: float, stay: float, runs_on: int, priority: Floats) -> None:
+    """Write a unit's priority in each column (V,): share and what it is owed, in rounds, and `stay` where it runs."""
+    for v in range(len(share)):
+        if share[v] > 0:
+            priority[v] = share[v] + lag_s[v] / round_s + (stay if v == runs_on else 0.0)
+
+
+@njit(cache=True)
 def _units(
-    jobs: Ints, share: Floats, lag_s: Floats, pairs: Ints, pair_share: Floats, pair_lag_s: Floats, round_s: float
-) -> tuple[Ints, Ints, Floats]:
-    """Return the members of each unit by position, and its priority in each column: share and lag, in rounds."""
-    n, n_columns = len(jobs), share.shape[1]
+    jobs: Ints, share: Floats, lag_s: Floats, pairs: Ints, pair_share: Floats, pair_lag_s: Floats, round_s: float,
+    stay: float, column: Ints, partner: Ints,
+) -> tuple[Ints, Ints, Floats]:  # fmt: skip
+    """Return the members of each unit by position, and its priority in each column."""
+    n = len(jobs)
     first = np.empty(n + len(pairs), np.int32)
     second = np.full(n + len(pairs), -1, np.int32)
-    priority = np.zeros((n + len(pairs), n_columns))
+    priority = np.zeros((n + len(pairs), share.shape[1]))
     for i in range(n):
+        j = jobs[i]
         first[i] = i
-        for v in range(n_columns):
-            if share[jobs[i], v] > 0:
-                priority[i, v] = share[jobs[i], v] + lag_s[jobs[i], v] / round_s
+        _rank(share[j], lag_s[j], round_s, stay, column[j] if partner[j] < 0 else -1, priority[i])
     u = n
     for p in range(len(pairs)):
+        a, b = pairs[p]
         members = _positions(jobs, pairs[p])
         if members[0] >= 0 and members[1] >= 0:
             first[u], second[u] = members[0], members[1]
-            for v in range(n_columns):
-                if pair_share[p, v] > 0:
-                    priority[u, v] = pair_share[p, v] + pair_lag_s[p, v] / round_s
+            _rank(pair_share[p], pair_lag_s[p], round_s, stay, column[a] if partner[a] == b else -1, priority[u])
             u += 1
     return first[:u], second[:u], priority[:u]
 
 
 @njit(cache=True)
 def choose(
-    jobs: Ints, over: bool, fill: bool, round_s: float, share: Floats, lag_s: Floats, pairs: Ints, pair_share: Floats,
-    pair_lag_s: Floats, speed: Floats, worth: Floats, n_gpus: Floats, use: Floats, capacity: Floats, column: Ints,
-    partner: Ints,
+    jobs: Ints, over: bool, fill: bool, round_s: float, stay: float, share: Floats, lag_s: Floats, pairs: Ints,
+    pair_share: Floats, pair_lag_s: Floats, speed: Floats, worth: Floats, n_gpus: Floats, use: Floats,
+    capacity: Floats, column: Ints, partner: Ints,
 ) -> tuple[Ints, Ints]:  # fmt: skip
     """Return the column of each active job and its partner's number, -1 where there is none, (J,).
 
@@ -209,7 +216,9 @@ def choose(
     free, gpus = capacity.copy(), n_gpus[jobs]
     hold(chosen, mate, gpus, use, free)
     if np.max(free) > SLACK:
-        first, second, priority = _units(jobs, share, lag_s, pairs, pair_share, pair_lag_s, round_s)
+        first, second, priority = _units(
+            jobs, share, lag_s, pairs, pair_share, pair_lag_s, round_s, stay, column, partner
+        )
         most_overdue(first, second, priority, gpus, use, free, chosen, mate)
         if fill:
             fill_up(speed[jobs], worth[jobs], gpus, use, free, chosen, mate, over)

@@ -11,6 +11,7 @@ from labkit.core.jobs import Jobs
 from labkit.core.placement import Gangs, Placement
 from labkit.core.resources import GPUS, Bools, Floats, Ints
 from labkit.core.snapshot import Snapshot
+from labkit.schedulers.gavel.base import isolated_speed
 from labkit.schedulers.gavel.problem import Allocation, Problem, Sharing
 from labkit.schedulers.gavel.profile import Profile
 from labkit.schedulers.gavel.published import PublishedRounds
@@ -192,8 +193,9 @@ class Run:
         if over:
             self.round_end_s = options.round_s * (np.floor(now_s / options.round_s + 1e-9) + 1)
         return choose(
-            jobs, over, options.fill, options.round_s, self.share, self.lag_s, self.pairs, self.pair_share,
-            self.pair_lag_s, self.speed, self.worth, self.n_gpus, self.use, self.capacity, self.column, self.partner,
+            jobs, over, options.fill, options.round_s, options.stay, self.share, self.lag_s, self.pairs,
+            self.pair_share, self.pair_lag_s, self.speed, self.worth, self.n_gpus, self.use, self.capacity, self.column,
+            self.partner,
         )  # fmt: skip
 
     def _published(self, snapshot: Snapshot, rounds: PublishedRounds) -> Ints:
@@ -267,11 +269,3 @@ def _shared(profile: Profile, type_of: Ints) -> Floats | None:
     pairs = np.where(both, pairs, 0.0)[:, :, type_of]
     pairs[:, :, type_of == MIXED] = 0.0
     return pairs
-
-
-def isolated_speed(problem: Problem) -> Floats:
-    """Return steps/s of each job with an equal share of every device type, (J,)."""
-    share = problem.offered / (problem.n_jobs * problem.n_gpus[:, None])
-    share = share / np.maximum(share.sum(axis=1, keepdims=True), 1.0)
-    speed: Floats = (share * problem.speed).sum(axis=1)
-    return speed

@@ -82,14 +82,24 @@ SHARES = ((0.6, 0.0), (0.2, 0.6), (0.2, 0.4))
 """The example of the paper's section 3.1 in two types: three jobs, two devices."""
 
 
+@pytest.mark.parametrize(("stay", "within"), [(0.0, 2), (4.0, 6)])
 @pytest.mark.parametrize("fill", [True, False])
-def test_time_on_each_type_follows_the_shares_within_two_rounds(fill):
-    scheduler = Gavel(Fixed(SHARES), fill=fill)
+def test_time_on_each_type_follows_the_shares_within_a_few_rounds(fill, stay, within):
+    scheduler = Gavel(Fixed(SHARES), fill=fill, stay=stay)
     session = session_of(scheduler, jobs_of(3), cluster(1, 1))
     until_s = 100 * ROUND_S
     run_until(session, scheduler, until_s)
-    assert np.abs(held_s(session, until_s=until_s)[:, 0] / ROUND_S - 100 * np.array([0.6, 0.2, 0.2])).max() <= 2
-    assert np.abs(held_s(session, until_s=until_s)[1:, 1] / ROUND_S - [60, 40]).max() <= 2
+    assert np.abs(held_s(session, until_s=until_s) / ROUND_S - 100 * np.array(SHARES)).max() <= within
+
+
+def test_staying_saves_moves():
+    moves = {}
+    for stay in (0.0, 4.0):
+        scheduler = Gavel(Fixed(SHARES), stay=stay)
+        session = session_of(scheduler, jobs_of(3), cluster(1, 1))
+        run_until(session, scheduler, 100 * ROUND_S)
+        moves[stay] = np.count_nonzero(session.log.rows["kind"] == Kind.PLACED)
+    assert 3 * moves[4.0] < moves[0.0]
 
 
 def test_nobody_is_stopped_within_a_round():
@@ -196,6 +206,11 @@ def test_a_unit_that_does_not_fit_is_passed_over():
 def test_options_that_make_no_sense_are_refused(options):
     with pytest.raises(InputError, match=r"gavel: .* expected seconds"):
         Gavel(Fixed(((1.0,),)), **options)
+
+
+def test_patience_shorter_than_staying_is_refused():
+    with pytest.raises(InputError, match=r"stay is 4.0 and patience 2.0; expected rounds"):
+        Gavel(Fixed(((1.0,),)), patience=2.0)
 
 
 def test_the_published_rounds_know_neither_sharing_nor_placement():
