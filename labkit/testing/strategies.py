@@ -36,15 +36,15 @@ def jobs(draw: st.DrawFn, *, cluster: Cluster, max_jobs: int = 12, right: bool =
 
 
 @st.composite
-def scenes(draw: st.DrawFn, *, max_jobs: int = 12, max_decisions: int = 8) -> Scene:
-    """Draw a cluster, jobs, and what happened in some random decisions."""
+def scenes(draw: st.DrawFn, *, max_jobs: int = 12, max_decisions: int = 8, pairs: bool = False) -> Scene:
+    """Draw a cluster, jobs, and what happened in some random decisions; with `pairs` some jobs share their GPUs."""
     sizes: dict[str, Any] = {
         "n_machines": draw(st.integers(1, 5)),
         "n_types": draw(st.integers(1, 3)),
         "n_jobs": draw(st.integers(1, max_jobs)),
         "n_decisions": draw(st.integers(0, max_decisions)),
     }
-    return made.random_scene(draw(rngs()), **sizes)
+    return made.random_scene(draw(rngs()), **sizes, pairs=pairs)
 
 
 def snapshots() -> st.SearchStrategy[Snapshot]:

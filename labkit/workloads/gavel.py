@@ -157,19 +157,19 @@ class Throughputs:
             raise InputError(f"n_gpus is {gpus[~(gpus > 0)].tolist()[:1]}; expected a number of GPUs > 0.")
         pairs, inverse = np.unique(np.stack([which.astype(np.float64), gpus]), axis=1, return_inverse=True)
         rates, measured = self._estimates(pairs[0].astype(np.intp), pairs[1])
-        self._tell(pairs[:, ~measured], strict=strict, warn=warn)
+        self._tell(pairs[:, ~measured[:, columns].all(axis=1)], strict=strict, warn=warn)
         answer: Floats = rates[:, columns][inverse.reshape(-1)]
         return answer
 
     def _estimates(self, which: NDArray[np.intp], gpus: Floats) -> tuple[Floats, Bools]:
-        """Return steps/s (N, T) and whether each number of GPUs was measured (N,)."""
+        """Return steps/s (N, T), and where they were measured or cannot be told from others (N, T)."""
         known = ~np.isnan(self.alone)[which]  # (N, S, T)
         distance = np.where(known, np.abs(self.n_gpus[None, :] - gpus[:, None])[:, :, None], np.inf)
         nearest = distance.argmin(axis=1)  # the first of equals is the smaller number
         rows, types = np.arange(len(which))[:, None], np.arange(len(self.device_types))[None, :]
         rates = self.alone[which[:, None], nearest, types] * gpus[:, None] / self.n_gpus[nearest]
         exact: Bools = ~known[rows, nearest, types] | (distance[rows, nearest, types] == 0)
-        return np.nan_to_num(rates), np.asarray(exact.all(axis=1))
+        return np.nan_to_num(rates), exact
 
     def _tell(self, estimated: Floats, *, strict: bool, warn: bool) -> None:
         if not estimated.shape[1] or not (strict or warn):

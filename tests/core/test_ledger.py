@@ -30,6 +30,7 @@ class Naive:
         self.attained: dict[int, float] = {}
         self.pace: dict[int, tuple[float, float, float]] = {}
         self.losses: dict[int, list[tuple[float, float]]] = {}
+        self.partner: dict[int, int] = {}
         self.active: list[int] = []
         self.up = [True] * scene.cluster.n_machines
         at_s, previous = 0.0, (-1, -1)
@@ -42,30 +43,45 @@ class Naive:
 
     def hold_until(self, from_s: float, to_s: float) -> None:
         for job, tasks in self.tasks.items():
-            gpus = sum(count * self.demand(job, role)[0] for role, _, count in tasks)
+            gpus = sum(count * self.takes(job, role)[0] for role, _, count in tasks)
             self.attained[job] = self.attained.get(job, 0.0) + gpus * (to_s - from_s)
 
     def demand(self, job: int, role: int) -> list[float]:
         jobs = self.scene.jobs
         return (jobs.ps_demand if role else jobs.worker_demand)[job].tolist()
 
+    def takes(self, job: int, role: int) -> list[float]:
+        gpus, *others = self.demand(job, role)
+        return [gpus / 2 if job in self.partner and role == 0 else gpus, *others]
+
+    def part(self, job: int) -> None:
+        """End what a job and its partner shared."""
+        partner = self.partner.pop(job, -1)
+        if self.partner.get(partner) == job:
+            del self.partner[partner]
+
     def steps(self, job: int, at_s: float) -> float:
         steps, since_s, speed = self.pace.get(job, (0.0, 0.0, 0.0))
         return steps + speed * (at_s - since_s)
 
-    def take(self, row: Any, kind: Kind, job: int, previous: tuple[int, int]) -> None:
+    def take(self, row: Any, kind: Kind, job: int, previous: tuple[int, int]) -> None:  # noqa: C901
         at_s, value, speed = float(row["time_s"]), float(row["value"]), float(row["speed"])
         if kind == Kind.ARRIVED:
             self.active.append(job)
         elif kind == Kind.PLACED:
             if previous != (Kind.PLACED, job):
                 self.tasks[job] = []
+                self.part(job)
+                if row["partner"] >= 0:
+                    self.partner[job] = int(row["partner"])
             self.tasks[job].append((int(row["role"]), int(row["group"]), int(value)))
-        elif Kind.STARTED <= kind <= Kind.FAILED:
+        elif Kind.STARTED <= kind <= Kind.FAILED or kind == Kind.DROPPED:
             self.pace[job] = (value, at_s, 0.0 if np.isnan(speed) else speed)
             if kind >= Kind.PREEMPTED:
                 del self.tasks[job]
-                self.active = [j for j in self.active if j != job or kind != Kind.COMPLETED]
+                self.part(job)
+                over = kind in (Kind.COMPLETED, Kind.DROPPED)
+                self.active = [j for j in self.active if j != job or not over]
         elif kind in (Kind.LEFT, Kind.JOINED):
             self.up[int(row["machine"])] = kind == Kind.JOINED
         elif kind == Kind.LOSS:
@@ -79,7 +95,7 @@ class Naive:
         ]
         for job, tasks in self.tasks.items():
             for role, group, count in tasks:
-                left[group] = [have - count * d for have, d in zip(left[group], self.demand(job, role), strict=True)]
+                left[group] = [have - count * d for have, d in zip(left[group], self.takes(job, role), strict=True)]
         return np.array(left)
 
     def n_tasks(self, role: int) -> list[int]:
@@ -95,6 +111,7 @@ def assert_believes(snapshot: Snapshot, naive: Naive) -> None:
     assert snapshot.up.tolist() == naive.up
     assert jobs.n_workers.tolist() == naive.n_tasks(0)
     assert jobs.n_ps.tolist() == naive.n_tasks(1)
+    assert jobs.partner.tolist() == [naive.partner.get(job, -1) for job in naive.active]
     np.testing.assert_allclose(snapshot.free, naive.free(), **close)
     np.testing.assert_allclose(jobs.attained_gpu_s, [naive.attained.get(j, 0.0) for j in naive.active], **close)
     np.testing.assert_allclose(jobs.steps, [naive.steps(j, naive.now_s) for j in naive.active], **close)
@@ -105,12 +122,15 @@ def assert_believes(snapshot: Snapshot, naive: Naive) -> None:
         np.testing.assert_allclose(snapshot.losses(job), np.reshape(naive.losses.get(job, []), (-1, 2)), **close)
 
 
-@given(scene=scenes(), rng=rngs(), slots=st.booleans(), paused=st.booleans(), faulty=st.booleans())
+@given(
+    scene=scenes(), rng=rngs(), slots=st.booleans(), paused=st.booleans(), faulty=st.booleans(), leased=st.booleans()
+)
 @settings(max_examples=40)
 def test_the_ledger_believes_what_the_events_say(
-    scene: Scene, rng: np.random.Generator, slots: bool, paused: bool, faulty: bool
+    scene: Scene, rng: np.random.Generator, slots: bool, paused: bool, faulty: bool, leased: bool
 ) -> None:
     simulator = scene.simulator(
+        lease_s=60 if leased else None,
         overheads=Overheads(7, 20, 3) if paused else None,
         variation=Variation(100, error=0.5, straggler_probability=0.2),
         faults=Faults(1500, 200, 60) if faulty else None,
@@ -119,7 +139,7 @@ def test_the_ledger_believes_what_the_events_say(
     )
     cadence = every_slot(130) if slots else at_events(quantum_s=200)
     session = Session(simulator, cadence=cadence, runs_on=scene.runs_on)
-    chaos = Chaos(rng)
+    chaos = Chaos(rng, pairs=True)
     for _ in range(8):
         if session.done:
             break
@@ -128,7 +148,7 @@ def test_the_ledger_believes_what_the_events_say(
     assert_believes(session.snapshot(), Naive(scene, session.log.rows, session.now_s))
 
 
-@given(scene=scenes(), cuts=st.lists(st.integers(0, 200), max_size=6))
+@given(scene=scenes(pairs=True), cuts=st.lists(st.integers(0, 200), max_size=6))
 def test_belief_does_not_depend_on_how_events_were_batched(scene: Scene, cuts: list[int]) -> None:
     """As long as the rows of one job's gang stay together, as backends guarantee."""
     rows = scene.rows

@@ -6,14 +6,16 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from labkit.core import Jobs, Snapshot
+from labkit.core import Jobs, Kind, Ledger, Snapshot
 from labkit.core.errors import StaleSnapshotError
+from labkit.core.events import events
 from labkit.core.snapshot import OVERDUE_FRACTION, JobColumns
 from labkit.experiment import Session
 from labkit.schedulers import make
 from labkit.simulator import Simulator
 from labkit.speed.recorded import Recorded
-from labkit.testing.strategies import snapshots
+from labkit.testing import Scene
+from labkit.testing.strategies import rngs, scenes, snapshots
 from labkit.topology import no_network
 
 
@@ -93,6 +95,21 @@ def test_free_is_capacity_without_what_is_held(snapshot: Snapshot) -> None:
     np.testing.assert_allclose(everything, snapshot.cluster.capacity, atol=1e-9)
     assert (snapshot.free >= -1e-9).all()
     assert ((snapshot.load >= -1e-9) & (snapshot.load <= 1 + 1e-9)).all()
+
+
+@given(scene=scenes(pairs=True), rng=rngs())
+def test_without_some_jobs_so_much_is_free_as_when_they_are_stopped(scene: Scene, rng: np.random.Generator) -> None:
+    """Also where one of two jobs that share their GPUs is among them, or both."""
+    snapshot = scene.snapshot()
+    holding = snapshot.jobs.number[snapshot.jobs.running]
+    some = rng.permutation(holding[rng.random(len(holding)) < 0.5])
+    rows = events(len(some))
+    rows["time_s"], rows["kind"], rows["job"], rows["value"] = scene.now_s, Kind.PREEMPTED, some, 0.0
+    ledger = Ledger(scene.jobs, scene.cluster)
+    ledger.fold(scene.rows)
+    ledger.fold(rows)
+    np.testing.assert_allclose(snapshot.free_without(some), ledger.book.free, atol=1e-9)
+    assert not np.isin(ledger.book.held["partner"], some).any()
 
 
 def test_a_column_written_by_a_scheduler_harms_no_one() -> None:

@@ -9,9 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from labkit.core import Cluster, Gangs, Jobs, Placement, Placer, Snapshot
-from labkit.placers import Even, FirstFit, Pack, Spread
-from labkit.testing.scenes import empty_snapshot
+from labkit.core import Cluster, Gangs, Jobs, Placement, PlacementError, Placer, Snapshot
+from labkit.experiment import Session
+from labkit.placers import Even, FirstFit, LeastInterference, Pack, Spread
+from labkit.simulator import Faults, Simulator
+from labkit.speed.recorded import Recorded
+from labkit.testing import ConformanceError, check_placer
+from labkit.testing.scenes import Sharing, empty_snapshot
 from labkit.topology import no_network
 from labkit.topology.servers import Server
 
@@ -229,3 +233,103 @@ def test_fractions_of_a_gpu_fill_it_to_the_brim(n: int, workers: int, gpus: floa
     placement = FirstFit().place(snapshot, Gangs.of(np.arange(n), n_workers=workers))
     fitting = int(round(1 / gpus, 9)) // workers
     assert len(placement.set_jobs) == min(n, fitting)
+
+
+EVERY = [*ALL, LeastInterference()]
+
+
+@pytest.mark.parametrize("placer", EVERY, ids=lambda placer: type(placer).__name__)
+def test_two_jobs_that_share_go_together_and_take_their_gpus_once(placer: Placer) -> None:
+    """Each machine has 2 GPUs and 8 cores: of two pairs of 2 workers and a job, the job finds nothing."""
+    cluster = no_network(2, servers=Server("s", sockets=((2, 8, 64),)))
+    snapshot = alone(cluster, arrival_s=np.zeros(5), n_workers=2, worker_demand=(1, 2, 0))
+    gangs = Gangs.of([0, 2, 4], n_workers=2, partner=[1, 3, -1])
+    placement = placer.place(snapshot, gangs)
+    assert dict(zip(placement.set_jobs.tolist(), placement.partner.tolist(), strict=True)) == {0: 1, 1: 0, 2: 3, 3: 2}
+    tasks = machines_of(snapshot, placement)[:, 0]
+    assert tasks[0].tolist() == tasks[1].tolist()
+    assert tasks[2].tolist() == tasks[3].tolist()
+    assert tasks[[0, 2]].sum(axis=0).tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("placer", EVERY, ids=lambda placer: type(placer).__name__)
+def test_of_a_pair_both_are_placed_or_none(placer: Placer) -> None:
+    """Its cores do not fit twice, the PS of the second finds no room, or the two run on different types."""
+    cluster = no_network(1, servers=Server("s", sockets=((2, 8, 64),)))
+    pair = Gangs.of([0], n_workers=2, partner=[1])
+    for columns in (
+        {"worker_demand": (1, 3, 0)},
+        {"n_ps": [0, 1], "ps_demand": (0, 5, 0)},
+    ):
+        snapshot = alone(cluster, arrival_s=np.zeros(2), n_workers=2, **columns)
+        assert not len(placer.place(snapshot, pair))
+    mix = [(1, Server("a", sockets=((4, 8, 64),), device_type="k80")), (1, Server("b", sockets=((4, 8, 64),)))]
+    apart = np.array([[False, True], [True, False]])
+    assert not len(placer.place(alone(no_network(2, servers=mix), runs_on=apart, arrival_s=np.zeros(2)), pair))
+    with_ps = alone(cluster, arrival_s=np.zeros(2), n_workers=2, n_ps=[1, 2])
+    placement = placer.place(with_ps, Gangs.of([0], n_workers=2, n_ps=1, partner=[1]))
+    assert machines_of(with_ps, placement)[:, :, 0].tolist() == [[2, 1], [2, 2]]
+
+
+@pytest.mark.parametrize("placer", EVERY, ids=lambda placer: type(placer).__name__)
+def test_a_pair_without_room_is_stopped_if_it_ran_and_strict_ends_there(placer: Placer) -> None:
+    cluster = no_network(1, servers=Server("s", sockets=((2, 8, 64),)))
+    jobs = Jobs.of(arrival_s=np.zeros(4), total_steps=100, duration_s=100, n_workers=2)
+    session = Session(Simulator(jobs, cluster, speed=Sharing(jobs, cluster)))
+    session._note(session.backend.apply(placer.place(session.snapshot(), Gangs.of([0], n_workers=2, partner=[1]))))
+    gangs = Gangs.of([2, 0, 3], n_workers=2, partner=[-1, 1, -1])
+    placement = placer.place(session.snapshot(), gangs, strict=True)
+    assert sorted(placement.set_jobs.tolist()) == [0, 1, 2]
+    assert np.unique(placement.job).tolist() == [2]
+    assert placement.partner.tolist() == [-1, -1, -1]
+    stays = placer.place(session.snapshot(), Gangs.of([0], n_workers=2))  # job 1 keeps the GPUs
+    assert (stays.set_jobs.tolist(), len(stays)) == ([0], 0)
+
+
+@pytest.mark.parametrize("placer", EVERY, ids=lambda placer: type(placer).__name__)
+def test_a_task_that_needs_nothing_needs_a_machine(placer: Placer) -> None:
+    """Machine 0 is down; workers and PSs without any demand go to machine 1, and the simulator would refuse others."""
+    cluster = no_network(2, servers=Server("s", sockets=((2, 8, 64),)))
+    for columns in ({"worker_demand": (0, 0, 0)}, {"n_ps": 1, "ps_demand": (0, 0, 0)}):
+        jobs = Jobs.of(**{"arrival_s": 0.0, "total_steps": 100, "duration_s": 100} | columns)
+        session = Session(Simulator(jobs, cluster, speed=Recorded(jobs, cluster), faults=Faults(1e9, 1e9)))
+        simulator = session.backend
+        simulator._machine_next_s[0] = 0.0
+        session._note(simulator.advance(1.0, stop_at_event=True))
+        snapshot = session.snapshot()
+        assert snapshot.up.tolist() == [False, True]
+        placement = placer.place(snapshot, Gangs.of([0], n_workers=1, n_ps=jobs.n_ps))
+        assert placement.group.tolist() == [1] * (1 + jobs.n_ps[0])
+        with pytest.raises(PlacementError, match="machine m0 is down"):
+            simulator.apply(Placement.of([0], job=[0], group=[0]))
+        simulator.apply(placement)
+
+
+class Divorcing(FirstFit):
+    """Places the first of a pair only."""
+
+    def place(self, snapshot: Snapshot, gangs: Gangs, *, strict: bool = False) -> Placement:
+        single = Gangs(gangs.job, gangs.n_workers, gangs.n_ps, gangs.device_type, gangs.shrinks)
+        return super().place(snapshot, single, strict=strict)
+
+
+class Scattering(FirstFit):
+    """Puts the second of a pair elsewhere."""
+
+    def place(self, snapshot: Snapshot, gangs: Gangs, *, strict: bool = False) -> Placement:
+        placement = super().place(snapshot, gangs, strict=strict)
+        moved = np.isin(placement.job, gangs.partner) & (placement.role == 0)
+        group = np.where(moved, (placement.group + 1) % snapshot.cluster.n_groups, placement.group)
+        return Placement(placement.set_jobs, placement.job, placement.role, group, placement.count, placement.partner)
+
+
+@pytest.mark.parametrize(
+    ("placer", "complaint"),
+    [
+        (Divorcing(), r"gives job \d+ the partner -1 instead of"),
+        (Scattering(), "whose workers sit in different places"),
+    ],
+)
+def test_a_placer_that_parts_pairs_is_caught(placer: Placer, complaint: str) -> None:
+    with pytest.raises(ConformanceError, match=complaint):
+        check_placer(placer)

@@ -30,7 +30,7 @@ from labkit.results import (
     utilisation,
 )
 
-from .logs import TWO_MACHINES, by_hand, random_log, three_jobs
+from .logs import PS, TWO_MACHINES, W, by_hand, log, random_log, three_jobs
 
 
 def test_job_table_by_hand():
@@ -96,6 +96,54 @@ def test_gantt_by_hand():
     assert first[["id", "role", "machine", "gpus", "start_s", "end_s"]].tolist() == ["a", "worker", "m0", 2, 0, 20]
     assert bars[bars["role"] == "ps"]["gpus"].tolist() == [0]
     assert bars[bars["id"] == "c"]["end_s"].tolist() == [55, 55]
+
+
+def test_a_job_that_is_given_up_has_no_jct_and_lives_until_then():
+    rows = by_hand()
+    rows["kind"][(rows["kind"] == Kind.COMPLETED) & (rows["job"] == 0)] = Kind.DROPPED
+    table = job_table(rows, three_jobs()).set_index("id")
+    assert table.loc["a", ["dropped_s", "gpu_s", "training_s"]].tolist() == [40, 100, 15 + 18]
+    assert table.loc["a", ["completion_s", "jct_s"]].isna().all()
+    found = summary(rows, three_jobs(), TWO_MACHINES)
+    assert (found["n_dropped"], found["n_unfinished"], found["mean_jct_s"], found["makespan_s"]) == (1, 2, 50, 60)
+    # b's fair share is as if a had completed when it was given up: 2.5 jobs on average, 4 GPUs of 8
+    assert found["mean_rho"] == pytest.approx(50 / (25 * 1.25))
+
+
+def paired_log() -> Events:
+    """Jobs 0 and 1 share 3 GPUs of 2 machines from 20 to 30 s; then job 1 has them alone."""
+    rows = log(
+        (0, Kind.ARRIVED, 0), (0, Kind.ARRIVED, 1),
+        (10, Kind.PLACED, 0, W, 0, 2), (10, Kind.PLACED, 0, W, 1, 1), (10, Kind.STARTED, 0),
+        (20, Kind.PLACED, 0, W, 0, 2), (20, Kind.PLACED, 0, W, 1, 1),
+        (20, Kind.PLACED, 1, W, 0, 2), (20, Kind.PLACED, 1, W, 1, 1), (20, Kind.PLACED, 1, PS, 1, 1),
+        (20, Kind.STARTED, 1), (30, Kind.COMPLETED, 0), (50, Kind.COMPLETED, 1),
+    )  # fmt: skip
+    shares = (rows["kind"] == Kind.PLACED) & (rows["time_s"] == 20)
+    rows["partner"][shares] = 1 - rows["job"][shares]
+    return rows
+
+
+def test_gpus_that_are_shared_count_half_until_one_of_the_two_lets_go():
+    rows, jobs = paired_log(), three_jobs()
+    table = job_table(rows, jobs).set_index("id")
+    assert table["gpu_s"].tolist() == [3 * 10 + 1.5 * 10, 1.5 * 10 + 3 * 20]
+    steps = utilisation(rows, jobs, TWO_MACHINES)
+    assert steps["time_s"].tolist() == [0, 10, 20, 30, 50]
+    assert steps["gpus"].tolist() == [0, 3, 3, 3, 0]
+    bars = gantt(rows, jobs, TWO_MACHINES)
+    of_b = bars[(bars["id"] == "b") & (bars["role"] == "worker") & (bars["machine"] == "m0")]
+    assert of_b[["gpus", "start_s", "end_s"]].to_numpy().tolist() == [[1, 20, 30], [2, 30, 50]]
+
+
+@pytest.mark.parametrize("n", range(len(paired_log())))
+def test_a_log_of_pairs_may_be_cut_anywhere(n):
+    rows = paired_log()[:n]
+    held = gantt(rows, three_jobs(), TWO_MACHINES)
+    assert (held["end_s"] >= held["start_s"]).all()
+    assert job_table(rows, three_jobs())["gpu_s"].sum() == pytest.approx(
+        (held["gpus"] * (held["end_s"] - held["start_s"])).sum()
+    )
 
 
 def test_a_run_cut_short_counts_what_is_held_until_the_last_event():

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from labkit.core.errors import InputError
-from labkit.core.events import Events, events
+from labkit.core.events import Events, events, from_frame, to_frame
 from labkit.results import RunInfo, RunWriter, State, free_id, known_runs, load
 
 from .logs import TWO_MACHINES, by_hand, random_log, three_jobs
@@ -53,6 +53,17 @@ def test_a_run_comes_back_as_it_was_written(tmp_path):
     for column in ("group_machine", "group_type", "capacity", "group_pcie_gbps", "machine_socket_gbps", "partition"):
         np.testing.assert_array_equal(getattr(record.cluster, column), getattr(TWO_MACHINES, column))
     assert load("r1", root=tmp_path).summary["mean_jct_s"] == 45
+
+
+def test_a_run_of_before_there_were_pairs_can_still_be_read(tmp_path):
+    import pyarrow.parquet as pq
+
+    with begin(tmp_path) as writer:
+        writer.append(by_hand())
+    (part,) = writer.folder.glob("events-*")
+    pq.write_table(pq.read_table(part).drop_columns(["partner"]), part)
+    assert same(load(tmp_path / "r1").events, by_hand())
+    assert same(from_frame(to_frame(by_hand()).drop(columns="partner")), by_hand())
 
 
 def test_parts_are_written_at_most_once_a_second_and_joined_in_order(tmp_path):
