@@ -7,6 +7,9 @@ LabkitError
 ├── PlacementError      a placement that overfills a device group or names an unknown job
 ├── StalledError        jobs wait, nothing runs and nothing will arrive
 ├── StaleSnapshotError  a snapshot was read after its session had moved on
+├── SolverError         a program that could not be solved
+│   ├── InfeasibleError what it asks for cannot be had together
+│   └── UnboundedError  its objective has no limit
 └── StoppedError        a user stopped the run
 
 A message names the thing, its value, what was expected, and the nearest remedy.
@@ -44,6 +47,26 @@ class StalledError(LabkitError, RuntimeError):
 
 class StaleSnapshotError(LabkitError, RuntimeError):
     """A column of an old snapshot was read for the first time after the session had moved on."""
+
+
+class SolverError(LabkitError, RuntimeError):
+    """A program that could not be solved."""
+
+
+class InfeasibleError(SolverError, ValueError):
+    """What a program asks for cannot be had together; `rows` are positions of what contradicts itself."""
+
+    def __init__(self, message: str, *, rows: Iterable[int] = ()) -> None:
+        super().__init__(message)
+        self.rows = tuple(int(row) for row in rows)
+
+
+class UnboundedError(SolverError, ValueError):
+    """The objective of a program has no limit; `columns` are positions of what grows for ever."""
+
+    def __init__(self, message: str, *, columns: Iterable[int] = ()) -> None:
+        super().__init__(message)
+        self.columns = tuple(int(column) for column in columns)
 
 
 class StoppedError(LabkitError, RuntimeError):
