@@ -21,6 +21,7 @@ from labkit.core.resources import Bools
 from labkit.experiment import provenance
 from labkit.experiment.cadence import Cadence, at_events
 from labkit.experiment.pre_run import PreRunning, measurer
+from labkit.experiment.profile import Profiled, measure_profile
 from labkit.experiment.session import Observer, Session
 from labkit.experiment.speeds import declared, speed_model
 from labkit.results.record import RunInfo, RunRecord, State
@@ -100,6 +101,9 @@ class Experiment:
         """
         if isinstance(scheduler, PreRunning):
             scheduler.pre_run(self.jobs, measurer(self.jobs, self.cluster, speed=self.speed))
+        if isinstance(scheduler, Profiled):
+            pairs = scheduler.wants_pairs
+            scheduler.learn(measure_profile(self.jobs, self.cluster, speed=self.speed, pairs=pairs))
         cadence = self.cadence or at_events(quantum_s=getattr(scheduler, "quantum_s", math.inf))
         backend = backend or self.simulator(lease_s=getattr(scheduler, "lease_s", None))
         return Session(backend, cadence=cadence, runs_on=self.speed.runs_on(), observers=observers)

@@ -1,0 +1,188 @@
+"""Profiles: how fast each kind of job trains on each device type, alone, spread and beside others, before the run."""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from labkit.core.cluster import Cluster
+from labkit.core.events import Role
+from labkit.core.jobs import Jobs
+from labkit.core.protocols import Running, SpeedModel
+from labkit.core.resources import GPUS, Floats, Ints
+from labkit.schedulers.gavel.profile import Profile
+from labkit.speed.alone import compact
+
+
+@runtime_checkable
+class Profiled(Protocol):
+    """A scheduler that wants to know speeds by device type before the run begins."""
+
+    wants_pairs: bool
+    """Whether it also wants to know how fast jobs are that share their GPUs."""
+
+    def learn(self, profile: Profile) -> None:
+        """Take note of what was measured."""
+        ...
+
+
+def measure_profile(jobs: Jobs, cluster: Cluster, *, speed: SpeedModel, pairs: bool) -> Profile:
+    """Measure one job of each kind, alone on the empty cluster, on each device type; and pairs of kinds.
+
+    Jobs are of one kind if they have the same model, gang and demands. A gang that does not fit has speed 0.
+    """
+    traits = np.column_stack([jobs.model, jobs.sync, jobs.n_workers, jobs.n_ps, jobs.worker_demand, jobs.ps_demand])
+    _, first, kind = np.unique(traits, axis=0, return_index=True, return_inverse=True)
+    chosen = first.astype(np.int32)
+    shape = len(chosen), len(cluster.device_types)
+    alone, apart, fits = np.zeros(shape), np.zeros(shape), np.zeros(shape, np.bool_)
+    knows_pairs = pairs and getattr(speed, "pairs", False)
+    shared = np.zeros((shape[0], *shape)) if knows_pairs else None
+    for t in range(shape[1]):
+        running, placed = compact(jobs, cluster, which=chosen, device_type=t)
+        alone[placed, t] = apart[placed, t] = _each(speed, running)
+        fits[placed, t] = _machines(running, cluster) == 1
+        spread, which = _spread(jobs, cluster, chosen, device_type=t)
+        apart[which, t] = _each(speed, spread)
+        if shared is not None:
+            _measure_pairs(shared[:, :, t], jobs, running, placed, speed)
+    return Profile(
+        kind=kind.reshape(-1).astype(np.int32),
+        alone=alone,
+        apart=apart,
+        mixed=_mixed(jobs, cluster, chosen, speed, larger=np.flatnonzero(~alone.any(axis=1))),
+        shared=shared,
+        fits=fits,
+    )
+
+
+def _each(speed: SpeedModel, running: Running) -> Floats:
+    """Return steps/s of each gang as if it were the only one."""
+    if not len(running.job):
+        return np.zeros(0)
+    if speed.local:
+        return speed.speeds(running)
+    return np.array([float(speed.speeds(_take(running, np.array([i])))[0]) for i in range(len(running.job))])
+
+
+def _take(running: Running, which: Ints, *, partner: Ints | None = None) -> Running:
+    """Return some of the gangs, with repetition."""
+    rows = [np.arange(running.first[i], running.first[i + 1]) for i in which]
+    row = np.concatenate([np.empty(0, np.int64), *rows])
+    return Running(
+        job=running.job[which],
+        first=np.cumsum([0, *(len(mine) for mine in rows)]).astype(np.int32),
+        role=running.role[row],
+        group=running.group[row],
+        count=running.count[row],
+        n_workers=running.n_workers[which],
+        n_ps=running.n_ps[which],
+        partner=np.empty(0, np.int32) if partner is None else partner.astype(np.int32),
+    )
+
+
+def _machines(running: Running, cluster: Cluster) -> Ints:
+    """Return on how many machines the workers of each gang are."""
+    work = running.role == Role.WORKER
+    seats = np.unique(np.stack([running.row_job()[work], cluster.group_machine[running.group[work]]]), axis=1)
+    n_machines: Ints = np.bincount(seats[0], minlength=len(running.job)).astype(np.int32)
+    return n_machines
+
+
+def _measure_pairs(shared: Floats, jobs: Jobs, running: Running, placed: Ints, speed: SpeedModel) -> None:
+    """Fill in steps/s (K, K) of each kind beside each other one with the same gang."""
+    gang = np.column_stack([jobs.n_workers, jobs.worker_demand[:, GPUS]])[running.job]
+    a, b = np.nonzero((gang[:, None, :] == gang[None, :, :]).all(axis=2))
+    if not len(a):
+        return
+    beside = _take(running, a, partner=running.job[b])
+    rates = speed.speeds(beside) if speed.local else _pairs_one_by_one(speed, running, a, b)
+    shared[placed[a], placed[b]] = rates
+
+
+def _pairs_one_by_one(speed: SpeedModel, running: Running, a: Ints, b: Ints) -> Floats:
+    """Measure pairs where a speed depends on all that runs: only the two of them do."""
+    rates = np.zeros(len(a))
+    for i, (one, other) in enumerate(zip(a, b, strict=True)):
+        both = np.array([one, other])
+        rates[i] = speed.speeds(_take(running, both, partner=running.job[both[::-1]]))[0]
+    return rates
+
+
+def _spread(jobs: Jobs, cluster: Cluster, chosen: Ints, *, device_type: int) -> tuple[Running, Ints]:
+    """Return gangs of several workers on as many machines of a type as there are, and which of `chosen` they are."""
+    rows: list[Ints] = []
+    which = []
+    groups = np.flatnonzero(cluster.group_type == device_type)
+    for i, job in enumerate(chosen):
+        seats = _seats(jobs, cluster, groups, int(job)) if jobs.n_workers[job] > 1 and not jobs.n_ps[job] else None
+        if seats is not None:
+            rows.append(seats)
+            which.append(i)
+    picked = np.array(which, np.int32)
+    table = np.concatenate([np.empty((0, 2), np.int32), *rows])
+    running = Running(
+        job=chosen[picked],
+        first=np.cumsum([0, *(len(row) for row in rows)]).astype(np.int32),
+        role=np.zeros(len(table), np.int8),
+        group=table[:, 0],
+        count=table[:, 1],
+        n_workers=jobs.n_workers[chosen[picked]],
+        n_ps=jobs.n_ps[chosen[picked]],
+    )
+    return running, picked
+
+
+def _seats(jobs: Jobs, cluster: Cluster, groups: Ints, job: int) -> Ints | None:
+    """Return rows (group, count) of a gang dealt out to machines in turn; None where it does not fit."""
+    room = _room(cluster.capacity[groups], jobs.worker_demand[job])
+    machine = cluster.group_machine[groups]
+    turn = np.zeros(len(groups), np.int64)  # seats of earlier groups of the same machine
+    for g in range(1, len(groups)):
+        if machine[g] == machine[g - 1]:
+            turn[g] = turn[g - 1] + room[g - 1]
+    n = int(jobs.n_workers[job])
+    if room.sum() < n:
+        return None
+    seat_group = np.repeat(np.arange(len(groups)), np.minimum(room, n))
+    seat_turn = np.concatenate([start + np.arange(min(free, n)) for start, free in zip(turn, room, strict=True)])
+    taken = seat_group[np.lexsort((seat_group, seat_turn))[:n]]
+    count = np.bincount(taken, minlength=len(groups))
+    used = np.flatnonzero(count)
+    rows: Ints = np.column_stack([groups[used], count[used]]).astype(np.int32)
+    return rows
+
+
+def _room(capacity: Floats, demand: Floats) -> Ints:
+    """Return how many workers each group holds."""
+    needed = demand > 0
+    if not needed.any():
+        return np.full(len(capacity), 1 << 20, np.int32)
+    room: Ints = np.floor(capacity[:, needed] / demand[needed] + 1e-9).min(axis=1).astype(np.int32)
+    return room
+
+
+def _mixed(jobs: Jobs, cluster: Cluster, chosen: Ints, speed: SpeedModel, *, larger: Ints) -> Floats:
+    """Return steps/s of gangs larger than any device type on all types that they run on, 0 for the others."""
+    runs_on = speed.runs_on()
+    mixed = np.zeros(len(chosen))
+    for k in larger:
+        job = int(chosen[k])
+        groups = np.flatnonzero(runs_on[job][cluster.group_type])
+        count = _room(cluster.capacity[groups], jobs.worker_demand[job])
+        count = np.clip(jobs.n_workers[job] - (np.cumsum(count) - count), 0, count)
+        if count.sum() < jobs.n_workers[job]:
+            continue
+        used = groups[count > 0].astype(np.int32)
+        gang = Running(
+            job=np.array([job], np.int32),
+            first=np.array([0, len(used)], np.int32),
+            role=np.zeros(len(used), np.int8),
+            group=used,
+            count=count[count > 0].astype(np.int32),
+            n_workers=jobs.n_workers[[job]],
+            n_ps=jobs.n_ps[[job]],
+        )
+        mixed[k] = float(speed.speeds(gang)[0])
+    return mixed
