@@ -19,6 +19,9 @@ METHODS = {"choose": 0, "dual": 1, "primal": 4}
 FEASIBLE = 1e-9
 """By how much a solution may miss a limit, and a reduced cost its sign."""
 
+NEVER_BINDS = 1e-7
+"""A price that is smaller is rounding, where there is no limit on that side."""
+
 MAX_NAMED = 8
 
 
@@ -90,8 +93,10 @@ class LinearProgram:
     def __init__(self, *, maximise: bool = False) -> None:
         import highspy
 
-        self._highs: Any = highspy.Highs()
-        self._kit = highspy
+        self._kit: Any = highspy
+        self._highs = self._kit.Highs()
+        self._sign = 1.0 if maximise else -1.0
+        self._bounds, self._limits = np.empty((2, 0)), np.empty((2, 0))  # lower, upper
         options: dict[str, Any] = {
             "output_flag": False,
             "threads": 1,
@@ -133,7 +138,9 @@ class LinearProgram:
         costs = np.atleast_1d(np.asarray(cost, np.float64))
         n = len(costs)
         starts, rows, values = _compressed(entries, (self.n_rows, n), by_column=True)
-        self._highs.addCols(n, costs, _full(lower, n), _full(upper, n), len(values), starts, rows, values)
+        bounds = _sides(lower, upper, n)
+        self._highs.addCols(n, costs, *bounds, len(values), starts, rows, values)
+        self._bounds = np.concatenate([self._bounds, bounds], axis=1)
         return first
 
     def add_rows(self, entries: Any, *, lower: ArrayLike = -np.inf, upper: ArrayLike = np.inf) -> int:
@@ -141,7 +148,9 @@ class LinearProgram:
         first = self.n_rows
         n = int(np.shape(entries)[0])
         starts, columns, values = _compressed(entries, (n, self.n_columns), by_column=False)
-        self._highs.addRows(n, _full(lower, n), _full(upper, n), len(values), starts, columns, values)
+        limits = _sides(lower, upper, n)
+        self._highs.addRows(n, *limits, len(values), starts, columns, values)
+        self._limits = np.concatenate([self._limits, limits], axis=1)
         return first
 
     def set_cost(self, columns: ArrayLike, cost: ArrayLike) -> None:
@@ -152,12 +161,14 @@ class LinearProgram:
     def set_bounds(self, columns: ArrayLike, *, lower: ArrayLike = 0.0, upper: ArrayLike = np.inf) -> None:
         """Change both bounds of columns."""
         which = np.atleast_1d(np.asarray(columns, np.int32))
-        self._highs.changeColsBounds(len(which), which, _full(lower, len(which)), _full(upper, len(which)))
+        self._bounds[:, which] = _sides(lower, upper, len(which))
+        self._highs.changeColsBounds(len(which), which, *self._bounds[:, which])
 
     def set_limits(self, rows: ArrayLike, *, lower: ArrayLike = -np.inf, upper: ArrayLike = np.inf) -> None:
         """Change both limits of rows."""
         which = np.atleast_1d(np.asarray(rows, np.int32))
-        self._highs.changeRowsBounds(len(which), which, _full(lower, len(which)), _full(upper, len(which)))
+        self._limits[:, which] = _sides(lower, upper, len(which))
+        self._highs.changeRowsBounds(len(which), which, *self._limits[:, which])
 
     def set_column(self, column: int, rows: ArrayLike, values: ArrayLike) -> None:
         """Change the entries of one column in some rows."""
@@ -213,8 +224,16 @@ class LinearProgram:
         info = self._highs.getInfo()
         x, reduced, dual = (np.array(column) for column in (found.col_value, found.col_dual, found.row_dual))
         value = float(info.objective_function_value)
-        _, bound = self._highs.getDualObjectiveValue()
-        return Solution(x, value, dual, reduced, float(bound), int(info.simplex_iteration_count))
+        bound = self._priced(reduced, self._bounds) + self._priced(dual, self._limits)
+        return Solution(x, value, dual, reduced, bound, int(info.simplex_iteration_count))
+
+    def _priced(self, price: Floats, sides: Floats) -> float:
+        """Return prices times the limits that they belong to: their part of the dual objective."""
+        limit = np.where(self._sign * price > 0, sides[1], sides[0])
+        binds = np.isfinite(limit)
+        if (np.abs(price[~binds]) > NEVER_BINDS).any():
+            return float(self._sign * np.inf)
+        return float(price[binds] @ limit[binds])
 
     def _infeasible(self) -> InfeasibleError:
         rows = self._of_ray(self._highs.getDualRay)
@@ -249,6 +268,10 @@ def _named(what: str, which: Ints) -> str:
     if not len(which):
         return f"some {what}s"
     return f"{what}s {', '.join(map(str, which[:MAX_NAMED]))}{', ...' if len(which) > MAX_NAMED else ''}"
+
+
+def _sides(lower: ArrayLike, upper: ArrayLike, n: int) -> Floats:
+    return np.stack([_full(lower, n), _full(upper, n)])
 
 
 def _full(values: ArrayLike, n: int) -> Floats:
