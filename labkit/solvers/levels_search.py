@@ -86,12 +86,12 @@ def _respond(
 
 @numba.njit(cache=True)
 def clocks(t: float, first: Ints, knots: Floats, times: Floats, paces: Floats) -> None:
-    """Read all clocks at level t; a clock is piecewise linear with knots (level, time, pace)."""
+    """Read all clocks at level t, and their paces just below; knots of a clock are (level, time, pace from there on)."""
     for c in range(len(first) - 1):
         low, high = first[c], first[c + 1]
         while high - low > 1:
             middle = (low + high) // 2
-            if knots[middle, 0] <= t:
+            if knots[middle, 0] < t:
                 low = middle
             else:
                 high = middle
