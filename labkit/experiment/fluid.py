@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -12,6 +12,9 @@ from labkit.core.jobs import Jobs
 from labkit.core.protocols import Running, SpeedModel
 from labkit.core.resources import GPUS, Bools, Floats
 from labkit.experiment.profile import measure_profile
+
+if TYPE_CHECKING:
+    from labkit.experiment.run import Experiment
 
 SLICES: Final = 1_000_000
 """Into how many slices of time a gang is cut."""
@@ -80,6 +83,13 @@ def fluid_jobs(jobs: Jobs) -> Jobs:
         n_workers=slices, max_workers=slices, n_ps=none, max_ps=none, worker_demand=demand,
         ps_demand=np.zeros_like(demand),
     )  # fmt: skip
+
+
+def fluid(experiment: Experiment) -> Experiment:
+    """Return the experiment in which GPUs can be divided at will: its jobs hold slices of time instead of GPUs."""
+    jobs, cluster = experiment.jobs, experiment.cluster
+    speed = fluid_speed(jobs, cluster, speed=experiment.speed)
+    return replace(experiment, jobs=fluid_jobs(jobs), cluster=fluid_cluster(cluster), speed=speed)
 
 
 def fluid_speed(jobs: Jobs, cluster: Cluster, *, speed: SpeedModel) -> FluidSpeed:

@@ -115,7 +115,8 @@ def _spread(jobs: Jobs, cluster: Cluster, chosen: Ints, *, device_type: int) -> 
     rows: list[Ints] = []
     which = []
     groups = np.flatnonzero(cluster.group_type == device_type)
-    for i, job in enumerate(chosen):
+    several = len(np.unique(cluster.group_machine[groups])) > 1
+    for i, job in enumerate(chosen if several else ()):
         seats = _seats(jobs, cluster, groups, int(job)) if jobs.n_workers[job] > 1 and not jobs.n_ps[job] else None
         if seats is not None:
             rows.append(seats)

@@ -20,6 +20,7 @@ from labkit.core.protocols import Backend, Scheduler, SpeedModel
 from labkit.core.resources import Bools
 from labkit.experiment import provenance
 from labkit.experiment.cadence import Cadence, at_events
+from labkit.experiment.fluid import fluid
 from labkit.experiment.pre_run import PreRunning, measurer
 from labkit.experiment.profile import Profiled, measure_profile
 from labkit.experiment.session import Observer, Session
@@ -159,6 +160,19 @@ class Experiment:
         """
         called = name or (scheduler if isinstance(scheduler, str) else type(scheduler).__name__.lower())
         scheduler = make(scheduler) if isinstance(scheduler, str) else scheduler
+        if getattr(scheduler, "ideal", False):
+            return fluid(self)._run(scheduler, called, folder=folder, progress=progress, observers=observers)
+        return self._run(scheduler, called, folder=folder, progress=progress, observers=observers)
+
+    def _run(
+        self,
+        scheduler: Scheduler,
+        called: str,
+        *,
+        folder: str | Path | None,
+        progress: bool,
+        observers: Sequence[Observer],
+    ) -> RunRecord:
         info = self.info(scheduler, name=called)
         watchers = list(observers)
         with ExitStack() as stack:

@@ -61,6 +61,8 @@ class Gavel:
         Rounds that a job may be ahead of or behind its allotment before the rest is forgotten; more than `stay`.
     published : bool
         Follow the published simulator rule by rule: see `labkit.schedulers.gavel.published`.
+    ideal : bool
+        Divide GPUs at will instead of in rounds: an experiment then lets jobs hold slices of time.
     seed : int
         Of the published order of device types.
     prices : mapping, optional
@@ -81,6 +83,7 @@ class Gavel:
     stay: float = 4.0
     patience: float = 8.0
     published: bool = False
+    ideal: bool = False
     seed: int = 0
     prices: Mapping[str, float] = field(default_factory=lambda: dict(PRICES))
     _profile: Profile | None = field(default=None, init=False, repr=False)
@@ -95,15 +98,16 @@ class Gavel:
             raise InputError(
                 f"gavel: stay is {self.stay} and patience {self.patience}; expected rounds >= 0, the second more."
             )
-        if self.published and (self.space_sharing or self.placement):
-            raise InputError(
-                "gavel: published=True is the simulator without space_sharing and placement; leave one of them out."
-            )
+        for name in ("published", "ideal"):
+            if getattr(self, name) and (self.space_sharing or self.placement or (self.ideal and self.published)):
+                raise InputError(
+                    f"gavel: {name}=True goes alone: without space_sharing, placement, published and ideal."
+                )
 
     @property
     def quantum_s(self) -> float:
         """A session decides at least this often; the published rounds end by themselves."""
-        return np.inf if self.published else self.round_s
+        return np.inf if self.published or self.ideal else self.round_s
 
     @property
     def lease_s(self) -> float | None:

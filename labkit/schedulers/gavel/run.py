@@ -89,12 +89,13 @@ class Run:
             self.partner[jobs] = snapshot.jobs.partner
         changed = self._changed(snapshot)
         if self.rounds:
-            chosen, mate = self._published(snapshot, self.rounds), np.full(len(jobs), -1, np.int32)
+            chosen = self._published(snapshot, self.rounds)
+            placement = self._place(snapshot, chosen, np.full(len(jobs), -1, np.int32))
         else:
             if changed and snapshot.now_s >= self.allotted_s + (self.options.recompute_s or 0.0):
                 self._allot(snapshot)
-            chosen, mate = self._choose(snapshot.now_s)
-        placement = self._place(snapshot, chosen, mate)
+            ideal = self.options.ideal
+            placement = self._slices() if ideal else self._place(snapshot, *self._choose(snapshot.now_s))
         if self._relaxed:
             placement = replace(placement, relaxed=np.array(self._relaxed, np.int32))
             self._relaxed = []
@@ -231,6 +232,13 @@ class Run:
             placement = self._ask(snapshot, np.concatenate([start, behind]), stop, chosen, mate)
         note_placed(placement.set_jobs, placement.job, jobs, chosen, mate, self.column, self.partner)
         return placement
+
+    def _slices(self) -> Placement:
+        """Return the placement in which each job holds its share of slices of each device type."""
+        share = self.share[self.jobs]
+        count = np.floor(share * self.table.n_workers[self.jobs, None] * (1 - 1e-9)).astype(np.int32)
+        j, t = np.nonzero(count)
+        return Placement.of(self.jobs, job=self.jobs[j], group=t, count=count[j, t])
 
     def _ask(self, snapshot: Snapshot, start: Ints, stop: Ints, chosen: Ints, mate: Ints) -> Placement:
         """Ask the placer for room for some jobs (positions), after others have stopped."""

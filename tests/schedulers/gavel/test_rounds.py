@@ -17,6 +17,7 @@ from labkit.schedulers.gavel.profile import Profile
 from labkit.schedulers.gavel.rounds import fill_up, most_overdue
 from labkit.topology import no_network
 from labkit.topology.servers import Server
+from labkit.workloads.gavel_traces import gavel_jobs
 
 ROUND_S = 360.0
 TYPES = ("v100", "p100")
@@ -214,5 +215,19 @@ def test_patience_shorter_than_staying_is_refused():
 
 
 def test_the_published_rounds_know_neither_sharing_nor_placement():
-    with pytest.raises(InputError, match="leave one of them out"):
+    with pytest.raises(InputError, match="published=True goes alone"):
         Gavel(Fixed(((1.0,),)), published=True, space_sharing=True)
+
+
+def test_in_the_ideal_everybody_trains_at_the_allotted_mean_speed_all_the_time():
+    jobs = Jobs.of(arrival_s=[0, 0], total_steps=[3600, 7200], duration_s=[3600, 7200])
+    record = Experiment.of(jobs, cluster=cluster(1), speed="recorded").run("gavel_las(ideal=True)")
+    assert record.table["jct_s"].tolist() == pytest.approx([7200, 10800], rel=1e-5)
+    assert record.summary["utilisation"] == pytest.approx(1, rel=1e-5)
+
+
+def test_rounds_come_close_to_the_ideal():
+    jobs = gavel_jobs(60, seed=0, mean_gap_s=1500, multi_gpu=True)
+    experiment = Experiment.of(jobs, cluster="gavel-8-16-24")
+    ideal, rounds = (experiment.run(name).summary["mean_jct_s"] for name in ("gavel_las(ideal=True)", "gavel_las"))
+    assert rounds == pytest.approx(ideal, rel=0.05)
