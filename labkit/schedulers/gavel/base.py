@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -191,27 +192,70 @@ def work_left(problem: Problem) -> Floats:
 # --- the way to a solver
 
 
-def raise_levels(problem: Problem, *, worth: Floats, tie: str, drag: Floats | float = 0.0) -> Allocation:
+def raise_levels(
+    problem: Problem,
+    *,
+    tie: str,
+    worth: Floats | float = 1.0,
+    slope: Floats | float = 1.0,
+    drag: Floats | float = 0.0,
+) -> Allocation:
     """Return the shares where the least level is highest; the value is that level.
+
+    A job reaches level t if its speed is worth slope t / (1 - drag t).
 
     Parameters
     ----------
     problem : Problem
         With `sharing`, of single jobs and of pairs.
-    worth : array
-        (J,) what a step/s is worth to each job.
     tie : str
         One of `TIES`; "any": whichever shares with the highest level are found first.
-    drag : array or float
-        (J,) level t takes worth of t / (1 - drag t).
+    worth : array or float
+        (J,) of a step/s of each job.
+    slope, drag : array or float
+        (J,) what a level takes.
     """
+    worths = np.broadcast_to(np.asarray(worth, np.float64), (problem.n_jobs,))
+    if tie == "centre":
+        return _centred(problem, worths, slope, drag)
+    if problem.sharing is not None:
+        return _raised_with_pairs(problem, worths / slope, drag, leximin=tie == "leximin")
     from labkit.solvers.levels import fill
 
-    value = problem.speed * worth[:, None]
-    filled = fill(
-        value, size=problem.n_gpus, capacity=problem.capacity, use=problem.use, drag=drag, leximin=tie == "leximin"
-    )
+    value = problem.speed * (worths / slope)[:, None]
+    leximin = tie == "leximin"
+    filled = fill(value, size=problem.n_gpus, capacity=problem.capacity, use=problem.use, drag=drag, leximin=leximin)
     return Allocation(share=filled.x, value=filled.level, bound=filled.bound)
+
+
+def _centred(problem: Problem, worth: Floats, slope: Floats | float, drag: Floats | float) -> Allocation:
+    from labkit.solvers.centre import centre, centre_pairs
+
+    value = problem.speed * worth[:, None]
+    devices: dict[str, Any] = {"size": problem.n_gpus, "capacity": problem.capacity, "use": problem.use}
+    if problem.sharing is None:
+        found = centre(value, **devices, slope=slope, drag=drag)
+    else:
+        kind, speed = problem.sharing.kind, problem.sharing.speed
+        found = centre_pairs(value, kind=kind, pair_speed=speed, scale=worth, **devices, slope=slope, drag=drag)
+    answer = Allocation(
+        share=np.where(problem.speed > 0, found.x, 0.0), pairs=found.pairs, value=found.level, bound=found.bound
+    )
+    if problem.sharing is None or not len(found.pairs):
+        return answer
+    able = (problem.sharing.of(found.pairs) > 0).all(axis=1)
+    return replace(answer, pair_share=np.where(able, found.pair_x, 0.0))
+
+
+def _raised_with_pairs(problem: Problem, worth: Floats, drag: Floats | float, *, leximin: bool) -> Allocation:
+    from labkit.schedulers.gavel.linear import Ways
+    from labkit.schedulers.gavel.water import water_fill
+
+    answer = water_fill(
+        Ways.of(problem), worth=worth, weights=lambda active: active.astype(np.float64), drag=drag, leximin=leximin
+    )
+    got = worth * answer.speed(problem)
+    return replace(answer, value=float((got / (1 + drag * got)).min()))
 
 
 def no_pairs() -> Ints:

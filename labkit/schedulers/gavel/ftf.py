@@ -62,5 +62,5 @@ class Ftf:
         left = work_left(seen)
         alone_s = seen.isolated_s + left / isolated_speed(seen)
         # rho <= 1/t  <=>  speed >= left t / (alone - age t) = (left / alone) t / (1 - (age / alone) t)
-        answer = raise_levels(seen, worth=alone_s / left, drag=seen.age_s / alone_s, tie=self.tie)
+        answer = raise_levels(seen, slope=left / alone_s, drag=seen.age_s / alone_s, tie=self.tie)
         return replace(answer, value=1 / answer.value, bound=1 / answer.bound)

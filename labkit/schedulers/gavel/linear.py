@@ -112,7 +112,7 @@ class Ways:
             limits.append(np.zeros(1))
         a, b = sparse.vstack(rows, format="csr"), np.concatenate(limits)
         scale = max(float(np.abs(gain).max(initial=0.0)), 1e-300)
-        answer = linprog(-gain / scale, A_ub=a, b_ub=b, method="highs")
+        answer: Any = linprog(-gain / scale, A_ub=a, b_ub=b, method="highs")
         if answer.status != 0:
             raise InputError(f"not all jobs can have the speed that is asked for them: {answer.message}")
         prices = np.maximum(-answer.ineqlin.marginals, 0.0)

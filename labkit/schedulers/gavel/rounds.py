@@ -40,13 +40,13 @@ def owe_pairs(
 
 
 @njit(cache=True)
-def _fits(free: Floats, use: Floats, n_gpus: float) -> bool:
-    """Tell whether a gang fits into what is free (T,) in a column that takes its GPUs in these fractions (T,)."""
-    room = 0.0
+def _room(free: Floats, use: Floats) -> float:
+    """Return the free GPUs of the types (T,) that a column takes its GPUs from."""
+    room = SLACK
     for t in range(len(free)):
         if use[t] > 0:
             room += free[t]
-    return room + SLACK >= n_gpus
+    return room
 
 
 @njit(cache=True)
@@ -98,7 +98,7 @@ def most_overdue(
     for k in owed[np.argsort(-flat[owed], kind="mergesort")]:
         u, v = k // n_columns, k % n_columns
         a, b = first[u], second[u]
-        if column[a] >= 0 or (b >= 0 and column[b] >= 0) or not _fits(free, use[v], n_gpus[a]):
+        if column[a] >= 0 or (b >= 0 and column[b] >= 0) or _room(free, use[v]) < n_gpus[a]:
             continue
         _take(free, use[v], n_gpus[a])
         column[a] = v
@@ -109,12 +109,13 @@ def most_overdue(
 
 @njit(cache=True)
 def _best_gain(speed: Floats, use: Floats, free: Floats, n_gpus: float, now: int) -> tuple[float, int]:
-    """Return the most steps/s that a job gains by a column that it fits into, and the column or -1."""
-    best, best_v = 0.0, -1
+    """Return the most that a job gains by a column that it fits into, and the column or -1; ties: the most room."""
+    best, best_v, most = 0.0, -1, 0.0
     speed_now = speed[now] if now >= 0 else 0.0
     for v in range(len(speed)):
-        if speed[v] - speed_now > best and _fits(free, use[v], n_gpus):
-            best, best_v = speed[v] - speed_now, v
+        gain, room = speed[v] - speed_now, _room(free, use[v])
+        if gain > 0 and room >= n_gpus and (gain > best or (gain == best and room > most)):
+            best, best_v, most = gain, v, room
     return best, best_v
 
 

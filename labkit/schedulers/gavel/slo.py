@@ -84,7 +84,7 @@ def met_together(problem: Problem, floor: Floats, jobs: Ints) -> bool:
     chosen = np.zeros(problem.n_jobs, np.bool_)
     chosen[jobs] = True
     some = narrowed(problem, chosen, np.ones(problem.speed.shape[1], np.bool_))
-    return raise_levels(some, worth=1 / floor[chosen], tie="any").value >= IN_TIME
+    return raise_levels(some, slope=floor[chosen], tie="any").value >= IN_TIME
 
 
 def first_that_fit(problem: Problem, floor: Floats, jobs: Ints) -> Ints:
