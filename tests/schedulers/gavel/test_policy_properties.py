@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from labkit.schedulers.gavel import policies
 from labkit.schedulers.gavel.base import proportional_speed
 from labkit.schedulers.gavel.ftf import Ftf
+from labkit.schedulers.gavel.hierarchical import Hierarchical
 from labkit.schedulers.gavel.isolated import Isolated
 from labkit.schedulers.gavel.las import Las
 from labkit.schedulers.gavel.linear import Ways
@@ -172,3 +173,32 @@ def test_jobs_that_are_alike_have_the_same_speed(problem: Problem) -> None:
     alike = replace(alike, n_gpus=np.full(problem.n_jobs, 2.0), weight=np.ones(problem.n_jobs))
     speed = Las().allocate(alike).speed(alike)
     np.testing.assert_allclose(speed, speed[0], rtol=CLOSE)
+
+
+@given(problem=problems(), fifo=st.lists(st.booleans(), min_size=3, max_size=3))
+def test_hierarchical_shares_are_those_of_linear_programs(problem: Problem, fifo: list[bool]) -> None:
+    """The compiled water filling past all changes of weights, against one linear program for each of them."""
+    policy = Hierarchical(
+        entity_weight={0: 1, 1: 2, 2: 3}, inside={e: "fifo" if queue else "fairness" for e, queue in enumerate(fifo)}
+    )
+    nobody = Sharing(np.arange(problem.n_jobs, dtype=np.int32), np.zeros((problem.n_jobs, *problem.speed.shape)))
+    compiled, by_programs = policy.allocate(problem), policy.allocate(replace(problem, sharing=nobody))
+    np.testing.assert_allclose(
+        compiled.speed(problem) / problem.speed.max(axis=1),
+        by_programs.speed(problem) / problem.speed.max(axis=1),
+        atol=1e-5,
+    )
+    assert compiled.value == pytest.approx(by_programs.value, rel=1e-6)
+
+
+@pytest.mark.parametrize("policy", LEVELS, ids=lambda policy: type(policy).__name__)
+@given(problem=problems())
+def test_levels_are_those_of_linear_programs(policy: object, problem: Problem) -> None:
+    nobody = Sharing(np.arange(problem.n_jobs, dtype=np.int32), np.zeros((problem.n_jobs, *problem.speed.shape)))
+    compiled, by_programs = policy.allocate(problem), policy.allocate(replace(problem, sharing=nobody))
+    np.testing.assert_allclose(
+        compiled.speed(problem) / problem.speed.max(axis=1),
+        by_programs.speed(problem) / problem.speed.max(axis=1),
+        atol=1e-5,
+    )
+    assert compiled.value == pytest.approx(by_programs.value, rel=1e-6)
