@@ -219,7 +219,7 @@ def raise_levels(
     if tie == "centre":
         return _centred(problem, worths, slope, drag)
     if problem.sharing is not None:
-        return _raised_with_pairs(problem, worths / slope, drag, leximin=tie == "leximin")
+        return _raised_with_pairs(problem, problem.sharing, worths / slope, drag, leximin=tie == "leximin")
     from labkit.solvers.levels import fill
 
     value = problem.speed * (worths / slope)[:, None]
@@ -247,15 +247,25 @@ def _centred(problem: Problem, worth: Floats, slope: Floats | float, drag: Float
     return replace(answer, pair_share=np.where(able, found.pair_x, 0.0))
 
 
-def _raised_with_pairs(problem: Problem, worth: Floats, drag: Floats | float, *, leximin: bool) -> Allocation:
-    from labkit.schedulers.gavel.linear import Ways
-    from labkit.schedulers.gavel.water import water_fill
+def _raised_with_pairs(
+    problem: Problem, sharing: Sharing, worth: Floats, drag: Floats | float, *, leximin: bool
+) -> Allocation:
+    from labkit.solvers.sharing import fill_pairs
 
-    answer = water_fill(
-        Ways.of(problem), worth=worth, weights=lambda active: active.astype(np.float64), drag=drag, leximin=leximin
+    filled = fill_pairs(
+        problem.speed * worth[:, None],
+        size=problem.n_gpus,
+        capacity=problem.capacity,
+        use=problem.use,
+        kind=sharing.kind,
+        pair_speed=sharing.speed,
+        scale=worth,
+        drag=drag,
+        leximin=leximin,
     )
-    got = worth * answer.speed(problem)
-    return replace(answer, value=float((got / (1 + drag * got)).min()))
+    return Allocation(
+        share=filled.x, pairs=filled.pairs, pair_share=filled.pair_x, value=filled.level, bound=filled.bound
+    )
 
 
 def no_pairs() -> Ints:

@@ -55,7 +55,7 @@ class Hierarchical:
         return dict(given) if isinstance(given, Mapping) else dict(enumerate(given))
 
     def allocate(self, problem: Problem) -> Allocation:
-        """Return the shares; the value is the level that the entities' first jobs reach together.
+        """Return the shares; the value is the level over weight that all reach to whom their entity gives any at first.
 
         Two entities, one with two jobs, on two GPUs:
 
@@ -71,26 +71,36 @@ class Hierarchical:
         seen = problem if self.aware else problem.agnostic()
         normal = proportional_speed(seen) if self.aware else np.ones(seen.n_jobs)
         weights = _Division(seen, self._weights(), self.inside)
+        worth = seen.n_gpus / normal
         if seen.sharing is not None:
-            return _with_pairs(seen, seen.n_gpus / normal, weights)
-        filled = fill_entities(
-            seen.speed / normal[:, None],
-            size=seen.n_gpus,
-            capacity=seen.capacity,
-            use=seen.use,
-            weight=seen.weight,
-            entity=weights.entity,
-            entity_weight=weights.weight,
-            fifo=weights.fifo,
-        )
-        return Allocation(share=filled.x, value=filled.level, bound=filled.bound)
+            answer = water_fill(Ways.of(seen), worth=worth, weights=weights)
+        else:
+            answer = _alone(seen, worth, weights)
+        return _valued(answer, seen, worth, weights)
 
 
-def _with_pairs(problem: Problem, worth: Floats, weights: _Division) -> Allocation:
-    answer = water_fill(Ways.of(problem), worth=worth, weights=weights)
+def _alone(problem: Problem, worth: Floats, weights: _Division) -> Allocation:
+    filled = fill_entities(
+        problem.speed * (worth / problem.n_gpus)[:, None],
+        size=problem.n_gpus,
+        capacity=problem.capacity,
+        use=problem.use,
+        weight=problem.weight,
+        entity=weights.entity,
+        entity_weight=weights.weight,
+        fifo=weights.fifo,
+    )
+    return Allocation(share=filled.x, bound=filled.bound)
+
+
+def _valued(answer: Allocation, problem: Problem, worth: Floats, weights: _Division) -> Allocation:
+    """Return an allocation with the least level, over weight, of the jobs that rise first, and a bound on it."""
     rates = weights(np.ones(problem.n_jobs, np.bool_))
     rising = rates > 0
-    return replace(answer, value=float(((worth * answer.speed(problem))[rising] / rates[rising]).min()))
+    unit = (worth / np.where(rising, rates, 1.0))[rising]
+    value = float((unit * answer.speed(problem)[rising]).min())
+    most = float((unit * problem.speed.max(axis=1)[rising]).min())  # nobody rises above all its time at its fastest
+    return replace(answer, value=value, bound=min(answer.bound, most))
 
 
 class _Division:

@@ -138,14 +138,18 @@ def test_on_one_device_type_knowing_speeds_changes_nothing(policy: type, problem
 @pytest.mark.parametrize("policy", LEVELS, ids=lambda policy: type(policy).__name__)
 @given(problem=problems(sharing=True))
 def test_water_filled_shares_are_pareto_efficient(policy: object, problem: Problem) -> None:
-    """Nobody can have more unless another has less: the sum of what they have grows no more if none may lose."""
+    """Nobody can have more unless another has less.
+
+    What all can gain if everybody gives up a little at most, less what that brings: a line through two such points.
+    """
     for some in (problem, replace(problem, sharing=None)):
-        speed = policy.allocate(some).speed(some)
+        speed, fastest = policy.allocate(some).speed(some), some.speed.max(axis=1)
         ways = Ways.of(some)
-        fastest = some.speed.max(axis=1)
         gain = (ways.speed / fastest[ways.job]).sum(axis=1)
-        x, _ = ways.most(gain, floor=speed * (1 - 1e-7))
-        assert gain @ x <= (speed / fastest).sum() + 1e-5
+        once, twice = (
+            gain @ ways.most(gain, floor=speed * (1 - give))[0] - (speed / fastest).sum() for give in (1e-5, 2e-5)
+        )
+        assert once - (twice - once) <= 1e-4
 
 
 @pytest.mark.parametrize("policy", LEVELS, ids=lambda policy: type(policy).__name__)
