@@ -8,7 +8,7 @@ import numpy as np
 
 from labkit.core.resources import Floats
 from labkit.schedulers.gavel.base import check_choice, with_what_is_there
-from labkit.schedulers.gavel.linear import Ways
+from labkit.schedulers.gavel.linear import Program, Ways
 from labkit.schedulers.gavel.problem import Allocation, Problem
 
 OBJECTIVES = ("ratio", "sum")
@@ -63,10 +63,11 @@ class Cost:
 def cheapest(problem: Problem, *, objective: str, floor: Floats | None = None) -> Allocation:
     """Return the shares that do the most for a dollar, with steps/s that each job must get, (J,)."""
     ways = Ways.of(problem)
+    program = Program(ways, floor=floor)
     price = problem.use @ problem.price
     if objective == "sum":
         gain = ways.speed.sum(axis=1) / price[ways.column]
-        x, bound = ways.most(gain, floor=floor)
+        x, bound = program.most(gain)
         return ways.allocation(x, value=float(gain @ x), bound=bound)
     cost = ways.n_gpus * price[ways.column]
     fastest = np.where(problem.speed > 0, problem.speed, np.nan)
@@ -74,27 +75,27 @@ def cheapest(problem: Problem, *, objective: str, floor: Floats | None = None) -
     work = (ways.speed * dollars_per_step[ways.job]).sum(axis=1)
     if floor is None or not (floor > 0).any():
         bound = float((work / cost).max())
-        x, _ = ways.most(np.where(work >= bound * (1 - CLOSE) * cost, work, -1.0))
+        x, _ = program.most(np.where(work >= bound * (1 - CLOSE) * cost, work, -1.0))
     else:
-        x, bound = _best_ratio(ways, work, cost, floor)
+        x, bound = _best_ratio(program, work, cost)
     return ways.allocation(x, value=float(work @ x) / float(cost @ x), bound=bound)
 
 
-def _best_ratio(ways: Ways, work: Floats, cost: Floats, floor: Floats) -> tuple[Floats, float]:
+def _best_ratio(program: Program, work: Floats, cost: Floats) -> tuple[Floats, float]:
     """Return shares with the best work over cost and, of those, the most work; and a bound on the ratio.
 
     With a ratio r so far, the shares with the greatest work - r cost have a better one unless that is 0.
     """
-    x, most_negative = ways.most(-cost, floor=floor)
+    x, most_negative = program.most(-cost)
     least_cost = float(cost @ x)
     ratio = float(work @ x) / least_cost
     for _ in range(MAX_RATIOS):
-        better, most = ways.most(work - ratio * cost, floor=floor)
+        better, most = program.most(work - ratio * cost)
         reached = float(work @ better) / float(cost @ better)
         if reached <= ratio * (1 + CLOSE):
             break
         x, ratio = better, reached
     bound = ratio + max(most, 0.0) / -most_negative  # any work <= ratio cost + most, and cost >= least cost
-    dearer = (ratio * (1 - CLOSE) * cost - work) / (ratio * least_cost)
-    x, _ = ways.most(work, floor=floor, at_most_zero=dearer)
+    program.at_most_zero((ratio * (1 - CLOSE) * cost - work) / (ratio * least_cost))  # no dearer than that
+    x, _ = program.most(work)
     return x, bound

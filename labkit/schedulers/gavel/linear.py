@@ -1,4 +1,4 @@
-"""Linear goals: the most of a weighted sum of speeds less costs, with floors under some of the speeds."""
+"""Linear goals: the most of a weighted sum over all ways to run, with floors under some of the speeds."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from labkit.core.errors import InputError
 from labkit.core.resources import Floats, Ints
 from labkit.schedulers.gavel.problem import Allocation, Problem
+from labkit.solvers.lp import LinearProgram
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +36,7 @@ class Ways:
 
     @classmethod
     def of(cls, problem: Problem) -> Ways:
-        """Return all ways that get anybody on."""
+        """Return all ways that get anybody on, but pairs that are no faster than their members taking turns."""
         j, v = np.nonzero(problem.speed > 0)
         alone = problem.speed[j, v]
         job, column, speed = np.stack([j, j], axis=1), v, np.stack([alone, np.zeros(len(j))], axis=1)
@@ -45,7 +45,10 @@ class Ways:
             same = problem.n_gpus[a] == problem.n_gpus[b]
             pairs = np.stack([a[same], b[same]], axis=1)
             both = problem.sharing.of(pairs)
-            p, u = np.nonzero((both > 0).all(axis=1))
+            apart = problem.speed[pairs]
+            with np.errstate(divide="ignore", invalid="ignore"):
+                turns = (both / apart).sum(axis=1)  # time that both need, one after the other, for as much
+            p, u = np.nonzero((both > 0).all(axis=1) & ~(turns <= 1))
             job = np.concatenate([job, pairs[p]])
             column, speed = np.concatenate([column, u]), np.concatenate([speed, both[p, :, u]])
         return cls(problem, job, column, speed)
@@ -79,46 +82,6 @@ class Ways:
         entries = (self.speed.T.ravel(), (self.job.T.ravel(), np.concatenate([ways, ways])))
         return sparse.csr_matrix(entries, shape=(self.problem.n_jobs, len(ways)))
 
-    def most(
-        self, gain: Floats, *, floor: Floats | None = None, at_most_zero: Floats | None = None
-    ) -> tuple[Floats, float]:
-        """Return the shares (W,) with the greatest gain (W,), and what no shares exceed.
-
-        Parameters
-        ----------
-        gain : array
-            (W,) of all time spent so.
-        floor : array, optional
-            (J,) steps/s that each job must get.
-        at_most_zero : array, optional
-            (W,) factors of a sum that may not exceed 0.
-
-        Raises
-        ------
-        InputError
-            If the floors cannot be reached together.
-        """
-        from scipy import sparse
-        from scipy.optimize import linprog
-
-        rows = [self.limits]
-        limits = [self.problem.capacity, np.ones(self.problem.n_jobs)]
-        if floor is not None:
-            held = np.flatnonzero(floor > 0)
-            rows.append(sparse.csr_matrix(self.rates[held].multiply(-1 / floor[held, None])))
-            limits.append(-np.ones(len(held)))
-        if at_most_zero is not None:
-            rows.append(sparse.csr_matrix(at_most_zero))
-            limits.append(np.zeros(1))
-        a, b = sparse.vstack(rows, format="csr"), np.concatenate(limits)
-        scale = max(float(np.abs(gain).max(initial=0.0)), 1e-300)
-        answer: Any = linprog(-gain / scale, A_ub=a, b_ub=b, method="highs")
-        if answer.status != 0:
-            raise InputError(f"not all jobs can have the speed that is asked for them: {answer.message}")
-        prices = np.maximum(-answer.ineqlin.marginals, 0.0)
-        over = np.maximum(gain / scale - a.T @ prices, 0.0).sum()  # rounding; no share exceeds 1
-        return np.maximum(answer.x, 0.0), float(b @ prices + over) * scale
-
     def allocation(self, x: Floats, *, value: float, bound: float) -> Allocation:
         """Return shares of ways (W,) as an allocation."""
         shape = self.problem.speed.shape
@@ -132,3 +95,53 @@ class Ways:
         return Allocation(
             share=share, pairs=pairs.reshape(-1, 2).astype(np.int32), pair_share=pair_share, value=value, bound=bound
         )
+
+
+class Program:
+    """Linear programs over the same ways and floors, one after the other: each starts where the last one ended.
+
+    Parameters
+    ----------
+    ways : Ways
+        Of the problem.
+    floor : array, optional
+        (J,) steps/s that each job must get.
+    """
+
+    def __init__(self, ways: Ways, *, floor: Floats | None = None) -> None:
+        from scipy import sparse
+
+        rows = [ways.limits]
+        self._limit = np.concatenate([ways.problem.capacity, np.ones(ways.problem.n_jobs)])
+        if floor is not None:
+            held = np.flatnonzero(floor > 0)
+            rows.append(sparse.csr_matrix(ways.rates[held].multiply(-1 / floor[held, None])))
+            self._limit = np.concatenate([self._limit, -np.ones(len(held))])
+        self._rows = sparse.vstack(rows, format="csr")
+        self._ways = np.arange(len(ways.column))
+        self._program = LinearProgram(maximise=True)
+        self._program.add_columns(np.zeros(len(ways.column)))
+        self._program.add_rows(self._rows, upper=self._limit)
+
+    def at_most_zero(self, factors: Floats) -> None:
+        """From now on, let the sum of shares times these factors (W,) not exceed 0."""
+        from scipy import sparse
+
+        row = sparse.csr_matrix(factors)
+        self._program.add_rows(row, upper=0.0)
+        self._rows, self._limit = sparse.vstack([self._rows, row], format="csr"), np.append(self._limit, 0.0)
+
+    def most(self, gain: Floats) -> tuple[Floats, float]:
+        """Return the shares (W,) with the greatest sum of gains (W,), and what no shares exceed.
+
+        Raises
+        ------
+        InfeasibleError
+            If the floors cannot be reached together.
+        """
+        scale = max(float(np.abs(gain).max(initial=0.0)), 1e-300)
+        self._program.set_cost(self._ways, gain / scale)
+        answer = self._program.solve()
+        prices = np.maximum(answer.dual, 0.0)
+        over = np.maximum(gain / scale - self._rows.T @ prices, 0.0).sum()  # rounding; no share exceeds 1
+        return np.maximum(answer.x, 0.0), float(self._limit @ prices + over) * scale

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from labkit.schedulers.gavel.base import with_what_is_there
-from labkit.schedulers.gavel.linear import Ways
+from labkit.schedulers.gavel.linear import Program, Ways
 from labkit.schedulers.gavel.problem import Allocation, Problem
 
 
@@ -38,5 +38,5 @@ class Throughput:
         if self.normalised:
             speed = speed * (problem.n_gpus / problem.speed.max(axis=1))[ways.job]
         gain = speed.sum(axis=1)
-        x, bound = ways.most(gain)
+        x, bound = Program(ways).most(gain)
         return ways.allocation(x, value=float(gain @ x), bound=bound)
