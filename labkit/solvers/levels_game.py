@@ -5,7 +5,13 @@ from typing import Any
 import numba
 import numpy as np
 
-from labkit.core.resources import Floats
+from labkit.core.resources import Floats, Ints
+
+REFRESH = 20
+"""Pivots between two inversions."""
+
+SMALL_GAIN, SMALL_PIVOT = 1e-9, 1e-6
+"""What gains less is not worth a pivot that is smaller, which would leave the basis all but singular."""
 
 
 @numba.njit(cache=True)
@@ -19,19 +25,59 @@ def balance(over: Floats, ease: Floats, price: Floats, mixture: Floats) -> float
     inverse, basis = _first_basis(over, n, ease)
     column = np.empty(rows)
     for pivot in range(200 + 40 * rows):
-        enter = _entering(over, n, inverse, pivot > 100 + 20 * rows)
+        enter, reduced = _entering(over, n, inverse, pivot > 100 + 20 * rows)
         leave = -1 if enter < 0 else _leaving(over, n, enter, inverse, column)
-        if leave < 0:
+        if leave < 0 or (reduced > -SMALL_GAIN and column[leave] < SMALL_PIVOT):
             break
         basis[leave] = enter
         _pivot(inverse, column, leave)
-    mixture[:] = 0.0
-    for r in range(1, rows):
-        if basis[r] < n:
-            mixture[basis[r]] = max(inverse[r, rows - 1], 0.0)
+        if pivot % REFRESH == REFRESH - 1:
+            _refresh(over, n, ease, basis, inverse)
+    _refresh(over, n, ease, basis, inverse)
     for i in range(rows - 1):
         price[i] = max(-inverse[0, i], 0.0)
-    return float(inverse[0, rows - 1])
+    return _mixed(over, ease, basis, inverse, mixture)
+
+
+@numba.njit(cache=True)
+def _mixed(over: Floats, ease: Floats, basis: Ints, inverse: Floats, mixture: Floats) -> float:
+    """Read the mixture off the basis, clear of rounding; return its worst excess."""
+    rows = len(basis)
+    x, amiss = inverse[:, rows - 1].copy(), np.empty(rows)
+    for _ in range(2):  # what rounding left in the inverse shows in the equations, and is taken out
+        _residual(over, ease, basis, len(mixture), x, amiss)
+        for r in range(rows):
+            for i in range(rows):
+                x[r] += inverse[r, i] * amiss[i]
+    mixture[:] = 0.0
+    for r in range(1, rows):
+        if basis[r] < len(mixture):
+            mixture[basis[r]] = max(x[r], 0.0)
+    mixture /= mixture.sum()
+    worst = -np.inf
+    for i in range(rows - 1):
+        excess = 0.0
+        for r in range(1, rows):
+            if basis[r] < len(mixture):
+                excess += mixture[basis[r]] * over[basis[r], i]
+        worst = max(worst, excess / ease[i])
+    return worst
+
+
+@numba.njit(cache=True)
+def _residual(over: Floats, ease: Floats, basis: Ints, n: int, x: Floats, amiss: Floats) -> None:
+    """Write by how much the basic solution x misses the equations."""
+    last = len(basis) - 1
+    for i in range(last):
+        amiss[i] = ease[i] * x[0]
+    amiss[last] = 1.0
+    for r in range(1, last + 1):
+        if basis[r] >= n:
+            amiss[basis[r] - n] -= x[r]
+            continue
+        amiss[last] -= x[r]
+        for i in range(last):
+            amiss[i] -= over[basis[r], i] * x[r]
 
 
 @numba.njit(cache=True)
@@ -60,10 +106,10 @@ def _first_basis(over: Floats, n: int, ease: Floats) -> Any:
 
 
 @numba.njit(cache=True)
-def _entering(over: Floats, n: int, inverse: Floats, first: bool) -> int:
-    """Return the response or slack with the least reduced cost (or the first negative one), -1 if none is negative."""
+def _entering(over: Floats, n: int, inverse: Floats, first: bool) -> Any:
+    """Return the response or slack with the least reduced cost (or the first negative one; -1: none), and that cost."""
     n_types = inverse.shape[0] - 1
-    enter, least = -1, -1e-13
+    enter, least = -1, -1e-12
     for k in range(n + n_types):
         if k >= n:
             reduced = -inverse[0, k - n]
@@ -73,9 +119,9 @@ def _entering(over: Floats, n: int, inverse: Floats, first: bool) -> int:
                 reduced -= inverse[0, i] * over[k, i]
         if reduced < least:
             if first:
-                return k
+                return k, reduced
             enter, least = k, reduced
-    return enter
+    return enter, least
 
 
 @numba.njit(cache=True)
@@ -90,8 +136,10 @@ def _leaving(over: Floats, n: int, enter: int, inverse: Floats, column: Floats) 
             column[r] = inverse[r, last]
             for i in range(last):
                 column[r] += inverse[r, i] * over[enter, i]
-        if r > 0 and column[r] > 1e-12 and inverse[r, last] / column[r] < least:
-            leave, least = r, inverse[r, last] / column[r]
+        if r > 0 and column[r] > 1e-9:
+            ratio = max(inverse[r, last], 0.0) / column[r]
+            if ratio < least - 1e-15 or (ratio <= least and column[r] > column[leave]):  # a large pivot is accurate
+                leave, least = r, ratio
     return leave
 
 
@@ -105,3 +153,37 @@ def _pivot(inverse: Floats, column: Floats, leave: int) -> None:
         if r != leave:
             for i in range(size):
                 inverse[r, i] -= column[r] * inverse[leave, i]
+
+
+@numba.njit(cache=True)
+def _refresh(over: Floats, n: int, ease: Floats, basis: Ints, inverse: Floats) -> None:
+    """Invert the basis anew, by elimination with pivots in each column: many updates leave errors behind."""
+    rows = len(basis)
+    both = np.zeros((rows, 2 * rows))
+    for r in range(rows):
+        both[r, rows + r] = 1.0
+        for i in range(rows - 1):
+            if r == 0:
+                both[i, r] = -ease[i]
+            elif basis[r] < n:
+                both[i, r] = over[basis[r], i]
+            else:
+                both[i, r] = 1.0 if basis[r] - n == i else 0.0
+        both[rows - 1, r] = 1.0 if 0 < r and basis[r] < n else 0.0
+    for c in range(rows):
+        top = c
+        for r in range(c + 1, rows):
+            if abs(both[r, c]) > abs(both[top, c]):
+                top = r
+        if both[top, c] == 0.0:
+            return
+        for i in range(2 * rows):
+            both[c, i], both[top, i] = both[top, i], both[c, i]
+        for r in range(rows):
+            if r != c and both[r, c] != 0.0:
+                factor = both[r, c] / both[c, c]
+                for i in range(2 * rows):
+                    both[r, i] -= factor * both[c, i]
+    for r in range(rows):
+        for i in range(rows):
+            inverse[r, i] = both[r, rows + i] / both[r, r]

@@ -25,7 +25,7 @@ FILLED, UNMET, STUCK = range(3)
 """How it ended: well; the bases cannot be met; the search ran out of responses."""
 
 STUCK_AT = 1e-6
-UNPRICED, SPARE = 1e-7, 1e-6
+UNPRICED, SPARE = 1e-4, 1e-6
 """A type is used up if its price is above the first, relative to the dearest open one, and less than the second of it
 is left; by duality at most one of the two can be in doubt once the gap is below their product."""
 

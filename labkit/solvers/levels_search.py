@@ -14,6 +14,9 @@ at which the need is the best; rate 0: the job is pinned to its base."""
 
 N_COLUMNS = 6
 ROUNDING = 1e-12
+EXACT, EXTRA = 1e-3, 8
+"""Once within the tolerance, a search tries a few more prices to get to this part of it: what is left of one search
+burdens the next."""
 
 
 @numba.njit(cache=True)
@@ -166,7 +169,7 @@ def search(
     higher level (those given where nothing limits it below t), and whether they do.
     """
     proof, price = price.copy(), price.copy()
-    most, proved, n, y = len(found[2]) - 12, False, 0, np.inf
+    most, proved, n, y, extra = len(found[2]) - 12, False, 0, np.inf, 0
     over, mixture = np.empty((len(found[2]), len(price))), np.zeros(len(found[2]))
     while n < most:
         answer = _ask(t, price, table, timing, found, n)
@@ -176,7 +179,8 @@ def search(
             t, n = _lower(t, floor, answer, price, table, timing, found, n)
         overuse(t, found, n, over)
         y = balance(over, ease, price, mixture[:n])
-        if y <= tolerance:
+        extra += y <= (tolerance if t > floor else 10.0 * tolerance)  # a floor was reachable but for rounding
+        if y <= EXACT * tolerance or extra > EXTRA:
             break
     return t, y, mixture[:n], proof, proved
 
