@@ -56,7 +56,8 @@ class Gavel:
     fill : bool
         Give away what nobody is owed; False leaves it idle.
     stay : float
-        Rounds by which another job must be more overdue than one that runs to take its place: fewer moves.
+        Rounds by which another job must be more overdue than one that runs to take its place (fewer moves), and that
+        a job may be kept off where it should run while another gains more there.
     patience : float
         Rounds that a job may be ahead of or behind its allotment before the rest is forgotten; more than `stay`.
     published : bool

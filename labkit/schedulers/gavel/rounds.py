@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from labkit.core.resources import Floats, Ints
+from labkit.core.resources import Bools, Floats, Ints
 
 SLACK = 1e-9
 
@@ -121,7 +121,7 @@ def _best_gain(speed: Floats, use: Floats, free: Floats, n_gpus: float, now: int
 
 @njit(cache=True)
 def fill_up(
-    speed: Floats, worth: Floats, n_gpus: Floats, use: Floats, free: Floats, column: Ints, partner: Ints, moves: bool
+    speed: Floats, worth: Floats, n_gpus: Floats, use: Floats, free: Floats, column: Ints, partner: Ints, moves: Bools
 ) -> None:
     """Give what is left free to the job that gains most by it, again and again.
 
@@ -134,8 +134,8 @@ def fill_up(
         (J, V) steps/s.
     worth : array
         (J,) what a step/s is worth, so that gains of different jobs compare.
-    moves : bool
-        Jobs that have a column may move.
+    moves : array of bool
+        (J,) jobs that may move to another column if they have one.
     """
     n_jobs, n_columns = speed.shape
     for _ in range(n_jobs * n_columns):
@@ -143,7 +143,7 @@ def fill_up(
             return
         best, best_j, best_v = 1e-12, -1, -1
         for j in range(n_jobs):
-            if column[j] < 0 or (moves and partner[j] < 0):
+            if column[j] < 0 or (moves[j] and partner[j] < 0):
                 gain, v = _best_gain(speed[j], use, free, n_gpus[j], column[j])
                 if v >= 0 and gain * worth[j] > best * (1 + SLACK):
                     best, best_j, best_v = gain * worth[j], j, v
@@ -153,6 +153,35 @@ def fill_up(
             _take(free, use[column[best_j]], -n_gpus[best_j])
         _take(free, use[best_v], n_gpus[best_j])
         column[best_j] = best_v
+
+
+@njit(cache=True)
+def _best_move(
+    v: int, w: int, size: float, speed: Floats, worth: Floats, n_gpus: Floats, column: Ints, moves: Bools
+) -> tuple[float, int]:
+    """Return the most that a job of some size gains (or the least that it loses) by going from v to w, and who."""
+    best, best_j = -np.inf, -1
+    for j in range(len(column)):
+        if column[j] == v and moves[j] and n_gpus[j] == size and speed[j, w] > 0:
+            gain = (speed[j, w] - speed[j, v]) * worth[j]
+            if gain > best:
+                best, best_j = gain, j
+    return best, best_j
+
+
+@njit(cache=True)
+def trade(speed: Floats, worth: Floats, n_gpus: Floats, column: Ints, moves: Bools) -> None:
+    """Let two jobs of one size change places as long as one gains more by it than the other loses."""
+    n_columns = speed.shape[1]
+    for size in np.unique(n_gpus):
+        for v in range(n_columns):
+            for w in range(v + 1, n_columns):
+                for _ in range(len(column)):
+                    there, a = _best_move(v, w, size, speed, worth, n_gpus, column, moves)
+                    back, b = _best_move(w, v, size, speed, worth, n_gpus, column, moves)
+                    if a < 0 or b < 0 or there + back <= SLACK:
+                        break
+                    column[a], column[b] = w, v
 
 
 @njit(cache=True)
@@ -222,7 +251,13 @@ def choose(
         )
         most_overdue(first, second, priority, gpus, use, free, chosen, mate)
         if fill:
-            fill_up(speed[jobs], worth[jobs], gpus, use, free, chosen, mate, over)
+            moves = column[jobs] < 0  # who starts now
+            fill_up(speed[jobs], worth[jobs], gpus, use, free, chosen, mate, moves | over)
+    moves = (chosen >= 0) & (mate < 0)
+    for i in range(len(jobs)):
+        if moves[i]:
+            moves[i] = (over or column[jobs[i]] < 0) and lag_s[jobs[i], chosen[i]] < stay * round_s
+    trade(speed[jobs], worth[jobs], gpus, chosen, moves)
     for i in range(len(jobs)):
         if mate[i] >= 0:
             mate[i] = jobs[mate[i]]

@@ -14,7 +14,7 @@ from labkit.schedulers import make
 from labkit.schedulers.gavel.mechanism import Gavel
 from labkit.schedulers.gavel.problem import Allocation, Problem
 from labkit.schedulers.gavel.profile import Profile
-from labkit.schedulers.gavel.rounds import fill_up, most_overdue
+from labkit.schedulers.gavel.rounds import fill_up, most_overdue, trade
 from labkit.topology import no_network
 from labkit.topology.servers import Server
 from labkit.workloads.gavel_traces import gavel_jobs
@@ -91,6 +91,15 @@ def test_time_on_each_type_follows_the_shares_within_a_few_rounds(fill, stay, wi
     until_s = 100 * ROUND_S
     run_until(session, scheduler, until_s)
     assert np.abs(held_s(session, until_s=until_s) / ROUND_S - 100 * np.array(SHARES)).max() <= within
+
+
+def test_trades_are_paid_back_within_a_few_rounds():
+    """The paper's three jobs gain differently by the faster type; their shares hold all the same."""
+    scheduler = Gavel(Fixed(SHARES))
+    session = session_of(scheduler, jobs_of(3), cluster(1, 1), speeds=[[4.0, 1.0], [3.0, 1.0], [2.0, 1.0]])
+    until_s = 200 * ROUND_S
+    run_until(session, scheduler, until_s)
+    assert np.abs(held_s(session, until_s=until_s) / ROUND_S - 200 * np.array(SHARES)).max() <= 8
 
 
 def test_staying_saves_moves():
@@ -171,7 +180,7 @@ def fill(speed, *, n_gpus, free, column, moves=True):
     n = len(speed)
     fill_up(
         np.array(speed, float), np.ones(n), np.array(n_gpus, float), np.eye(len(free)), left, chosen,
-        np.full(n, -1, np.int32), moves,
+        np.full(n, -1, np.int32), np.full(n, moves),
     )  # fmt: skip
     return chosen.tolist(), left.tolist()
 
@@ -183,6 +192,12 @@ def test_what_is_left_goes_to_the_job_that_gains_most():
 def test_a_job_that_runs_moves_to_a_faster_type_and_leaves_its_place():
     assert fill([[2, 9], [1, 1.5]], n_gpus=[1, 1], free=[0, 1], column=[0, -1]) == ([1, 0], [0, 0])
     assert fill([[2, 9], [1, 1.5]], n_gpus=[1, 1], free=[0, 1], column=[0, -1], moves=False) == ([0, 1], [0, 0])
+
+
+def test_two_jobs_change_places_where_one_gains_more_than_the_other_loses():
+    speed, column = np.array([[10.0, 9.0], [10.0, 2.0], [10.0, 1.0]]), np.array([0, 1, 1], np.int32)
+    trade(speed, np.array([0.1, 0.1, 0.1]), np.array([1.0, 1.0, 2.0]), column, np.ones(3, bool))
+    assert column.tolist() == [1, 0, 1]  # the third gains most, but is larger
 
 
 def test_a_pair_and_its_members_alone_never_run_at_once():
