@@ -11,7 +11,7 @@ from labkit.core.jobs import Jobs
 from labkit.core.placement import Gangs, Placement
 from labkit.core.resources import GPUS, Bools, Floats, Ints
 from labkit.core.snapshot import Snapshot
-from labkit.schedulers.gavel.base import isolated_speed
+from labkit.schedulers.gavel.base import proportional_speed
 from labkit.schedulers.gavel.problem import Allocation, Problem, Sharing
 from labkit.schedulers.gavel.profile import Profile
 from labkit.schedulers.gavel.published import PublishedRounds
@@ -68,6 +68,7 @@ class Run:
         self.jobs: Ints = np.empty(0, np.int32)
         self.up: Bools = np.empty(0, np.bool_)
         self.capacity = cluster.gpus_of_type()
+        self.typical_speed = np.full(n, np.inf)
         self.last: Allocation | None = None
         self.now_s, self.allotted_s, self.round_end_s = snapshot.now_s, -np.inf, -np.inf
         self.n_problems = 0
@@ -111,10 +112,17 @@ class Run:
             self.capacity = np.zeros(len(cluster.device_types))
             np.add.at(self.capacity, cluster.group_type, there)
             self.up, self.stale = snapshot.up, True
+            self.typical_speed = self._typical_speed()
         jobs = snapshot.jobs.number
         if not np.array_equal(jobs, self.jobs):
             self.jobs, self.stale = jobs, True
         return self.stale
+
+    def _typical_speed(self) -> Floats:
+        """Return the steps/s of every job, on average over the GPUs that are there, (N,)."""
+        if not self.capacity.any():
+            return np.full(len(self.table), np.inf)
+        return proportional_speed(Problem.of(self.speed, capacity=self.capacity, use=self.use, n_gpus=self.n_gpus))
 
     # --- what is owed
 
@@ -144,7 +152,8 @@ class Run:
         self._owe_pairs(jobs[answer.pairs], answer.pair_share)
         self._relaxed = [*self._relaxed, *(int(j) for j in jobs[answer.unmet] if j not in self._told)]
         self._told.update(self._relaxed)
-        self.isolated_speed[jobs] = isolated_speed(problem)
+        gangs = self.capacity.sum() / (len(jobs) * self.n_gpus[jobs])
+        self.isolated_speed[jobs] = np.minimum(gangs, 1.0) * self.typical_speed[jobs]
         self.last, self.n_problems = answer, self.n_problems + 1
 
     def _owe_pairs(self, pairs: Ints, share: Floats) -> None:
@@ -228,7 +237,8 @@ class Run:
         if not len(start) and not len(stop):
             return Placement.nothing()
         placement = self._ask(snapshot, start, stop, chosen, mate)
-        if len(start) and not np.isin(jobs[start], placement.job).all():  # it is not in pieces as the room is
+        wanted = len(start) + np.count_nonzero(mate[start] >= 0)
+        if wanted > np.count_nonzero(np.diff(placement.job, prepend=-1)):  # the room is not in pieces as the gangs are
             behind = np.flatnonzero((chosen < 0) & (self.column[jobs] < 0))[:BEHIND].astype(np.int32)
             chosen[behind] = self.seen_speed[jobs[behind]].argmax(axis=1)
             placement = self._ask(snapshot, np.concatenate([start, behind]), stop, chosen, mate)
