@@ -26,12 +26,16 @@ class Fifo:
         With space sharing, who waits joins one who runs if their speeds, relative to alone, add up to more than this.
     seed : int
         Of the random types.
+    published : bool
+        A job that finds room only on a type on which it cannot run takes it in vain and lets others pass, as in the
+        published aware policy; otherwise it waits for a type on which it can.
     """
 
     aware: bool = True
     backfill: bool = False
     packing_threshold: float = 1.5
     seed: int = 0
+    published: bool = False
 
     only_owed = True  # the published rounds leave GPUs idle rather than let a job overtake
 
@@ -47,4 +51,5 @@ class Fifo:
             backfill=self.backfill,
             packing_threshold=self.packing_threshold,
             seed=self.seed,
+            in_vain=self.published and self.aware,
         )

@@ -17,12 +17,22 @@ NOWHERE: Final = -1
 NEVER: Final = -2
 """The column of a job whose gang is too large for the whole cluster."""
 
+TAKEN_IN_VAIN: Final = 1e-300
+"""Steps/s that count for room in which a job cannot run."""
+
 ROOM: Final = 1e-9
 """GPUs by which a gang may be too large, for rounding."""
 
 
 def in_order(
-    problem: Problem, order: Ints, *, aware: bool, backfill: bool, packing_threshold: float, seed: int
+    problem: Problem,
+    order: Ints,
+    *,
+    aware: bool,
+    backfill: bool,
+    packing_threshold: float,
+    seed: int,
+    in_vain: bool = False,
 ) -> Allocation:
     """Return the allocation that gives whole gangs to jobs in an order, until one fits nowhere.
 
@@ -40,6 +50,8 @@ def in_order(
         Two jobs share GPUs only if their speeds there, relative to alone, add up to more.
     seed : int
         Of the random columns; each job draws the same ones in every problem of a run.
+    in_vain : bool
+        A job that finds room only where it cannot run takes it all the same, instead of waiting.
 
     Returns
     -------
@@ -52,7 +64,15 @@ def in_order(
     held, draw = (_NO_COLUMN, _NO_DRAW) if aware else (_held(problem), _draws(problem.job, seed))
     order = order.astype(np.int32, copy=False)
     column = start_gangs(
-        order, problem.speed, problem.n_gpus, problem.use, problem.capacity, aware, backfill, held, draw
+        order,
+        np.maximum(problem.speed, TAKEN_IN_VAIN) if in_vain else problem.speed,
+        problem.n_gpus,
+        problem.use,
+        problem.capacity,
+        aware,
+        backfill,
+        held,
+        draw,
     )
     pairs, pair_share = np.empty((0, 2), np.int32), np.zeros((0, n_columns))
     if problem.sharing is not None and aware:

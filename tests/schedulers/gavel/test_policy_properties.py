@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labkit.schedulers.gavel import policies
+from labkit.schedulers.gavel import base, policies
 from labkit.schedulers.gavel.base import proportional_speed
 from labkit.schedulers.gavel.ftf import Ftf
 from labkit.schedulers.gavel.hierarchical import Hierarchical
@@ -18,6 +19,7 @@ from labkit.schedulers.gavel.las import Las
 from labkit.schedulers.gavel.linear import Program, Ways
 from labkit.schedulers.gavel.makespan import Makespan
 from labkit.schedulers.gavel.problem import Allocation, Problem, Sharing
+from labkit.schedulers.gavel.water import water_fill
 
 CLOSE = 1e-6
 LEVELS = [Las(), Ftf(), Makespan()]
@@ -191,19 +193,39 @@ def test_hierarchical_shares_are_those_of_linear_programs(problem: Problem, fifo
     np.testing.assert_allclose(
         compiled.speed(problem) / problem.speed.max(axis=1),
         by_programs.speed(problem) / problem.speed.max(axis=1),
-        atol=1e-5,
+        atol=1e-4,
     )
     assert compiled.value == pytest.approx(by_programs.value, rel=1e-6)
+
+
+def by_programs(
+    problem: Problem, sharing: Sharing, worth: np.ndarray, drag: np.ndarray | float, *, leximin: bool
+) -> Allocation:
+    """Return levels by one linear program after the other, instead of by `fill_pairs`."""
+    answer = water_fill(
+        Ways.of(problem), worth=worth, weights=lambda active: active.astype(float), drag=drag, leximin=leximin
+    )
+    got = worth * answer.speed(problem)
+    return replace(answer, value=float((got / (1 + drag * got)).min()))
 
 
 @pytest.mark.parametrize("policy", LEVELS, ids=lambda policy: type(policy).__name__)
 @given(problem=problems())
 def test_levels_are_those_of_linear_programs(policy: object, problem: Problem) -> None:
     nobody = Sharing(np.arange(problem.n_jobs, dtype=np.int32), np.zeros((problem.n_jobs, *problem.speed.shape)))
-    compiled, by_programs = policy.allocate(problem), policy.allocate(replace(problem, sharing=nobody))
-    np.testing.assert_allclose(
-        compiled.speed(problem) / problem.speed.max(axis=1),
-        by_programs.speed(problem) / problem.speed.max(axis=1),
-        atol=1e-5,
-    )
-    assert compiled.value == pytest.approx(by_programs.value, rel=1e-6)
+    assert_same_speeds(policy, problem, replace(problem, sharing=nobody))
+
+
+@pytest.mark.parametrize("policy", LEVELS, ids=lambda policy: type(policy).__name__)
+@given(problem=problems(sharing=True))
+def test_levels_with_pairs_are_those_of_linear_programs(policy: object, problem: Problem) -> None:
+    assert_same_speeds(policy, problem, problem)
+
+
+def assert_same_speeds(policy: object, problem: Problem, in_programs: Problem) -> None:
+    compiled = policy.allocate(problem)
+    with patch.object(base, "_raised_with_pairs", by_programs):
+        plain = policy.allocate(in_programs)
+    fastest = problem.speed.max(axis=1)
+    np.testing.assert_allclose(compiled.speed(problem) / fastest, plain.speed(in_programs) / fastest, atol=1e-4)
+    assert compiled.value == pytest.approx(plain.value, rel=1e-6)

