@@ -10,6 +10,7 @@ import numpy as np
 
 from labkit.core.errors import InputError, unknown
 from labkit.core.resources import Bools, Floats, Ints
+from labkit.schedulers.gavel.equal import spread_evenly
 from labkit.schedulers.gavel.problem import Allocation, Problem, Sharing
 
 TIES = ("centre", "leximin")
@@ -111,57 +112,7 @@ def _widened(answer: Allocation, jobs: Bools, columns: Bools) -> Allocation:
     return replace(answer, share=share, pairs=place[answer.pairs], pair_share=pair_share, unmet=place[answer.unmet])
 
 
-# --- equal shares
-
-
-def proportions(problem: Problem) -> Floats:
-    """Return how a job's time divides among the columns if it has an equal share of every device type.
-
-    Returns
-    -------
-    array
-        (V,), or (J, V) if some jobs run on no single type (their gang is larger): GPUs of the type over all GPUs, in
-        the first (consolidated) column of each type; what cannot run there has the share of its fastest column.
-    """
-    n_gpus = problem.capacity.sum()
-    n_columns, n_types = problem.use.shape
-    weights: Floats
-    if n_columns == n_types and problem.use.trace() == n_types:
-        weights = problem.capacity / n_gpus
-    else:
-        weights = np.zeros(n_columns)
-        first = [int(column.argmax()) for column in (problem.use == 1).T if column.any()]
-        weights[first] = problem.offered[first] / n_gpus
-    nowhere = (problem.speed @ weights) <= 0
-    if not nowhere.any():
-        return weights
-    each = np.tile(weights, (problem.n_jobs, 1))
-    fastest = problem.speed[nowhere].argmax(axis=1)
-    each[nowhere] = 0.0
-    each[np.flatnonzero(nowhere), fastest] = problem.offered[fastest] / n_gpus
-    return each
-
-
-def proportional_speed(problem: Problem) -> Floats:
-    """Return the steps/s of each job if it spent its time on the types in proportion to their GPUs, (J,)."""
-    weights = proportions(problem)
-    speed: Floats = problem.speed @ weights if weights.ndim == 1 else (problem.speed * weights).sum(axis=1)
-    return speed
-
-
-def equal_shares(problem: Problem) -> Floats:
-    """Return the shares of time if every job had one J-th of every device type to itself, (J, V)."""
-    n_jobs = problem.n_jobs
-    gangs = problem.capacity.sum() / (n_jobs * problem.n_gpus)  # an n-th of all GPUs, in gangs
-    shares: Floats = np.minimum(gangs, 1.0)[:, None] * proportions(problem)
-    return np.broadcast_to(shares, problem.speed.shape)
-
-
-def isolated_speed(problem: Problem) -> Floats:
-    """Return the steps/s of each job on one J-th of every device type, (J,)."""
-    gangs = problem.capacity.sum() / (problem.n_jobs * problem.n_gpus)
-    speed: Floats = np.minimum(gangs, 1.0) * proportional_speed(problem)
-    return speed
+# --- what a policy sees
 
 
 def as_if_equal(problem: Problem, *, reference: int | None) -> Problem:
@@ -199,6 +150,7 @@ def raise_levels(
     worth: Floats | float = 1.0,
     slope: Floats | float = 1.0,
     drag: Floats | float = 0.0,
+    aware: bool = True,
 ) -> Allocation:
     """Return the shares where the least level is highest; the value is that level.
 
@@ -214,6 +166,8 @@ def raise_levels(
         (J,) of a step/s of each job.
     slope, drag : array or float
         (J,) what a level takes.
+    aware : bool
+        Otherwise the speeds do not tell the columns apart, and each job's time is spread over them evenly.
     """
     worths = np.broadcast_to(np.asarray(worth, np.float64), (problem.n_jobs,))
     if tie == "centre":
@@ -225,7 +179,8 @@ def raise_levels(
     value = problem.speed * (worths / slope)[:, None]
     leximin = tie == "leximin"
     filled = fill(value, size=problem.n_gpus, capacity=problem.capacity, use=problem.use, drag=drag, leximin=leximin)
-    return Allocation(share=filled.x, value=filled.level, bound=filled.bound)
+    answer = Allocation(share=filled.x, value=filled.level, bound=filled.bound)
+    return answer if aware or not leximin else spread_evenly(problem, answer)
 
 
 def _centred(problem: Problem, worth: Floats, slope: Floats | float, drag: Floats | float) -> Allocation:

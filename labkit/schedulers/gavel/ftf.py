@@ -4,15 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from labkit.schedulers.gavel.base import (
-    TIES,
-    as_if_equal,
-    check_choice,
-    isolated_speed,
-    raise_levels,
-    with_what_is_there,
-    work_left,
-)
+from labkit.schedulers.gavel.base import TIES, as_if_equal, check_choice, raise_levels, with_what_is_there, work_left
+from labkit.schedulers.gavel.equal import isolated_speed
 from labkit.schedulers.gavel.problem import Allocation, Problem
 
 
@@ -62,5 +55,5 @@ class Ftf:
         left = work_left(seen)
         alone_s = seen.isolated_s + left / isolated_speed(seen)
         # rho <= 1/t  <=>  speed >= left t / (alone - age t) = (left / alone) t / (1 - (age / alone) t)
-        answer = raise_levels(seen, slope=left / alone_s, drag=seen.age_s / alone_s, tie=self.tie)
+        answer = raise_levels(seen, slope=left / alone_s, drag=seen.age_s / alone_s, tie=self.tie, aware=self.aware)
         return replace(answer, value=1 / answer.value, bound=1 / answer.bound)

@@ -8,7 +8,8 @@ import numpy as np
 
 from labkit.core.errors import InputError
 from labkit.core.resources import Floats, Ints
-from labkit.schedulers.gavel.base import no_pairs, proportions, with_what_is_there
+from labkit.schedulers.gavel.base import no_pairs, with_what_is_there
+from labkit.schedulers.gavel.equal import proportions
 from labkit.schedulers.gavel.problem import Allocation, Problem, Sharing
 
 

@@ -9,7 +9,8 @@ import numpy as np
 
 from labkit.core.errors import InputError
 from labkit.core.resources import Bools, Floats
-from labkit.schedulers.gavel.base import check_choice, proportional_speed, with_what_is_there
+from labkit.schedulers.gavel.base import check_choice, with_what_is_there
+from labkit.schedulers.gavel.equal import proportional_speed, spread_evenly
 from labkit.schedulers.gavel.linear import Ways
 from labkit.schedulers.gavel.problem import Allocation, Problem
 from labkit.schedulers.gavel.water import water_fill
@@ -76,6 +77,7 @@ class Hierarchical:
             answer = water_fill(Ways.of(seen), worth=worth, weights=weights)
         else:
             answer = _alone(seen, worth, weights)
+            answer = answer if self.aware else spread_evenly(seen, answer)
         return _valued(answer, seen, worth, weights)
 
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from labkit.schedulers.gavel.base import equal_shares, with_what_is_there
+from labkit.schedulers.gavel.base import with_what_is_there
+from labkit.schedulers.gavel.equal import equal_shares
 from labkit.schedulers.gavel.problem import Allocation, Problem
 
 

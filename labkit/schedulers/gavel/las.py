@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from labkit.schedulers.gavel.base import TIES, check_choice, proportional_speed, raise_levels, with_what_is_there
+from labkit.schedulers.gavel.base import TIES, check_choice, raise_levels, with_what_is_there
+from labkit.schedulers.gavel.equal import proportional_speed
 from labkit.schedulers.gavel.problem import Allocation, Problem
 
 
@@ -20,7 +21,7 @@ class Las:
     Attributes
     ----------
     aware : bool
-        Otherwise the level counts GPU time, whatever the type.
+        Otherwise the level counts GPU time, whatever the type, and time is spread over the types evenly.
     tie : str
         Among the shares that reach the highest common level, "leximin": nobody who could have more has less;
         "centre": the analytic centre, as interior-point solvers give.
@@ -51,4 +52,4 @@ class Las:
     def _raise(self, problem: Problem) -> Allocation:
         seen = problem if self.aware else problem.agnostic()
         normal = proportional_speed(seen) if self.aware else np.ones(seen.n_jobs)
-        return raise_levels(seen, worth=seen.n_gpus / (seen.weight * normal), tie=self.tie)
+        return raise_levels(seen, worth=seen.n_gpus / (seen.weight * normal), tie=self.tie, aware=self.aware)

@@ -41,5 +41,5 @@ class Makespan:
 
     def _finish(self, problem: Problem) -> Allocation:
         seen = problem if self.aware else as_if_equal(problem, reference=self.reference)
-        answer = raise_levels(seen, slope=work_left(seen), tie=self.tie)
+        answer = raise_levels(seen, slope=work_left(seen), tie=self.tie, aware=self.aware)
         return replace(answer, value=1 / answer.value, bound=1 / answer.bound)

@@ -11,7 +11,7 @@ from labkit.core.jobs import Jobs
 from labkit.core.placement import Gangs, Placement
 from labkit.core.resources import GPUS, Bools, Floats, Ints
 from labkit.core.snapshot import Snapshot
-from labkit.schedulers.gavel.base import proportional_speed
+from labkit.schedulers.gavel.equal import proportional_speed
 from labkit.schedulers.gavel.problem import Allocation, Problem, Sharing
 from labkit.schedulers.gavel.profile import Profile
 from labkit.schedulers.gavel.published import PublishedRounds
@@ -62,9 +62,7 @@ class Run:
         self.isolated_s, self.isolated_speed, self.steps_then = np.zeros(n), np.full(n, np.inf), np.zeros(n)
         self.pairs = np.empty((0, 2), np.int32)
         self.pair_share = self.pair_lag_s = np.zeros((0, len(self.use)))
-        knows = getattr(options.policy, "aware", True)
-        self.seen_speed = self.speed if knows else (self.speed > 0).astype(np.float64)
-        self.worth = 1 / (self.seen_speed.max(axis=1, initial=0.0) * self.n_gpus).clip(1e-300)
+        self.worth = 1 / (self.speed.max(axis=1, initial=0.0) * self.n_gpus).clip(1e-300)
         self.jobs: Ints = np.empty(0, np.int32)
         self.up: Bools = np.empty(0, np.bool_)
         self.capacity = cluster.gpus_of_type()
@@ -206,7 +204,7 @@ class Run:
             self.round_end_s = options.round_s * (np.floor(now_s / options.round_s + 1e-9) + 1)
         return choose(
             jobs, over, options.fill, options.round_s, options.stay, self.share, self.lag_s, self.pairs,
-            self.pair_share, self.pair_lag_s, self.seen_speed, self.worth, self.n_gpus, self.use, self.capacity,
+            self.pair_share, self.pair_lag_s, self.speed, self.worth, self.n_gpus, self.use, self.capacity,
             self.column, self.partner,
         )  # fmt: skip
 
@@ -240,7 +238,7 @@ class Run:
         wanted = len(start) + np.count_nonzero(mate[start] >= 0)
         if wanted > np.count_nonzero(np.diff(placement.job, prepend=-1)):  # the room is not in pieces as the gangs are
             behind = np.flatnonzero((chosen < 0) & (self.column[jobs] < 0))[:BEHIND].astype(np.int32)
-            chosen[behind] = self.seen_speed[jobs[behind]].argmax(axis=1)
+            chosen[behind] = self.speed[jobs[behind]].argmax(axis=1)
             placement = self._ask(snapshot, np.concatenate([start, behind]), stop, chosen, mate)
         note_placed(placement.set_jobs, placement.job, jobs, chosen, mate, self.column, self.partner)
         return placement

@@ -8,7 +8,8 @@ import numpy as np
 
 from labkit.core.errors import LabkitError
 from labkit.core.resources import Bools, Floats, Ints
-from labkit.schedulers.gavel.base import proportional_speed, with_what_is_there
+from labkit.schedulers.gavel.base import with_what_is_there
+from labkit.schedulers.gavel.equal import proportional_speed
 from labkit.schedulers.gavel.problem import Allocation, Problem
 
 TOLERANCE = 1e-10

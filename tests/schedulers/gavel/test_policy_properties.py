@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit.schedulers.gavel import base, policies
-from labkit.schedulers.gavel.base import proportional_speed
+from labkit.schedulers.gavel.equal import proportional_speed
 from labkit.schedulers.gavel.ftf import Ftf
 from labkit.schedulers.gavel.hierarchical import Hierarchical
 from labkit.schedulers.gavel.isolated import Isolated
