@@ -11,7 +11,7 @@ from labkit.core.events import Role
 from labkit.core.jobs import Jobs
 from labkit.core.protocols import Running, SpeedModel
 from labkit.core.resources import GPUS, Floats, Ints
-from labkit.schedulers.gavel.profile import Profile
+from labkit.schedulers.gavel.profile import Profile, room_for
 from labkit.speed.alone import compact
 
 
@@ -137,7 +137,7 @@ def _spread(jobs: Jobs, cluster: Cluster, chosen: Ints, *, device_type: int) -> 
 
 def _seats(jobs: Jobs, cluster: Cluster, groups: Ints, job: int) -> Ints | None:
     """Return rows (group, count) of a gang dealt out to machines in turn; None where it does not fit."""
-    room = _room(cluster.capacity[groups], jobs.worker_demand[job])
+    room = room_for(cluster.capacity[groups], jobs.worker_demand[job])
     machine = cluster.group_machine[groups]
     turn = np.zeros(len(groups), np.int64)  # seats of earlier groups of the same machine
     for g in range(1, len(groups)):
@@ -155,15 +155,6 @@ def _seats(jobs: Jobs, cluster: Cluster, groups: Ints, job: int) -> Ints | None:
     return rows
 
 
-def _room(capacity: Floats, demand: Floats) -> Ints:
-    """Return how many workers each group holds."""
-    needed = demand > 0
-    if not needed.any():
-        return np.full(len(capacity), 1 << 20, np.int32)
-    room: Ints = np.floor(capacity[:, needed] / demand[needed] + 1e-9).min(axis=1).astype(np.int32)
-    return room
-
-
 def _mixed(jobs: Jobs, cluster: Cluster, chosen: Ints, speed: SpeedModel, *, larger: Ints) -> Floats:
     """Return steps/s of gangs larger than any device type on all types that they run on, 0 for the others."""
     runs_on = speed.runs_on()
@@ -171,7 +162,7 @@ def _mixed(jobs: Jobs, cluster: Cluster, chosen: Ints, speed: SpeedModel, *, lar
     for k in larger:
         job = int(chosen[k])
         groups = np.flatnonzero(runs_on[job][cluster.group_type])
-        count = _room(cluster.capacity[groups], jobs.worker_demand[job])
+        count = room_for(cluster.capacity[groups], jobs.worker_demand[job])
         count = np.clip(jobs.n_workers[job] - (np.cumsum(count) - count), 0, count)
         if count.sum() < jobs.n_workers[job]:
             continue

@@ -132,12 +132,12 @@ class Gavel:
     def schedule(self, snapshot: Snapshot) -> Placement:
         """Return who starts, moves and stops."""
         run = self._run
-        if run is None or run.table is not snapshot.table:
+        if run is None or not run.goes_on(snapshot):
             run = self._run = Run(snapshot, profile=self._profile_of(snapshot), options=self)
         return run.decide(snapshot)
 
     def _profile_of(self, snapshot: Snapshot) -> Profile:
         known = self._profile
         if known is None or len(known.kind) != len(snapshot.table):
-            return declared_profile(snapshot.table, snapshot.runs_on)
+            return declared_profile(snapshot.table, snapshot.runs_on, snapshot.cluster)
         return known

@@ -70,8 +70,10 @@ class Run:
         self.last: Allocation | None = None
         self.now_s, self.allotted_s, self.round_end_s = snapshot.now_s, -np.inf, -np.inf
         self.n_problems = 0
+        self.number = snapshot.number
         self._relaxed: list[int] = []
         self._told: set[int] = set()
+        self._adopt(snapshot)
         self.rounds = options.published and PublishedRounds(
             n, device_types=cluster.device_types, round_s=options.round_s,
             recompute_s=PUBLISHED_RECOMPUTE_S if options.recompute_s is None else options.recompute_s,
@@ -79,11 +81,28 @@ class Run:
             only_owed=getattr(options.policy, "only_owed", False), seed=options.seed,
         )  # fmt: skip
 
+    def _adopt(self, snapshot: Snapshot) -> None:
+        """Note in which column each job is that runs already: a run may be taken over on its way."""
+        jobs = snapshot.jobs.number
+        running = jobs[snapshot.holds(jobs)]
+        if not len(running):
+            return
+        first, _, group, _ = snapshot.tasks_of(running)
+        type_of = snapshot.cluster.group_type[group]
+        least, most = (cut.reduceat(type_of, first[:-1]) for cut in (np.minimum, np.maximum))
+        mixed = np.flatnonzero(self.type_of == MIXED)
+        self.column[running] = np.where((least == most) | (not len(mixed)), least, mixed[-1] if len(mixed) else -1)
+
     # --- the decision
+
+    def goes_on(self, snapshot: Snapshot) -> bool:
+        """Tell whether a snapshot is a later one of the same run."""
+        return self.table is snapshot.table and self.number < snapshot.number
 
     def decide(self, snapshot: Snapshot) -> Placement:
         """Return who starts, moves and stops."""
         self._account(snapshot.now_s)
+        self.number = snapshot.number
         jobs = snapshot.jobs.number
         self.column[jobs[~snapshot.holds(jobs)]] = -1
         if self.shared is not None:
@@ -142,7 +161,8 @@ class Run:
         if not len(jobs) or not self.capacity.any():
             return
         steps = snapshot.jobs.steps
-        self.isolated_s[jobs] += (steps - self.steps_then[jobs]) / self.isolated_speed[jobs]
+        then = self.isolated_speed[jobs]  # 0 while no machine was there that a job runs on
+        self.isolated_s[jobs] += np.divide(steps - self.steps_then[jobs], then, out=np.zeros(len(jobs)), where=then > 0)
         self.steps_then[jobs] = steps
         problem = self.problem(snapshot)
         answer = self.options.policy.allocate(problem)
