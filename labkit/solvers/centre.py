@@ -67,7 +67,7 @@ def centre(
 ) -> Centred:
     """Return shares with the greatest common level t: value_j . x_j >= base_j + slope_j t / (1 - drag_j t) for all j.
 
-    Subject to x >= 0, sum_v x_jv <= 1, sum_jv size_j x_jv use_vi <= capacity_i. With a drag the level is 1 / rho of
+    Subject to x >= 0, sum_v x_jv <= 1, sum_jv size_j x_jv use_vi <= capacity_i. With drags the level is 1 / rho of
 
         minimise rho:  slope_j u_j + drag_j <= rho,  u_j >= 1 / (value_j . x_j - base_j)
 
@@ -84,7 +84,8 @@ def centre(
     use : array, optional
         (V, I) fraction of its devices that a job takes from each type in a column; by default one type per column.
     slope, drag, base : array or float
-        (J,) >= 0; a slope of 0 pins a job at its base.
+        (J,) >= 0; a slope of 0 pins a job at its base. Drags in an array lead to the second program even if all are 0,
+        so that the shares do not jump when the first one is not; its level must be above 0.
 
     Raises
     ------
@@ -196,10 +197,11 @@ def _highest(ways: _Ways, slope: ArrayLike, drag: ArrayLike, base: ArrayLike) ->
     slopes, drags, bases = (_column(given, ways.n_jobs) for given in (slope, drag, base))
     rising = slopes > 0
     _refuse(ways, rising)
-    s, z, price = _hyperbolic(ways, slopes, drags, bases) if drags.any() else _linear(ways, slopes, bases)
+    conic = np.ndim(drag) > 0 or bool(drags.any())
+    s, z, price = _hyperbolic(ways, slopes, drags, bases) if conic else _linear(ways, slopes, bases)
     x = ways.fitted(s)
     gain = ways.got(x) - bases
-    level = float((gain / (slopes + drags * np.maximum(gain, 0.0)))[rising].min())
+    level = float((gain[rising] / (slopes + drags * np.maximum(gain, 0.0))[rising]).min())
     # needs are convex in t: base + r + r' (t - level) at most, so t - level <= (what all can get - what they need) / r'
     left = 1 / (1 - drags * np.maximum(level, 0.0))
     needs, growth = bases + slopes * level * left, slopes * left * left

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from labkit.core.errors import InputError, LabkitError
+from labkit.core.errors import InfeasibleError, InputError, SolverError, UnboundedError
 from labkit.core.resources import Bools, Floats, Ints
 
 
@@ -94,8 +94,13 @@ def fill(
     Raises
     ------
     InputError
-        If numbers are negative, NaN or of the wrong shape; a job can run nowhere; a base cannot be met (infeasible);
-        or every slope is 0 (unbounded).
+        If numbers are negative, NaN or of the wrong shape, or a job can run nowhere.
+    InfeasibleError
+        If the bases cannot be met.
+    UnboundedError
+        If every slope is 0.
+    SolverError
+        If the search does not settle, which only numbers of very different size could bring about.
 
     References
     ----------
@@ -116,9 +121,10 @@ def fill(
         _of_jobs(name, c, n_jobs) for name, c in (("size", size), ("base", base), ("slope", slope), ("drag", drag))
     ]
     if not columns[2].any():
-        raise InputError(f"the slopes of all {n_jobs} jobs are 0: no level is the greatest; expected one above 0.")
+        raise UnboundedError(f"the slopes of all {n_jobs} jobs are 0: no level is the greatest; expected one above 0.")
     if columns[1].any():
         _check_bases(values, columns[1])
+    _check_all("size", columns[0])
     none = np.empty(0, np.int64), np.empty(0), np.empty(0, np.bool_)
     return _run(values, there, uses, columns, none, leximin, tolerance)
 
@@ -184,8 +190,8 @@ def fill_entities(
     n_jobs = len(values)
     sizes, weights = _of_jobs("size", size, n_jobs), _of_jobs("weight", weight, n_jobs)
     groups = _groups(entity, entity_weight, fifo, n_jobs)
-    if not weights.all():
-        raise InputError(f"job {int(weights.argmin())} has weight 0; expected more than 0.")
+    _check_all("size", sizes)
+    _check_all("weight", weights)
     none = np.zeros(n_jobs)
     return _run(values, there, uses, [sizes, none, weights / sizes, none], groups, True, tolerance)
 
@@ -196,8 +202,6 @@ def _run(
     from labkit.solvers import levels_kernel as kernel
 
     size, base, slope, drag = columns
-    if not size.all():
-        raise InputError(f"job {int(size.argmin())} has size 0; expected more than 0.")
     if there.all():
         values, uses = _where_it_can(values, values), uses / there
     else:
@@ -207,9 +211,9 @@ def _run(
         values, size, uses, base, slope, drag, groups, leximin, float(tolerance)
     )
     if ended == kernel.UNMET:
-        raise InputError(_unmet(values, size, base))
+        raise InfeasibleError(_unmet(values, size, base), rows=np.flatnonzero(base).tolist())
     if ended == kernel.STUCK:
-        raise LabkitError(f"the levels did not settle: {level} reached, {bound} not excluded; scale values to near 1.")
+        raise SolverError(f"the levels did not settle: {level} reached, {bound} not excluded; scale values to near 1.")
     prices = np.divide(price, there * price.sum(), out=np.zeros_like(price), where=there > 0)
     return Filled(x, got, level, bound, prices, n)
 
@@ -241,6 +245,11 @@ def _of_jobs(name: str, given: ArrayLike, n_jobs: int) -> Floats:
     return column
 
 
+def _check_all(name: str, column: Floats) -> None:
+    if not column.all():
+        raise InputError(f"job {int(column.argmin())} has {name} 0; expected more than 0.")
+
+
 def _where_it_can(given: Floats, values: Floats) -> Floats:
     """Return the values if they are sound and every job can run somewhere."""
     best = values.max(axis=1)
@@ -257,8 +266,9 @@ def _check_bases(values: Floats, base: Floats) -> None:
     short = np.flatnonzero(base > values.max(axis=1) * (1 + 1e-12))
     if len(short):
         j = int(short[0])
-        raise InputError(
-            f"infeasible: job {j} needs a base of {base[j]:g}; the most that it can get is {values[j].max():g}."
+        raise InfeasibleError(
+            f"job {j} needs a base of {base[j]:g}; the most that it can get is {values[j].max():g}.",
+            rows=short.tolist(),
         )
 
 
@@ -266,7 +276,7 @@ def _unmet(values: Floats, size: Floats, base: Floats) -> str:
     """Say why the bases cannot be met, and who asks for most."""
     dearest = int((base * size / values.max(axis=1)).argmax())
     return (
-        f"infeasible: the bases of {np.count_nonzero(base)} jobs together take more devices than there are "
+        f"the bases of {np.count_nonzero(base)} jobs together take more devices than there are "
         f"(job {dearest} takes most: {base[dearest]:g} with {size[dearest]:g} devices). Lower some."
     )
 

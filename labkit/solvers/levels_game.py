@@ -54,6 +54,13 @@ def _mixed(over: Floats, ease: Floats, basis: Ints, inverse: Floats, mixture: Fl
         if basis[r] < len(mixture):
             mixture[basis[r]] = max(x[r], 0.0)
     mixture /= mixture.sum()
+    return _worst(over, ease, basis, mixture)
+
+
+@numba.njit(cache=True)
+def _worst(over: Floats, ease: Floats, basis: Ints, mixture: Floats) -> float:
+    """Return the worst excess of a mixture over the ease of its type."""
+    rows = len(basis)
     worst = -np.inf
     for i in range(rows - 1):
         excess = 0.0
@@ -159,6 +166,33 @@ def _pivot(inverse: Floats, column: Floats, leave: int) -> None:
 def _refresh(over: Floats, n: int, ease: Floats, basis: Ints, inverse: Floats) -> None:
     """Invert the basis anew, by elimination with pivots in each column: many updates leave errors behind."""
     rows = len(basis)
+    both = _members(over, n, ease, basis)
+    for c in range(rows):
+        top = c + int(np.abs(both[c:, c]).argmax())
+        if both[top, c] == 0.0:
+            return
+        for i in range(2 * rows):
+            both[c, i], both[top, i] = both[top, i], both[c, i]
+        _clear(both, c)
+    for r in range(rows):
+        for i in range(rows):
+            inverse[r, i] = both[r, rows + i] / both[r, r]
+
+
+@numba.njit(cache=True)
+def _clear(both: Floats, c: int) -> None:
+    """Take row c from the others, so that column c is 0 there."""
+    for r in range(len(both)):
+        if r != c and both[r, c] != 0.0:
+            factor = both[r, c] / both[c, c]
+            for i in range(both.shape[1]):
+                both[r, i] -= factor * both[c, i]
+
+
+@numba.njit(cache=True)
+def _members(over: Floats, n: int, ease: Floats, basis: Ints) -> Floats:
+    """Return the members of the basis as columns, beside the identity: (rows, 2 rows)."""
+    rows = len(basis)
     both = np.zeros((rows, 2 * rows))
     for r in range(rows):
         both[r, rows + r] = 1.0
@@ -169,21 +203,5 @@ def _refresh(over: Floats, n: int, ease: Floats, basis: Ints, inverse: Floats) -
                 both[i, r] = over[basis[r], i]
             else:
                 both[i, r] = 1.0 if basis[r] - n == i else 0.0
-        both[rows - 1, r] = 1.0 if 0 < r and basis[r] < n else 0.0
-    for c in range(rows):
-        top = c
-        for r in range(c + 1, rows):
-            if abs(both[r, c]) > abs(both[top, c]):
-                top = r
-        if both[top, c] == 0.0:
-            return
-        for i in range(2 * rows):
-            both[c, i], both[top, i] = both[top, i], both[c, i]
-        for r in range(rows):
-            if r != c and both[r, c] != 0.0:
-                factor = both[r, c] / both[c, c]
-                for i in range(2 * rows):
-                    both[r, i] -= factor * both[c, i]
-    for r in range(rows):
-        for i in range(rows):
-            inverse[r, i] = both[r, rows + i] / both[r, r]
+        both[rows - 1, r] = 1.0 if r > 0 and basis[r] < n else 0.0
+    return both

@@ -89,7 +89,7 @@ def _respond(
 
 @numba.njit(cache=True)
 def clocks(t: float, first: Ints, knots: Floats, times: Floats, paces: Floats) -> None:
-    """Read all clocks at level t, and their paces just below; knots of a clock are (level, time, pace from there on)."""
+    """Read all clocks at level t, and their paces just below; knots: (level, time, pace from there on)."""
     for c in range(len(first) - 1):
         low, high = first[c], first[c + 1]
         while high - low > 1:

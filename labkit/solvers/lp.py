@@ -19,6 +19,14 @@ METHODS = {"choose": 0, "dual": 1, "primal": 4}
 FEASIBLE = 1e-9
 """By how much a solution may miss a limit, and a reduced cost its sign."""
 
+AS_IT_STANDS = {
+    "presolve": "off",
+    "simplex_strategy": 1,
+    "dual_simplex_cost_perturbation_multiplier": 0.0,
+    "primal_simplex_bound_perturbation_multiplier": 0.0,
+}
+"""Options of a second attempt."""
+
 NEVER_BINDS = 1e-7
 """A price that is smaller is rounding, where there is no limit on that side."""
 
@@ -107,6 +115,7 @@ class LinearProgram:
         }
         for name, value in options.items():
             self._highs.setOptionValue(name, value)
+        self._defaults = {name: self._highs.getOptionValue(name)[1] for name in AS_IT_STANDS}
         if maximise:
             self._highs.changeObjectiveSense(highspy.ObjSense.kMaximize)
 
@@ -175,6 +184,20 @@ class LinearProgram:
         for row, value in zip(np.asarray(rows).tolist(), np.asarray(values, np.float64).tolist(), strict=True):
             self._highs.changeCoeff(row, column, value)
 
+    def park(self, column: int, row: int) -> None:
+        """Let a column start the next solution at its lower bound, and let a row take its place in the basis.
+
+        The start is the last solution still, and not singular, if the row's price there was not 0 and the column was
+        the only one with a cost.
+        """
+        kinds = self._kit.HighsBasisStatus
+        basis = self._highs.getBasis()
+        columns, rows = list(basis.col_status), list(basis.row_status)
+        if basis.valid and columns[column] == kinds.kBasic and rows[row] != kinds.kBasic:
+            columns[column], rows[row] = kinds.kLower, kinds.kBasic
+            basis.col_status, basis.row_status = columns, rows
+            self._highs.setBasis(basis)
+
     def solve(self, *, method: str = "choose") -> Solution:
         """Return an optimum.
 
@@ -211,11 +234,13 @@ class LinearProgram:
         return self._solution()
 
     def _once_more(self, status: Any) -> Any:
-        """Solve from nothing, without presolve, so that the status is sure and has a proof."""
+        """Solve from nothing and as it stands, without presolve and perturbation: the status is sure, and proved."""
         self._highs.clearSolver()
-        self._highs.setOptionValue("presolve", "off")
+        for name, value in AS_IT_STANDS.items():
+            self._highs.setOptionValue(name, value)
         self._highs.run()
-        self._highs.setOptionValue("presolve", "choose")
+        for name in AS_IT_STANDS:
+            self._highs.setOptionValue(name, self._defaults[name])
         found = self._highs.getModelStatus()
         return found if found != self._kit.HighsModelStatus.kNotset else status
 

@@ -16,6 +16,9 @@ from labkit.solvers.sharing_ways import Groups, Pairing, Ways
 PINS = 1e-8
 """A job is pinned if its need has a price, relative to the greatest one, above this."""
 
+LEEWAY = 1e-9
+"""By how much, relative to its fastest, a pinned job's need is lowered so that rounding does not make it too much."""
+
 MAX_TANGENTS = 80
 
 
@@ -254,6 +257,7 @@ class _Climb:
             self._next(tolerance)
             if not leximin:
                 break
+            self.master.stay()
 
     def _base(self) -> None:
         """Let ways enter until all jobs can have their base."""
@@ -288,7 +292,9 @@ class _Climb:
     def _pin(self, found: Optimum, have: Floats) -> None:
         self.have = np.where(self.rises, have, self.have)
         price = np.where(self.rises, found.price, 0.0)
-        self.rises &= ~(price > PINS * price.max())
+        pinned = price > PINS * price.max()
+        self.have[pinned] *= 1 - LEEWAY
+        self.rises &= ~pinned
 
     def shares(self) -> Shares:
         """Return the shares of the last level."""

@@ -17,6 +17,9 @@ FEW = 4000
 PAYS = 1e-9
 """A way pays if its reduced cost is more."""
 
+COSTS = 1e-8
+"""A way is in no optimum if its reduced cost, relative to the greatest price, is less than minus this."""
+
 SHORT = 1e-9
 """What a group's jobs may lack of what they need, relative to the fastest of them."""
 
@@ -86,12 +89,13 @@ class Master:
         self.gain = np.zeros(len(ways)) if gain is None else gain
         self.n_types = len(capacity)
         self.cuts: list[Cut] = []
-        self.chosen = np.zeros(len(ways), np.bool_)
+        self.chosen, self.barred = np.zeros((2, len(ways)), np.bool_)
         self.order: Ints = np.empty(0, np.int64)  # way of each column but the first, t
         self._rows = _rows(groups, ways, use / capacity)
         self._members = _Members(ways, len(groups))
         self._crowded = groups.n > 1
         self._program = LinearProgram(maximise=True)
+        self._method, self._dual = "choose", np.empty(0)
         self._start()
 
     @property
@@ -140,8 +144,11 @@ class Master:
 
     # --- what is asked
 
-    def ask(self, need: Floats, growth: Floats, *, weight: float = 1.0, most: float = np.inf) -> None:
-        """Ask for need + growth t of each job, relative to its fastest; t counts `weight`, is at most `most`."""
+    def ask(self, need: Floats, growth: Floats, *, least: float = 0.0, most: float = np.inf) -> None:
+        """Ask for need + growth t of each job, relative to its fastest, and t at least `least` and at most `most`.
+
+        The last solution must be one still if `least` is > 0.
+        """
         self.need, self.growth = need, growth
         program, groups = self._program, self.groups
         first, n_groups = self.n_types + len(groups), len(groups)
@@ -150,11 +157,25 @@ class Master:
         grows = np.bincount(groups.of, growth, n_groups).tolist() + [float(growth[cut.jobs].sum()) for cut in self.cuts]
         program.set_limits(rows, lower=needs)
         program.set_column(0, rows, -np.array(grows))
-        program.set_cost([0], weight)
-        program.set_bounds([0], upper=most)
+        program.set_cost([0], 1.0)
+        program.set_bounds([0], lower=least, upper=most)
+        self._method = "choose"
+        if least > 0:
+            program.park(0, int(np.abs(self._dual).argmax()))
+            self._method = "primal"
 
     def _need_of(self, cut: Cut) -> float:
         return float(self.need[cut.jobs].sum()) - cut.rate * len(cut.jobs)
+
+    def stay(self) -> None:
+        """Bar the ways that are in no optimum from all solutions to come, which then are optima of this one too.
+
+        So jobs that are held at what they have cannot give up next to nothing for the sake of others, who would get
+        much for it: later levels depend on earlier ones no more than they must.
+        """
+        pay = self._pay(self._dual)
+        self.barred |= pay < -COSTS * max(1.0, float(np.abs(self._dual).max()))
+        self._program.set_bounds(np.flatnonzero(self.barred[self.order]) + 1, upper=0.0)
 
     def set_gain(self, gain: Floats) -> None:
         """Change the objective, (W,)."""
@@ -173,6 +194,7 @@ class Master:
         """
         while True:
             answer, excess = self._over_all_ways()
+            self._dual, self._method = answer.dual, "dual"
             x = np.zeros(len(self.ways))
             x[self.order] = np.maximum(answer.x[1:], 0.0)
             level = float(answer.x[0])
@@ -182,17 +204,16 @@ class Master:
 
     def _over_all_ways(self) -> tuple[Solution, float]:
         """Let ways enter until none pays; return the optimum, and what the others could add at most."""
-        method = "choose"
         while True:
-            answer = self._program.solve(method=method)
+            answer = self._program.solve(method=self._method)
             pay = self._pay(answer.dual)
             entering = self._entering(pay)
             if not len(entering):
                 most = np.zeros(len(self.groups))
-                np.maximum.at(most, self.ways.a, pay)
+                np.maximum.at(most, self.ways.a, np.where(self.barred, 0.0, pay))
                 return answer, float(most @ self.groups.n)
             self._enter(entering)
-            method = "primal"
+            self._method = "primal"
 
     def _pay(self, dual: Floats) -> Floats:
         """Return the reduced cost of all ways, (W,)."""
@@ -205,7 +226,7 @@ class Master:
 
     def _entering(self, pay: Floats) -> Ints:
         """Return the best way of each group on either side, of those that pay."""
-        which = np.flatnonzero((pay > PAYS) & ~self.chosen)
+        which = np.flatnonzero((pay > PAYS) & ~self.chosen & ~self.barred)
         if not len(which):
             return which
         which = which[np.argsort(-pay[which], kind="stable")]

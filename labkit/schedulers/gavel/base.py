@@ -169,7 +169,7 @@ def raise_levels(
     aware : bool
         Otherwise the speeds do not tell the columns apart, and each job's time is spread over them evenly.
     """
-    worths = np.broadcast_to(np.asarray(worth, np.float64), (problem.n_jobs,))
+    worths = np.full(problem.n_jobs, worth) if np.isscalar(worth) else np.asarray(worth, np.float64)
     if tie == "centre":
         return _centred(problem, worths, slope, drag)
     if problem.sharing is not None:

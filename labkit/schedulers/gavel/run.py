@@ -256,7 +256,7 @@ class Run:
             return Placement.nothing()
         placement = self._ask(snapshot, start, stop, chosen, mate)
         wanted = len(start) + np.count_nonzero(mate[start] >= 0)
-        if wanted > np.count_nonzero(np.diff(placement.job, prepend=-1)):  # the room is not in pieces as the gangs are
+        if wanted > _n_gangs(placement.job):  # the room is not in pieces as the gangs are
             behind = np.flatnonzero((chosen < 0) & (self.column[jobs] < 0))[:BEHIND].astype(np.int32)
             chosen[behind] = self.speed[jobs[behind]].argmax(axis=1)
             placement = self._ask(snapshot, np.concatenate([start, behind]), stop, chosen, mate)
@@ -281,6 +281,11 @@ class Run:
         if len(partner):
             partner[: len(start)] = mate[start]
         return self.options.placer.place(snapshot, Gangs(both, n_workers, n_ps, device_type, partner=partner))
+
+
+def _n_gangs(row_job: Ints) -> int:
+    """Return how many gangs some rows are of, those of one together."""
+    return int(len(row_job) > 0) + int(np.count_nonzero(row_job[1:] != row_job[:-1]))
 
 
 def _columns(profile: Profile, gpus_of_type: Floats, *, placement: bool) -> tuple[Floats, Ints, Floats]:
