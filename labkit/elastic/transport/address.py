@@ -1,0 +1,147 @@
+"""Where a process can be reached, and what opens the door."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from labkit.core.errors import unknown
+from labkit.elastic.transport.errors import AccessError, AddressError
+
+if TYPE_CHECKING:
+    from labkit.elastic.transport.certificates import Certificates
+
+UNIX_PATH_BYTES = 107
+"""Longest path of a unix socket, in bytes [sun_path of unix(7), less its final zero]."""
+TOKEN_BYTES = 32
+
+
+class Scheme(StrEnum):
+    """How bytes travel."""
+
+    SHM = "shm"
+    """Shared memory, with a unix socket for its doorbell: one host, one user."""
+    UNIX = "unix"
+    """A unix socket: one host, one user."""
+    TLS = "tls"
+    """TCP with mutual TLS 1.3, between hosts."""
+    TCP = "tcp"
+    """TCP in clear, for an isolated network; both ends prove that they know the token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a process can be reached.
+
+    >>> Address.parse("tls://10.0.0.7:4000").port
+    4000
+    >>> str(Address.parse("unix:/run/job/ps-0"))
+    'unix:/run/job/ps-0'
+    """
+
+    scheme: Scheme
+    path: str = ""
+    host: str = ""
+    port: int = 0
+
+    @property
+    def is_local(self) -> bool:
+        """Whether both ends are on one host."""
+        return self.scheme in (Scheme.SHM, Scheme.UNIX)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read an address as it is written: shm:PATH, unix:PATH, tls://HOST:PORT, tcp://HOST:PORT."""
+        name, colon, rest = text.partition(":")
+        if not colon or name not in list(Scheme):
+            raise unknown("scheme of an address", name, list(Scheme))
+        scheme = Scheme(name)
+        if scheme in (Scheme.SHM, Scheme.UNIX):
+            return cls(scheme, path=_checked_path(rest, text))
+        host, colon, port = rest.removeprefix("//").rpartition(":")
+        if not rest.startswith("//") or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+            raise AddressError(f"'{text}' is no address; expected for example {scheme}://10.0.0.7:4000.")
+        return cls(scheme, host=host.removeprefix("[").removesuffix("]"), port=int(port))
+
+    def __str__(self) -> str:
+        if self.is_local:
+            return f"{self.scheme}:{self.path}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.scheme}://{host}:{self.port}"
+
+
+def _checked_path(path: str, text: str) -> str:
+    if not path.startswith("/") or "\0" in path:
+        raise AddressError(f"'{text}' is no address; expected an absolute path, for example unix:/run/user/1000/ps-0.")
+    if len(os.fsencode(path)) > UNIX_PATH_BYTES:
+        raise AddressError(
+            f"'{text}': a unix socket's path has at most {UNIX_PATH_BYTES} bytes; this one has "
+            f"{len(os.fsencode(path))}. Put it into a shorter folder, for example /tmp/labkit-JOB."
+        )
+    return path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """What opens a connection: each end shows it to the other.
+
+    Attributes
+    ----------
+    certificates : Certificates, optional
+        For tls: who this process is, and the job's authority.
+    token : bytes, optional
+        For tcp: a secret of the job, handed out on its control channel; at least 16 bytes.
+    plaintext : bool
+        Whether tcp, which anybody on the network can read and change, may be used at all.
+    uid : int
+        For unix and shm: whose processes may connect.
+    """
+
+    certificates: Certificates | None = None
+    token: bytes = field(default=b"", repr=False)
+    plaintext: bool = False
+    uid: int = field(default_factory=os.getuid)
+
+    def check(self, address: Address) -> None:
+        """Raise AddressError unless this opens an address of that scheme."""
+        if address.scheme is Scheme.TLS and self.certificates is None:
+            raise AddressError(f"{address} needs certificates; make them with certificates.Authority for this job.")
+        if address.scheme is not Scheme.TCP:
+            return
+        if not self.plaintext:
+            raise AddressError(
+                f"{address} would send everything in clear; use tls://, or say plaintext=True on an isolated network."
+            )
+        if len(self.token) < 16:
+            raise AddressError(
+                f"{address} needs a token of at least 16 bytes, this one has {len(self.token)}; new_token() makes one."
+            )
+
+
+def new_token() -> bytes:
+    """Return a fresh secret from the operating system."""
+    return secrets.token_bytes(TOKEN_BYTES)
+
+
+def private_folder(path: Path) -> Path:
+    """Return a folder that only its owner can enter, made with mode 0700 if it is not there.
+
+    Raises
+    ------
+    AccessError
+        If it belongs to somebody else, others can enter it, or it is a link.
+    """
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode):
+        raise AccessError(f"{path} is no folder of its own; sockets and keys go into a folder, not a link to one.")
+    if found.st_uid != os.getuid():
+        raise AccessError(f"{path} belongs to uid {found.st_uid}, not to uid {os.getuid()}; give another folder.")
+    if stat.S_IMODE(found.st_mode) & 0o077:
+        raise AccessError(f"{path} has mode {stat.S_IMODE(found.st_mode):04o}; 0700 is needed: chmod 700 {path}")
+    return path

@@ -1,0 +1,161 @@
+"""Certificates made for one job: an authority of its own, and a name and a key for each process."""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from labkit.core.errors import InputError
+from labkit.elastic.transport.address import private_folder
+from labkit.elastic.transport.errors import AccessError
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+    from cryptography.x509 import Certificate, CertificateBuilder, KeyUsage
+
+CLOCK_SKEW = timedelta(days=1)
+"""Hosts of a testbed disagree about the time; a certificate is valid from before it was made."""
+
+
+@dataclass(frozen=True, slots=True)
+class Certificates:
+    """Files of one process: who it is, its key, and the authority that every process of the job trusts.
+
+    Attributes
+    ----------
+    job : str
+        Name that every certificate of the job bears; a client checks it.
+    authority, certificate, key : Path
+        PEM files; the key has mode 0600.
+    """
+
+    job: str
+    authority: Path
+    certificate: Path
+    key: Path
+
+    def check(self) -> None:
+        """Raise AccessError if a file is missing, or others can read the key."""
+        for path in (self.authority, self.certificate, self.key):
+            if not path.is_file():
+                raise AccessError(f"{path} is not there; the launcher hands it out (certificates.Authority.issue).")
+        mode = stat.S_IMODE(self.key.stat().st_mode)
+        if mode & 0o077:
+            raise AccessError(f"{self.key} has mode {mode:04o}: others can read this key; chmod 600 {self.key}")
+
+
+class Authority:
+    """The authority of one job; its key stays in this process's memory and ends with it.
+
+    Parameters
+    ----------
+    job : str
+        Name of the job: letters, digits, dots and hyphens.
+    days : int
+        How long certificates are valid.
+    now : datetime, optional
+        The time, for tests.
+    """
+
+    def __init__(self, job: str, *, days: int = 30, now: datetime | None = None) -> None:
+        from cryptography.hazmat.primitives.asymmetric import ec
+
+        self.job = _checked_name(job)
+        begin = now or datetime.now(UTC)
+        self._valid = (begin - CLOCK_SKEW, begin + timedelta(days=days))
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self.certificate = self._sign_itself()
+
+    def issue(self, member: str, *, folder: Path) -> Certificates:
+        """Write certificate and key of a process into a folder of mode 0700, and return where they are."""
+        from cryptography.hazmat.primitives import serialization
+        from cryptography.hazmat.primitives.asymmetric import ec
+
+        private_folder(folder)
+        key = ec.generate_private_key(ec.SECP256R1())
+        certificate = self._sign(key, _checked_name(member))
+        pem = serialization.Encoding.PEM
+        made = Certificates(self.job, folder / "authority.pem", folder / f"{member}.pem", folder / f"{member}.key")
+        write_private(made.authority, self.certificate.public_bytes(pem))
+        write_private(made.certificate, certificate.public_bytes(pem))
+        plain = serialization.NoEncryption()
+        write_private(made.key, key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain))
+        return made
+
+    def _builder(self, key: EllipticCurvePrivateKey, name: str) -> CertificateBuilder:
+        """Return what the authority's own certificate and the issued ones have in common."""
+        from cryptography import x509
+        from cryptography.x509.oid import NameOID
+
+        issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"authority of {self.job}")])
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        begin, end = self._valid
+        mine = x509.SubjectKeyIdentifier.from_public_key(self._key.public_key())
+        return (
+            x509.CertificateBuilder()
+            .issuer_name(issuer)
+            .subject_name(subject)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(begin)
+            .not_valid_after(end)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(mine), critical=False)
+        )
+
+    def _sign_itself(self) -> Certificate:
+        from cryptography import x509
+        from cryptography.hazmat.primitives import hashes
+
+        return (
+            self._builder(self._key, f"authority of {self.job}")
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(_usage(signs_certificates=True), critical=True)
+            .sign(self._key, hashes.SHA256())
+        )
+
+    def _sign(self, key: EllipticCurvePrivateKey, member: str) -> Certificate:
+        from cryptography import x509
+        from cryptography.hazmat.primitives import hashes
+        from cryptography.x509.oid import ExtendedKeyUsageOID
+
+        names = x509.SubjectAlternativeName([x509.DNSName(member), x509.DNSName(self.job)])
+        both = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
+        return (
+            self._builder(key, member)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_usage(signs_certificates=False), critical=True)
+            .add_extension(both, critical=False)
+            .add_extension(names, critical=False)
+            .sign(self._key, hashes.SHA256())
+        )
+
+
+def _usage(*, signs_certificates: bool) -> KeyUsage:
+    from cryptography import x509
+
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates, key_cert_sign=signs_certificates, crl_sign=signs_certificates,
+        content_commitment=False, key_encipherment=False, data_encipherment=False, key_agreement=False,
+        encipher_only=False, decipher_only=False,
+    )  # fmt: skip
+
+
+def _checked_name(name: str) -> str:
+    if not name or len(name) > 63 or not all(c.isascii() and (c.isalnum() or c in ".-") for c in name):
+        raise InputError(f"'{name}' cannot stand in a certificate; use 1 to 63 letters, digits, dots and hyphens.")
+    return name
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Write a file of mode 0600 in one move: nobody ever reads half of it, nor reads it at all but its owner."""
+    temporary = path.with_name(path.name + ".new")
+    temporary.unlink(missing_ok=True)
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(handle, "wb") as file:
+        file.write(content)
+    temporary.replace(path)

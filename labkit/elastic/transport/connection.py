@@ -1,0 +1,352 @@
+"""A connection: one reader and one sender thread over a stream, and what arrives goes to a handler."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from labkit.elastic.transport.channel import Buffer, Handler, Message, Peer
+from labkit.elastic.transport.errors import (
+    ClosedError,
+    FrameError,
+    OversizedError,
+    PeerLostError,
+    RemoteError,
+    TransportError,
+)
+from labkit.elastic.transport.frames import (
+    BYE,
+    ERROR,
+    FIRST_KIND,
+    LAST_KIND,
+    PING,
+    REPLY,
+    REQUEST,
+    SHARE,
+    SHARED,
+    Head,
+    Meta,
+    encode_meta,
+    views,
+)
+from labkit.elastic.transport.greeting import GREETING_FRAMES
+from labkit.elastic.transport.intake import Intake
+from labkit.elastic.transport.outbox import Outbox
+from labkit.elastic.transport.shared import REFERENCE, Region, Regions, moved
+from labkit.elastic.transport.streams import Stream, close_files
+from labkit.elastic.transport.terms import Counts, Lease, Limits
+
+
+class Reply(Future[Message]):
+    """The answer to a request, when it comes; a future that the reader thread must not wait for."""
+
+    def __init__(self, *, into: memoryview | None, reader: threading.Thread) -> None:
+        super().__init__()
+        self.into = into
+        self._reader = reader
+
+    def result(self, timeout: float | None = None) -> Message:
+        """Wait for the answer; RemoteError if the peer could not, PeerLostError or ClosedError if it never will."""
+        if threading.current_thread() is self._reader and not self.done():
+            raise RuntimeError("a handler must not wait for a reply on its own channel: nobody would read it.")
+        return super().result(timeout)
+
+
+class Connection:
+    """A Channel over a stream whose two ends know each other.
+
+    Parameters
+    ----------
+    stream : Stream
+        Carries the frames; the connection closes it.
+    peer : Peer
+        Who is at the other end.
+    handler : Handler
+        Takes what arrives.
+    lease, limits, counts : Lease, Limits, Counts
+        The terms, and where things are counted.
+    n_greeted : int
+        Frames that each side has sent before.
+    shares : bool
+        Whether regions may be shared; the stream must pass files.
+    on_over : callable, optional
+        Told when both threads are done.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        *,
+        peer: Peer,
+        handler: Handler,
+        lease: Lease,
+        limits: Limits,
+        counts: Counts | None = None,
+        n_greeted: int = GREETING_FRAMES,
+        shares: bool = False,
+        on_over: Callable[[Connection], None] | None = None,
+    ) -> None:
+        self.peer, self.counts = peer, counts or Counts()
+        self._stream, self._handler, self._lease, self._limits = stream, handler, lease, limits
+        self._regions = Regions(limits) if shares else None
+        self._intake = Intake(stream, lease=lease, limits=limits, counts=self.counts)
+        self._intake.order.last = n_greeted
+        self._outbox = Outbox(
+            stream, counts=self.counts, limits=limits, heartbeat_s=lease.shared_with(peer.lease_s),
+            first=n_greeted, on_failure=self._fail,
+        )  # fmt: skip
+        self._lock, self._on_over = threading.Lock(), on_over
+        self._numbers = itertools.count(1)
+        self._pending: dict[int, Reply] = {}
+        self._reason: TransportError | None = None
+        self._closing = self._bye = False
+        self._over = threading.Event()
+        name = peer.proved or "peer"
+        self._reader = threading.Thread(target=self._read, name=f"reader of {name}", daemon=True)
+        self._sender = threading.Thread(target=self._outbox.run, name=f"sender to {name}", daemon=True)
+
+    def start(self) -> Connection:
+        """Tell the handler, and begin."""
+        self._handler.opened(self)
+        self._sender.start()
+        self._reader.start()
+        return self
+
+    # sending
+
+    def send(
+        self, kind: int, *buffers: Buffer, meta: Meta | None = None, block: int = 0, offset: int = 0, step: int = 0
+    ) -> int:
+        """See Channel."""
+        return self._post(Head(_checked(kind), 0, 0, 0, block, offset, 0, 0, step), buffers, meta)
+
+    def request(
+        self,
+        kind: int,
+        *buffers: Buffer,
+        meta: Meta | None = None,
+        block: int = 0,
+        offset: int = 0,
+        step: int = 0,
+        into: Buffer | None = None,
+    ) -> Reply:
+        """See Channel; `cancel` the future before `into` is used for something else."""
+        place = None if into is None else (views((into,)) or [memoryview(bytearray())])[0]
+        reply = Reply(into=place, reader=self._reader)
+        with self._lock:
+            number = next(self._numbers)
+            self._pending[number] = reply
+        try:
+            self._post(Head(_checked(kind), REQUEST, 0, 0, block, offset, 0, number, step), buffers, meta)
+        except BaseException:
+            with self._lock:
+                self._pending.pop(number, None)
+            raise
+        return reply
+
+    def reply(self, to: Message, *buffers: Buffer, meta: Meta | None = None) -> int:
+        """See Channel."""
+        return self._post(replace(_asked(to), flags=REPLY), buffers, meta)
+
+    def refuse(self, to: Message, why: str) -> int:
+        """See Channel."""
+        return self._post(replace(_asked(to), flags=REPLY | ERROR), (), {"why": why[:1000]})
+
+    def _post(self, head: Head, buffers: tuple[Buffer, ...], meta: Meta | None) -> int:
+        payload = views(buffers)
+        if self._regions is not None and len(payload) == 1:
+            reference = self._regions.refer(payload[0])
+            if reference is not None:
+                self.counts.shared_bytes += len(payload[0])
+                payload, head = [memoryview(reference)], replace(head, flags=head.flags | SHARED)
+        raw = encode_meta(meta)
+        n_bytes = sum(len(view) for view in payload)
+        if n_bytes > self._limits.payload_bytes or len(raw) > self._limits.meta_bytes:
+            raise OversizedError(
+                f"{n_bytes:,} bytes and a meta part of {len(raw):,} are beyond {self._limits.payload_bytes:,} and "
+                f"{self._limits.meta_bytes:,}; cut the payload with slices()."
+            )
+        return self._outbox.post(head, meta=raw, views=payload)
+
+    def share(self, region: Region) -> bool:
+        """See Channel."""
+        if self._regions is None:
+            return False
+        with self._lock:
+            self._outbox.post(Head(SHARE), meta=encode_meta(self._regions.describe(region)), file=region.fileno())
+            self._regions.add(region)  # only now may payloads refer to it: they come after
+        return True
+
+    def flush(self, number: int | None = None, *, timeout_s: float | None = None) -> None:
+        """See Channel."""
+        self._outbox.flush(number, timeout_s=timeout_s)
+
+    # receiving
+
+    def _read(self) -> None:
+        try:
+            while True:
+                self._take(*self._intake.next())
+                self.counts.reader_cpu_s = time.thread_time()
+        except EOFError:
+            if not self._bye:
+                self._fail(PeerLostError("the peer ended without a goodbye: its process died, or was cut off."))
+        except FrameError as error:
+            self.counts.refused[error.reason] += 1
+            self._fail(error)
+        except TransportError as error:
+            self._fail(error)
+        except OSError as error:
+            self._fail(PeerLostError(f"the peer is gone: {error.strerror or error}."))
+        except Exception as error:
+            failed = TransportError(f"the handler failed: {type(error).__name__}: {error}")
+            failed.__cause__ = error
+            self._fail(failed)
+        finally:
+            self._end()
+
+    def _take(self, head: Head, meta: dict[str, Any]) -> None:
+        if head.kind < FIRST_KIND:
+            self._take_own(head, meta)
+        elif head.flags & REPLY:
+            self._take_reply(head, meta)
+        else:
+            place = None if head.flags & SHARED else self._handler.place(head)
+            self._deliver(Message(head, meta, self._payload(head, None if place is None else memoryview(place))))
+
+    def _take_own(self, head: Head, meta: dict[str, Any]) -> None:
+        """Take a frame of the transport itself."""
+        self._intake.skip(head.payload_bytes)
+        if head.kind == BYE:
+            self._bye = True
+            self._outbox.finish()
+        elif head.kind == SHARE and self._regions is not None and self._intake.files:
+            self._regions.accept(self._intake.files[0], meta)
+        elif head.kind != PING:
+            raise FrameError(f"a frame of kind {head.kind} does not belong here.")
+
+    def _payload(self, head: Head, place: memoryview | None) -> memoryview:
+        """Receive a payload, into `place` if that is given, or find it in shared memory."""
+        n_bytes = head.payload_bytes
+        if head.flags & SHARED:
+            if self._regions is None or n_bytes != REFERENCE.size:
+                raise FrameError("a payload is said to lie in shared memory, of which there is none.")
+            reference = memoryview(bytearray(n_bytes))
+            self._intake.fill(reference)
+            return self._regions.resolve(reference)
+        if place is None:
+            place = np.empty(n_bytes, np.uint8).data
+        elif place.nbytes < n_bytes:
+            raise OversizedError(
+                f"{n_bytes:,} bytes came where there is room for {place.nbytes:,} (block {head.block})."
+            )
+        flat = place if place.format == "B" and place.ndim == 1 else place.cast("B")
+        self._intake.fill(flat[:n_bytes])
+        return flat[:n_bytes]
+
+    def _deliver(self, message: Message) -> None:
+        try:
+            self._handler.received(self, message)
+        except TransportError:
+            raise
+        except Exception as error:
+            if not message.head.request:
+                raise
+            self.refuse(message, f"{type(error).__name__}: {error}")
+
+    def _take_reply(self, head: Head, meta: dict[str, Any]) -> None:
+        with self._lock:
+            reply = self._pending.pop(head.request, None)
+        if reply is None or not reply.set_running_or_notify_cancel():
+            if reply is None:
+                self.counts.refused["unexpected"] += 1
+            self._intake.skip(head.payload_bytes)
+            return
+        try:
+            payload = self._payload(head, reply.into)
+        except BaseException as error:
+            reply.set_exception(error if isinstance(error, TransportError) else PeerLostError(f"{error}"))
+            raise
+        if head.flags & ERROR:
+            reply.set_exception(RemoteError(f"{self.peer.proved}: {meta.get('why', 'it did not say why')}"))
+        else:
+            if head.flags & SHARED and reply.into is not None:
+                payload = moved(payload, reply.into)
+            reply.set_result(Message(head, meta, payload))
+
+    # ending
+
+    def _fail(self, reason: TransportError) -> None:
+        with self._lock:
+            if self._reason is None and not self._closing and not self._bye:
+                self._reason = reason
+        self._outbox.stop()
+        self._stream.abort()
+
+    def _end(self) -> None:
+        """Close the books, in the reader thread, once."""
+        self._outbox.finish()
+        self._sender.join(self._lease.closing_s)
+        if self._sender.is_alive():
+            self._outbox.stop()
+            self._stream.abort()
+            self._sender.join()
+        close_files(self._intake.files)
+        self._stream.close()
+        with self._lock:
+            pending, self._pending = list(self._pending.values()), {}
+        for reply in pending:
+            if reply.set_running_or_notify_cancel():
+                reply.set_exception(self._reason or ClosedError("the connection was closed before the answer came."))
+        if self._regions is not None:
+            self._regions.drop()
+        try:
+            self._handler.closed(self, self._reason)
+        finally:
+            if self._on_over is not None:
+                self._on_over(self)
+            self._over.set()
+
+    def hang_up(self) -> None:
+        """Begin to close, and do not wait for the end of it."""
+        with self._lock:
+            self._closing = True
+        self._outbox.finish()
+
+    def close(self) -> None:
+        """See Channel."""
+        self.hang_up()
+        if threading.current_thread() in (self._reader, self._sender):
+            return
+        if not self._over.wait(self._lease.closing_s):
+            self._stream.abort()
+            self._over.wait(self._lease.closing_s)
+        self._reader.join(self._lease.closing_s)
+
+    @property
+    def reason(self) -> TransportError | None:
+        """Why the connection ended, None while it is there or if it was closed as it should be."""
+        return self._reason
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until the connection is over; return whether it is."""
+        return self._over.wait(timeout_s)
+
+
+def _checked(kind: int) -> int:
+    if not FIRST_KIND <= kind <= LAST_KIND:
+        raise FrameError(f"kind {kind} is not for users of the transport; give {FIRST_KIND} to {LAST_KIND}.")
+    return int(kind)
+
+
+def _asked(to: Message) -> Head:
+    if not to.head.request:
+        raise FrameError(f"a message of kind {to.head.kind} asks for no answer; it was sent with send, not request.")
+    return to.head

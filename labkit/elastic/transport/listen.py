@@ -1,0 +1,319 @@
+"""Listen at an address, or connect to one: what comes back is a Channel, whatever carries it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from labkit.elastic.transport.address import Access, Address, Scheme, private_folder
+from labkit.elastic.transport.channel import Handler, Peer
+from labkit.elastic.transport.connection import Connection
+from labkit.elastic.transport.errors import AccessError, AddressError, TransportError, UnreachableError
+from labkit.elastic.transport.greeting import Greeting
+from labkit.elastic.transport.intake import Intake
+from labkit.elastic.transport.streams import SocketStream, Stream
+from labkit.elastic.transport.terms import GREETING_LIMITS, Counts, Lease, Limits
+
+BACKLOG = 128
+
+
+def connect(
+    address: Address,
+    *,
+    handler: Handler,
+    access: Access,
+    hello: Mapping[str, Any] | None = None,
+    expected: str | None = None,
+    lease: Lease = Lease(),  # noqa: B008
+    limits: Limits = Limits(),  # noqa: B008
+) -> Connection:
+    """Connect to a process that listens.
+
+    Parameters
+    ----------
+    address : Address
+        Where.
+    handler : Handler
+        Takes what arrives.
+    access : Access
+        What opens the connection.
+    hello : mapping, optional
+        What this process says about itself, as small JSON.
+    expected : str, optional
+        Name that the peer's certificate must bear; without it any process of the job will do. For tls.
+    lease, limits : Lease, Limits
+        The terms of this end.
+
+    Raises
+    ------
+    UnreachableError
+        If nobody answers within the lease.
+    AccessError
+        If one end does not accept the other.
+    """
+    access.check(address)
+    deadline_s = time.monotonic() + lease.greeting_s
+    sock = _connected(address, lease)
+    counts = Counts()
+    try:
+        stream, proved = _opened(sock, address, access, lease, deadline_s, server=False, expected=expected)
+        intake = Intake(stream, lease=lease, limits=GREETING_LIMITS, counts=counts, deadline_s=deadline_s)
+        peer = Greeting(stream, intake, token=access.token, proved=proved, lease=lease).ask(hello or {})
+    except BaseException as error:
+        sock.close()
+        if isinstance(error, OSError) and not isinstance(error, TransportError):
+            raise AccessError(f"{address} ended the connection during the greeting: {error.strerror}.") from None
+        raise
+    return Connection(
+        stream, peer=peer, handler=handler, lease=lease, limits=limits, counts=counts,
+        shares=address.scheme is Scheme.SHM,
+    ).start()  # fmt: skip
+
+
+def _connected(address: Address, lease: Lease) -> socket.socket:
+    try:
+        if not address.is_local:
+            return socket.create_connection((address.host, address.port), timeout=lease.greeting_s)
+        sock = socket.socket(socket.AF_UNIX)
+        try:
+            sock.settimeout(lease.greeting_s)
+            sock.connect(address.path)
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+    except OSError as error:
+        raise UnreachableError(
+            f"nobody answers at {address} ({error.strerror or error}); is the process that listens there alive?"
+        ) from None
+
+
+def _opened(
+    sock: socket.socket,
+    address: Address,
+    access: Access,
+    lease: Lease,
+    deadline_s: float,
+    *,
+    server: bool,
+    expected: str | None = None,
+) -> tuple[Stream, str]:
+    """Return the stream over a fresh socket, and what it knows for certain about the peer."""
+    stream = SocketStream(sock, beat_s=lease.heartbeat_s)
+    if address.is_local:
+        return stream, _peer_uid(sock, access.uid)
+    if address.scheme is Scheme.TCP:
+        return stream, "token"
+    from labkit.elastic.transport.tls import TlsStream, client_context, server_context
+
+    assert access.certificates is not None
+    context = (server_context if server else client_context)(access.certificates)
+    name = None if server else expected or access.certificates.job
+    secured = TlsStream(stream, context, server=server, expected=name)
+    return secured, f"certificate {secured.handshake(deadline_s)}"
+
+
+def _peer_uid(sock: socket.socket, uid: int) -> str:
+    """Return whose process is at the other end of a unix socket; AccessError if it is a stranger's."""
+    raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    pid, found, _ = struct.unpack("3i", raw)
+    if found != uid:
+        raise AccessError(f"process {pid} at the other end belongs to uid {found}; only uid {uid} may connect.")
+    return f"uid {found} process {pid}"
+
+
+class Listener:
+    """Waits at an address; each process that may come in gets a connection and a handler.
+
+    Parameters
+    ----------
+    address : Address
+        Where; port 0 takes any that is free, and `listener.address` says which.
+    welcome : callable
+        Returns the handler for a peer; a TransportError that it raises refuses the peer.
+    access : Access
+        What opens a connection.
+    hello : mapping, optional
+        What this process says about itself, as small JSON.
+    lease, limits : Lease, Limits
+        The terms of this end.
+
+    Raises
+    ------
+    AddressError
+        If the address is taken, or this machine does not have it.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        *,
+        welcome: Callable[[Peer], Handler],
+        access: Access,
+        hello: Mapping[str, Any] | None = None,
+        lease: Lease = Lease(),  # noqa: B008
+        limits: Limits = Limits(),  # noqa: B008
+    ) -> None:
+        access.check(address)
+        if access.certificates is not None:
+            access.certificates.check()
+        self._welcome, self._access, self._hello = welcome, access, dict(hello or {})
+        self._lease, self._limits = lease, limits
+        self._socket = _bound(address)
+        self.address = address if address.is_local else replace(address, port=self._socket.getsockname()[1])
+        self.counts = Counts()
+        self._lock = threading.Lock()
+        self._connections: set[Connection] = set()
+        self._greeting: dict[threading.Thread, socket.socket] = {}
+        self._paused = threading.Event()
+        self._closed = False
+        self._thread = threading.Thread(target=self._accept, name=f"listener at {self.address}", daemon=True)
+        self._thread.start()
+
+    @property
+    def connections(self) -> tuple[Connection, ...]:
+        """Those that are there now."""
+        with self._lock:
+            return tuple(self._connections)
+
+    def close(self) -> None:
+        """Let nobody in any more, and close every connection."""
+        with self._lock:
+            self._closed = True
+            greeting = dict(self._greeting)
+        self._paused.set()
+        for sock in (self._socket, *greeting.values()):
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._socket.close()
+        for thread in greeting:
+            thread.join(self._lease.closing_s)
+        connections = self.connections
+        for connection in connections:
+            connection.hang_up()
+        for connection in connections:
+            connection.close()
+        if self.address.is_local:
+            Path(self.address.path).unlink(missing_ok=True)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._socket.accept()
+            except OSError as error:
+                if self._closed or error.errno in (errno.EINVAL, errno.EBADF):
+                    return
+                self.counts.refused["unable"] += 1  # no open file left, most likely: let some be closed first
+                self._paused.wait(self._lease.heartbeat_s)
+                continue
+            self._begin(sock)
+
+    def _begin(self, sock: socket.socket) -> None:
+        """Give a fresh socket a thread in which it shows who it is, if there is room."""
+        with self._lock:
+            n_greeting = len(self._greeting)
+            full = n_greeting >= self._limits.n_greeting
+            full = full or n_greeting + len(self._connections) >= self._limits.n_connections
+            if not full and not self._closed:
+                thread = threading.Thread(target=self._greet, args=(sock,), name="greeting", daemon=True)
+                self._greeting[thread] = sock
+                thread.start()
+                return
+            self.counts.refused["full"] += 1
+        sock.close()
+
+    def _greet(self, sock: socket.socket) -> None:
+        try:
+            connection = self._admit(sock)
+        except TransportError as error:
+            sock.close()
+            self._count(error.reason)
+        except Exception:  # an SSL alert that cannot be sent, a reset: whatever a stranger may cause
+            sock.close()
+            self._count("access")
+        else:
+            with self._lock:
+                self._connections.add(connection)
+                late = self._closed
+            connection.start()
+            if late:
+                connection.close()
+        finally:
+            with self._lock:
+                self._greeting.pop(threading.current_thread(), None)
+
+    def _count(self, reason: str) -> None:
+        with self._lock:
+            self.counts.refused[reason] += 1
+
+    def _admit(self, sock: socket.socket) -> Connection:
+        deadline_s = time.monotonic() + self._lease.greeting_s
+        counts = Counts()
+        stream, proved = _opened(sock, self.address, self._access, self._lease, deadline_s, server=True)
+        intake = Intake(stream, lease=self._lease, limits=GREETING_LIMITS, counts=counts, deadline_s=deadline_s)
+        greeting = Greeting(stream, intake, token=self._access.token, proved=proved, lease=self._lease)
+        handlers: list[Handler] = []
+        peer = greeting.admit(self._hello, judge=lambda peer: handlers.append(self._welcome(peer)))
+        return Connection(
+            stream, peer=peer, handler=handlers[0], lease=self._lease, limits=self._limits, counts=counts,
+            shares=self.address.scheme is Scheme.SHM, on_over=self._forget,
+        )  # fmt: skip
+
+    def _forget(self, connection: Connection) -> None:
+        with self._lock:
+            self._connections.discard(connection)
+
+
+def _bound(address: Address) -> socket.socket:
+    """Return a socket that listens at the address."""
+    if address.is_local:
+        return _bound_unix(address)
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    sock = socket.socket(family)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((address.host, address.port))
+        sock.listen(BACKLOG)
+    except OSError as error:
+        sock.close()
+        raise AddressError(f"cannot listen at {address}: {error.strerror}; port 0 takes one that is free.") from None
+    return sock
+
+
+def _bound_unix(address: Address) -> socket.socket:
+    path = Path(address.path)
+    private_folder(path.parent)
+    if path.exists():
+        _remove_if_dead(address)
+    sock = socket.socket(socket.AF_UNIX)
+    try:
+        sock.bind(address.path)
+        path.chmod(0o600)
+        sock.listen(BACKLOG)
+    except OSError as error:
+        sock.close()
+        raise AddressError(f"cannot listen at {address}: {error.strerror}.") from None
+    return sock
+
+
+def _remove_if_dead(address: Address) -> None:
+    """Remove the socket of a process that is gone; AddressError if one still listens there."""
+    path = Path(address.path)
+    if not path.is_socket():
+        raise AddressError(f"cannot listen at {address}: something that is no socket is there; remove it.")
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(address.path)
+        except OSError:
+            path.unlink(missing_ok=True)
+            return
+    raise AddressError(f"cannot listen at {address}: another process listens there; give another name.")

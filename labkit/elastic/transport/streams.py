@@ -1,0 +1,169 @@
+"""Bytes over a socket: blocking, straight from and into the buffers of others."""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import os
+import socket
+import struct
+from collections.abc import Sequence
+from typing import Protocol
+
+MAX_PARTS = 512
+"""Buffers per system call; Linux allows 1024 [IOV_MAX]."""
+MAX_FILES = 4
+"""Open files that may come with one frame; those beyond are closed by the kernel."""
+
+
+class Stream(Protocol):
+    """Two byte streams, one each way; one thread may receive while another sends."""
+
+    passes_files: bool
+    """Whether open files can travel with bytes."""
+
+    def receive(self, view: memoryview) -> int:
+        """Fill a view as far as bytes come; return how many came before a heartbeat passed without any.
+
+        Raises
+        ------
+        EOFError
+            When the peer has ended its side, or this side was aborted.
+        """
+        ...
+
+    def receive_with_files(self, view: memoryview) -> tuple[int, list[int]]:
+        """Do the same, and return the open files that came along."""
+        ...
+
+    def send(self, parts: list[memoryview], *, file: int | None = None) -> None:
+        """Send all parts, however long that takes; with an open file, if one is given."""
+        ...
+
+    def offer(self, parts: list[memoryview]) -> int:
+        """Send what goes at once; return how many bytes that were."""
+        ...
+
+    def end(self) -> None:
+        """Send nothing any more; the peer reads to the end."""
+        ...
+
+    def abort(self) -> None:
+        """End both directions at once: whoever waits in this stream stops waiting."""
+        ...
+
+    def close(self) -> None:
+        """Give the socket back, after both threads have left it."""
+        ...
+
+
+def rest(parts: list[memoryview], n_sent: int) -> list[memoryview]:
+    """Return what remains of parts of which so many bytes are sent.
+
+    >>> [bytes(part) for part in rest([memoryview(b"abc"), memoryview(b"de")], 4)]
+    [b'e']
+    """
+    for position, part in enumerate(parts):
+        if n_sent < len(part):
+            return [part[n_sent:], *parts[position + 1 :]]
+        n_sent -= len(part)
+    return []
+
+
+class SocketStream:
+    """A stream over a connected unix or TCP socket.
+
+    Parameters
+    ----------
+    sock : socket
+        Connected; this stream closes it.
+    beat_s : float
+        How long one call of `receive` waits for bytes.
+    """
+
+    def __init__(self, sock: socket.socket, *, beat_s: float) -> None:
+        self.sock = sock
+        self.passes_files = sock.family == socket.AF_UNIX
+        sock.settimeout(None)  # truly blocking: only then does MSG_WAITALL wait for all
+        wait_us = max(1000, round(beat_s * 1e6))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", *divmod(wait_us, 1_000_000)))
+        if not self.passes_files:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def receive(self, view: memoryview) -> int:
+        """See Stream."""
+        try:
+            n_got = self.sock.recv_into(view, len(view), socket.MSG_WAITALL)
+        except BlockingIOError:
+            return 0
+        if n_got == 0:
+            raise EOFError
+        return n_got
+
+    def receive_some(self, view: memoryview) -> int:
+        """Receive what is there, at least a byte; 0 when none came within a heartbeat."""
+        try:
+            n_got = self.sock.recv_into(view)
+        except BlockingIOError:
+            return 0
+        if n_got == 0:
+            raise EOFError
+        return n_got
+
+    def receive_with_files(self, view: memoryview) -> tuple[int, list[int]]:
+        """See Stream."""
+        room = socket.CMSG_SPACE(MAX_FILES * struct.calcsize("i"))
+        flags = socket.MSG_WAITALL | socket.MSG_CMSG_CLOEXEC
+        try:
+            n_got, extras, _, _ = self.sock.recvmsg_into([view], room, flags)
+        except BlockingIOError:
+            return 0, []
+        files = [handle for extra in extras for handle in _files_in(*extra)]
+        if n_got == 0:
+            close_files(files)
+            raise EOFError
+        return n_got, files
+
+    def send(self, parts: list[memoryview], *, file: int | None = None) -> None:
+        """See Stream."""
+        extras: Sequence[tuple[int, int, bytes]] = ()
+        if file is not None:
+            extras = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", file))]
+        while parts:
+            n_sent = self.sock.sendmsg(parts[:MAX_PARTS], extras, socket.MSG_NOSIGNAL)
+            parts, extras = rest(parts, n_sent), ()
+
+    def offer(self, parts: list[memoryview]) -> int:
+        """See Stream."""
+        try:
+            return self.sock.sendmsg(parts[:MAX_PARTS], (), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        except BlockingIOError:
+            return 0
+
+    def end(self) -> None:
+        """See Stream."""
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(socket.SHUT_WR)
+
+    def abort(self) -> None:
+        """See Stream."""
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """See Stream."""
+        self.sock.close()
+
+
+def _files_in(level: int, kind: int, data: bytes) -> list[int]:
+    if level != socket.SOL_SOCKET or kind != socket.SCM_RIGHTS:
+        return []
+    handles = array.array("i")
+    handles.frombytes(data[: len(data) - len(data) % handles.itemsize])
+    return list(handles)
+
+
+def close_files(files: list[int]) -> None:
+    """Close files that came along but that nobody asked for."""
+    while files:
+        os.close(files.pop())
