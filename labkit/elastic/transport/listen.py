@@ -20,7 +20,7 @@ from labkit.elastic.transport.errors import AccessError, AddressError, Transport
 from labkit.elastic.transport.greeting import Greeting
 from labkit.elastic.transport.intake import Intake
 from labkit.elastic.transport.streams import SocketStream, Stream
-from labkit.elastic.transport.terms import GREETING_LIMITS, Counts, Lease, Limits
+from labkit.elastic.transport.terms import DEFAULT_LEASE, DEFAULT_LIMITS, GREETING_LIMITS, Counts, Lease, Limits
 
 BACKLOG = 128
 
@@ -32,8 +32,8 @@ def connect(
     access: Access,
     hello: Mapping[str, Any] | None = None,
     expected: str | None = None,
-    lease: Lease = Lease(),  # noqa: B008
-    limits: Limits = Limits(),  # noqa: B008
+    lease: Lease = DEFAULT_LEASE,
+    limits: Limits = DEFAULT_LIMITS,
 ) -> Connection:
     """Connect to a process that listens.
 
@@ -61,7 +61,7 @@ def connect(
     """
     access.check(address)
     deadline_s = time.monotonic() + lease.greeting_s
-    sock = _connected(address, lease)
+    sock = connected(address, lease)
     counts = Counts()
     try:
         stream, proved = _opened(sock, address, access, lease, deadline_s, server=False, expected=expected)
@@ -78,7 +78,8 @@ def connect(
     ).start()  # fmt: skip
 
 
-def _connected(address: Address, lease: Lease) -> socket.socket:
+def connected(address: Address, lease: Lease) -> socket.socket:
+    """Return a fresh socket to whoever listens at the address."""
     try:
         if not address.is_local:
             return socket.create_connection((address.host, address.port), timeout=lease.greeting_s)
@@ -159,15 +160,15 @@ class Listener:
         welcome: Callable[[Peer], Handler],
         access: Access,
         hello: Mapping[str, Any] | None = None,
-        lease: Lease = Lease(),  # noqa: B008
-        limits: Limits = Limits(),  # noqa: B008
+        lease: Lease = DEFAULT_LEASE,
+        limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         access.check(address)
         if access.certificates is not None:
             access.certificates.check()
         self._welcome, self._access, self._hello = welcome, access, dict(hello or {})
         self._lease, self._limits = lease, limits
-        self._socket = _bound(address)
+        self._socket = bound(address)
         self.address = address if address.is_local else replace(address, port=self._socket.getsockname()[1])
         self.counts = Counts()
         self._lock = threading.Lock()
@@ -273,7 +274,7 @@ class Listener:
             self._connections.discard(connection)
 
 
-def _bound(address: Address) -> socket.socket:
+def bound(address: Address) -> socket.socket:
     """Return a socket that listens at the address."""
     if address.is_local:
         return _bound_unix(address)

@@ -88,6 +88,8 @@ class Limits:
             raise InputError(f"payload_bytes is {self.payload_bytes}; a header can tell 0 to {(1 << 32) - 1}.")
 
 
+DEFAULT_LEASE = Lease()
+DEFAULT_LIMITS = Limits()
 GREETING_LIMITS = Limits(payload_bytes=0, meta_bytes=4096)
 """What a peer may send before it has shown who it is."""
 

@@ -1,0 +1,52 @@
+"""Handlers for tests: one that notes what happens, one that answers."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from typing import Any
+
+from labkit.elastic.transport import Channel, Handler, Message, TransportError
+
+WITHIN_S = 20.0
+"""What should happen at once may take this long on a busy machine before a test fails."""
+
+
+class Noting(Handler):
+    """Keeps messages, copied, and the reason of the end; tests wait for them."""
+
+    def __init__(self) -> None:
+        self.messages: queue.Queue[tuple[Any, dict[str, Any], bytes]] = queue.Queue()
+        self.channel: Channel | None = None
+        self.is_open, self.is_over = threading.Event(), threading.Event()
+        self.reason: TransportError | None = None
+
+    def opened(self, channel: Channel) -> None:
+        self.channel = channel
+        self.is_open.set()
+
+    def received(self, channel: Channel, message: Message) -> None:
+        self.messages.put((message.head, dict(message.meta), bytes(message.payload)))
+
+    def closed(self, channel: Channel, reason: TransportError | None) -> None:
+        self.reason = reason
+        self.is_over.set()
+
+    def next(self):
+        return self.messages.get(timeout=WITHIN_S)
+
+    def end(self) -> TransportError | None:
+        assert self.is_over.wait(WITHIN_S), "the connection never ended"
+        return self.reason
+
+
+class Echo(Noting):
+    """Answers every request with what it brought; a meta part {"fail": why} fails."""
+
+    def received(self, channel: Channel, message: Message) -> None:
+        if "fail" in message.meta:
+            raise ValueError(message.meta["fail"])
+        if message.head.request:
+            channel.reply(message, message.payload, meta=message.meta)
+        else:
+            super().received(channel, message)

@@ -1,0 +1,254 @@
+"""What a parameter server relies on, whatever carries the frames."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from labkit.elastic.transport import (
+    Channel,
+    ClosedError,
+    FrameError,
+    Handler,
+    Head,
+    Lease,
+    Limits,
+    Message,
+    OversizedError,
+    Region,
+    RemoteError,
+)
+from tests.elastic.transport.conftest import SCHEMES
+from tests.elastic.transport.ends import WITHIN_S, Echo, Noting
+
+every_scheme = pytest.mark.parametrize("scheme", SCHEMES)
+
+
+@every_scheme
+def test_frames_arrive_in_order_with_all_that_they_say(ends, scheme):
+    channel, server, _ = ends(scheme)
+    assert isinstance(channel, Channel)
+    for step in range(300):
+        channel.send(20, np.full(step, step % 251, np.uint8), b"end", meta={"n": step}, block=4, offset=8, step=step)
+    for step in range(300):
+        head, meta, payload = server.next()
+        assert (head.kind, head.block, head.offset, head.step) == (20, 4, 8, step)
+        assert meta == {"n": step}
+        assert payload == bytes([step % 251]) * step + b"end"
+
+
+@every_scheme
+def test_an_answer_is_received_where_it_is_wanted(ends, scheme):
+    channel, _, _ = ends(scheme, server=Echo())
+    numbers = np.arange(1 << 18, dtype=np.float32)
+    into = np.zeros_like(numbers)
+    replies = [
+        channel.request(30, numbers[i : i + 4096], into=into[i : i + 4096], block=i) for i in range(0, 1 << 18, 4096)
+    ]
+    assert [reply.result(WITHIN_S).head.block for reply in replies] == list(range(0, 1 << 18, 4096))
+    np.testing.assert_array_equal(into, numbers)
+
+
+@every_scheme
+def test_a_failure_of_the_peer_is_told_and_the_connection_goes_on(ends, scheme):
+    channel, _, _ = ends(scheme, server=Echo())
+    with pytest.raises(RemoteError, match="ValueError: no block 7"):
+        channel.request(30, meta={"fail": "no block 7"}).result(WITHIN_S)
+    assert bytes(channel.request(30, b"still here").result(WITHIN_S).payload) == b"still here"
+
+
+@every_scheme
+def test_closing_sends_what_is_queued_and_both_ends_end_without_complaint(ends, scheme):
+    channel, server, _ = ends(scheme, client=(client := Noting()))
+    big = np.ones(1 << 20, np.uint8)
+    for _ in range(64):
+        channel.send(20, big)
+    channel.close()
+    assert server.end() is None
+    assert client.end() is None
+    assert server.messages.qsize() == 64
+    with pytest.raises(ClosedError, match="closed"):
+        channel.send(20)
+
+
+@every_scheme
+def test_two_ends_that_both_send_without_pause_do_not_block_each_other(ends, scheme):
+    """Both answer from their reader thread: if answers waited for room in the sockets, both would wait for ever."""
+    server, client = Echo(), Echo()
+    channel, _, _ = ends(scheme, server=server, client=client)
+    assert server.is_open.wait(WITHIN_S)
+    big = np.ones(1 << 20, np.uint8)
+    replies = [end.request(30, big) for _ in range(40) for end in (channel, server.channel)]
+    assert all(len(reply.result(WITHIN_S).payload) == 1 << 20 for reply in replies)
+
+
+@every_scheme
+def test_requests_fail_when_the_connection_ends(ends, scheme):
+    channel, server, listener = ends(scheme)  # notes, and never answers
+    reply = channel.request(30)
+    server.next()
+    listener.close()
+    with pytest.raises(ClosedError, match="before the answer came"):
+        reply.result(WITHIN_S)
+    assert listener.connections == ()
+
+
+@every_scheme
+def test_a_sent_buffer_may_change_after_flush(ends, scheme):
+    channel, server, _ = ends(scheme)
+    buffer = np.empty(1 << 20, np.uint8)
+    for value in range(20):
+        buffer[:] = value
+        number = channel.send(20, buffer)
+        channel.flush(number, timeout_s=WITHIN_S)
+    for value in range(20):
+        assert server.next()[2] == bytes([value]) * (1 << 20)
+
+
+@every_scheme
+def test_a_payload_beyond_the_limit_is_refused_where_it_is_sent(ends, scheme):
+    channel, _, _ = ends(scheme, server=Echo(), limits=Limits(payload_bytes=1000, meta_bytes=500))
+    with pytest.raises(OversizedError, match="1,001 bytes"):
+        channel.send(20, bytes(1001))
+    with pytest.raises(OversizedError, match="meta part of 6"):
+        channel.request(20, meta={"a": "x" * 600})
+    assert len(channel.request(30, bytes(1000)).result(WITHIN_S).payload) == 1000
+
+
+def test_an_answer_that_has_no_room_is_refused(ends):
+    channel, _, _ = ends("unix", server=Echo())
+    with pytest.raises(OversizedError, match="10 bytes came where there is room for 4"):
+        channel.request(30, bytes(10), into=bytearray(4)).result(WITHIN_S)
+
+
+def test_a_cancelled_request_leaves_its_buffer_alone(ends):
+    gate, into = threading.Event(), bytearray(4)
+
+    class Late(Echo):
+        def received(self, channel, message):
+            assert gate.wait(WITHIN_S)
+            super().received(channel, message)
+
+    channel, _, _ = ends("unix", server=Late())
+    reply = channel.request(30, b"late", into=into)
+    assert reply.cancel()
+    gate.set()
+    assert bytes(channel.request(30, b"next").result(WITHIN_S).payload) == b"next"
+    assert into == bytearray(4)
+
+
+def test_a_handler_that_waits_for_an_answer_on_its_own_channel_is_told_so(ends):
+    class Waiting(Noting):
+        def received(self, channel, message):
+            channel.request(30).result(WITHIN_S)
+
+    channel, _, _ = ends("unix", server=Waiting())
+    with pytest.raises(RemoteError, match="must not wait for a reply on its own channel"):
+        channel.request(30).result(WITHIN_S)
+
+
+def test_a_handler_that_fails_ends_the_connection_with_its_words(ends):
+    class Failing(Noting):
+        def received(self, channel, message):
+            raise KeyError("block 9")
+
+    channel, server, _ = ends("unix", server=Failing(), client=(client := Noting()))
+    channel.send(20)
+    assert "KeyError: 'block 9'" in str(server.end())
+    assert "without a goodbye" in str(client.end())
+
+
+def test_a_handler_may_close_its_own_channel(ends):
+    class Leaving(Noting):
+        def received(self, channel, message):
+            channel.close()
+
+    channel, server, _ = ends("unix", server=Leaving(), client=(client := Noting()))
+    channel.send(20)
+    assert server.end() is None
+    assert client.end() is None
+
+
+def test_a_payload_is_received_into_the_buffer_that_the_handler_names(ends):
+    class Placing(Noting):
+        def __init__(self):
+            super().__init__()
+            self.blocks = np.zeros((3, 8), np.float32)
+
+        def place(self, head):
+            return self.blocks[head.block]
+
+    channel, server, _ = ends("tcp", server=Placing())
+    channel.send(20, np.arange(8, dtype=np.float32), block=2)
+    server.next()
+    np.testing.assert_array_equal(server.blocks, [[0] * 8, [0] * 8, range(8)])
+
+
+def test_only_the_kinds_of_users_can_be_sent(ends):
+    channel, server, _ = ends("unix")
+    for kind in (0, 6, 15, 256):
+        with pytest.raises(FrameError, match=f"kind {kind} is not for users"):
+            channel.send(kind)
+    channel.send(16)
+    server.next()
+    with pytest.raises(FrameError, match="asks for no answer"):
+        channel.reply(Message(Head(16), {}, memoryview(b"")))
+
+
+@every_scheme
+def test_a_region_is_shared_where_that_is_possible_and_the_result_is_the_same(ends, scheme):
+    channel, _, _ = ends(scheme, server=Echo())
+    region = Region(1 << 16, writable=True)
+    assert channel.share(region) is (scheme == "shm")
+    place = np.frombuffer(region.view, np.float32)
+    place[:] = np.arange(1 << 14)
+    into = np.zeros(100, np.float32)
+    message = channel.request(30, place[50:150], into=into).result(WITHIN_S)
+    np.testing.assert_array_equal(into, np.arange(50, 150))
+    np.testing.assert_array_equal(np.frombuffer(message.payload, np.float32), into)
+    assert bool(channel.counts.shared_bytes) is (scheme == "shm")
+
+
+@every_scheme
+def test_traffic_is_counted(ends, scheme):
+    channel, server, _ = ends(scheme, server=Echo())
+    before = channel.counts.sent_bytes
+    channel.request(30, bytes(1000)).result(WITHIN_S)
+    assert channel.counts.sent_bytes - before == 1048
+    assert server.channel.counts.received_bytes >= 1048
+    assert not channel.counts.refused
+    assert channel.counts.cpu_s >= 0
+    channel.close()
+    assert server.end() is None
+    assert server.channel.counts.reader_cpu_s > 0
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(sizes=st.lists(st.integers(0, 200_000), min_size=1, max_size=12))
+def test_any_mix_of_sizes_arrives_whole_and_in_order(ends, sizes):
+    channel, server, _ = ends("unix")
+    for size in sizes:
+        channel.send(20, np.full(size, size % 251, np.uint8))
+    assert [server.next()[2] for _ in sizes] == [bytes([size % 251]) * size for size in sizes]
+    channel.close()
+
+
+def test_ends_with_different_leases_keep_each_other_alive(address, accesses):
+    from labkit.elastic.transport import Listener, connect
+
+    server = Noting()
+    with_listener = Listener(
+        address("unix"), welcome=lambda peer: server, access=accesses["unix"], lease=Lease(0.3), hello={"ps": 0}
+    )
+    channel = connect(
+        with_listener.address, handler=Handler(), access=accesses["unix"], hello={"w": 1}, lease=Lease(60)
+    )
+    assert (channel.peer.lease_s, channel.peer.hello) == (0.3, {"ps": 0})
+    assert not server.is_over.wait(0.8)
+    assert server.channel.peer.hello == {"w": 1}
+    with_listener.close()
+    channel.close()
