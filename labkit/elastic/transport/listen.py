@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from labkit.elastic.transport.address import Access, Address, Scheme, private_folder
 from labkit.elastic.transport.channel import Handler, Peer
@@ -21,6 +21,9 @@ from labkit.elastic.transport.greeting import Greeting
 from labkit.elastic.transport.intake import Intake
 from labkit.elastic.transport.streams import SocketStream, Stream
 from labkit.elastic.transport.terms import DEFAULT_LEASE, DEFAULT_LIMITS, GREETING_LIMITS, Counts, Lease, Limits
+
+if TYPE_CHECKING:
+    from ssl import SSLContext
 
 BACKLOG = 128
 
@@ -60,11 +63,16 @@ def connect(
         If one end does not accept the other.
     """
     access.check(address)
+    context = name = None
+    if address.scheme is Scheme.TLS and access.certificates is not None:
+        from labkit.elastic.transport.tls import client_context
+
+        context, name = client_context(access.certificates), expected or access.certificates.job
     deadline_s = time.monotonic() + lease.greeting_s
     sock = connected(address, lease)
     counts = Counts()
     try:
-        stream, proved = _opened(sock, address, access, lease, deadline_s, server=False, expected=expected)
+        stream, proved = _opened(sock, address, access, lease, deadline_s, context=context, expected=name)
         intake = Intake(stream, lease=lease, limits=GREETING_LIMITS, counts=counts, deadline_s=deadline_s)
         peer = Greeting(stream, intake, token=access.token, proved=proved, lease=lease).ask(hello or {})
     except BaseException as error:
@@ -104,21 +112,18 @@ def _opened(
     lease: Lease,
     deadline_s: float,
     *,
-    server: bool,
+    context: SSLContext | None,
     expected: str | None = None,
 ) -> tuple[Stream, str]:
     """Return the stream over a fresh socket, and what it knows for certain about the peer."""
     stream = SocketStream(sock, beat_s=lease.heartbeat_s)
     if address.is_local:
         return stream, _peer_uid(sock, access.uid)
-    if address.scheme is Scheme.TCP:
+    if context is None:
         return stream, "token"
-    from labkit.elastic.transport.tls import TlsStream, client_context, server_context
+    from labkit.elastic.transport.tls import TlsStream
 
-    assert access.certificates is not None
-    context = (server_context if server else client_context)(access.certificates)
-    name = None if server else expected or access.certificates.job
-    secured = TlsStream(stream, context, server=server, expected=name)
+    secured = TlsStream(stream, context, expected=expected)
     return secured, f"certificate {secured.handshake(deadline_s)}"
 
 
@@ -164,8 +169,11 @@ class Listener:
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         access.check(address)
-        if access.certificates is not None:
-            access.certificates.check()
+        self._context: SSLContext | None = None
+        if address.scheme is Scheme.TLS and access.certificates is not None:
+            from labkit.elastic.transport.tls import server_context
+
+            self._context = server_context(access.certificates)
         self._welcome, self._access, self._hello = welcome, access, dict(hello or {})
         self._lease, self._limits = lease, limits
         self._socket = bound(address)
@@ -173,7 +181,7 @@ class Listener:
         self.counts = Counts()
         self._lock = threading.Lock()
         self._connections: set[Connection] = set()
-        self._greeting: dict[threading.Thread, socket.socket] = {}
+        self._greeting: dict[threading.Thread, socket.socket | None] = {}
         self._paused = threading.Event()
         self._closed = False
         self._thread = threading.Thread(target=self._accept, name=f"listener at {self.address}", daemon=True)
@@ -192,8 +200,9 @@ class Listener:
             greeting = dict(self._greeting)
         self._paused.set()
         for sock in (self._socket, *greeting.values()):
-            with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
+            if sock is not None:
+                with contextlib.suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)
         self._thread.join()
         self._socket.close()
         for thread in greeting:
@@ -244,6 +253,7 @@ class Listener:
         else:
             with self._lock:
                 self._connections.add(connection)
+                self._greeting[threading.current_thread()] = None  # the connection closes the socket from now on
                 late = self._closed
             connection.start()
             if late:
@@ -259,7 +269,7 @@ class Listener:
     def _admit(self, sock: socket.socket) -> Connection:
         deadline_s = time.monotonic() + self._lease.greeting_s
         counts = Counts()
-        stream, proved = _opened(sock, self.address, self._access, self._lease, deadline_s, server=True)
+        stream, proved = _opened(sock, self.address, self._access, self._lease, deadline_s, context=self._context)
         intake = Intake(stream, lease=self._lease, limits=GREETING_LIMITS, counts=counts, deadline_s=deadline_s)
         greeting = Greeting(stream, intake, token=self._access.token, proved=proved, lease=self._lease)
         handlers: list[Handler] = []

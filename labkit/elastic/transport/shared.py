@@ -10,6 +10,7 @@ import mmap
 import os
 import struct
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -45,10 +46,13 @@ class Region:
     def __init__(self, n_bytes: int, *, writable: bool = False) -> None:
         if n_bytes < 1:
             raise InputError(f"a region of {n_bytes} bytes cannot be mapped; give at least 1.")
+        room = available_bytes()
+        if n_bytes > room:
+            raise InputError(f"no shared region of {n_bytes:,} bytes: this machine has {room:,} bytes of memory left.")
         self.n_bytes, self.writable = n_bytes, writable
         handle = os.memfd_create("labkit", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
-            os.posix_fallocate(handle, 0, n_bytes)  # no memory left is an error here, not a signal later
+            os.posix_fallocate(handle, 0, n_bytes)  # a region that cannot be had is an error here, not a signal later
             self._map = mmap.mmap(handle, n_bytes, flags=mmap.MAP_SHARED)
             seals = SEALED_SIZE | fcntl.F_SEAL_SEAL | (0 if writable else SEAL_FUTURE_WRITE)
             fcntl.fcntl(handle, fcntl.F_ADD_SEALS, seals)
@@ -66,6 +70,13 @@ class Region:
         handle = self.__dict__.pop("_handle", None)
         if handle is not None:
             os.close(handle)
+
+
+def available_bytes() -> int:
+    """Return how much memory can be had without driving others out [MemAvailable of proc(5)]."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    told = dict(line.split(":", 1) for line in lines)
+    return int(told["MemAvailable"].split()[0]) * 1024
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,16 +43,24 @@ def _filled(context: ssl.SSLContext, certificates: Certificates) -> ssl.SSLConte
 
 
 class TlsStream:
-    """A stream whose bytes are encrypted; `handshake` comes first."""
+    """A stream whose bytes are encrypted; `handshake` comes first.
+
+    Parameters
+    ----------
+    stream : SocketStream
+        Carries what is encrypted.
+    context : SSLContext
+        Of the side that this is.
+    expected : str, optional
+        Name that the peer's certificate must bear, on the side that connects; None on the side that listens.
+    """
 
     passes_files = False
 
-    def __init__(
-        self, stream: SocketStream, context: ssl.SSLContext, *, server: bool, expected: str | None = None
-    ) -> None:
+    def __init__(self, stream: SocketStream, context: ssl.SSLContext, *, expected: str | None = None) -> None:
         self._stream = stream
         self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._tls = context.wrap_bio(self._in, self._out, server_side=server, server_hostname=expected)
+        self._tls = context.wrap_bio(self._in, self._out, server_side=expected is None, server_hostname=expected)
         self._state, self._sending = threading.Lock(), threading.Lock()
         self._scratch = memoryview(bytearray(CHUNK_BYTES))
 
@@ -72,7 +80,7 @@ class TlsStream:
                 break
             except ssl.SSLWantReadError:
                 self._flush()
-                self._take_in()
+                self._await_more()
             except ssl.SSLError as error:
                 self._flush()
                 raise AccessError(f"the TLS handshake failed: {_plain(error)}.") from None
@@ -82,15 +90,29 @@ class TlsStream:
         names = (self._tls.getpeercert() or {}).get("subjectAltName", ())
         return str(names[0][1]) if names else ""
 
+    def _await_more(self) -> None:
+        try:
+            self._take_in()
+        except (EOFError, ConnectionResetError, BrokenPipeError):
+            raise AccessError("the peer ended the connection during the TLS handshake, without a word.") from None
+
     def receive(self, view: memoryview) -> int:
         """See Stream."""
         n_got = 0
         while n_got < len(view):
             n_more = self._decrypted(view[n_got:])
-            if n_more == 0 and not self._take_in():
-                break
             n_got += n_more
+            if n_more == 0 and not self._more_came(n_got):
+                break
         return n_got
+
+    def _more_came(self, n_got: int) -> bool:
+        try:
+            return self._take_in() > 0
+        except EOFError:
+            if n_got:
+                return False  # what came before the end first; the end is still there next time
+            raise
 
     def receive_with_files(self, view: memoryview) -> tuple[int, list[int]]:
         """See Stream; TLS carries no files."""

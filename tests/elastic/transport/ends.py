@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
+import socket
 import threading
 from typing import Any
 
@@ -50,3 +52,12 @@ class Echo(Noting):
             channel.reply(message, message.payload, meta=message.meta)
         else:
             super().received(channel, message)
+
+
+def drained(sock: socket.socket) -> bytes:
+    """Return what a peer still says, until it ends the connection."""
+    said = b""
+    with contextlib.suppress(ConnectionResetError):
+        while piece := sock.recv(65536):
+            said += piece
+    return said
