@@ -1,9 +1,9 @@
 """Max-min levels and greatest sums by an interior-point solver: of many optima one in the middle, where it ends.
 
 The programs are written as Gavel's published policies write them [1]_: every column and every pair is a variable, also
-where nobody would train, and no row is scaled. Such a solver comes close to the analytic centre of the optimal shares,
-the ones with the greatest product of all slacks that are not zero for all of them; it does not quite reach it, because
-it starts outside of what is feasible, and where it ends depends on the scale of the rows.
+where nobody would train. Such a solver comes close to the analytic centre of the optimal shares, the ones with the
+greatest product of all slacks that are not zero for all of them; it does not quite reach it, because it starts outside
+of what is feasible, and where it ends depends on the scale of the rows: fair shares keep the published one.
 
 References
 ----------
@@ -23,6 +23,9 @@ from labkit.core.resources import Bools, Floats, Ints
 
 WORST_GAP: Final = 1e-4
 """An answer that is proved no better than this, relative, is none."""
+
+COARSE: Final = 1024.0
+"""The level is scaled by powers of this, so that it is not where it is near 1 already."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -198,6 +201,29 @@ def _highest(ways: _Ways, slope: ArrayLike, drag: ArrayLike, base: ArrayLike) ->
     rising = slopes > 0
     _refuse(ways, rising)
     conic = np.ndim(drag) > 0 or bool(drags.any())
+    unit, step = _units(ways, slopes, drags)
+    answer = _solved(ways.in_units(unit), slopes * (step / unit), drags * step, bases / unit, conic=conic)
+    return _checked(replace(answer, level=answer.level * step, bound=answer.bound * step))
+
+
+def _units(ways: _Ways, slopes: Floats, drags: Floats) -> tuple[Floats, float]:
+    """Return a unit of value for each job, (J,), and one of the level, such that the solver sees numbers near 1.
+
+    Fair shares, where most jobs get their size from an even mix of all devices, stay as they are given, as published.
+    """
+    mean, rising = ways.mean_alone(), slopes > 0
+    typical = (mean[rising] / (slopes * ways.size)[rising])[mean[rising] > 0]
+    level = float(np.median(typical)) if len(typical) else 1.0
+    most = np.zeros(ways.n_jobs)
+    np.maximum.at(most, ways.member, ways.value)
+    top = float((most[rising] / (slopes + drags * most)[rising]).min())
+    unit = np.where(rising, slopes * level, np.where(mean > 0, mean, 1.0))
+    return unit, level * COARSE ** round(np.log(top / level) / np.log(COARSE))
+
+
+def _solved(ways: _Ways, slopes: Floats, drags: Floats, bases: Floats, *, conic: bool) -> Centred:
+    """Return the answer in whatever units."""
+    rising = slopes > 0
     s, z, price = _hyperbolic(ways, slopes, drags, bases) if conic else _linear(ways, slopes, bases)
     x = ways.fitted(s)
     gain = ways.got(x) - bases
@@ -206,7 +232,7 @@ def _highest(ways: _Ways, slope: ArrayLike, drag: ArrayLike, base: ArrayLike) ->
     left = 1 / (1 - drags * np.maximum(level, 0.0))
     needs, growth = bases + slopes * level * left, slopes * left * left
     bound = level + (ways.most(ways.worth(price), z) - float(price @ needs)) / float(price @ growth)
-    return _checked(ways.answer(x, level, bound))
+    return ways.answer(x, level, bound)
 
 
 def _refuse(ways: _Ways, rising: Bools) -> None:
@@ -289,9 +315,20 @@ class _Ways:
         """Return what each job gets, (J,)."""
         return _sums(self.member, self.value * x[self.way], self.n_jobs)
 
+    def in_units(self, unit: Floats) -> _Ways:
+        """Return the same ways with values in units of each job, (J,)."""
+        return replace(self, value=self.value / unit[self.member])
+
     def worth(self, price: Floats) -> Floats:
         """Return what a way is worth to all its members at prices (J,), (W,)."""
         return _sums(self.way, self.value * price[self.member], self.n)
+
+    def mean_alone(self) -> Floats:
+        """Return what each job would get alone on an even mix of all devices, (J,)."""
+        offered = self.use @ self.capacity
+        alone = self.value[: self.n_jobs * len(offered)].reshape(self.n_jobs, -1)
+        mean: Floats = alone @ (offered / offered.sum())
+        return mean
 
     def worth_of_all(self) -> Floats:
         """Return the sum of all values of each job, (J,)."""
