@@ -38,7 +38,7 @@ def measure_profile(jobs: Jobs, cluster: Cluster, *, speed: SpeedModel, pairs: b
     shape = len(chosen), len(cluster.device_types)
     alone, apart, fits = np.zeros(shape), np.zeros(shape), np.zeros(shape, np.bool_)
     knows_pairs = pairs and getattr(speed, "pairs", False)
-    shared = np.zeros((shape[0], *shape)) if knows_pairs else None
+    shared = np.full((shape[0], *shape), np.nan) if knows_pairs else None
     for t in range(shape[1]):
         running, placed = compact(jobs, cluster, which=chosen, device_type=t)
         alone[placed, t] = apart[placed, t] = _each(speed, running)
