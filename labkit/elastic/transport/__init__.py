@@ -6,7 +6,8 @@
 from labkit.elastic.transport.address import Access, Address, Scheme, new_token, private_folder
 from labkit.elastic.transport.certificates import Authority, Certificates
 from labkit.elastic.transport.channel import Buffer, Channel, Handler, Message, Peer
-from labkit.elastic.transport.connection import Connection, Reply
+from labkit.elastic.transport.connection import Connection
+from labkit.elastic.transport.dial import connect, pair
 from labkit.elastic.transport.errors import (
     AccessError,
     AddressError,
@@ -20,7 +21,9 @@ from labkit.elastic.transport.errors import (
     UnreachableError,
 )
 from labkit.elastic.transport.frames import FIRST_KIND, LAST_KIND, Head, slices
-from labkit.elastic.transport.listen import Listener, connect
+from labkit.elastic.transport.listen import Listener
+from labkit.elastic.transport.proxy import Proxy
+from labkit.elastic.transport.replies import Reply
 from labkit.elastic.transport.shared import Region
 from labkit.elastic.transport.terms import MIB, SLICE_BYTES, Counts, Lease, Limits
 
@@ -50,6 +53,7 @@ __all__ = [
     "OversizedError",
     "Peer",
     "PeerLostError",
+    "Proxy",
     "Region",
     "RemoteError",
     "ReplayedError",
@@ -59,6 +63,7 @@ __all__ = [
     "UnreachableError",
     "connect",
     "new_token",
+    "pair",
     "private_folder",
     "slices",
 ]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from labkit.core.errors import InputError
 from labkit.elastic.transport.address import private_folder
@@ -15,7 +16,7 @@ from labkit.elastic.transport.errors import AccessError
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
-    from cryptography.x509 import Certificate, CertificateBuilder, KeyUsage
+    from cryptography.x509 import Certificate, CertificateBuilder, KeyUsage, Name
 
 CLOCK_SKEW = timedelta(days=1)
 """Hosts of a testbed disagree about the time; a certificate is valid from before it was made."""
@@ -43,13 +44,11 @@ class Certificates:
         for path in (self.authority, self.certificate, self.key):
             if not path.is_file():
                 raise AccessError(f"{path} is not there; the launcher hands it out (certificates.Authority.issue).")
-        mode = stat.S_IMODE(self.key.stat().st_mode)
-        if mode & 0o077:
-            raise AccessError(f"{self.key} has mode {mode:04o}: others can read this key; chmod 600 {self.key}")
+        check_private(self.key)
 
 
 class Authority:
-    """The authority of one job; its key stays in this process's memory and ends with it.
+    """The authority of one job; its key stays in this process's memory, unless it is saved.
 
     Parameters
     ----------
@@ -86,18 +85,48 @@ class Authority:
         write_private(made.key, key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain))
         return made
 
+    def save(self, folder: Path) -> Path:
+        """Write the authority with its key, for a controller that may be restarted; return the file, of mode 0600."""
+        from cryptography.hazmat.primitives import serialization
+
+        private_folder(folder)
+        pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
+        key = self._key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain)
+        write_private(folder / "authority.key", key + self.certificate.public_bytes(pem))
+        return folder / "authority.key"
+
+    @classmethod
+    def load(cls, path: Path, *, job: str) -> Self:
+        """Read what `save` wrote; AccessError if others can read it, or it is of another job."""
+        from cryptography import x509
+        from cryptography.hazmat.primitives import serialization
+
+        check_private(path)
+        raw, made = path.read_bytes(), cls(job)
+        made._key = serialization.load_pem_private_key(raw, password=None)  # type: ignore[assignment]
+        made.certificate = x509.load_pem_x509_certificate(raw)
+        if made.certificate.subject != made._name():
+            raise AccessError(f"{path} holds the {made.certificate.subject.rfc4514_string()}, not that of {job}.")
+        made._valid = made.certificate.not_valid_before_utc, made.certificate.not_valid_after_utc
+        return made
+
+    def _name(self) -> Name:
+        from cryptography import x509
+        from cryptography.x509.oid import NameOID
+
+        return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"authority of {self.job}")])
+
     def _builder(self, key: EllipticCurvePrivateKey, name: str) -> CertificateBuilder:
         """Return what the authority's own certificate and the issued ones have in common."""
         from cryptography import x509
         from cryptography.x509.oid import NameOID
 
-        issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"authority of {self.job}")])
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         begin, end = self._valid
         mine = x509.SubjectKeyIdentifier.from_public_key(self._key.public_key())
         return (
             x509.CertificateBuilder()
-            .issuer_name(issuer)
+            .issuer_name(self._name())
             .subject_name(subject)
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
@@ -146,9 +175,18 @@ def _usage(*, signs_certificates: bool) -> KeyUsage:
 
 
 def _checked_name(name: str) -> str:
-    if not name or len(name) > 63 or not all(c.isascii() and (c.isalnum() or c in ".-") for c in name):
-        raise InputError(f"'{name}' cannot stand in a certificate; use 1 to 63 letters, digits, dots and hyphens.")
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9.-]{0,49}", name):  # an authority's name, 64 at most, contains it
+        raise InputError(
+            f"'{name}' cannot stand in a certificate; use a letter, then up to 49 letters, digits, dots and hyphens."
+        )
     return name
+
+
+def check_private(path: Path) -> None:
+    """Raise AccessError if others can read a key."""
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & 0o077:
+        raise AccessError(f"{path} has mode {mode:04o}: others can read this key; chmod 600 {path}")
 
 
 def write_private(path: Path, content: bytes) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +12,6 @@ import numpy as np
 
 from labkit.elastic.transport.channel import Buffer, Handler, Message, Peer
 from labkit.elastic.transport.errors import (
-    ClosedError,
     FrameError,
     OversizedError,
     PeerLostError,
@@ -39,24 +36,10 @@ from labkit.elastic.transport.frames import (
 from labkit.elastic.transport.greeting import GREETING_FRAMES
 from labkit.elastic.transport.intake import Intake
 from labkit.elastic.transport.outbox import Outbox
+from labkit.elastic.transport.replies import Replies, Reply
 from labkit.elastic.transport.shared import REFERENCE, Region, Regions, moved
 from labkit.elastic.transport.streams import Stream, close_files
 from labkit.elastic.transport.terms import Counts, Lease, Limits
-
-
-class Reply(Future[Message]):
-    """The answer to a request, when it comes; a future that the reader thread must not wait for."""
-
-    def __init__(self, *, into: memoryview | None, reader: threading.Thread) -> None:
-        super().__init__()
-        self.into = into
-        self._reader = reader
-
-    def result(self, timeout: float | None = None) -> Message:
-        """Wait for the answer; RemoteError if the peer could not, PeerLostError or ClosedError if it never will."""
-        if threading.current_thread() is self._reader and not self.done():
-            raise RuntimeError("a handler must not wait for a reply on its own channel: nobody would read it.")
-        return super().result(timeout)
 
 
 class Connection:
@@ -103,8 +86,7 @@ class Connection:
             first=n_greeted, on_failure=self._fail,
         )  # fmt: skip
         self._lock, self._on_over = threading.Lock(), on_over
-        self._numbers = itertools.count(1)
-        self._pending: dict[int, Reply] = {}
+        self._replies = Replies()
         self._reason: TransportError | None = None
         self._closing = self._bye = False
         self._over = threading.Event()
@@ -114,7 +96,10 @@ class Connection:
 
     def start(self) -> Connection:
         """Tell the handler, and begin."""
-        self._handler.opened(self)
+        try:
+            self._handler.opened(self)
+        except Exception as error:
+            self._fail(_failure(error))
         self._sender.start()
         self._reader.start()
         return self
@@ -140,14 +125,11 @@ class Connection:
         """See Channel; `cancel` the future before `into` is used for something else."""
         place = None if into is None else (views((into,)) or [memoryview(bytearray())])[0]
         reply = Reply(into=place, reader=self._reader)
-        with self._lock:
-            number = next(self._numbers)
-            self._pending[number] = reply
+        number = self._replies.add(reply)
         try:
             self._post(Head(_checked(kind), REQUEST, 0, 0, block, offset, 0, number, step), buffers, meta)
         except BaseException:
-            with self._lock:
-                self._pending.pop(number, None)
+            self._replies.take(number)
             raise
         return reply
 
@@ -206,9 +188,7 @@ class Connection:
         except OSError as error:
             self._fail(PeerLostError(f"the peer is gone: {error.strerror or error}."))
         except Exception as error:
-            failed = TransportError(f"the handler failed: {type(error).__name__}: {error}")
-            failed.__cause__ = error
-            self._fail(failed)
+            self._fail(_failure(error))
         finally:
             self._end()
 
@@ -262,8 +242,7 @@ class Connection:
             self.refuse(message, f"{type(error).__name__}: {error}")
 
     def _take_reply(self, head: Head, meta: dict[str, Any]) -> None:
-        with self._lock:
-            reply = self._pending.pop(head.request, None)
+        reply = self._replies.take(head.request)
         if reply is None or not reply.set_running_or_notify_cancel():
             if reply is None:
                 self.counts.refused["unexpected"] += 1
@@ -300,11 +279,7 @@ class Connection:
             self._sender.join()
         close_files(self._intake.files)
         self._stream.close()
-        with self._lock:
-            pending, self._pending = list(self._pending.values()), {}
-        for reply in pending:
-            if reply.set_running_or_notify_cancel():
-                reply.set_exception(self._reason or ClosedError("the connection was closed before the answer came."))
+        self._replies.end(self._reason)
         if self._regions is not None:
             self._regions.drop()
         try:
@@ -338,6 +313,12 @@ class Connection:
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until the connection is over; return whether it is."""
         return self._over.wait(timeout_s)
+
+
+def _failure(error: Exception) -> TransportError:
+    failed = TransportError(f"the handler failed: {type(error).__name__}: {error}")
+    failed.__cause__ = error
+    return failed
 
 
 def _checked(kind: int) -> int:

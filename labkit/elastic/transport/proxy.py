@@ -10,7 +10,8 @@ from dataclasses import replace
 
 from labkit.core.errors import InputError
 from labkit.elastic.transport.address import Address
-from labkit.elastic.transport.listen import bound, connected
+from labkit.elastic.transport.dial import connected
+from labkit.elastic.transport.listen import bound
 from labkit.elastic.transport.terms import DEFAULT_LEASE
 
 CHUNK_BYTES = 64 * 1024

@@ -19,8 +19,10 @@ from labkit.elastic.transport import (
     Limits,
     Message,
     OversizedError,
+    PeerLostError,
     Region,
     RemoteError,
+    pair,
 )
 from tests.elastic.transport.conftest import SCHEMES
 from tests.elastic.transport.ends import WITHIN_S, Echo, Noting
@@ -235,6 +237,31 @@ def test_any_mix_of_sizes_arrives_whole_and_in_order(ends, sizes):
         channel.send(20, np.full(size, size % 251, np.uint8))
     assert [server.next()[2] for _ in sizes] == [bytes([size % 251]) * size for size in sizes]
     channel.close()
+
+
+def test_two_ends_of_one_process_need_no_address():
+    one, other = pair(Noting(), Echo(), shares=True)
+    region = Region(1000)
+    assert one.share(region)
+    message = one.request(30, region.view[100:200], meta={"a": 1}).result(WITHIN_S)
+    assert np.shares_memory(np.frombuffer(message.payload, np.uint8), np.frombuffer(region.view, np.uint8))
+    one.close()
+    assert other.wait(WITHIN_S)
+    assert (one.reason, other.reason) == (None, None)
+
+
+def test_a_handler_that_fails_to_open_ends_the_connection():
+    class Shut(Noting):
+        def opened(self, channel):
+            raise OSError("no room")
+
+    one, other = pair(client := Noting(), server := Shut())
+    assert "OSError: no room" in str(server.end())
+    assert isinstance(client.end(), PeerLostError)
+    with pytest.raises(ClosedError):
+        one.request(30)
+    one.close()
+    other.close()
 
 
 def test_ends_with_different_leases_keep_each_other_alive(address, accesses):
