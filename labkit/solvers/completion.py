@@ -21,7 +21,7 @@ def complete(
     *,
     rng: np.random.Generator,
     rank: int = 10,
-    ridge: float = 0.01,
+    ridge: float = 0.005,
     n_sweeps: int = 100,
     tolerance: float = 1e-6,
 ) -> Floats:

@@ -71,7 +71,8 @@ def profile_of(jobs: Jobs, *, pairs: bool = True, speed: SpeedModel | None = Non
 def test_jobs_of_one_model_and_gang_are_one_kind_and_are_measured_once() -> None:
     profile = profile_of(jobs_of(("A", 1), ("B", 1), ("A", 1), ("A", 2), ("B", 1)))
     kind = profile.kind.tolist()
-    assert kind[0] == kind[2] and kind[1] == kind[4]
+    assert kind[0] == kind[2]
+    assert kind[1] == kind[4]
     assert len({kind[0], kind[1], kind[3]}) == 3 == len(profile.alone)
     assert profile.alone[profile.kind].tolist() == [[10, 4], [3, 5], [10, 4], [18, 8], [3, 5]]
 
@@ -141,9 +142,11 @@ def test_kinds_with_other_gangs_are_never_measured_together() -> None:
     one, two, other, four = profile.kind
     assert profile.shared is not None
     measured = ~np.isnan(profile.shared)
-    assert measured[two, other].all() and measured[four, four].all()
+    assert measured[two, other].all()
+    assert measured[four, four].all()
     for a, b in ((one, two), (one, other), (two, four)):
-        assert not measured[a, b].any() and not measured[b, a].any()
+        assert not measured[a, b].any()
+        assert not measured[b, a].any()
 
 
 def test_pairs_on_a_type_that_does_not_hold_the_gang_are_not_measured() -> None:
@@ -188,8 +191,10 @@ def test_where_speeds_depend_on_all_that_runs_only_the_measured_ones_run() -> No
     jobs = jobs_of(("A", 1), ("B", 1), ("A", 2))
     alone = GavelSpeed(jobs, cluster(), throughputs=table())
     plain, crowded = profile_of(jobs, speed=alone), profile_of(jobs, speed=Crowded(alone))
-    assert np.array_equal(crowded.alone, plain.alone) and np.array_equal(crowded.apart, plain.apart)
-    assert crowded.shared is not None and plain.shared is not None
+    assert np.array_equal(crowded.alone, plain.alone)
+    assert np.array_equal(crowded.apart, plain.apart)
+    assert crowded.shared is not None
+    assert plain.shared is not None
     assert np.array_equal(crowded.shared, plain.shared / 2, equal_nan=True)  # the two of a pair, and nobody else
 
 

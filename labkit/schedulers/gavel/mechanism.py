@@ -13,6 +13,7 @@ from labkit.core.placement import Placement
 from labkit.core.protocols import Placer
 from labkit.core.snapshot import Snapshot
 from labkit.placers import Pack
+from labkit.schedulers.gavel.estimator import Estimator, refuse_options
 from labkit.schedulers.gavel.problem import Allocation, Problem
 from labkit.schedulers.gavel.profile import Profile, declared_profile
 from labkit.schedulers.gavel.run import Run
@@ -51,6 +52,11 @@ class Gavel:
         Least seconds between two allocations; None: 0, or 1,920 as published.
     space_sharing : bool
         Two jobs may share the same GPUs, where it was measured how fast they train so.
+    estimate : float or None
+        Run each kind of job beside this fraction of the reference jobs beforehand, and estimate its other pairs until
+        they ran: see `labkit.schedulers.gavel.estimator`. None: all pairs are known.
+    n_references : int or None
+        Reference jobs of the estimate, drawn among the jobs; None: one of each kind.
     placement : bool
         Tell gangs on as few machines as possible from gangs that are spread.
     fill : bool
@@ -65,7 +71,7 @@ class Gavel:
     ideal : bool
         Divide GPUs at will instead of in rounds: an experiment then lets jobs hold slices of time.
     seed : int
-        Of the published order of device types.
+        Of the published order of device types, and of what is measured for an estimate.
     prices : mapping, optional
         Dollars per GPU and hour by device type; 1 for types that are not named.
 
@@ -79,6 +85,8 @@ class Gavel:
     round_s: float = 360.0
     recompute_s: float | None = None
     space_sharing: bool = False
+    estimate: float | None = None
+    n_references: int | None = None
     placement: bool = False
     fill: bool = True
     stay: float = 4.0
@@ -89,6 +97,7 @@ class Gavel:
     prices: Mapping[str, float] = field(default_factory=lambda: dict(PRICES))
     _profile: Profile | None = field(default=None, init=False, repr=False)
     _run: Run | None = field(default=None, init=False, repr=False)
+    _estimator: Estimator | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not 0 < self.round_s < np.inf:
@@ -99,6 +108,7 @@ class Gavel:
             raise InputError(
                 f"gavel: stay is {self.stay} and patience {self.patience}; expected rounds >= 0, the second more."
             )
+        refuse_options(self.estimate, self.n_references, space_sharing=self.space_sharing)
         for name in ("published", "ideal"):
             if getattr(self, name) and (self.space_sharing or self.placement or (self.ideal and self.published)):
                 raise InputError(
@@ -133,8 +143,20 @@ class Gavel:
         """Return who starts, moves and stops."""
         run = self._run
         if run is None or not run.goes_on(snapshot):
-            run = self._run = Run(snapshot, profile=self._profile_of(snapshot), options=self)
+            run = self._run = Run(snapshot, profile=self._believed(self._profile_of(snapshot)), options=self)
+        if self._estimator is not None:
+            run.take_in(self._estimator.profile, news=self._estimator.observe(snapshot))
         return run.decide(snapshot)
+
+    def _believed(self, profile: Profile) -> Profile:
+        """Return the profile with its pairs as they are believed to be, estimated if that is asked for."""
+        if self.estimate is None:
+            return profile
+        rng = np.random.default_rng(self.seed)
+        self._estimator = Estimator(
+            profile, fraction=self.estimate, n_references=self.n_references, rng=rng, patience_s=self.round_s / 2
+        )
+        return self._estimator.profile
 
     def _profile_of(self, snapshot: Snapshot) -> Profile:
         known = self._profile

@@ -69,7 +69,7 @@ class Run:
         self.typical_speed = np.full(n, np.inf)
         self.last: Allocation | None = None
         self.now_s, self.allotted_s, self.round_end_s = snapshot.now_s, -np.inf, -np.inf
-        self.n_problems = 0
+        self.n_problems, self.stale = 0, True
         self.number = snapshot.number
         self._relaxed: list[int] = []
         self._told: set[int] = set()
@@ -98,6 +98,11 @@ class Run:
     def goes_on(self, snapshot: Snapshot) -> bool:
         """Tell whether a snapshot is a later one of the same run."""
         return self.table is snapshot.table and self.number < snapshot.number
+
+    def take_in(self, profile: Profile, *, news: bool) -> None:
+        """Believe other speeds of pairs from now on; ask the policy again if that is news."""
+        self.shared = _shared(profile, self.type_of)
+        self.stale = self.stale or news
 
     def decide(self, snapshot: Snapshot) -> Placement:
         """Return who starts, moves and stops."""
