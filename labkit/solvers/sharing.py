@@ -7,19 +7,22 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from labkit.core.errors import InfeasibleError, InputError
-from labkit.core.resources import Bools, Floats, Ints
+from labkit.core.resources import Floats, Ints
+from labkit.solvers.levels import fill
 from labkit.solvers.sharing_master import Master, Optimum
-from labkit.solvers.sharing_spread import Shares, spread
+from labkit.solvers.sharing_spread import spread
 from labkit.solvers.sharing_ways import Groups, Pairing, Ways
 
-PINS = 1e-8
-"""A job is pinned if its need has a price, relative to the greatest one, above this."""
+PINS = 1e-7
+"""A job is pinned if the price of all that it could have, relative to the greatest such price, is above this."""
 
 LEEWAY = 1e-9
-"""By how much, relative to its fastest, a pinned job's need is lowered so that rounding does not make it too much."""
+"""By how much, relative, a pinned job's need is lowered so that rounding does not make it too much."""
 
-MAX_TANGENTS = 80
+CLOSE = 1e-9
+"""A level is found when it is proved to be within this, relative."""
+
+MAX_STEPS = 60
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -37,11 +40,11 @@ class FilledPairs:
     value : array
         (J,) what each job gets, alone and in pairs.
     level : float
-        The greatest level that all reach: every job has base + slope level / (1 - drag level), or more.
+        The least level that a job reaches.
     bound : float
-        No shares reach a higher level.
+        No shares have a higher least level, whichever pairs they use.
     n_levels : int
-        Levels at which jobs were pinned.
+        Searches: after each at least one more job cannot have more.
     n_columns : int
         Ways to run in the linear program at the end, over groups of like jobs.
     """
@@ -69,69 +72,75 @@ def fill_pairs(
     use: ArrayLike | None = None,
     kind: ArrayLike,
     pair_speed: ArrayLike,
-    scale: ArrayLike,
-    slope: ArrayLike = 1.0,
+    scale: ArrayLike = 1.0,
     drag: ArrayLike = 0.0,
-    base: ArrayLike = 0.0,
     leximin: bool = True,
-    tolerance: float = 1e-7,
 ) -> FilledPairs:
-    """Return shares with the greatest common level t: value_j >= base_j + slope_j t / (1 - drag_j t) for all jobs.
+    """Return the shares at which the least level of any job is greatest, and then the next, and so on.
 
-    A job of kind k has scale_j pair_speed_klv while it shares its devices, in column v, with a job of kind l and the
-    same size; both take their devices once, and both have value_jv alone.
+    A job is at level t if it gets t / (1 - drag t). One linear program has a row for each group of like jobs and each
+    device type, and a column for each way to run: alone, or beside another. Of the columns, of which there are nearly
+    J^2 V / 2, only those enter that pay at the prices of the rows so far [1]_; when none does, the prices prove it.
 
     Parameters
     ----------
     value : array
-        (J, V) of all time alone in a column; 0: it cannot run there.
-    size : array
-        (J,) devices of each job.
+        (J, V) what a job gets if it spends all of its time alone in a column; 0: it cannot run so.
+    size : array or float
+        (J,) devices that a job takes while it runs.
     capacity : array
         (T,) devices of each type.
     use : array, optional
-        (V, T) fraction of its devices that a job in a column takes from each type; column v is type v by default.
+        (V, T) fraction of its devices that a job takes from each type in a column; by default column t is type t.
     kind : array
         (J,) for the speeds of pairs.
     pair_speed : array
-        (K, K, V) of the first kind beside the second; 0 or NaN for either: they cannot share the column.
-    scale : array
+        (K, K, V) of the first kind beside the second, of equal size; 0 or NaN for either: they cannot share the column.
+    scale : array or float
         (J,) value of a unit of pair speed, > 0.
-    slope, drag, base : array
-        (J,) what jobs need at a level, >= 0.
+    drag : array or float
+        (J,) as for `levels.fill`.
     leximin : bool
         Go on for those who can have more when others cannot, until nobody can.
-    tolerance : float
-        With drag, relative, of the levels.
 
     Raises
     ------
     InputError
-        If a number is out of range.
-    InfeasibleError
-        If not all jobs can have their base; its `rows` are jobs that stand in each other's way.
+        If a number is out of range, or a job can run nowhere.
+
+    References
+    ----------
+    .. [1] Gilmore and Gomory, "A linear programming approach to the cutting-stock problem", Operations Research 9(6),
+       1961.
+
+    Examples
+    --------
+    Two jobs on one device, each at 0.8 of its speed beside the other:
+
+    >>> filled = fill_pairs([[1.0], [1.0]], size=1, capacity=[1], kind=[0, 0], pair_speed=[[[0.8]]])
+    >>> filled.pairs.tolist(), filled.pair_x.round(6).tolist(), round(filled.level, 6)
+    ([[0, 1]], [[1.0]], 0.8)
     """
-    problem = Sharing.of(value, size, capacity, use, kind, pair_speed, scale)
-    need = Need.of(base, slope, drag, problem.n_jobs)
-    apart = np.zeros(problem.n_jobs, np.bool_)
-    while True:
-        climb = _Climb(problem, need, apart)
-        climb.up(leximin=leximin, tolerance=tolerance)
-        shares = climb.shares()
-        if not shares.crowded.any():
-            return _filled(problem, need, climb, shares)
-        apart |= shares.crowded
+    alone = fill(value, size=size, capacity=capacity, use=use, drag=drag)
+    problem = _Problem.of(value, size, capacity, use, kind, pair_speed, scale, drag)
+    climb = _Climb(problem, unit=alone.value)
+    climb.up(alone.level, leximin=leximin)
+    shares = spread(climb.groups, climb.ways, climb.found.x, n_columns=problem.value.shape[1])
+    x, pairs, pair_x, got = problem.fitted(*shares)
+    level = float((got / (1 + problem.drag * got)).min())
+    return FilledPairs(x, pairs, pair_x, got, level, max(climb.bound, level), climb.n_levels, climb.master.n_columns)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Sharing:
-    """The inputs, checked, on the columns whose types have devices."""
+class _Problem:
+    """The inputs as columns, on the types that have devices; what runs nowhere for lack of devices has value 0."""
 
     value: Floats
     size: Floats
     capacity: Floats
     use: Floats
-    pairing: Pairing | None
+    pairing: Pairing
+    drag: Floats
 
     @classmethod
     def of(
@@ -140,177 +149,114 @@ class Sharing:
         size: ArrayLike,
         capacity: ArrayLike,
         use: ArrayLike | None,
-        kind: ArrayLike | None,
-        pair_speed: ArrayLike | None,
+        kind: ArrayLike,
+        pair_speed: ArrayLike,
         scale: ArrayLike,
-    ) -> Sharing:
-        """Return them; what runs nowhere for lack of devices has value 0."""
-        values = np.array(value, np.float64, ndmin=2)
+        drag: ArrayLike,
+    ) -> _Problem:
+        values, there, speed = (np.array(given, np.float64) for given in (value, capacity, pair_speed))
         n_jobs, n_columns = values.shape
-        there = np.asarray(capacity, np.float64)
         uses = np.eye(len(there)) if use is None else np.asarray(use, np.float64)
-        if uses.shape != (n_columns, len(there)):
-            raise InputError(f"use has shape {uses.shape}; expected {(n_columns, len(there))}: columns, types.")
-        sizes = column(size, n_jobs)
-        for name, array in (("value", values), ("size", sizes), ("capacity", there)):
-            if not (np.isfinite(array).all() and (array >= 0).all()):
-                raise InputError(
-                    f"{name} holds {array[~(np.isfinite(array) & (array >= 0))][0]}; expected numbers >= 0."
-                )
         nowhere = (uses[:, there == 0] > 0).any(axis=1)
+        kinds = np.broadcast_to(np.asarray(kind, np.int64), (n_jobs,))
+        pairing = Pairing.checked(kinds, speed, _column(scale, n_jobs), n_columns)
         values[:, nowhere] = 0.0
-        pairing = None
-        if kind is not None and pair_speed is not None:
-            speed = np.array(pair_speed, np.float64)
-            speed[:, :, nowhere] = 0.0
-            kinds = np.broadcast_to(np.asarray(kind, np.int64), (n_jobs,))
-            pairing = Pairing.checked(kinds, speed, column(scale, n_jobs), n_columns)
-        return cls(values, sizes, there[there > 0], uses[:, there > 0], pairing)
+        pairing.speed[:, :, nowhere] = 0.0
+        some = there > 0
+        return cls(values, _column(size, n_jobs), there[some], uses[:, some], pairing, _column(drag, n_jobs))
 
-    @property
-    def n_jobs(self) -> int:
-        """How many jobs there are."""
-        return len(self.value)
-
-    def worth(self, shares: Shares) -> tuple[Shares, Floats]:
+    def fitted(self, alone: Floats, pairs: Ints, paired: Floats) -> tuple[Floats, Ints, Floats, Floats]:
         """Return shares that break no limit by rounding, and the value of each job."""
-        time = shares.alone.sum(axis=1)
-        devices = self.size @ shares.alone
-        if len(shares.pairs):
-            np.add.at(time, shares.pairs.ravel(), np.repeat(shares.paired.sum(axis=1), 2))
-            devices = devices + self.size[shares.pairs[:, 0]] @ shares.paired
-        over = max(1.0, float(time.max(initial=0.0)), float((devices @ self.use / self.capacity).max(initial=0.0)))
-        fitting = Shares(shares.alone / over, shares.pairs, shares.paired / over, shares.crowded)
-        got = (self.value * fitting.alone).sum(axis=1)
-        if len(shares.pairs) and self.pairing is not None:
-            i, j = shares.pairs.T
-            kind, speed, scale = self.pairing.kind, self.pairing.speed, self.pairing.scale
-            np.add.at(got, i, scale[i] * (speed[kind[i], kind[j]] * fitting.paired).sum(axis=1))
-            np.add.at(got, j, scale[j] * (speed[kind[j], kind[i]] * fitting.paired).sum(axis=1))
-        return fitting, got
+        time, devices = alone.sum(axis=1), self.size @ alone + self.size[pairs[:, 0]] @ paired
+        np.add.at(time, pairs, paired.sum(axis=1)[:, None])
+        over = max(1.0, float(time.max()), float((devices @ self.use / self.capacity).max()))
+        got = (self.value * alone).sum(axis=1)
+        np.add.at(got, pairs, (self.pairing.worth(pairs) * paired[:, None]).sum(axis=2))
+        return alone / over, pairs, paired / over, got / over
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class Need:
-    """What jobs need at a level: base + slope t / (1 - drag t), (J,) each."""
-
-    base: Floats
-    slope: Floats
-    drag: Floats
-
-    @classmethod
-    def of(cls, base: ArrayLike, slope: ArrayLike, drag: ArrayLike, n_jobs: int) -> Need:
-        """Return it, checked."""
-        need = cls(column(base, n_jobs), column(slope, n_jobs), column(drag, n_jobs))
-        for name in ("base", "slope", "drag"):
-            array = getattr(need, name)
-            if not (np.isfinite(array).all() and (array >= 0).all()):
-                j = int(np.flatnonzero(~(np.isfinite(array) & (array >= 0)))[0])
-                raise InputError(f"the {name} of job {j} is {array[j]}; expected a number >= 0.")
-        if not need.slope.any():
-            raise InputError("no job has a slope > 0, so that any level is reached; give at least one job a slope.")
-        return need
-
-    def at(self, t: float) -> tuple[Floats, Floats]:
-        """Return needs at a level, and how fast they grow there, (J,) both."""
-        left = 1 - self.drag * t
-        return self.base + self.slope * t / left, self.slope / left**2
-
-    def level(self, value: Floats) -> Floats:
-        """Return the level at which each job needs a value, (J,); inf where it needs no more at any level."""
-        gain = value - self.base
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return np.where(self.slope > 0, gain / (self.slope + self.drag * np.maximum(gain, 0.0)), np.inf)
-
-
-def column(given: ArrayLike, n: int) -> Floats:
-    """Return (n,) numbers from as many or one."""
+def _column(given: ArrayLike, n: int) -> Floats:
     return np.array(np.broadcast_to(np.asarray(given, np.float64), (n,)))
 
 
 class _Climb:
-    """Levels of one problem, one after the other; jobs in `apart` have groups of their own."""
+    """Levels of one problem, one after the other; values of groups are in units of what they have without pairs."""
 
-    def __init__(self, problem: Sharing, need: Need, apart: Bools) -> None:
-        self.problem = problem
-        others = np.empty((problem.n_jobs, 0))
-        self.groups = Groups.by_likeness(problem.value, problem.size, problem.pairing, apart=apart, others=others)
-        self.ways = Ways.of(self.groups, problem.pairing)
-        self.master = Master(self.groups, self.ways, capacity=problem.capacity, use=problem.use)
-        unit = self.groups.unit
-        self.need = Need(need.base / unit, need.slope / unit, need.drag)
-        best = np.zeros(len(self.groups))
+    def __init__(self, problem: _Problem, *, unit: Floats) -> None:
+        pairing = problem.pairing
+        self.groups = Groups.of_like(pairing.kind, pairing.scale, problem.size, problem.drag, problem.value)
+        first = self.groups.first
+        self.unit, self.drag = unit[first], problem.drag[first]
+        self.ways = Ways.of(self.groups, problem.value, problem.size, pairing)
+        self.best = self._best()
+        self.cap = self.best / (1 + self.drag * self.best)
+        size, ways = problem.size[first], self.ways.in_units(self.unit)
+        self.master = Master(self.groups, ways, size=size, capacity=problem.capacity, use=problem.use)
+        self.have, self.rises = np.zeros(len(first)), np.ones(len(first), np.bool_)
+        self.n_levels, self.bound = 0, float(self.cap.min())
+        self.found: Optimum
+
+    def _best(self) -> Floats:
+        """Return the most that a job of each group can have at all, (G,)."""
+        best, pairs = np.zeros(len(self.groups)), self.ways.paired
         np.maximum.at(best, self.ways.a, self.ways.rate_a)
-        pairs = self.ways.paired
         np.maximum.at(best, self.ways.b[pairs], self.ways.rate_b[pairs])
-        self.top = self.need.level(best[self.groups.of])
-        self.rises = self.need.slope > 0
-        self.have = self.need.base.copy()
-        self.levels: list[float] = []
-        self.bound = np.inf
+        return best
 
-    def up(self, *, leximin: bool, tolerance: float) -> None:
-        """Find the first level, or all levels."""
-        if self.need.base.any():
-            self._base()
+    def up(self, level: float, *, leximin: bool) -> None:
+        """Find the first level, or all levels, from one that can be reached."""
         while self.rises.any():
-            self._next(tolerance)
+            top = float(self.cap[self.rises].max() if leximin else self.cap.min())
+            level, bound = self._highest(min(level, top), top)
+            self.n_levels += 1
+            self.bound = min(self.bound, bound)
             if not leximin:
                 break
+            self._pin(level)
             self.master.stay()
 
-    def _base(self) -> None:
-        """Let ways enter until all jobs can have their base."""
-        self.master.ask(np.zeros(len(self.have)), self.need.base, most=1.0)
-        found = self.master.best()
-        if found.level < 1 - 1e-9:
-            jobs = np.flatnonzero((found.price > PINS * found.price.max()) & (self.need.base > 0))
-            some = ", ".join(map(str, jobs[:8])) + (", ..." if len(jobs) > 8 else "")
-            raise InfeasibleError(
-                f"jobs {some} cannot have together what they are to have at least; {found.level:.6g} of it can be had: "
-                "ask for less, or for fewer of them.",
-                rows=jobs,
-            )
+    def _highest(self, t: float, top: float) -> tuple[float, float]:
+        """Return the greatest level up to a top that those who rise can reach, and its bound.
 
-    def _next(self, tolerance: float) -> None:
-        """Find the next level, and pin those who cannot have more; tangents of needs, which are convex, from above."""
-        at = float(self.top[self.rises].min())
-        bends = bool(self.need.drag[self.rises].any())
-        for _ in range(MAX_TANGENTS):
-            need, growth = self.need.at(at)
-            self.master.ask(np.where(self.rises, need - growth * at, self.have), np.where(self.rises, growth * at, 0.0))
-            self.found = found = self.master.best()
-            t = found.level * at
-            if not bends or at - t <= 1e-3 * tolerance * at:
+        At any level t the program finds the greatest multiple of all needs there that can be met, which meets those
+        of a lower level; and its prices exclude the levels at which needs are worth more than the optimum.
+        """
+        low, high = 0.0, top
+        for _ in range(MAX_STEPS):
+            need = self._need(t)
+            self.found = self.master.best(np.where(self.rises, need, self.have), self.rises)
+            low = max(low, self._reached(self.found.factor * need, top))
+            high = max(low, self._excluded(self.found, high))
+            if high - low <= CLOSE * high:
                 break
-            at = t
-        if not self.levels:
-            self.bound = found.bound * at
-        self.levels.append(t)
-        self._pin(found, need + growth * (t - at))
+            t = high
+        return low, high
 
-    def _pin(self, found: Optimum, have: Floats) -> None:
-        self.have = np.where(self.rises, have, self.have)
-        price = np.where(self.rises, found.price, 0.0)
-        pinned = price > PINS * price.max()
-        self.have[pinned] *= 1 - LEEWAY
+    def _need(self, t: float) -> Floats:
+        """Return what jobs need at a level, or the most that they can have, (G,)."""
+        left = np.maximum(1 - self.drag * t, 1e-300)
+        return np.minimum(t / left, self.best) / self.unit
+
+    def _reached(self, have: Floats, top: float) -> float:
+        """Return the greatest level, up to a top, at which nobody who rises has too little; have (G,)."""
+        value = have * self.unit
+        short = self.rises & (value < self.best * (1 - CLOSE))
+        level = value / (1 + self.drag * value)
+        return float(level[short].min(initial=top))
+
+    def _excluded(self, found: Optimum, high: float) -> float:
+        """Return the level from which on needs are worth more than the optimum at its prices, by bisection."""
+        price, low = np.where(self.rises, found.price, 0.0), 0.0
+        if price @ self._need(high) <= found.bound:
+            return high
+        while high - low > 1e-15 * high:
+            middle = (low + high) / 2
+            low, high = (low, middle) if price @ self._need(middle) > found.bound else (middle, high)
+        return high
+
+    def _pin(self, level: float) -> None:
+        """Hold those who cannot have more at what they have."""
+        worth = np.where(self.rises, self.found.price * self.best / self.unit / self.groups.n, 0.0)
+        pinned = self.rises & ((worth > PINS * worth.max()) | (self.cap <= level * (1 + CLOSE)))
+        self.have[pinned] = self._need(level)[pinned] * (1 - LEEWAY)
         self.rises &= ~pinned
-
-    def shares(self) -> Shares:
-        """Return the shares of the last level."""
-        return spread(self.groups, self.ways, self.found.x, self.have, n_columns=self.problem.value.shape[1])
-
-
-def _filled(problem: Sharing, need: Need, climb: _Climb, shares: Shares) -> FilledPairs:
-    fitting, got = problem.worth(shares)
-    level = float(need.level(got).min())
-    return FilledPairs(
-        x=fitting.alone,
-        pairs=fitting.pairs,
-        pair_x=fitting.paired,
-        value=got,
-        level=level,
-        bound=max(climb.bound, level),
-        n_levels=len(climb.levels),
-        n_columns=climb.master.n_columns,
-    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
@@ -11,7 +11,7 @@ from labkit.core.errors import InputError
 from labkit.core.resources import Bools, Floats, Ints
 
 DIGITS = 12
-"""Significant digits to which the speeds of jobs must agree to be like each other."""
+"""Significant digits to which the numbers of jobs must agree to be like each other."""
 
 NOBODY = -1
 """In place of the second group of a way alone."""
@@ -44,86 +44,54 @@ class Pairing:
         InputError
             If shapes differ, a kind is unknown, or a number is negative.
         """
-        k = speed.shape[0]
+        k = len(speed)
         if speed.shape != (k, k, n_columns):
-            raise InputError(f"pair_speed has shape {speed.shape}; expected (K, K, {n_columns}).")
-        if len(kind) and not 0 <= kind.min() <= kind.max() < k:
+            raise InputError(f"pair_speed has shape {speed.shape}; expected (kinds, kinds, {n_columns}).")
+        if not 0 <= kind.min() <= kind.max() < k:
             raise InputError(f"kinds go from {kind.min()} to {kind.max()}; pair_speed has kinds 0 to {k - 1}.")
-        known = np.nan_to_num(speed, nan=0.0)
-        if not (np.isfinite(known).all() and (known >= 0).all()):
+        known = np.nan_to_num(speed, nan=0.0, posinf=np.inf)
+        if not 0 <= known.min() <= known.max() < np.inf:
             raise InputError(f"pair_speed holds {known.min() if known.min() < 0 else np.inf}; expected speeds >= 0.")
-        if not (scale > 0).all():
-            j = int(np.flatnonzero(~(scale > 0))[0])
-            raise InputError(f"the scale of job {j} is {scale[j]}; expected > 0.")
+        if not 0 < scale.min() <= scale.max() < np.inf:
+            j = int(np.flatnonzero(~((scale > 0) & (scale < np.inf)))[0])
+            raise InputError(f"the scale of job {j} is {scale[j]}; expected more than 0.")
         both = (known > 0) & (known.transpose(1, 0, 2) > 0)
         return cls(kind, np.where(both, known, 0.0), scale)
+
+    def worth(self, pairs: Ints) -> Floats:
+        """Return what all of its time is worth to either member of pairs (P, 2) in each column, (P, 2, V)."""
+        kind, scale = self.kind[pairs], self.scale[pairs]
+        beside = self.speed[kind, kind[:, ::-1]]
+        worth: Floats = scale[:, :, None] * beside
+        return worth
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Groups:
-    """Jobs that differ only in how much they need: same size and, up to their scale, same speeds alone and in pairs.
+    """Jobs that are alike in everything: they may as well have equal shares.
 
     Attributes
     ----------
     of : array
-        (J,) the group of each job.
+        (J,) the group of each job; groups are numbered by their first jobs.
+    first : array
+        (G,) position of that job.
     n : array
         (G,) jobs in each.
-    size : array
-        (G,) devices of a job.
-    kind : array
-        (G,) for the speeds of pairs.
-    alone : array
-        (G, V) speed relative to the fastest one alone.
-    unit : array
-        (J,) value of a relative speed of 1.
     """
 
     of: Ints
+    first: Ints
     n: Ints
-    size: Floats
-    kind: Ints
-    alone: Floats
-    unit: Floats
 
     @classmethod
-    def by_likeness(cls, value: Floats, size: Floats, pairing: Pairing | None, *, apart: Bools, others: Floats) -> Self:
-        """Return the groups of jobs.
-
-        Parameters
-        ----------
-        value : array
-            (J, V) of each job alone.
-        size : array
-            (J,) devices.
-        pairing : Pairing or None
-            Kinds and scales.
-        apart : array
-            (J,) jobs that must have a group of their own.
-        others : array
-            (J, N) what else must be the same in a group.
-        """
-        unit = value.max(axis=1)
-        idle = unit <= 0
-        n_jobs = len(value)
-        kind = np.zeros(n_jobs, np.int32) if pairing is None else pairing.kind
-        scale = np.where(idle, 1.0, unit) if pairing is None else pairing.scale
-        relative = value / scale[:, None]
-        own = np.where(apart, np.arange(1, n_jobs + 1), 0)
-        table = np.column_stack([kind, size, own, _rounded(relative), _rounded(others)])
+    def of_like(cls, *columns: Floats | Ints) -> Self:
+        """Return the groups of jobs with equal rows in all columns, (J,) or (J, N) each."""
+        table = np.column_stack([_rounded(np.asarray(column, np.float64)) for column in columns])
         _, first, of = np.unique(table, axis=0, return_index=True, return_inverse=True)
-        order = np.argsort(np.argsort(first, kind="stable"), kind="stable")  # groups by their first job
-        group, first = order[of.reshape(-1)], np.sort(first)
-        fastest = np.where(idle, scale, unit)
-        alone = relative[first] / (fastest / scale)[first][:, None]
-        return cls(
-            of=group.astype(np.int32),
-            n=np.bincount(group, minlength=len(first)),
-            size=size[first],
-            kind=kind[first],
-            alone=alone,
-            unit=fastest,
-        )
+        order = np.argsort(np.argsort(first, kind="stable"), kind="stable")
+        group = order[of.reshape(-1)]
+        return cls(group.astype(np.int32), np.sort(first), np.bincount(group))
 
     def __len__(self) -> int:
         return len(self.n)
@@ -140,9 +108,7 @@ class Ways:
     column : array
         (W,) where.
     rate_a, rate_b : array
-        (W,) relative speed of a member of each; 0 for nobody.
-    size : array
-        (W,) devices, taken once.
+        (W,) what all of its time is worth to a member of each; 0 for nobody.
     """
 
     a: Ints
@@ -150,21 +116,23 @@ class Ways:
     column: Ints
     rate_a: Floats
     rate_b: Floats
-    size: Floats
 
     @classmethod
-    def of(cls, groups: Groups, pairing: Pairing | None) -> Self:
-        """Return all ways, without pairs that are no faster than their members taking turns."""
-        g, v = np.nonzero(groups.alone > 0)
-        nobody = np.full(len(g), NOBODY)
-        parts = [(g, nobody, v, groups.alone[g, v], np.zeros(len(g)))]
-        if pairing is not None:
-            parts.append(_pairs(groups, pairing))
-        a, b, column, rate_a, rate_b = (np.concatenate(part) for part in zip(*parts, strict=True))
-        return cls(a.astype(np.int32), b.astype(np.int32), column.astype(np.int32), rate_a, rate_b, groups.size[a])
+    def of(cls, groups: Groups, value: Floats, size: Floats, pairing: Pairing) -> Self:
+        """Return all ways, without pairs that gain nothing over taking turns; value (J, V), size (J,)."""
+        alone = value[groups.first]
+        g, v = np.nonzero(alone > 0)
+        single = (g, np.full(len(g), NOBODY), v, alone[g, v], np.zeros(len(g)))
+        parts = zip(single, _pairs(groups, alone, size[groups.first], pairing), strict=True)
+        a, b, column, rate_a, rate_b = (np.concatenate(part) for part in parts)
+        return cls(a.astype(np.int32), b.astype(np.int32), column.astype(np.int32), rate_a, rate_b)
 
     def __len__(self) -> int:
         return len(self.a)
+
+    def in_units(self, unit: Floats) -> Ways:
+        """Return the same ways with values in units of each group, (G,)."""
+        return replace(self, rate_a=self.rate_a / unit[self.a], rate_b=self.rate_b / unit[self.b])
 
     @property
     def paired(self) -> Bools:
@@ -172,23 +140,21 @@ class Ways:
         return np.asarray(self.b != NOBODY, np.bool_)
 
 
-def _pairs(groups: Groups, pairing: Pairing) -> tuple[Ints, Ints, Ints, Floats, Floats]:
-    """Return a, b, column and rates of all pairs that gain anything over taking turns."""
-    n_kinds = len(pairing.speed)
-    possible = np.asarray((pairing.speed > 0).any(axis=2), np.bool_)
+def _pairs(groups: Groups, alone: Floats, size: Floats, pairing: Pairing) -> tuple[Ints, Ints, Ints, Floats, Floats]:
+    """Return a, b, column and rates of all pairs of groups that gain anything; alone (G, V), size (G,)."""
+    kind, scale = pairing.kind[groups.first], pairing.scale[groups.first]
     a, b = np.triu_indices(len(groups))
-    kind_a, kind_b = groups.kind[a], groups.kind[b]
-    fits = possible[kind_a, kind_b] & (groups.size[a] == groups.size[b]) & ((a != b) | (groups.n[a] > 1))
-    a, b, code = a[fits], b[fits], (kind_a * n_kinds + kind_b)[fits]
-    unit = np.ones(len(groups))
-    unit[groups.of] = groups.unit / pairing.scale  # speed of the fastest way alone
-    speed = pairing.speed.reshape(n_kinds * n_kinds, -1)
-    back = pairing.speed.transpose(1, 0, 2).reshape(n_kinds * n_kinds, -1)
-    rate_a, rate_b = speed[code] / unit[a][:, None], back[code] / unit[b][:, None]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        turns = rate_a / groups.alone[a] + rate_b / groups.alone[b]  # time that both need alone for as much
-    row, column = np.nonzero((rate_a > 0) & ~(turns <= 1.0))
-    return a[row], b[row], column, rate_a[row, column], rate_b[row, column]
+    fits = (size[a] == size[b]) & ((a != b) | (groups.n[a] > 1))
+    a, b = a[fits], b[fits]
+    found = []
+    for v in range(alone.shape[1]):
+        rate_a, rate_b = scale[a] * pairing.speed[kind[a], kind[b], v], scale[b] * pairing.speed[kind[b], kind[a], v]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            turns = rate_a / alone[a, v] + rate_b / alone[b, v]  # time that both need alone for as much
+        gains = np.flatnonzero((rate_a > 0) & ~(turns <= 1.0))
+        found.append((a[gains], b[gains], np.full(len(gains), v), rate_a[gains], rate_b[gains]))
+    first, second, column, rate_a, rate_b = (np.concatenate(part) for part in zip(*found, strict=True))
+    return first, second, column, rate_a, rate_b
 
 
 def _rounded(numbers: Floats) -> Floats:
