@@ -200,9 +200,13 @@ def _highest(ways: _Ways, slope: ArrayLike, drag: ArrayLike, base: ArrayLike) ->
     slopes, drags, bases = (_column(given, ways.n_jobs) for given in (slope, drag, base))
     rising = slopes > 0
     _refuse(ways, rising)
-    conic = np.ndim(drag) > 0 or bool(drags.any())
+    solved = _hyperbolic if np.ndim(drag) > 0 or drags.any() else _linear
+    if solved is _hyperbolic:
+        answer = solved(ways, slopes, drags, bases)  # as published, if numbers allow it
+        if answer.gap <= WORST_GAP:
+            return answer
     unit, step = _units(ways, slopes, drags)
-    answer = _solved(ways.in_units(unit), slopes * (step / unit), drags * step, bases / unit, conic=conic)
+    answer = solved(ways.in_units(unit), slopes * (step / unit), drags * step, bases / unit)
     return _checked(replace(answer, level=answer.level * step, bound=answer.bound * step))
 
 
@@ -221,17 +225,17 @@ def _units(ways: _Ways, slopes: Floats, drags: Floats) -> tuple[Floats, float]:
     return unit, level * COARSE ** round(np.log(top / level) / np.log(COARSE))
 
 
-def _solved(ways: _Ways, slopes: Floats, drags: Floats, bases: Floats, *, conic: bool) -> Centred:
-    """Return the answer in whatever units."""
+def _proved(ways: _Ways, slopes: Floats, drags: Floats, bases: Floats, s: Floats, z: Floats, price: Floats) -> Centred:
+    """Return the answer from slacks, prices, and the prices of what jobs get."""
     rising = slopes > 0
-    s, z, price = _hyperbolic(ways, slopes, drags, bases) if conic else _linear(ways, slopes, bases)
     x = ways.fitted(s)
     gain = ways.got(x) - bases
     level = float((gain[rising] / (slopes + drags * np.maximum(gain, 0.0))[rising]).min())
     # needs are convex in t: base + r + r' (t - level) at most, so t - level <= (what all can get - what they need) / r'
     left = 1 / (1 - drags * np.maximum(level, 0.0))
     needs, growth = bases + slopes * level * left, slopes * left * left
-    bound = level + (ways.most(ways.worth(price), z) - float(price @ needs)) / float(price @ growth)
+    spare, rate = ways.most(ways.worth(price), z) - float(price @ needs), float(price @ growth)
+    bound = level + spare / rate if rate > 0 else np.inf
     return ways.answer(x, level, bound)
 
 
@@ -243,17 +247,17 @@ def _refuse(ways: _Ways, rising: Bools) -> None:
         raise InputError(f"job {idle[0]} has a slope > 0 and no value > 0 in any column; leave it out, or pin it.")
 
 
-def _linear(ways: _Ways, slopes: Floats, bases: Floats) -> tuple[Floats, Floats, Floats]:
-    """Maximise t: base_j + slope_j t <= value_j . x_j. Return slacks, prices, and the prices of these rows."""
+def _linear(ways: _Ways, slopes: Floats, drags: Floats, bases: Floats) -> Centred:
+    """Maximise t: base_j + slope_j t <= value_j . x_j."""
     rows, jobs = _Rows.limits(ways), np.arange(ways.n_jobs)
     t = ways.n
     at = rows.values(ways, jobs, -bases)
     rows.add(at + jobs, t, slopes)
     s, z = rows.solve(np.append(np.zeros(t), -1.0))
-    return s, z, z[at:]
+    return _proved(ways, slopes, drags, bases, s, z, z[at:])
 
 
-def _hyperbolic(ways: _Ways, slopes: Floats, drags: Floats, bases: Floats) -> tuple[Floats, Floats, Floats]:
+def _hyperbolic(ways: _Ways, slopes: Floats, drags: Floats, bases: Floats) -> Centred:
     """Minimise rho: slope_j u_j + drag_j <= rho, and (a + u, a - u, 2) in the cone: a u >= 1, a = value . x - base."""
     rows, up, pinned = _Rows.limits(ways), np.flatnonzero(slopes > 0), np.flatnonzero(slopes <= 0)
     rho, u = ways.n, ways.n + 1 + np.arange(len(up))
@@ -269,7 +273,7 @@ def _hyperbolic(ways: _Ways, slopes: Floats, drags: Floats, bases: Floats) -> tu
     price = np.zeros(ways.n_jobs)
     price[pinned] = z[pinned_at:at]
     price[up] = z[cones::3] + z[cones + 1 :: 3]
-    return s, z, price
+    return _proved(ways, slopes, drags, bases, s, z, price)
 
 
 # --- ways to spend time
