@@ -1,0 +1,120 @@
+"""Models to train: DL2's eight, Wide&Deep, xDeepFM and a small classifier of digits, one file per family.
+
+Each is an `nn.Module` with a `width` from something that trains a step in milliseconds to the published size (1).
+`labkit.elastic.data.dataset` has the matching samples of each name, `loss` the matching loss:
+
+>>> from labkit.elastic import models
+>>> from labkit.elastic.data import dataset
+>>> model = models.build("wlm", width=0.1)
+>>> batch = dataset("wlm", n=100, width=0.1).fetch([0, 1, 2])
+>>> bool(models.loss("wlm")(model, batch) > 0)
+True
+
+None has dropout or statistics of a batch, so that the gradient of a batch is the mean over its shards. To add one,
+write a class of `Size` in a file here, and name it in `_CLASSES` and in `sizes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
+
+from labkit.elastic.models.sizes import CLICKS, NAMES, SMALL, Size, canonical, size_of, whole
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+__all__ = ["SMALL", "Size", "available", "build", "learning_rate", "loss", "n_parameters", "size_of"]
+
+_CLASSES: Final = {
+    "resnet-50": ("residual", "ResNet"),
+    "vgg-16": ("vgg", "VGG"),
+    "resnext-110": ("resnext", "ResNeXt"),
+    "inception-bn": ("inception", "Inception"),
+    "seq2seq": ("translation", "ConvSeq2Seq"),
+    "cnn-text-classification": ("sentences", "TextCNN"),
+    "dssm": ("search", "DSSM"),
+    "wlm": ("language", "WordLSTM"),
+    "wide-deep": ("clicks", "WideDeep"),
+    "xdeepfm": ("clicks", "XDeepFM"),
+    "digits": ("digits", "Digits"),
+}
+"""File and class of each model."""
+
+_LEARNING_RATES: Final = {"vgg-16": 0.001, "inception-bn": 0.001, "resnet-50": 0.003, "wlm": 0.03}
+
+
+def available() -> list[str]:
+    """Return the names of all models.
+
+    >>> available()[:3]
+    ['cnn-text-classification', 'digits', 'dssm']
+    """
+    return sorted(NAMES)
+
+
+def build(name: str, *, width: float = 1.0, seed: int = 0) -> nn.Module:
+    """Return a model with its first parameters.
+
+    Parameters
+    ----------
+    name : str
+        One of `available()`, or an alias of the catalogue.
+    width : float
+        Scale of its layers; 1 is the published size, `SMALL` trains a step in milliseconds on one core.
+    seed : int
+        The same seed gives the same parameters, and nobody else's random numbers change.
+
+    Raises
+    ------
+    InputError
+        If there is no such model, the width is not a number above 0 and up to 8, or the seed is no whole number.
+    """
+    import torch
+
+    size, seed = size_of(name, width=width), whole("seed", seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        return _make(size)
+
+
+def n_parameters(name: str, *, width: float = 1.0) -> int:
+    """Return how many parameters a model has, without making room for them.
+
+    >>> n_parameters("vgg-16")
+    138357544
+    """
+    import torch
+
+    with torch.device("meta"):
+        model = _make(size_of(name, width=width))
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def loss(name: str) -> Callable[[nn.Module, Sequence[Tensor]], Tensor]:
+    """Return the loss of a model: a function of (model, batch), the mean over the samples of the batch.
+
+    >>> loss("dssm").__name__, loss("wide-deep").__name__
+    ('cross_entropy', 'click_loss')
+    """
+    losses = import_module(f"{__name__}.losses")
+    found: Callable[[nn.Module, Sequence[Tensor]], Tensor] = (
+        losses.click_loss if canonical(name, more=("digits-like",)) in CLICKS else losses.cross_entropy
+    )
+    return found
+
+
+def learning_rate(name: str) -> float:
+    """Return a rate with which Adam lowers the loss of a `SMALL` model within some dozens of steps of 32 samples.
+
+    >>> learning_rate("vgg-16"), learning_rate("wlm")
+    (0.001, 0.03)
+    """
+    return _LEARNING_RATES.get(canonical(name, more=("digits-like",)), 0.01)
+
+
+def _make(size: Size) -> nn.Module:
+    file, kind = _CLASSES[size.name]
+    model: nn.Module = getattr(import_module(f"{__name__}.{file}"), kind)(size)
+    return model

@@ -1,0 +1,69 @@
+"""Wide&Deep and xDeepFM: will a user click? From 39 features, one of each field.
+
+Cheng et al., "Wide & deep learning for recommender systems", DLRS 2016; Lian et al., "xDeepFM", KDD 2018. Layers as the
+catalogue counts them: embeddings of 10, two layers of 400, three interaction layers of 200.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from labkit.elastic.models.parts import he_weights
+from labkit.elastic.models.sizes import Size
+
+EMBEDDING, HIDDEN, INTERACTIONS, N_INTERACTION_LAYERS = 10, 400, 200, 3
+
+
+class WideDeep(nn.Module):
+    """Log-odds of a click (B,) from features (B, fields): a weight of each, plus what two layers make of them."""
+
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        hidden = size.units(HIDDEN, at_least=16)
+        self.wide = nn.Embedding(size.n_words, 1)
+        self.embed = nn.Embedding(size.n_words, EMBEDDING)
+        self.deep = nn.Sequential(
+            nn.Linear(size.length * EMBEDDING, hidden),
+            nn.ReLU(),
+            nn.Linear(hidden, hidden),
+            nn.ReLU(),
+            nn.Linear(hidden, 1),
+        )
+        he_weights(self)
+        nn.init.zeros_(self.wide.weight)
+        nn.init.normal_(self.embed.weight, std=0.1)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return the log-odds."""
+        return self.log_odds(features, self.embed(features))
+
+    def log_odds(self, features: Tensor, embedded: Tensor) -> Tensor:
+        """Return the log-odds from features and their embeddings (B, fields, EMBEDDING)."""
+        odds: Tensor = self.wide(features).sum(dim=(1, 2)) + self.deep(embedded.flatten(1)).squeeze(1)
+        return odds
+
+
+class XDeepFM(WideDeep):
+    """Wide&Deep plus products of features: a layer mixes each of its inputs times each field, per dimension."""
+
+    def __init__(self, size: Size) -> None:
+        super().__init__(size)
+        n, n_fields = size.units(INTERACTIONS, at_least=8), size.length
+        n_inputs = [n_fields] + [n] * (N_INTERACTION_LAYERS - 1)
+        self.mix = nn.ParameterList(torch.empty(n, k * n_fields) for k in n_inputs)
+        for weights in self.mix:
+            nn.init.xavier_normal_(weights)
+        self.add = nn.Linear(n * N_INTERACTION_LAYERS, 1)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return the log-odds."""
+        fields = self.embed(features)
+        found, x = [], fields
+        for weights in self.mix:
+            products = torch.einsum("bid,bjd->bijd", x, fields).flatten(1, 2)  # (B, inputs x fields, EMBEDDING)
+            x = F.conv1d(products, weights.unsqueeze(2))
+            found.append(x.sum(dim=2))
+        odds: Tensor = self.log_odds(features, fields) + self.add(torch.cat(found, dim=1)).squeeze(1)
+        return odds
