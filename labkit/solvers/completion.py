@@ -79,8 +79,8 @@ def complete(
     scale = float(np.abs(values).max()) or 1.0
     stop = tolerance * scale
     estimate = _effects(values, known, ridge=ridge, n_sweeps=n_sweeps, stop=stop)
-    if rank > 0:
-        rest = np.where(known, values - estimate, 0.0) / scale
+    rest = np.where(known, values - estimate, 0.0) / scale
+    if rank > 0 and rest.any():
         n_factors = min(rank, *observed.shape)
         start = rng.normal(size=(observed.shape[1], n_factors)) / np.sqrt(n_factors)
         estimate += scale * _product(rest, known, start, ridge=ridge, n_sweeps=n_sweeps, stop=tolerance)

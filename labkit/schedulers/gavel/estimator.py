@@ -16,6 +16,9 @@ from labkit.solvers.completion import complete
 GUESS: Final = 0.1
 """What an entry of a fingerprint that was completed counts in a distance, against 1 for one that was measured."""
 
+CLOSE: Final = 1e-3
+"""How far completion goes: what it guesses is not sure to more than that."""
+
 NEWS: Final = 0.05
 """An allocation is computed anew when a pair differs from what was believed by this fraction of its speed alone."""
 
@@ -153,7 +156,8 @@ def _nearest(slowed: Floats, references: Ints, known: Bools, rng: np.random.Gene
     both = np.concatenate([slowed[:, references], slowed[references].transpose(1, 0, 2)], axis=1).reshape(n, -1)
     seen = np.concatenate([known, known], axis=1).reshape(n, -1)
     full = both[references]
-    rows = complete(np.concatenate([full, np.where(seen, both, np.nan)]), rng=rng)[len(references) :]
+    gaps = np.concatenate([full, np.where(seen, both, np.nan)])
+    rows = complete(gaps, tolerance=CLOSE, rng=rng)[len(references) :]
     weight = np.where(seen, 1.0, GUESS)
     distance = np.array([(weight * np.abs(rows - one)).sum(axis=1) for one in full])
     nearest: Ints = distance.argmin(axis=0).astype(np.int32)
@@ -198,13 +202,19 @@ class Estimator:
         self._still_s = np.full(len(profile.kind), np.inf)  # since when a job makes no progress beside its partner
         self._then_s = 0.0  # when the last decision was
 
-    def observe(self, snapshot: Snapshot) -> bool:
-        """Take in the measured speeds of jobs that share their GPUs, and tell whether they are news."""
+    def observe(self, snapshot: Snapshot) -> float:
+        """Take in the measured speeds of jobs that share their GPUs.
+
+        Returns
+        -------
+        float
+            By how much, as a fraction of a speed alone, what is believed changed most; 0: nothing changed.
+        """
         jobs = snapshot.jobs
         sure = np.flatnonzero(self._sure(snapshot))
         self._then_s = snapshot.now_s
         if not len(sure):
-            return False
+            return 0.0
         number, partner = jobs.number[sure], jobs.partner[sure]
         first, _, group, _ = snapshot.tasks_of(number)
         device_type = snapshot.cluster.group_type[group[first[:-1]]]
@@ -227,7 +237,7 @@ class Estimator:
         sure: Bools = paired & ((speed > 0) | (still & long))
         return sure
 
-    def _take_in(self, kind: Ints, other: Ints, device_type: Ints, speed: Floats) -> bool:
+    def _take_in(self, kind: Ints, other: Ints, device_type: Ints, speed: Floats) -> float:
         """Replace what was believed of pairs (P,) by the mean of what was seen."""
         flat = np.ravel_multi_index((kind, other, device_type), self._shared.shape)
         cell, where = np.unique(flat, return_inverse=True)
@@ -237,4 +247,4 @@ class Estimator:
         before = believed[cell]
         believed[cell] += (now - before) / np.where(before > 0, n_seen[cell], 1)
         k, _, t = np.unravel_index(cell, self._shared.shape)
-        return bool((np.abs(believed[cell] - before) > NEWS * self.profile.alone[k, t]).any())
+        return float((np.abs(believed[cell] - before) / self.profile.alone[k, t]).max())

@@ -13,7 +13,7 @@ from labkit.core.placement import Placement
 from labkit.core.protocols import Placer
 from labkit.core.snapshot import Snapshot
 from labkit.placers import Pack
-from labkit.schedulers.gavel.estimator import Estimator, refuse_options
+from labkit.schedulers.gavel.estimator import NEWS, Estimator, refuse_options
 from labkit.schedulers.gavel.problem import Allocation, Problem
 from labkit.schedulers.gavel.profile import Profile, declared_profile
 from labkit.schedulers.gavel.run import Run
@@ -144,8 +144,8 @@ class Gavel:
         run = self._run
         if run is None or not run.goes_on(snapshot):
             run = self._run = Run(snapshot, profile=self._believed(self._profile_of(snapshot)), options=self)
-        if self._estimator is not None:
-            run.take_in(self._estimator.profile, news=self._estimator.observe(snapshot))
+        if self._estimator is not None and (change := self._estimator.observe(snapshot)):
+            run.take_in(self._estimator.profile, news=change > NEWS)
         return run.decide(snapshot)
 
     def _believed(self, profile: Profile) -> Profile:
