@@ -12,7 +12,7 @@ from labkit.core.errors import InputError, unknown
 from labkit.workloads import catalogue
 
 SMALL: Final = 0.1
-"""A width at which every model trains a step of 32 samples in at most some 40 ms on one core."""
+"""A width at which every model trains a step of 32 samples in some tens of milliseconds at most, on one core."""
 
 LARGEST_WIDTH: Final = 8.0
 """Beyond it, a width is taken for a slip: a number of channels, say."""

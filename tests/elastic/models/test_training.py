@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import pytest
 import torch
@@ -37,12 +39,17 @@ def losses(name: str, optimizer: torch.optim.Optimizer, model: torch.nn.Module) 
     return seen
 
 
+@cache
+def losses_with_adam(name: str) -> list[float]:
+    model = models.build(name, width=models.SMALL)
+    return losses(name, torch.optim.Adam(model.parameters(), lr=models.learning_rate(name)), model)
+
+
 @pytest.mark.parametrize("name", models.available())
 def test_adam_learns_what_the_samples_show(name):
     targets = samples_of(name).fetch(range(N_STEPS * BATCH))[-1].numpy()
     chance = np.log(models.size_of(name).n_classes) if name == "dssm" else guessing(targets)
-    model = models.build(name, width=models.SMALL)
-    seen = losses(name, torch.optim.Adam(model.parameters(), lr=models.learning_rate(name)), model)
+    seen = losses_with_adam(name)
     assert np.mean(seen[-LAST:]) < BEATS.get(name, 0.5) * chance, f"guessing has {chance:.3f}, losses are {seen}"
 
 
@@ -63,7 +70,5 @@ def test_word_model_cannot_know_more_than_its_teacher():
         np.add.at(follows, (rank, samples.successors[:, nth]), 0.9 * share)
     words = samples.fetch(range(2000))[0].numpy()
     least = -(follows * np.log(follows)).sum(axis=1)[words].mean()
-    model = models.build("wlm", width=models.SMALL)
-    seen = losses("wlm", torch.optim.Adam(model.parameters(), lr=models.learning_rate("wlm")), model)
-    assert 0.95 * least < np.mean(seen[-LAST:]) < 1.5 * least
+    assert 0.95 * least < np.mean(losses_with_adam("wlm")[-LAST:]) < 1.5 * least
     assert least == pytest.approx(1.65, abs=0.01)
