@@ -48,18 +48,20 @@ def declared_profile(jobs: Jobs, runs_on: Bools, cluster: Cluster) -> Profile:
     room = np.array([_room_by_type(cluster, jobs.worker_demand[j]) for j in first]).reshape(len(first), -1)
     room = np.where(runs_on, room[kind.reshape(-1)], 0)
     fits = room >= jobs.n_workers[:, None]
-    alone = np.where(fits, speed[:, None], 0.0)
+    on_all = ~fits.any(axis=1) & (room.sum(axis=1) >= jobs.n_workers)
+    never = ~fits.any(axis=1) & ~on_all  # it will find no room, which is for the placer to say
+    alone = np.where(fits | (never[:, None] & runs_on), speed[:, None], 0.0)
     return Profile(
         kind=np.arange(len(jobs), dtype=np.int32),
         alone=alone,
         apart=alone,
-        mixed=np.where(~fits.any(axis=1) & (room.sum(axis=1) >= jobs.n_workers), speed, 0.0),
+        mixed=np.where(on_all, speed, 0.0),
         shared=None,
         fits=fits,
     )
 
 
-def _room_by_type(cluster: Cluster, demand: Floats) -> Floats:
+def _room_by_type(cluster: Cluster, demand: Floats) -> Ints:
     return np.bincount(cluster.group_type, room_for(cluster.capacity, demand), len(cluster.device_types))
 
 

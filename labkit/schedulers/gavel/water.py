@@ -152,7 +152,28 @@ class _Filling:
         return max(level, float(((gain + weight * needs.start) / (weight + gain * drag)).min()))
 
     def can_have_more(self, have: Floats, jobs: Ints) -> tuple[Ints, Floats]:
-        """Return who of these jobs can have more than now while nobody has less, and shares that show it."""
+        """Return who of these jobs can have more than now while nobody has less, and shares that show it.
+
+        A program that offers some to all leaves out who can have more only instead of others; who got nothing is asked
+        again without those others, until nobody is left who gets anything. The mean of the answers is an answer.
+        """
+        able, first = np.zeros(len(jobs), np.bool_), np.empty(0)
+        answers: list[Floats] = []
+        while not able.all():
+            asked = np.flatnonzero(~able)
+            gain, x = self._offered(have, jobs[asked])
+            first = gain if not answers else first
+            answers.append(x)
+            if gain.max() < STUCK:
+                break
+            able[asked[gain >= STUCK]] = True
+        if able.all():  # rounding: somebody is at the limit, or the level could be higher
+            able[first.argmin()] = False
+        shares: Floats = np.mean(answers, axis=0)
+        return jobs[able], shares
+
+    def _offered(self, have: Floats, jobs: Ints) -> tuple[Floats, Floats]:
+        """Return how much more these jobs get, in all as much as possible, but each only so much; and the shares."""
         from scipy import sparse
 
         n_ways, n_jobs = self.rates.shape[1], len(have)
@@ -167,10 +188,7 @@ class _Filling:
         bounds = [(0, None)] * n_ways + [(0, PROBE)] * len(jobs)
         limits = np.concatenate([self.room, -have * (1 - 1e-9)])
         answer = _solved(np.r_[np.zeros(n_ways), -np.ones(len(jobs))], rows, limits, bounds)
-        gain = answer[n_ways:]
-        if gain.min() >= STUCK:  # rounding: somebody is at the limit, or the level could be higher
-            gain[gain.argmin()] = 0.0
-        return jobs[gain >= STUCK], answer[:n_ways]
+        return answer[n_ways:], answer[:n_ways]
 
     def feasible(self, x: Floats) -> Floats:
         """Return shares scaled down by the rounding errors of the solver."""
