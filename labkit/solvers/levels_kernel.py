@@ -25,9 +25,10 @@ FILLED, UNMET, STUCK = range(3)
 """How it ended: well; the bases cannot be met; the search ran out of responses."""
 
 STUCK_AT = 1e-6
-UNPRICED, SPARE = 1e-4, 1e-6
-"""A type is used up if its price is above the first, relative to the dearest open one, and less than the second of it
-is left; by duality at most one of the two can be in doubt once the gap is below their product."""
+UNPRICED, ROUNDING, SPARE = 1e-4, 1e-13, 1e-6
+"""A type is used up if less than `SPARE` of it is left, and its price, relative to the dearest open one, is above what
+the gap leaves in doubt: price times what could be left is at most the gap, so that is the gap / `SPARE`, or less than
+`UNPRICED`; prices below `ROUNDING` / `SPARE` are none."""
 
 
 @numba.njit(cache=True)
@@ -64,7 +65,7 @@ def fill(
     t, y, mixture, proof, proved = search(top, 0.0, price, np.ones(n_types), tolerance, table, timing, found)
     first, n_searches, scale = (t, proof, t / (1.0 + max(y, 0.0))), 1, 1.0 / (1.0 + max(y, 0.0))
     while leximin and proved and y <= STUCK_AT:
-        _close(closed, proof, _spare(t, found, mixture))
+        _close(closed, proof, _spare(t, found, mixture), y)
         after = jobs.copy()
         n_live = _settle(t, scale, _shut(closed, use), groups, (after, value_open, size, use), timing)
         if n_live == 0:
@@ -191,14 +192,14 @@ def _spare(t: float, found: Any, mixture: Floats) -> Any:
 
 
 @numba.njit(cache=True)
-def _close(closed: Bools, proof: Floats, spare: Floats) -> None:
+def _close(closed: Bools, proof: Floats, spare: Floats, gap: float) -> None:
     """Close the types that are used up; one at least, all if it is not clear which."""
-    top, dearest = -1, 0.0
+    top, dearest, doubt = -1, 0.0, min(max(gap, ROUNDING) / SPARE, UNPRICED)
     for i in range(len(closed)):
         if not closed[i] and proof[i] > dearest:
             top, dearest = i, proof[i]
     for i in range(len(closed)):
-        if top < 0 or i == top or (proof[i] > UNPRICED * dearest and spare[i] < SPARE):
+        if top < 0 or i == top or (proof[i] > doubt * dearest and spare[i] < SPARE):
             closed[i] = True
 
 

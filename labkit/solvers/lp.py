@@ -112,6 +112,7 @@ class LinearProgram:
             "solver": "simplex",
             "primal_feasibility_tolerance": FEASIBLE,
             "dual_feasibility_tolerance": FEASIBLE,
+            "small_matrix_value": 1e-12,
         }
         for name, value in options.items():
             self._highs.setOptionValue(name, value)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
+from labkit.core.errors import InfeasibleError
 from labkit.core.resources import Floats, Ints
 from labkit.solvers.levels import fill
 from labkit.solvers.sharing_master import Master, Optimum
@@ -16,8 +17,9 @@ from labkit.solvers.sharing_ways import Groups, Pairing, Ways
 PINS = 1e-7
 """A job is pinned if the price of all that it could have, relative to the greatest such price, is above this."""
 
-LEEWAY = 1e-9
-"""By how much, relative, a pinned job's need is lowered so that rounding does not make it too much."""
+LEEWAYS = (1e-9, 1e-7, 1e-5)
+"""By how much, relative, needs of pinned jobs are lowered so that rounding does not make them too much: the first will
+do unless needs differ by many orders of magnitude."""
 
 CLOSE = 1e-9
 """A level is found when it is proved to be within this, relative."""
@@ -221,16 +223,25 @@ class _Climb:
         At any level t the program finds the greatest multiple of all needs there that can be met, which meets those
         of a lower level; and its prices exclude the levels at which needs are worth more than the optimum.
         """
-        low, high = 0.0, top
+        high = top
         for _ in range(MAX_STEPS):
             need = self._need(t)
-            self.found = self.master.best(np.where(self.rises, need, self.have), self.rises)
-            low = max(low, self._reached(self.found.factor * need, top))
+            self.found = self._best_factor(need)
+            low = self._reached(self.found.factor * need, top)
             high = max(low, self._excluded(self.found, high))
             if high - low <= CLOSE * high:
                 break
             t = high
         return low, high
+
+    def _best_factor(self, need: Floats) -> Optimum:
+        """Return the greatest multiple of the needs of those who rise, while the others have what they have."""
+        for leeway in LEEWAYS[:-1]:
+            try:
+                return self.master.best(np.where(self.rises, need, self.have * (1 - leeway)), self.rises)
+            except InfeasibleError:
+                continue
+        return self.master.best(np.where(self.rises, need, self.have * (1 - LEEWAYS[-1])), self.rises)
 
     def _need(self, t: float) -> Floats:
         """Return what jobs need at a level, or the most that they can have, (G,)."""
@@ -258,5 +269,5 @@ class _Climb:
         """Hold those who cannot have more at what they have."""
         worth = np.where(self.rises, self.found.price * self.best / self.unit / self.groups.n, 0.0)
         pinned = self.rises & ((worth > PINS * worth.max()) | (self.cap <= level * (1 + CLOSE)))
-        self.have[pinned] = self._need(level)[pinned] * (1 - LEEWAY)
+        self.have[pinned] = self._need(level)[pinned]
         self.rises &= ~pinned

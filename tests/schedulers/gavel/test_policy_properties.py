@@ -33,8 +33,12 @@ def problems(
     sharing: bool = False,
     same_gangs: bool = False,
     weights: bool = True,
+    close: bool = False,
 ) -> Problem:
-    """Draw jobs that run somewhere, on types that have GPUs."""
+    """Draw jobs that run somewhere, on types that have GPUs; `close`: from a quarter of an hour to half a day long.
+
+    With jobs of seconds beside jobs of years, what a solver may miss of one level is a lot of another.
+    """
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     n_jobs = draw(st.integers(1, 14))
     types = n_types or draw(st.integers(1, 4))
@@ -48,6 +52,9 @@ def problems(
     if sharing:
         factor = rng.uniform(0.2, 1.0, (n_jobs, n_jobs, types)) * (rng.random((n_jobs, n_jobs, types)) < 0.8)
         shared = Sharing(np.arange(n_jobs, dtype=np.int32), factor * speed[:, None, :])
+    steps_left = 10 ** rng.uniform(1, 6, n_jobs)
+    if close:
+        steps_left = speed.max(axis=1) * 10 ** rng.uniform(3, 4.5, n_jobs)
     return Problem.of(
         speed,
         capacity=rng.integers(1, 9, types),
@@ -55,7 +62,7 @@ def problems(
         weight=rng.choice([1, 2, 5], n_jobs) if weights else 1,
         entity=rng.integers(0, 3, n_jobs),
         age_s=rng.uniform(0, 1e4, n_jobs),
-        steps_left=10 ** rng.uniform(1, 6, n_jobs),
+        steps_left=steps_left,
         slo_left_s=np.where(rng.random(n_jobs) < 0.5, 10 ** rng.uniform(1, 6, n_jobs), np.nan),
         price=rng.uniform(0.1, 3, types),
         sharing=shared,
@@ -138,7 +145,7 @@ def test_on_one_device_type_knowing_speeds_changes_nothing(policy: type, problem
 
 
 @pytest.mark.parametrize("policy", LEVELS, ids=lambda policy: type(policy).__name__)
-@given(problem=problems(sharing=True))
+@given(problem=problems(sharing=True, close=True))
 def test_water_filled_shares_are_pareto_efficient(policy: object, problem: Problem) -> None:
     """Nobody can have more unless another has less.
 
@@ -150,7 +157,7 @@ def test_water_filled_shares_are_pareto_efficient(policy: object, problem: Probl
         gain = (ways.speed / fastest[ways.job]).sum(axis=1)
         once, twice = (
             gain @ Program(ways, floor=speed * (1 - give)).most(gain)[0] - (speed / fastest).sum()
-            for give in (1e-6, 2e-6)
+            for give in (1e-8, 2e-8)
         )
         assert once - (twice - once) <= 1e-2
 
@@ -210,14 +217,14 @@ def by_programs(
 
 
 @pytest.mark.parametrize("policy", LEVELS, ids=lambda policy: type(policy).__name__)
-@given(problem=problems())
+@given(problem=problems(close=True))
 def test_levels_are_those_of_linear_programs(policy: object, problem: Problem) -> None:
     nobody = Sharing(np.arange(problem.n_jobs, dtype=np.int32), np.zeros((problem.n_jobs, *problem.speed.shape)))
     assert_same_speeds(policy, problem, replace(problem, sharing=nobody))
 
 
 @pytest.mark.parametrize("policy", LEVELS, ids=lambda policy: type(policy).__name__)
-@given(problem=problems(sharing=True))
+@given(problem=problems(sharing=True, close=True))
 def test_levels_with_pairs_are_those_of_linear_programs(policy: object, problem: Problem) -> None:
     assert_same_speeds(policy, problem, problem)
 
