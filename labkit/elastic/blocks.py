@@ -1,0 +1,298 @@
+"""Parameters as one flat vector, cut into blocks: what a server owns, sends and hands over is a block.
+
+The cut depends on the model alone, never on how many servers there are: a block keeps its number, and its optimizer
+state, wherever it goes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from math import ceil, prod
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from labkit.core.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+Vector = NDArray[np.float32]
+Extent = tuple[int, int]
+"""First number of a block in the flat vector, and how many."""
+
+BLOCK_BYTES: Final = 4_000_000
+"""A block has at most that many; larger frames gain nothing and one that moves is late by more."""
+
+ENOUGH_BLOCKS: Final = 64
+"""A model is cut finer than `BLOCK_BYTES` until it has that many: one block more or less then hardly tips a balance."""
+
+SMALL_BYTES: Final = 4096
+"""Below it a block costs as much as it does empty; a model of a few of these still has `FEW_BLOCKS`."""
+
+FEW_BLOCKS: Final = 8
+
+LINE: Final = 16
+"""Numbers in a cache line: blocks begin at multiples of it."""
+
+
+class NoParametersError(InputError):
+    """A model in which there is nothing to train."""
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """Where a parameter lies in the flat vector.
+
+    Attributes
+    ----------
+    name : str
+        As the model calls it.
+    first : int
+        Its first number.
+    shape : tuple of int
+        Of the tensor, in row-major order.
+    """
+
+    name: str
+    first: int
+    shape: tuple[int, ...]
+
+    @property
+    def n(self) -> int:
+        """How many numbers it has."""
+        return prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which parameter and which block lies where in the flat vector.
+
+    Attributes
+    ----------
+    params : tuple of Param
+        In the order of the model; they follow each other without gaps.
+    extents : tuple of (int, int)
+        (B,) first number of each block, and how many; they follow each other without gaps.
+    """
+
+    params: tuple[Param, ...]
+    extents: tuple[Extent, ...]
+
+    @property
+    def n(self) -> int:
+        """Length of the flat vector."""
+        return sum(n for _, n in self.extents)
+
+    @property
+    def n_blocks(self) -> int:
+        """How many blocks there are, B."""
+        return len(self.extents)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """(B,) numbers in each block."""
+        return tuple(n for _, n in self.extents)
+
+    @cached_property
+    def digest(self) -> str:
+        """32 hexadecimal digits that tell one layout from another: names, shapes, and where the blocks begin."""
+        told = {"params": [[p.name, p.first, list(p.shape)] for p in self.params], "blocks": self.extents}
+        return hashlib.blake2b(json.dumps(told).encode(), digest_size=16).hexdigest()
+
+    def block(self, number: int, vector: Vector) -> Vector:
+        """Return a block of a flat vector, as a view."""
+        first, n = self.extents[number]
+        return vector[first : first + n]
+
+    def blocks(self, vector: Vector) -> list[Vector]:
+        """Return all blocks of a flat vector, as views."""
+        return [self.block(number, vector) for number in range(self.n_blocks)]
+
+    def param(self, name: str, vector: Vector) -> NDArray[np.float32]:
+        """Return a parameter of a flat vector in its shape, as a view.
+
+        Raises
+        ------
+        InputError
+            If the model has no such parameter.
+        """
+        from labkit.core.errors import unknown
+
+        for p in self.params:
+            if p.name == name:
+                return vector[p.first : p.first + p.n].reshape(p.shape)
+        raise unknown("parameter", name, (p.name for p in self.params))
+
+
+def layout(model: nn.Module | Iterable[tuple[str, Any]], *, block_bytes: int | None = None) -> Layout:
+    """Return where the parameters of a model lie, and where its blocks begin and end.
+
+    Parameters
+    ----------
+    model : Module, or pairs of a name and a size or shape
+        Of a module, the parameters that need gradients, each once, in the order of `named_parameters`.
+    block_bytes : int or None
+        At most so many in a block. None: `BLOCK_BYTES`, and fewer for small models (`block_numbers`).
+
+    Raises
+    ------
+    NoParametersError
+        If there is nothing to train.
+    InputError
+        If a parameter is not float32, a name comes twice, or a block could not hold one number.
+
+    Examples
+    --------
+    >>> cut = layout([("weight", (3, 4)), ("bias", 3)], block_bytes=32)
+    >>> cut.extents
+    ((0, 8), (8, 7))
+    >>> cut.params[1]
+    Param(name='bias', first=12, shape=(3,))
+    """
+    named = list(_named(model))
+    repeated = {name for name, _ in named} if len({name for name, _ in named}) < len(named) else set()
+    if repeated:
+        names = [name for name, _ in named]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InputError(f"parameter '{twice}' comes twice; expected a name of its own for each.")
+    starts = [0, *accumulate(prod(shape) for _, shape in named)]
+    if not starts[-1]:
+        what = "an empty list" if isinstance(model, Sequence) else f"a model ({type(model).__name__})"
+        raise NoParametersError(f"{what} without parameters that need gradients; nothing can be trained.")
+    params = tuple(Param(name, first, shape) for (name, shape), first in zip(named, starts, strict=False))
+    return Layout(params, _cut(starts[-1], block_numbers(starts[-1], block_bytes=block_bytes)))
+
+
+def block_numbers(n: int, *, block_bytes: int | None = None) -> int:
+    """Return how many numbers a block may have where the flat vector has n.
+
+    A large model has blocks of `BLOCK_BYTES`. A smaller one has `ENOUGH_BLOCKS`, so that they can be dealt evenly, but
+    none below `SMALL_BYTES` as long as that leaves `FEW_BLOCKS`.
+
+    >>> [4 * block_numbers(n) for n in (1_000, 100_000, 25_600_000, 250_000_000)]
+    [512, 6272, 1600000, 4000000]
+    """
+    if block_bytes is not None:
+        if block_bytes < 4:
+            raise InputError(f"blocks of {block_bytes} bytes; expected at least 4, one number.")
+        return block_bytes // 4
+    least = min(SMALL_BYTES, 4 * n / FEW_BLOCKS)
+    wanted = min(BLOCK_BYTES, max(4 * n / ENOUGH_BLOCKS, least))
+    return LINE * ceil(wanted / (4 * LINE))
+
+
+def _cut(n: int, most: int) -> tuple[Extent, ...]:
+    """Cut n numbers into as few blocks as possible of at most so many, all but the last of one size."""
+    n_blocks = -(-n // most)
+    even = -(-n // n_blocks)
+    each = min(most, LINE * -(-even // LINE)) if most >= LINE else most
+    return tuple((first, min(each, n - first)) for first in range(0, n, each))
+
+
+def _named(model: Any) -> Iterable[tuple[str, tuple[int, ...]]]:
+    """Yield name and shape of each parameter."""
+    if hasattr(model, "named_parameters"):
+        yield from ((name, tuple(p.shape)) for name, p in trained(model))
+        return
+    for name, size in model:
+        shape = (int(size),) if np.ndim(size) == 0 else tuple(int(side) for side in size)
+        if any(side < 0 for side in shape):
+            raise InputError(f"parameter '{name}' has the size {size}; expected 0 or more.")
+        yield str(name), shape
+
+
+def trained(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """Return name and tensor of the parameters that need gradients, each once.
+
+    Raises
+    ------
+    InputError
+        If one is not float32.
+    """
+    found = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    for name, p in found:
+        if str(p.dtype) != "torch.float32":
+            raise InputError(f"parameter {name} is {p.dtype}; expected torch.float32: model.float() makes it so.")
+    return found
+
+
+def pack(model: nn.Module) -> Vector:
+    """Return the parameters of a model as one flat vector on the processor, (n,) float32.
+
+    Nothing is copied where they are views of one already (`bind`); else they are, and the model stays as it is.
+    """
+    import torch
+
+    params = [p for _, p in trained(model)]
+    whole = _already_flat([p.detach() for p in params])
+    if whole is None:
+        whole = torch.cat([p.detach().reshape(-1).cpu() for p in params] or [torch.empty(0)])
+    vector: Vector = whole.numpy()
+    return vector
+
+
+def unpack(vector: Vector, model: nn.Module) -> None:
+    """Give a model the parameters of a flat vector; nothing is copied where they are views of it already.
+
+    Raises
+    ------
+    InputError
+        If the vector has not as many numbers as the model.
+    """
+    import torch
+
+    flat = _flat_tensor(vector, model)
+    with torch.no_grad():
+        for p, part in zip((p for _, p in trained(model)), _parts(flat, model), strict=True):
+            if p.data_ptr() != part.data_ptr():
+                p.copy_(part)
+
+
+def bind(vector: Vector, model: nn.Module) -> None:
+    """Let the parameters of a model be views of a flat vector: what is written there, the model computes with.
+
+    Raises
+    ------
+    InputError
+        If the vector has not as many numbers as the model.
+    """
+    flat = _flat_tensor(vector, model)
+    for (_, p), part in zip(trained(model), _parts(flat, model), strict=True):
+        p.data = part
+
+
+def _flat_tensor(vector: Vector, model: nn.Module) -> Any:
+    import torch
+
+    n = sum(p.numel() for _, p in trained(model))
+    if vector.shape != (n,) or vector.dtype != np.float32:
+        raise InputError(
+            f"a vector of {vector.dtype} {vector.shape} for a model with {n} parameters; expected float32 ({n},)."
+        )
+    return torch.from_numpy(vector)
+
+
+def _parts(flat: Any, model: nn.Module) -> list[Any]:
+    params = [p for _, p in trained(model)]
+    starts = accumulate((p.numel() for p in params), initial=0)
+    return [flat[first : first + p.numel()].view(p.shape) for p, first in zip(params, starts, strict=False)]
+
+
+def _already_flat(params: list[Any]) -> Any | None:
+    """Return the flat tensor of which these are views, in this order and without gaps; None if they are not."""
+    if not params or params[0].device.type != "cpu":
+        return None
+    here, owner = params[0].data_ptr(), params[0].untyped_storage().data_ptr()
+    for p in params:
+        if p.data_ptr() != here or p.untyped_storage().data_ptr() != owner or not p.is_contiguous():
+            return None
+        here += 4 * p.numel()
+    n = sum(p.numel() for p in params)
+    return params[0].as_strided((n,), (1,))

@@ -1,0 +1,75 @@
+"""Updates of a slice in one pass over memory, compiled on import.
+
+Every number is updated from its own neighbours in the other arrays alone, each operation is rounded once, and the
+compiler may neither reorder nor contract: so a slice gives the same bits however the vector is cut, and on every
+machine. Where torch's vector code fuses a product and a sum, so do these, by name (`_fma`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import boolean, float32, njit, types
+from numba.extending import intrinsic
+
+_OWN = types.Array(float32, 1, "C")
+_GIVEN = types.Array(float32, 1, "C", readonly=True)
+
+
+def _fused(typing_context: Any, a: Any, b: Any, c: Any) -> Any:  # noqa: ARG001
+    """Return a b + c, rounded once."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:  # noqa: ARG001
+        return builder.fma(*values)
+
+    return float32(float32, float32, float32), generate
+
+
+_fma: Any = intrinsic(_fused)
+_njit: Any = njit  # its types know no signatures
+
+
+@_njit(types.void(_OWN, _GIVEN, *[float32] * 3), cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def sgd(param: Any, grad: Any, scale: Any, rate: Any, decay: Any) -> None:
+    """Update in place: g = scale grad + decay p; p -= rate g."""
+    for i in range(param.size):
+        p, g = param[i], grad[i] * scale
+        if decay != 0:
+            g = _fma(p, decay, g)
+        param[i] = _fma(g, -rate, p)
+
+
+@_njit(types.void(_OWN, _GIVEN, _OWN, *[float32] * 4, boolean), cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def momentum(param: Any, grad: Any, velocity: Any, scale: Any, rate: Any, decay: Any, keep: Any, nesterov: Any) -> None:
+    """Update in place: g = scale grad + decay p; v = keep v + g; p -= rate v, or rate (g + keep v)."""
+    for i in range(param.size):
+        p, g = param[i], grad[i] * scale
+        if decay != 0:
+            g = _fma(p, decay, g)
+        v = velocity[i] * keep + g
+        velocity[i] = v
+        param[i] = _fma(_fma(v, keep, g) if nesterov else v, -rate, p)
+
+
+@_njit(types.void(_OWN, _GIVEN, _OWN, _OWN, *[float32] * 9), cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+def adam(
+    param: Any, grad: Any, mean: Any, square: Any, scale: Any, rate: Any, decay: Any, shrink: Any,
+    mean_part: Any, square_keep: Any, square_part: Any, root: Any, epsilon: Any,
+) -> None:  # fmt: skip
+    """Update in place: p = shrink p - rate m / (sqrt(s) / root + epsilon), m and s averages of g and its square.
+
+    g = scale grad + decay p. As in torch, an average starts from what it is nearer to: m + part (g - m) if the part of
+    the new is below one half, else g - (1 - part) (g - m).
+    """
+    near = mean_part < np.float32(0.5)
+    part = mean_part if near else mean_part - np.float32(1)
+    for i in range(param.size):
+        p, g = param[i] * shrink, grad[i] * scale
+        if decay != 0:
+            g = _fma(p, decay, g)
+        m = _fma(part, g - mean[i], mean[i] if near else g)
+        s = _fma(square_part * g, g, square[i] * square_keep)
+        mean[i] = m
+        square[i] = s
+        param[i] = p + (-rate * m) / (np.sqrt(s) / root + epsilon)
