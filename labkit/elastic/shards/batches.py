@@ -1,0 +1,132 @@
+"""Synchronous training: which samples are in which logical shard of which step, and which worker computes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from heapq import heapify, heapreplace
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from labkit.core.errors import InputError
+from labkit.elastic.shards.nouns import Worker
+from labkit.elastic.shards.order import order
+
+Tail = Literal["drop", "carry"]
+
+
+def logical_batches(
+    n_samples: int, *, batch: int, n_shards: int, seed: int, epoch: int, shuffle: bool = True, tail: Tail = "drop"
+) -> NDArray[np.int64]:
+    """Return the samples of each logical shard of each step of an epoch, (steps, n_shards, batch / n_shards).
+
+    It depends on its arguments alone: neither on workers nor on servers, so that parameters do not either.
+
+    Parameters
+    ----------
+    n_samples : int
+        Size of the dataset.
+    batch : int
+        Samples of a step: the global batch.
+    n_shards : int
+        Logical shards of a batch, V; a divisor of `batch`.
+    seed, epoch : int
+        They give the order.
+    shuffle : bool
+        False: in the order of the dataset.
+    tail : {"drop", "carry"}
+        What becomes of the `n_samples % batch` samples at the end of the order. "drop": no step of this epoch has them
+        (another epoch leaves out others), and every sample takes part at most once. "carry": the next epoch's first
+        samples fill their batch, which belongs to this epoch; every sample takes part exactly once per epoch, save
+        the last ones of the whole training.
+
+    Raises
+    ------
+    InputError
+        If the dataset is shorter than a batch, or the batch cannot be cut into equal shards.
+
+    Examples
+    --------
+    >>> logical_batches(7, batch=4, n_shards=2, seed=0, epoch=0, shuffle=False).tolist()
+    [[[0, 1], [2, 3]]]
+    >>> logical_batches(7, batch=4, n_shards=2, seed=0, epoch=0, shuffle=False, tail="carry").tolist()
+    [[[0, 1], [2, 3]], [[4, 5], [6, 0]]]
+    >>> logical_batches(7, batch=4, n_shards=2, seed=0, epoch=1, shuffle=False, tail="carry").tolist()
+    [[[1, 2], [3, 4]], [[5, 6], [0, 1]]]
+    """
+    check_batch(n_samples, batch=batch, n_shards=n_shards)
+    places = order(n_samples, seed, epoch, shuffle)
+    if tail == "carry":
+        first = -epoch * n_samples % batch  # taken by the last batch of the epoch before
+        missing = -(n_samples - first) % batch
+        places = np.concatenate((places[first:], order(n_samples, seed, epoch + 1, shuffle)[:missing]))
+    elif tail != "drop":
+        raise InputError(f"tail is {tail!r}; expected 'drop' or 'carry'.")
+    n_steps = len(places) // batch
+    return places[: n_steps * batch].reshape(n_steps, n_shards, batch // n_shards)
+
+
+def check_batch(n_samples: int, *, batch: int, n_shards: int) -> None:
+    """Refuse a batch that a dataset cannot fill, or that cannot be cut into equal logical shards.
+
+    Raises
+    ------
+    InputError
+        With what would do.
+    """
+    if batch < 1 or n_shards < 1:
+        raise InputError(f"a batch of {batch} samples in {n_shards} logical shards; expected at least 1 of each.")
+    if batch % n_shards:
+        less, more = batch // n_shards * n_shards, -(-batch // n_shards) * n_shards
+        nearest = f"{less} or {more}" if less else f"{more}"
+        raise InputError(
+            f"a batch of {batch} samples cannot be cut into {n_shards} equal logical shards; take a batch of {nearest}."
+        )
+    if n_samples < batch:
+        raise InputError(
+            f"the dataset has {n_samples} samples, fewer than one batch of {batch}; take a batch of at most "
+            f"{max(n_samples, 1)}, or more samples."
+        )
+
+
+def deal(n_shards: int, speeds: Mapping[Worker, float]) -> dict[Worker, range]:
+    """Return which logical shards each worker computes: each shard once, and the slowest worker ready soonest.
+
+    One shard after another goes to the worker that would be ready first with it, which makes the step as short as it
+    can be; rounding shares does not. A worker that is much slower than the others may get none.
+
+    Parameters
+    ----------
+    n_shards : int
+        Logical shards of a batch, V.
+    speeds : mapping
+        Of each worker, > 0; only their ratios matter. The answer does not depend on the order of the entries.
+
+    Raises
+    ------
+    InputError
+        If there is no worker, or a speed is not a number above 0.
+
+    Examples
+    --------
+    Rounded shares would be 2 and 6, and the step a seventh longer:
+
+    >>> deal(8, {"slow": 1.0, "fast": 4.0})
+    {'fast': range(0, 7), 'slow': range(7, 8)}
+    """
+    if not speeds:
+        raise InputError(f"{n_shards} logical shards and no worker to compute them; expected at least 1 worker.")
+    for worker, speed in speeds.items():
+        if not 0 < speed < float("inf"):
+            raise InputError(f"the speed of worker {worker} is {speed}; expected a number above 0.")
+    names = sorted(speeds, key=lambda worker: (isinstance(worker, str), worker))
+    ready = [(1 / speeds[name], place) for place, name in enumerate(names)]
+    heapify(ready)
+    counts = [0] * len(names)
+    for _ in range(n_shards):
+        place = ready[0][1]
+        counts[place] += 1
+        heapreplace(ready, ((counts[place] + 1) / speeds[names[place]], place))
+    firsts = [sum(counts[:place]) for place in range(len(names))]
+    return {name: range(first, first + count) for name, first, count in zip(names, firsts, counts, strict=True)}

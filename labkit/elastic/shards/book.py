@@ -1,0 +1,192 @@
+"""What a shard service remembers: a cursor and the exceptions to it. It changes by records alone, live or replayed."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+from labkit.elastic.shards.errors import JournalError
+from labkit.elastic.shards.nouns import TOKEN_BITS, Commit, Fate, Lease, Piece, Worker
+from labkit.elastic.shards.plan import Plan
+
+Record = Sequence[Any]
+"""(number, kind, ...): one change of state, small, of plain numbers and strings."""
+
+
+@dataclass(slots=True)
+class Seen:
+    """What is known of a worker that is at work: samples per second, and when it last committed."""
+
+    speed: float | None = None
+    last_s: float | None = None
+
+
+@dataclass(slots=True)
+class Book:
+    """All that lies below the cursor is committed, save what waits, is held, or is dead.
+
+    Attributes
+    ----------
+    plan : Plan
+        The settings.
+    generation : int
+        Upper bits of its tokens.
+    n_tokens, n_records : int
+        How many there have been; in this generation, and in all.
+    epoch, cursor : int
+        The last epoch that was opened; what lies beyond the cursor has never been leased.
+    todo : list of Piece
+        Ranges that came back, in order.
+    held : dict of Lease
+        Those in force, by token.
+    dead : list of Piece
+        Ranges that failed too often.
+    lost : dict of Fate
+        What became of tokens that were neither committed nor are held.
+    workers : dict of Seen
+        Those at work.
+    ledger : list of Commit
+        Append-only.
+    n_waiting : int
+        Samples in `todo`.
+    """
+
+    plan: Plan
+    generation: int = 0
+    n_tokens: int = 0
+    n_records: int = 0
+    epoch: int = 0
+    cursor: int = 0
+    todo: list[Piece] = field(default_factory=list)
+    held: dict[int, Lease] = field(default_factory=dict)
+    dead: list[Piece] = field(default_factory=list)
+    lost: dict[int, Fate] = field(default_factory=dict)
+    workers: dict[Worker, Seen] = field(default_factory=dict)
+    ledger: list[Commit] = field(default_factory=list)
+    n_waiting: int = 0
+
+    def apply(self, record: Record) -> None:
+        """Make the change that a record tells.
+
+        Raises
+        ------
+        JournalError
+            If it cannot follow what came before.
+        """
+        number, kind, *told = record
+        expected = self.n_records + (kind != "renewed")
+        if number != expected:
+            raise JournalError(f"it has number {number}; expected {expected}: records are missing or there twice.")
+        _CHANGES[kind](self, *told)
+        self.n_records = expected
+
+    def exceptions(self) -> Iterator[Piece]:
+        """Yield all ranges below the cursor that are not committed."""
+        return chain(self.todo, (lease.piece() for lease in self.held.values()), self.dead)
+
+    def requeue(self, piece: Piece) -> None:
+        """Put a range that came back in its place: ahead of all that was never leased; or aside, if it is poison."""
+        if len(piece.faults) >= self.plan.max_tries:
+            insort(self.dead, piece)
+        else:
+            insort(self.todo, piece)
+            self.n_waiting += piece.end - piece.start
+
+    def leased(
+        self, token: int, worker: Worker, epoch: int, start: int, end: int, now_s: float, speed: float | None
+    ) -> None:
+        """Give a range to a worker."""
+        if token != self.generation << TOKEN_BITS | self.n_tokens:
+            raise JournalError(f"a lease has token {token}; expected {self.generation << TOKEN_BITS | self.n_tokens}.")
+        piece = self._take(epoch, start, end)
+        self.n_tokens += 1
+        self.held[token] = Lease(token, worker, *piece[:3], now_s + self.plan.lease_s, piece.faults, now_s)
+        seen = self.workers.setdefault(worker, Seen())
+        if speed is not None:
+            seen.speed = speed
+
+    def _take(self, epoch: int, start: int, end: int) -> Piece:
+        if (epoch, start) == (self.epoch, self.cursor) and start < end <= self.plan.n_samples:
+            self.cursor = end
+            return Piece(epoch, start, end)
+        if (epoch, start, self.cursor) == (self.epoch + 1, 0, self.plan.n_samples):
+            self.epoch, self.cursor = epoch, end
+            return Piece(epoch, start, end)
+        place = bisect_left(self.todo, (epoch, start))
+        if place == len(self.todo) or self.todo[place][:2] != (epoch, start) or not start < end <= self.todo[place].end:
+            raise JournalError(f"positions {start} to before {end} of epoch {epoch} were leased but did not wait.")
+        piece = self.todo[place]
+        if end < piece.end:
+            self.todo[place] = piece._replace(start=end)
+        else:
+            del self.todo[place]
+        self.n_waiting -= end - start
+        return piece._replace(end=end)
+
+    def committed(self, token: int, until: int, now_s: float, step: int) -> None:
+        """Enter the range of a lease, or its part before `until`, in the ledger."""
+        lease = self.held[token]
+        if not lease.start < until <= lease.end:
+            raise JournalError(f"token {token} commits up to {until}; it has {lease.start} to before {lease.end}.")
+        seen = self.workers.setdefault(lease.worker, Seen())
+        seen.speed = _measured(lease, seen, n=until - lease.start, now_s=now_s)
+        seen.last_s = now_s
+        self.ledger.append(Commit(lease.epoch, lease.start, until, lease.worker, token, step))
+        if until < lease.end:
+            self.held[token] = lease._replace(start=until)
+        else:
+            del self.held[token]
+
+    def lose(self, fate: str, tokens: Sequence[int], reason: str, worker: Worker | None) -> None:
+        """End leases without a commit, and forget the worker where it is gone."""
+        for token in tokens:
+            lease = self.held.pop(token)
+            self.lost[token] = Fate(fate)
+            piece = lease.piece()
+            self.requeue(piece if fate == Fate.LEFT else piece.failed(lease.worker, reason=reason))
+            if fate == Fate.EXPIRED:
+                self.workers.pop(lease.worker, None)
+        if worker is not None:
+            self.workers.pop(worker, None)
+
+    def renewed(self, tokens: Sequence[int], deadline_s: float) -> None:
+        """Move deadlines."""
+        for token in tokens:
+            self.held[token] = self.held[token]._replace(deadline_s=deadline_s)
+
+    def resumed(self, now_s: float) -> None:
+        """Start another clock: every lease in force runs anew, and no speed is measured across the gap."""
+        deadline_s = now_s + self.plan.lease_s
+        for token, lease in self.held.items():
+            self.held[token] = lease._replace(deadline_s=deadline_s, since_s=None)
+        for seen in self.workers.values():
+            seen.last_s = None
+
+    def retried(self) -> None:
+        """Let ranges that failed too often wait again, with all their tries before them."""
+        dead, self.dead = self.dead, []
+        for piece in dead:
+            self.requeue(piece._replace(faults=()))
+
+
+def _measured(lease: Lease, seen: Seen, *, n: int, now_s: float) -> float | None:
+    """Return the speed after a commit: the harmonic mean of what was known and what was measured now."""
+    if lease.since_s is None:
+        return seen.speed
+    elapsed_s = now_s - (lease.since_s if seen.last_s is None else max(lease.since_s, seen.last_s))
+    if elapsed_s <= 0:
+        return seen.speed
+    return n / elapsed_s if seen.speed is None else 2 / (1 / seen.speed + elapsed_s / n)
+
+
+_CHANGES: dict[str, Callable[..., None]] = {
+    "leased": Book.leased,
+    "committed": Book.committed,
+    "lost": Book.lose,
+    "renewed": Book.renewed,
+    "resumed": Book.resumed,
+    "retried": Book.retried,
+}

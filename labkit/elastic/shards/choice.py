@@ -1,0 +1,41 @@
+"""Which range a worker gets next, and how much of it."""
+
+from __future__ import annotations
+
+from labkit.elastic.shards.book import Book
+from labkit.elastic.shards.nouns import Piece, Worker
+from labkit.elastic.shards.sizes import n_minibatches
+
+
+def next_piece(book: Book, worker: Worker) -> Piece | None:
+    """Return the range from which a worker gets its next lease; None: nothing now.
+
+    First what came back, unless this worker failed it; then what was never leased; then what this worker failed, but
+    not while another one is at work, which will ask; then the next epoch.
+    """
+    n = book.plan.n_samples
+    for piece in book.todo:
+        if all(fault.worker != worker for fault in piece.faults):
+            return piece
+    if book.cursor < n:
+        return Piece(book.epoch, book.cursor, n)
+    if book.todo:
+        return None if any(lease.worker != worker for lease in book.held.values()) else book.todo[0]
+    if n and book.epoch + 1 < book.plan.epochs and (book.plan.overlap or not book.held):
+        return Piece(book.epoch + 1, 0, n)
+    return None
+
+
+def size(book: Book, worker: Worker, *, piece: Piece, speed: float | None) -> int:
+    """Return how many samples of a range a worker should get, at its speed as it says or as its commits tell."""
+    plan = book.plan
+    seen = book.workers.get(worker)
+    fresh = plan.n_samples if piece.epoch > book.epoch else plan.n_samples - book.cursor
+    return plan.base_shard * n_minibatches(
+        speed=seen.speed if speed is None and seen is not None else speed,
+        others=(seen.speed for each, seen in book.workers.items() if each != worker),
+        waiting=fresh + book.n_waiting,
+        base_shard=plan.base_shard,
+        target_s=plan.target_s,
+        most=plan.most_minibatches,
+    )

@@ -1,0 +1,34 @@
+"""What goes wrong with shards, each with a name.
+
+LabkitError
+├── PoisonShardError   a range of samples that failed again and again
+├── LedgerError        a sample that was committed twice, or not at all
+└── InputError
+    └── JournalError   a journal or a saved state that contradicts itself
+"""
+
+from __future__ import annotations
+
+from labkit.core.errors import InputError, LabkitError
+from labkit.elastic.shards.nouns import Piece
+
+
+class PoisonShardError(LabkitError, RuntimeError):
+    """A range of samples that failed again and again; `piece` is that range, with the reason of each try."""
+
+    def __init__(self, piece: Piece) -> None:
+        tries = len(piece.faults)
+        last = "; ".join(f"{fault.worker}: {fault.reason}" for fault in piece.faults[-3:])
+        super().__init__(
+            f"{piece} failed {tries} {'time' if tries == 1 else 'times'} ({last}). Look at these samples, then go on "
+            f"with retry(), or set such ranges aside with poison='set_aside'."
+        )
+        self.piece = piece
+
+
+class LedgerError(LabkitError, RuntimeError):
+    """A sample that was committed twice, or not at all."""
+
+
+class JournalError(InputError):
+    """A journal or a saved state that contradicts itself."""

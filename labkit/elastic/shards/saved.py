@@ -1,0 +1,150 @@
+"""A shard service as plain lists and numbers, for checkpoints and journals, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Final
+
+from labkit.core.errors import InputError
+from labkit.elastic.shards.book import Book, Record, Seen
+from labkit.elastic.shards.errors import JournalError
+from labkit.elastic.shards.nouns import Commit, Fate, Fault, Lease, Piece
+from labkit.elastic.shards.plan import Plan
+
+FORMAT: Final = "labkit shards 1"
+
+
+def to_state(book: Book, *, ledger: bool) -> dict[str, Any]:
+    """Return all that a book holds, for JSON."""
+    state = {
+        "format": FORMAT,
+        "plan": asdict(book.plan),
+        "generation": book.generation,
+        "n_tokens": book.n_tokens,
+        "n_records": book.n_records,
+        "epoch": book.epoch,
+        "cursor": book.cursor,
+        "todo": [_plain(piece) for piece in book.todo],
+        "held": [_plain(lease) for lease in book.held.values()],
+        "dead": [_plain(piece) for piece in book.dead],
+        "lost": [[token, str(fate)] for token, fate in book.lost.items()],
+        "workers": [[worker, seen.speed, seen.last_s] for worker, seen in book.workers.items()],
+    }
+    if ledger:
+        state["ledger"] = [list(row) for row in book.ledger]
+    return state
+
+
+def from_state(state: Mapping[str, Any]) -> Book:
+    """Return the book of a state.
+
+    Without a ledger in it, the ledger begins with rows for all that was committed before.
+
+    Raises
+    ------
+    JournalError
+        If it is no such state, or contradicts itself.
+    """
+    try:
+        found = state["format"]
+        if found != FORMAT:
+            raise JournalError(f"a saved shard queue has format {found!r}; expected {FORMAT!r}.")
+        book = _read(state)
+        before = opening(book)
+    except InputError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise JournalError(f"not a saved shard queue: {type(error).__name__} {error}; it was cut or changed.") from None
+    book.ledger = [Commit(*row) for row in state["ledger"]] if "ledger" in state else before
+    return book
+
+
+def opening(book: Book) -> list[Commit]:
+    """Return rows for all that is committed, without saying by whom.
+
+    Raises
+    ------
+    JournalError
+        If ranges overlap or lie beyond the cursor.
+    """
+    n = book.plan.n_samples
+    if not (0 <= book.epoch < book.plan.epochs and 0 <= book.cursor <= n):
+        raise JournalError(f"a saved shard queue is at {book.cursor} of epoch {book.epoch}, beyond its {n} samples.")
+    holes: dict[int, list[Piece]] = {epoch: [] for epoch in range(book.epoch + 1)}
+    for piece in book.exceptions():
+        holes[piece.epoch].append(piece)
+    rows: list[Commit] = []
+    for epoch, pieces in holes.items():
+        last, so_far = book.cursor if epoch == book.epoch else n, 0
+        for piece in sorted(pieces):
+            if not so_far <= piece.start < piece.end <= last:
+                raise JournalError(f"a saved shard queue has {piece} twice, or beyond what was leased.")
+            if so_far < piece.start:
+                rows.append(Commit(epoch, so_far, piece.start, "", -1))
+            so_far = piece.end
+        if so_far < last:
+            rows.append(Commit(epoch, so_far, last, "", -1))
+    return rows
+
+
+def replayed(records: Iterable[Record]) -> Book:
+    """Return the book that a journal leads to.
+
+    Raises
+    ------
+    JournalError
+        With the number of the first line that cannot follow those before it.
+    """
+    book: Book | None = None
+    for line, record in enumerate(records, start=1):
+        try:
+            if record[1] == "opened":
+                book = from_state(record[2])
+            elif book is None:
+                raise JournalError("a journal begins with what was opened.")
+            else:
+                book.apply(record)
+        except (JournalError, KeyError, TypeError, ValueError, IndexError) as error:
+            raise JournalError(f"record {line} of the journal, {_short(record)}: {error}") from None
+    if book is None:
+        raise JournalError("the journal has no records; it begins with what was opened.")
+    return book
+
+
+def _read(state: Mapping[str, Any]) -> Book:
+    leases = [_lease(row) for row in state["held"]]
+    todo = [_piece(row) for row in state["todo"]]
+    return Book(
+        plan=Plan(**state["plan"]),
+        generation=state["generation"],
+        n_tokens=state["n_tokens"],
+        n_records=state["n_records"],
+        epoch=state["epoch"],
+        cursor=state["cursor"],
+        todo=sorted(todo),
+        held={lease.token: lease for lease in leases},
+        dead=sorted(_piece(row) for row in state["dead"]),
+        lost={token: Fate(fate) for token, fate in state["lost"]},
+        workers={worker: Seen(speed, last_s) for worker, speed, last_s in state["workers"]},
+        n_waiting=sum(piece.end - piece.start for piece in todo),
+    )
+
+
+def _plain(row: Piece | Lease) -> list[Any]:
+    return [[list(fault) for fault in each] if isinstance(each, tuple) else each for each in row]
+
+
+def _piece(row: Sequence[Any]) -> Piece:
+    epoch, start, end, faults = row
+    return Piece(epoch, start, end, tuple(Fault(*fault) for fault in faults))
+
+
+def _lease(row: Sequence[Any]) -> Lease:
+    lease = Lease(*row)
+    return lease._replace(faults=tuple(Fault(*fault) for fault in lease.faults))
+
+
+def _short(record: Any) -> str:
+    text = repr(record)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,346 @@
+"""The shard service: who may work on which samples, until when, and what has been done; no clock, socket or thread."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, Self
+
+from labkit.core.errors import InputError
+from labkit.elastic.shards.book import Book, Record
+from labkit.elastic.shards.choice import next_piece, size
+from labkit.elastic.shards.nouns import TOKEN_BITS, Fate, Lease, Piece, Worker
+from labkit.elastic.shards.plan import Plan, Poison
+from labkit.elastic.shards.saved import from_state, replayed, to_state
+from labkit.elastic.shards.view import View
+
+Journal = Callable[[Record], object]
+"""Takes each record before the change that it tells; when it raises, nothing changes."""
+
+LONGEST_REASON: Final = 200
+"""Characters of a reason that are kept: it comes from a worker, and goes into every checkpoint."""
+
+
+class ShardService(View):
+    """Deals the samples of each epoch to workers that come and go, each sample committed exactly once per epoch.
+
+    A worker leases a range of the epoch's order, works on it and commits it with the lease's token. A lease that is
+    not renewed in time expires: its range goes to the next worker that asks, ahead of all else, and a late commit is
+    refused. The order comes from (seed, epoch) alone; of the samples, only a cursor and the exceptions are stored.
+
+    Every change is one record, given to `journal` first. `replay` makes an equal service of them.
+
+    Parameters
+    ----------
+    n_samples : int
+        Size of the dataset.
+    epochs : int
+        How often each sample is wanted.
+    seed : int
+        Of the order.
+    shuffle : bool
+        False: in the order of the dataset, every epoch.
+    base_shard : int
+        Samples of a minibatch; a lease has 1 to `most_minibatches` of them.
+    lease_s : float
+        Seconds that a lease lasts unless it is renewed.
+    max_tries : int
+        So many failures and expiries make a range poison. A worker that leaves is not counted.
+    overlap : bool
+        False: epoch e + 1 begins when all of epoch e is committed. True: when all of it is leased.
+    poison : {"stop", "set_aside"}
+        "stop": `lease` raises `PoisonShardError` from then on, until `retry`. "set_aside": the range is put aside, the
+        rest goes on, and the status at the end says so.
+    target_s : float
+        Seconds of work in a lease.
+    most_minibatches : int
+        In a lease.
+    journal : callable, optional
+        Takes every record: `list.append`, or what writes a line to a file.
+
+    Attributes
+    ----------
+    plan : Plan
+        These settings.
+    counts : Counter
+        Commits that were refused, by fate; and those that came "again". Of this process: neither saved nor replayed.
+
+    Examples
+    --------
+    >>> service = ShardService(96, base_shard=32, lease_s=3.0)
+    >>> lease = service.lease("a", now_s=0.0)
+    >>> lease.start, lease.end, service.indices(lease)[:3].tolist()
+    (0, 32, [0, 72, 31])
+    >>> [piece.start for piece in service.expire(now_s=4.0)]
+    [0]
+    >>> again = service.lease("b", now_s=4.0)
+    >>> print(service.commit(lease.token, now_s=5.0), service.commit(again.token, now_s=5.0))
+    expired committed
+    """
+
+    def __init__(
+        self,
+        n_samples: int,
+        *,
+        epochs: int = 1,
+        seed: int = 0,
+        shuffle: bool = True,
+        base_shard: int = 32,
+        lease_s: float = 3.0,
+        max_tries: int = 3,
+        overlap: bool = False,
+        poison: Poison = "stop",
+        target_s: float = 3.0,
+        most_minibatches: int = 64,
+        journal: Journal | None = None,
+    ) -> None:
+        plan = Plan(
+            n_samples=n_samples,
+            epochs=epochs,
+            seed=seed,
+            shuffle=shuffle,
+            base_shard=base_shard,
+            lease_s=lease_s,
+            max_tries=max_tries,
+            overlap=overlap,
+            poison=poison,
+            target_s=target_s,
+            most_minibatches=most_minibatches,
+        )
+        self._open(Book(plan), journal)
+
+    @classmethod
+    def from_state(
+        cls,
+        state: Mapping[str, Any],
+        *,
+        generation: int | None = None,
+        n_samples: int | None = None,
+        journal: Journal | None = None,
+    ) -> Self:
+        """Return the service of a saved state.
+
+        Parameters
+        ----------
+        state : mapping
+            What `state` returned, perhaps by way of JSON.
+        generation : int, optional
+            When training goes back to a checkpoint: a number above all that were used before. What was leased then
+            waits again, at the head and without a try counted, and no token from before or after the checkpoint counts.
+            Without it, leases stay in force.
+        n_samples : int, optional
+            Size of the dataset at hand, to be compared.
+        journal : callable, optional
+            Begins with this state: whatever came before is no longer needed.
+
+        Raises
+        ------
+        JournalError
+            If the state was cut or changed.
+        InputError
+            If it is of another dataset, or the generation is not above the saved one.
+        """
+        book = from_state(state)
+        if n_samples is not None and n_samples != book.plan.n_samples:
+            raise InputError(
+                f"the saved shard queue is of a dataset of {book.plan.n_samples} samples; this one has {n_samples}."
+            )
+        if generation is not None:
+            _go_back(book, generation)
+        return cls._of(book, journal)
+
+    @classmethod
+    def replay(cls, records: Iterable[Record], *, journal: Journal | None = None) -> Self:
+        """Return the service that a journal leads to: equal in every respect, leases in force and the ledger.
+
+        Records of kind "renewed" may be left out of a journal: deadlines are then older. Call `resume` after a restart.
+
+        Raises
+        ------
+        JournalError
+            With the first record that cannot follow those before it.
+        """
+        return cls._of(replayed(records), journal)
+
+    @classmethod
+    def _of(cls, book: Book, journal: Journal | None) -> Self:
+        service = cls.__new__(cls)
+        service._open(book, journal)
+        return service
+
+    def _open(self, book: Book, journal: Journal | None) -> None:
+        self._book, self.plan, self._journal = book, book.plan, journal
+        self._earliest_s = min((lease.deadline_s for lease in book.held.values()), default=float("inf"))
+        self.counts: Counter[str] = Counter()
+        if journal is not None:
+            journal((book.n_records, "opened", to_state(book, ledger=True)))
+
+    def _do(self, kind: str, *told: Any) -> None:
+        number = self._book.n_records + (kind != "renewed")
+        record = (number, kind, *told)
+        if self._journal is not None:
+            self._journal(record)
+        self._book.apply(record)
+
+    def lease(self, worker: Worker, *, now_s: float, speed: float | None = None) -> Lease | None:
+        """Return what the worker may work on next; None: nothing now, ask again unless the service is `over`.
+
+        A worker may hold several leases. A range that it failed before goes to others first.
+
+        Parameters
+        ----------
+        worker : int or str
+            Who asks.
+        now_s : float
+            The time. What has expired by now is waiting again.
+        speed : float, optional
+            Samples per second; otherwise as its commits tell, and one minibatch until then.
+
+        Raises
+        ------
+        PoisonShardError
+            If a range failed too often, and ranges are not set aside.
+        InputError
+            If the worker is neither a number nor a name, or the speed is not a number above 0.
+        """
+        if speed is not None and not 0 < speed < float("inf"):
+            raise InputError(
+                f"worker {worker} says that it does {speed} samples per second; expected a number above 0."
+            )
+        self.expire(now_s=now_s)
+        if (error := self.poison) is not None:
+            raise error
+        book = self._book
+        piece = next_piece(book, worker)
+        if piece is None:
+            return None
+        end = min(piece.start + size(book, worker, piece=piece, speed=speed), piece.end)
+        token = book.generation << TOKEN_BITS | book.n_tokens
+        self._do("leased", token, worker, piece.epoch, piece.start, end, now_s, speed)
+        lease = book.held[token]
+        self._earliest_s = min(self._earliest_s, lease.deadline_s)
+        return lease
+
+    def commit(self, token: int, *, now_s: float, step: int = -1, until: int | None = None) -> Fate:
+        """Enter a lease's range in the ledger, and return its fate: COMMITTED, or why it was refused.
+
+        The same commit again changes nothing and is COMMITTED again. A lease past its deadline is in force until
+        `expire` or another worker's `lease` takes notice.
+
+        Parameters
+        ----------
+        token : int
+            Of the lease.
+        now_s : float
+            The time; it tells the worker's speed.
+        step : int
+            The update that the samples went into.
+        until : int, optional
+            Only the positions before it; the lease goes on with the rest.
+
+        Raises
+        ------
+        InputError
+            If `until` is beyond the lease, or a number is none.
+        """
+        fate = self.fate(token)
+        if fate is not Fate.HELD:
+            self.counts["again" if fate is Fate.COMMITTED else str(fate)] += 1
+            return fate
+        lease = self._book.held[token]
+        until = lease.end if until is None else until
+        _check_commit(lease, until, step)
+        if until <= lease.start:
+            self.counts["again"] += 1
+        else:
+            self._do("committed", token, until, now_s, step)
+        return Fate.COMMITTED
+
+    def renew(self, worker: Worker, *, now_s: float) -> tuple[int, ...]:
+        """Renew all leases of a worker, and return their tokens: what it has beside them, it has lost."""
+        tokens = tuple(token for token, lease in self._book.held.items() if lease.worker == worker)
+        if tokens:
+            self._renew(tokens, now_s + self.plan.lease_s)
+        return tokens
+
+    def renew_token(self, token: int, *, now_s: float) -> Fate:
+        """Renew one lease, and return HELD, or why it cannot be."""
+        fate = self.fate(token)
+        if fate is Fate.HELD:
+            self._renew((token,), now_s + self.plan.lease_s)
+        return fate
+
+    def _renew(self, tokens: tuple[int, ...], deadline_s: float) -> None:
+        self._do("renewed", tokens, deadline_s)
+        self._earliest_s = min(self._earliest_s, deadline_s)
+
+    def fail(self, token: int, *, reason: str) -> Fate:
+        """Give a range back that could not be done, and return the lease's fate: FAILED, or what it was before.
+
+        After `max_tries` the range is poison; `lease` tells.
+        """
+        fate = self.fate(token)
+        if fate is Fate.HELD:
+            self._do("lost", Fate.FAILED.value, (token,), str(reason)[:LONGEST_REASON], None)
+            return Fate.FAILED
+        return fate
+
+    def expire(self, *, now_s: float) -> tuple[Lease, ...]:
+        """End the leases whose deadline has passed, and return them; their ranges wait again, ahead of all else.
+
+        `lease` does it too.
+        """
+        if now_s <= self._earliest_s:
+            return ()
+        held = self._book.held
+        late = tuple(lease for lease in held.values() if lease.deadline_s < now_s)
+        if late:
+            self._do("lost", Fate.EXPIRED.value, tuple(lease.token for lease in late), "its lease expired", None)
+        self._earliest_s = self.next_expiry_s
+        return late
+
+    def leave(self, worker: Worker) -> tuple[Lease, ...]:
+        """Take back the leases of a worker that leaves or died, and return them; no try is counted."""
+        gone = tuple(lease for lease in self._book.held.values() if lease.worker == worker)
+        if gone or worker in self._book.workers:
+            self._do("lost", Fate.LEFT.value, tuple(lease.token for lease in gone), "it left", worker)
+        return gone
+
+    def resume(self, *, now_s: float) -> None:
+        """Start another clock, as after a restart: every lease in force runs anew from now."""
+        self._do("resumed", now_s)
+        self._earliest_s = self.next_expiry_s
+
+    def retry(self) -> tuple[Piece, ...]:
+        """Let the ranges that failed too often wait again, as if new, and return them."""
+        dead = tuple(self._book.dead)
+        if dead:
+            self._do("retried")
+        return dead
+
+
+def _go_back(book: Book, generation: int) -> None:
+    if generation <= book.generation:
+        raise InputError(f"generation {generation} has been used; expected a number above {book.generation}.")
+    revoked = [lease.piece() for lease in book.held.values()]
+    book.held, book.lost, book.workers = {}, {}, {}
+    book.generation, book.n_tokens = generation, 0
+    for piece in revoked:
+        book.requeue(piece)
+
+
+def _check_worker(worker: object, speed: object) -> None:
+    if isinstance(worker, bool) or not isinstance(worker, int | str):
+        raise InputError(f"{worker!r} asks for work; expected the number or the name of a worker.")
+    if speed is not None and not (isinstance(speed, int | float) and 0 < speed < float("inf")):
+        raise InputError(f"worker {worker} says that it does {speed!r} samples per second; expected a number above 0.")
+
+
+def _check_commit(lease: Lease, until: object, step: object) -> None:
+    if not isinstance(step, int):
+        raise InputError(f"token {lease.token} commits step {step!r}; expected a whole number.")
+    if not isinstance(until, int) or until > lease.end:
+        raise InputError(
+            f"token {lease.token} commits up to position {until!r}; expected a whole number up to {lease.end}, the end "
+            f"of its lease."
+        )
