@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from labkit.core.errors import InfeasibleError
+from labkit.core.errors import InfeasibleError, SolverError
 from labkit.core.resources import Floats, Ints
 from labkit.solvers.levels import fill
 from labkit.solvers.sharing_master import Master, Optimum
@@ -17,9 +17,9 @@ from labkit.solvers.sharing_ways import Groups, Pairing, Ways
 PINS = 1e-7
 """A job is pinned if the price of all that it could have, relative to the greatest such price, is above this."""
 
-LEEWAYS = (1e-9, 1e-7, 1e-5)
-"""By how much, relative, needs of pinned jobs are lowered so that rounding does not make them too much: the first will
-do unless needs differ by many orders of magnitude."""
+LEEWAY, MORE_LEEWAY = 1e-9, (1e-8, 1e-7, 1e-5)
+"""By how much, relative, needs of pinned jobs are lowered so that rounding does not make them too much together, and
+then again where it still does."""
 
 CLOSE = 1e-9
 """A level is found when it is proved to be within this, relative."""
@@ -126,7 +126,7 @@ def fill_pairs(
     alone = fill(value, size=size, capacity=capacity, use=use, drag=drag)
     problem = _Problem.of(value, size, capacity, use, kind, pair_speed, scale, drag)
     climb = _Climb(problem, unit=alone.value)
-    climb.up(alone.level, leximin=leximin)
+    climb.up(leximin=leximin)
     shares = spread(climb.groups, climb.ways, climb.found.x, n_columns=problem.value.shape[1])
     x, pairs, pair_x, got = problem.fitted(*shares)
     level = float((got / (1 + problem.drag * got)).min())
@@ -205,8 +205,10 @@ class _Climb:
         np.maximum.at(best, self.ways.b[pairs], self.ways.rate_b[pairs])
         return best
 
-    def up(self, level: float, *, leximin: bool) -> None:
-        """Find the first level, or all levels, from one that can be reached."""
+    def up(self, *, leximin: bool) -> None:
+        """Find the first level, or all levels, from the first at which devices without pairs are used up."""
+        short = self.unit < self.best * (1 - CLOSE)
+        level = float((self.unit / (1 + self.drag * self.unit)).min(where=short, initial=self.cap.max()))
         while self.rises.any():
             top = float(self.cap[self.rises].max() if leximin else self.cap.min())
             level, bound = self._highest(min(level, top), top)
@@ -236,12 +238,12 @@ class _Climb:
 
     def _best_factor(self, need: Floats) -> Optimum:
         """Return the greatest multiple of the needs of those who rise, while the others have what they have."""
-        for leeway in LEEWAYS[:-1]:
+        for leeway in MORE_LEEWAY:
             try:
-                return self.master.best(np.where(self.rises, need, self.have * (1 - leeway)), self.rises)
-            except InfeasibleError:
-                continue
-        return self.master.best(np.where(self.rises, need, self.have * (1 - LEEWAYS[-1])), self.rises)
+                return self.master.best(np.where(self.rises, need, self.have), self.rises)
+            except (InfeasibleError, SolverError):
+                self.have *= 1 - leeway
+        return self.master.best(np.where(self.rises, need, self.have), self.rises)
 
     def _need(self, t: float) -> Floats:
         """Return what jobs need at a level, or the most that they can have, (G,)."""
@@ -269,5 +271,5 @@ class _Climb:
         """Hold those who cannot have more at what they have."""
         worth = np.where(self.rises, self.found.price * self.best / self.unit / self.groups.n, 0.0)
         pinned = self.rises & ((worth > PINS * worth.max()) | (self.cap <= level * (1 + CLOSE)))
-        self.have[pinned] = self._need(level)[pinned]
+        self.have[pinned] = np.minimum(self._need(level), self.found.value)[pinned] * (1 - LEEWAY)
         self.rises &= ~pinned

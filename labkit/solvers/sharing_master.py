@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from labkit.core.resources import Bools, Floats, Ints
-from labkit.solvers.lp import LinearProgram, Solution
+from labkit.solvers.lp import LinearProgram
 from labkit.solvers.sharing_ways import Groups, Ways
 
 FEW = 2000
@@ -16,6 +16,9 @@ FEW = 2000
 
 PAYS = 1e-9
 """A way pays if its reduced cost is more."""
+
+ROUGHLY = 0.2
+"""Ways stop entering if they can add at most this part of what the factor is away from 1: another level is next."""
 
 COSTS = 1e-7
 """A way is in no optimum if its reduced cost, relative to the greatest price, is less than minus this."""
@@ -31,6 +34,8 @@ class Optimum:
         (W,) time of each way, in all of its group.
     factor : float
         What all needs of those who rise are multiplied with.
+    value : array
+        (G,) what each job of a group gets.
     bound : float
         No shares reach a greater factor.
     price : array
@@ -40,6 +45,7 @@ class Optimum:
 
     x: Floats
     factor: float
+    value: Floats
     bound: float
     price: Floats
 
@@ -100,6 +106,8 @@ class Master:
     def best(self, need: Floats, rises: Bools) -> Optimum:
         """Return the greatest factor for those who rise, while the others have what they need; need (G,), rises (G,).
 
+        Exact where it is 1, and within `ROUGHLY` elsewhere; the bound always is one.
+
         Raises
         ------
         InfeasibleError
@@ -109,14 +117,23 @@ class Master:
         self._program.set_column(0, self._needs, np.where(rises, -need, 0.0))
         while True:
             answer = self._program.solve(method=self._method)
-            pay = -self._rows.T @ answer.dual
-            entering = self._entering(pay)
-            if not len(entering):
+            factor, pay = float(answer.x[0]), -self._rows.T @ answer.dual
+            excess, entering = self._excess(pay), self._entering(pay)
+            if not len(entering) or excess <= ROUGHLY * abs(factor - 1):
                 break
             self._enter(entering)
             self._method = "primal"
-        self._method, self._dual = "choose", answer.dual
-        return self._optimum(answer, pay)
+        self._method, self._dual = "primal", answer.dual
+        x = np.zeros(len(self.ways))
+        x[self._order] = np.maximum(answer.x[1:], 0.0)
+        price = np.maximum(-answer.dual[self._needs], 0.0) / self._weight
+        return Optimum(x, factor, (self._rows @ x)[self._needs], answer.bound / self._weight + excess, price)
+
+    def _excess(self, pay: Floats) -> float:
+        """Return what all ways that have not entered could add to the factor at most."""
+        most = np.zeros(len(self.groups))
+        np.maximum.at(most, self.ways.a, np.where(self._barred, 0.0, pay))
+        return float(most @ self.groups.n) / self._weight
 
     def _entering(self, pay: Floats) -> Ints:
         """Return the best way of each group on either side, of those that pay."""
@@ -124,15 +141,6 @@ class Master:
         which = which[np.argsort(-pay[which], kind="stable")]
         first = [np.unique(side[which], return_index=True)[1] for side in (self.ways.a, self.ways.b)]
         return which[np.unique(np.concatenate(first))]
-
-    def _optimum(self, answer: Solution, pay: Floats) -> Optimum:
-        x = np.zeros(len(self.ways))
-        x[self._order] = np.maximum(answer.x[1:], 0.0)
-        more = np.zeros(len(self.groups))  # what a group's time could add where prices are not quite right
-        np.maximum.at(more, self.ways.a, np.where(self._barred, 0.0, pay))
-        bound = answer.bound + float(more @ self.groups.n)
-        price = np.maximum(-answer.dual[self._needs], 0.0)
-        return Optimum(x, float(answer.x[0]), bound / self._weight, price / self._weight)
 
     def stay(self) -> None:
         """Bar the ways that are in no optimum from all solutions to come, which then are optima of this one too.
