@@ -185,20 +185,6 @@ class LinearProgram:
         for row, value in zip(np.asarray(rows).tolist(), np.asarray(values, np.float64).tolist(), strict=True):
             self._highs.changeCoeff(row, column, value)
 
-    def park(self, column: int, row: int) -> None:
-        """Let a column start the next solution at its lower bound, and let a row take its place in the basis.
-
-        The start is the last solution still, and not singular, if the row's price there was not 0 and the column was
-        the only one with a cost.
-        """
-        kinds = self._kit.HighsBasisStatus
-        basis = self._highs.getBasis()
-        columns, rows = list(basis.col_status), list(basis.row_status)
-        if basis.valid and columns[column] == kinds.kBasic and rows[row] != kinds.kBasic:
-            columns[column], rows[row] = kinds.kLower, kinds.kBasic
-            basis.col_status, basis.row_status = columns, rows
-            self._highs.setBasis(basis)
-
     def solve(self, *, method: str = "choose") -> Solution:
         """Return an optimum.
 
