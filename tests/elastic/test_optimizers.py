@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -178,7 +179,7 @@ def test_however_the_vector_is_cut_the_bits_are_the_same(name, data):
         grad = gradients(N, step)
         chosen.apply(whole, grad, of_whole, step=step)
         edges = sorted({0, N, *data.draw(st.lists(st.integers(0, N), max_size=6))})
-        for a, b in zip(edges, edges[1:], strict=False):
+        for a, b in pairwise(edges):
             chosen.apply(cut[a:b], grad[a:b], {n: v[a:b] for n, v in of_cut.items()}, step=step)
     np.testing.assert_array_equal(bits(whole), bits(cut))
     for key in of_whole:
