@@ -27,14 +27,15 @@ def steps_between(rows: Events, *, n_jobs: int, edges: Floats) -> Floats:
     return np.maximum(np.diff(done, axis=1), 0.0)
 
 
-def shares(record: RunRecord, *, n_bins: int = N_BINS) -> pd.DataFrame:
+def shares(record: RunRecord, *, n_bins: int = N_BINS, until_s: float | None = None) -> pd.DataFrame:
     """Return which part of all progress each job made over time: start_s, end_s, job, id, user, share.
 
     Progress counts in the job's own GPU-seconds: its steps over the steps/s per GPU that it declared. In each bin of
-    time the shares add up to 1, or to 0 where nobody trained.
+    time the shares add up to 1, or to 0 where nobody trained. The bins divide the time up to `until_s` evenly, by
+    default up to the last event.
     """
     jobs = record.jobs
-    edges = np.linspace(0.0, max(end_s(record.events), 1e-9), n_bins + 1)
+    edges = np.linspace(0.0, max(end_s(record.events) if until_s is None else until_s, 1e-9), n_bins + 1)
     work = steps_between(record.events, n_jobs=len(jobs), edges=edges)
     work *= (jobs.duration_s / jobs.total_steps * jobs.gpus)[:, None]
     total = work.sum(axis=0)

@@ -39,6 +39,9 @@ COLOURS: Final = {
 }
 """The colour of each scheduler that ships with labkit, the same in every figure."""
 
+AGNOSTIC: Final = "_agnostic"
+"""Ends the name of a scheduler's version that does not tell device types apart."""
+
 VEGALITE_MIME: Final = "application/vnd.vegalite.v5+json"
 _NOT_IN_XML: Final = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _V5_SCHEMA: Final = "https://vega.github.io/schema/vega-lite/v5.json"
@@ -47,7 +50,8 @@ _V5_SCHEMA: Final = "https://vega.github.io/schema/vega-lite/v5.json"
 def colour(scheduler: str) -> str:
     """Return the colour of a scheduler; one that labkit does not know gets its own from its name.
 
-    A label may go on after the name: "drf (seed 2)" and "drf(oracle=True)" have the colour of "drf".
+    A label may go on after the name: "drf (seed 2)" and "drf(oracle=True)" have the colour of "drf". The agnostic
+    version of a scheduler has the opposite hue.
 
     >>> colour("drf") == colour("drf (seed 2)") == colour("drf(oracle=True)")
     True
@@ -55,12 +59,24 @@ def colour(scheduler: str) -> str:
     True
     """
     name = scheduler.split("(")[0].strip()
-    return COLOURS[name] if name in COLOURS else _own_colour(name)
+    if name in COLOURS:
+        return COLOURS[name]
+    return _opposite(colour(name.removesuffix(AGNOSTIC))) if name.endswith(AGNOSTIC) else _own_colour(name)
+
+
+def _opposite(own: str) -> str:
+    """Return the colour of the opposite hue, not darker than can be told from black."""
+    red, green, blue = (int(own[i : i + 2], 16) / 255 for i in (1, 3, 5))
+    hue, light, saturation = colorsys.rgb_to_hls(red, green, blue)
+    return _hex(*colorsys.hls_to_rgb((hue + 0.5) % 1, max(light, 0.45), saturation))
 
 
 def _own_colour(name: str) -> str:
     hue = crc32(name.encode()) % 360 / 360
-    red, green, blue = colorsys.hls_to_rgb(hue, 0.45, 0.55)
+    return _hex(*colorsys.hls_to_rgb(hue, 0.45, 0.55))
+
+
+def _hex(red: float, green: float, blue: float) -> str:
     return f"#{round(red * 255):02x}{round(green * 255):02x}{round(blue * 255):02x}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import colorsys
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -79,6 +80,15 @@ def test_a_scheduler_has_the_same_colour_in_every_figure(name):
 
 def test_schedulers_that_ship_have_colours_that_can_be_told_apart():
     assert len(set(theme.COLOURS.values())) == len(theme.COLOURS)
+
+
+def test_the_agnostic_version_of_a_scheduler_has_the_opposite_hue():
+    def hue(name: str) -> float:
+        red, green, blue = (int(theme.colour(name)[i : i + 2], 16) / 255 for i in (1, 3, 5))
+        return colorsys.rgb_to_hls(red, green, blue)[0]
+
+    for name in ("gavel_las", "gavel_ftf", "my_own"):
+        assert abs(hue(name) - hue(f"{name}_agnostic")) == pytest.approx(0.5, abs=0.01)
 
 
 @given(st.text(min_size=1, max_size=20))

@@ -31,6 +31,12 @@ def test_shares_of_a_bin_add_up_to_one(record):
     assert np.allclose(table.groupby("start_s")["share"].sum(), 1)
 
 
+def test_bins_end_where_one_likes(record):
+    table = shares(record, n_bins=4, until_s=400)
+    assert sorted(set(table["end_s"])) == [100, 200, 300, 400]
+    assert table.query("job == 0")["share"].tolist() == pytest.approx([0.5] * 4)
+
+
 def test_two_jobs_side_by_side_have_half_each_whatever_a_step_is(record):
     first = shares(record, n_bins=10).query("start_s == 0").set_index("job")["share"]
     assert first.to_dict() == pytest.approx({0: 0.5, 1: 0.5, 2: 0.0})

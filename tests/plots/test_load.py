@@ -1,0 +1,37 @@
+"""JCT against load."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from labkit.plots.load import plot_jct_by_load
+from labkit.plots.theme import colour, offline_renderer
+
+TABLE = pd.DataFrame(
+    {
+        "scheduler": ["srtf", "srtf", "srtf", "fifo"],
+        "load": [10, 10, 4, 10],
+        "mean_jct_s": [7200.0, 10800.0, 3600.0, 36000.0],
+    }
+)
+
+
+def test_runs_of_one_load_are_averaged_and_it_says_so():
+    spec = plot_jct_by_load(TABLE).to_dict()
+    (rows,) = spec["datasets"].values()
+    assert {(row["scheduler"], row["load"]): row["jct"] for row in rows} == {
+        ("srtf", 10): 2.5, ("srtf", 4): 1.0, ("fifo", 10): 10.0,
+    }  # fmt: skip
+    assert spec["title"]["subtitle"] == ["mean of up to 2 runs at each load"]
+
+
+def test_schedulers_keep_their_colours_and_time_its_unit():
+    encoding = plot_jct_by_load(TABLE).to_dict()["encoding"]
+    assert encoding["color"]["scale"]["range"] == [colour("srtf"), colour("fifo")]
+    assert encoding["y"]["title"] == "Mean JCT (h)"
+
+
+def test_loads_are_written_as_numbers():
+    svg = offline_renderer(plot_jct_by_load(TABLE).to_dict())["image/svg+xml"]
+    assert ">10</text>" in svg
+    assert "e+" not in svg
