@@ -1,0 +1,344 @@
+"""The process of a job's controller: carries out what the state machine decides, and tells it what happens."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from labkit.core.errors import InputError
+from labkit.elastic import controller as machine
+from labkit.elastic.member import CONTROLLER, Spec
+from labkit.elastic.protocol import Kind, at, era_and_version
+from labkit.elastic.transport import (
+    Access,
+    Address,
+    Channel,
+    Handler,
+    Lease,
+    Listener,
+    Message,
+    Peer,
+    TransportError,
+)
+
+FIRST, PLAN, EVENTS, FINAL = "first.npy", "plan.json", "events.jsonl", "final.npz"
+Vector = NDArray[np.float32]
+State = dict[int, tuple[list[Vector], dict[str, Any]]]
+"""Vectors and card of each block."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a job begins."""
+
+    servers: int
+    workers: int
+    save_every: int = 0
+    parent: int = 0
+    """Process with which the job ends; 0: it goes on by itself."""
+
+
+def now() -> float:
+    """Return the time of day, as events of several processes are told on one machine's clock."""
+    return time.time()  # noqa: TID251 - for people, and to compare with what they did
+
+
+class FromMember(Handler):
+    """What a member, or a client, says to the controller."""
+
+    def __init__(self, name: str, inbox: queue.SimpleQueue[tuple[Any, ...]]) -> None:
+        self._name, self._inbox = name, inbox
+
+    def received(self, channel: Channel, message: Message) -> None:
+        """Pass it on."""
+        kind = message.head.kind
+        if kind == Kind.REPORT:
+            self._inbox.put(("report", self._name, dict(message.meta), now()))
+        elif kind == Kind.SNAPSHOT:
+            self._inbox.put(("copy", message))
+        elif kind == Kind.TELL:
+            self._inbox.put(("asked", channel, message))
+
+    def closed(self, channel: Channel, reason: TransportError | None) -> None:  # noqa: ARG002
+        """Pass it on."""
+        self._inbox.put(("closed", self._name, channel))
+
+
+class Control:
+    """A running job.
+
+    Parameters
+    ----------
+    folder : Path
+        Of the job, which only its owner can enter.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        from labkit.elastic.assign import reassign
+
+        self.folder, self.spec = folder, Spec.load(folder)
+        self.plan = Plan(**json.loads((folder / PLAN).read_text()))
+        self.lease = Lease(self.spec.lease_s)
+        self.inbox: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
+        self.channels: dict[str, Channel] = {}
+        self.clients: dict[str, Channel] = {}
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.newest: tuple[int, State] = (0, self._first_state())
+        self.copies: dict[int, State] = {}
+        self.events = (folder / EVENTS).open("a", buffering=1)
+        self.losses: dict[int, dict[int, float]] = {}
+        self.over: str | None = None
+        self.machine = machine.Controller(
+            machine.Terms(
+                sizes=[n for _, n in self.spec.extents],
+                n_shards=self.spec.n_shards,
+                n_steps=self.spec.n_steps,
+                save_every=self.plan.save_every,
+            ),
+            reassign=reassign,
+        )
+        self.listener = Listener(
+            Address.parse(f"unix:{folder / CONTROLLER}"),
+            welcome=self._welcome,
+            access=Access(),
+            lease=self.lease,
+        )
+
+    def _first_state(self) -> State:
+        """Return the blocks of the model as it was given, with an optimizer that remembers nothing yet."""
+        from labkit.elastic.optimizers import optimizer
+
+        vector = np.load(self.folder / FIRST)
+        chosen = optimizer(self.spec.optimizer, **self.spec.options)
+        names = list(chosen.state_names)
+        memory = {n: chosen.init(n) for n in {n for _, n in self.spec.extents}}
+        card = {"version": 0, "moves": 0, "due": [], "names": names, "seen": []}
+        return {
+            block: ([vector[first : first + n], *(memory[n][name] for name in names)], card)
+            for block, (first, n) in enumerate(self.spec.extents)
+        }
+
+    def _welcome(self, peer: Peer) -> Handler:
+        name = str(peer.hello.get("name", ""))
+        return _Joining(name, str(peer.hello.get("role", "")), str(peer.hello.get("address", "")), self.inbox)
+
+    # --- the loop
+
+    def run(self) -> None:
+        """Run the job to its end."""
+        if self.plan.parent:
+            threading.Thread(target=self._watch, args=(self.plan.parent,), daemon=True).start()
+        self._carry_out(self.machine.start(servers=self.plan.servers, workers=self.plan.workers))
+        while self.over is None or any(p.poll() is None for p in self.processes.values()):
+            item = self.inbox.get()
+            getattr(self, f"_{item[0]}")(*item[1:])
+        self._write(now(), "over", {"failure": self.over})
+        self.listener.close()
+        self.events.close()
+
+    def _watch(self, parent: int) -> None:
+        """Wait for the end of the process that started the job: it ends with it."""
+        with contextlib.suppress(ProcessLookupError):
+            handle = os.pidfd_open(parent)
+            select.select([handle], [], [])
+        self.inbox.put(("abandoned",))
+
+    def _abandoned(self) -> None:
+        self._carry_out(self.machine.stop())
+
+    def _opened(self, name: str, role: str, address: str, channel: Channel) -> None:
+        if role == "client":
+            self.clients[name] = channel
+            return
+        self.channels[name] = channel
+        self._carry_out(self.machine.joined(name, address=address))
+
+    def _report(self, name: str, meta: dict[str, Any], when: float) -> None:
+        event = str(meta.pop("event"))
+        if event == "stepped":
+            self._note_losses(int(meta["version"]), meta["losses"])
+        if event != "loss":
+            self._write(when, event, {"name": name, **{k: v for k, v in meta.items() if k != "losses"}})
+        self._carry_out(self.machine.reported(name, event, meta))
+
+    def _note_losses(self, version: int, losses: Iterable[Any]) -> None:
+        known = self.losses.setdefault(version, {})
+        known.update((int(leaf), float(loss)) for leaf, loss in losses)
+        if len(known) == self.spec.n_shards:
+            self._write(now(), "loss", {"version": version, "loss": sum(known.values()) / len(known)})
+
+    def _copy(self, message: Message) -> None:
+        era, version = era_and_version(message.head.step)
+        if era != self.machine.era:
+            return
+        card = dict(message.meta)
+        rows = np.frombuffer(message.payload, np.float32).reshape(1 + len(card["names"]), -1)
+        state = self.copies.setdefault(version, {})
+        state[message.head.block] = list(rows), card
+        if len(state) == len(self.spec.extents):
+            self.newest = version, self.copies.pop(version)
+            for old in [v for v in self.copies if v < version]:
+                del self.copies[old]
+            if version == self.spec.n_steps:
+                self._write_final()
+            self._carry_out(self.machine.saved_at(version))
+
+    def _write_final(self) -> None:
+        version, state = self.newest
+        columns: dict[str, Any] = {"version": np.int64(version)}
+        for name_at, name in enumerate(["params", *state[0][1]["names"]]):
+            columns[name] = np.concatenate([state[block][0][name_at] for block in sorted(state)])
+        partial = self.folder / f".{FINAL}"
+        with partial.open("wb") as file:
+            np.savez(file, **columns)
+        partial.rename(self.folder / FINAL)
+
+    def _closed(self, name: str, channel: Channel) -> None:
+        self.clients.pop(name, None)
+        if self.channels.get(name) is channel:
+            del self.channels[name]
+
+    def _ended(self, name: str, code: int) -> None:
+        self._carry_out(self.machine.left(name, reason=f"exit code {code}"))
+
+    def _loaded(self, era: int, version: int) -> None:
+        if era == self.machine.era:
+            self._carry_out(self.machine.loaded(version))
+
+    def _asked(self, channel: Channel, message: Message) -> None:
+        meta = dict(message.meta)
+        try:
+            if meta["do"] == "scale":
+                commands = self.machine.scale(
+                    servers=meta["servers"], workers=meta["workers"], replace=meta["replace"], strategy=meta["strategy"]
+                )
+            else:
+                commands = self.machine.stop()
+        except InputError as error:
+            channel.refuse(message, str(error))
+            return
+        channel.reply(message)
+        self._carry_out(commands)
+
+    # --- commands
+
+    def _carry_out(self, commands: list[machine.Command]) -> None:
+        for command in commands:
+            match command:
+                case machine.Start():
+                    self._start(command)
+                case machine.End():
+                    self._end(command)
+                case machine.Tell():
+                    self._say(command.to, dict(command.what))
+                case machine.Load():
+                    self._load(command)
+                case machine.Note():
+                    self._write(now(), command.event, dict(command.columns))
+                case machine.Over():
+                    self.over = command.failure
+
+    def _start(self, command: machine.Start) -> None:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        log = (self.folder / f"{command.name}.log").open("ab")
+        process = subprocess.Popen(
+            [sys.executable, "-m", "labkit.elastic.member", str(self.folder), command.role, command.name],
+            env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+        )  # fmt: skip
+        log.close()
+        self.processes[command.name] = process
+        self._write(now(), "started", {"name": command.name, "role": command.role, "pid": process.pid})
+        threading.Thread(target=self._wait_for, args=(command.name, process), daemon=True).start()
+
+    def _wait_for(self, name: str, process: subprocess.Popen[bytes]) -> None:
+        self.inbox.put(("ended", name, process.wait()))
+
+    def _end(self, command: machine.End) -> None:
+        process = self.processes.get(command.name)
+        if process is None:
+            return
+        if command.kill or command.name not in self.channels:  # who has not come yet has nothing to lose
+            process.kill()
+            return
+        self._say(command.name, {"do": "stop"})
+        threading.Thread(target=self._insist, args=(process,), daemon=True).start()
+
+    def _insist(self, process: subprocess.Popen[bytes]) -> None:
+        """Kill a process that does not end by itself within two leases."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(2 * self.lease.base_s)
+            return
+        process.kill()
+
+    def _say(self, name: str, what: dict[str, Any]) -> None:
+        channel = self.channels.get(name)
+        if channel is not None:
+            with contextlib.suppress(TransportError):
+                channel.send(Kind.TELL, meta=what)
+
+    def _load(self, command: machine.Load) -> None:
+        """Send every block of the newest state to its owner."""
+        version, state = self.newest
+        self.copies.clear()
+        left = len(state)
+        lock = threading.Lock()
+
+        def settled(_: Any) -> None:
+            nonlocal left
+            with lock:
+                left -= 1
+                if not left:
+                    self.inbox.put(("loaded", command.era, version))
+
+        for block, owner in command.owner.items():
+            vectors, card = state[block]
+            channel = self.channels.get(owner)
+            if channel is None:
+                return  # it died: its end begins another era
+            with contextlib.suppress(TransportError):
+                reply = channel.request(
+                    Kind.STATE,
+                    *vectors,
+                    meta={**card, "moves": 0, "due": []},
+                    block=block,
+                    step=at(command.era, version),
+                )
+                reply.add_done_callback(settled)
+
+    def _write(self, when: float, event: str, columns: dict[str, Any]) -> None:
+        self.events.write(json.dumps({"time": when, "event": event, **columns}) + "\n")
+
+
+class _Joining(FromMember):
+    """A member or client that has just connected."""
+
+    def __init__(self, name: str, role: str, address: str, inbox: queue.SimpleQueue[tuple[Any, ...]]) -> None:
+        super().__init__(name, inbox)
+        self._role, self._address = role, address
+
+    def opened(self, channel: Channel) -> None:
+        """Tell the loop."""
+        self._inbox.put(("opened", self._name, self._role, self._address, channel))
+
+
+def main(arguments: list[str]) -> None:
+    """Be the controller of a job."""
+    Control(Path(arguments[0])).run()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,253 @@
+"""A job from outside: start it, scale it, watch it, get the trained model."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from labkit.core.errors import InputError, LabkitError
+from labkit.elastic.batches import Batches
+from labkit.elastic.blocks import layout, pack, unpack
+from labkit.elastic.control import EVENTS, FINAL, FIRST, PLAN, Plan
+from labkit.elastic.member import CONTROLLER, Spec
+from labkit.elastic.program import Program
+from labkit.elastic.protocol import Kind
+from labkit.elastic.transport import Access, Address, Channel, Handler, Lease, TransportError, connect, private_folder
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+class JobError(LabkitError):
+    """A job ended with an error."""
+
+
+class Job:
+    """A training job that runs in processes of its own.
+
+    Start one with `labkit.elastic.start`, or run one to its end with `labkit.elastic.train`.
+    """
+
+    def __init__(self, folder: Path, program: Program, *, keep: bool) -> None:
+        self.folder, self._program, self._keep = folder, program, keep
+        self._lease = Lease(Spec.load(folder).lease_s)
+        log = (folder / "controller.log").open("ab")
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "labkit.elastic.control", str(folder)],
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+        log.close()
+        self._channel: Channel | None = None
+
+    # --- what a user does
+
+    def scale(
+        self, *, servers: int = 0, workers: int = 0, replace: Sequence[str] = (), strategy: str = "handover"
+    ) -> None:
+        """Add servers and workers (or remove, below 0), or replace some by name, while training goes on.
+
+        Returns as soon as the request is taken; `events` tell how it goes.
+
+        Raises
+        ------
+        InputError
+            If nobody would be left, or there would be more servers than blocks; the job goes on as it was.
+        """
+        self._ask("scale", servers=servers, workers=workers, replace=list(replace), strategy=strategy)
+
+    def stop(self) -> None:
+        """End the job before its last step."""
+        self._ask("stop")
+
+    def events(self, *, follow: bool = True) -> Iterator[dict[str, Any]]:
+        """Yield what has happened so far, and what happens until the job is over."""
+        path, pause = self.folder / EVENTS, threading.Event()
+        while not path.exists() and self._process.poll() is None:
+            pause.wait(0.02)
+        with path.open() as file:
+            rest = ""
+            while True:
+                ended = self._process.poll() is not None
+                rest += file.readline()
+                if rest.endswith("\n"):
+                    yield json.loads(rest)
+                    rest = ""
+                elif ended or not follow:
+                    return
+                else:
+                    pause.wait(0.02)
+
+    def wait(self, *, timeout_s: float | None = None) -> Result:
+        """Wait for the end; return the result, with the model trained.
+
+        Raises
+        ------
+        JobError
+            If the job failed.
+        """
+        try:
+            self._process.wait(timeout_s)
+            return Result(self)
+        finally:
+            self._clear()
+
+    @property
+    def pid(self) -> int:
+        """Of the controller."""
+        return self._process.pid
+
+    # --- how
+
+    def _ask(self, do: str, **arguments: Any) -> None:
+        reply = self._connected().request(Kind.TELL, meta={"do": do, **arguments})
+        try:
+            reply.result(2 * self._lease.base_s)
+        except TransportError as error:
+            raise InputError(str(error)) from None
+
+    def _connected(self) -> Channel:
+        address, pause = Address.parse(f"unix:{self.folder / CONTROLLER}"), threading.Event()
+        until = time.monotonic() + 10 * self._lease.base_s
+        while self._channel is None:
+            try:
+                self._channel = connect(
+                    address, handler=Handler(), access=Access(), hello={"name": "launcher", "role": "client"},
+                    lease=self._lease,
+                )  # fmt: skip
+            except TransportError:
+                if self._process.poll() is not None or time.monotonic() > until:
+                    raise
+                pause.wait(0.05)
+        return self._channel
+
+    def _clear(self) -> None:
+        if self._process.poll() is None:
+            with contextlib.suppress(LabkitError, TransportError):
+                self.stop()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(5 * self._lease.base_s)
+            self._process.kill()
+        if self._channel is not None:
+            self._channel.close()
+        if not self._keep:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def __enter__(self) -> Job:
+        """Return the job."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End it."""
+        self._clear()
+
+
+class Result:
+    """What a job has come to.
+
+    Attributes
+    ----------
+    model : Module
+        With the parameters of the last step.
+    version : int
+        Steps done.
+    state : dict of array
+        The flat parameters (`params`) and what the optimizer remembers.
+    events : list of dict
+        All that happened.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self.events = list(job.events(follow=False))
+        last = self.events[-1] if self.events else {}
+        if last.get("event") != "over" or last["failure"]:
+            log = (job.folder / "controller.log").read_text()[-2000:]
+            raise JobError(str(last.get("failure") or f"the controller died: {log.strip() or 'it left no message'}"))
+        self.model: nn.Module = job._program.model
+        self.state: dict[str, Any] = {}
+        self.version = 0
+        if (job.folder / FINAL).exists():
+            with np.load(job.folder / FINAL) as columns:
+                self.state = {name: columns[name] for name in columns.files if name != "version"}
+                self.version = int(columns["version"])
+            unpack(self.state["params"], self.model)
+
+    @property
+    def digest(self) -> str:
+        """Of parameters, optimizer state and version: equal for equal training, bit by bit."""
+        import hashlib
+
+        sha = hashlib.sha256(str(self.version).encode())
+        for name in sorted(self.state):
+            sha.update(name.encode())
+            sha.update(self.state[name].tobytes())
+        return sha.hexdigest()
+
+    @property
+    def losses(self) -> list[float]:
+        """Mean loss of each step."""
+        by_version = {e["version"]: e["loss"] for e in self.events if e["event"] == "loss"}
+        return [by_version[v] for v in sorted(by_version)]
+
+
+def start(
+    model: nn.Module,
+    data: Any,
+    loss: Callable[[nn.Module, Any], Any],
+    *,
+    steps: int,
+    batch: int = 64,
+    workers: int = 2,
+    servers: int = 2,
+    shards: int = 8,
+    optimizer: str = "sgd",
+    seed: int = 0,
+    save_every: int = 0,
+    lease_s: float = 3.0,
+    devices: Sequence[str] = (),
+    folder: Path | None = None,
+    **options: Any,
+) -> Job:
+    """Start a job and return at once; see `train` for the parameters."""
+    program = Program(model, data, loss)
+    program.check()
+    Batches(len(data), batch=batch, n_shards=shards, seed=seed)
+    if steps < 1:
+        raise InputError(f"a job of {steps} steps; expected at least one.")
+    from labkit.elastic.optimizers import optimizer as by_name
+
+    by_name(optimizer, **options)
+    extents = list(layout(model).extents)
+    if servers > len(extents):
+        raise InputError(f"{servers} servers for {len(extents)} blocks of parameters; expected at most one per block.")
+    if servers < 1 or workers < 1:
+        raise InputError(f"a job with {servers} servers and {workers} workers; expected at least one of each.")
+    place = private_folder(Path(tempfile.mkdtemp(prefix="labkit-job-")) if folder is None else folder)
+    program.save(place)
+    np.save(place / FIRST, pack(model))
+    Spec(
+        extents=extents, optimizer=optimizer, options=options, batch=batch, n_shards=shards, n_steps=steps, seed=seed,
+        lease_s=lease_s, devices=tuple(devices),
+    ).save(place)  # fmt: skip
+    (place / PLAN).write_text(
+        json.dumps(asdict(Plan(servers=servers, workers=workers, save_every=save_every, parent=os.getpid())))
+    )
+    return Job(place, program, keep=folder is not None)
+
+
+def train(model: nn.Module, data: Any, loss: Callable[[nn.Module, Any], Any], **options: Any) -> Result:
+    """Train a model on parameter servers and workers in processes of their own; return it when it is done."""
+    return start(model, data, loss, **options).wait()

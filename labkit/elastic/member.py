@@ -1,0 +1,371 @@
+"""A process of a job: `python -m labkit.elastic.member FOLDER ROLE NAME`."""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from labkit.elastic.protocol import Kind
+from labkit.elastic.transport import (
+    Access,
+    Address,
+    Channel,
+    Handler,
+    Lease,
+    Listener,
+    Message,
+    Peer,
+    TransportError,
+    connect,
+)
+
+SPEC = "job.json"
+CONTROLLER = "controller.sock"
+PATIENCE_LEASES = 10
+"""Leases that a process goes on without a controller before it ends itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """What every process of a job knows.
+
+    Attributes
+    ----------
+    extents : list
+        First parameter and number of parameters of each block.
+    optimizer : str
+        Name; `options` are its own.
+    batch, n_shards, n_steps : int
+        Samples of a global batch, V, and steps of the training.
+    seed : int
+        Of the order of samples, and of whatever a model draws.
+    lease_s : float
+        From which every timeout derives.
+    scheme : str
+        Of the connections between processes: unix, shm.
+    """
+
+    extents: list[tuple[int, int]]
+    optimizer: str
+    options: dict[str, Any]
+    batch: int
+    n_shards: int
+    n_steps: int
+    seed: int = 0
+    sync: bool = True
+    lease_s: float = 3.0
+    scheme: str = "unix"
+    devices: tuple[str, ...] = ()
+
+    def save(self, folder: Path) -> None:
+        """Write it into the folder of the job."""
+        (folder / SPEC).write_text(json.dumps(asdict(self)))
+
+    @classmethod
+    def load(cls, folder: Path) -> Spec:
+        """Read it."""
+        return cls(**json.loads((folder / SPEC).read_text()))
+
+
+class FromController(Handler):
+    """What the controller says, into a queue."""
+
+    def __init__(self, take: Any) -> None:
+        self._take = take
+
+    def received(self, channel: Channel, message: Message) -> None:
+        """Pass on what the controller tells; blocks go to whoever installs them."""
+        if message.head.kind == Kind.TELL:
+            self._take(dict(message.meta))
+        elif message.head.kind == Kind.STATE:
+            self._take({"do": "install", "channel": channel, "message": message})
+
+    def closed(self, channel: Channel, reason: TransportError | None) -> None:  # noqa: ARG002
+        """Note that the controller is away."""
+        self._take({"do": "alone"})
+
+
+class Member:
+    """What servers and workers have in common: the controller, and connections to servers."""
+
+    role = ""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.folder, self.name = folder, name
+        self.spec = Spec.load(folder)
+        self.lease = Lease(self.spec.lease_s)
+        self.access = Access()
+        self.orders: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self.servers: dict[str, Channel] = {}
+        self.met = threading.Condition()
+        self.controller: Channel | None = None
+
+    def address_of(self, name: str) -> Address:
+        """Return where a process listens."""
+        return Address.parse(f"{self.spec.scheme}:{self.folder / name}.sock")
+
+    def report(self, event: str, **columns: Any) -> None:
+        """Tell the controller; what it does not hear it asks for when it is back."""
+        channel = self.controller
+        if channel is None:
+            return
+        try:
+            channel.send(Kind.REPORT, meta={"event": event, **columns})
+        except TransportError:
+            return
+
+    def hello(self) -> dict[str, Any]:
+        """Return what this process says about itself."""
+        return {"name": self.name, "role": self.role, "pid": os.getpid(), "address": str(self.address_of(self.name))}
+
+    def join(self) -> bool:
+        """Connect to the controller; False if there is none for too long."""
+        address = Address.parse(f"unix:{self.folder / CONTROLLER}")
+        until = time.monotonic() + PATIENCE_LEASES * self.lease.base_s
+        pause = threading.Event()
+        while time.monotonic() < until:
+            try:
+                self.controller = connect(
+                    address, handler=FromController(self.take), access=self.access, hello=self.hello(), lease=self.lease
+                )
+            except TransportError:
+                pause.wait(self.lease.heartbeat_s)
+            else:
+                return True
+        return False
+
+    def take(self, order: dict[str, Any]) -> None:
+        """Take an order, in the thread of the controller's connection."""
+        self.orders.put(order)
+
+    def meet(self, name: str, address: str, handler: Handler) -> None:
+        """Connect to a server before it is needed."""
+        if name not in self.servers:
+            try:
+                channel = connect(
+                    Address.parse(address), handler=handler, access=self.access, hello=self.hello(), lease=self.lease
+                )
+            except TransportError as error:
+                self.report("unmet", name=name, why=str(error)[:200])
+                return
+            with self.met:
+                self.servers[name] = channel
+                self.met.notify_all()
+        self.report("met", name=name)
+
+    def close(self) -> None:
+        """Say goodbye to everybody."""
+        for channel in (*self.servers.values(), self.controller):
+            if channel is not None:
+                channel.close()
+
+    def loop(self) -> None:
+        """Do what the controller says until it says stop, or is away for too long."""
+        while True:
+            order = self.orders.get()
+            if order["do"] == "stop":
+                return
+            if order["do"] == "alone":
+                self.controller = None
+                if not self.join():
+                    return
+                continue
+            self.do(order)
+
+    def do(self, order: Mapping[str, Any]) -> None:
+        """Carry out one order."""
+        raise NotImplementedError
+
+    def run(self) -> None:
+        """Be this process, to its end."""
+        raise NotImplementedError
+
+
+class ServerMember(Member):
+    """The process of a parameter server."""
+
+    role = "server"
+
+    def __init__(self, folder: Path, name: str) -> None:
+        from labkit.elastic.optimizers import optimizer
+        from labkit.elastic.server import Arrivals, Server
+
+        super().__init__(folder, name)
+        chosen = optimizer(self.spec.optimizer, **self.spec.options)
+        chosen.init(1)  # compiles what an update needs
+        self.server = Server(
+            name,
+            optimizer=chosen,
+            n_shards=self.spec.n_shards,
+            sync=self.spec.sync,
+            report=self.report,
+            copy=self._copy,
+        )
+
+        def welcome(peer: Peer) -> Handler:
+            return Arrivals(self.server, role=str(peer.hello.get("role")), tell=self.take)
+
+        self._arrivals = Arrivals(self.server, role="server", tell=self.take)
+        self.listener = Listener(
+            self.address_of(name), welcome=welcome, access=self.access, hello={"name": name}, lease=self.lease
+        )
+
+    def _copy(self, block: int, step: int, vectors: list[Any], card: dict[str, Any]) -> None:
+        if self.controller is not None:
+            self.controller.send(Kind.SNAPSHOT, *vectors, meta=card, block=block, step=step)
+
+    def do(self, order: Mapping[str, Any]) -> None:
+        """Carry out one order."""
+        server = self.server
+        match order["do"]:
+            case "install":
+                server.install(order["channel"], order["message"])
+            case "meet":
+                self._meet_server(order["name"], order["address"])
+            case "era":
+                server.begin_era(order["era"])
+            case "hand_over":
+                server.hand_over({int(b): name for b, name in order["moves"]}, version=order["version"])
+            case "take_back":
+                server.take_back(order["blocks"])
+            case "copy":
+                late = server.copy_at(order["version"])
+                if late:
+                    self.report("late", version=order["version"], blocks=late[:100])
+
+    def _meet_server(self, name: str, address: str) -> None:
+        self.meet(name, address, self._arrivals)
+        if name in self.servers:
+            self.server.met_server(name, self.servers[name], address)
+
+    def run(self) -> None:
+        """Serve until told to stop."""
+        if self.join():
+            self.loop()
+        self.listener.close()
+        self.close()
+
+
+class WorkerMember(Member):
+    """The process of a worker."""
+
+    role = "worker"
+
+    def __init__(self, folder: Path, name: str) -> None:
+        import torch
+
+        from labkit.elastic.flat import Flat
+        from labkit.elastic.program import Program
+        from labkit.elastic.worker import FromServers, Worker
+
+        super().__init__(folder, name)
+        torch.set_num_threads(1)
+        self.program = Program.load(folder)
+        devices = self.spec.devices or ("cpu",)
+        self.device = devices[int(name.rsplit("-", 1)[1]) % len(devices)]
+        self.worker = Worker(
+            Flat(self.program.model, device=self.device),
+            extents=[(first, n) for first, n in self.spec.extents],
+            loss_of=self._loss,
+            n_shards=self.spec.n_shards,
+            n_steps=self.spec.n_steps,
+            channel_of=self._channel,
+            report=self.report,
+        )
+        self._handler = FromServers(self.worker)
+        self._batches: tuple[int, Any] | None = None
+
+    def _channel(self, server: str) -> Channel:
+        with self.met:  # the controller names servers before it names what they have: it is a matter of milliseconds
+            if not self.met.wait_for(lambda: server in self.servers, self.lease.base_s):
+                raise TransportError(f"{server} is not connected")
+            return self.servers[server]
+
+    def _loss(self, step: int, leaf: int) -> Any:
+        """Return the loss of one logical shard; what a model draws depends on seed, step and shard alone."""
+        import torch
+
+        torch.manual_seed(hash((self.spec.seed, step, leaf)) & 0x7FFFFFFF)
+        batch = self.program.batch(self._indices(step, leaf))
+        if self.device != "cpu":
+            batch = _moved(batch, self.device)
+        return self.program.loss(self.program.model, batch)
+
+    def _indices(self, step: int, leaf: int) -> list[int]:
+        from labkit.elastic.batches import Batches
+
+        if self._batches is None:
+            spec = self.spec
+            self._batches = (
+                0,
+                Batches(len(self.program.data), batch=spec.batch, n_shards=spec.n_shards, seed=spec.seed),
+            )
+        found: list[int] = self._batches[1].indices(step, leaf)
+        return found
+
+    def take(self, order: dict[str, Any]) -> None:
+        """Pass on what concerns the steps at once."""
+        if order["do"] in ("meet", "alone"):
+            self.orders.put(order)
+        elif order["do"] == "moved":
+            self.worker.moved(order)
+        else:
+            self.worker.told(order)
+            if order["do"] == "stop":
+                self.orders.put(order)
+
+    def do(self, order: Mapping[str, Any]) -> None:
+        """Connect to a server."""
+        self.meet(order["name"], order["address"], self._handler)
+
+    def run(self) -> None:
+        """Train until told to stop."""
+        if not self.join():
+            return
+        thread = threading.Thread(target=self._attend, name="orders", daemon=True)
+        thread.start()
+        try:
+            self.worker.run()
+            self.close()
+        except Exception as error:  # the user's model: the job ends with what it said
+            self.report("failed", why=f"{type(error).__name__}: {error}"[:2000])
+            if self.controller is not None:
+                self.controller.flush(timeout_s=self.lease.base_s)
+            raise
+
+    def _attend(self) -> None:
+        self.loop()
+        self.worker.told({"do": "stop"})
+
+
+def _moved(batch: Any, device: str) -> Any:
+    """Return a batch on another device."""
+    if hasattr(batch, "to"):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, (tuple, list)):
+        return type(batch)(_moved(part, device) for part in batch)
+    return batch
+
+
+def main(arguments: list[str]) -> None:
+    """Be a process of a job."""
+    folder, role, name = arguments
+    faulthandler.register(signal.SIGUSR1)  # kill -USR1 writes into the log what every thread is doing
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides when it is over
+    kinds: dict[str, type[Member]] = {"server": ServerMember, "worker": WorkerMember}
+    kinds[role](Path(folder), name).run()
+    os._exit(0)  # all is sent and closed; what libraries do at the end of a process takes a second
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

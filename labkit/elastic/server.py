@@ -1,0 +1,375 @@
+"""A parameter server: takes gradients of the blocks that it has, answers with parameters, hands blocks over."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from labkit.elastic.protocol import Kind, at, era_and_version
+from labkit.elastic.store import Block, Pushed, Updates, Vector
+from labkit.elastic.transport import Channel, ClosedError, Handler, Head, Message, TransportError
+from labkit.elastic.tree import Node
+
+BLOCKS_OF_A_NOTICE = 400
+"""So that a notice stays small."""
+
+SPARE = 8
+"""Used buffers of one size that are kept for gradients to come."""
+
+Report = Callable[..., None]
+"""Tells the controller an event and its columns."""
+
+
+@dataclass(slots=True)
+class Slot:
+    """What a server knows of one block, whether it has it, had it, or will have it."""
+
+    number: int
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    block: Block | None = None
+    wanted: list[tuple[Channel, int]] = field(default_factory=list)
+    """Who waits for which version."""
+    sent: list[tuple[Channel, int]] = field(default_factory=list)
+    """Frames with the parameters that may not be out yet."""
+    parked: list[tuple[Channel, Message]] = field(default_factory=list)
+    """Gradients that came before the block."""
+    leaving: tuple[str, int] | None = None
+    """To whom, and from which version on."""
+    gone: dict[str, Any] | None = None
+    """The notice that tells who has it now."""
+
+
+class Server:
+    """The blocks of one server, and everything that arrives for them; its methods run in the threads of connections.
+
+    Parameters
+    ----------
+    name : str
+        Of this server.
+    optimizer : Updates
+        Makes the updates.
+    n_shards : int
+        V, logical gradients of a batch.
+    sync : bool
+        Whether a version needs all V, or each gradient makes one.
+    report : callable
+        Tells the controller an event.
+    copy : callable
+        Sends the controller a copy of a block: (block, vectors, card).
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        optimizer: Updates,
+        n_shards: int,
+        sync: bool,
+        report: Report,
+        copy: Callable[[int, int, list[Vector], dict[str, Any]], None],
+    ) -> None:
+        self.name, self.optimizer, self.n_shards, self.sync = name, optimizer, n_shards, sync
+        self.era = 0
+        self._report, self._copy = report, copy
+        self._slots: dict[int, Slot] = {}
+        self._kept: dict[int, Block] = {}  # streamed to somebody who did not say that it has them
+        self._lock = threading.Lock()
+        self._workers: set[Channel] = set()
+        self._servers: dict[str, tuple[Channel, str]] = {}
+        self._spare: dict[int, deque[Vector]] = defaultdict(lambda: deque(maxlen=SPARE))
+
+    def slot(self, number: int) -> Slot:
+        """Return what is known of a block."""
+        with self._lock:
+            return self._slots.setdefault(number, Slot(number))
+
+    # --- who is there
+
+    def met_worker(self, channel: Channel) -> None:
+        """Note a worker: it is told what moves."""
+        with self._lock:
+            self._workers.add(channel)
+
+    def met_server(self, name: str, channel: Channel, address: str) -> None:
+        """Note another server, to hand blocks over to."""
+        with self._lock:
+            self._servers[name] = (channel, address)
+
+    def lost(self, channel: Channel) -> None:
+        """Forget a peer."""
+        with self._lock:
+            self._workers.discard(channel)
+            for name in [name for name, (known, _) in self._servers.items() if known is channel]:
+                del self._servers[name]
+
+    # --- gradients in, parameters out
+
+    def buffer(self, n_bytes: int) -> Vector:
+        """Return a buffer for gradients that are about to arrive."""
+        with contextlib.suppress(IndexError):
+            return self._spare[n_bytes].pop()
+        return np.empty(n_bytes // 4, np.float32)
+
+    def push(self, channel: Channel, message: Message) -> None:
+        """Take gradients of a block."""
+        slot = self.slot(message.head.block)
+        with slot.lock:
+            era, step = era_and_version(message.head.step)
+            if era != self.era:
+                return
+            if slot.block is None:
+                self._elsewhere(slot, channel, message)
+                return
+            block = slot.block
+            if slot.sent:
+                self._keep_what_is_on_its_way(slot, block)
+            grad = np.frombuffer(message.payload, np.float32)
+            if self.sync:
+                node = Node.unpack(message.head.offset)
+                what = block.push(grad, step=step, node=node, n_shards=self.n_shards, optimizer=self.optimizer)
+            else:
+                worker, number = message.head.offset, int(message.meta["n"])
+                what = block.push_alone(grad, worker=worker, number=number, optimizer=self.optimizer)
+                self._send(slot, block, channel)
+            self._recycle(block)
+            if what is Pushed.APPLIED:
+                self._advanced(slot, block)
+            elif what is Pushed.EARLY:
+                self._report("amiss", block=slot.number, version=block.version, step=step)
+
+    def _recycle(self, block: Block) -> None:
+        while block.freed:
+            buffer = block.freed.pop()
+            self._spare[buffer.nbytes].append(buffer)
+
+    def _keep_what_is_on_its_way(self, slot: Slot, block: Block) -> None:
+        """Go on with a copy if the parameters of this version are not all sent yet."""
+        for channel, number in slot.sent:
+            try:
+                channel.flush(number, timeout_s=0)
+            except TimeoutError:
+                block.params = block.params.copy()
+                break
+            except ClosedError:
+                continue
+        slot.sent.clear()
+
+    def _elsewhere(self, slot: Slot, channel: Channel, message: Message) -> None:
+        if slot.gone is None:
+            slot.parked.append((channel, message))
+        else:
+            self._post(channel, Kind.MOVED, meta=slot.gone)
+
+    def pull(self, channel: Channel, message: Message) -> None:
+        """Send blocks at a version, or later as soon as they have it."""
+        era, version = era_and_version(message.head.step)
+        for number in message.meta["blocks"]:
+            slot = self.slot(int(number))
+            with slot.lock:
+                if era != self.era:
+                    return
+                if slot.block is None and slot.gone is not None:
+                    self._post(channel, Kind.MOVED, meta=slot.gone)
+                elif slot.block is None or slot.block.version < version:
+                    slot.wanted.append((channel, version))
+                else:
+                    self._send(slot, slot.block, channel)
+
+    def _send(self, slot: Slot, block: Block, channel: Channel) -> None:
+        number = self._post(channel, Kind.PARAMS, block.params, block=slot.number, step=at(self.era, block.version))
+        if number is not None:
+            slot.sent.append((channel, number))
+
+    def _post(self, channel: Channel, kind: Kind, *buffers: Any, **columns: Any) -> int | None:
+        try:
+            return channel.send(kind, *buffers, **columns)
+        except TransportError:
+            return None  # whoever it was is gone, and noticed elsewhere
+
+    def _advanced(self, slot: Slot, block: Block) -> None:
+        """Answer who waits for a new version, copy what is due, and let go what is to leave."""
+        waiting, slot.wanted = slot.wanted, []
+        for channel, version in waiting:
+            if version <= block.version:
+                self._send(slot, block, channel)
+            else:
+                slot.wanted.append((channel, version))
+        for version in sorted(block.due):
+            if version <= block.version:
+                block.due.discard(version)
+                self._copy(slot.number, at(self.era, block.version), [v.copy() for v in block.vectors()], block.card())
+        if slot.leaving is not None and slot.leaving[1] <= block.version:
+            self._hand_over(slot, block, slot.leaving[0])
+
+    # --- blocks that move
+
+    def install(self, channel: Channel, message: Message) -> None:
+        """Take a block over, and what came for it before."""
+        slot = self.slot(message.head.block)
+        with slot.lock:
+            era, _ = era_and_version(message.head.step)
+            known = -1 if slot.gone is None else int(slot.gone["blocks"][0][2])
+            if era != self.era or int(message.meta["moves"]) <= known:
+                channel.refuse(message, f"block {slot.number} has moved on since, or is of another era")
+                return
+            block = slot.block = Block.arrived(slot.number, message.payload, dict(message.meta))
+            slot.gone = slot.leaving = None
+            channel.reply(message)
+            self._report("owns", block=slot.number, version=block.version, moves=block.moves)
+            self._advanced(slot, block)
+            parked, slot.parked = slot.parked, []
+            for sender, held in parked:
+                self.push(sender, held)
+
+    def hand_over(self, moves: dict[int, str], *, version: int | None) -> None:
+        """Let blocks go to other servers: each at a version, or at its next one (at once if training is asynchronous).
+
+        Workers are told before they get the version from which on somebody else has the block, over the same
+        connection: they never ask the wrong one. Gradients of that version wait with the new owner for the block.
+        """
+        notices: dict[str, list[list[int]]] = defaultdict(list)
+        slots = []
+        for number, owner in moves.items():
+            slot = self.slot(number)
+            slot.lock.acquire()
+            slots.append(slot)
+            block = slot.block
+            if block is not None and slot.leaving is None:
+                from_version = (block.version + int(self.sync)) if version is None else max(version, block.version)
+                slot.leaving = owner, from_version
+                notices[owner].append([number, from_version, block.moves + 1])
+        for owner, blocks in notices.items():
+            for i in range(0, len(blocks), BLOCKS_OF_A_NOTICE):
+                self._announce(owner, blocks[i : i + BLOCKS_OF_A_NOTICE])
+        for slot in slots:
+            if slot.block is not None and slot.leaving is not None and slot.leaving[1] <= slot.block.version:
+                self._hand_over(slot, slot.block, slot.leaving[0])
+            slot.lock.release()
+
+    def _announce(self, owner: str, blocks: list[list[int]]) -> None:
+        with self._lock:
+            workers = list(self._workers)
+            address = self._servers[owner][1] if owner in self._servers else ""
+        for channel in workers:
+            self._post(channel, Kind.MOVED, meta={"owner": owner, "address": address, "blocks": blocks})
+
+    def _hand_over(self, slot: Slot, block: Block, owner: str) -> None:
+        """Stream a block to its new owner, and keep it until that one has it."""
+        channel, address = self._servers.get(owner, (None, ""))
+        slot.block, slot.leaving = None, None
+        card = {**block.card(), "moves": block.moves + 1}
+        slot.gone = {"owner": owner, "address": address, "blocks": [[slot.number, block.version, block.moves + 1]]}
+        for waiting, _ in slot.wanted:
+            self._post(waiting, Kind.MOVED, meta=slot.gone)
+        slot.wanted.clear()
+        began = time.perf_counter()
+
+        def settled(failure: BaseException | None) -> None:
+            if failure is None:
+                spent = time.perf_counter() - began
+                self._report("handed_over", block=slot.number, version=block.version, owner=owner, seconds=spent)
+            else:
+                with slot.lock:
+                    self._kept[slot.number] = block
+                self._report("unsure", block=slot.number, version=block.version, owner=owner, why=str(failure)[:200])
+
+        if channel is None:
+            settled(TransportError(f"{owner} is not connected"))
+            return
+        try:
+            reply = channel.request(
+                Kind.STATE, *block.vectors(), meta=card, block=slot.number, step=at(self.era, block.version)
+            )
+        except TransportError as error:
+            settled(error)
+            return
+        reply.add_done_callback(lambda done: settled(done.exception()))
+
+    def take_back(self, numbers: Iterable[int]) -> None:
+        """Own blocks again that their new owner never had; the controller has made sure of that."""
+        for number in numbers:
+            slot = self.slot(number)
+            with slot.lock:
+                block = self._kept.pop(number, None)
+                if block is None or slot.block is not None:
+                    continue
+                block.moves += 2
+                slot.block, slot.gone = block, None
+                self._announce(self.name, [[number, block.version, block.moves]])
+                self._report("owns", block=number, version=block.version, moves=block.moves)
+                self._advanced(slot, block)
+
+    # --- eras, copies
+
+    def begin_era(self, era: int) -> None:
+        """Forget every block: training goes back to a checkpoint, whose blocks will come."""
+        with self._lock:
+            self.era = era
+            slots, self._slots = list(self._slots.values()), {}
+            self._kept.clear()
+        for slot in slots:
+            with slot.lock:
+                slot.block = None
+                slot.gone = {"owner": "", "address": "", "blocks": [[slot.number, 0, 1 << 30]]}
+
+    def copy_at(self, version: int) -> list[int]:
+        """Promise a copy of every block at a version; return the blocks that are past it already."""
+        late = []
+        with self._lock:
+            slots = list(self._slots.values())
+        for slot in slots:
+            with slot.lock:
+                block = slot.block
+                if block is None:
+                    continue
+                if block.version > version:
+                    late.append(slot.number)
+                else:
+                    block.due.add(version)
+                    self._advanced(slot, block)
+        return late
+
+    def owned(self) -> list[list[int]]:
+        """Return (block, version, moves) of every block that is here."""
+        with self._lock:
+            slots = list(self._slots.values())
+        return [[s.number, s.block.version, s.block.moves] for s in slots if s.block is not None]
+
+
+class Arrivals(Handler):
+    """What arrives at a server from one peer."""
+
+    def __init__(self, server: Server, *, role: str, tell: Callable[[dict[str, Any]], None]) -> None:
+        self._server, self._role, self._tell = server, role, tell
+
+    def opened(self, channel: Channel) -> None:
+        """Note a worker."""
+        if self._role == "worker":
+            self._server.met_worker(channel)
+
+    def place(self, head: Head) -> Vector | None:
+        """Return where gradients go."""
+        return self._server.buffer(head.payload_bytes) if head.kind == Kind.PUSH else None
+
+    def received(self, channel: Channel, message: Message) -> None:
+        """Take a message."""
+        kind = message.head.kind
+        if kind == Kind.PUSH:
+            self._server.push(channel, message)
+        elif kind == Kind.PULL:
+            self._server.pull(channel, message)
+        elif kind == Kind.STATE:
+            self._server.install(channel, message)
+        elif kind == Kind.TELL:
+            self._tell(dict(message.meta))
+
+    def closed(self, channel: Channel, reason: TransportError | None) -> None:  # noqa: ARG002
+        """Forget a worker."""
+        self._server.lost(channel)

@@ -1,0 +1,118 @@
+"""The order in which V logical gradients are summed: a fixed tree, so that the sum never depends on who summed what.
+
+Floating-point addition is not associative: (a + b) + c and a + (b + c) may differ in the last bit. Every batch is cut
+into V logical shards, the leaves of one binary tree; a worker sums what it has of whole subtrees, a server the rest.
+Whoever computes which leaves, the additions are the same.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from itertools import pairwise
+from typing import NamedTuple
+
+from labkit.core.errors import InputError
+
+MOST_SHARDS = 1 << 15
+"""Logical shards of a batch; first and last leaf of a node travel in 16 bits each."""
+
+
+class Node(NamedTuple):
+    """The sum of the leaves from `first` to before `last`.
+
+    >>> Node.unpack(Node(3, 8).pack())
+    Node(first=3, last=8)
+    """
+
+    first: int
+    last: int
+
+    def pack(self) -> int:
+        """Return the node as one number of 32 bits."""
+        return self.first << 16 | self.last
+
+    @classmethod
+    def unpack(cls, number: int) -> Node:
+        """Return the node of a number."""
+        return cls(number >> 16, number & 0xFFFF)
+
+    @property
+    def size(self) -> int:
+        """How many leaves it sums."""
+        return self.last - self.first
+
+
+def halves(node: Node) -> tuple[Node, Node]:
+    """Return the two children of a node: the left one takes the largest power of two that leaves something.
+
+    >>> halves(Node(0, 8)), halves(Node(0, 5))
+    ((Node(first=0, last=4), Node(first=4, last=8)), (Node(first=0, last=4), Node(first=4, last=5)))
+    """
+    middle = node.first + (1 << ((node.size - 1).bit_length() - 1))
+    return Node(node.first, middle), Node(middle, node.last)
+
+
+@lru_cache(maxsize=64)
+def parents(n_shards: int) -> dict[Node, tuple[Node, Node]]:
+    """Return parent and sibling of every node but the root.
+
+    Raises
+    ------
+    InputError
+        If the number of leaves is not 1 to 32,768.
+    """
+    if not 1 <= n_shards <= MOST_SHARDS:
+        raise InputError(f"a batch of {n_shards} logical shards; expected 1 to {MOST_SHARDS}.")
+    found: dict[Node, tuple[Node, Node]] = {}
+    todo = [Node(0, n_shards)]
+    while todo:
+        node = todo.pop()
+        if node.size > 1:
+            left, right = halves(node)
+            found[left], found[right] = (node, right), (node, left)
+            todo += [left, right]
+    return found
+
+
+def cover(first: int, last: int, *, n_shards: int) -> list[Node]:
+    """Return the fewest nodes of the tree that together sum the leaves from `first` to before `last`, in order.
+
+    >>> [tuple(node) for node in cover(3, 8, n_shards=8)]
+    [(3, 4), (4, 8)]
+    """
+    if first >= last:
+        return []
+    nodes: list[Node] = []
+    todo = [Node(0, n_shards)]
+    while todo:
+        node = todo.pop()
+        if first <= node.first and node.last <= last:
+            nodes.append(node)
+        elif node.first < last and first < node.last:
+            left, right = halves(node)
+            todo += [right, left]
+    return nodes
+
+
+def deal(n_shards: int, speeds: list[float]) -> list[tuple[int, int]]:
+    """Return a range of leaves (first, last) for each worker, as long as it is fast; every leaf once.
+
+    Parameters
+    ----------
+    n_shards : int
+        Leaves, V.
+    speeds : list of float
+        > 0, of each worker; only their ratios matter.
+
+    Examples
+    --------
+    >>> deal(8, [1.0, 1.0, 2.0])
+    [(0, 2), (2, 4), (4, 8)]
+    """
+    if not speeds or not all(0 < speed < float("inf") for speed in speeds):
+        raise InputError(f"speeds of workers are {speeds}; expected at least one, all of them above 0.")
+    total, cuts, so_far = sum(speeds), [0], 0.0
+    for speed in speeds:
+        so_far += speed
+        cuts.append(round(n_shards * so_far / total))
+    return list(pairwise(cuts))

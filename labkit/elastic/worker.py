@@ -1,0 +1,324 @@
+"""A worker: computes gradients of its logical shards, pushes them block by block, and waits for the next version."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from labkit.elastic.flat import Flat, Vector
+from labkit.elastic.protocol import Kind, at, era_and_version
+from labkit.elastic.transport import Channel, Handler, Head, Message, TransportError
+from labkit.elastic.tree import Node, cover, halves
+
+Extent = tuple[int, int]
+"""First number of a block in the flat vector, and how many."""
+
+
+class Halted(Exception):  # noqa: N818 - not a failure: training goes on elsewhere
+    """What is under way is of no use any more: training goes back to a checkpoint, or ends."""
+
+
+@dataclass(slots=True)
+class Orders:
+    """What a worker was told last; guarded by the worker's condition."""
+
+    era: int = 0
+    start: int | None = None
+    """Version with which the era begins."""
+    leaves: Extent = (0, 0)
+    """Its logical shards, from first to before last."""
+    dealt: bool = False
+    """Whether they have just been dealt anew."""
+    hold_at: int | None = None
+    """Version at which to stand still until told to go on."""
+    stop: bool = False
+    afresh: bool = False
+    """Whether what is under way is of no use any more."""
+    owner: dict[int, str] = field(default_factory=dict)
+    moves: dict[int, int] = field(default_factory=dict)
+    coming: dict[int, tuple[int, str]] = field(default_factory=dict)
+    """From which version on a block has another owner."""
+    moved: set[int] = field(default_factory=set)
+    """Blocks that have a new owner, which has not been asked yet."""
+
+
+class Worker:
+    """The training loop of one worker in synchronous mode.
+
+    Parameters
+    ----------
+    flat : Flat
+        The model.
+    extents : sequence
+        Of each block.
+    loss_of : callable
+        Tensor of the loss of logical shard `leaf` at step `step`: (step, leaf).
+    n_shards : int
+        V.
+    n_steps : int
+        Of the whole training.
+    channel_of : callable
+        Connection to a server by name; raises TransportError where there is none.
+    report : callable
+        Tells the controller an event and its columns.
+    """
+
+    def __init__(
+        self,
+        flat: Flat,
+        *,
+        extents: Sequence[Extent],
+        loss_of: Callable[[int, int], Any],
+        n_shards: int,
+        n_steps: int,
+        channel_of: Callable[[str], Channel],
+        report: Callable[..., None],
+    ) -> None:
+        self.flat, self.extents, self.n_shards, self.n_steps = flat, extents, n_shards, n_steps
+        self._loss_of, self._channel_of, self._report = loss_of, channel_of, report
+        self._changed = threading.Condition()
+        self._orders = Orders()
+        self._wanted = -1
+        self._missing: set[int] = set()
+        self._sums: dict[Node, Vector] = {}
+        self._out: dict[Channel, int] = {}
+        self._losses: dict[int, float] = {}
+
+    # --- what arrives, in the threads of connections
+
+    def place(self, head: Head) -> Vector | None:
+        """Return where the parameters of a block go: into the version that is waited for."""
+        era, version = era_and_version(head.step)
+        if era != self._orders.era or version != self._wanted or head.block not in self._missing:
+            return None
+        first, n = self.extents[head.block]
+        return self.flat.versions[version % 2][first : first + n]
+
+    def params(self, message: Message) -> None:
+        """Note that a block is there."""
+        era, version = era_and_version(message.head.step)
+        with self._changed:
+            if era == self._orders.era and version == self._wanted:
+                self._missing.discard(message.head.block)
+            elif era == self._orders.era and version > self._wanted and message.head.block in self._missing:
+                self._orders.start, self._orders.afresh = version + 1, True  # the others went on: catch up with them
+            if not self._missing or self._orders.afresh:
+                self._changed.notify_all()
+
+    def moved(self, meta: dict[str, Any]) -> None:
+        """Note new owners of blocks."""
+        with self._changed:
+            for block, version, moves in meta["blocks"]:
+                if moves > self._orders.moves.get(block, -1) and meta["owner"]:
+                    self._orders.moves[block], self._orders.coming[block] = moves, (version, meta["owner"])
+            self._orders.moved |= self._turned(self._wanted - 1)
+            self._changed.notify_all()
+
+    def _turned(self, version: int) -> set[int]:
+        """Turn to the owners that blocks have from now on; return the blocks."""
+        orders = self._orders
+        turned = {block for block, (first, _) in orders.coming.items() if first <= version}
+        for block in turned:
+            orders.owner[block] = orders.coming.pop(block)[1]
+        return turned
+
+    def told(self, meta: dict[str, Any]) -> None:
+        """Take an order of the controller."""
+        with self._changed:
+            orders, do = self._orders, meta["do"]
+            if do == "begin":
+                first, last = meta["leaves"]
+                self._orders = Orders(era=meta["era"], start=meta["version"], leaves=(first, last), afresh=True)
+                for block, owner, moves in meta["map"]:
+                    self._orders.owner[block], self._orders.moves[block] = owner, moves
+            elif do == "deal":
+                first, last = meta["leaves"]
+                orders.leaves, orders.dealt = (first, last), True
+            elif do == "hold":
+                orders.hold_at = meta["version"]
+            elif do == "go_on":
+                orders.hold_at = None
+            elif do == "halt":
+                orders.era, orders.start, orders.afresh = meta["era"], None, True
+            elif do == "stop":
+                orders.stop = True
+            self._changed.notify_all()
+
+    # --- the loop
+
+    def run(self) -> None:
+        """Train until all steps are done or the controller says stop."""
+        version = None
+        while not self._orders.stop:
+            try:
+                version = self._begin() if version is None else self._step(version)
+            except Halted:
+                version = None
+            if version == self.n_steps:
+                self._report("done", version=version)
+                version = None
+
+    def _begin(self) -> int:
+        """Fetch the version with which to begin, once the controller has named it."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._orders.stop or self._orders.start is not None)
+            orders = self._orders
+            if orders.stop or orders.start is None:
+                raise Halted
+            version, orders.start, orders.afresh = orders.start, None, False
+        self._want(version)
+        self._wait_for_version()
+        self._report("ready", version=version)
+        return version
+
+    def _step(self, version: int) -> int:
+        """Do one step; return the next version."""
+        self._hold(version)
+        began = time.perf_counter()
+        self._want(version + 1)
+        self.flat.use(version)
+        self._compute(version)
+        computed = time.perf_counter()
+        self._wait_for_version(computing=version)
+        self._finish_step(version, began, computed)
+        return version + 1
+
+    def _hold(self, version: int) -> None:
+        """Stand still where the controller wants it."""
+        orders = self._orders
+        if orders.hold_at is None or version < orders.hold_at:
+            return
+        began = time.perf_counter()
+        self._report("holds", version=version)
+        with self._changed:
+            self._changed.wait_for(self._may_go_on)
+        self._report("held", version=version, seconds=time.perf_counter() - began)
+
+    def _may_go_on(self) -> bool:
+        orders = self._orders
+        return orders.hold_at is None or orders.stop or orders.afresh
+
+    def _want(self, version: int) -> None:
+        """Ask for a version of all blocks."""
+        with self._changed:
+            self._check()
+            self._wanted, self._missing = version, set(range(len(self.extents)))
+            self._turned(version - 1)
+            self._orders.moved.clear()
+        self._ask(range(len(self.extents)), version)
+
+    def _ask(self, blocks: Sequence[int], version: int) -> None:
+        by_owner: dict[str, list[int]] = defaultdict(list)
+        for block in blocks:
+            by_owner[self._orders.owner[block]].append(block)
+        for owner, numbers in by_owner.items():
+            self._send(owner, Kind.PULL, step=at(self._orders.era, version), meta={"blocks": numbers})
+
+    def _send(self, owner: str, kind: Kind, *buffers: Any, **columns: Any) -> None:
+        """Send to a server; where that fails, its blocks will have another owner or training goes back."""
+        try:
+            channel = self._channel_of(owner)
+            self._out[channel] = channel.send(kind, *buffers, **columns)
+        except TransportError:
+            return
+
+    def _compute(self, version: int) -> None:
+        """Compute and push the logical shards that it has, as far as they are not computed yet."""
+        first, last = self._orders.leaves
+        done = list(self._sums)
+        for node in cover(first, last, n_shards=self.n_shards):
+            if not any(known.first <= node.first and node.last <= known.last for known in done):
+                self._sums[node] = self._sum(node, version)
+                self._push(node, range(len(self.extents)), version)
+
+    def _sum(self, node: Node, version: int) -> Vector:
+        """Return the sum of the gradients of a node's leaves, in the order of the tree."""
+        if node.size == 1:
+            self._check()
+            gradient = self.flat.borrow()
+            loss = self._loss_of(version, node.first)
+            self.flat.gradient(loss, gradient)
+            self._losses[node.first] = float(loss.detach())
+            return gradient
+        left, right = (self._sum(half, version) for half in halves(node))
+        np.add(left, right, out=left)
+        self.flat.give_back([right])
+        return left
+
+    def _push(self, node: Node, blocks: Sequence[int], version: int) -> None:
+        vector, step = self._sums[node], at(self._orders.era, version)
+        for block in blocks:
+            first, n = self.extents[block]
+            owner = self._orders.owner[block]
+            self._send(owner, Kind.PUSH, vector[first : first + n], block=block, offset=node.pack(), step=step)
+
+    def _check(self) -> None:
+        """Raise where what is under way is of no use any more."""
+        if self._orders.stop or self._orders.afresh:
+            self._drop()
+            raise Halted
+
+    def _drop(self) -> None:
+        self._settle()
+        self.flat.give_back(list(self._sums.values()))
+        self._sums.clear()
+        self._losses.clear()
+
+    def _wait_for_version(self, *, computing: int | None = None) -> None:
+        """Wait until all blocks are there; meanwhile do what a new dealing or a new owner asks for."""
+        while self._missing:
+            with self._changed:
+                self._changed.wait_for(self._news)
+                self._check()
+                orders = self._orders
+                moved, orders.moved, orders.dealt = sorted(orders.moved & self._missing), set(), False
+            if moved:
+                self._ask(moved, self._wanted)
+                for node in list(self._sums):
+                    self._push(node, moved, self._wanted - 1)
+            if computing is not None and self._missing:
+                self._compute(computing)
+
+    def _news(self) -> bool:
+        orders = self._orders
+        return bool(orders.stop or orders.afresh or not self._missing or orders.moved or orders.dealt)
+
+    def _settle(self) -> None:
+        """Wait until the gradients are out of this process's hands."""
+        for channel, number in self._out.items():
+            try:
+                channel.flush(number)
+            except TransportError:
+                continue
+        self._out.clear()
+
+    def _finish_step(self, version: int, began: float, computed: float) -> None:
+        self._settle()
+        losses = [[leaf, loss] for leaf, loss in sorted(self._losses.items())]
+        self._drop()
+        now = time.perf_counter()
+        self._report("stepped", version=version, losses=losses, compute_s=computed - began, wait_s=now - computed)
+
+
+class FromServers(Handler):
+    """What arrives at a worker from one server."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    def place(self, head: Head) -> Vector | None:
+        """Return where parameters go."""
+        return self._worker.place(head) if head.kind == Kind.PARAMS else None
+
+    def received(self, channel: Channel, message: Message) -> None:  # noqa: ARG002
+        """Take a message."""
+        if message.head.kind == Kind.PARAMS:
+            self._worker.params(message)
+        elif message.head.kind == Kind.MOVED:
+            self._worker.moved(dict(message.meta))
