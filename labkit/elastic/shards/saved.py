@@ -113,6 +113,9 @@ def replayed(records: Iterable[Record]) -> Book:
 
 
 def _read(state: Mapping[str, Any]) -> Book:
+    for name in ("generation", "n_tokens", "n_records", "epoch", "cursor"):
+        if not isinstance(state[name], int) or state[name] < 0:
+            raise JournalError(f"a saved shard queue has {name} {state[name]!r}; expected a whole number from 0.")
     leases = [_lease(row) for row in state["held"]]
     todo = [_piece(row) for row in state["todo"]]
     return Book(

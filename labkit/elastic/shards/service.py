@@ -203,10 +203,7 @@ class ShardService(View):
         InputError
             If the worker is neither a number nor a name, or the speed is not a number above 0.
         """
-        if speed is not None and not 0 < speed < float("inf"):
-            raise InputError(
-                f"worker {worker} says that it does {speed} samples per second; expected a number above 0."
-            )
+        _check_worker(worker, speed)
         self.expire(now_s=now_s)
         if (error := self.poison) is not None:
             raise error
