@@ -19,13 +19,15 @@ METHODS = {"choose": 0, "dual": 1, "primal": 4}
 FEASIBLE = 1e-9
 """By how much a solution may miss a limit, and a reduced cost its sign."""
 
-AS_IT_STANDS = {
-    "presolve": "off",
-    "simplex_strategy": 1,
+PATIENCE, MORE_PATIENCE = 1, 20
+"""Simplex steps for each row and column, in a first attempt and in others; the primal method may go round in circles."""
+
+FRESH = {"presolve": "off", "simplex_strategy": METHODS["dual"]}
+AS_IT_STANDS = FRESH | {
     "dual_simplex_cost_perturbation_multiplier": 0.0,
     "primal_simplex_bound_perturbation_multiplier": 0.0,
 }
-"""Options of a second attempt."""
+"""Options of a second and a third attempt, from nothing; the last has a status that is sure, and proved."""
 
 NEVER_BINDS = 1e-7
 """A price that is smaller is rounding, where there is no limit on that side."""
@@ -204,11 +206,12 @@ class LinearProgram:
         """
         if method not in METHODS:
             raise unknown("simplex method", method, METHODS)
-        self._highs.setOptionValue("simplex_strategy", METHODS[method])
-        self._highs.run()
-        status, kinds = self._highs.getModelStatus(), self._kit.HighsModelStatus
+        kinds = self._kit.HighsModelStatus
+        status = self._attempt({"simplex_strategy": METHODS[method]}, PATIENCE)
+        if status == kinds.kIterationLimit:
+            status = self._attempt(FRESH, MORE_PATIENCE, anew=True)
         if status not in (kinds.kOptimal, kinds.kModelEmpty):
-            status = self._once_more(status)
+            status = self._attempt(AS_IT_STANDS, MORE_PATIENCE, anew=True)
         if status == kinds.kInfeasible:
             raise self._infeasible()
         if status == kinds.kUnbounded:
@@ -220,16 +223,17 @@ class LinearProgram:
             )
         return self._solution()
 
-    def _once_more(self, status: Any) -> Any:
-        """Solve from nothing and as it stands, without presolve and perturbation: the status is sure, and proved."""
-        self._highs.clearSolver()
-        for name, value in AS_IT_STANDS.items():
+    def _attempt(self, options: dict[str, Any], patience: int, *, anew: bool = False) -> Any:
+        """Solve with some options, from the last basis or from nothing, and return the status."""
+        steps = min(patience * (1000 + self.n_rows + self.n_columns), 2**31 - 1)
+        if anew:
+            self._highs.clearSolver()
+        for name, value in {**options, "simplex_iteration_limit": steps}.items():
             self._highs.setOptionValue(name, value)
         self._highs.run()
-        for name in AS_IT_STANDS:
+        for name in options:
             self._highs.setOptionValue(name, self._defaults[name])
-        found = self._highs.getModelStatus()
-        return found if found != self._kit.HighsModelStatus.kNotset else status
+        return self._highs.getModelStatus()
 
     def _solution(self) -> Solution:
         found = self._highs.getSolution()

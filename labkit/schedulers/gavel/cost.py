@@ -41,6 +41,7 @@ class Cost:
     objective: str = "ratio"
 
     aware = True
+    fill = False  # a GPU that is given away costs money
 
     def __post_init__(self) -> None:
         check_choice("objective", self.objective, OBJECTIVES)

@@ -59,8 +59,9 @@ class Gavel:
         Reference jobs of the estimate, drawn among the jobs; None: one of each kind.
     placement : bool
         Tell gangs on as few machines as possible from gangs that are spread.
-    fill : bool
-        Give away what nobody is owed; False leaves it idle.
+    fill : bool or None
+        Give away what nobody is owed; False leaves it idle. None: as the policy has it, which is to give it away,
+        except where GPUs cost money.
     stay : float
         Rounds by which another job must be more overdue than one that runs to take its place (fewer moves), and that
         a job may be kept off where it should run while another gains more there.
@@ -88,7 +89,7 @@ class Gavel:
     estimate: float | None = None
     n_references: int | None = None
     placement: bool = False
-    fill: bool = True
+    fill: bool | None = None
     stay: float = 4.0
     patience: float = 8.0
     published: bool = False

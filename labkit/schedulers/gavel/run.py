@@ -74,6 +74,7 @@ class Run:
         self._relaxed: list[int] = []
         self._told: set[int] = set()
         self._adopt(snapshot)
+        self.fill = getattr(options.policy, "fill", True) if options.fill is None else options.fill
         self.rounds = options.published and PublishedRounds(
             n, device_types=cluster.device_types, round_s=options.round_s,
             recompute_s=PUBLISHED_RECOMPUTE_S if options.recompute_s is None else options.recompute_s,
@@ -202,7 +203,7 @@ class Run:
             weight=columns.weight,
             entity=columns.user,
             age_s=snapshot.now_s - columns.arrival_s,
-            steps_left=columns.remaining_steps,
+            steps_left=np.maximum(columns.total_steps - columns.steps, 0.0),
             isolated_s=self.isolated_s[jobs],
             slo_left_s=table.slo_s[jobs] - (snapshot.now_s - columns.arrival_s),
             price=self.price,
@@ -228,7 +229,7 @@ class Run:
         if over:
             self.round_end_s = options.round_s * (np.floor(now_s / options.round_s + 1e-9) + 1)
         return choose(
-            jobs, over, options.fill, options.round_s, options.stay, self.share, self.lag_s, self.pairs,
+            jobs, over, self.fill, options.round_s, options.stay, self.share, self.lag_s, self.pairs,
             self.pair_share, self.pair_lag_s, self.speed, self.worth, self.n_gpus, self.use, self.capacity,
             self.column, self.partner,
         )  # fmt: skip

@@ -34,6 +34,7 @@ class Slo:
     all_or_none: bool = False
 
     aware = True
+    fill = False  # a GPU that is given away costs money
 
     def __post_init__(self) -> None:
         check_choice("objective", self.objective, OBJECTIVES)
