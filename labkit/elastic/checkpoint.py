@@ -145,6 +145,8 @@ class Checkpoints:
         ------
         OtherModelError
             If the folder has checkpoints of another model or optimizer.
+        CheckpointError
+            If it has a good one of a later step: this training did not start from it, and one of both would be lost.
         WriteError
             If the folder cannot be made or written.
         """
@@ -152,6 +154,11 @@ class Checkpoints:
             raise InputError(f"a checkpoint of step {step}; expected 0 or more.")
         for known in self.steps():
             self._compatible(known)
+            if known > step and self.is_good(known):
+                raise CheckpointError(
+                    f"there is a good {name_of(known)} in {self.folder}, later than {name_of(step)}: go on from there, "
+                    "or give another folder."
+                )
         try:
             if not self.folder.exists():
                 self.folder.mkdir(mode=0o700, parents=True)

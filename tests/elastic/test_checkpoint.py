@@ -350,6 +350,16 @@ def test_saving_the_same_again_changes_nothing_and_something_else_is_refused(tmp
     assert names(tmp_path) == ["step-000001"]
 
 
+def test_a_training_that_begins_afresh_in_the_folder_of_another_is_told_at_once(tmp_path):
+    save(tmp_path, 5)
+    with pytest.raises(CheckpointError, match=r"a good step-000005 in .*, later than step-000001: go on from there"):
+        save(tmp_path, 1)
+    assert names(tmp_path) == ["step-000005"]
+    flipped(tmp_path / "step-000005" / "ps-0.blocks")
+    save(tmp_path, 1)
+    assert checkpoints(tmp_path).newest().step == 1
+
+
 # --- somebody else's
 
 
