@@ -20,7 +20,7 @@ FEASIBLE = 1e-9
 """By how much a solution may miss a limit, and a reduced cost its sign."""
 
 PATIENCE, MORE_PATIENCE = 1, 20
-"""Simplex steps for each row and column, in a first attempt and in others; the primal method may go round in circles."""
+"""Simplex steps for each row and column, first and in further attempts: the primal method may go round in circles."""
 
 FRESH = {"presolve": "off", "simplex_strategy": METHODS["dual"]}
 AS_IT_STANDS = FRESH | {
@@ -211,7 +211,8 @@ class LinearProgram:
         if status == kinds.kIterationLimit:
             status = self._attempt(FRESH, MORE_PATIENCE, anew=True)
         if status not in (kinds.kOptimal, kinds.kModelEmpty):
-            status = self._attempt(AS_IT_STANDS, MORE_PATIENCE, anew=True)
+            last = self._attempt(AS_IT_STANDS, MORE_PATIENCE, anew=True)
+            status = status if last == kinds.kNotset else last
         if status == kinds.kInfeasible:
             raise self._infeasible()
         if status == kinds.kUnbounded:
