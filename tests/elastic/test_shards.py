@@ -30,16 +30,17 @@ from labkit.elastic.shards import (
     order,
     prove,
 )
+from labkit.elastic.shards.sizes import n_minibatches
 
 
-def drain(service: ShardService, *, workers: int = 1, now_s: float = 0.0) -> list[Lease]:
+def drain(service: ShardService, *, workers: int = 1, now_s: float = 0.0, speed: float | None = None) -> list[Lease]:
     """Let workers take turns until all is done, and return the leases in order."""
     leases: list[Lease] = []
     turns = iter(range(3 * service.plan.n_samples * service.plan.epochs + 10))
     while not service.over:
         assert next(turns, None) is not None, f"never ends: {service.state()}"
         for worker in range(workers):
-            if (lease := service.lease(worker, now_s=now_s)) is not None:
+            if (lease := service.lease(worker, now_s=now_s, speed=speed)) is not None:
                 leases.append(lease)
                 assert service.commit(lease.token, now_s=now_s) is Fate.COMMITTED
     return leases
@@ -209,6 +210,11 @@ def test_what_came_back_counts_as_work_that_waits_near_the_end_of_an_epoch():
         pass
     service.leave("a")
     assert service.lease("b", now_s=0.0, speed=1e6).size == 3200 / 2
+
+
+def test_a_worker_of_unknown_speed_counts_as_the_mean_of_the_others():
+    told = {"speed": 640.0, "waiting": 50 * 32, "base_shard": 32, "target_s": 3.0, "most": 64}
+    assert n_minibatches(others=[160.0, None], **told) == 14  # half of 50 * 640 / (640 + 160 + 400)
 
 
 def test_who_left_or_let_a_lease_expire_has_no_share_of_what_waits():
@@ -547,6 +553,7 @@ def test_the_record_comes_first_and_a_journal_that_cannot_write_changes_nothing(
 def test_going_back_to_a_checkpoint_takes_commits_back_and_fences_all_older_tokens():
     """Matrix C3: model and queue of one version; tokens given after the checkpoint are given again by nobody."""
     service = ShardService(320, base_shard=32)
+    service.leave(service.lease("left", now_s=0.0).worker)
     early = service.lease("a", now_s=0.0)
     saved = through_json(service.state())
     late = service.lease("b", now_s=0.0)
@@ -597,6 +604,14 @@ def test_saved_states_that_were_cut_changed_or_belong_elsewhere_are_refused():
     for nothing in (None, 3, [], "{}"):
         with pytest.raises(JournalError, match="not a saved shard queue"):
             ShardService.from_state(nothing)
+
+
+def test_a_clock_that_starts_from_zero_ends_leases_of_the_old_one_in_time():
+    service = ShardService(96, base_shard=32, lease_s=3.0)
+    lease = service.lease("a", now_s=1000.0)
+    service.resume(now_s=0.0)
+    assert service.expire(now_s=3.0) == ()
+    assert [each.token for each in service.expire(now_s=3.1)] == [lease.token]
 
 
 def test_after_a_restart_leases_run_anew_and_no_speed_is_measured_across_the_gap():
@@ -948,7 +963,8 @@ class Interleaving(RuleBasedStateMachine):
         if self.service.plan.poison == "stop":
             self.service.retry()
         twin = ShardService.from_state(through_json(self.service.state()))
-        assert drain(twin, now_s=self.now_s) == drain(self.service, now_s=self.now_s)
+        ends = [drain(each, now_s=self.now_s, workers=2, speed=100.0) for each in (twin, self.service)]
+        assert ends[0] == ends[1]
         self.service.prove()
         aside = sum(piece.end - piece.start for piece in self.service.set_aside)
         assert self.service.n_committed == self.count.size - aside
