@@ -12,17 +12,16 @@ import sys
 import threading
 import time
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from labkit.core.errors import InputError
+from labkit.core.errors import InputError, LabkitError
 from labkit.elastic import controller as machine
 from labkit.elastic.member import CONTROLLER, Spec
 from labkit.elastic.protocol import Kind, at, era_and_version
+from labkit.elastic.store import Block
 from labkit.elastic.transport import (
     Access,
     Address,
@@ -35,10 +34,7 @@ from labkit.elastic.transport import (
     TransportError,
 )
 
-FIRST, PLAN, EVENTS, FINAL = "first.npy", "plan.json", "events.jsonl", "final.npz"
-Vector = NDArray[np.float32]
-State = dict[int, tuple[list[Vector], dict[str, Any]]]
-"""Vectors and card of each block."""
+PLAN, EVENTS = "plan.json", "events.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +93,9 @@ class Control:
         self.channels: dict[str, Channel] = {}
         self.clients: dict[str, Channel] = {}
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self.newest: tuple[int, State] = (0, self._first_state())
-        self.copies: dict[int, State] = {}
+        self.checkpoints = self.spec.checkpoints(folder)
+        self.writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
+        self.copies: dict[int, dict[int, Block]] = {}
         self.events = (folder / EVENTS).open("a", buffering=1)
         self.losses: dict[int, dict[int, float]] = {}
         self.over: str | None = None
@@ -118,20 +115,6 @@ class Control:
             lease=self.lease,
         )
 
-    def _first_state(self) -> State:
-        """Return the blocks of the model as it was given, with an optimizer that remembers nothing yet."""
-        from labkit.elastic.optimizers import optimizer
-
-        vector = np.load(self.folder / FIRST)
-        chosen = optimizer(self.spec.optimizer, **self.spec.options)
-        names = list(chosen.state_names)
-        memory = {n: chosen.init(n) for n in {n for _, n in self.spec.extents}}
-        card = {"version": 0, "moves": 0, "due": [], "names": names, "seen": []}
-        return {
-            block: ([vector[first : first + n], *(memory[n][name] for name in names)], card)
-            for block, (first, n) in enumerate(self.spec.extents)
-        }
-
     def _welcome(self, peer: Peer) -> Handler:
         name = str(peer.hello.get("name", ""))
         return _Joining(name, str(peer.hello.get("role", "")), str(peer.hello.get("address", "")), self.inbox)
@@ -148,6 +131,7 @@ class Control:
             getattr(self, f"_{item[0]}")(*item[1:])
         self._write(now(), "over", {"failure": self.over})
         self.listener.close()
+        self.writer.shutdown()
         self.events.close()
 
     def _watch(self, parent: int) -> None:
@@ -185,27 +169,30 @@ class Control:
         era, version = era_and_version(message.head.step)
         if era != self.machine.era:
             return
-        card = dict(message.meta)
-        rows = np.frombuffer(message.payload, np.float32).reshape(1 + len(card["names"]), -1)
         state = self.copies.setdefault(version, {})
-        state[message.head.block] = list(rows), card
+        state[message.head.block] = Block.arrived(message.head.block, message.payload, dict(message.meta))
         if len(state) == len(self.spec.extents):
-            self.newest = version, self.copies.pop(version)
-            for old in [v for v in self.copies if v < version]:
+            for old in [v for v in self.copies if v <= version]:
                 del self.copies[old]
-            if version == self.spec.n_steps:
-                self._write_final()
-            self._carry_out(self.machine.saved_at(version))
+            self.writer.submit(self._save, version, state)
 
-    def _write_final(self) -> None:
-        version, state = self.newest
-        columns: dict[str, Any] = {"version": np.int64(version)}
-        for name_at, name in enumerate(["params", *state[0][1]["names"]]):
-            columns[name] = np.concatenate([state[block][0][name_at] for block in sorted(state)])
-        partial = self.folder / f".{FINAL}"
-        with partial.open("wb") as file:
-            np.savez(file, **columns)
-        partial.rename(self.folder / FINAL)
+    def _save(self, version: int, state: dict[int, Block]) -> None:
+        """Write a checkpoint, in a thread of its own."""
+        by_owner: dict[str, list[Block]] = {}
+        for number, block in state.items():
+            by_owner.setdefault(self.machine.owner[number], []).append(block)
+        try:
+            self.checkpoints.save(version, by_owner)
+        except LabkitError as error:
+            self.inbox.put(("unsaved", version, str(error)))
+        else:
+            self.inbox.put(("saved", version))
+
+    def _saved(self, version: int) -> None:
+        self._carry_out(self.machine.saved_at(version))
+
+    def _unsaved(self, version: int, why: str) -> None:
+        self._carry_out(self.machine.unsaved(version, why))
 
     def _closed(self, name: str, channel: Channel) -> None:
         self.clients.pop(name, None)
@@ -291,10 +278,10 @@ class Control:
                 channel.send(Kind.TELL, meta=what)
 
     def _load(self, command: machine.Load) -> None:
-        """Send every block of the newest state to its owner."""
-        version, state = self.newest
+        """Send every block of the newest good checkpoint to its owner."""
         self.copies.clear()
-        left = len(state)
+        newest = self.checkpoints.newest(on_bad=lambda bad: self._write(now(), "bad_checkpoint", {"why": str(bad)}))
+        left = len(newest.blocks)
         lock = threading.Lock()
 
         def settled(_: Any) -> None:
@@ -302,20 +289,19 @@ class Control:
             with lock:
                 left -= 1
                 if not left:
-                    self.inbox.put(("loaded", command.era, version))
+                    self.inbox.put(("loaded", command.era, newest.step))
 
-        for block, owner in command.owner.items():
-            vectors, card = state[block]
-            channel = self.channels.get(owner)
+        for number, saved in newest.blocks.items():
+            channel = self.channels.get(command.owner[number])
             if channel is None:
                 return  # it died: its end begins another era
+            block = Block(
+                number=number, params=saved.params, state=dict(saved.state), version=saved.version,
+                seen=dict(saved.seen),
+            )  # fmt: skip
             with contextlib.suppress(TransportError):
                 reply = channel.request(
-                    Kind.STATE,
-                    *vectors,
-                    meta={**card, "moves": 0, "due": []},
-                    block=block,
-                    step=at(command.era, version),
+                    Kind.STATE, *block.vectors(), meta=block.card(), block=number, step=at(command.era, newest.step)
                 )
                 reply.add_done_callback(settled)
 

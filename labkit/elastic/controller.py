@@ -388,6 +388,18 @@ class Controller:
         self._go_on()
         return self._taken()
 
+    def unsaved(self, version: int, why: str) -> list[Command]:
+        """Note that a checkpoint could not be written: training goes on, and tries again later."""
+        self._out.append(Note("unsaved", {"version": version, "why": why}))
+        self.saving = None
+        if version == self.terms.n_steps:
+            self._end(f"the last state could not be saved: {why}")
+        elif self.scaling is not None and ("saved", version) in self.scaling.waiting:
+            self._tell_workers(do="go_on")
+            self._drop(self.scaling, why)
+        self._go_on()
+        return self._taken()
+
     def _on_done(self, member: Member, columns: Mapping[str, Any]) -> None:
         member.version = int(columns["version"])
         self._end_when_done()
@@ -470,7 +482,7 @@ class Controller:
         """Give up what was done since the last checkpoint: somebody died who had blocks."""
         self.phase = "restoring"
         self.era += 1
-        self._out.append(Note("goes_back", {"era": self.era, "version": self.saved}))
+        self._out.append(Note("goes_back", {"era": self.era}))
         if self.scaling is not None:
             self._out.append(Note("dropped", {"scaling": self.scaling.number, "why": "a server died"}))
             self.scaling = None
@@ -489,6 +501,8 @@ class Controller:
         if self.phase == "over":
             return
         self.phase = "over"
+        for scaling in (*([self.scaling] if self.scaling is not None else []), *self.queue):
+            self._out.append(Note("dropped", {"scaling": scaling.number, "why": "training has ended"}))
         for member in self.members.values():
             member.leaving = True
             self._out.append(End(member.name))

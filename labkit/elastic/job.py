@@ -21,10 +21,11 @@ import numpy as np
 from labkit.core.errors import InputError, LabkitError
 from labkit.elastic.batches import Batches
 from labkit.elastic.blocks import layout, pack, unpack
-from labkit.elastic.control import EVENTS, FINAL, FIRST, PLAN, Plan
+from labkit.elastic.control import EVENTS, PLAN, Plan
 from labkit.elastic.member import CONTROLLER, Spec
 from labkit.elastic.program import Program
 from labkit.elastic.protocol import Kind
+from labkit.elastic.store import Block, Vector
 from labkit.elastic.transport import Access, Address, Channel, Handler, Lease, TransportError, connect, private_folder
 
 if TYPE_CHECKING:
@@ -163,9 +164,11 @@ class Result:
     model : Module
         With the parameters of the last step.
     version : int
-        Steps done.
-    state : dict of array
-        The flat parameters (`params`) and what the optimizer remembers.
+        Steps done, as far as they are saved: all of them unless the job was stopped.
+    digest : str
+        Of all blocks, optimizer state included: equal training has equal digests, bit by bit.
+    blocks : dict
+        The last state, by number of the block.
     events : list of dict
         All that happened.
     """
@@ -176,25 +179,12 @@ class Result:
         if last.get("event") != "over" or last["failure"]:
             log = (job.folder / "controller.log").read_text()[-2000:]
             raise JobError(str(last.get("failure") or f"the controller died: {log.strip() or 'it left no message'}"))
+        spec = Spec.load(job.folder)
+        saved = spec.checkpoints(job.folder).newest()
         self.model: nn.Module = job._program.model
-        self.state: dict[str, Any] = {}
-        self.version = 0
-        if (job.folder / FINAL).exists():
-            with np.load(job.folder / FINAL) as columns:
-                self.state = {name: columns[name] for name in columns.files if name != "version"}
-                self.version = int(columns["version"])
-            unpack(self.state["params"], self.model)
-
-    @property
-    def digest(self) -> str:
-        """Of parameters, optimizer state and version: equal for equal training, bit by bit."""
-        import hashlib
-
-        sha = hashlib.sha256(str(self.version).encode())
-        for name in sorted(self.state):
-            sha.update(name.encode())
-            sha.update(self.state[name].tobytes())
-        return sha.hexdigest()
+        self.version, self.digest, self.blocks = saved.step, saved.digest, saved.blocks
+        vector = np.concatenate([saved.blocks[number].params for number in sorted(saved.blocks)])
+        unpack(vector, self.model)
 
     @property
     def losses(self) -> list[float]:
@@ -230,22 +220,37 @@ def start(
     from labkit.elastic.optimizers import optimizer as by_name
 
     by_name(optimizer, **options)
-    extents = list(layout(model).extents)
-    if servers > len(extents):
-        raise InputError(f"{servers} servers for {len(extents)} blocks of parameters; expected at most one per block.")
+    cut = layout(model)
+    if servers > cut.n_blocks:
+        raise InputError(f"{servers} servers for {cut.n_blocks} blocks of parameters; expected at most one per block.")
     if servers < 1 or workers < 1:
         raise InputError(f"a job with {servers} servers and {workers} workers; expected at least one of each.")
     place = private_folder(Path(tempfile.mkdtemp(prefix="labkit-job-")) if folder is None else folder)
     program.save(place)
-    np.save(place / FIRST, pack(model))
-    Spec(
-        extents=extents, optimizer=optimizer, options=options, batch=batch, n_shards=shards, n_steps=steps, seed=seed,
-        lease_s=lease_s, devices=tuple(devices),
-    ).save(place)  # fmt: skip
+    spec = Spec(
+        params=[(p.name, p.first, list(p.shape)) for p in cut.params], extents=list(cut.extents), optimizer=optimizer,
+        options=options, batch=batch, n_shards=shards, n_steps=steps, seed=seed, lease_s=lease_s,
+        devices=tuple(devices),
+    )  # fmt: skip
+    spec.save(place)
+    _save_first(spec, place, pack(model))
     (place / PLAN).write_text(
         json.dumps(asdict(Plan(servers=servers, workers=workers, save_every=save_every, parent=os.getpid())))
     )
     return Job(place, program, keep=folder is not None)
+
+
+def _save_first(spec: Spec, folder: Path, vector: Vector) -> None:
+    """Write the checkpoint with which training begins, unless there is one to go on from."""
+    checkpoints = spec.checkpoints(folder)
+    if checkpoints.steps():
+        checkpoints.newest()  # raises if it is of another model
+        return
+    blocks = [
+        Block(number=number, params=part, state=checkpoints.optimizer.init(len(part)))
+        for number, part in enumerate(spec.layout.blocks(vector))
+    ]
+    checkpoints.save(0, {"launcher": blocks})
 
 
 def train(model: nn.Module, data: Any, loss: Callable[[nn.Module, Any], Any], **options: Any) -> Result:

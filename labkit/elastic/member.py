@@ -13,8 +13,9 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from labkit.elastic.blocks import Layout, Param
 from labkit.elastic.protocol import Kind
 from labkit.elastic.transport import (
     Access,
@@ -29,8 +30,12 @@ from labkit.elastic.transport import (
     connect,
 )
 
+if TYPE_CHECKING:
+    from labkit.elastic.checkpoint import Checkpoints
+
 SPEC = "job.json"
 CONTROLLER = "controller.sock"
+CHECKPOINTS = "checkpoints"
 PATIENCE_LEASES = 10
 """Leases that a process goes on without a controller before it ends itself."""
 
@@ -41,6 +46,8 @@ class Spec:
 
     Attributes
     ----------
+    params : list
+        Name, first number in the flat vector, and shape of each parameter.
     extents : list
         First parameter and number of parameters of each block.
     optimizer : str
@@ -55,6 +62,7 @@ class Spec:
         Of the connections between processes: unix, shm.
     """
 
+    params: list[tuple[str, int, list[int]]]
     extents: list[tuple[int, int]]
     optimizer: str
     options: dict[str, Any]
@@ -70,6 +78,21 @@ class Spec:
     def save(self, folder: Path) -> None:
         """Write it into the folder of the job."""
         (folder / SPEC).write_text(json.dumps(asdict(self)))
+
+    @property
+    def layout(self) -> Layout:
+        """Where parameters and blocks lie."""
+        params = tuple(Param(name, first, tuple(shape)) for name, first, shape in self.params)
+        return Layout(params, tuple((first, n) for first, n in self.extents))
+
+    def checkpoints(self, folder: Path) -> Checkpoints:
+        """Return the checkpoints of the job in this folder."""
+        from labkit.elastic.checkpoint import Checkpoints
+        from labkit.elastic.optimizers import optimizer
+
+        return Checkpoints(
+            folder / CHECKPOINTS, layout=self.layout, optimizer=optimizer(self.optimizer, **self.options)
+        )
 
     @classmethod
     def load(cls, folder: Path) -> Spec:

@@ -1,0 +1,107 @@
+"""`labkit train`: a model on parameter servers and workers that come and go."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from labkit.elastic import Result
+
+
+def train(
+    model: Annotated[str, typer.Argument(help="One of `labkit.elastic.models.available()`, or the start of its name.")],
+    workers: Annotated[int, typer.Option(help="Workers at the beginning.")] = 2,
+    servers: Annotated[int, typer.Option(help="Parameter servers at the beginning.")] = 2,
+    steps: Annotated[int, typer.Option(help="Updates of the parameters.")] = 100,
+    at: Annotated[
+        list[str] | None,
+        typer.Option(help="STEP:+1ps or SECONDSs:-1worker; as often as you like.", metavar="WHEN:WHAT"),
+    ] = None,
+    strategy: Annotated[str, typer.Option(help="handover, suspend or checkpoint.")] = "handover",
+    batch: Annotated[int, typer.Option(help="Samples of a global batch, whatever the number of workers.")] = 32,
+    shards: Annotated[
+        int, typer.Option(help="Logical shards of a batch: its sum is made of them in a fixed order.")
+    ] = 8,
+    optimizer: Annotated[str, typer.Option(help="sgd, momentum or adam.")] = "adam",
+    lr: Annotated[
+        float | None, typer.Option(help="Learning rate; by default one that suits the model at this width.")
+    ] = None,
+    width: Annotated[float, typer.Option(help="1: the published size.")] = 0.1,
+    samples: Annotated[int, typer.Option(help="Of the generated dataset.")] = 4096,
+    save_every: Annotated[int, typer.Option(help="Steps between checkpoints; 0: only the last state.")] = 0,
+    folder: Annotated[
+        Path | None, typer.Option(help="Keep events, logs and checkpoints here, and go on from them.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the model and the order of samples.", min=0)] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """Train a model, with servers and workers that come and go while it trains."""
+    from labkit.elastic import models, start
+    from labkit.elastic.data import dataset
+    from labkit.elastic.requests import Request, follow
+
+    requests = [Request.parse(line) for line in at or ()]
+    name = models.size_of(model, width=width).name
+    job = start(
+        models.build(name, width=width, seed=seed),
+        dataset(name, n=samples, seed=seed, width=width),
+        models.loss(name),
+        steps=steps, batch=batch, workers=workers, servers=servers, shards=shards, optimizer=optimizer, seed=seed,
+        save_every=save_every, folder=folder, lr=models.learning_rate(name) if lr is None else lr,
+    )  # fmt: skip
+    with job, _Bar(steps, quiet=as_json) as bar:
+        result = follow(job, requests, strategy=strategy, told=bar)
+    print(json.dumps(_summary(name, result)) if as_json else _sentence(name, result))
+
+
+class _Bar:
+    """A progress bar with the loss and the numbers of servers and workers."""
+
+    def __init__(self, steps: int, *, quiet: bool) -> None:
+        from tqdm.auto import tqdm
+
+        self._quiet = quiet
+        self._bar: Any = tqdm(total=steps, unit="step", disable=quiet, smoothing=0.1)
+        self._here: dict[str, str] = {}
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        if event["event"] == "joined":
+            self._here[event["name"]] = event["role"]
+        elif event["event"] == "left":
+            self._here.pop(event["name"], None)
+        elif event["event"] == "loss":
+            roles = list(self._here.values())
+            self._bar.update(event["version"] + 1 - self._bar.n)
+            self._bar.set_postfix_str(
+                f"loss {event['loss']:.4g}, {roles.count('server')} PS, {roles.count('worker')} workers"
+            )
+        elif not self._quiet and event["event"] in ("registration", "scaled", "dropped", "goes_back"):
+            self._bar.write(" ".join(f"{key}={value}" for key, value in event.items() if key != "time"))
+
+    def __enter__(self) -> _Bar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+
+
+def _summary(name: str, result: Result) -> dict[str, Any]:
+    events = [event["event"] for event in result.events]
+    return {
+        "model": name, "steps": result.version, "digest": result.digest, "first_loss": result.losses[0],
+        "last_loss": result.losses[-1], "scaled": events.count("scaled"), "dropped": events.count("dropped"),
+        "went_back": events.count("goes_back"),
+        "seconds": round(result.events[-1]["time"] - result.events[0]["time"], 3),
+    }  # fmt: skip
+
+
+def _sentence(name: str, result: Result) -> str:
+    told = _summary(name, result)
+    return (
+        f"{name}: {told['steps']} steps, loss {told['first_loss']:.4g} -> {told['last_loss']:.4g}, "
+        f"scaled {told['scaled']} times, digest {told['digest'][:16]}, {told['seconds']:.1f} s"
+    )

@@ -1,0 +1,78 @@
+"""What to change during a training, as one line says it: `20:+1ps`, `5s:-1worker`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from labkit.core.errors import InputError
+from labkit.elastic.job import Job, Result
+
+_LINE = re.compile(r"(?P<when>\d+(?:\.\d+)?)(?P<unit>s?):(?P<n>[+-]\d+)(?P<what>ps|servers?|workers?)")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """How many more servers and workers (or fewer, below 0), and when.
+
+    Attributes
+    ----------
+    when : float
+        Steps that are complete, or seconds since training began.
+    in_seconds : bool
+        Which of both.
+    """
+
+    when: float
+    in_seconds: bool
+    servers: int = 0
+    workers: int = 0
+
+    @classmethod
+    def parse(cls, line: str) -> Request:
+        """Read a line.
+
+        Raises
+        ------
+        InputError
+            If it cannot be read.
+
+        Examples
+        --------
+        >>> Request.parse("5s:-1worker")
+        Request(when=5.0, in_seconds=True, servers=0, workers=-1)
+        """
+        found = _LINE.fullmatch(line.strip())
+        if found is None:
+            raise InputError(
+                f"'{line}' cannot be read; expected STEP:+1ps or SECONDSs:-1worker, e.g. 20:+1ps, 5s:+2ps."
+            )
+        n, unit = int(found["n"]), found["unit"]
+        if found["what"].startswith("worker"):
+            return cls(float(found["when"]), unit == "s", workers=n)
+        return cls(float(found["when"]), unit == "s", servers=n)
+
+
+def follow(job: Job, requests: Iterable[Request], *, strategy: str, told: object = None) -> Result:
+    """Run a job to its end, and make each request as soon as it is due.
+
+    Parameters
+    ----------
+    told : callable, optional
+        Is called with each event.
+    """
+    todo = sorted(requests, key=lambda request: request.when)
+    began = None
+    for event in job.events():
+        if began is None and event["event"] == "began":
+            began = event["time"]
+        if callable(told):
+            told(event)
+        if event["event"] == "loss" and began is not None:
+            step, seconds = event["version"] + 1, event["time"] - began
+            due = [r for r in todo if r.when <= (seconds if r.in_seconds else step)]
+            for request in due:
+                job.scale(servers=request.servers, workers=request.workers, strategy=strategy)
+            todo = [r for r in todo if r not in due]
+    return job.wait()
