@@ -20,7 +20,7 @@ N_TYPES = 3
 HIGHS_UP_TO = 100_000
 """Jobs of the largest program that HiGHS is given; above some ten thousand its interior point method is the faster."""
 
-HIGHS_LIMIT_S = 120.0
+HIGHS_LIMIT_S = 20.0
 
 
 def rows() -> list[Row]:
@@ -30,7 +30,7 @@ def rows() -> list[Row]:
         cases = [problem(n_jobs, seed=seed) for seed in range(6)]
         what = f"{n_jobs:,} jobs, 3 types"
         found.append(_row(f"max-min levels, {what}", _cpu_ms(_levels, cases, repeats), goal))
-        found.append(_row(f"water filling, {what}", _cpu_ms(_water, cases, repeats), 500.0 if n_jobs > 100 else 0.2))
+        found.append(_row(f"water filling, {what}", _cpu_ms(_water, cases, repeats), 500.0 if n_jobs > 100 else 0.3))
         found += _highs_rows(cases[0], what)
     for n_entities in (5, 50):
         cases = [problem(2_048, seed=seed) for seed in range(6)]
