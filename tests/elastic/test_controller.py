@@ -1,0 +1,239 @@
+"""The controller on its own: what it commands when, with every process played by the test."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from labkit.core.errors import InputError
+from labkit.elastic.assign import reassign
+from labkit.elastic.controller import Command, Controller, End, Load, Note, Over, Start, Tell, Terms
+
+
+class Play:
+    """Carries out what a controller says, with processes that do at once what they are told."""
+
+    def __init__(self, *, servers: int = 2, workers: int = 2, **terms: Any) -> None:
+        self.machine = Controller(
+            Terms(**{"sizes": [5] * 8, "n_shards": 8, "n_steps": 100, **terms}), reassign=reassign
+        )
+        self.heard: list[Command] = []
+        self.leaves: dict[str, tuple[int, int]] = {}
+        self.done(self.machine.start(servers=servers, workers=workers))
+
+    def done(self, commands: list[Command]) -> None:
+        self.heard += commands
+        for command in commands:
+            if isinstance(command, Tell) and command.what["do"] in ("begin", "deal"):
+                self.leaves[command.to] = tuple(command.what["leaves"])
+
+    def all(self, kind: type) -> list[Any]:
+        return [command for command in self.heard if isinstance(command, kind)]
+
+    def told(self, do: str) -> list[Tell]:
+        return [command for command in self.all(Tell) if command.what["do"] == do]
+
+    def notes(self) -> list[str]:
+        return [note.event for note in self.all(Note)]
+
+    def join(self) -> None:
+        """Let everybody who was started join, and newcomers and servers meet."""
+        for name in [m.name for m in self.machine.members.values() if not m.joined]:
+            self.done(self.machine.joined(name, address=f"unix:/{name}"))
+        for tell in self.told("meet"):
+            self.done(self.machine.reported(tell.to, "met", {"name": tell.what["name"]}))
+
+    def train(self, *, version: int = 0) -> None:
+        """Bring it to where training goes on."""
+        self.join()
+        self.done(self.machine.loaded(version))
+        for member in self.machine.of("worker"):
+            self.done(self.machine.reported(member.name, "ready", {"version": version}))
+
+    def step(self, version: int) -> None:
+        for member in self.machine.of("worker"):
+            self.done(self.machine.reported(member.name, "stepped", {"version": version}))
+
+    def move(self) -> None:
+        """Let all blocks arrive that were told to move."""
+        for tell in self.told("hand_over"):
+            for block, owner in tell.what["moves"]:
+                moves = self.machine.moves[block] + 1
+                self.done(self.machine.reported(owner, "owns", {"block": block, "version": 5, "moves": moves}))
+
+    def covered(self) -> list[int]:
+        """Return the leaves that somebody has who is there."""
+        here = {m.name for m in self.machine.of("worker")}
+        return sorted(leaf for name, (a, b) in self.leaves.items() if name in here for leaf in range(a, b))
+
+
+def test_training_begins_when_all_have_joined_with_every_block_owned_and_every_leaf_dealt() -> None:
+    play = Play(servers=2, workers=3)
+    assert [s.name for s in play.all(Start)] == ["ps-0", "ps-1", "worker-0", "worker-1", "worker-2"]
+    assert not play.all(Load)
+    play.join()
+    (load,) = play.all(Load)
+    assert sorted(load.owner) == list(range(8))
+    assert sorted(load.owner.values()).count("ps-0") == 4
+    play.train()
+    assert play.covered() == list(range(8))
+
+
+def test_a_handover_registers_assigns_migrates_and_updates_while_nobody_stands_still() -> None:
+    play = Play()
+    play.train()
+    play.done(play.machine.scale(servers=2, strategy="handover"))
+    assert play.notes()[-1] == "registration"
+    assert not play.told("hand_over")
+    play.join()
+    assert [n for n in play.notes() if n in ("registration", "assignment", "migration", "update")][-1] == "migration"
+    moved = {block: owner for tell in play.told("hand_over") for block, owner in tell.what["moves"]}
+    assert sorted(moved.values()) == ["ps-2", "ps-2", "ps-3", "ps-3"]  # the fewest that level the load
+    assert not play.told("hold")
+    play.move()
+    assert play.notes()[-1] == "scaled"
+    assert set(play.machine.owner.values()) == {"ps-0", "ps-1", "ps-2", "ps-3"}
+
+
+def test_suspension_holds_all_workers_at_one_version_and_lets_them_go_afterwards() -> None:
+    play = Play()
+    play.train()
+    play.step(10)
+    play.done(play.machine.scale(servers=1, strategy="suspend"))
+    play.join()
+    assert {tell.what["version"] for tell in play.told("hold")} == {13}
+    assert {tell.what["version"] for tell in play.told("hand_over")} == {13}
+    assert not play.told("go_on")
+    play.move()
+    assert {tell.to for tell in play.told("go_on")} == {"worker-0", "worker-1"}
+
+
+def test_servers_that_go_give_up_their_blocks_before_they_are_ended() -> None:
+    play = Play(servers=3)
+    play.train()
+    play.done(play.machine.scale(servers=-1, strategy="handover"))
+    assert not play.all(End)
+    play.move()
+    (end,) = play.all(End)
+    assert end.name not in play.machine.owner.values()
+    play.done(play.machine.left(end.name))
+    assert play.notes()[-1] == "left"
+    assert not play.told("halt")
+
+
+def test_requests_wait_for_each_other() -> None:
+    play = Play()
+    play.train()
+    play.done(play.machine.scale(servers=1, strategy="handover"))
+    play.done(play.machine.scale(workers=1, strategy="handover"))
+    assert play.notes().count("registration") == 1
+    play.join()
+    play.move()
+    assert play.notes().count("registration") == 2
+    assert [s.name for s in play.all(Start)][-1] == "worker-2"
+
+
+def test_a_new_worker_gets_leaves_only_once_it_has_the_parameters() -> None:
+    play = Play()
+    play.train()
+    play.done(play.machine.scale(workers=2, strategy="handover"))
+    play.join()
+    assert play.leaves["worker-2"] == play.leaves["worker-3"] == (0, 0)
+    play.done(play.machine.reported("worker-2", "ready", {"version": 4}))
+    play.done(play.machine.reported("worker-3", "ready", {"version": 4}))
+    assert play.covered() == list(range(8))
+    assert all(last > first for first, last in play.leaves.values())
+
+
+def test_the_leaves_of_a_worker_that_died_go_to_the_others_at_once_and_it_is_replaced() -> None:
+    play = Play(workers=3)
+    play.train()
+    play.done(play.machine.left("worker-1", reason="killed"))
+    assert play.covered() == list(range(8))
+    assert play.all(Start)[-1].name == "worker-3"
+    assert not play.told("halt")
+
+
+def test_the_death_of_a_server_with_blocks_takes_everybody_back_to_a_checkpoint() -> None:
+    play = Play(save_every=10)
+    play.train()
+    play.step(20)
+    play.done(play.machine.left("ps-0", reason="killed"))
+    assert {tell.to for tell in play.told("halt")} == {"worker-0", "worker-1"}
+    assert len(play.all(Load)) == 1  # the replacement has not come yet
+    play.join()
+    assert len(play.all(Load)) == 2
+    before, after = play.all(Load)
+    assert after.era > before.era
+    assert set(after.owner.values()) == {"ps-1", "ps-2"}
+    play.train(version=10)
+    assert {tell.what["version"] for tell in play.told("begin")[-2:]} == {10}
+
+
+def test_a_destination_that_does_not_answer_is_ended_before_the_source_takes_its_block_back() -> None:
+    """Never may two believe that they own a block."""
+    play = Play()
+    play.train()
+    play.done(play.machine.scale(servers=1, strategy="handover"))
+    play.join()
+    block = play.told("hand_over")[0].what["moves"][0][0]
+    source = play.told("hand_over")[0].to
+    heard = len(play.heard)
+    play.done(play.machine.reported(source, "unsure", {"block": block, "version": 3, "owner": "ps-2"}))
+    later = [c for c in play.heard[heard:] if isinstance(c, (End, Tell))]
+    kill = next(i for i, c in enumerate(later) if isinstance(c, End) and c.kill and c.name == "ps-2")
+    back = next(i for i, c in enumerate(later) if isinstance(c, Tell) and c.what["do"] == "take_back")
+    assert kill < back
+
+
+def test_checkpoints_are_asked_for_ahead_and_again_where_one_came_too_late() -> None:
+    play = Play(save_every=10)
+    play.train()
+    for version in range(9):
+        play.step(version)
+    assert {tell.what["version"] for tell in play.told("copy")} == {100, 10}
+    play.done(play.machine.reported("ps-0", "late", {"version": 10}))
+    play.step(11)
+    assert {tell.what["version"] for tell in play.told("copy")} == {100, 10, 14}
+    play.done(play.machine.saved_at(14))
+    assert play.machine.saved == 14
+
+
+def test_a_job_ends_when_its_last_state_is_safe_and_its_workers_are_done() -> None:
+    play = Play()
+    play.train()
+    play.done(play.machine.saved_at(100))
+    assert not play.all(Over)
+    for name in ("worker-0", "worker-1"):
+        play.done(play.machine.reported(name, "done", {"version": 100}))
+    assert [over.failure for over in play.all(Over)] == [""]
+    assert {end.name for end in play.all(End)} == set(play.machine.members)
+
+
+def test_a_job_whose_processes_die_again_and_again_is_given_up() -> None:
+    play = Play(restarts=2)
+    play.train()
+    for _ in range(3):
+        name = play.machine.of("worker")[-1].name
+        play.done(play.machine.left(name, reason="killed"))
+    assert "3 processes died" in play.all(Over)[0].failure
+
+
+@pytest.mark.parametrize(
+    ("request_", "what"),
+    [
+        ({"workers": -2, "strategy": "handover"}, "left with 0 workers"),
+        ({"servers": 7, "strategy": "handover"}, "9 servers for 8 blocks"),
+        ({"replace": ["ps-9"], "strategy": "handover"}, "unknown member 'ps-9'"),
+        ({"servers": 1, "strategy": "hand-over"}, "Did you mean 'handover'"),
+    ],
+)
+def test_requests_that_cannot_be_are_refused_and_change_nothing(request_: dict[str, Any], what: str) -> None:
+    play = Play()
+    play.train()
+    heard = len(play.heard)
+    with pytest.raises(InputError, match=what):
+        play.machine.scale(**request_)
+    assert len(play.heard) == heard
+    assert play.machine.scaling is None
