@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import warnings
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from labkit.cli_train import train
 from labkit.core.errors import LabkitError
 
 if TYPE_CHECKING:
@@ -21,6 +23,7 @@ app = typer.Typer(
 )  # fmt: skip
 traces_app = typer.Typer(help="Describe, list and download traces of jobs.", no_args_is_help=True)
 app.add_typer(traces_app, name="traces")
+app.command()(train)
 
 DEMO_SCHEDULERS = "fifo,srtf,las,drf,tetris,optimus"
 JSON_KEYS = ("scheduler", "mean_jct_s", "median_jct_s", "p95_jct_s", "makespan_s", "n_jobs", "utilisation", "wall_s")
@@ -229,11 +232,23 @@ def schedulers() -> None:
     """List the schedulers, with their options."""
     from labkit import schedulers as folder
 
+    rounds = ""
     for name in folder.available():
-        kind = type(folder.make(name))
-        options = str(folder.make(name)).partition("(")[2].removesuffix(")")
-        what = (kind.__doc__ or "").strip().splitlines()[0].removesuffix(" [1]_.").removesuffix(".")
-        print(f"{name:10} {what}.\n{'':10} options: {options or 'none'}")
+        made = folder.make(name)
+        policy = getattr(made, "policy", None)
+        what, options = _told(made if policy is None else policy)
+        if policy is not None:
+            rounds = _told(made)[1].replace(f"policy={policy!r}, ", "")
+            what += ", knowing no speeds" * name.endswith("_agnostic")
+            options = re.sub(r"aware=\w+(, )?", "", options)
+        print(f"{name}\n    {what}.\n    options: {options or 'none'}")
+    print(f"\nAll gavel_ names take these options too:\n    {rounds}")
+
+
+def _told(part: object) -> tuple[str, str]:
+    """Return what a scheduler or its policy does, and its options."""
+    what = (type(part).__doc__ or "").strip().splitlines()[0].removesuffix(" [1]_.").removesuffix(".")
+    return what, str(part).partition("(")[2].removesuffix(")")
 
 
 @app.command()

@@ -16,6 +16,7 @@ import pytest
 
 from labkit.cli import split_names
 from labkit.results import load
+from labkit.schedulers import available
 
 DEMO = Path(__file__).parents[1] / "traces" / "demo.csv"
 
@@ -141,3 +142,16 @@ def test_a_terminal_sees_how_far_each_scheduler_is(tmp_path):
     for scheduler in ("fifo", "srtf"):
         assert f"{scheduler}: 100%" in seen.decode()
     assert seen.decode().count("80/80") >= 2
+
+
+def test_every_scheduler_is_listed_with_what_it_does_and_the_options_that_are_its_own(tmp_path):
+    done = labkit("schedulers", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    told = done.stdout.splitlines()
+    listed = [i for i, line in enumerate(told) if line in available()]
+    assert [told[i] for i in listed] == available()
+    assert all(told[i + 1].endswith(".") and told[i + 2].startswith("    options: ") for i in listed)
+    aware, agnostic = (told[told.index(name) + 1] for name in ("gavel_las", "gavel_las_agnostic"))
+    assert aware != agnostic
+    assert "policy=" not in done.stdout
+    assert "placer=Pack(), round_s=360.0" in told[-1]
