@@ -17,7 +17,7 @@ FEW = 2000
 PAYS = 1e-9
 """A way pays if its reduced cost is more."""
 
-ROUGHLY = 0.2
+ROUGHLY = 0.3
 """Ways stop entering if they can add at most this part of what the factor is away from 1: another level is next."""
 
 COSTS = 1e-7
