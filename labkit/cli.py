@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from labkit.cli_train import train
 from labkit.core.errors import LabkitError
+from labkit.elastic.command import train
 
 if TYPE_CHECKING:
     from labkit.results.record import RunRecord

@@ -8,7 +8,7 @@ from typing import Final, Protocol, runtime_checkable
 
 import numpy as np
 
-from labkit.core.errors import InputError
+from labkit.core.errors import InputError, ProfileError
 from labkit.core.placement import Placement
 from labkit.core.protocols import Placer
 from labkit.core.snapshot import Snapshot
@@ -112,9 +112,8 @@ class Gavel:
         refuse_options(self.estimate, self.n_references, space_sharing=self.space_sharing)
         for name in ("published", "ideal"):
             if getattr(self, name) and (self.space_sharing or self.placement or (self.ideal and self.published)):
-                raise InputError(
-                    f"gavel: {name}=True goes alone: without space_sharing, placement, published and ideal."
-                )
+                others = ", ".join(sorted({"space_sharing", "placement", "published", "ideal"} - {name}))
+                raise InputError(f"gavel: {name}=True goes alone, without any of {others}.")
 
     @property
     def quantum_s(self) -> float:
@@ -137,7 +136,18 @@ class Gavel:
         return 0 if self._run is None else self._run.n_problems
 
     def learn(self, profile: Profile) -> None:
-        """Take note of what was measured before the run."""
+        """Take note of what was measured before the run.
+
+        Raises
+        ------
+        ProfileError
+            If jobs are to share GPUs, and the speed model does not know how fast they are then.
+        """
+        if self.space_sharing and profile.shared is None:
+            raise ProfileError(
+                "gavel: space_sharing=True needs the speeds of pairs, and this speed model knows none; give measured "
+                "ones (--throughputs with Gavel's JSON), or leave it out."
+            )
         self._profile = profile
 
     def schedule(self, snapshot: Snapshot) -> Placement:

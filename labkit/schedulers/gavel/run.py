@@ -263,7 +263,8 @@ class Run:
         placement = self._ask(snapshot, start, stop, chosen, mate)
         wanted = len(start) + np.count_nonzero(mate[start] >= 0)
         if wanted > _n_gangs(placement.job):  # the room is not in pieces as the gangs are
-            behind = np.flatnonzero((chosen < 0) & (self.column[jobs] < 0))[:BEHIND].astype(np.int32)
+            may = (chosen < 0) & (self.column[jobs] < 0) & (self.fill | self.share[jobs].any(axis=1))
+            behind = np.flatnonzero(may)[:BEHIND].astype(np.int32)
             chosen[behind] = self.speed[jobs[behind]].argmax(axis=1)
             placement = self._ask(snapshot, np.concatenate([start, behind]), stop, chosen, mate)
         note_placed(placement.set_jobs, placement.job, jobs, chosen, mate, self.column, self.partner)
