@@ -309,7 +309,10 @@ class ShardService(View):
         self._earliest_s = self.next_expiry_s
 
     def retry(self) -> tuple[Piece, ...]:
-        """Let the ranges that failed too often wait again, as if new, and return them."""
+        """Let the ranges that failed too often wait again, as if new, and return them.
+
+        Those that were set aside in an earlier epoch are then done late, ahead of all else: no barrier waits for them.
+        """
         dead = tuple(self._book.dead)
         if dead:
             self._do("retried")
