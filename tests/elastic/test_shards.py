@@ -860,7 +860,7 @@ class Interleaving(RuleBasedStateMachine):
         assert free[lease.epoch, lease.start : lease.end].all()
         earlier = self.count[: lease.epoch] + self.dead()[: lease.epoch]
         opens = plan.poison == "stop" or lease.epoch > epoch  # what was set aside may be retried after its epoch
-        assert plan.overlap or not opens or lease.epoch < epoch or (earlier == 1).all()
+        assert plan.overlap or not opens or (earlier == 1).all()
         assert lease.deadline_s == self.now_s + 3.0
         self.holder[lease.epoch, lease.start : lease.end] = lease.token
         self.leases[lease.token] = lease[2:5]
@@ -985,4 +985,4 @@ class Interleaving(RuleBasedStateMachine):
 
 
 TestInterleaving = Interleaving.TestCase
-TestInterleaving.settings = settings(max_examples=100, stateful_step_count=50)
+TestInterleaving.settings = settings(max_examples=4 * settings().max_examples, stateful_step_count=50)
