@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import queue
 import select
+import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +36,7 @@ from labkit.elastic.transport import (
     TransportError,
 )
 
-PLAN, EVENTS = "plan.json", "events.jsonl"
+PLAN, EVENTS, STATE, LOCK = "plan.json", "events.jsonl", "controller.json", "controller.lock"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,33 @@ class Plan:
 def now() -> float:
     """Return the time of day, as events of several processes are told on one machine's clock."""
     return time.time()  # noqa: TID251 - for people, and to compare with what they did
+
+
+def _wait_for_end(pid: int, *, timeout_s: float | None = None) -> bool:
+    """Wait for the end of any process; False if it still runs."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([handle], [], [], timeout_s)[0])
+    finally:
+        os.close(handle)
+
+
+def _is_member(pid: int, folder: Path, name: str) -> bool:
+    """Tell whether a process number is still that of a process of this job: numbers are used again."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return False
+    return str(folder) in words and name in words
+
+
+def _kill(pid: int, folder: Path, name: str) -> None:
+    if _is_member(pid, folder, name):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 class FromMember(Handler):
@@ -92,8 +121,15 @@ class Control:
         self.inbox: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
         self.channels: dict[str, Channel] = {}
         self.clients: dict[str, Channel] = {}
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.pids: dict[str, int] = {}
+        self.ended: set[str] = set()
+        self.written: dict[str, Any] = {}
+        self._do: dict[type, Callable[[Any], None]] = {
+            machine.End: self._end, machine.Tell: self._tell, machine.Load: self._load, machine.Note: self._note,
+            machine.Over: self._finish,
+        }  # fmt: skip
         self.checkpoints = self.spec.checkpoints(folder)
+        (folder / CONTROLLER).unlink(missing_ok=True)  # of a controller that died
         self.writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
         self.copies: dict[int, dict[int, Block]] = {}
         self.events = (folder / EVENTS).open("a", buffering=1)
@@ -125,8 +161,12 @@ class Control:
         """Run the job to its end."""
         if self.plan.parent:
             threading.Thread(target=self._watch, args=(self.plan.parent,), daemon=True).start()
-        self._carry_out(self.machine.start(servers=self.plan.servers, workers=self.plan.workers))
-        while self.over is None or any(p.poll() is None for p in self.processes.values()):
+        before = self.folder / STATE
+        if before.exists():
+            self._take_over(json.loads(before.read_text()))
+        else:
+            self._carry_out(self.machine.start(servers=self.plan.servers, workers=self.plan.workers))
+        while self.over is None or set(self.pids) - self.ended:
             item = self.inbox.get()
             getattr(self, f"_{item[0]}")(*item[1:])
         self._write(now(), "over", {"failure": self.over})
@@ -134,11 +174,35 @@ class Control:
         self.writer.shutdown()
         self.events.close()
 
+    def _take_over(self, state: dict[str, Any]) -> None:
+        """Go on with the processes of a controller that died; those that are gone have left."""
+        self._carry_out(self.machine.take_over(state["machine"]))
+        for name, pid in state["pids"].items():
+            self.pids[name] = pid
+            threading.Thread(target=self._wait_for_other, args=(name, pid), daemon=True).start()
+
+    def _wait_for_other(self, name: str, pid: int) -> None:
+        """Wait for the end of a process of this job that this process did not start."""
+        if _is_member(pid, self.folder, name):
+            _wait_for_end(pid)
+        self.inbox.put(("ended", name, -1))
+
+    def _remember(self) -> None:
+        """Write down, before anything is done, what a controller after this one must know."""
+        state = {"machine": self.machine.state(), "pids": {n: p for n, p in self.pids.items() if n not in self.ended}}
+        if state == self.written:
+            return
+        partial = self.folder / f".{STATE}"
+        with partial.open("w") as file:
+            json.dump(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.rename(self.folder / STATE)
+        self.written = state
+
     def _watch(self, parent: int) -> None:
         """Wait for the end of the process that started the job: it ends with it."""
-        with contextlib.suppress(ProcessLookupError):
-            handle = os.pidfd_open(parent)
-            select.select([handle], [], [])
+        _wait_for_end(parent)
         self.inbox.put(("abandoned",))
 
     def _abandoned(self) -> None:
@@ -200,6 +264,7 @@ class Control:
             del self.channels[name]
 
     def _ended(self, name: str, code: int) -> None:
+        self.ended.add(name)
         self._carry_out(self.machine.left(name, reason=f"exit code {code}"))
 
     def _loaded(self, era: int, version: int) -> None:
@@ -224,20 +289,25 @@ class Control:
     # --- commands
 
     def _carry_out(self, commands: list[machine.Command]) -> None:
+        """Start who is to be started, remember all, and then do the rest."""
+        if not commands:
+            return
         for command in commands:
-            match command:
-                case machine.Start():
-                    self._start(command)
-                case machine.End():
-                    self._end(command)
-                case machine.Tell():
-                    self._say(command.to, dict(command.what))
-                case machine.Load():
-                    self._load(command)
-                case machine.Note():
-                    self._write(now(), command.event, dict(command.columns))
-                case machine.Over():
-                    self.over = command.failure
+            if isinstance(command, machine.Start):
+                self._start(command)
+        self._remember()
+        for command in commands:
+            if not isinstance(command, machine.Start):
+                self._do[type(command)](command)
+
+    def _tell(self, command: machine.Tell) -> None:
+        self._say(command.to, dict(command.what))
+
+    def _note(self, command: machine.Note) -> None:
+        self._write(now(), command.event, dict(command.columns))
+
+    def _finish(self, command: machine.Over) -> None:
+        self.over = command.failure
 
     def _start(self, command: machine.Start) -> None:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -247,7 +317,7 @@ class Control:
             env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
         )  # fmt: skip
         log.close()
-        self.processes[command.name] = process
+        self.pids[command.name] = process.pid
         self._write(now(), "started", {"name": command.name, "role": command.role, "pid": process.pid})
         threading.Thread(target=self._wait_for, args=(command.name, process), daemon=True).start()
 
@@ -255,21 +325,19 @@ class Control:
         self.inbox.put(("ended", name, process.wait()))
 
     def _end(self, command: machine.End) -> None:
-        process = self.processes.get(command.name)
-        if process is None:
+        pid = self.pids.get(command.name)
+        if pid is None or command.name in self.ended:
             return
         if command.kill or command.name not in self.channels:  # who has not come yet has nothing to lose
-            process.kill()
+            _kill(pid, self.folder, command.name)
             return
         self._say(command.name, {"do": "stop"})
-        threading.Thread(target=self._insist, args=(process,), daemon=True).start()
+        threading.Thread(target=self._insist, args=(pid, command.name), daemon=True).start()
 
-    def _insist(self, process: subprocess.Popen[bytes]) -> None:
+    def _insist(self, pid: int, name: str) -> None:
         """Kill a process that does not end by itself within two leases."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(2 * self.lease.base_s)
-            return
-        process.kill()
+        if not _wait_for_end(pid, timeout_s=2 * self.lease.base_s):
+            _kill(pid, self.folder, name)
 
     def _say(self, name: str, what: dict[str, Any]) -> None:
         channel = self.channels.get(name)
@@ -322,8 +390,11 @@ class _Joining(FromMember):
 
 
 def main(arguments: list[str]) -> None:
-    """Be the controller of a job."""
-    Control(Path(arguments[0])).run()
+    """Be the controller of a job: one at a time, whoever else believes to be it."""
+    folder = Path(arguments[0])
+    with (folder / LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        Control(folder).run()
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from labkit.core.errors import InputError, unknown
-from labkit.elastic.tree import deal
+from labkit.elastic.shards import deal
 
 Role = Literal["server", "worker"]
 STRATEGIES = ("handover", "suspend", "checkpoint")
@@ -173,15 +173,64 @@ class Controller:
             self._launch("worker")
         return self._taken()
 
+    def state(self) -> dict[str, Any]:
+        """Return what another controller must know to take over, as JSON has it; progress is told by who is there."""
+        return {
+            "members": [[m.name, m.role, m.address, m.leaving] for m in self.members.values()],
+            "owner": sorted(self.owner.items()), "moves": sorted(self.moves.items()), "era": self.era,
+            "phase": self.phase, "saved": self.saved, "n_deaths": self.n_deaths, "numbers": self._numbers,
+            "n_scalings": self._n_scalings,
+            "scaling": [s.number for s in (self.scaling, *self.queue) if s is not None],
+        }  # fmt: skip
+
+    def take_over(self, state: Mapping[str, Any]) -> list[Command]:
+        """Begin where another controller was: wait for its processes to come back, each with what it has.
+
+        A scaling that was under way is given up: blocks that have moved stay where they are, newcomers stay.
+        """
+        for name, role, address, leaving in state["members"]:
+            self.members[name] = Member(name, role, address, leaving=leaving)
+        self.owner, self.moves = dict(state["owner"]), dict(state["moves"])
+        self.era, self.saved, self.n_deaths = state["era"], state["saved"], state["n_deaths"]
+        self._numbers, self._n_scalings = dict(state["numbers"]), state["n_scalings"]
+        self.phase = "taking_over" if state["phase"] == "training" else "restoring"
+        self._out.append(Note("taken_over", {"era": self.era, "phase": state["phase"]}))
+        for number in state["scaling"]:
+            self._out.append(Note("dropped", {"scaling": number, "why": "the controller died"}))
+        return self._taken()
+
+    def _on_here(self, member: Member, columns: Mapping[str, Any]) -> None:
+        """Note that a process of the controller before this one has told all that it has."""
+        member.ready, member.version = True, int(columns["version"])
+        self.progress = max(self.progress, member.version)
+
+    def _resume(self) -> None:
+        """Go on with training once everybody has told: unless blocks were lost, nobody stood still meanwhile."""
+        self.phase = "training"
+        lost = [block for block, name in self.owner.items() if name not in self.members]
+        if lost:
+            self._go_back()
+            return
+        for server in self.of("server"):
+            self._tell(server.name, do="copy", version=self.terms.n_steps)
+        for member in self.members.values():
+            if member.leaving:
+                self._out.append(End(member.name))
+        self._tell_workers(do="go_on")
+        self._deal()
+        self._out.append(Note("resumed", {"era": self.era, "version": self.progress}))
+
     def joined(self, name: str, *, address: str = "") -> list[Command]:
         """Take in a process that has connected."""
         member = self.members.get(name)
         if member is None or member.joined:
             return [Tell(name, {"do": "stop"})]
         member.joined, member.address = True, address
+        if self.phase in ("taking_over", "restoring") and self.era:
+            self._tell(name, do="tell")
         self._out.append(Note("joined", {"name": name, "role": member.role}))
         self._introduce(member)
-        if member.role == "server":
+        if member.role == "server" and self.phase != "taking_over":
             self._tell(name, do="era", era=self.era)
         if member.role == "worker" and self.phase == "training":
             self._begin(name, self.progress + MARGIN, (0, 0))
@@ -294,7 +343,9 @@ class Controller:
         """Do the next thing that is due."""
         if self.phase in ("starting", "restoring") and all(m.joined and not m.leaving for m in self.members.values()):
             self._restore()
-        elif self.phase == "training":
+        elif self.phase == "taking_over" and all(m.ready for m in self.members.values() if not m.leaving):
+            self._resume()
+        if self.phase == "training":
             if self.scaling is None and self.queue:
                 self.scaling = self.queue.pop(0)
             if self.scaling is not None:
@@ -332,8 +383,13 @@ class Controller:
 
     def _ranges(self) -> dict[str, tuple[int, int]]:
         """Return the logical shards of each worker."""
-        workers = [m.name for m in self.of("worker") if m.joined]
-        return dict(zip(workers, deal(self.terms.n_shards, [1.0] * len(workers)), strict=True)) if workers else {}
+        return self._dealt([m.name for m in self.of("worker") if m.joined])
+
+    def _dealt(self, workers: Sequence[str]) -> dict[str, tuple[int, int]]:
+        if not workers:
+            return {}
+        ranges = deal(self.terms.n_shards, dict.fromkeys(workers, 1.0))
+        return {str(name): (leaves.start, leaves.stop) for name, leaves in ranges.items()}
 
     def _deal(self, *, only_ready: bool = True) -> None:
         """Deal the logical shards anew; workers that are not ready yet get theirs later."""
@@ -341,9 +397,8 @@ class Controller:
         for member in self.members.values():
             if member.role == "worker" and member.joined and member.name not in workers:
                 self._tell(member.name, do="deal", leaves=(0, 0))
-        if workers:
-            for name, leaves in zip(workers, deal(self.terms.n_shards, [1.0] * len(workers)), strict=True):
-                self._tell(name, do="deal", leaves=leaves)
+        for name, leaves in self._dealt(workers).items():
+            self._tell(name, do="deal", leaves=leaves)
 
     # --- what members report
 

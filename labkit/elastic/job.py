@@ -19,17 +19,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from labkit.core.errors import InputError, LabkitError
-from labkit.elastic.batches import Batches
 from labkit.elastic.blocks import layout, pack, unpack
 from labkit.elastic.control import EVENTS, PLAN, Plan
 from labkit.elastic.member import CONTROLLER, Spec
 from labkit.elastic.program import Program
 from labkit.elastic.protocol import Kind
+from labkit.elastic.shards import check_batch
 from labkit.elastic.store import Block, Vector
 from labkit.elastic.transport import Access, Address, Channel, Handler, Lease, TransportError, connect, private_folder
 
 if TYPE_CHECKING:
     from torch import nn
+
+
+CONTROLLERS = 10
+"""Times that a killed controller is started again."""
 
 
 class JobError(LabkitError):
@@ -45,14 +49,31 @@ class Job:
     def __init__(self, folder: Path, program: Program, *, keep: bool) -> None:
         self.folder, self._program, self._keep = folder, program, keep
         self._lease = Lease(Spec.load(folder).lease_s)
-        log = (folder / "controller.log").open("ab")
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "labkit.elastic.control", str(folder)],
-            stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
-        log.close()
         self._channel: Channel | None = None
+        self._ended, self._closing = threading.Event(), False
+        self._process = self._start()
+        threading.Thread(target=self._attend, name="controller", daemon=True).start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        with (self.folder / "controller.log").open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "labkit.elastic.control", str(self.folder)],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )  # fmt: skip
+
+    def _attend(self) -> None:
+        """Start the controller again if it was killed: training went on meanwhile."""
+        for _ in range(CONTROLLERS):
+            if self._process.wait() >= 0 or self._closing:
+                break
+            if self._channel is not None:
+                self._channel.close()
+                self._channel = None
+            self._process = self._start()
+        else:
+            self._process.wait()
+        self._ended.set()
 
     # --- what a user does
 
@@ -77,12 +98,12 @@ class Job:
     def events(self, *, follow: bool = True) -> Iterator[dict[str, Any]]:
         """Yield what has happened so far, and what happens until the job is over."""
         path, pause = self.folder / EVENTS, threading.Event()
-        while not path.exists() and self._process.poll() is None:
+        while not path.exists() and not self._ended.is_set():
             pause.wait(0.02)
         with path.open() as file:
             rest = ""
             while True:
-                ended = self._process.poll() is not None
+                ended = self._ended.is_set()
                 rest += file.readline()
                 if rest.endswith("\n"):
                     yield json.loads(rest)
@@ -101,7 +122,8 @@ class Job:
             If the job failed.
         """
         try:
-            self._process.wait(timeout_s)
+            if not self._ended.wait(timeout_s):
+                raise JobError(f"the job is not done after {timeout_s} s.")
             return Result(self)
         finally:
             self._clear()
@@ -130,18 +152,18 @@ class Job:
                     lease=self._lease,
                 )  # fmt: skip
             except TransportError:
-                if self._process.poll() is not None or time.monotonic() > until:
+                if self._ended.is_set() or time.monotonic() > until:
                     raise
                 pause.wait(0.05)
         return self._channel
 
     def _clear(self) -> None:
-        if self._process.poll() is None:
+        if not self._ended.is_set():
             with contextlib.suppress(LabkitError, TransportError):
                 self.stop()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(5 * self._lease.base_s)
-            self._process.kill()
+            if not self._ended.wait(5 * self._lease.base_s):
+                self._closing = True
+                self._process.kill()
         if self._channel is not None:
             self._channel.close()
         if not self._keep:
@@ -214,7 +236,7 @@ def start(
     """Start a job and return at once; see `train` for the parameters."""
     program = Program(model, data, loss)
     program.check()
-    Batches(len(data), batch=batch, n_shards=shards, seed=seed)
+    check_batch(len(data), batch=batch, n_shards=shards)
     if steps < 1:
         raise InputError(f"a job of {steps} steps; expected at least one.")
     from labkit.elastic.optimizers import optimizer as by_name

@@ -239,6 +239,10 @@ class ServerMember(Member):
             return Arrivals(self.server, role=str(peer.hello.get("role")), tell=self.take)
 
         self._arrivals = Arrivals(self.server, role="server", tell=self.take)
+        self._known = {
+            "install": self._install, "meet": self._meet_server, "era": self._begin_era, "tell": self._tell_all,
+            "hand_over": self._hand_over, "take_back": self._take_back, "copy": self._copy_at,
+        }  # fmt: skip
         self.listener = Listener(
             self.address_of(name), welcome=welcome, access=self.access, hello={"name": name}, lease=self.lease
         )
@@ -249,24 +253,37 @@ class ServerMember(Member):
 
     def do(self, order: Mapping[str, Any]) -> None:
         """Carry out one order."""
-        server = self.server
-        match order["do"]:
-            case "install":
-                server.install(order["channel"], order["message"])
-            case "meet":
-                self._meet_server(order["name"], order["address"])
-            case "era":
-                server.begin_era(order["era"])
-            case "hand_over":
-                server.hand_over({int(b): name for b, name in order["moves"]}, version=order["version"])
-            case "take_back":
-                server.take_back(order["blocks"])
-            case "copy":
-                late = server.copy_at(order["version"])
-                if late:
-                    self.report("late", version=order["version"], blocks=late[:100])
+        self._known[order["do"]](order)
 
-    def _meet_server(self, name: str, address: str) -> None:
+    def _install(self, order: Mapping[str, Any]) -> None:
+        self.server.install(order["channel"], order["message"])
+
+    def _begin_era(self, order: Mapping[str, Any]) -> None:
+        self.server.begin_era(order["era"])
+
+    def _hand_over(self, order: Mapping[str, Any]) -> None:
+        self.server.hand_over({int(b): name for b, name in order["moves"]}, version=order["version"])
+
+    def _take_back(self, order: Mapping[str, Any]) -> None:
+        self.server.take_back(order["blocks"])
+
+    def _copy_at(self, order: Mapping[str, Any]) -> None:
+        late = self.server.copy_at(order["version"])
+        if late:
+            self.report("late", version=order["version"], blocks=late[:100])
+
+    def _tell_all(self, _: Mapping[str, Any]) -> None:
+        """Tell a new controller which blocks are here."""
+        version = 0
+        for block, at_version, moves in self.server.owned():
+            self.report("owns", block=block, version=at_version, moves=moves)
+            version = max(version, at_version)
+        for block, at_version, owner in self.server.unsettled():
+            self.report("unsure", block=block, version=at_version, owner=owner, why="the controller died")
+        self.report("here", version=version)
+
+    def _meet_server(self, order: Mapping[str, Any]) -> None:
+        name, address = order["name"], order["address"]
         self.meet(name, address, self._arrivals)
         if name in self.servers:
             self.server.met_server(name, self.servers[name], address)
@@ -306,7 +323,7 @@ class WorkerMember(Member):
             report=self.report,
         )
         self._handler = FromServers(self.worker)
-        self._batches: tuple[int, Any] | None = None
+        self._epoch: tuple[int, Any] | None = None
 
     def _channel(self, server: str) -> Channel:
         with self.met:  # the controller names servers before it names what they have: it is a matter of milliseconds
@@ -325,15 +342,15 @@ class WorkerMember(Member):
         return self.program.loss(self.program.model, batch)
 
     def _indices(self, step: int, leaf: int) -> list[int]:
-        from labkit.elastic.batches import Batches
+        """Return the samples of a logical shard of a step; the order of an epoch is made once."""
+        from labkit.elastic.shards import logical_batches
 
-        if self._batches is None:
-            spec = self.spec
-            self._batches = (
-                0,
-                Batches(len(self.program.data), batch=spec.batch, n_shards=spec.n_shards, seed=spec.seed),
-            )
-        found: list[int] = self._batches[1].indices(step, leaf)
+        spec, n = self.spec, len(self.program.data)
+        epoch, within = divmod(step, n // spec.batch)
+        if self._epoch is None or self._epoch[0] != epoch:
+            steps = logical_batches(n, batch=spec.batch, n_shards=spec.n_shards, seed=spec.seed, epoch=epoch)
+            self._epoch = epoch, steps
+        found: list[int] = self._epoch[1][within, leaf].tolist()
         return found
 
     def take(self, order: dict[str, Any]) -> None:
@@ -346,6 +363,8 @@ class WorkerMember(Member):
             self.worker.told(order)
             if order["do"] == "stop":
                 self.orders.put(order)
+            elif order["do"] == "tell":
+                self.report("here", version=self.worker.version)
 
     def do(self, order: Mapping[str, Any]) -> None:
         """Connect to a server."""

@@ -342,6 +342,13 @@ class Server:
             slots = list(self._slots.values())
         return [[s.number, s.block.version, s.block.moves] for s in slots if s.block is not None]
 
+    def unsettled(self) -> list[tuple[int, int, str]]:
+        """Return (block, version, owner) of blocks that somebody did not say that it has."""
+        return [
+            (number, block.version, str((self.slot(number).gone or {}).get("owner", "")))
+            for number, block in list(self._kept.items())
+        ]
+
 
 class Arrivals(Handler):
     """What arrives at a server from one peer."""

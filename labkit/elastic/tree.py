@@ -8,7 +8,6 @@ Whoever computes which leaves, the additions are the same.
 from __future__ import annotations
 
 from functools import lru_cache
-from itertools import pairwise
 from typing import NamedTuple
 
 from labkit.core.errors import InputError
@@ -92,27 +91,3 @@ def cover(first: int, last: int, *, n_shards: int) -> list[Node]:
             left, right = halves(node)
             todo += [right, left]
     return nodes
-
-
-def deal(n_shards: int, speeds: list[float]) -> list[tuple[int, int]]:
-    """Return a range of leaves (first, last) for each worker, as long as it is fast; every leaf once.
-
-    Parameters
-    ----------
-    n_shards : int
-        Leaves, V.
-    speeds : list of float
-        > 0, of each worker; only their ratios matter.
-
-    Examples
-    --------
-    >>> deal(8, [1.0, 1.0, 2.0])
-    [(0, 2), (2, 4), (4, 8)]
-    """
-    if not speeds or not all(0 < speed < float("inf") for speed in speeds):
-        raise InputError(f"speeds of workers are {speeds}; expected at least one, all of them above 0.")
-    total, cuts, so_far = sum(speeds), [0], 0.0
-    for speed in speeds:
-        so_far += speed
-        cuts.append(round(n_shards * so_far / total))
-    return list(pairwise(cuts))

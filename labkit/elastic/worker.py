@@ -85,6 +85,8 @@ class Worker:
         self._changed = threading.Condition()
         self._orders = Orders()
         self._wanted = -1
+        self.version = 0
+        """Of the parameters that it computes with."""
         self._missing: set[int] = set()
         self._sums: dict[Node, Vector] = {}
         self._out: dict[Channel, int] = {}
@@ -160,6 +162,7 @@ class Worker:
                 version = self._begin() if version is None else self._step(version)
             except Halted:
                 version = None
+            self.version = self.version if version is None else version
             if version == self.n_steps:
                 self._report("done", version=version)
                 version = None

@@ -116,6 +116,18 @@ def test_a_killed_process_costs_no_bit(control: Result, victim: str) -> None:
     assert any(e["event"] == "goes_back" for e in result.events) == (victim == "ps-0")
 
 
+def test_training_goes_on_without_its_controller_and_the_next_one_takes_over(control: Result) -> None:
+    """Workers and servers are not disturbed: nothing is stopped, nothing is loaded again, and it can be scaled."""
+    at = {10: lambda job: os.kill(job.pid, signal.SIGKILL), STEPS - 20: lambda job: job.scale(servers=-1)}
+    result = run(at)
+    assert result.digest == control.digest
+    events = [event["event"] for event in result.events]
+    assert events.count("taken_over") == events.count("resumed") == 1
+    assert "goes_back" not in events
+    assert events.count("began") == 1
+    assert events.count("started") == 4
+
+
 def test_an_error_in_the_model_ends_the_job_and_is_told() -> None:
     from torch import nn
 
@@ -131,8 +143,8 @@ def test_an_error_in_the_model_ends_the_job_and_is_told() -> None:
 @pytest.mark.parametrize(
     ("options", "what"),
     [
-        ({"batch": 30}, "does not divide into 8 logical shards"),
-        ({"batch": 1024}, "fewer than a batch of 1024"),
+        ({"batch": 30}, "cannot be cut into 8 equal logical shards"),
+        ({"batch": 1024}, "fewer than one batch of 1024"),
         ({"workers": 0}, "expected at least one"),
         ({"servers": 999}, "expected at most one per block"),
         ({"optimizer": "sdg"}, "Did you mean 'sgd'"),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from labkit.core.errors import InputError
 from labkit.elastic.optimizers import optimizer
 from labkit.elastic.store import Block, Pushed
-from labkit.elastic.tree import Node, cover, deal, halves, parents
+from labkit.elastic.tree import Node, cover, halves, parents
 
 
 def summed(node: Node, leaves: np.ndarray) -> np.ndarray:
@@ -31,19 +31,9 @@ def test_any_ranges_that_make_up_a_batch_are_covered_by_nodes_that_do_not_overla
     assert all(node in parents(n) or node == (0, n) for node in nodes)
 
 
-@given(n=st.integers(1, 200), speeds=st.lists(st.floats(0.1, 10.0), min_size=1, max_size=9))
-def test_leaves_are_dealt_once_each_and_in_proportion(n: int, speeds: list[float]) -> None:
-    ranges = deal(n, speeds)
-    assert [leaf for first, last in ranges for leaf in range(first, last)] == list(range(n))
-    for (first, last), speed in zip(ranges, speeds, strict=True):
-        assert abs((last - first) - n * speed / sum(speeds)) <= 1.001
-
-
 def test_a_batch_of_no_shards_or_too_many_is_refused() -> None:
     with pytest.raises(InputError, match="1 to 32768"):
         parents(0)
-    with pytest.raises(InputError, match="above 0"):
-        deal(8, [1.0, 0.0])
 
 
 def block(n: int = 5) -> Block:

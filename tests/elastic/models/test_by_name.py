@@ -78,4 +78,4 @@ def test_another_process_has_the_same_parameters_samples_and_gradients(child, pl
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
 def test_counting_parameters_of_published_sizes_makes_no_room_for_them(child):
-    assert child["grown_mb"] < 100 < 4 * models.n_parameters("vgg-16") / 1e6
+    assert child["grown_mb"] < 300 < 4 * models.n_parameters("vgg-16") / 1e6
