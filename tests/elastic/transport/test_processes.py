@@ -52,6 +52,12 @@ def spawned(address, accesses):
         child.stdout.close()
 
 
+def stop(child):
+    """Stop the process and return when every thread of it stands still: the signal alone is not yet that."""
+    os.kill(child.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, child.pid, os.WSTOPPED)
+
+
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_killed_process_is_noticed_at_once(spawned, scheme):
     child, channel, handler = spawned(scheme)
@@ -64,7 +70,7 @@ def test_a_killed_process_is_noticed_at_once(spawned, scheme):
     for reply in replies:
         reply.result(WITHIN_S)
     assert hashlib.sha256(into).digest() == hashlib.sha256(numbers).digest()
-    os.kill(child.pid, signal.SIGSTOP)  # so that the next request is certainly on its way when the process dies
+    stop(child)  # so that the next request is certainly on its way when the process dies
     reply = channel.request(30, b"never answered")
     began_s = time.monotonic()
     os.kill(child.pid, signal.SIGKILL)
@@ -78,7 +84,7 @@ def test_a_stopped_process_is_noticed_within_the_lease_but_not_before_half_of_it
     lease = Lease(1.0)
     child, _, handler = spawned("unix", lease=lease)
     began_s = time.monotonic()
-    os.kill(child.pid, signal.SIGSTOP)
+    stop(child)
     assert "silent for its lease of 1 s" in str(handler.end())
     assert 0.5 * lease.base_s < time.monotonic() - began_s < lease.base_s + 0.5
 
@@ -86,7 +92,7 @@ def test_a_stopped_process_is_noticed_within_the_lease_but_not_before_half_of_it
 def test_a_process_that_pauses_for_less_than_the_lease_is_kept(spawned):
     lease = Lease(2.0)
     child, channel, handler = spawned("unix", lease=lease)
-    os.kill(child.pid, signal.SIGSTOP)
+    stop(child)
     assert not handler.is_over.wait(0.4 * lease.base_s)
     os.kill(child.pid, signal.SIGCONT)
     assert bytes(channel.request(30, b"awake").result(WITHIN_S).payload) == b"awake"
