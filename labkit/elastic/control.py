@@ -20,7 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from labkit.core.errors import InputError, LabkitError
-from labkit.elastic import controller as machine
+from labkit.elastic.commands import Command, End, Load, Note, Over, Start, Tell
+from labkit.elastic.controller import Controller
+from labkit.elastic.crew import Terms
 from labkit.elastic.member import CONTROLLER, Spec
 from labkit.elastic.protocol import Kind, at, era_and_version
 from labkit.elastic.store import Block
@@ -125,8 +127,8 @@ class Control:
         self.ended: set[str] = set()
         self.written: dict[str, Any] = {}
         self._do: dict[type, Callable[[Any], None]] = {
-            machine.End: self._end, machine.Tell: self._tell, machine.Load: self._load, machine.Note: self._note,
-            machine.Over: self._finish,
+            End: self._end, Tell: self._tell, Load: self._load, Note: self._note,
+            Over: self._finish,
         }  # fmt: skip
         self.checkpoints = self.spec.checkpoints(folder)
         (folder / CONTROLLER).unlink(missing_ok=True)  # of a controller that died
@@ -135,8 +137,8 @@ class Control:
         self.events = (folder / EVENTS).open("a", buffering=1)
         self.losses: dict[int, dict[int, float]] = {}
         self.over: str | None = None
-        self.machine = machine.Controller(
-            machine.Terms(
+        self.machine = Controller(
+            Terms(
                 sizes=[n for _, n in self.spec.extents],
                 n_shards=self.spec.n_shards,
                 n_steps=self.spec.n_steps,
@@ -288,28 +290,28 @@ class Control:
 
     # --- commands
 
-    def _carry_out(self, commands: list[machine.Command]) -> None:
+    def _carry_out(self, commands: list[Command]) -> None:
         """Start who is to be started, remember all, and then do the rest."""
         if not commands:
             return
         for command in commands:
-            if isinstance(command, machine.Start):
+            if isinstance(command, Start):
                 self._start(command)
         self._remember()
         for command in commands:
-            if not isinstance(command, machine.Start):
+            if not isinstance(command, Start):
                 self._do[type(command)](command)
 
-    def _tell(self, command: machine.Tell) -> None:
+    def _tell(self, command: Tell) -> None:
         self._say(command.to, dict(command.what))
 
-    def _note(self, command: machine.Note) -> None:
+    def _note(self, command: Note) -> None:
         self._write(now(), command.event, dict(command.columns))
 
-    def _finish(self, command: machine.Over) -> None:
+    def _finish(self, command: Over) -> None:
         self.over = command.failure
 
-    def _start(self, command: machine.Start) -> None:
+    def _start(self, command: Start) -> None:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         log = (self.folder / f"{command.name}.log").open("ab")
         process = subprocess.Popen(
@@ -324,7 +326,7 @@ class Control:
     def _wait_for(self, name: str, process: subprocess.Popen[bytes]) -> None:
         self.inbox.put(("ended", name, process.wait()))
 
-    def _end(self, command: machine.End) -> None:
+    def _end(self, command: End) -> None:
         pid = self.pids.get(command.name)
         if pid is None or command.name in self.ended:
             return
@@ -345,7 +347,7 @@ class Control:
             with contextlib.suppress(TransportError):
                 channel.send(Kind.TELL, meta=what)
 
-    def _load(self, command: machine.Load) -> None:
+    def _load(self, command: Load) -> None:
         """Send every block of the newest good checkpoint to its owner."""
         self.copies.clear()
         newest = self.checkpoints.newest(on_bad=lambda bad: self._write(now(), "bad_checkpoint", {"why": str(bad)}))

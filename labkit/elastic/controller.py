@@ -5,132 +5,17 @@ It is off the path of a step: workers and servers go on without it, and tell it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any
 
-from labkit.core.errors import InputError, unknown
-from labkit.elastic.shards import deal
-
-Role = Literal["server", "worker"]
-STRATEGIES = ("handover", "suspend", "checkpoint")
-MARGIN = 2
-"""Versions from now at which something is to happen that everybody must hear of first."""
+from labkit.core.errors import InputError
+from labkit.elastic.commands import Command, End, Load, Note, Over, Tell
+from labkit.elastic.crew import Member, Reassign, Terms
+from labkit.elastic.scaling import MARGIN, Scaler
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """What a job is, as far as the controller needs to know.
-
-    Attributes
-    ----------
-    sizes : sequence of int
-        Parameters of each block.
-    n_shards : int
-        V, logical shards of a batch.
-    n_steps : int
-        Of the whole training.
-    save_every : int
-        Steps between two checkpoints; 0: none but the last state.
-    restarts : int
-        Processes that may die and be replaced before the job is given up.
-    """
-
-    sizes: Sequence[int]
-    n_shards: int
-    n_steps: int
-    save_every: int = 0
-    restarts: int = 10
-
-
-@dataclass(slots=True)
-class Member:
-    """A process of the job."""
-
-    name: str
-    role: Role
-    address: str = ""
-    joined: bool = False
-    ready: bool = False
-    leaving: bool = False
-    version: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """Start a process."""
-
-    name: str
-    role: Role
-
-
-@dataclass(frozen=True, slots=True)
-class End:
-    """See to it that a process is gone: ask it to stop, or kill it."""
-
-    name: str
-    kill: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Tell:
-    """Tell a member something."""
-
-    to: str
-    what: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """Send the blocks of the newest good checkpoint to their owners, and say which version it is."""
-
-    era: int
-    owner: Mapping[int, str]
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """Write down that something has happened."""
-
-    event: str
-    columns: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Over:
-    """The job has ended; why, if not as it should."""
-
-    failure: str = ""
-
-
-Command = Start | End | Tell | Load | Note | Over
-
-
-@dataclass(slots=True)
-class Scaling:
-    """One request: how many more or fewer, who goes, and how.
-
-    `phase` runs through the published steps: registration, assignment, migration, update.
-    """
-
-    servers: int = 0
-    workers: int = 0
-    replace: tuple[str, ...] = ()
-    strategy: str = "handover"
-    phase: str = "asked"
-    new: list[str] = field(default_factory=list)
-    going: list[str] = field(default_factory=list)
-    moves: dict[int, str] = field(default_factory=dict)
-    waiting: set[Any] = field(default_factory=set)
-    number: int = 0
-
-
-Reassign = Callable[[Mapping[int, str], Sequence[int], Sequence[str]], dict[int, str]]
-"""From owners, sizes and the servers there will be to owners: as few bytes as possible move."""
-
-
-class Controller:
-    """Who is there, who has which block, and what is under way.
+class Controller(Scaler):
+    """All that a job's controller decides.
 
     Parameters
     ----------
@@ -141,24 +26,9 @@ class Controller:
     """
 
     def __init__(self, terms: Terms, *, reassign: Reassign) -> None:
-        self.terms, self._reassign = terms, reassign
-        self.members: dict[str, Member] = {}
-        self.owner: dict[int, str] = {}
-        self.moves: dict[int, int] = {}
-        self.era = 0
-        self.phase = "starting"
-        self.progress = 0
-        self.scaling: Scaling | None = None
-        self.queue: list[Scaling] = []
-        self.saving: int | None = None
+        super().__init__(terms, reassign=reassign)
         self.saved = 0
         self.n_deaths = 0
-        self._numbers = {"server": 0, "worker": 0}
-        self._n_scalings = 0
-        self._restarted: Scaling | None = None
-        self._out: list[Command] = []
-
-    # --- in and out
 
     def start(self, *, servers: int, workers: int) -> list[Command]:
         """Begin with so many of each."""
@@ -262,82 +132,10 @@ class Controller:
         self._go_on()
         return self._taken()
 
-    def scale(self, *, servers: int = 0, workers: int = 0, replace: Sequence[str] = (), strategy: str) -> list[Command]:
-        """Add (or remove, below 0) servers and workers, and replace some; one request after the other.
-
-        Raises
-        ------
-        InputError
-            If nobody would be left, or there would be more servers than blocks; nothing has changed then.
-        """
-        if strategy not in STRATEGIES:
-            raise unknown("strategy", strategy, STRATEGIES)
-        self._check_numbers(servers, workers, replace)
-        self._n_scalings += 1
-        self.queue.append(Scaling(servers, workers, tuple(replace), strategy, number=self._n_scalings))
-        self._go_on()
-        return self._taken()
-
     def stop(self) -> list[Command]:
         """End the job before its last step."""
         self._end("")
         return self._taken()
-
-    def _taken(self) -> list[Command]:
-        out, self._out = self._out, []
-        return out
-
-    # --- who is there
-
-    def of(self, role: Role) -> list[Member]:
-        """Return the members of a role that stay, oldest first."""
-        return [m for m in self.members.values() if m.role == role and not m.leaving]
-
-    def _check_numbers(self, servers: int, workers: int, replace: Sequence[str]) -> None:
-        asked = {"server": servers, "worker": workers}
-        roles: tuple[Role, ...] = ("server", "worker")
-        for role in roles:
-            planned = len(self.of(role)) + asked[role]
-            planned += sum(s.servers if role == "server" else s.workers for s in self.queue)
-            if planned < 1:
-                raise InputError(f"the job would be left with {planned} {role}s; expected at least one.")
-            if role == "server" and planned > len(self.terms.sizes):
-                raise InputError(
-                    f"{planned} servers for {len(self.terms.sizes)} blocks; expected at most one per block."
-                )
-        for name in replace:
-            if name not in self.members:
-                raise unknown("member", name, tuple(self.members))
-
-    def _launch(self, role: Role) -> str:
-        name = f"{'ps' if role == 'server' else 'worker'}-{self._numbers[role]}"
-        self._numbers[role] += 1
-        self.members[name] = Member(name, role)
-        self._out.append(Start(name, role))
-        return name
-
-    def _introduce(self, member: Member) -> None:
-        """Let a newcomer and the servers connect, before anything depends on it."""
-        for other in self.members.values():
-            if other is not member and other.joined:
-                if member.role == "server":
-                    self._tell(other.name, do="meet", name=member.name, address=member.address)
-                if other.role == "server":
-                    self._tell(member.name, do="meet", name=other.name, address=other.address)
-
-    def _on_met(self, member: Member, columns: Mapping[str, Any]) -> None:
-        if self.scaling is not None:
-            self.scaling.waiting.discard(("met", member.name, columns["name"]))
-
-    def _tell(self, to: str, **what: Any) -> None:
-        self._out.append(Tell(to, what))
-
-    def _tell_workers(self, **what: Any) -> None:
-        for worker in self.members.values():
-            if worker.role == "worker" and worker.joined:
-                self._tell(worker.name, **what)
-
-    # --- what goes on
 
     def _go_on(self) -> None:
         """Do the next thing that is due."""
@@ -346,10 +144,7 @@ class Controller:
         elif self.phase == "taking_over" and all(m.ready for m in self.members.values() if not m.leaving):
             self._resume()
         if self.phase == "training":
-            if self.scaling is None and self.queue:
-                self.scaling = self.queue.pop(0)
-            if self.scaling is not None:
-                self._scale_on(self.scaling)
+            self._next_scaling()
 
     def _restore(self) -> None:
         """Give out the blocks of a checkpoint, at first those of the beginning."""
@@ -381,27 +176,6 @@ class Controller:
         known = [[block, owner, self.moves[block]] for block, owner in self.owner.items()]
         self._tell(name, do="begin", era=self.era, version=version, leaves=leaves, map=known)
 
-    def _ranges(self) -> dict[str, tuple[int, int]]:
-        """Return the logical shards of each worker."""
-        return self._dealt([m.name for m in self.of("worker") if m.joined])
-
-    def _dealt(self, workers: Sequence[str]) -> dict[str, tuple[int, int]]:
-        if not workers:
-            return {}
-        ranges = deal(self.terms.n_shards, dict.fromkeys(workers, 1.0))
-        return {str(name): (leaves.start, leaves.stop) for name, leaves in ranges.items()}
-
-    def _deal(self, *, only_ready: bool = True) -> None:
-        """Deal the logical shards anew; workers that are not ready yet get theirs later."""
-        workers = [m.name for m in self.of("worker") if m.joined and (m.ready or not only_ready)]
-        for member in self.members.values():
-            if member.role == "worker" and member.joined and member.name not in workers:
-                self._tell(member.name, do="deal", leaves=(0, 0))
-        for name, leaves in self._dealt(workers).items():
-            self._tell(name, do="deal", leaves=leaves)
-
-    # --- what members report
-
     def _on_ready(self, member: Member, columns: Mapping[str, Any]) -> None:
         member.ready, member.version = True, int(columns["version"])
         scaling = self.scaling
@@ -414,9 +188,6 @@ class Controller:
         """Tell whether a worker joined training that was under way."""
         return member.version > 0
 
-    def _n_ready(self) -> int:
-        return sum(m.ready for m in self.of("worker"))
-
     def _on_stepped(self, member: Member, columns: Mapping[str, Any]) -> None:
         member.version = int(columns["version"]) + 1
         self.progress = max(self.progress, member.version)
@@ -426,11 +197,6 @@ class Controller:
             due = max(self.saved + every, self.progress + MARGIN)
             if self.progress >= due - MARGIN and due < self.terms.n_steps:
                 self._save(due)
-
-    def _save(self, version: int) -> None:
-        self.saving = version
-        for server in self.of("server"):
-            self._tell(server.name, do="copy", version=version)
 
     def saved_at(self, version: int) -> list[Command]:
         """Note that a checkpoint is complete and safe."""
@@ -502,17 +268,8 @@ class Controller:
         self._out.append(Note("left", {"name": name, "role": member.role, "expected": False, "reason": "cut off"}))
         self._died(member)
 
-    def _on_holds(self, member: Member, columns: Mapping[str, Any]) -> None:  # noqa: ARG002
-        if self.scaling is not None:
-            self.scaling.waiting.discard(("holds", member.name))
-
-    def _on_held(self, member: Member, columns: Mapping[str, Any]) -> None:
-        self._out.append(Note("suspended", {"name": member.name, "seconds": columns["seconds"]}))
-
     def _on_failed(self, member: Member, columns: Mapping[str, Any]) -> None:
         self._end(f"{member.name}: {columns['why']}")
-
-    # --- deaths
 
     def _died(self, member: Member) -> None:
         self.n_deaths += 1
@@ -546,12 +303,6 @@ class Controller:
             worker.ready = False
         self._tell_workers(do="halt", era=self.era)
 
-    def _mourn(self, scaling: Scaling, member: Member) -> None:
-        """Wait no longer for somebody who is gone."""
-        scaling.waiting = {w for w in scaling.waiting if member.name not in (w if isinstance(w, tuple) else (w,))}
-        scaling.new = [name for name in scaling.new if name != member.name]
-        scaling.going = [name for name in scaling.going if name != member.name]
-
     def _end(self, failure: str) -> None:
         if self.phase == "over":
             return
@@ -562,111 +313,3 @@ class Controller:
             member.leaving = True
             self._out.append(End(member.name))
         self._out.append(Over(failure))
-
-    # --- scaling
-
-    def _scale_on(self, scaling: Scaling) -> None:
-        """Do the next step of a scaling as soon as the last one is complete."""
-        steps = {
-            "asked": self._register,
-            "registration": self._assign,
-            "saving": self._restart,
-            "assignment": self._migrate,
-            "migration": self._update,
-        }
-        while self.scaling is scaling and not scaling.waiting and scaling.phase in steps:
-            steps[scaling.phase](scaling)
-
-    def _phase(self, scaling: Scaling, phase: str, **columns: Any) -> None:
-        scaling.phase = phase
-        self._out.append(Note(phase, {"scaling": scaling.number, "strategy": scaling.strategy, **columns}))
-
-    def _register(self, scaling: Scaling) -> None:
-        """Start newcomers and wait until they are connected; workers also fetch the parameters."""
-        again = [self.members[name] for name in scaling.replace if name in self.members]
-        replaced = {"server": 0, "worker": 0}
-        for member in again:
-            replaced[member.role] += 1
-        scaling.going = [member.name for member in again]
-        self._phase(scaling, "registration", servers=scaling.servers, workers=scaling.workers)
-        if scaling.strategy == "checkpoint":
-            self._copy_for(scaling)
-            return
-        for role, n in (("server", scaling.servers), ("worker", scaling.workers)):
-            for _ in range(max(n, 0) + replaced[role]):
-                scaling.new.append(self._launch(role))  # type: ignore[arg-type]
-            stay = [m.name for m in self.of(role) if m.name not in scaling.going]  # type: ignore[arg-type]
-            scaling.going += [name for name in stay if name not in scaling.new][n:] if n < 0 else []
-        scaling.waiting = set(scaling.new)
-
-    def _copy_for(self, scaling: Scaling) -> None:
-        scaling.phase = "saving"
-        version = self.progress + MARGIN
-        if version >= self.terms.n_steps:
-            self._drop(scaling, "training is about to end")
-            return
-        scaling.waiting = {("saved", version)}
-        self._tell_workers(do="hold", version=version)
-        self._save(version)
-
-    def _drop(self, scaling: Scaling, why: str) -> None:
-        self._out.append(Note("dropped", {"scaling": scaling.number, "why": why}))
-        for name in scaling.new:
-            if name in self.members:
-                self.members[name].leaving = True
-                self._out.append(End(name))
-        self.scaling = None
-
-    def _restart(self, scaling: Scaling) -> None:
-        """Stop everybody, and begin again with others from the checkpoint."""
-        counts = {"server": len(self.of("server")), "worker": len(self.of("worker"))}
-        for member in list(self.members.values()):
-            member.leaving = True
-            self._out.append(End(member.name))
-        for role, more in (("server", scaling.servers), ("worker", scaling.workers)):
-            for _ in range(counts[role] + more):
-                self._launch(role)  # type: ignore[arg-type]
-        self._phase(scaling, "update")
-        self.phase, self.scaling, self._restarted = "starting", None, scaling
-
-    def _assign(self, scaling: Scaling) -> None:
-        """Find out which blocks move where."""
-        servers = [m.name for m in self.of("server") if m.name not in scaling.going]
-        after = self._reassign(self.owner, self.terms.sizes, servers)
-        scaling.moves = {block: name for block, name in after.items() if self.owner[block] != name}
-        moved = sum(self.terms.sizes[block] for block in scaling.moves)
-        self._phase(scaling, "assignment", blocks=len(scaling.moves), parameters=moved)
-
-    def _migrate(self, scaling: Scaling) -> None:
-        """Let the blocks move; those who suspend do it while workers stand still."""
-        self._phase(scaling, "migration")
-        version = None
-        if scaling.strategy == "suspend" and scaling.moves:
-            version = self.progress + MARGIN
-            if version >= self.terms.n_steps:
-                self._drop(scaling, "training is about to end")
-                return
-            self._tell_workers(do="hold", version=version)
-        sources: dict[str, dict[int, str]] = {}
-        for block, name in scaling.moves.items():
-            sources.setdefault(self.owner[block], {})[block] = name
-            scaling.waiting.add(("owns", block, name))
-        for source, moves in sources.items():
-            self._tell(source, do="hand_over", moves=[[b, n] for b, n in moves.items()], version=version)
-
-    def _update(self, scaling: Scaling) -> None:
-        """Let workers go on with the new owners, and those go who are to go."""
-        self._phase(scaling, "update")
-        if scaling.strategy == "suspend" and scaling.moves:
-            self._tell_workers(do="go_on")
-        for name in scaling.going:
-            if name in self.members:
-                self.members[name].leaving = True
-        if any(self.members[n].role == "worker" for n in (*scaling.new, *scaling.going) if n in self.members):
-            self._deal()
-        for name in scaling.going:
-            if name in self.members:
-                self._out.append(End(name))
-        self._out.append(Note("scaled", {"scaling": scaling.number, "strategy": scaling.strategy}))
-        self.scaling = None
-        self._go_on()

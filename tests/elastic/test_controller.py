@@ -8,7 +8,9 @@ import pytest
 
 from labkit.core.errors import InputError
 from labkit.elastic.assign import reassign
-from labkit.elastic.controller import Command, Controller, End, Load, Note, Over, Start, Tell, Terms
+from labkit.elastic.commands import Command, End, Load, Note, Over, Start, Tell
+from labkit.elastic.controller import Controller
+from labkit.elastic.crew import Terms
 
 
 class Play:

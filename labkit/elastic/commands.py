@@ -1,0 +1,59 @@
+"""What a controller says: start a process, end one, tell a member something, write down what has happened."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Role = Literal["server", "worker"]
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Start a process."""
+
+    name: str
+    role: Role
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """See to it that a process is gone: ask it to stop, or kill it."""
+
+    name: str
+    kill: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Tell a member something."""
+
+    to: str
+    what: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Send the blocks of the newest good checkpoint to their owners, and say which version it is."""
+
+    era: int
+    owner: Mapping[int, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Write down that something has happened."""
+
+    event: str
+    columns: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """The job has ended; why, if not as it should."""
+
+    failure: str = ""
+
+
+Command = Start | End | Tell | Load | Note | Over

@@ -1,0 +1,133 @@
+"""The processes of a job as its controller sees them: who is there, who has which block, who computes what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from labkit.elastic.commands import Command, Role, Start, Tell
+from labkit.elastic.shards import deal
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a job is, as far as the controller needs to know.
+
+    Attributes
+    ----------
+    sizes : sequence of int
+        Parameters of each block.
+    n_shards : int
+        V, logical shards of a batch.
+    n_steps : int
+        Of the whole training.
+    save_every : int
+        Steps between two checkpoints; 0: none but the last state.
+    restarts : int
+        Processes that may die and be replaced before the job is given up.
+    """
+
+    sizes: Sequence[int]
+    n_shards: int
+    n_steps: int
+    save_every: int = 0
+    restarts: int = 10
+
+
+@dataclass(slots=True)
+class Member:
+    """A process of the job."""
+
+    name: str
+    role: Role
+    address: str = ""
+    joined: bool = False
+    ready: bool = False
+    leaving: bool = False
+    version: int = 0
+
+
+Reassign = Callable[[Mapping[int, str], Sequence[int], Sequence[str]], dict[int, str]]
+"""From owners, sizes and the servers there will be to owners: as few bytes as possible move."""
+
+
+class Crew:
+    """Who is there, and what has been told to whom; the base of the controller.
+
+    Parameters
+    ----------
+    terms : Terms
+        Of the job.
+    reassign : callable
+        See `Reassign`; with no owners at all it makes the first assignment.
+    """
+
+    def __init__(self, terms: Terms, *, reassign: Reassign) -> None:
+        self.terms, self._reassign = terms, reassign
+        self.members: dict[str, Member] = {}
+        self.owner: dict[int, str] = {}
+        self.moves: dict[int, int] = {}
+        self.era = 0
+        self.phase = "starting"
+        self.progress = 0
+        self._numbers = {"server": 0, "worker": 0}
+        self._out: list[Command] = []
+
+    def of(self, role: Role) -> list[Member]:
+        """Return the members of a role that stay, oldest first."""
+        return [m for m in self.members.values() if m.role == role and not m.leaving]
+
+    def _launch(self, role: Role) -> str:
+        name = f"{'ps' if role == 'server' else 'worker'}-{self._numbers[role]}"
+        self._numbers[role] += 1
+        self.members[name] = Member(name, role)
+        self._out.append(Start(name, role))
+        return name
+
+    def _introduce(self, member: Member) -> None:
+        """Let a newcomer and the servers connect, before anything depends on it."""
+        for other in self.members.values():
+            if other is not member and other.joined:
+                if member.role == "server":
+                    self._tell(other.name, do="meet", name=member.name, address=member.address)
+                if other.role == "server":
+                    self._tell(member.name, do="meet", name=other.name, address=other.address)
+
+    def _tell(self, to: str, **what: Any) -> None:
+        self._out.append(Tell(to, what))
+
+    def _tell_workers(self, **what: Any) -> None:
+        for worker in self.members.values():
+            if worker.role == "worker" and worker.joined:
+                self._tell(worker.name, **what)
+
+    def _dealt(self, workers: Sequence[str]) -> dict[str, tuple[int, int]]:
+        if not workers:
+            return {}
+        ranges = deal(self.terms.n_shards, dict.fromkeys(workers, 1.0))
+        return {str(name): (leaves.start, leaves.stop) for name, leaves in ranges.items()}
+
+    def _ranges(self) -> dict[str, tuple[int, int]]:
+        """Return the logical shards of each worker."""
+        return self._dealt([m.name for m in self.of("worker") if m.joined])
+
+    def _deal(self, *, only_ready: bool = True) -> None:
+        """Deal the logical shards anew; workers that are not ready yet get theirs later."""
+        workers = [m.name for m in self.of("worker") if m.joined and (m.ready or not only_ready)]
+        for member in self.members.values():
+            if member.role == "worker" and member.joined and member.name not in workers:
+                self._tell(member.name, do="deal", leaves=(0, 0))
+        for name, leaves in self._dealt(workers).items():
+            self._tell(name, do="deal", leaves=leaves)
+
+    def _n_ready(self) -> int:
+        return sum(m.ready for m in self.of("worker"))
+
+    def _go_on(self) -> None:
+        """Do the next thing that is due."""
+        raise NotImplementedError
+
+    def _taken(self) -> list[Command]:
+        out, self._out = self._out, []
+        return out
