@@ -22,7 +22,10 @@ def train(
         typer.Option(help="STEP:+1ps or SECONDSs:-1worker; as often as you like.", metavar="WHEN:WHAT"),
     ] = None,
     strategy: Annotated[str, typer.Option(help="handover, suspend or checkpoint.")] = "handover",
-    batch: Annotated[int, typer.Option(help="Samples of a global batch, whatever the number of workers.")] = 32,
+    sync: Annotated[
+        bool, typer.Option("--sync/--async", help="All workers make an update together, or each its own.")
+    ] = True,
+    batch: Annotated[int, typer.Option(help="Samples of an update, whatever the number of workers.")] = 32,
     shards: Annotated[
         int, typer.Option(help="Logical shards of a batch: its sum is made of them in a fixed order.")
     ] = 8,
@@ -51,7 +54,7 @@ def train(
         dataset(name, n=samples, seed=seed, width=width),
         models.loss(name),
         steps=steps, batch=batch, workers=workers, servers=servers, shards=shards, optimizer=optimizer, seed=seed,
-        save_every=save_every, folder=folder, lr=models.learning_rate(name) if lr is None else lr,
+        save_every=save_every, folder=folder, sync=sync, lr=models.learning_rate(name) if lr is None else lr,
     )  # fmt: skip
     with job, _Bar(steps, quiet=as_json) as bar:
         result = follow(job, requests, strategy=strategy, told=bar)

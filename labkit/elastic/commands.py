@@ -42,6 +42,14 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
+class Keep:
+    """Write a checkpoint of the copies of a version, with the state of the shard queue if there is one."""
+
+    version: int
+    queue: Any = None
+
+
+@dataclass(frozen=True, slots=True)
 class Note:
     """Write down that something has happened."""
 
@@ -56,4 +64,4 @@ class Over:
     failure: str = ""
 
 
-Command = Start | End | Tell | Load | Note | Over
+Command = Start | End | Tell | Load | Keep | Note | Over

@@ -20,11 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from labkit.core.errors import InputError, LabkitError
-from labkit.elastic.commands import Command, End, Load, Note, Over, Start, Tell
+from labkit.elastic.commands import Command, End, Keep, Load, Note, Over, Start, Tell
 from labkit.elastic.controller import Controller
 from labkit.elastic.crew import Terms
 from labkit.elastic.member import CONTROLLER, Spec
 from labkit.elastic.protocol import Kind, at, era_and_version
+from labkit.elastic.shards import Record
 from labkit.elastic.store import Block
 from labkit.elastic.transport import (
     Access,
@@ -39,6 +40,11 @@ from labkit.elastic.transport import (
 )
 
 PLAN, EVENTS, STATE, LOCK = "plan.json", "events.jsonl", "controller.json", "controller.lock"
+LEASES = "leases.jsonl"
+"""Journal of the shard service."""
+
+
+TICKS_OF_A_LEASE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +61,12 @@ class Plan:
 def now() -> float:
     """Return the time of day, as events of several processes are told on one machine's clock."""
     return time.time()  # noqa: TID251 - for people, and to compare with what they did
+
+
+def records(folder: Path) -> list[Record]:
+    """Return the journal of the shard service; a last line that was cut off is of a change that never was."""
+    lines = (folder / LEASES).read_text().splitlines(keepends=True)
+    return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 def _wait_for_end(pid: int, *, timeout_s: float | None = None) -> bool:
@@ -125,26 +137,35 @@ class Control:
         self.clients: dict[str, Channel] = {}
         self.pids: dict[str, int] = {}
         self.ended: set[str] = set()
+        self.codes: dict[str, int] = {}
         self.written: dict[str, Any] = {}
         self._do: dict[type, Callable[[Any], None]] = {
             End: self._end, Tell: self._tell, Load: self._load, Note: self._note,
-            Over: self._finish,
+            Over: self._finish, Keep: self._keep,
         }  # fmt: skip
         self.checkpoints = self.spec.checkpoints(folder)
         (folder / CONTROLLER).unlink(missing_ok=True)  # of a controller that died
         self.writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
         self.copies: dict[int, dict[int, Block]] = {}
         self.events = (folder / EVENTS).open("a", buffering=1)
+        self.leases = None if self.spec.sync else (folder / LEASES).open("a", buffering=1)
         self.losses: dict[int, dict[int, float]] = {}
         self.over: str | None = None
+        self._next_tick_s = 0.0
         self.machine = Controller(
             Terms(
                 sizes=[n for _, n in self.spec.extents],
                 n_shards=self.spec.n_shards,
                 n_steps=self.spec.n_steps,
                 save_every=self.plan.save_every,
+                sync=self.spec.sync,
+                n_samples=self.spec.n_samples,
+                batch=self.spec.batch,
+                seed=self.spec.seed,
+                lease_s=self.lease.base_s,
             ),
             reassign=reassign,
+            journal=None if self.spec.sync else self._journal,
         )
         self.listener = Listener(
             Address.parse(f"unix:{folder / CONTROLLER}"),
@@ -169,8 +190,13 @@ class Control:
         else:
             self._carry_out(self.machine.start(servers=self.plan.servers, workers=self.plan.workers))
         while self.over is None or set(self.pids) - self.ended:
-            item = self.inbox.get()
-            getattr(self, f"_{item[0]}")(*item[1:])
+            try:
+                item = self.inbox.get(timeout=None if self.spec.sync else self.lease.base_s / TICKS_OF_A_LEASE)
+                getattr(self, f"_{item[0]}")(*item[1:])
+            except queue.Empty:
+                pass
+            if not self.spec.sync:
+                self._tick()
         self._write(now(), "over", {"failure": self.over})
         self.listener.close()
         self.writer.shutdown()
@@ -178,7 +204,8 @@ class Control:
 
     def _take_over(self, state: dict[str, Any]) -> None:
         """Go on with the processes of a controller that died; those that are gone have left."""
-        self._carry_out(self.machine.take_over(state["machine"]))
+        known = [] if self.spec.sync else records(self.folder)
+        self._carry_out(self.machine.take_over(state["machine"], records=known, now_s=time.monotonic()))
         for name, pid in state["pids"].items():
             self.pids[name] = pid
             threading.Thread(target=self._wait_for_other, args=(name, pid), daemon=True).start()
@@ -202,6 +229,18 @@ class Control:
         partial.rename(self.folder / STATE)
         self.written = state
 
+    def _journal(self, record: Record) -> None:
+        """Write down a change of the shard service before anything comes of it."""
+        if record[1] != "renewed" and self.leases is not None:
+            self.leases.write(json.dumps(record) + "\n")
+
+    def _tick(self) -> None:
+        """Let leases run out, a few times in a lease."""
+        now_s = time.monotonic()
+        if now_s >= self._next_tick_s:
+            self._next_tick_s = now_s + self.lease.base_s / TICKS_OF_A_LEASE
+            self._carry_out(self.machine.tick(list(self.channels), now_s=now_s))
+
     def _watch(self, parent: int) -> None:
         """Wait for the end of the process that started the job: it ends with it."""
         _wait_for_end(parent)
@@ -219,11 +258,11 @@ class Control:
 
     def _report(self, name: str, meta: dict[str, Any], when: float) -> None:
         event = str(meta.pop("event"))
-        if event == "stepped":
+        if event == "stepped" and self.spec.sync:
             self._note_losses(int(meta["version"]), meta["losses"])
         if event != "loss":
             self._write(when, event, {"name": name, **{k: v for k, v in meta.items() if k != "losses"}})
-        self._carry_out(self.machine.reported(name, event, meta))
+        self._carry_out(self.machine.reported(name, event, {**meta, "now_s": time.monotonic()}))
 
     def _note_losses(self, version: int, losses: Iterable[Any]) -> None:
         known = self.losses.setdefault(version, {})
@@ -238,17 +277,21 @@ class Control:
         state = self.copies.setdefault(version, {})
         state[message.head.block] = Block.arrived(message.head.block, message.payload, dict(message.meta))
         if len(state) == len(self.spec.extents):
-            for old in [v for v in self.copies if v <= version]:
+            for old in [v for v in self.copies if v < version]:
                 del self.copies[old]
-            self.writer.submit(self._save, version, state)
+            self._carry_out(self.machine.copied(version))
 
-    def _save(self, version: int, state: dict[int, Block]) -> None:
+    def _keep(self, command: Keep) -> None:
+        state = self.copies.pop(command.version)
+        self.writer.submit(self._save, command.version, state, command.queue)
+
+    def _save(self, version: int, state: dict[int, Block], queue_state: Any) -> None:
         """Write a checkpoint, in a thread of its own."""
         by_owner: dict[str, list[Block]] = {}
         for number, block in state.items():
             by_owner.setdefault(self.machine.owner[number], []).append(block)
         try:
-            self.checkpoints.save(version, by_owner)
+            self.checkpoints.save(version, by_owner, queue=queue_state, mixed=not self.spec.sync)
         except LabkitError as error:
             self.inbox.put(("unsaved", version, str(error)))
         else:
@@ -264,14 +307,20 @@ class Control:
         self.clients.pop(name, None)
         if self.channels.get(name) is channel:
             del self.channels[name]
+            if name in self.codes:
+                self._ended(name, self.codes.pop(name))
 
     def _ended(self, name: str, code: int) -> None:
+        """Note the end of a process, after all that it has said."""
+        if name in self.channels:
+            self.codes[name] = code
+            return
         self.ended.add(name)
         self._carry_out(self.machine.left(name, reason=f"exit code {code}"))
 
-    def _loaded(self, era: int, version: int) -> None:
+    def _loaded(self, era: int, version: int, queue_state: Any) -> None:
         if era == self.machine.era:
-            self._carry_out(self.machine.loaded(version))
+            self._carry_out(self.machine.loaded(version, queue=queue_state))
 
     def _asked(self, channel: Channel, message: Message) -> None:
         meta = dict(message.meta)
@@ -359,7 +408,7 @@ class Control:
             with lock:
                 left -= 1
                 if not left:
-                    self.inbox.put(("loaded", command.era, newest.step))
+                    self.inbox.put(("loaded", command.era, newest.step, newest.queue))
 
         for number, saved in newest.blocks.items():
             channel = self.channels.get(command.owner[number])

@@ -5,16 +5,18 @@ It is off the path of a step: workers and servers go on without it, and tell it 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from labkit.core.errors import InputError
-from labkit.elastic.commands import Command, End, Load, Note, Over, Tell
+from labkit.elastic.commands import Command, End, Keep, Load, Note, Over, Tell
 from labkit.elastic.crew import Member, Reassign, Terms
-from labkit.elastic.scaling import MARGIN, Scaler
+from labkit.elastic.leasing import Leasing
+from labkit.elastic.scaling import MARGIN
+from labkit.elastic.shards import Journal, Record
 
 
-class Controller(Scaler):
+class Controller(Leasing):
     """All that a job's controller decides.
 
     Parameters
@@ -23,10 +25,12 @@ class Controller(Scaler):
         Of the job.
     reassign : callable
         See `Reassign`; with no owners at all it makes the first assignment.
+    journal : callable, optional
+        Takes each record of the shard service before anything comes of it (asynchronous training).
     """
 
-    def __init__(self, terms: Terms, *, reassign: Reassign) -> None:
-        super().__init__(terms, reassign=reassign)
+    def __init__(self, terms: Terms, *, reassign: Reassign, journal: Journal | None = None) -> None:
+        super().__init__(terms, reassign=reassign, journal=journal)
         self.saved = 0
         self.n_deaths = 0
 
@@ -53,10 +57,13 @@ class Controller(Scaler):
             "scaling": [s.number for s in (self.scaling, *self.queue) if s is not None],
         }  # fmt: skip
 
-    def take_over(self, state: Mapping[str, Any]) -> list[Command]:
+    def take_over(
+        self, state: Mapping[str, Any], *, records: Iterable[Record] = (), now_s: float = 0.0
+    ) -> list[Command]:
         """Begin where another controller was: wait for its processes to come back, each with what it has.
 
         A scaling that was under way is given up: blocks that have moved stay where they are, newcomers stay.
+        `records` are the journal of the shard service, `now_s` the time.
         """
         for name, role, address, leaving in state["members"]:
             self.members[name] = Member(name, role, address, leaving=leaving)
@@ -65,6 +72,8 @@ class Controller(Scaler):
         self._numbers, self._n_scalings = dict(state["numbers"]), state["n_scalings"]
         self.phase = "taking_over" if state["phase"] == "training" else "restoring"
         self._out.append(Note("taken_over", {"era": self.era, "phase": state["phase"]}))
+        if self.phase == "taking_over" and not self.terms.sync:
+            self._replay_leases(records, now_s=now_s)
         for number in state["scaling"]:
             self._out.append(Note("dropped", {"scaling": number, "why": "the controller died"}))
         return self._taken()
@@ -72,7 +81,8 @@ class Controller(Scaler):
     def _on_here(self, member: Member, columns: Mapping[str, Any]) -> None:
         """Note that a process of the controller before this one has told all that it has."""
         member.ready, member.version = True, int(columns["version"])
-        self.progress = max(self.progress, member.version)
+        if self.terms.sync:
+            self.progress = max(self.progress, member.version)
 
     def _resume(self) -> None:
         """Go on with training once everybody has told: unless blocks were lost, nobody stood still meanwhile."""
@@ -81,8 +91,7 @@ class Controller(Scaler):
         if lost:
             self._go_back()
             return
-        for server in self.of("server"):
-            self._tell(server.name, do="copy", version=self.terms.n_steps)
+        self._see_to_the_end()
         for member in self.members.values():
             if member.leaving:
                 self._out.append(End(member.name))
@@ -118,6 +127,7 @@ class Controller(Scaler):
         if member is None:
             return self._taken()
         expected = member.leaving or self.phase == "over"
+        self._forget_worker(name)
         self._out.append(Note("left", {"name": name, "role": member.role, "expected": expected, "reason": reason}))
         if not expected:
             self._died(member)
@@ -144,6 +154,7 @@ class Controller(Scaler):
         elif self.phase == "taking_over" and all(m.ready for m in self.members.values() if not m.leaving):
             self._resume()
         if self.phase == "training":
+            self._try_still()
             self._next_scaling()
 
     def _restore(self) -> None:
@@ -157,11 +168,11 @@ class Controller(Scaler):
             self._tell(server, do="era", era=self.era)
         self._out.append(Load(self.era, dict(self.owner)))
 
-    def loaded(self, version: int) -> list[Command]:
-        """All blocks of a checkpoint are with their owners."""
+    def loaded(self, version: int, *, queue: Mapping[str, Any] | None = None) -> list[Command]:
+        """All blocks of a checkpoint are with their owners; `queue` is what it says of the shard service."""
         self.phase, self.progress, self.saving = "training", version, None
-        for server in self.of("server"):
-            self._tell(server.name, do="copy", version=self.terms.n_steps)
+        self._open_leases(queue)
+        self._see_to_the_end()
         ranges = self._ranges()
         for name, leaves in ranges.items():
             self._begin(name, version, leaves)
@@ -172,23 +183,33 @@ class Controller(Scaler):
         self._go_on()
         return self._taken()
 
+    def _see_to_the_end(self) -> None:
+        """Order copies of the last version, or make them if everything is done."""
+        if self.leases is not None:
+            self._save_when_due()
+            return
+        for server in self.of("server"):
+            self._tell(server.name, do="copy", version=self.terms.n_steps)
+
     def _begin(self, name: str, version: int, leaves: tuple[int, int]) -> None:
         known = [[block, owner, self.moves[block]] for block, owner in self.owner.items()]
-        self._tell(name, do="begin", era=self.era, version=version, leaves=leaves, map=known)
+        self._tell(
+            name, do="begin", era=self.era, version=version, leaves=leaves, map=known, hold=self._still is not None
+        )
 
     def _on_ready(self, member: Member, columns: Mapping[str, Any]) -> None:
         member.ready, member.version = True, int(columns["version"])
         scaling = self.scaling
         if scaling is not None and member.name in scaling.waiting:
             scaling.waiting.discard(member.name)
-        elif self.phase == "training" and self._n_ready() > 1 and self._late(member):
+        elif self.phase == "training" and self._n_ready() > 1 and member.version > 0:  # it came while training went on
             self._deal()
 
-    def _late(self, member: Member) -> bool:
-        """Tell whether a worker joined training that was under way."""
-        return member.version > 0
-
     def _on_stepped(self, member: Member, columns: Mapping[str, Any]) -> None:
+        if self.leases is not None:
+            self._committed(member, columns)
+            self._save_when_due()
+            return
         member.version = int(columns["version"]) + 1
         self.progress = max(self.progress, member.version)
         every = self.terms.save_every
@@ -198,25 +219,46 @@ class Controller(Scaler):
             if self.progress >= due - MARGIN and due < self.terms.n_steps:
                 self._save(due)
 
+    def _save_when_due(self) -> None:
+        """Save a checkpoint of asynchronous training when it is time, and the last one when all is done."""
+        assert self.leases is not None
+        every, settled = self.terms.save_every, self.scaling is None or self.scaling.phase == "registration"
+        due = every and self.progress >= self.saved + every
+        if self.phase == "training" and self.saving is None and settled and (due or self.leases.done):
+            self._save_still()
+
+    def copied(self, version: int) -> list[Command]:
+        """Note that copies of all blocks at a version are here."""
+        if self.leases is not None and version != self.saving:
+            return self._taken()
+        queue = None if self.leases is None else self.leases.state()
+        self._out.append(Keep(version, queue))
+        if self._still is not None and (self.scaling is None or self.scaling.phase != "saving"):
+            self._walk_on()
+        self._go_on()
+        return self._taken()
+
     def saved_at(self, version: int) -> list[Command]:
         """Note that a checkpoint is complete and safe."""
-        self.saving, self.saved = None, max(self.saved, version)
+        self.saving, self.saved = None if self.saving == version else self.saving, max(self.saved, version)
         self._out.append(Note("saved", {"version": version}))
         scaling = self.scaling
         if scaling is not None and ("saved", version) in scaling.waiting:
             scaling.waiting.discard(("saved", version))
         self._end_when_done()
+        if self.leases is not None and self.scaling is None:
+            self._save_when_due()
         self._go_on()
         return self._taken()
 
     def unsaved(self, version: int, why: str) -> list[Command]:
         """Note that a checkpoint could not be written: training goes on, and tries again later."""
         self._out.append(Note("unsaved", {"version": version, "why": why}))
-        self.saving = None
+        self.saving = None if self.saving == version else self.saving
         if version == self.terms.n_steps:
             self._end(f"the last state could not be saved: {why}")
         elif self.scaling is not None and ("saved", version) in self.scaling.waiting:
-            self._tell_workers(do="go_on")
+            self._walk_on()
             self._drop(self.scaling, why)
         self._go_on()
         return self._taken()
@@ -228,7 +270,10 @@ class Controller(Scaler):
     def _end_when_done(self) -> None:
         """End the job once its last state is safe and all workers have told of their last step."""
         last = self.terms.n_steps
-        if self.saved == last and all(m.version == last for m in self.of("worker") if m.ready):
+        if self.leases is not None:
+            if self.leases.done and self.saved >= last:
+                self._end("")
+        elif self.saved == last and all(m.version == last for m in self.of("worker") if m.ready):
             self._end("")
 
     def _on_late(self, _: Member, columns: Mapping[str, Any]) -> None:
@@ -265,6 +310,7 @@ class Controller(Scaler):
 
     def _fall(self, name: str) -> None:
         member = self.members.pop(name)
+        self._forget_worker(name)
         self._out.append(Note("left", {"name": name, "role": member.role, "expected": False, "reason": "cut off"}))
         self._died(member)
 
@@ -298,7 +344,7 @@ class Controller(Scaler):
         if self.scaling is not None:
             self._out.append(Note("dropped", {"scaling": self.scaling.number, "why": "a server died"}))
             self.scaling = None
-        self.saving = None
+        self.saving = self._still = None
         for worker in self.of("worker"):
             worker.ready = False
         self._tell_workers(do="halt", era=self.era)

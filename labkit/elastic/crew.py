@@ -26,6 +26,10 @@ class Terms:
         Steps between two checkpoints; 0: none but the last state.
     restarts : int
         Processes that may die and be replaced before the job is given up.
+    sync : bool
+        Whether all workers make an update together; else each makes its own, with samples that it has leased.
+    n_samples, batch, seed, lease_s
+        Of asynchronous training: the dataset, samples of an update, the order, and how long a lease lasts.
     """
 
     sizes: Sequence[int]
@@ -33,6 +37,11 @@ class Terms:
     n_steps: int
     save_every: int = 0
     restarts: int = 10
+    sync: bool = True
+    n_samples: int = 0
+    batch: int = 1
+    seed: int = 0
+    lease_s: float = 3.0
 
 
 @dataclass(slots=True)
@@ -114,6 +123,8 @@ class Crew:
 
     def _deal(self, *, only_ready: bool = True) -> None:
         """Deal the logical shards anew; workers that are not ready yet get theirs later."""
+        if not self.terms.sync:
+            return
         workers = [m.name for m in self.of("worker") if m.joined and (m.ready or not only_ready)]
         for member in self.members.values():
             if member.role == "worker" and member.joined and member.name not in workers:
@@ -126,6 +137,10 @@ class Crew:
 
     def _go_on(self) -> None:
         """Do the next thing that is due."""
+        raise NotImplementedError
+
+    def _end(self, failure: str) -> None:
+        """End the job."""
         raise NotImplementedError
 
     def _taken(self) -> list[Command]:

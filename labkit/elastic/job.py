@@ -20,11 +20,11 @@ import numpy as np
 
 from labkit.core.errors import InputError, LabkitError
 from labkit.elastic.blocks import layout, pack, unpack
-from labkit.elastic.control import EVENTS, PLAN, Plan
+from labkit.elastic.control import EVENTS, PLAN, Plan, records
 from labkit.elastic.member import CONTROLLER, Spec
 from labkit.elastic.program import Program
 from labkit.elastic.protocol import Kind
-from labkit.elastic.shards import check_batch
+from labkit.elastic.shards import ShardService, check_batch
 from labkit.elastic.store import Block, Vector
 from labkit.elastic.transport import Access, Address, Channel, Handler, Lease, TransportError, connect, private_folder
 
@@ -193,6 +193,8 @@ class Result:
         The last state, by number of the block.
     events : list of dict
         All that happened.
+    ledger : tuple of Commit
+        Of asynchronous training: which samples had their effect, by whom; `labkit.elastic.shards.prove` takes it.
     """
 
     def __init__(self, job: Job) -> None:
@@ -205,6 +207,7 @@ class Result:
         saved = spec.checkpoints(job.folder).newest()
         self.model: nn.Module = job._program.model
         self.version, self.digest, self.blocks = saved.step, saved.digest, saved.blocks
+        self.ledger = () if spec.sync else tuple(ShardService.replay(records(job.folder)).ledger)
         vector = np.concatenate([saved.blocks[number].params for number in sorted(saved.blocks)])
         unpack(vector, self.model)
 
@@ -226,6 +229,7 @@ def start(
     servers: int = 2,
     shards: int = 8,
     optimizer: str = "sgd",
+    sync: bool = True,
     seed: int = 0,
     save_every: int = 0,
     lease_s: float = 3.0,
@@ -252,7 +256,7 @@ def start(
     spec = Spec(
         params=[(p.name, p.first, list(p.shape)) for p in cut.params], extents=list(cut.extents), optimizer=optimizer,
         options=options, batch=batch, n_shards=shards, n_steps=steps, seed=seed, lease_s=lease_s,
-        devices=tuple(devices),
+        devices=tuple(devices), sync=sync, n_samples=len(data),
     )  # fmt: skip
     spec.save(place)
     _save_first(spec, place, pack(model))

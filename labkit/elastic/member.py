@@ -56,6 +56,10 @@ class Spec:
         Samples of a global batch, V, and steps of the training.
     seed : int
         Of the order of samples, and of whatever a model draws.
+    sync : bool
+        Whether all workers make an update together, or each its own.
+    n_samples : int
+        Of the dataset.
     lease_s : float
         From which every timeout derives.
     scheme : str
@@ -71,6 +75,7 @@ class Spec:
     n_steps: int
     seed: int = 0
     sync: bool = True
+    n_samples: int = 0
     lease_s: float = 3.0
     scheme: str = "unix"
     devices: tuple[str, ...] = ()
@@ -305,6 +310,7 @@ class WorkerMember(Member):
         import torch
 
         from labkit.elastic.flat import Flat
+        from labkit.elastic.free import FreeWorker
         from labkit.elastic.program import Program
         from labkit.elastic.worker import FromServers, Worker
 
@@ -312,18 +318,19 @@ class WorkerMember(Member):
         torch.set_num_threads(1)
         self.program = Program.load(folder)
         devices = self.spec.devices or ("cpu",)
-        self.device = devices[int(name.rsplit("-", 1)[1]) % len(devices)]
-        self.worker = Worker(
-            Flat(self.program.model, device=self.device),
-            extents=[(first, n) for first, n in self.spec.extents],
-            loss_of=self._loss,
-            n_shards=self.spec.n_shards,
-            n_steps=self.spec.n_steps,
-            channel_of=self._channel,
-            report=self.report,
+        number = int(name.rsplit("-", 1)[1])
+        self.device = devices[number % len(devices)]
+        common: dict[str, Any] = {
+            "extents": [(first, n) for first, n in self.spec.extents], "channel_of": self._channel,
+            "report": self.report,
+        }  # fmt: skip
+        flat, spec = Flat(self.program.model, device=self.device), self.spec
+        self.worker: Worker | FreeWorker = (
+            Worker(flat, loss_of=self._loss, n_shards=spec.n_shards, n_steps=spec.n_steps, **common)
+            if spec.sync
+            else FreeWorker(flat, loss_of=self._loss_between, batch=spec.batch, number=number, **common)
         )
         self._handler = FromServers(self.worker)
-        self._epoch: tuple[int, Any] | None = None
 
     def _channel(self, server: str) -> Channel:
         with self.met:  # the controller names servers before it names what they have: it is a matter of milliseconds
@@ -333,25 +340,29 @@ class WorkerMember(Member):
 
     def _loss(self, step: int, leaf: int) -> Any:
         """Return the loss of one logical shard; what a model draws depends on seed, step and shard alone."""
+        from labkit.elastic.shards import samples_of
+
+        spec = self.spec
+        samples = samples_of(
+            step, leaf, n_samples=spec.n_samples, batch=spec.batch, n_shards=spec.n_shards, seed=spec.seed
+        )
+        return self._loss_of(samples.tolist(), (step, leaf))
+
+    def _loss_between(self, epoch: int, start: int, end: int) -> Any:
+        """Return the loss of some positions of the order of an epoch."""
+        from labkit.elastic.shards import order
+
+        samples = order(self.spec.n_samples, self.spec.seed, epoch)[start:end]
+        return self._loss_of(samples.tolist(), (epoch, start))
+
+    def _loss_of(self, samples: list[int], place: tuple[int, int]) -> Any:
         import torch
 
-        torch.manual_seed(hash((self.spec.seed, step, leaf)) & 0x7FFFFFFF)
-        batch = self.program.batch(self._indices(step, leaf))
+        torch.manual_seed(hash((self.spec.seed, *place)) & 0x7FFFFFFF)
+        batch = self.program.batch(samples)
         if self.device != "cpu":
             batch = _moved(batch, self.device)
         return self.program.loss(self.program.model, batch)
-
-    def _indices(self, step: int, leaf: int) -> list[int]:
-        """Return the samples of a logical shard of a step; the order of an epoch is made once."""
-        from labkit.elastic.shards import logical_batches
-
-        spec, n = self.spec, len(self.program.data)
-        epoch, within = divmod(step, n // spec.batch)
-        if self._epoch is None or self._epoch[0] != epoch:
-            steps = logical_batches(n, batch=spec.batch, n_shards=spec.n_shards, seed=spec.seed, epoch=epoch)
-            self._epoch = epoch, steps
-        found: list[int] = self._epoch[1][within, leaf].tolist()
-        return found
 
     def take(self, order: dict[str, Any]) -> None:
         """Pass on what concerns the steps at once."""

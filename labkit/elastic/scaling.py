@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +34,23 @@ class Scaling:
     number: int = 0
 
 
+@dataclass(slots=True)
+class Standstill:
+    """Workers finish what they are at and stand still; then something is done.
+
+    Attributes
+    ----------
+    waiting : set of str
+        Workers that do not stand still yet.
+    then : callable
+        What is done.
+    """
+
+    waiting: set[str]
+    then: Callable[[], None]
+    begun: bool = False
+
+
 class Scaler(Crew):
     """Requests to scale, and the steps of the one that is under way."""
 
@@ -44,6 +61,7 @@ class Scaler(Crew):
         self.saving: int | None = None
         self._n_scalings = 0
         self._restarted: Scaling | None = None
+        self._still: Standstill | None = None
 
     def scale(self, *, servers: int = 0, workers: int = 0, replace: Sequence[str] = (), strategy: str) -> list[Command]:
         """Add (or remove, below 0) servers and workers, and replace some; one request after the other.
@@ -94,6 +112,8 @@ class Scaler(Crew):
             "migration": self._update,
         }
         while self.scaling is scaling and not scaling.waiting and scaling.phase in steps:
+            if self._still is not None and scaling.phase in ("asked", "registration"):
+                return  # a checkpoint is under way that needs all blocks to stay where they are
             steps[scaling.phase](scaling)
 
     def _phase(self, scaling: Scaling, phase: str, **columns: Any) -> None:
@@ -120,6 +140,10 @@ class Scaler(Crew):
 
     def _copy_for(self, scaling: Scaling) -> None:
         scaling.phase = "saving"
+        if not self.terms.sync:
+            scaling.waiting = {"still"}
+            self._save_still()
+            return
         version = self.progress + MARGIN
         if version >= self.terms.n_steps:
             self._drop(scaling, "training is about to end")
@@ -138,6 +162,7 @@ class Scaler(Crew):
 
     def _restart(self, scaling: Scaling) -> None:
         """Stop everybody, and begin again with others from the checkpoint."""
+        self._still = None
         counts = {"server": len(self.of("server")), "worker": len(self.of("worker"))}
         for member in list(self.members.values()):
             member.leaving = True
@@ -161,11 +186,20 @@ class Scaler(Crew):
         self._phase(scaling, "migration")
         version = None
         if scaling.strategy == "suspend" and scaling.moves:
+            if not self.terms.sync:
+                scaling.waiting = {"still"}
+                self._stand_still(lambda: self._move(scaling, None))
+                return
             version = self.progress + MARGIN
             if version >= self.terms.n_steps:
                 self._drop(scaling, "training is about to end")
                 return
             self._tell_workers(do="hold", version=version)
+        self._move(scaling, version)
+
+    def _move(self, scaling: Scaling, version: int | None) -> None:
+        """Tell the owners of blocks to hand them over."""
+        scaling.waiting.discard("still")
         sources: dict[str, dict[int, str]] = {}
         for block, name in scaling.moves.items():
             sources.setdefault(self.owner[block], {})[block] = name
@@ -177,14 +211,16 @@ class Scaler(Crew):
         """Let workers go on with the new owners, and those go who are to go."""
         self._phase(scaling, "update")
         if scaling.strategy == "suspend" and scaling.moves:
-            self._tell_workers(do="go_on")
+            self._walk_on()
         for name in scaling.going:
             if name in self.members:
                 self.members[name].leaving = True
         if any(self.members[n].role == "worker" for n in (*scaling.new, *scaling.going) if n in self.members):
             self._deal()
         for name in scaling.going:
-            if name in self.members:
+            if name in self.members and self.members[name].role == "worker" and not self.terms.sync:
+                self._tell(name, do="finish")  # what it is at; then it ends
+            elif name in self.members:
                 self._out.append(End(name))
         self._out.append(Note("scaled", {"scaling": scaling.number, "strategy": scaling.strategy}))
         self.scaling = None
@@ -194,6 +230,34 @@ class Scaler(Crew):
         self.saving = version
         for server in self.of("server"):
             self._tell(server.name, do="copy", version=version)
+
+    # --- asynchronous training knows no version of all blocks but while nobody moves
+
+    def _stand_still(self, then: Callable[[], None]) -> None:
+        """Let all workers stand still, and then do something; `_walk_on` ends it."""
+        waiting = {m.name for m in self.members.values() if m.role == "worker" and m.ready}
+        self._still = Standstill(waiting, then)
+        self._tell_workers(do="hold", version=0)
+
+    def _walk_on(self) -> None:
+        self._still = None
+        self._tell_workers(do="go_on")
+
+    def _save_still(self) -> None:
+        """Save a checkpoint while everybody stands still."""
+        self.saving = self.progress
+        self._stand_still(self._copy_still)
+
+    def _copy_still(self) -> None:
+        if self.scaling is not None and self.scaling.phase == "saving":
+            self.scaling.waiting = {("saved", self.progress)}
+        self._save(self.progress)
+
+    def _try_still(self) -> None:
+        still = self._still
+        if still is not None and not still.begun and not still.waiting:
+            still.begun = True
+            still.then()
 
     def _on_met(self, member: Member, columns: Mapping[str, Any]) -> None:
         if self.scaling is not None:
@@ -206,8 +270,8 @@ class Scaler(Crew):
         scaling.going = [name for name in scaling.going if name != member.name]
 
     def _on_holds(self, member: Member, columns: Mapping[str, Any]) -> None:  # noqa: ARG002
-        if self.scaling is not None:
-            self.scaling.waiting.discard(("holds", member.name))
+        if self._still is not None:
+            self._still.waiting.discard(member.name)
 
     def _on_held(self, member: Member, columns: Mapping[str, Any]) -> None:
         self._out.append(Note("suspended", {"name": member.name, "seconds": columns["seconds"]}))

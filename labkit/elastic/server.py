@@ -81,7 +81,7 @@ class Server:
         self._slots: dict[int, Slot] = {}
         self._kept: dict[int, Block] = {}  # streamed to somebody who did not say that it has them
         self._lock = threading.Lock()
-        self._workers: set[Channel] = set()
+        self._workers: dict[Channel, int] = {}
         self._servers: dict[str, tuple[Channel, str]] = {}
         self._spare: dict[int, deque[Vector]] = defaultdict(lambda: deque(maxlen=SPARE))
 
@@ -92,10 +92,10 @@ class Server:
 
     # --- who is there
 
-    def met_worker(self, channel: Channel) -> None:
-        """Note a worker: it is told what moves."""
+    def met_worker(self, channel: Channel, *, number: int) -> None:
+        """Note a worker, by its number: it is told what moves."""
         with self._lock:
-            self._workers.add(channel)
+            self._workers[channel] = number
 
     def met_server(self, name: str, channel: Channel, address: str) -> None:
         """Note another server, to hand blocks over to."""
@@ -105,7 +105,7 @@ class Server:
     def lost(self, channel: Channel) -> None:
         """Forget a peer."""
         with self._lock:
-            self._workers.discard(channel)
+            self._workers.pop(channel, None)
             for name in [name for name, (known, _) in self._servers.items() if known is channel]:
                 del self._servers[name]
 
@@ -137,9 +137,9 @@ class Server:
             else:
                 worker, number = message.head.offset, int(message.meta["n"])
                 what = block.push_alone(grad, worker=worker, number=number, optimizer=self.optimizer)
-                self._send(slot, block, channel)
+                slot.wanted.append((channel, block.version))
             self._recycle(block)
-            if what is Pushed.APPLIED:
+            if what is Pushed.APPLIED or not self.sync:
                 self._advanced(slot, block)
             elif what is Pushed.EARLY:
                 self._report("amiss", block=slot.number, version=block.version, step=step)
@@ -183,7 +183,11 @@ class Server:
                     self._send(slot, slot.block, channel)
 
     def _send(self, slot: Slot, block: Block, channel: Channel) -> None:
-        number = self._post(channel, Kind.PARAMS, block.params, block=slot.number, step=at(self.era, block.version))
+        """Send the parameters, and say up to which of its updates this worker's are in them."""
+        last = block.seen.get(self._workers.get(channel, -1), 0)
+        number = self._post(
+            channel, Kind.PARAMS, block.params, block=slot.number, offset=last, step=at(self.era, block.version)
+        )
         if number is not None:
             slot.sent.append((channel, number))
 
@@ -320,7 +324,10 @@ class Server:
                 slot.gone = {"owner": "", "address": "", "blocks": [[slot.number, 0, 1 << 30]]}
 
     def copy_at(self, version: int) -> list[int]:
-        """Promise a copy of every block at a version; return the blocks that are past it already."""
+        """Promise a copy of every block at a version; return the blocks that are past it already.
+
+        In asynchronous training a copy is made now; `version` only names it.
+        """
         late = []
         with self._lock:
             slots = list(self._slots.values())
@@ -329,7 +336,9 @@ class Server:
                 block = slot.block
                 if block is None:
                     continue
-                if block.version > version:
+                if not self.sync:
+                    self._copy(slot.number, at(self.era, version), [v.copy() for v in block.vectors()], block.card())
+                elif block.version > version:
                     late.append(slot.number)
                 else:
                     block.due.add(version)
@@ -359,7 +368,7 @@ class Arrivals(Handler):
     def opened(self, channel: Channel) -> None:
         """Note a worker."""
         if self._role == "worker":
-            self._server.met_worker(channel)
+            self._server.met_worker(channel, number=int(str(channel.peer.hello["name"]).rsplit("-", 1)[1]))
 
     def place(self, head: Head) -> Vector | None:
         """Return where gradients go."""

@@ -7,7 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -119,6 +119,8 @@ class Worker:
             for block, version, moves in meta["blocks"]:
                 if moves > self._orders.moves.get(block, -1) and meta["owner"]:
                     self._orders.moves[block], self._orders.coming[block] = moves, (version, meta["owner"])
+                elif moves < self._orders.moves.get(block, -1) and meta["owner"]:
+                    self._orders.moved.add(block)  # who had it does not know yet that it comes back: ask again
             self._orders.moved |= self._turned(self._wanted - 1)
             self._changed.notify_all()
 
@@ -309,10 +311,26 @@ class Worker:
         self._report("stepped", version=version, losses=losses, compute_s=computed - began, wait_s=now - computed)
 
 
+class Receiver(Protocol):
+    """What a worker does with what servers send."""
+
+    def place(self, head: Head) -> Vector | None:
+        """Return where the parameters of a block go."""
+        ...
+
+    def params(self, message: Message) -> None:
+        """Note that a block is there."""
+        ...
+
+    def moved(self, meta: dict[str, Any]) -> None:
+        """Note new owners of blocks."""
+        ...
+
+
 class FromServers(Handler):
     """What arrives at a worker from one server."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: Receiver) -> None:
         self._worker = worker
 
     def place(self, head: Head) -> Vector | None:

@@ -9,7 +9,7 @@ tells what was committed. A worker that dies between a push and its commit leave
 an asynchronous model, and they are computed again; `commit(until=...)` after each push keeps that to one push.
 """
 
-from labkit.elastic.shards.batches import check_batch, deal, logical_batches
+from labkit.elastic.shards.batches import check_batch, deal, logical_batches, samples_of
 from labkit.elastic.shards.book import Record
 from labkit.elastic.shards.errors import JournalError, LedgerError, PoisonShardError
 from labkit.elastic.shards.ledger import prove
@@ -38,4 +38,5 @@ __all__ = [
     "logical_batches",
     "order",
     "prove",
+    "samples_of",
 ]

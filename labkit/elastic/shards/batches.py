@@ -67,6 +67,28 @@ def logical_batches(
     return places[: n_steps * batch].reshape(n_steps, n_shards, batch // n_shards)
 
 
+def samples_of(step: int, leaf: int, *, n_samples: int, batch: int, n_shards: int, seed: int) -> NDArray[np.int64]:
+    """Return the samples of one logical shard of a step, (batch / n_shards,).
+
+    Steps take their samples from the orders of all epochs, one after the other, so that every sample takes part
+    exactly once in every epoch: `logical_batches` with tail="carry", without making a whole epoch of them.
+
+    Examples
+    --------
+    >>> order(7, 0, 0).tolist(), order(7, 0, 1).tolist()
+    ([0, 3, 5, 1, 2, 6, 4], [3, 4, 2, 1, 6, 5, 0])
+    >>> [samples_of(1, leaf, n_samples=7, batch=4, n_shards=2, seed=0).tolist() for leaf in (0, 1)]
+    [[2, 6], [4, 3]]
+    """
+    size = batch // n_shards
+    epoch, start = divmod(step * batch + leaf * size, n_samples)
+    found = order(n_samples, seed, epoch)[start : start + size]
+    while len(found) < size:
+        epoch += 1
+        found = np.concatenate((found, order(n_samples, seed, epoch)[: size - len(found)]))
+    return found
+
+
 def check_batch(n_samples: int, *, batch: int, n_shards: int) -> None:
     """Refuse a batch that a dataset cannot fill, or that cannot be cut into equal logical shards.
 
