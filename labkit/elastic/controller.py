@@ -194,7 +194,13 @@ class Controller(Leasing):
     def _begin(self, name: str, version: int, leaves: tuple[int, int]) -> None:
         known = [[block, owner, self.moves[block]] for block, owner in self.owner.items()]
         self._tell(
-            name, do="begin", era=self.era, version=version, leaves=leaves, map=known, hold=self._still is not None
+            name,
+            do="begin",
+            era=self.era,
+            version=version,
+            leaves=leaves,
+            map=known,
+            hold=0 if self._still is None else self._still.number,
         )
 
     def _on_ready(self, member: Member, columns: Mapping[str, Any]) -> None:

@@ -67,7 +67,8 @@ class FreeWorker:
         self._era = 0
         self._owner: dict[int, str] = {}
         self._moves: dict[int, int] = {}
-        self._start = self._stop = self._finish = self._hold = self._afresh = self._asked = False
+        self._start = self._stop = self._finish = self._afresh = self._asked = False
+        self._hold = 0  # number of the standstill that is wanted
         self._pieces: deque[Piece] = deque()
         self._moved: set[int] = set()
         self._missing: set[int] = set()
@@ -119,10 +120,8 @@ class FreeWorker:
             for block, _, moves in meta["blocks"]:
                 if moves > self._moves.get(block, -1) and meta["owner"]:
                     self._moves[block], self._owner[block] = moves, meta["owner"]
-                elif moves >= self._moves.get(block, -1):
-                    continue  # heard before
-                if block in self._missing and meta["owner"]:  # also where who had it does not know that it comes back
-                    self._moved.add(block)
+                    if block in self._missing:
+                        self._moved.add(block)
             self._changed.notify_all()
 
     def told(self, meta: dict[str, Any]) -> None:
@@ -134,7 +133,7 @@ class FreeWorker:
             self._changed.notify_all()
 
     def _told_begin(self, meta: dict[str, Any]) -> None:
-        self._era, self._start, self._afresh, self._hold = meta["era"], True, True, bool(meta.get("hold"))
+        self._era, self._start, self._afresh, self._hold = meta["era"], True, True, meta["hold"]
         self._forget()
         for block, owner, moves in meta["map"]:
             self._owner[block], self._moves[block] = owner, moves
@@ -148,11 +147,11 @@ class FreeWorker:
         """Forget a lease that somebody else may have by now."""
         self._pieces = deque(piece for piece in self._pieces if piece.token != meta["token"])
 
-    def _told_hold(self, _: dict[str, Any]) -> None:
-        self._hold = True
+    def _told_hold(self, meta: dict[str, Any]) -> None:
+        self._hold = meta["number"]
 
     def _told_go_on(self, _: dict[str, Any]) -> None:
-        self._hold = False
+        self._hold = 0
 
     def _told_halt(self, meta: dict[str, Any]) -> None:
         self._era, self._start, self._afresh = meta["era"], False, True
@@ -219,7 +218,8 @@ class FreeWorker:
         for block in blocks:
             by_owner[self._owner[block]].append(block)
         for owner, numbers in by_owner.items():
-            self._send(owner, Kind.PULL, step=at(self._era, 0), meta={"blocks": numbers})
+            meta = {"blocks": numbers, "moves": [self._moves[block] for block in numbers]}
+            self._send(owner, Kind.PULL, step=at(self._era, 0), meta=meta)
 
     def _next(self) -> Piece:
         """Return the next minibatch; wait for it, and stand still where the controller wants it."""
@@ -253,12 +253,15 @@ class FreeWorker:
         return self._stop or self._afresh
 
     def _stand_still(self) -> None:
-        if not self._hold:
-            return
+        while hold := self._hold:
+            self._stand_still_for(hold)
+
+    def _stand_still_for(self, number: int) -> None:
         began = time.perf_counter()
-        self._report("holds", version=self.version)
+        self._report("holds", version=self.version, number=number)
         with self._changed:
-            self._changed.wait_for(lambda: not self._hold or self._over())
+            self._changed.wait_for(lambda: self._hold != number or self._over())
+            self._check()
         self._report("held", version=self.version, seconds=time.perf_counter() - began)
 
     def _step(self, piece: Piece) -> None:
@@ -311,7 +314,7 @@ class FreeWorker:
             first, n = self.extents[block]
             self._send(
                 self._owner[block], Kind.PUSH, self._gradient[first : first + n], block=block, offset=self.number,
-                step=at(self._era, self._base[block]), meta={"n": self._n},
+                step=at(self._era, self._base[block]), meta={"n": self._n, "moves": self._moves[block]},
             )  # fmt: skip
 
     def _send(self, owner: str, kind: Kind, *buffers: Any, **columns: Any) -> None:

@@ -40,12 +40,15 @@ class Standstill:
 
     Attributes
     ----------
+    number : int
+        Of the standstill, from 1.
     waiting : set of str
         Workers that do not stand still yet.
     then : callable
         What is done.
     """
 
+    number: int
     waiting: set[str]
     then: Callable[[], None]
     begun: bool = False
@@ -62,6 +65,7 @@ class Scaler(Crew):
         self._n_scalings = 0
         self._restarted: Scaling | None = None
         self._still: Standstill | None = None
+        self._n_stills = 0
 
     def scale(self, *, servers: int = 0, workers: int = 0, replace: Sequence[str] = (), strategy: str) -> list[Command]:
         """Add (or remove, below 0) servers and workers, and replace some; one request after the other.
@@ -236,8 +240,9 @@ class Scaler(Crew):
     def _stand_still(self, then: Callable[[], None]) -> None:
         """Let all workers stand still, and then do something; `_walk_on` ends it."""
         waiting = {m.name for m in self.members.values() if m.role == "worker" and m.ready}
-        self._still = Standstill(waiting, then)
-        self._tell_workers(do="hold", version=0)
+        self._n_stills += 1
+        self._still = Standstill(self._n_stills, waiting, then)
+        self._tell_workers(do="hold", number=self._n_stills)
 
     def _walk_on(self) -> None:
         self._still = None
@@ -269,8 +274,8 @@ class Scaler(Crew):
         scaling.new = [name for name in scaling.new if name != member.name]
         scaling.going = [name for name in scaling.going if name != member.name]
 
-    def _on_holds(self, member: Member, columns: Mapping[str, Any]) -> None:  # noqa: ARG002
-        if self._still is not None:
+    def _on_holds(self, member: Member, columns: Mapping[str, Any]) -> None:
+        if self._still is not None and columns.get("number") == self._still.number:
             self._still.waiting.discard(member.name)
 
     def _on_held(self, member: Member, columns: Mapping[str, Any]) -> None:

@@ -119,8 +119,6 @@ class Worker:
             for block, version, moves in meta["blocks"]:
                 if moves > self._orders.moves.get(block, -1) and meta["owner"]:
                     self._orders.moves[block], self._orders.coming[block] = moves, (version, meta["owner"])
-                elif moves < self._orders.moves.get(block, -1) and meta["owner"]:
-                    self._orders.moved.add(block)  # who had it does not know yet that it comes back: ask again
             self._orders.moved |= self._turned(self._wanted - 1)
             self._changed.notify_all()
 
@@ -202,12 +200,12 @@ class Worker:
         began = time.perf_counter()
         self._report("holds", version=version)
         with self._changed:
-            self._changed.wait_for(self._may_go_on)
+            self._changed.wait_for(lambda: self._may_go_on(version))
         self._report("held", version=version, seconds=time.perf_counter() - began)
 
-    def _may_go_on(self) -> bool:
+    def _may_go_on(self, version: int) -> bool:
         orders = self._orders
-        return orders.hold_at is None or orders.stop or orders.afresh
+        return orders.hold_at is None or version < orders.hold_at or orders.stop or orders.afresh
 
     def _want(self, version: int) -> None:
         """Ask for a version of all blocks."""
