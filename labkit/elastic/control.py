@@ -23,11 +23,15 @@ from labkit.core.errors import InputError, LabkitError
 from labkit.elastic.commands import Command, End, Load, Note, Over, Start, Tell
 from labkit.elastic.controller import Controller
 from labkit.elastic.crew import Terms
-from labkit.elastic.member import CONTROLLER, Spec
+from labkit.elastic.homes import Homes, Secrets
+from labkit.elastic.member import CONTROLLER, SPEC, Spec
+from labkit.elastic.network import Network, Reach, Refusals, checked_address, claimed
+from labkit.elastic.program import FILE as PROGRAM
 from labkit.elastic.protocol import Kind, at, era_and_version
 from labkit.elastic.store import Block
 from labkit.elastic.transport import (
     Access,
+    AccessError,
     Address,
     Channel,
     Handler,
@@ -87,12 +91,14 @@ def _kill(pid: int, folder: Path, name: str) -> None:
 class FromMember(Handler):
     """What a member, or a client, says to the controller."""
 
-    def __init__(self, name: str, inbox: queue.SimpleQueue[tuple[Any, ...]]) -> None:
-        self._name, self._inbox = name, inbox
+    def __init__(self, name: str, role: str, inbox: queue.SimpleQueue[tuple[Any, ...]]) -> None:
+        self._name, self._role, self._inbox = name, role, inbox
 
     def received(self, channel: Channel, message: Message) -> None:
-        """Pass it on."""
+        """Pass it on, if it is for such a process to say."""
         kind = message.head.kind
+        if (kind == Kind.TELL) != (self._role == "client"):
+            raise AccessError(f"a {self._role[:20]} may not send the controller a frame of kind {kind}.")
         if kind == Kind.REPORT:
             self._inbox.put(("report", self._name, dict(message.meta), now()))
         elif kind == Kind.SNAPSHOT:
@@ -112,9 +118,11 @@ class Control:
     ----------
     folder : Path
         Of the job, which only its owner can enter.
+    secrets : Secrets, optional
+        Of a job whose processes talk over TCP.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, secrets: Secrets | None = None) -> None:
         from labkit.elastic.assign import reassign
 
         self.folder, self.spec = folder, Spec.load(folder)
@@ -146,16 +154,21 @@ class Control:
             ),
             reassign=reassign,
         )
-        self.listener = Listener(
-            Address.parse(f"unix:{folder / CONTROLLER}"),
-            welcome=self._welcome,
-            access=Access(),
-            lease=self.lease,
-        )
+        reach = Reach(**self.spec.reach)
+        self.network, self.homes = reach.network, Homes(folder, reach=reach, secrets=secrets)
+        refused = Refusals(lambda **columns: self.inbox.put(("refused", columns)))
+        terms: dict[str, Any] = {"welcome": self._welcome, "lease": self.lease, "refused": refused}
+        here = Listener(Address.parse(f"unix:{folder / CONTROLLER}"), access=Access(), **terms)
+        self.listeners = [door for door in (here, self.homes.gate(**terms)) if door is not None]
 
     def _welcome(self, peer: Peer) -> Handler:
-        name = str(peer.hello.get("name", ""))
-        return _Joining(name, str(peer.hello.get("role", "")), str(peer.hello.get("address", "")), self.inbox)
+        """Let in the launcher over the socket of this machine, and members the way that the job's network is."""
+        name, role = claimed(peer)
+        secured = peer.proved.startswith("certificate")
+        if secured != (role != "client" and self.network != Network.LOCAL):
+            raise AccessError(f"{name[:60]} is a {role[:20]}, and may not come in by this door.")
+        address = checked_address(str(peer.hello.get("address", "")), network=self.network)
+        return _Joining(name, role, self.inbox, address=address, unable=str(peer.hello.get("unable", "")))
 
     # --- the loop
 
@@ -172,7 +185,9 @@ class Control:
             item = self.inbox.get()
             getattr(self, f"_{item[0]}")(*item[1:])
         self._write(now(), "over", {"failure": self.over})
-        self.listener.close()
+        for listener in self.listeners:
+            listener.close()
+        self.homes.close()
         self.writer.shutdown()
         self.events.close()
 
@@ -185,7 +200,7 @@ class Control:
 
     def _wait_for_other(self, name: str, pid: int) -> None:
         """Wait for the end of a process of this job that this process did not start."""
-        if _is_member(pid, self.folder, name):
+        if _is_member(pid, self.homes.of(name), name):
             _wait_for_end(pid)
         self.inbox.put(("ended", name, -1))
 
@@ -210,12 +225,16 @@ class Control:
     def _abandoned(self) -> None:
         self._carry_out(self.machine.stop())
 
-    def _opened(self, name: str, role: str, address: str, channel: Channel) -> None:
+    def _opened(self, name: str, role: str, address: str, unable: str, channel: Channel) -> None:
         if role == "client":
             self.clients[name] = channel
             return
         self.channels[name] = channel
-        self._carry_out(self.machine.joined(name, address=address))
+        joined = self.machine.unable(name, why=unable) if unable else self.machine.joined(name, address=address)
+        self._carry_out(joined)
+
+    def _refused(self, columns: dict[str, Any]) -> None:
+        self._write(now(), "refused", {"name": "controller", **columns})
 
     def _report(self, name: str, meta: dict[str, Any], when: float) -> None:
         event = str(meta.pop("event"))
@@ -267,6 +286,7 @@ class Control:
 
     def _ended(self, name: str, code: int) -> None:
         self.ended.add(name)
+        self.homes.clear(name)
         self._carry_out(self.machine.left(name, reason=f"exit code {code}"))
 
     def _loaded(self, era: int, version: int) -> None:
@@ -313,9 +333,11 @@ class Control:
 
     def _start(self, command: Start) -> None:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        files = (SPEC, PROGRAM) if command.role == "worker" else (SPEC,)
+        home = self.homes.furnish(command.name, command.role, files=files)
         log = (self.folder / f"{command.name}.log").open("ab")
         process = subprocess.Popen(
-            [sys.executable, "-m", "labkit.elastic.member", str(self.folder), command.role, command.name],
+            [sys.executable, "-m", "labkit.elastic.member", str(home), command.role, command.name],
             env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
         )  # fmt: skip
         log.close()
@@ -331,7 +353,7 @@ class Control:
         if pid is None or command.name in self.ended:
             return
         if command.kill or command.name not in self.channels:  # who has not come yet has nothing to lose
-            _kill(pid, self.folder, command.name)
+            _kill(pid, self.homes.of(command.name), command.name)
             return
         self._say(command.name, {"do": "stop"})
         threading.Thread(target=self._insist, args=(pid, command.name), daemon=True).start()
@@ -339,7 +361,7 @@ class Control:
     def _insist(self, pid: int, name: str) -> None:
         """Kill a process that does not end by itself within two leases."""
         if not _wait_for_end(pid, timeout_s=2 * self.lease.base_s):
-            _kill(pid, self.folder, name)
+            _kill(pid, self.homes.of(name), name)
 
     def _say(self, name: str, what: dict[str, Any]) -> None:
         channel = self.channels.get(name)
@@ -382,13 +404,15 @@ class Control:
 class _Joining(FromMember):
     """A member or client that has just connected."""
 
-    def __init__(self, name: str, role: str, address: str, inbox: queue.SimpleQueue[tuple[Any, ...]]) -> None:
-        super().__init__(name, inbox)
-        self._role, self._address = role, address
+    def __init__(
+        self, name: str, role: str, inbox: queue.SimpleQueue[tuple[Any, ...]], *, address: str, unable: str
+    ) -> None:
+        super().__init__(name, role, inbox)
+        self._address, self._unable = address, unable
 
     def opened(self, channel: Channel) -> None:
         """Tell the loop."""
-        self._inbox.put(("opened", self._name, self._role, self._address, channel))
+        self._inbox.put(("opened", self._name, self._role, self._address, self._unable, channel))
 
 
 def main(arguments: list[str]) -> None:
@@ -396,7 +420,8 @@ def main(arguments: list[str]) -> None:
     folder = Path(arguments[0])
     with (folder / LOCK).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        Control(folder).run()
+        raw = b"" if sys.stdin is None else sys.stdin.buffer.read()
+        Control(folder, secrets=Secrets.read(raw) if raw else None).run()
 
 
 if __name__ == "__main__":

@@ -128,6 +128,14 @@ class Crew:
         """Do the next thing that is due."""
         raise NotImplementedError
 
+    def _end(self, failure: str) -> None:
+        """End the job."""
+        raise NotImplementedError
+
+    def _fall(self, name: str) -> None:
+        """Count a member that is cut off as dead."""
+        raise NotImplementedError
+
     def _taken(self) -> list[Command]:
         out, self._out = self._out, []
         return out
