@@ -97,7 +97,7 @@ class FromMember(Handler):
     def received(self, channel: Channel, message: Message) -> None:
         """Pass it on, if it is for such a process to say."""
         kind = message.head.kind
-        if (kind == Kind.TELL) != (self._role == "client"):
+        if (kind == Kind.TELL) != (self._role == "client") or (kind == Kind.SNAPSHOT and self._role == "worker"):
             raise AccessError(f"a {self._role[:20]} may not send the controller a frame of kind {kind}.")
         if kind == Kind.REPORT:
             self._inbox.put(("report", self._name, dict(message.meta), now()))

@@ -380,7 +380,7 @@ class WorkerMember(Member):
 
     def take(self, order: dict[str, Any]) -> None:
         """Pass on what concerns the steps at once."""
-        if order["do"] in ("meet", "alone"):
+        if order["do"] in ("meet", "alone", "tell"):  # an answer waits until the new controller is known here
             self.orders.put(order)
         elif order["do"] == "moved":
             self.worker.moved(order)
@@ -388,11 +388,12 @@ class WorkerMember(Member):
             self.worker.told(order)
             if order["do"] == "stop":
                 self.orders.put(order)
-            elif order["do"] == "tell":
-                self.report("here", version=self.worker.version)
 
     def do(self, order: Mapping[str, Any]) -> None:
-        """Connect to a server."""
+        """Connect to a server, or tell a new controller how far this worker is."""
+        if order["do"] == "tell":
+            self.report("here", version=self.worker.version)
+            return
         self.meet(order["name"], order["address"], self._handler)
 
     def run(self) -> None:

@@ -18,6 +18,7 @@ from labkit.elastic import Job, JobError, Result, models, start, train
 from labkit.elastic.data import dataset
 
 NAME, STEPS = "cnn-text-classification", 60
+NOWHERE = Path("/nowhere/at/all")  # neither it nor its folder is there
 
 
 class SlowNow:
@@ -35,13 +36,13 @@ class SlowNow:
         return self.samples.fetch(indices)
 
 
-def begin(slow: Path = Path("/nowhere"), **options: Any) -> Job:
+def begin(slow: Path = NOWHERE, **options: Any) -> Job:
     given = {"steps": STEPS, "batch": 32, "workers": 2, "servers": 2, "optimizer": "momentum", "lr": 0.05, **options}
     model, data = models.build(NAME, width=0.1), SlowNow(dataset(NAME, n=128, width=0.1), slow)
     return start(model, data, models.loss(NAME), **given)
 
 
-def run(at: dict[int, Callable[[Job], None]] | None = None, *, slow: Path = Path("/nowhere"), **options: Any) -> Result:
+def run(at: dict[int, Callable[[Job], None]] | None = None, *, slow: Path = NOWHERE, **options: Any) -> Result:
     """Train, and do something as soon as a step is complete, slowly until it is done."""
     todo = dict(at or {})
     with begin(slow, **options) as job:
