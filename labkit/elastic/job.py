@@ -251,7 +251,10 @@ def start(
     ports: Sequence[int] | None = None,
     **options: Any,
 ) -> Job:
-    """Start a job and return at once; see `train` for the parameters."""
+    """Start a job and return at once; see `train` for the parameters.
+
+    `network`, `hosts` and `ports` say over what its processes talk: local, tls or tcp (docs/elastic.md, Between hosts).
+    """
     reach = Reach.checked(network, hosts, ports, job=f"job-{new_token().hex()[:12]}")
     program = Program(model, data, loss)
     program.check()
