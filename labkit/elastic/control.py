@@ -79,7 +79,7 @@ def _is_member(pid: int, folder: Path, name: str) -> bool:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
     except OSError:
         return False
-    return str(folder) in words and name in words
+    return name in words and any(Path(word).is_relative_to(folder) for word in words)
 
 
 def _kill(pid: int, folder: Path, name: str) -> None:
@@ -200,7 +200,7 @@ class Control:
 
     def _wait_for_other(self, name: str, pid: int) -> None:
         """Wait for the end of a process of this job that this process did not start."""
-        if _is_member(pid, self.homes.of(name), name):
+        if _is_member(pid, self.folder, name):
             _wait_for_end(pid)
         self.inbox.put(("ended", name, -1))
 
@@ -353,7 +353,7 @@ class Control:
         if pid is None or command.name in self.ended:
             return
         if command.kill or command.name not in self.channels:  # who has not come yet has nothing to lose
-            _kill(pid, self.homes.of(command.name), command.name)
+            _kill(pid, self.folder, command.name)
             return
         self._say(command.name, {"do": "stop"})
         threading.Thread(target=self._insist, args=(pid, command.name), daemon=True).start()
@@ -361,7 +361,7 @@ class Control:
     def _insist(self, pid: int, name: str) -> None:
         """Kill a process that does not end by itself within two leases."""
         if not _wait_for_end(pid, timeout_s=2 * self.lease.base_s):
-            _kill(pid, self.homes.of(name), name)
+            _kill(pid, self.folder, name)
 
     def _say(self, name: str, what: dict[str, Any]) -> None:
         channel = self.channels.get(name)

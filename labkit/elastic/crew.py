@@ -132,8 +132,8 @@ class Crew:
         """End the job."""
         raise NotImplementedError
 
-    def _fall(self, name: str) -> None:
-        """Count a member that is cut off as dead."""
+    def _cut_off(self, name: str) -> None:
+        """End somebody at once who cannot be reached, or cannot reach others, and go on without."""
         raise NotImplementedError
 
     def _taken(self) -> list[Command]:

@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from labkit.elastic.blocks import layout, pack, unpack
 from labkit.elastic.control import EVENTS, PLAN, Plan
 from labkit.elastic.homes import Homes, Secrets
 from labkit.elastic.member import CONTROLLER, Spec
-from labkit.elastic.network import Reach
+from labkit.elastic.network import Network, Reach
 from labkit.elastic.program import Program
 from labkit.elastic.protocol import Kind
 from labkit.elastic.shards import check_batch
@@ -277,6 +277,8 @@ def start(
         options=options, batch=batch, n_shards=shards, n_steps=steps, seed=seed, lease_s=lease_s,
         devices=tuple(devices), reach=asdict(reach),
     )  # fmt: skip
+    if network != Network.LOCAL:
+        spec = replace(spec, scheme=network)
     spec.save(place)
     _save_first(spec, place, pack(model))
     (place / PLAN).write_text(

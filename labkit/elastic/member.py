@@ -22,7 +22,6 @@ from labkit.elastic.blocks import Layout, Param
 from labkit.elastic.network import Reach, Refusals, claimed
 from labkit.elastic.protocol import Kind
 from labkit.elastic.transport import (
-    Address,
     Channel,
     Handler,
     Lease,
@@ -64,7 +63,7 @@ class Spec:
     lease_s : float
         From which every timeout derives.
     scheme : str
-        Of the connections between processes that stay on one machine: unix, shm.
+        Of the connections between processes: unix, shm, tls, tcp.
     reach : dict
         Where processes can be reached: see `Reach`.
     """
@@ -135,15 +134,12 @@ class Member:
         self.folder, self.name = folder, name
         self.spec = Spec.load(folder)
         self.lease = Lease(self.spec.lease_s)
-        self.ways = Ways(folder, reach=Reach(**self.spec.reach), name=name, role=self.role, here=self.address_of(name))
+        reach = Reach(**self.spec.reach)
+        self.ways = Ways(folder, reach=reach, scheme=self.spec.scheme, name=name, role=self.role)
         self.orders: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self.servers: dict[str, Channel] = {}
         self.met = threading.Condition()
         self.controller: Channel | None = None
-
-    def address_of(self, name: str) -> Address:
-        """Return where a process listens that stays on this machine."""
-        return Address.parse(f"{self.spec.scheme}:{self.folder / name}.sock")
 
     def report(self, event: str, **columns: Any) -> None:
         """Tell the controller; what it does not hear it asks for when it is back."""
@@ -189,7 +185,7 @@ class Member:
             try:
                 channel = self._reached(name, address, handler)
             except (TransportError, InputError) as error:
-                self.report("unmet", other=name, why=str(error)[:300])
+                self.report("unmet", name=name, why=str(error)[:300])
                 return
             with self.met:
                 self.servers[name] = channel

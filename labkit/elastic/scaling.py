@@ -211,7 +211,7 @@ class Scaler(Crew):
 
     def _on_unmet(self, member: Member, columns: Mapping[str, Any]) -> None:
         """Do without the newer of two who cannot reach each other, unless one of them is going anyway."""
-        other = self.members.get(columns["other"])
+        other = self.members.get(columns["name"])
         if other is None or other.leaving or member.leaving:
             return
         newer = max(member, other, key=list(self.members.values()).index)
@@ -225,8 +225,7 @@ class Scaler(Crew):
         elif self.phase == "starting" or self._is_new():
             self._end(why)
         else:
-            self._out.append(End(newcomer.name, kill=True))
-            self._fall(newcomer.name)
+            self._cut_off(newcomer.name)
 
     def _is_new(self) -> bool:
         """Tell whether the first processes of the job are all there, but not all workers have their parameters yet."""

@@ -20,10 +20,10 @@ class Ways:
         Its home: what it may read.
     reach : Reach
         Where processes of the job can be reached.
+    scheme : str
+        Of connections that are not the controller's.
     name, role : str
         Who it is.
-    here : Address
-        Where it listens if the job stays on this machine.
 
     Attributes
     ----------
@@ -33,14 +33,14 @@ class Ways:
         Why it cannot be reached though it should be.
     """
 
-    def __init__(self, folder: Path, *, reach: Reach, name: str, role: str, here: Address) -> None:
+    def __init__(self, folder: Path, *, reach: Reach, scheme: str, name: str, role: str) -> None:
         self._folder, self._reach, self._name = folder, reach, name
         self.network = Network(reach.network)
         self.data = self._control = Access()
         if self.network is not Network.LOCAL:
             certificates = Certificates.of(certificate_name(name, role), job=reach.job, folder=folder)
             self.data = self._control = Access(certificates=certificates)
-        self._here = here
+        self._scheme = Scheme(scheme)
         self._sock: socket | None = None
         self.address = self.unable = ""
 
@@ -65,9 +65,10 @@ class Ways:
         """Begin to listen; whoever connects waits until `listen`, when this member knows whom to let in."""
         try:
             if self.network is Network.LOCAL:
-                address, self._sock = self._here, bound(self._here)
+                address = Address.parse(f"{self._scheme}:{self._folder / self._name}.sock")
+                self._sock = bound(address)
             else:
-                address, self._sock = self._reach.listen(Scheme(self.network), self._name)
+                address, self._sock = self._reach.listen(self._scheme, self._name)
         except AddressError as error:
             self.unable = str(error)
         else:

@@ -246,13 +246,13 @@ def test_a_request_whose_newcomer_cannot_be_reached_is_dropped_and_training_goes
     play.train()
     play.done(play.machine.scale(servers=1, workers=1, strategy="handover"))
     play.done(play.machine.joined("ps-2", address="tls://10.0.0.9:1"))
-    play.done(play.machine.reported("ps-0", "unmet", {"other": "ps-2", "why": "nobody answers"}))
+    play.done(play.machine.reported("ps-0", "unmet", {"name": "ps-2", "why": "nobody answers"}))
     (dropped,) = [note for note in play.all(Note) if note.event == "dropped"]
     assert dropped.columns["why"] == "ps-0 cannot reach ps-2: nobody answers"
     assert sorted(end.name for end in play.all(End)) == ["ps-2", "worker-2"]
     assert not play.all(Over)
     assert play.machine.scaling is None
-    play.done(play.machine.reported("ps-1", "unmet", {"other": "ps-2", "why": "nobody answers"}))
+    play.done(play.machine.reported("ps-1", "unmet", {"name": "ps-2", "why": "nobody answers"}))
     assert play.notes().count("dropped") == 1
 
 
@@ -274,7 +274,7 @@ def test_a_job_whose_first_processes_cannot_reach_each_other_ends_by_name(joined
         play.join()
         play.done(play.machine.loaded(0))
         play.done(play.machine.reported("worker-0", "ready", {"version": 0}))
-    play.done(play.machine.reported("worker-1", "unmet", {"other": "ps-0", "why": "nobody answers"}))
+    play.done(play.machine.reported("worker-1", "unmet", {"name": "ps-0", "why": "nobody answers"}))
     (over,) = play.all(Over)
     assert over.failure == "worker-1 cannot reach ps-0: nobody answers"
 
@@ -284,7 +284,7 @@ def test_a_replacement_that_cannot_be_reached_is_replaced_in_turn() -> None:
     play.train()
     play.done(play.machine.left("worker-1", reason="killed"))
     play.done(play.machine.joined("worker-2"))
-    play.done(play.machine.reported("worker-2", "unmet", {"other": "ps-0", "why": "nobody answers"}))
+    play.done(play.machine.reported("worker-2", "unmet", {"name": "ps-0", "why": "nobody answers"}))
     assert [(end.name, end.kill) for end in play.all(End)] == [("worker-2", True)]
     assert play.all(Start)[-1].name == "worker-3"
     assert not play.all(Over)

@@ -39,7 +39,7 @@ from labkit.elastic.transport import (
 from tests.elastic.transport.ends import WITHIN_S, Noting
 
 NAME, STEPS = "cnn-text-classification", 40
-NOWHERE = Path("/nowhere/at/all")  # neither it nor its folder is there
+NOWHERE = Path("/proc/nowhere/slow")  # neither it nor its folder is there
 HOSTS = ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
 PEM_KEY = b"PRIVATE KEY-----"
 
@@ -395,7 +395,7 @@ def test_a_member_tells_the_controller_whom_it_cannot_reach(tmp_path: Path, addr
     member.meet("ps-7", address, Noting())
     assert time.monotonic() - began_s < 10
     ((event, columns),) = told
-    assert (event, columns["other"]) == ("unmet", "ps-7")
+    assert (event, columns["name"]) == ("unmet", "ps-7")
     assert why in columns["why"]
 
 

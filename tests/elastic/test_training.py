@@ -18,7 +18,7 @@ from labkit.elastic import Job, JobError, Result, models, start, train
 from labkit.elastic.data import dataset
 
 NAME, STEPS = "cnn-text-classification", 60
-NOWHERE = Path("/nowhere/at/all")  # neither it nor its folder is there
+NOWHERE = Path("/proc/nowhere/slow")  # neither it nor its folder is there
 
 
 class SlowNow:
@@ -117,10 +117,10 @@ def test_a_killed_process_costs_no_bit(control: Result, victim: str) -> None:
     assert any(e["event"] == "goes_back" for e in result.events) == (victim == "ps-0")
 
 
-def test_training_goes_on_without_its_controller_and_the_next_one_takes_over(control: Result) -> None:
+def test_training_goes_on_without_its_controller_and_the_next_one_takes_over(control: Result, tmp_path: Path) -> None:
     """Workers and servers are not disturbed: nothing is stopped, nothing is loaded again, and it can be scaled."""
     at = {10: lambda job: os.kill(job.pid, signal.SIGKILL), STEPS - 20: lambda job: job.scale(servers=-1)}
-    result = run(at)
+    result = run(at, slow=tmp_path / "slow")
     assert result.digest == control.digest
     events = [event["event"] for event in result.events]
     assert events.count("taken_over") == events.count("resumed") == 1
