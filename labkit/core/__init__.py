@@ -1,13 +1,18 @@
 """Nouns and protocols: what a cluster, a job, a snapshot, a placement and an event are, and who offers what."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from labkit.core.cluster import Cluster, Network
 from labkit.core.errors import InputError, LabkitError, PlacementError, ProfileError, StalledError, TraceError
 from labkit.core.events import EVENT, EventLog, Events, Kind, Role
 from labkit.core.jobs import Job, Jobs
-from labkit.core.ledger import Ledger
 from labkit.core.placement import Gangs, Placement
 from labkit.core.protocols import Backend, Placer, Running, Scheduler, SpeedModel
-from labkit.core.snapshot import JobColumns, Snapshot
+
+if TYPE_CHECKING:
+    from labkit.core.ledger import Ledger
+    from labkit.core.snapshot import JobColumns, Snapshot
 
 __all__ = [
     "EVENT",
@@ -36,3 +41,12 @@ __all__ = [
     "StalledError",
     "TraceError",
 ]
+
+_WITH_KERNELS = {"JobColumns": "snapshot", "Ledger": "ledger", "Snapshot": "snapshot"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what brings numba along only when it is asked for: a process that trains needs none of it."""
+    if name not in _WITH_KERNELS:
+        raise AttributeError(f"module {__name__} has no attribute {name}")
+    return getattr(import_module(f"labkit.core.{_WITH_KERNELS[name]}"), name)

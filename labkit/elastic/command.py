@@ -40,11 +40,17 @@ def train(
         Path | None, typer.Option(help="Keep events, logs and checkpoints here, and go on from them.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the model and the order of samples.", min=0)] = 0,
+    network: Annotated[
+        str, typer.Option(help="local: sockets of this machine; tls: TCP, encrypted; tcp: TCP, parameters in clear.")
+    ] = "local",
+    hosts: Annotated[str, typer.Option(help="Addresses to which servers listen in turn.", metavar="A,B,...")] = "",
+    ports: Annotated[str, typer.Option(help="At which they may listen; by default any.", metavar="FIRST-LAST")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """Train a model, with servers and workers that come and go while it trains."""
     from labkit.elastic import models, start
     from labkit.elastic.data import dataset
+    from labkit.elastic.network import ports_of
     from labkit.elastic.requests import Request, follow
 
     requests = [Request.parse(line) for line in at or ()]
@@ -55,6 +61,7 @@ def train(
         models.loss(name),
         steps=steps, batch=batch, workers=workers, servers=servers, shards=shards, optimizer=optimizer, seed=seed,
         save_every=save_every, folder=folder, sync=sync, lr=models.learning_rate(name) if lr is None else lr,
+        network=network, hosts=[host.strip() for host in hosts.split(",") if host], ports=ports_of(ports),
     )  # fmt: skip
     with job, _Bar(steps, quiet=as_json) as bar:
         result = follow(job, requests, strategy=strategy, told=bar)

@@ -23,12 +23,16 @@ from labkit.core.errors import InputError, LabkitError
 from labkit.elastic.commands import Command, End, Keep, Load, Note, Over, Start, Tell
 from labkit.elastic.controller import Controller
 from labkit.elastic.crew import Terms
-from labkit.elastic.member import CONTROLLER, Spec
+from labkit.elastic.homes import Homes, Secrets
+from labkit.elastic.member import CONTROLLER, SPEC, Spec
+from labkit.elastic.network import Network, Reach, Refusals, checked_address, claimed
+from labkit.elastic.program import FILE as PROGRAM
 from labkit.elastic.protocol import Kind, at, era_and_version
 from labkit.elastic.shards import Record
 from labkit.elastic.store import Block
 from labkit.elastic.transport import (
     Access,
+    AccessError,
     Address,
     Channel,
     Handler,
@@ -87,7 +91,7 @@ def _is_member(pid: int, folder: Path, name: str) -> bool:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
     except OSError:
         return False
-    return str(folder) in words and name in words
+    return name in words and any(Path(word).is_relative_to(folder) for word in words)
 
 
 def _kill(pid: int, folder: Path, name: str) -> None:
@@ -99,12 +103,14 @@ def _kill(pid: int, folder: Path, name: str) -> None:
 class FromMember(Handler):
     """What a member, or a client, says to the controller."""
 
-    def __init__(self, name: str, inbox: queue.SimpleQueue[tuple[Any, ...]]) -> None:
-        self._name, self._inbox = name, inbox
+    def __init__(self, name: str, role: str, inbox: queue.SimpleQueue[tuple[Any, ...]]) -> None:
+        self._name, self._role, self._inbox = name, role, inbox
 
     def received(self, channel: Channel, message: Message) -> None:
-        """Pass it on."""
+        """Pass it on, if it is for such a process to say."""
         kind = message.head.kind
+        if (kind == Kind.TELL) != (self._role == "client") or (kind == Kind.SNAPSHOT and self._role == "worker"):
+            raise AccessError(f"a {self._role[:20]} may not send the controller a frame of kind {kind}.")
         if kind == Kind.REPORT:
             self._inbox.put(("report", self._name, dict(message.meta), now()))
         elif kind == Kind.SNAPSHOT:
@@ -124,9 +130,11 @@ class Control:
     ----------
     folder : Path
         Of the job, which only its owner can enter.
+    secrets : Secrets, optional
+        Of a job whose processes talk over TCP.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, secrets: Secrets | None = None) -> None:
         from labkit.elastic.assign import reassign
 
         self.folder, self.spec = folder, Spec.load(folder)
@@ -167,16 +175,21 @@ class Control:
             reassign=reassign,
             journal=None if self.spec.sync else self._journal,
         )
-        self.listener = Listener(
-            Address.parse(f"unix:{folder / CONTROLLER}"),
-            welcome=self._welcome,
-            access=Access(),
-            lease=self.lease,
-        )
+        reach = Reach(**self.spec.reach)
+        self.network, self.homes = reach.network, Homes(folder, reach=reach, secrets=secrets)
+        refused = Refusals(lambda **columns: self.inbox.put(("refused", columns)))
+        terms: dict[str, Any] = {"welcome": self._welcome, "lease": self.lease, "refused": refused}
+        here = Listener(Address.parse(f"unix:{folder / CONTROLLER}"), access=Access(), **terms)
+        self.listeners = [door for door in (here, self.homes.gate(**terms)) if door is not None]
 
     def _welcome(self, peer: Peer) -> Handler:
-        name = str(peer.hello.get("name", ""))
-        return _Joining(name, str(peer.hello.get("role", "")), str(peer.hello.get("address", "")), self.inbox)
+        """Let in the launcher over the socket of this machine, and members the way that the job's network is."""
+        name, role = claimed(peer)
+        secured = peer.proved.startswith("certificate")
+        if secured != (role != "client" and self.network != Network.LOCAL):
+            raise AccessError(f"{name[:60]} is a {role[:20]}, and may not come in by this door.")
+        address = checked_address(str(peer.hello.get("address", "")), network=self.network)
+        return _Joining(name, role, self.inbox, address=address, unable=str(peer.hello.get("unable", "")))
 
     # --- the loop
 
@@ -198,7 +211,9 @@ class Control:
             if not self.spec.sync:
                 self._tick()
         self._write(now(), "over", {"failure": self.over})
-        self.listener.close()
+        for listener in self.listeners:
+            listener.close()
+        self.homes.close()
         self.writer.shutdown()
         self.events.close()
 
@@ -249,12 +264,16 @@ class Control:
     def _abandoned(self) -> None:
         self._carry_out(self.machine.stop())
 
-    def _opened(self, name: str, role: str, address: str, channel: Channel) -> None:
+    def _opened(self, name: str, role: str, address: str, unable: str, channel: Channel) -> None:
         if role == "client":
             self.clients[name] = channel
             return
         self.channels[name] = channel
-        self._carry_out(self.machine.joined(name, address=address))
+        joined = self.machine.unable(name, why=unable) if unable else self.machine.joined(name, address=address)
+        self._carry_out(joined)
+
+    def _refused(self, columns: dict[str, Any]) -> None:
+        self._write(now(), "refused", {"name": "controller", **columns})
 
     def _report(self, name: str, meta: dict[str, Any], when: float) -> None:
         event = str(meta.pop("event"))
@@ -316,6 +335,7 @@ class Control:
             self.codes[name] = code
             return
         self.ended.add(name)
+        self.homes.clear(name)
         self._carry_out(self.machine.left(name, reason=f"exit code {code}"))
 
     def _loaded(self, era: int, version: int, queue_state: Any) -> None:
@@ -362,9 +382,11 @@ class Control:
 
     def _start(self, command: Start) -> None:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        files = (SPEC, PROGRAM) if command.role == "worker" else (SPEC,)
+        home = self.homes.furnish(command.name, command.role, files=files)
         log = (self.folder / f"{command.name}.log").open("ab")
         process = subprocess.Popen(
-            [sys.executable, "-m", "labkit.elastic.member", str(self.folder), command.role, command.name],
+            [sys.executable, "-m", "labkit.elastic.member", str(home), command.role, command.name],
             env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
         )  # fmt: skip
         log.close()
@@ -431,13 +453,15 @@ class Control:
 class _Joining(FromMember):
     """A member or client that has just connected."""
 
-    def __init__(self, name: str, role: str, address: str, inbox: queue.SimpleQueue[tuple[Any, ...]]) -> None:
-        super().__init__(name, inbox)
-        self._role, self._address = role, address
+    def __init__(
+        self, name: str, role: str, inbox: queue.SimpleQueue[tuple[Any, ...]], *, address: str, unable: str
+    ) -> None:
+        super().__init__(name, role, inbox)
+        self._address, self._unable = address, unable
 
     def opened(self, channel: Channel) -> None:
         """Tell the loop."""
-        self._inbox.put(("opened", self._name, self._role, self._address, channel))
+        self._inbox.put(("opened", self._name, self._role, self._address, self._unable, channel))
 
 
 def main(arguments: list[str]) -> None:
@@ -445,7 +469,8 @@ def main(arguments: list[str]) -> None:
     folder = Path(arguments[0])
     with (folder / LOCK).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        Control(folder).run()
+        raw = b"" if sys.stdin is None else sys.stdin.buffer.read()
+        Control(folder, secrets=Secrets.read(raw) if raw else None).run()
 
 
 if __name__ == "__main__":

@@ -307,14 +307,14 @@ class Controller(Leasing):
         if self.owner.get(block) == owner:
             return
         if owner in self.members:
-            self._out.append(End(owner, kill=True))  # it cannot be reached: nobody may believe that it has the block
-            self._fall(owner)
+            self._cut_off(owner)  # nobody may believe that it has the block
         self._tell(member.name, do="take_back", blocks=[block])
         scaling = self.scaling
         if scaling is not None:
             scaling.waiting.discard(("owns", block, owner))
 
-    def _fall(self, name: str) -> None:
+    def _cut_off(self, name: str) -> None:
+        self._out.append(End(name, kill=True))
         member = self.members.pop(name)
         self._forget_worker(name)
         self._out.append(Note("left", {"name": name, "role": member.role, "expected": False, "reason": "cut off"}))

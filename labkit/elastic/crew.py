@@ -143,6 +143,10 @@ class Crew:
         """End the job."""
         raise NotImplementedError
 
+    def _cut_off(self, name: str) -> None:
+        """End somebody at once who cannot be reached, or cannot reach others, and go on without."""
+        raise NotImplementedError
+
     def _taken(self) -> list[Command]:
         out, self._out = self._out, []
         return out

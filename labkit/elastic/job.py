@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,12 +21,24 @@ import numpy as np
 from labkit.core.errors import InputError, LabkitError
 from labkit.elastic.blocks import layout, pack, unpack
 from labkit.elastic.control import EVENTS, PLAN, Plan, records
+from labkit.elastic.homes import Homes, Secrets
 from labkit.elastic.member import CONTROLLER, Spec
+from labkit.elastic.network import Network, Reach
 from labkit.elastic.program import Program
 from labkit.elastic.protocol import Kind
 from labkit.elastic.shards import ShardService, check_batch
 from labkit.elastic.store import Block, Vector
-from labkit.elastic.transport import Access, Address, Channel, Handler, Lease, TransportError, connect, private_folder
+from labkit.elastic.transport import (
+    Access,
+    Address,
+    Channel,
+    Handler,
+    Lease,
+    TransportError,
+    connect,
+    new_token,
+    private_folder,
+)
 
 if TYPE_CHECKING:
     from torch import nn
@@ -46,8 +58,8 @@ class Job:
     Start one with `labkit.elastic.start`, or run one to its end with `labkit.elastic.train`.
     """
 
-    def __init__(self, folder: Path, program: Program, *, keep: bool) -> None:
-        self.folder, self._program, self._keep = folder, program, keep
+    def __init__(self, folder: Path, program: Program, *, keep: bool, secrets: Secrets | None = None) -> None:
+        self.folder, self._program, self._keep, self._secrets = folder, program, keep, secrets
         self._lease = Lease(Spec.load(folder).lease_s)
         self._channel: Channel | None = None
         self._ended, self._closing = threading.Event(), False
@@ -56,11 +68,14 @@ class Job:
 
     def _start(self) -> subprocess.Popen[bytes]:
         with (self.folder / "controller.log").open("ab") as log:
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 [sys.executable, "-m", "labkit.elastic.control", str(self.folder)],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True,
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
             )  # fmt: skip
+        with contextlib.suppress(BrokenPipeError), process.stdin as pipe:  # type: ignore[union-attr]
+            pipe.write(b"" if self._secrets is None else self._secrets.write())
+        return process
 
     def _attend(self) -> None:
         """Start the controller again if it was killed: training went on meanwhile."""
@@ -235,9 +250,16 @@ def start(
     lease_s: float = 3.0,
     devices: Sequence[str] = (),
     folder: Path | None = None,
+    network: str = "local",
+    hosts: Sequence[str] = (),
+    ports: Sequence[int] | None = None,
     **options: Any,
 ) -> Job:
-    """Start a job and return at once; see `train` for the parameters."""
+    """Start a job and return at once; see `train` for the parameters.
+
+    `network`, `hosts` and `ports` say over what its processes talk: local, tls or tcp (docs/elastic.md, Between hosts).
+    """
+    reach = Reach.checked(network, hosts, ports, job=f"job-{new_token().hex()[:12]}")
     program = Program(model, data, loss)
     program.check()
     check_batch(len(data), batch=batch, n_shards=shards)
@@ -251,19 +273,24 @@ def start(
         raise InputError(f"{servers} servers for {cut.n_blocks} blocks of parameters; expected at most one per block.")
     if servers < 1 or workers < 1:
         raise InputError(f"a job with {servers} servers and {workers} workers; expected at least one of each.")
+    reach.check_free(servers=servers)
     place = private_folder(Path(tempfile.mkdtemp(prefix="labkit-job-")) if folder is None else folder)
     program.save(place)
     spec = Spec(
         params=[(p.name, p.first, list(p.shape)) for p in cut.params], extents=list(cut.extents), optimizer=optimizer,
         options=options, batch=batch, n_shards=shards, n_steps=steps, seed=seed, lease_s=lease_s,
-        devices=tuple(devices), sync=sync, n_samples=len(data),
+        devices=tuple(devices), sync=sync, n_samples=len(data), reach=asdict(reach),
     )  # fmt: skip
+    if network != Network.LOCAL:
+        spec = replace(spec, scheme=network)
     spec.save(place)
     _save_first(spec, place, pack(model))
     (place / PLAN).write_text(
         json.dumps(asdict(Plan(servers=servers, workers=workers, save_every=save_every, parent=os.getpid())))
     )
-    return Job(place, program, keep=folder is not None)
+    secrets = Secrets.of(reach)
+    Homes(place, reach=reach, secrets=secrets).close()  # what a run before this one has left in this folder
+    return Job(place, program, keep=folder is not None, secrets=secrets)
 
 
 def _save_first(spec: Spec, folder: Path, vector: Vector) -> None:

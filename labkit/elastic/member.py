@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import json
 import os
@@ -11,24 +12,25 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from labkit.core.errors import InputError
 from labkit.elastic.blocks import Layout, Param
+from labkit.elastic.network import Reach, Refusals, claimed
 from labkit.elastic.protocol import Kind
 from labkit.elastic.transport import (
-    Access,
-    Address,
     Channel,
     Handler,
     Lease,
-    Listener,
     Message,
     Peer,
     TransportError,
     connect,
 )
+from labkit.elastic.ways import Ways
 
 if TYPE_CHECKING:
     from labkit.elastic.checkpoint import Checkpoints
@@ -38,6 +40,8 @@ CONTROLLER = "controller.sock"
 CHECKPOINTS = "checkpoints"
 PATIENCE_LEASES = 10
 """Leases that a process goes on without a controller before it ends itself."""
+ATTEMPTS = 3
+"""To connect to a server that is said to be there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +67,9 @@ class Spec:
     lease_s : float
         From which every timeout derives.
     scheme : str
-        Of the connections between processes: unix, shm.
+        Of the connections between processes: unix, shm, tls, tcp.
+    reach : dict
+        Where processes can be reached: see `Reach`.
     """
 
     params: list[tuple[str, int, list[int]]]
@@ -79,6 +85,7 @@ class Spec:
     lease_s: float = 3.0
     scheme: str = "unix"
     devices: tuple[str, ...] = ()
+    reach: dict[str, Any] = field(default_factory=dict)
 
     def save(self, folder: Path) -> None:
         """Write it into the folder of the job."""
@@ -132,15 +139,12 @@ class Member:
         self.folder, self.name = folder, name
         self.spec = Spec.load(folder)
         self.lease = Lease(self.spec.lease_s)
-        self.access = Access()
+        reach = Reach(**self.spec.reach)
+        self.ways = Ways(folder, reach=reach, scheme=self.spec.scheme, name=name, role=self.role)
         self.orders: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self.servers: dict[str, Channel] = {}
         self.met = threading.Condition()
         self.controller: Channel | None = None
-
-    def address_of(self, name: str) -> Address:
-        """Return where a process listens."""
-        return Address.parse(f"{self.spec.scheme}:{self.folder / name}.sock")
 
     def report(self, event: str, **columns: Any) -> None:
         """Tell the controller; what it does not hear it asks for when it is back."""
@@ -154,22 +158,26 @@ class Member:
 
     def hello(self) -> dict[str, Any]:
         """Return what this process says about itself."""
-        return {"name": self.name, "role": self.role, "pid": os.getpid(), "address": str(self.address_of(self.name))}
+        ways = self.ways
+        unable = {"unable": ways.unable} if ways.unable else {}
+        return {"name": self.name, "role": self.role, "pid": os.getpid(), "address": ways.address, **unable}
 
     def join(self) -> bool:
         """Connect to the controller; False if there is none for too long."""
-        address = Address.parse(f"unix:{self.folder / CONTROLLER}")
         until = time.monotonic() + PATIENCE_LEASES * self.lease.base_s
-        pause = threading.Event()
+        pause, why = threading.Event(), ""
         while time.monotonic() < until:
             try:
                 self.controller = connect(
-                    address, handler=FromController(self.take), access=self.access, hello=self.hello(), lease=self.lease
+                    **self.ways.to_controller(), handler=FromController(self.take), hello=self.hello(), lease=self.lease
                 )
-            except TransportError:
+            except TransportError as error:
+                why = str(error)
                 pause.wait(self.lease.heartbeat_s)
             else:
+                self.ways.admitted(self.controller.peer)
                 return True
+        print(f"{self.name} ends, {PATIENCE_LEASES * self.lease.base_s} s without a controller: {why}", file=sys.stderr)
         return False
 
     def take(self, order: dict[str, Any]) -> None:
@@ -180,16 +188,23 @@ class Member:
         """Connect to a server before it is needed."""
         if name not in self.servers:
             try:
-                channel = connect(
-                    Address.parse(address), handler=handler, access=self.access, hello=self.hello(), lease=self.lease
-                )
-            except TransportError as error:
-                self.report("unmet", name=name, why=str(error)[:200])
+                channel = self._reached(name, address, handler)
+            except (TransportError, InputError) as error:
+                self.report("unmet", name=name, why=str(error)[:300])
                 return
             with self.met:
                 self.servers[name] = channel
                 self.met.notify_all()
         self.report("met", name=name)
+
+    def _reached(self, name: str, address: str, handler: Handler) -> Channel:
+        """Return a connection to a server; it may be too busy to answer the first time."""
+        way, pause = self.ways.to_server(name, address), threading.Event()
+        for _ in range(ATTEMPTS - 1):
+            with contextlib.suppress(TransportError):
+                return connect(**way, handler=handler, hello=self.hello(), lease=self.lease)
+            pause.wait(self.lease.heartbeat_s)
+        return connect(**way, handler=handler, hello=self.hello(), lease=self.lease)
 
     def close(self) -> None:
         """Say goodbye to everybody."""
@@ -241,16 +256,15 @@ class ServerMember(Member):
         )
 
         def welcome(peer: Peer) -> Handler:
-            return Arrivals(self.server, role=str(peer.hello.get("role")), tell=self.take)
+            _, role = claimed(peer)
+            return Arrivals(self.server, role=role)
 
-        self._arrivals = Arrivals(self.server, role="server", tell=self.take)
+        self._arrivals, self._welcome = Arrivals(self.server, role="server"), welcome
         self._known = {
             "install": self._install, "meet": self._meet_server, "era": self._begin_era, "tell": self._tell_all,
             "hand_over": self._hand_over, "take_back": self._take_back, "copy": self._copy_at,
         }  # fmt: skip
-        self.listener = Listener(
-            self.address_of(name), welcome=welcome, access=self.access, hello={"name": name}, lease=self.lease
-        )
+        self.ways.reserve()
 
     def _copy(self, block: int, step: int, vectors: list[Any], card: dict[str, Any]) -> None:
         if self.controller is not None:
@@ -296,8 +310,15 @@ class ServerMember(Member):
     def run(self) -> None:
         """Serve until told to stop."""
         if self.join():
+            listener = self.ways.listen(
+                welcome=self._welcome,
+                hello={"name": self.name},
+                lease=self.lease,
+                refused=Refusals(partial(self.report, "refused")),
+            )
             self.loop()
-        self.listener.close()
+            if listener is not None:
+                listener.close()
         self.close()
 
 
@@ -366,7 +387,7 @@ class WorkerMember(Member):
 
     def take(self, order: dict[str, Any]) -> None:
         """Pass on what concerns the steps at once."""
-        if order["do"] in ("meet", "alone"):
+        if order["do"] in ("meet", "alone", "tell"):  # an answer waits until the new controller is known here
             self.orders.put(order)
         elif order["do"] == "moved":
             self.worker.moved(order)
@@ -374,11 +395,12 @@ class WorkerMember(Member):
             self.worker.told(order)
             if order["do"] == "stop":
                 self.orders.put(order)
-            elif order["do"] == "tell":
-                self.report("here", version=self.worker.version)
 
     def do(self, order: Mapping[str, Any]) -> None:
-        """Connect to a server."""
+        """Connect to a server, or tell a new controller how far this worker is."""
+        if order["do"] == "tell":
+            self.report("here", version=self.worker.version)
+            return
         self.meet(order["name"], order["address"], self._handler)
 
     def run(self) -> None:

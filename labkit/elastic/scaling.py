@@ -268,6 +268,39 @@ class Scaler(Crew):
         if self.scaling is not None:
             self.scaling.waiting.discard(("met", member.name, columns["name"]))
 
+    def unable(self, name: str, *, why: str) -> list[Command]:
+        """Take note that a newcomer cannot do its part: the request that it was started for is dropped."""
+        member = self.members.get(name)
+        if member is not None:
+            member.joined = True
+            self._out.append(Note("unable", {"name": name, "why": why}))
+            self._do_without(member, f"{name} {why}")
+            self._go_on()
+        return self._taken()
+
+    def _on_unmet(self, member: Member, columns: Mapping[str, Any]) -> None:
+        """Do without the newer of two who cannot reach each other, unless one of them is going anyway."""
+        other = self.members.get(columns["name"])
+        if other is None or other.leaving or member.leaving:
+            return
+        newer = max(member, other, key=list(self.members.values()).index)
+        self._do_without(newer, f"{member.name} cannot reach {other.name}: {columns['why']}")
+
+    def _do_without(self, newcomer: Member, why: str) -> None:
+        """Drop the request that a newcomer was started for; a job that has just begun ends; else replace it."""
+        scaling = self.scaling
+        if scaling is not None and scaling.phase == "registration" and newcomer.name in scaling.new:
+            self._drop(scaling, why)
+        elif self.phase == "starting" or self._is_new():
+            self._end(why)
+        else:
+            self._cut_off(newcomer.name)
+
+    def _is_new(self) -> bool:
+        """Tell whether the first processes of the job are all there, but not all workers have their parameters yet."""
+        everybody = sum(self._numbers.values()) == len(self.members)
+        return everybody and self._n_ready() < len(self.of("worker"))
+
     def _mourn(self, scaling: Scaling, member: Member) -> None:
         """Wait no longer for somebody who is gone."""
         scaling.waiting = {w for w in scaling.waiting if member.name not in (w if isinstance(w, tuple) else (w,))}

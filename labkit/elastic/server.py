@@ -14,7 +14,7 @@ import numpy as np
 
 from labkit.elastic.protocol import Kind, at, era_and_version
 from labkit.elastic.store import Block, Pushed, Updates, Vector
-from labkit.elastic.transport import Channel, ClosedError, Handler, Head, Message, TransportError
+from labkit.elastic.transport import AccessError, Channel, ClosedError, Handler, Head, Message, TransportError
 from labkit.elastic.tree import Node
 
 BLOCKS_OF_A_NOTICE = 400
@@ -362,8 +362,8 @@ class Server:
 class Arrivals(Handler):
     """What arrives at a server from one peer."""
 
-    def __init__(self, server: Server, *, role: str, tell: Callable[[dict[str, Any]], None]) -> None:
-        self._server, self._role, self._tell = server, role, tell
+    def __init__(self, server: Server, *, role: str) -> None:
+        self._server, self._role = server, role
 
     def opened(self, channel: Channel) -> None:
         """Note a worker."""
@@ -382,9 +382,9 @@ class Arrivals(Handler):
         elif kind == Kind.PULL:
             self._server.pull(channel, message)
         elif kind == Kind.STATE:
+            if self._role != "server":
+                raise AccessError(f"a {self._role[:20]} sent a block with its state; only servers may.")
             self._server.install(channel, message)
-        elif kind == Kind.TELL:
-            self._tell(dict(message.meta))
 
     def closed(self, channel: Channel, reason: TransportError | None) -> None:  # noqa: ARG002
         """Forget a worker."""

@@ -239,3 +239,52 @@ def test_requests_that_cannot_be_are_refused_and_change_nothing(request_: dict[s
         play.machine.scale(**request_)
     assert len(play.heard) == heard
     assert play.machine.scaling is None
+
+
+def test_a_request_whose_newcomer_cannot_be_reached_is_dropped_and_training_goes_on() -> None:
+    play = Play()
+    play.train()
+    play.done(play.machine.scale(servers=1, workers=1, strategy="handover"))
+    play.done(play.machine.joined("ps-2", address="tls://10.0.0.9:1"))
+    play.done(play.machine.reported("ps-0", "unmet", {"name": "ps-2", "why": "nobody answers"}))
+    (dropped,) = [note for note in play.all(Note) if note.event == "dropped"]
+    assert dropped.columns["why"] == "ps-0 cannot reach ps-2: nobody answers"
+    assert sorted(end.name for end in play.all(End)) == ["ps-2", "worker-2"]
+    assert not play.all(Over)
+    assert play.machine.scaling is None
+    play.done(play.machine.reported("ps-1", "unmet", {"name": "ps-2", "why": "nobody answers"}))
+    assert play.notes().count("dropped") == 1
+
+
+def test_a_request_whose_newcomer_cannot_listen_is_dropped() -> None:
+    play = Play()
+    play.train()
+    play.done(play.machine.scale(servers=1, strategy="handover"))
+    play.done(play.machine.unable("ps-2", why="finds no port"))
+    (dropped,) = [note for note in play.all(Note) if note.event == "dropped"]
+    assert dropped.columns["why"] == "ps-2 finds no port"
+    assert [end.name for end in play.all(End)] == ["ps-2"]
+    assert not play.all(Over)
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_a_job_whose_first_processes_cannot_reach_each_other_ends_by_name(joined: bool) -> None:
+    play = Play()
+    if joined:
+        play.join()
+        play.done(play.machine.loaded(0))
+        play.done(play.machine.reported("worker-0", "ready", {"version": 0}))
+    play.done(play.machine.reported("worker-1", "unmet", {"name": "ps-0", "why": "nobody answers"}))
+    (over,) = play.all(Over)
+    assert over.failure == "worker-1 cannot reach ps-0: nobody answers"
+
+
+def test_a_replacement_that_cannot_be_reached_is_replaced_in_turn() -> None:
+    play = Play()
+    play.train()
+    play.done(play.machine.left("worker-1", reason="killed"))
+    play.done(play.machine.joined("worker-2"))
+    play.done(play.machine.reported("worker-2", "unmet", {"name": "ps-0", "why": "nobody answers"}))
+    assert [(end.name, end.kill) for end in play.all(End)] == [("worker-2", True)]
+    assert play.all(Start)[-1].name == "worker-3"
+    assert not play.all(Over)

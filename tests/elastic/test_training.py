@@ -18,6 +18,7 @@ from labkit.elastic import Job, JobError, Result, models, start, train
 from labkit.elastic.data import dataset
 
 NAME, STEPS = "cnn-text-classification", 60
+NOWHERE = Path("/proc/nowhere/slow")  # neither it nor its folder is there
 
 
 class SlowNow:
@@ -35,13 +36,13 @@ class SlowNow:
         return self.samples.fetch(indices)
 
 
-def begin(slow: Path = Path("/nowhere"), **options: Any) -> Job:
+def begin(slow: Path = NOWHERE, **options: Any) -> Job:
     given = {"steps": STEPS, "batch": 32, "workers": 2, "servers": 2, "optimizer": "momentum", "lr": 0.05, **options}
     model, data = models.build(NAME, width=0.1), SlowNow(dataset(NAME, n=128, width=0.1), slow)
     return start(model, data, models.loss(NAME), **given)
 
 
-def run(at: dict[int, Callable[[Job], None]] | None = None, *, slow: Path = Path("/nowhere"), **options: Any) -> Result:
+def run(at: dict[int, Callable[[Job], None]] | None = None, *, slow: Path = NOWHERE, **options: Any) -> Result:
     """Train, and do something as soon as a step is complete, slowly until it is done."""
     todo = dict(at or {})
     with begin(slow, **options) as job:
@@ -116,10 +117,10 @@ def test_a_killed_process_costs_no_bit(control: Result, victim: str) -> None:
     assert any(e["event"] == "goes_back" for e in result.events) == (victim == "ps-0")
 
 
-def test_training_goes_on_without_its_controller_and_the_next_one_takes_over(control: Result) -> None:
+def test_training_goes_on_without_its_controller_and_the_next_one_takes_over(control: Result, tmp_path: Path) -> None:
     """Workers and servers are not disturbed: nothing is stopped, nothing is loaded again, and it can be scaled."""
     at = {10: lambda job: os.kill(job.pid, signal.SIGKILL), STEPS - 20: lambda job: job.scale(servers=-1)}
-    result = run(at)
+    result = run(at, slow=tmp_path / "slow")
     assert result.digest == control.digest
     events = [event["event"] for event in result.events]
     assert events.count("taken_over") == events.count("resumed") == 1

@@ -21,7 +21,7 @@ from labkit.elastic.transport.errors import (
     UnreachableError,
 )
 from labkit.elastic.transport.frames import FIRST_KIND, LAST_KIND, Head, slices
-from labkit.elastic.transport.listen import Listener
+from labkit.elastic.transport.listen import Listener, bound
 from labkit.elastic.transport.proxy import Proxy
 from labkit.elastic.transport.replies import Reply
 from labkit.elastic.transport.shared import Region
@@ -61,6 +61,7 @@ __all__ = [
     "Scheme",
     "TransportError",
     "UnreachableError",
+    "bound",
     "connect",
     "new_token",
     "pair",

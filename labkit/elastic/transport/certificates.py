@@ -39,6 +39,11 @@ class Certificates:
     certificate: Path
     key: Path
 
+    @classmethod
+    def of(cls, member: str, *, job: str, folder: Path) -> Self:
+        """Return the files of a process as they are named in its folder."""
+        return cls(job, folder / "authority.pem", folder / f"{member}.pem", folder / f"{member}.key")
+
     def check(self) -> None:
         """Raise AccessError if a file is missing, or others can read the key."""
         for path in (self.authority, self.certificate, self.key):
@@ -78,7 +83,7 @@ class Authority:
         key = ec.generate_private_key(ec.SECP256R1())
         certificate = self._sign(key, _checked_name(member))
         pem = serialization.Encoding.PEM
-        made = Certificates(self.job, folder / "authority.pem", folder / f"{member}.pem", folder / f"{member}.key")
+        made = Certificates.of(member, job=self.job, folder=folder)
         write_private(made.authority, self.certificate.public_bytes(pem))
         write_private(made.certificate, certificate.public_bytes(pem))
         plain = serialization.NoEncryption()
@@ -87,26 +92,35 @@ class Authority:
 
     def save(self, folder: Path) -> Path:
         """Write the authority with its key, for a controller that may be restarted; return the file, of mode 0600."""
-        from cryptography.hazmat.primitives import serialization
-
         private_folder(folder)
-        pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
-        key = self._key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain)
-        write_private(folder / "authority.key", key + self.certificate.public_bytes(pem))
+        write_private(folder / "authority.key", self.dump())
         return folder / "authority.key"
 
     @classmethod
     def load(cls, path: Path, *, job: str) -> Self:
         """Read what `save` wrote; AccessError if others can read it, or it is of another job."""
+        check_private(path)
+        return cls.parse(path.read_bytes(), job=job, source=str(path))
+
+    def dump(self) -> bytes:
+        """Return the authority with its key, as PEM: for a pipe to a process that is to issue certificates."""
+        from cryptography.hazmat.primitives import serialization
+
+        pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
+        key = self._key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain)
+        return key + self.certificate.public_bytes(pem)
+
+    @classmethod
+    def parse(cls, raw: bytes, *, job: str, source: str = "what was handed over") -> Self:
+        """Read what `dump` returned; AccessError if it is of another job."""
         from cryptography import x509
         from cryptography.hazmat.primitives import serialization
 
-        check_private(path)
-        raw, made = path.read_bytes(), cls(job)
+        made = cls(job)
         made._key = serialization.load_pem_private_key(raw, password=None)  # type: ignore[assignment]
         made.certificate = x509.load_pem_x509_certificate(raw)
         if made.certificate.subject != made._name():
-            raise AccessError(f"{path} holds the {made.certificate.subject.rfc4514_string()}, not that of {job}.")
+            raise AccessError(f"{source} holds the {made.certificate.subject.rfc4514_string()}, not that of {job}.")
         made._valid = made.certificate.not_valid_before_utc, made.certificate.not_valid_after_utc
         return made
 

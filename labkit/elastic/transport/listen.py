@@ -42,6 +42,10 @@ class Listener:
         What this process says about itself, as small JSON.
     lease, limits : Lease, Limits
         The terms of this end.
+    sock : socket, optional
+        What `bound` returned for the address before; whoever has connected since then is let in now.
+    refused : callable, optional
+        Told (reason, message) of each stranger that is refused, in a thread of the listener.
 
     Raises
     ------
@@ -58,8 +62,11 @@ class Listener:
         hello: Mapping[str, Any] | None = None,
         lease: Lease = DEFAULT_LEASE,
         limits: Limits = DEFAULT_LIMITS,
+        sock: socket.socket | None = None,
+        refused: Callable[[str, str], None] | None = None,
     ) -> None:
         access.check(address)
+        self._refused = refused
         self._context: SSLContext | None = None
         if address.scheme is Scheme.TLS and access.certificates is not None:
             from labkit.elastic.transport.tls import server_context
@@ -67,7 +74,7 @@ class Listener:
             self._context = server_context(access.certificates)
         self._welcome, self._access, self._hello = welcome, access, dict(hello or {})
         self._lease, self._limits = lease, limits
-        self._socket = bound(address)
+        self._socket = bound(address) if sock is None else sock
         self.address = address if address.is_local else replace(address, port=self._socket.getsockname()[1])
         self.counts = Counts()
         self._lock = threading.Lock()
@@ -137,10 +144,10 @@ class Listener:
             connection = self._admit(sock)
         except TransportError as error:
             sock.close()
-            self._count(error.reason)
-        except Exception:  # an SSL alert that cannot be sent, a reset: whatever a stranger may cause
+            self._count(error.reason, str(error))
+        except Exception as error:  # an SSL alert that cannot be sent, a reset: whatever a stranger may cause
             sock.close()
-            self._count("access")
+            self._count("access", f"{type(error).__name__}: {error}")
         else:
             with self._lock:
                 self._connections.add(connection)
@@ -153,9 +160,12 @@ class Listener:
             with self._lock:
                 self._greeting.pop(threading.current_thread(), None)
 
-    def _count(self, reason: str) -> None:
+    def _count(self, reason: str, why: str) -> None:
         with self._lock:
             self.counts.refused[reason] += 1
+            closed = self._closed
+        if self._refused is not None and not closed:
+            self._refused(reason, why)
 
     def _admit(self, sock: socket.socket) -> Connection:
         deadline_s = time.monotonic() + self._lease.greeting_s
