@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import shutil
@@ -20,7 +21,7 @@ import numpy as np
 
 from labkit.core.errors import InputError, LabkitError
 from labkit.elastic.blocks import layout, pack, unpack
-from labkit.elastic.control import EVENTS, PLAN, Plan, records
+from labkit.elastic.control import EVENTS, LEASES, LOCK, PLAN, STATE, Plan, records
 from labkit.elastic.homes import Homes, Secrets
 from labkit.elastic.member import CONTROLLER, Spec
 from labkit.elastic.network import Network, Reach
@@ -42,6 +43,8 @@ from labkit.elastic.transport import (
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from labkit.elastic.checkpoint import Checkpoint
 
 
 CONTROLLERS = 10
@@ -255,14 +258,51 @@ def start(
     ports: Sequence[int] | None = None,
     **options: Any,
 ) -> Job:
-    """Start a job and return at once; see `train` for the parameters.
+    """Start a job and return at once.
 
-    `network`, `hosts` and `ports` say over what its processes talk: local, tls or tcp (docs/elastic.md, Between hosts).
+    Parameters
+    ----------
+    model : Module
+        What is trained: its parameters that need gradients, all of them float32.
+    data : object
+        `len(data)` samples; `data.fetch(indices)` returns a batch, or `data[i]` a sample.
+    loss : callable
+        (model, batch) to a scalar tensor, the mean over the batch.
+    steps : int
+        Updates of the parameters, of all workers together.
+    batch : int
+        Samples of an update, whatever the number of workers.
+    workers, servers : int
+        How many there are at the beginning.
+    shards : int
+        V: a batch of synchronous training is cut into so many logical shards, whose gradients are summed in a fixed
+        order. A divisor of `batch`.
+    optimizer : str
+        sgd, momentum or adam; its options (lr, ...) by name, see `labkit.elastic.optimizers`.
+    sync : bool
+        Whether all workers make an update together, or each its own with samples that it leases.
+    seed : int
+        Of the order of samples and of what the model draws.
+    save_every : int
+        Updates between two checkpoints; 0: only the last state is saved.
+    lease_s : float
+        Seconds after which who does not answer counts as gone; all other timeouts derive from it.
+    devices : sequence of str
+        Where workers compute: worker i on the (i modulo their number)-th, "cpu" or "cuda:0".
+    folder : Path, optional
+        Keeps events, logs and checkpoints, and training goes on from the newest good checkpoint that is there.
+    network, hosts, ports
+        Over what processes talk: "local", "tls" or "tcp", at which addresses (docs/elastic.md, Between hosts).
+
+    Raises
+    ------
+    InputError
+        If any of it makes no sense, or a job is running in the folder; nothing has been started then.
     """
     reach = Reach.checked(network, hosts, ports, job=f"job-{new_token().hex()[:12]}")
     program = Program(model, data, loss)
     program.check()
-    check_batch(len(data), batch=batch, n_shards=shards)
+    check_batch(len(data), batch=batch, n_shards=shards if sync else 1)
     if steps < 1:
         raise InputError(f"a job of {steps} steps; expected at least one.")
     from labkit.elastic.optimizers import optimizer as by_name
@@ -275,6 +315,7 @@ def start(
         raise InputError(f"a job with {servers} servers and {workers} workers; expected at least one of each.")
     reach.check_free(servers=servers)
     place = private_folder(Path(tempfile.mkdtemp(prefix="labkit-job-")) if folder is None else folder)
+    _end_run(place)
     program.save(place)
     spec = Spec(
         params=[(p.name, p.first, list(p.shape)) for p in cut.params], extents=list(cut.extents), optimizer=optimizer,
@@ -293,11 +334,52 @@ def start(
     return Job(place, program, keep=folder is not None, secrets=secrets)
 
 
+def _end_run(folder: Path) -> None:
+    """Set aside what a run before this one has left of itself; its checkpoints stay.
+
+    Raises
+    ------
+    InputError
+        If it is still running.
+    """
+    with (folder / LOCK).open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(f"a job is running in {folder}; wait until it is over, or give another folder.") from None
+        (folder / STATE).unlink(missing_ok=True)
+        (folder / LEASES).unlink(missing_ok=True)
+        if (folder / EVENTS).exists():
+            n = sum(1 for _ in folder.glob(f"*-{EVENTS}"))
+            (folder / EVENTS).rename(folder / f"{n}-{EVENTS}")
+
+
+def _check_queue(saved: Checkpoint, spec: Spec) -> None:
+    """Refuse to go on with other samples, or in the other mode."""
+    if not saved.step:
+        return
+    if saved.step >= spec.n_steps:
+        raise InputError(
+            f"the newest checkpoint of this folder is of step {saved.step} of {spec.n_steps}: there is nothing left to "
+            "do; give more steps, or another folder."
+        )
+    if (saved.queue is None) != spec.sync:
+        was, asked = ("asynchronous", "sync=False") if spec.sync else ("synchronous", "sync=True")
+        raise InputError(f"the checkpoints of this folder are of {was} training: go on with {asked}, or elsewhere.")
+    if saved.queue is not None:
+        plan = saved.queue["plan"]
+        known, given = (plan["n_samples"], plan["base_shard"], plan["seed"]), (spec.n_samples, spec.batch, spec.seed)
+        if known != given:
+            raise InputError(
+                f"the checkpoints of this folder are of (samples, batch, seed) {known}; this job has {given}."
+            )
+
+
 def _save_first(spec: Spec, folder: Path, vector: Vector) -> None:
     """Write the checkpoint with which training begins, unless there is one to go on from."""
     checkpoints = spec.checkpoints(folder)
     if checkpoints.steps():
-        checkpoints.newest()  # raises if it is of another model
+        _check_queue(checkpoints.newest(), spec)  # raises if it is of another model
         return
     blocks = [
         Block(number=number, params=part, state=checkpoints.optimizer.init(len(part)))
@@ -307,5 +389,15 @@ def _save_first(spec: Spec, folder: Path, vector: Vector) -> None:
 
 
 def train(model: nn.Module, data: Any, loss: Callable[[nn.Module, Any], Any], **options: Any) -> Result:
-    """Train a model on parameter servers and workers in processes of their own; return it when it is done."""
+    """Train a model on parameter servers and workers in processes of their own; return when it is done.
+
+    See `start` for the parameters.
+
+    Raises
+    ------
+    InputError
+        If a parameter makes no sense.
+    JobError
+        If the job fails.
+    """
     return start(model, data, loss, **options).wait()

@@ -18,6 +18,10 @@ class Grant(NamedTuple):
     end: int
 
 
+def _epochs(*, n_samples: int, batch: int, n_steps: int) -> int:
+    return -(-n_steps * batch // n_samples) + 1
+
+
 class Leases:
     """The minibatches of a training, each leased until it is committed: as many as there are updates to make.
 
@@ -45,8 +49,9 @@ class Leases:
         cls, *, n_samples: int, batch: int, n_steps: int, seed: int, lease_s: float, journal: Journal | None = None
     ) -> Leases:
         """Return those of a training that begins."""
+        epochs = _epochs(n_samples=n_samples, batch=batch, n_steps=n_steps)
         service = ShardService(
-            n_samples, epochs=-(-n_steps * batch // n_samples) + 1, seed=seed, base_shard=batch, lease_s=lease_s,
+            n_samples, epochs=epochs, seed=seed, base_shard=batch, lease_s=lease_s,
             target_s=lease_s, journal=journal,
         )  # fmt: skip
         return cls(service, n_steps=n_steps)
@@ -54,6 +59,9 @@ class Leases:
     @classmethod
     def restored(cls, state: Mapping[str, Any], *, era: int, n_steps: int, journal: Journal | None = None) -> Leases:
         """Return those of a checkpoint, from which an era begins; no lease of before is in force."""
+        plan = state["plan"]
+        epochs = _epochs(n_samples=plan["n_samples"], batch=plan["base_shard"], n_steps=n_steps)  # it may go on longer
+        state = {**state, "plan": {**plan, "epochs": max(epochs, plan["epochs"])}}
         generation = max(era, int(state["generation"]) + 1)
         return cls(ShardService.from_state(state, generation=generation, journal=journal), n_steps=n_steps)
 

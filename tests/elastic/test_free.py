@@ -13,6 +13,7 @@ from typing import Any
 import cloudpickle
 import pytest
 
+from labkit.core.errors import InputError
 from labkit.elastic import Job, Result, start
 from labkit.elastic.shards import prove
 from tests.elastic import counting
@@ -104,6 +105,21 @@ def test_staleness_is_how_many_updates_others_made_meanwhile(tmp_path: Path) -> 
     assert {event["staleness"] for event in alone.events if event["event"] == "loss"} == {0}
     two = run(tmp_path, workers=2, steps=96)
     assert max(event["staleness"] for event in two.events if event["event"] == "loss") >= 1
+
+
+@pytest.mark.parametrize("sync", [False, True])
+def test_training_goes_on_from_the_folder_of_a_run_before(tmp_path: Path, sync: bool) -> None:
+    folder = tmp_path / "job"
+    given = {"sync": sync, "folder": folder, "shards": 1}
+    run(tmp_path, steps=24, **given)
+    longer = run(tmp_path, steps=60, **given)
+    assert longer.version == 60
+    assert counting.effects(longer.model) == [[5.0] * SAMPLES] * counting.N_PARTS
+    assert len(longer.losses) == 36
+    with pytest.raises(InputError, match="synchronous training: go on with"):
+        run(tmp_path, steps=70, **{**given, "sync": not sync})
+    with pytest.raises(InputError, match="there is nothing left to do|is running in"):
+        run(tmp_path, steps=60, **given)
 
 
 def _kill(name: str) -> Doing:
