@@ -29,6 +29,7 @@ from labkit.elastic.store import Block, Vector
 from labkit.elastic.transport import Access, Address, Channel, Handler, Lease, TransportError, connect, private_folder
 
 if TYPE_CHECKING:
+    import pandas as pd
     from torch import nn
 
 
@@ -213,6 +214,27 @@ class Result:
         """Mean loss of each step."""
         by_version = {e["version"]: e["loss"] for e in self.events if e["event"] == "loss"}
         return [by_version[v] for v in sorted(by_version)]
+
+    @property
+    def steps(self) -> pd.DataFrame:
+        """What each worker did in each step, in seconds: `labkit.elastic.measure.steps`."""
+        from labkit.elastic import measure
+
+        return measure.steps(self.events)
+
+    @property
+    def scalings(self) -> pd.DataFrame:
+        """What each scaling took and cost, in DL2's four steps: `labkit.elastic.measure.scalings`."""
+        from labkit.elastic import measure
+
+        return measure.scalings(self.events)
+
+    @property
+    def faults(self) -> pd.DataFrame:
+        """What each death of a process cost: `labkit.elastic.measure.faults`."""
+        from labkit.elastic import measure
+
+        return measure.faults(self.events)
 
 
 def start(

@@ -154,14 +154,16 @@ class Scaler(Crew):
         after = self._reassign(self.owner, self.terms.sizes, servers)
         scaling.moves = {block: name for block, name in after.items() if self.owner[block] != name}
         moved = sum(self.terms.sizes[block] for block in scaling.moves)
-        self._phase(scaling, "assignment", blocks=len(scaling.moves), parameters=moved)
+        self._phase(
+            scaling, "assignment", blocks=len(scaling.moves), parameters=moved, new=scaling.new, going=scaling.going
+        )
 
     def _migrate(self, scaling: Scaling) -> None:
         """Let the blocks move; those who suspend do it while workers stand still."""
-        self._phase(scaling, "migration")
-        version = None
-        if scaling.strategy == "suspend" and scaling.moves:
-            version = self.progress + MARGIN
+        suspends = scaling.strategy == "suspend" and bool(scaling.moves)
+        version = self.progress + MARGIN if suspends else None
+        self._phase(scaling, "migration", version=version)
+        if version is not None:
             if version >= self.terms.n_steps:
                 self._drop(scaling, "training is about to end")
                 return

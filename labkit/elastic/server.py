@@ -274,7 +274,10 @@ class Server:
         def settled(failure: BaseException | None) -> None:
             if failure is None:
                 spent = time.perf_counter() - began
-                self._report("handed_over", block=slot.number, version=block.version, owner=owner, seconds=spent)
+                n_bytes = sum(vector.nbytes for vector in block.vectors())
+                self._report(
+                    "handed_over", block=slot.number, version=block.version, owner=owner, seconds=spent, bytes=n_bytes
+                )
             else:
                 with slot.lock:
                     self._kept[slot.number] = block
