@@ -190,7 +190,9 @@ def _scaling(number: int, events: Sequence[Event], done: _Done) -> dict[str, Any
     if migration is not None:
         late_s = done.late_s(migration["time"] - span.zero, span.note["update"]["time"] - span.zero, among=(begin, end))
     moved = [
-        e for e in events if e["event"] == "handed_over" and migration and migration["time"] <= e["time"] <= span.end + 1
+        e
+        for e in events
+        if e["event"] == "handed_over" and migration and migration["time"] <= e["time"] <= span.end + 1
     ]
     return {
         "scaling": number, "strategy": asked["strategy"], "servers": asked["servers"], "workers": asked["workers"],

@@ -45,6 +45,10 @@ class Slot:
     gone: dict[str, Any] | None = None
     """The notice that tells who has it now."""
 
+    def notice(self, moves: int) -> dict[str, Any] | None:
+        """Return who has the block; None if that is old: who asks has heard of more moves, so it is coming back."""
+        return self.gone if self.gone is not None and moves <= int(self.gone["blocks"][0][2]) else None
+
 
 class Server:
     """The blocks of one server, and everything that arrives for them; its methods run in the threads of connections.
@@ -162,21 +166,24 @@ class Server:
         slot.sent.clear()
 
     def _elsewhere(self, slot: Slot, channel: Channel, message: Message) -> None:
-        if slot.gone is None:
+        notice = slot.notice(int(message.meta.get("moves", 0)))
+        if notice is None:
             slot.parked.append((channel, message))
         else:
-            self._post(channel, Kind.MOVED, meta=slot.gone)
+            self._post(channel, Kind.MOVED, meta=notice)
 
     def pull(self, channel: Channel, message: Message) -> None:
         """Send blocks at a version, or later as soon as they have it."""
         era, version = era_and_version(message.head.step)
-        for number in message.meta["blocks"]:
+        numbers = message.meta["blocks"]
+        for number, moves in zip(numbers, message.meta.get("moves", [0] * len(numbers)), strict=True):
             slot = self.slot(int(number))
             with slot.lock:
                 if era != self.era:
                     return
-                if slot.block is None and slot.gone is not None:
-                    self._post(channel, Kind.MOVED, meta=slot.gone)
+                notice = slot.notice(int(moves)) if slot.block is None else None
+                if notice is not None:
+                    self._post(channel, Kind.MOVED, meta=notice)
                 elif slot.block is None or slot.block.version < version:
                     slot.wanted.append((channel, version))
                 else:
