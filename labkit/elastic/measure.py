@@ -79,16 +79,38 @@ class _Done(NamedTuple):
         seconds = self.at_s[last] - self.at_s[first] - usual_s * (last - first)
         return float(seconds / usual_s), float(seconds)
 
-    def late_s(self, begin: float, end: float, *, among: tuple[float, float]) -> float:
-        """Return the largest wait of a step that was under way in a span of time, beyond the median of its neighbours.
 
-        Neighbours are the steps before and after the longer span `among`.
-        """
-        first, last = np.searchsorted(self.at_s, [begin, end])
-        outer, after = np.searchsorted(self.at_s, among)
-        near = [*self.wait_s[max(outer - NEIGHBOURS, 0) : outer], *self.wait_s[after + 1 : after + 1 + NEIGHBOURS]]
-        inside = self.wait_s[first : last + 1]
-        return float(inside.max() - np.median(near)) if len(inside) and near else np.nan
+def waits(events: Iterable[Event]) -> pd.DataFrame:
+    """Return how long the slowest worker waited in each step, and how much longer than usual.
+
+    Returns
+    -------
+    DataFrame
+        version, at_s (end of the step at all workers), step_s (since the one before), wait_s; extra_s: that beyond the
+        median of up to 20 quiet steps before and 20 after; doing: "migration" in a step during which blocks moved,
+        "scaling" in another during which a scaling was under way, "" in a quiet one.
+    """
+    told = list(events)
+    done = _Done.of(told)
+    table = pd.DataFrame({"version": done.version, "at_s": done.at_s, "wait_s": done.wait_s})
+    table.insert(2, "step_s", np.diff(done.at_s, prepend=np.nan))
+    doing = np.full(len(table), "", dtype=object)
+    for span in _spans(told):
+        doing[_under_way(done.at_s, *span.whole)] = "scaling"
+        if span.migration is not None:
+            doing[_under_way(done.at_s, *span.migration)] = "migration"
+    quiet = np.flatnonzero(doing == "")
+    usual = [np.nan] * len(table)
+    for i in range(len(table) if len(quiet) else 0):
+        here = int(np.searchsorted(quiet, i))
+        usual[i] = float(np.median(done.wait_s[quiet[max(here - NEIGHBOURS, 0) : here + NEIGHBOURS]]))
+    return table.assign(extra_s=done.wait_s - np.array(usual), doing=doing.astype(str))
+
+
+def _under_way(at_s: np.ndarray, begin: float, end: float) -> slice:
+    """Return the steps that were under way in a span of time."""
+    first, last = np.searchsorted(at_s, [begin, end])
+    return slice(int(first), int(last) + 1)
 
 
 # --- scalings
@@ -122,11 +144,17 @@ def scalings(events: Iterable[Event]) -> pd.DataFrame:
     .. [1] Peng et al., "DL2: a deep learning-driven scheduler for deep learning clusters", section 5, Fig. 11 and 12.
     """
     told = list(events)
-    begun = {e["scaling"]: e for e in told if e["event"] == "registration"}
-    whole = [e["scaling"] for e in told if e["event"] == "scaled" and e["scaling"] in begun]
-    done = _Done.of(told) if whole else None
-    rows = [_scaling(number, told, done) for number in whole if done is not None]
-    return pd.DataFrame(rows, columns=SCALING_COLUMNS)
+    spans = _spans(told)
+    if not spans:
+        return pd.DataFrame(columns=SCALING_COLUMNS)
+    done, waited = _Done.of(told), waits(told)
+    return pd.DataFrame([_scaling(span, done, waited) for span in spans], columns=SCALING_COLUMNS)
+
+
+def _spans(events: Sequence[Event]) -> list[_Span]:
+    """Return the scalings that came to their end."""
+    begun = {e["scaling"] for e in events if e["event"] == "registration"}
+    return [_Span(e["scaling"], events) for e in events if e["event"] == "scaled" and e["scaling"] in begun]
 
 
 class _Span:
@@ -165,6 +193,26 @@ class _Span:
             return float(np.mean(went) - np.mean(stood)) if stood and went else np.nan
         return float(np.mean([seconds for _, seconds in self.held()] or [0.0]))
 
+    @property
+    def whole(self) -> tuple[float, float]:
+        """From when to when it was under way, in seconds since the job's first event."""
+        return self.begin - self.zero, self.end - self.zero
+
+    @property
+    def migration(self) -> tuple[float, float] | None:
+        """From when to when blocks moved; None if they did not."""
+        if "migration" not in self.note or not self.note["assignment"]["blocks"]:
+            return None
+        return self.note["migration"]["time"] - self.zero, self.note["update"]["time"] - self.zero
+
+    def moved_bytes(self) -> int:
+        """Return how much was handed over; who hands over may tell of it some milliseconds after who takes."""
+        if self.migration is None:
+            return 0
+        since, until = (self.zero + at_s for at_s in self.migration)
+        told = (e for e in self.all if e["event"] == "handed_over" and since <= e["time"] <= until + 1)
+        return sum(e["bytes"] for e in told)
+
     def step_times(self) -> dict[str, float]:
         """Return the time of each of the four steps, and of what is before them."""
         if "migration" not in self.note:
@@ -181,24 +229,16 @@ class _Span:
         }  # fmt: skip
 
 
-def _scaling(number: int, events: Sequence[Event], done: _Done) -> dict[str, Any]:
-    span = _Span(number, events)
-    asked = span.note["registration"]
-    begin, end, migration = span.begin - span.zero, span.end - span.zero, span.note.get("migration")
+def _scaling(span: _Span, done: _Done, waited: pd.DataFrame) -> dict[str, Any]:
+    begin, end = span.whole
     lost, lost_s = done.lost(begin, end)
-    late_s = np.nan
-    if migration is not None:
-        late_s = done.late_s(migration["time"] - span.zero, span.note["update"]["time"] - span.zero, among=(begin, end))
-    moved = [
-        e
-        for e in events
-        if e["event"] == "handed_over" and migration and migration["time"] <= e["time"] <= span.end + 1
-    ]
+    late: Iterable[float] = waited["extra_s"].iloc[_under_way(done.at_s, *span.migration)] if span.migration else []
+    asked = span.note["registration"]
     return {
-        "scaling": number, "strategy": asked["strategy"], "servers": asked["servers"], "workers": asked["workers"],
+        **{column: asked[column] for column in ("scaling", "strategy", "servers", "workers")},
         "at_s": begin, "duration_s": end - begin, **span.step_times(), "suspended_s": span.suspended_s(),
-        "late_s": late_s, "steps_lost": lost, "lost_s": lost_s,
-        "blocks": span.note.get("assignment", {}).get("blocks", 0), "bytes": sum(e["bytes"] for e in moved),
+        "late_s": max(late, default=np.nan), "steps_lost": lost, "lost_s": lost_s,
+        "blocks": span.note.get("assignment", {}).get("blocks", 0), "bytes": span.moved_bytes(),
     }  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from labkit.elastic.pace import Pace, departures
 from labkit.elastic.protocol import Kind, at, era_and_version
 from labkit.elastic.store import Block, Pushed, Updates, Vector
 from labkit.elastic.transport import Channel, ClosedError, Handler, Head, Message, TransportError
@@ -85,6 +86,7 @@ class Server:
         self._slots: dict[int, Slot] = {}
         self._kept: dict[int, Block] = {}  # streamed to somebody who did not say that it has them
         self._lock = threading.Lock()
+        self._pace = Pace()
         self._workers: set[Channel] = set()
         self._servers: dict[str, tuple[Channel, str]] = {}
         self._spare: dict[int, deque[Vector]] = defaultdict(lambda: deque(maxlen=SPARE))
@@ -202,6 +204,7 @@ class Server:
 
     def _advanced(self, slot: Slot, block: Block) -> None:
         """Answer who waits for a new version, copy what is due, and let go what is to leave."""
+        self._pace.advanced(block.version, now_s=time.perf_counter())
         waiting, slot.wanted = slot.wanted, []
         for channel, version in waiting:
             if version <= block.version:
@@ -236,22 +239,24 @@ class Server:
                 self.push(sender, held)
 
     def hand_over(self, moves: dict[int, str], *, version: int | None) -> None:
-        """Let blocks go to other servers: each at a version, or at its next one (at once if training is asynchronous).
+        """Let blocks go to other servers: all at a version, or some with each of the next versions.
 
         Workers are told before they get the version from which on somebody else has the block, over the same
         connection: they never ask the wrong one. Gradients of that version wait with the new owner for the block.
+        If training is asynchronous, all go at once.
         """
         notices: dict[str, list[list[int]]] = defaultdict(list)
-        slots = []
-        for number, owner in moves.items():
-            slot = self.slot(number)
+        slots = [self.slot(number) for number in moves]
+        for slot in slots:
             slot.lock.acquire()
-            slots.append(slot)
-            block = slot.block
-            if block is not None and slot.leaving is None:
-                from_version = (block.version + int(self.sync)) if version is None else max(version, block.version)
-                slot.leaving = owner, from_version
-                notices[owner].append([number, from_version, block.moves + 1])
+        leaving = [slot for slot in slots if slot.block is not None and slot.leaving is None]
+        for slot, later in zip(leaving, self._departures(leaving, at_once=version is not None), strict=True):
+            block, owner = slot.block, moves[slot.number]
+            if block is None:
+                continue
+            from_version = block.version + later if version is None else max(version, block.version)
+            slot.leaving = owner, from_version
+            notices[owner].append([slot.number, from_version, block.moves + 1])
         for owner, blocks in notices.items():
             for i in range(0, len(blocks), BLOCKS_OF_A_NOTICE):
                 self._announce(owner, blocks[i : i + BLOCKS_OF_A_NOTICE])
@@ -259,6 +264,13 @@ class Server:
             if slot.block is not None and slot.leaving is not None and slot.leaving[1] <= slot.block.version:
                 self._hand_over(slot, slot.block, slot.leaving[0])
             slot.lock.release()
+
+    def _departures(self, slots: list[Slot], *, at_once: bool) -> list[int]:
+        """Return after how many versions from now each block leaves."""
+        if at_once or not self.sync:
+            return [0] * len(slots)
+        n_bytes = [sum(vector.nbytes for vector in slot.block.vectors()) for slot in slots if slot.block is not None]
+        return [1 + step for step in departures(n_bytes, per_step=self._pace.bytes_per_step())]
 
     def _announce(self, owner: str, blocks: list[list[int]]) -> None:
         with self._lock:
