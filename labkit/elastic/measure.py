@@ -180,8 +180,7 @@ class _Span:
         version = self.note.get("migration", {}).get("version")
         if version is None:
             return []
-        later = [e["version"] for e in self.all if e["event"] == "migration" and (e["version"] or 0) > version]
-        until = min(later, default=np.inf)
+        until = min((other for other in _holds(self.all) if other > version), default=np.inf)
         found = [e for e in self.all if e["event"] == "held" and version <= e["version"] < until]
         return [(e, float(e["seconds"])) for e in found]
 
@@ -211,7 +210,8 @@ class _Span:
             return 0
         since, until = (self.zero + at_s for at_s in self.migration)
         told = (e for e in self.all if e["event"] == "handed_over" and since <= e["time"] <= until + 1)
-        return sum(e["bytes"] for e in told)
+        each = {e["block"]: e["bytes"] for e in reversed(list(told))}  # the next scaling may move them back soon
+        return sum(list(each.values())[-self.note["assignment"]["blocks"] :])
 
     def step_times(self) -> dict[str, float]:
         """Return the time of each of the four steps, and of what is before them."""
@@ -240,6 +240,11 @@ def _scaling(span: _Span, done: _Done, waited: pd.DataFrame) -> dict[str, Any]:
         "late_s": max(late, default=np.nan), "steps_lost": lost, "lost_s": lost_s,
         "blocks": span.note.get("assignment", {}).get("blocks", 0), "bytes": span.moved_bytes(),
     }  # fmt: skip
+
+
+def _holds(events: Iterable[Event]) -> list[int]:
+    """Return the versions at which workers were told to stand still."""
+    return [e["version"] for e in events if e["event"] in ("migration", "saving") and e["version"] is not None]
 
 
 def _first_by_name(events: Iterable[Event]) -> list[Event]:

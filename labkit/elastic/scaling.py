@@ -119,8 +119,8 @@ class Scaler(Crew):
         scaling.waiting = set(scaling.new)
 
     def _copy_for(self, scaling: Scaling) -> None:
-        scaling.phase = "saving"
         version = self.progress + MARGIN
+        self._phase(scaling, "saving", version=version)
         if version >= self.terms.n_steps:
             self._drop(scaling, "training is about to end")
             return
