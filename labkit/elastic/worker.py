@@ -209,12 +209,12 @@ class Worker:
         began = time.perf_counter()
         self._report("holds", version=version)
         with self._changed:
-            self._changed.wait_for(self._may_go_on)
+            self._changed.wait_for(lambda: self._may_go_on(version))
         self._report("held", version=version, seconds=time.perf_counter() - began)
 
-    def _may_go_on(self) -> bool:
+    def _may_go_on(self, version: int) -> bool:
         orders = self._orders
-        return orders.hold_at is None or orders.stop or orders.afresh
+        return orders.hold_at is None or orders.hold_at > version or orders.stop or orders.afresh
 
     def _want(self, version: int) -> None:
         """Ask for a version of all blocks."""

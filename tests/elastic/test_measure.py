@@ -64,7 +64,7 @@ def test_what_else_a_worker_tells_of_a_step_is_a_column() -> None:
 
 def test_the_four_steps_of_a_handover_and_what_it_cost() -> None:
     """Steps take a second; the one in which blocks move takes 0.2 s more, all of it waiting."""
-    slow = [e for e in stepped(12, 13.2, wait=0.5)]
+    slow = stepped(12, 13.2, wait=0.5)
     told = ordered([*steady(12), *slow, *steady(12, since=13.2, first=13), *handover(at_s=11.1)])
     (row,) = measure.scalings(told).to_dict("records")
     expected = {

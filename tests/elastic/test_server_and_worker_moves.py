@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -114,3 +115,14 @@ def test_a_worker_that_hears_of_two_moves_at_once_turns_to_each_owner_at_its_ver
     asked = {name: [entry["step"] for _, entry in wire.sent] for name, wire in servers.items()}
     assert asked == {"a": [9, 10], "b": [11, 12], "c": [13]}
     assert [entry["meta"]["moves"] for wire in servers.values() for _, entry in wire.sent] == [[0], [0], [1], [1], [2]]
+
+
+def test_a_worker_that_stands_still_goes_on_if_it_is_to_stand_still_later() -> None:
+    """A copy at the first version came too late; all are to meet at another one."""
+    worker = worker_of({"a": Wire()})
+    worker.told({"do": "hold", "version": 9})
+    thread = threading.Thread(target=worker._hold, args=(10,), daemon=True)
+    thread.start()
+    worker.told({"do": "hold", "version": 12})
+    thread.join(10)
+    assert not thread.is_alive()
