@@ -382,11 +382,12 @@ class Control:
 
     def _start(self, command: Start) -> None:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        entry = "newcomer" if self.machine.phase == "training" else "member"
         files = (SPEC, PROGRAM) if command.role == "worker" else (SPEC,)
         home = self.homes.furnish(command.name, command.role, files=files)
         log = (self.folder / f"{command.name}.log").open("ab")
         process = subprocess.Popen(
-            [sys.executable, "-m", "labkit.elastic.member", str(home), command.role, command.name],
+            [sys.executable, "-m", f"labkit.elastic.{entry}", str(home), command.role, command.name],
             env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
         )  # fmt: skip
         log.close()

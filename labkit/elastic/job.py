@@ -42,6 +42,7 @@ from labkit.elastic.transport import (
 )
 
 if TYPE_CHECKING:
+    import pandas as pd
     from torch import nn
 
     from labkit.elastic.checkpoint import Checkpoint
@@ -234,6 +235,27 @@ class Result:
         """Mean loss of each step."""
         by_version = {e["version"]: e["loss"] for e in self.events if e["event"] == "loss"}
         return [by_version[v] for v in sorted(by_version)]
+
+    @property
+    def steps(self) -> pd.DataFrame:
+        """What each worker did in each step, in seconds: `labkit.elastic.measure.steps`."""
+        from labkit.elastic import measure
+
+        return measure.steps(self.events)
+
+    @property
+    def scalings(self) -> pd.DataFrame:
+        """What each scaling took and cost, in DL2's four steps: `labkit.elastic.measure.scalings`."""
+        from labkit.elastic import measure
+
+        return measure.scalings(self.events)
+
+    @property
+    def faults(self) -> pd.DataFrame:
+        """What each death of a process cost: `labkit.elastic.measure.faults`."""
+        from labkit.elastic import measure
+
+        return measure.faults(self.events)
 
 
 def start(

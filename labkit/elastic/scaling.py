@@ -143,12 +143,13 @@ class Scaler(Crew):
         scaling.waiting = set(scaling.new)
 
     def _copy_for(self, scaling: Scaling) -> None:
-        scaling.phase = "saving"
         if not self.terms.sync:
+            self._phase(scaling, "saving")
             scaling.waiting = {"still"}
             self._save_still()
             return
         version = self.progress + MARGIN
+        self._phase(scaling, "saving", version=version)
         if version >= self.terms.n_steps:
             self._drop(scaling, "training is about to end")
             return
@@ -183,18 +184,20 @@ class Scaler(Crew):
         after = self._reassign(self.owner, self.terms.sizes, servers)
         scaling.moves = {block: name for block, name in after.items() if self.owner[block] != name}
         moved = sum(self.terms.sizes[block] for block in scaling.moves)
-        self._phase(scaling, "assignment", blocks=len(scaling.moves), parameters=moved)
+        self._phase(
+            scaling, "assignment", blocks=len(scaling.moves), parameters=moved, new=scaling.new, going=scaling.going
+        )
 
     def _migrate(self, scaling: Scaling) -> None:
         """Let the blocks move; those who suspend do it while workers stand still."""
-        self._phase(scaling, "migration")
-        version = None
-        if scaling.strategy == "suspend" and scaling.moves:
-            if not self.terms.sync:
-                scaling.waiting = {"still"}
-                self._stand_still(lambda: self._move(scaling, None))
-                return
-            version = self.progress + MARGIN
+        suspends = scaling.strategy == "suspend" and bool(scaling.moves)
+        version = self.progress + MARGIN if suspends and self.terms.sync else None
+        self._phase(scaling, "migration", version=version)
+        if suspends and not self.terms.sync:
+            scaling.waiting = {"still"}
+            self._stand_still(lambda: self._move(scaling, None))
+            return
+        if version is not None:
             if version >= self.terms.n_steps:
                 self._drop(scaling, "training is about to end")
                 return

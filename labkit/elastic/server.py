@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from labkit.elastic.pace import Pace, departures
 from labkit.elastic.protocol import Kind, at, era_and_version
 from labkit.elastic.store import Block, Pushed, Updates, Vector
 from labkit.elastic.transport import AccessError, Channel, ClosedError, Handler, Head, Message, TransportError
@@ -44,6 +45,10 @@ class Slot:
     """To whom, and from which version on."""
     gone: dict[str, Any] | None = None
     """The notice that tells who has it now."""
+
+    def notice(self, moves: int) -> dict[str, Any] | None:
+        """Return who has the block; None if that is old: who asks has heard of more moves, so it is coming back."""
+        return self.gone if self.gone is not None and moves <= int(self.gone["blocks"][0][2]) else None
 
 
 class Server:
@@ -82,6 +87,7 @@ class Server:
         self._kept: dict[int, Block] = {}  # streamed to somebody who did not say that it has them
         self._lock = threading.Lock()
         self._workers: dict[Channel, int] = {}
+        self._pace = Pace()
         self._servers: dict[str, tuple[Channel, str]] = {}
         self._spare: dict[int, deque[Vector]] = defaultdict(lambda: deque(maxlen=SPARE))
 
@@ -162,21 +168,24 @@ class Server:
         slot.sent.clear()
 
     def _elsewhere(self, slot: Slot, channel: Channel, message: Message) -> None:
-        if slot.gone is None:
+        notice = slot.notice(int(message.meta.get("moves", 0)))
+        if notice is None:
             slot.parked.append((channel, message))
         else:
-            self._post(channel, Kind.MOVED, meta=slot.gone)
+            self._post(channel, Kind.MOVED, meta=notice)
 
     def pull(self, channel: Channel, message: Message) -> None:
         """Send blocks at a version, or later as soon as they have it."""
         era, version = era_and_version(message.head.step)
-        for number in message.meta["blocks"]:
+        numbers = message.meta["blocks"]
+        for number, moves in zip(numbers, message.meta.get("moves", [0] * len(numbers)), strict=True):
             slot = self.slot(int(number))
             with slot.lock:
                 if era != self.era:
                     return
-                if slot.block is None and slot.gone is not None:
-                    self._post(channel, Kind.MOVED, meta=slot.gone)
+                notice = slot.notice(int(moves)) if slot.block is None else None
+                if notice is not None:
+                    self._post(channel, Kind.MOVED, meta=notice)
                 elif slot.block is None or slot.block.version < version:
                     slot.wanted.append((channel, version))
                 else:
@@ -199,6 +208,7 @@ class Server:
 
     def _advanced(self, slot: Slot, block: Block) -> None:
         """Answer who waits for a new version, copy what is due, and let go what is to leave."""
+        self._pace.advanced(block.version, now_s=time.perf_counter())
         waiting, slot.wanted = slot.wanted, []
         for channel, version in waiting:
             if version <= block.version:
@@ -233,22 +243,24 @@ class Server:
                 self.push(sender, held)
 
     def hand_over(self, moves: dict[int, str], *, version: int | None) -> None:
-        """Let blocks go to other servers: each at a version, or at its next one (at once if training is asynchronous).
+        """Let blocks go to other servers: all at a version, or some with each of the next versions.
 
         Workers are told before they get the version from which on somebody else has the block, over the same
         connection: they never ask the wrong one. Gradients of that version wait with the new owner for the block.
+        If training is asynchronous, all go at once.
         """
         notices: dict[str, list[list[int]]] = defaultdict(list)
-        slots = []
-        for number, owner in moves.items():
-            slot = self.slot(number)
+        slots = [self.slot(number) for number in moves]
+        for slot in slots:
             slot.lock.acquire()
-            slots.append(slot)
-            block = slot.block
-            if block is not None and slot.leaving is None:
-                from_version = (block.version + int(self.sync)) if version is None else max(version, block.version)
-                slot.leaving = owner, from_version
-                notices[owner].append([number, from_version, block.moves + 1])
+        leaving = [slot for slot in slots if slot.block is not None and slot.leaving is None]
+        for slot, later in zip(leaving, self._departures(leaving, at_once=version is not None), strict=True):
+            block, owner = slot.block, moves[slot.number]
+            if block is None:
+                continue
+            from_version = block.version + later if version is None else max(version, block.version)
+            slot.leaving = owner, from_version
+            notices[owner].append([slot.number, from_version, block.moves + 1])
         for owner, blocks in notices.items():
             for i in range(0, len(blocks), BLOCKS_OF_A_NOTICE):
                 self._announce(owner, blocks[i : i + BLOCKS_OF_A_NOTICE])
@@ -256,6 +268,13 @@ class Server:
             if slot.block is not None and slot.leaving is not None and slot.leaving[1] <= slot.block.version:
                 self._hand_over(slot, slot.block, slot.leaving[0])
             slot.lock.release()
+
+    def _departures(self, slots: list[Slot], *, at_once: bool) -> list[int]:
+        """Return after how many versions from now each block leaves."""
+        if at_once or not self.sync:
+            return [0] * len(slots)
+        n_bytes = [sum(vector.nbytes for vector in slot.block.vectors()) for slot in slots if slot.block is not None]
+        return [1 + step for step in departures(n_bytes, per_step=self._pace.bytes_per_step())]
 
     def _announce(self, owner: str, blocks: list[list[int]]) -> None:
         with self._lock:
@@ -278,7 +297,10 @@ class Server:
         def settled(failure: BaseException | None) -> None:
             if failure is None:
                 spent = time.perf_counter() - began
-                self._report("handed_over", block=slot.number, version=block.version, owner=owner, seconds=spent)
+                n_bytes = sum(vector.nbytes for vector in block.vectors())
+                self._report(
+                    "handed_over", block=slot.number, version=block.version, owner=owner, seconds=spent, bytes=n_bytes
+                )
             else:
                 with slot.lock:
                     self._kept[slot.number] = block

@@ -42,8 +42,11 @@ class Orders:
     """Whether what is under way is of no use any more."""
     owner: dict[int, str] = field(default_factory=dict)
     moves: dict[int, int] = field(default_factory=dict)
-    coming: dict[int, tuple[int, str]] = field(default_factory=dict)
-    """From which version on a block has another owner."""
+    """With how many moves the owner has a block: one that had it before, and does not have it yet, waits for it."""
+    known: dict[int, int] = field(default_factory=dict)
+    """Moves of a block of which the worker has heard."""
+    coming: dict[int, list[tuple[int, int, str]]] = field(default_factory=dict)
+    """From which version on a block has other owners: (version, moves, owner), in order of the moves."""
     moved: set[int] = field(default_factory=set)
     """Blocks that have a new owner, which has not been asked yet."""
 
@@ -117,17 +120,22 @@ class Worker:
         """Note new owners of blocks."""
         with self._changed:
             for block, version, moves in meta["blocks"]:
-                if moves > self._orders.moves.get(block, -1) and meta["owner"]:
-                    self._orders.moves[block], self._orders.coming[block] = moves, (version, meta["owner"])
+                if moves > self._orders.known.get(block, -1) and meta["owner"]:
+                    self._orders.known[block] = moves
+                    self._orders.coming.setdefault(block, []).append((version, moves, meta["owner"]))
             self._orders.moved |= self._turned(self._wanted - 1)
             self._changed.notify_all()
 
     def _turned(self, version: int) -> set[int]:
         """Turn to the owners that blocks have from now on; return the blocks."""
         orders = self._orders
-        turned = {block for block, (first, _) in orders.coming.items() if first <= version}
+        turned = {block for block, moves in orders.coming.items() if moves[0][0] <= version}
         for block in turned:
-            orders.owner[block] = orders.coming.pop(block)[1]
+            moves = orders.coming.pop(block)
+            while moves and moves[0][0] <= version:
+                _, orders.moves[block], orders.owner[block] = moves.pop(0)
+            if moves:
+                orders.coming[block] = moves
         return turned
 
     def told(self, meta: dict[str, Any]) -> None:
@@ -138,7 +146,8 @@ class Worker:
                 first, last = meta["leaves"]
                 self._orders = Orders(era=meta["era"], start=meta["version"], leaves=(first, last), afresh=True)
                 for block, owner, moves in meta["map"]:
-                    self._orders.owner[block], self._orders.moves[block] = owner, moves
+                    self._orders.owner[block] = owner
+                    self._orders.moves[block] = self._orders.known[block] = moves
             elif do == "deal":
                 first, last = meta["leaves"]
                 orders.leaves, orders.dealt = (first, last), True
@@ -205,7 +214,7 @@ class Worker:
 
     def _may_go_on(self, version: int) -> bool:
         orders = self._orders
-        return orders.hold_at is None or version < orders.hold_at or orders.stop or orders.afresh
+        return orders.hold_at is None or orders.hold_at > version or orders.stop or orders.afresh
 
     def _want(self, version: int) -> None:
         """Ask for a version of all blocks."""
@@ -221,7 +230,9 @@ class Worker:
         for block in blocks:
             by_owner[self._orders.owner[block]].append(block)
         for owner, numbers in by_owner.items():
-            self._send(owner, Kind.PULL, step=at(self._orders.era, version), meta={"blocks": numbers})
+            moves = [self._orders.moves[block] for block in numbers]
+            meta = {"blocks": numbers, "moves": moves}
+            self._send(owner, Kind.PULL, step=at(self._orders.era, version), meta=meta)
 
     def _send(self, owner: str, kind: Kind, *buffers: Any, **columns: Any) -> None:
         """Send to a server; where that fails, its blocks will have another owner or training goes back."""
@@ -258,8 +269,10 @@ class Worker:
         vector, step = self._sums[node], at(self._orders.era, version)
         for block in blocks:
             first, n = self.extents[block]
-            owner = self._orders.owner[block]
-            self._send(owner, Kind.PUSH, vector[first : first + n], block=block, offset=node.pack(), step=step)
+            owner, meta = self._orders.owner[block], {"moves": self._orders.moves[block]}
+            self._send(
+                owner, Kind.PUSH, vector[first : first + n], block=block, offset=node.pack(), step=step, meta=meta
+            )
 
     def _check(self) -> None:
         """Raise where what is under way is of no use any more."""

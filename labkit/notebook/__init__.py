@@ -12,11 +12,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from labkit.notebook.app import LabApp
     from labkit.notebook.run import LiveRun
+    from labkit.notebook.training import watch
     from labkit.notebook.views import LiveCards, LiveGantt, LiveHeatMap
 
-_HOME = {"LabApp": "app", "LiveCards": "views", "LiveGantt": "views", "LiveHeatMap": "views", "LiveRun": "run"}
+_HOME = {
+    "LabApp": "app",
+    "watch": "training",
+    "LiveCards": "views",
+    "LiveGantt": "views",
+    "LiveHeatMap": "views",
+    "LiveRun": "run",
+}
 
-__all__ = ["LabApp", "LiveCards", "LiveGantt", "LiveHeatMap", "LiveRun", "load_ipython_extension"]
+__all__ = ["LabApp", "LiveCards", "LiveGantt", "LiveHeatMap", "LiveRun", "load_ipython_extension", "watch"]
 
 
 def __getattr__(name: str) -> Any:

@@ -22,7 +22,7 @@ class Counter(nn.Module):
 
 
 class Numbers:
-    """Samples that are their own numbers; slow to read, up to a second, as long as a file is there; or always a little."""
+    """Samples that are their own numbers; slow to read, up to a second, as long as a file is there, or a little."""
 
     def __init__(self, n_samples: int, *, slow: Path = Path("/nowhere"), pause_s: float = 0.0) -> None:
         self.n_samples, self.slow, self.pause_s = n_samples, slow, pause_s

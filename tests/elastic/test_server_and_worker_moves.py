@@ -1,0 +1,128 @@
+"""Who asks whom while blocks move: a server and a worker played by hand, message by message."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from labkit.elastic.optimizers import optimizer
+from labkit.elastic.protocol import Kind, at
+from labkit.elastic.server import Server
+from labkit.elastic.store import Block
+from labkit.elastic.transport import Head, Message
+from labkit.elastic.tree import Node
+from labkit.elastic.worker import Worker
+
+N = 4
+
+
+class Wire:
+    """Takes down what is sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[int, dict[str, Any]]] = []
+
+    def send(self, kind: int, *buffers: Any, meta: Any = None, block: int = 0, offset: int = 0, step: int = 0) -> int:
+        self.sent.append((kind, {"meta": meta, "block": block, "step": step}))
+        return len(self.sent)
+
+    def reply(self, to: Message, *buffers: Any, meta: Any = None) -> int:
+        return self.send(0, meta=meta)
+
+    def flush(self, number: int | None = None, *, timeout_s: float | None = None) -> None:
+        return
+
+    def kinds(self) -> list[int]:
+        return [kind for kind, _ in self.sent]
+
+
+def server() -> Server:
+    made = optimizer("sgd", lr=0.1)
+    return Server("a", optimizer=made, n_shards=1, sync=True, report=lambda *_, **__: None, copy=lambda *_: None)
+
+
+def state(moves: int, *, version: int) -> Message:
+    """A block as it comes from another server."""
+    block = Block(0, np.zeros(N, np.float32), {}, version=version, moves=moves)
+    return Message(Head(kind=Kind.STATE, step=at(0, version)), block.card(), memoryview(block.params).cast("B"))
+
+
+def pull(moves: int, *, version: int) -> Message:
+    meta = {"blocks": [0], "moves": [moves]}
+    return Message(Head(kind=Kind.PULL, step=at(0, version)), meta, memoryview(b""))
+
+
+def push(moves: int, *, version: int) -> Message:
+    head = Head(kind=Kind.PUSH, step=at(0, version), offset=Node(0, 1).pack())
+    return Message(head, {"moves": moves}, memoryview(np.ones(N, np.float32)).cast("B"))
+
+
+@pytest.fixture
+def former() -> Server:
+    """A server that had a block, and gave it to another at version 5."""
+    made = server()
+    made.install(Wire(), state(0, version=4))
+    made.met_server("b", Wire(), "unix:/b")  # type: ignore[arg-type]
+    made.slot(0).leaving = ("b", 5)
+    made._servers["b"][0].request = lambda *_, **__: __import__("concurrent.futures").futures.Future()  # type: ignore[attr-defined]
+    made.push(Wire(), push(0, version=4))
+    return made
+
+
+def test_who_asks_a_former_owner_is_told_the_new_one(former: Server) -> None:
+    worker = Wire()
+    former.pull(worker, pull(0, version=6))
+    former.push(worker, push(0, version=5))
+    assert worker.kinds() == [Kind.MOVED, Kind.MOVED]
+    assert worker.sent[0][1]["meta"]["owner"] == "b"
+
+
+def test_who_knows_that_a_block_comes_back_waits_for_it_at_its_former_owner(former: Server) -> None:
+    """The notice of the way back reached the worker before the block reached the server."""
+    worker = Wire()
+    former.pull(worker, pull(2, version=9))
+    former.push(worker, push(2, version=8))
+    assert worker.kinds() == []
+    former.install(Wire(), state(2, version=8))
+    assert worker.kinds() == [Kind.PARAMS]
+    assert worker.sent[0][1]["step"] == at(0, 9)
+
+
+def worker_of(servers: dict[str, Wire]) -> Worker:
+    class Flat:
+        versions = (np.zeros(N, np.float32), np.zeros(N, np.float32))
+
+    made = Worker(
+        Flat(), extents=[(0, N)], loss_of=lambda *_: None, n_shards=1, n_steps=99,  # type: ignore[arg-type]
+        channel_of=lambda name: servers[name], report=lambda *_, **__: None,  # type: ignore[arg-type,return-value]
+    )  # fmt: skip
+    made.told({"do": "begin", "era": 0, "version": 9, "leaves": (0, 1), "map": [[0, "a", 0]]})
+    made._orders.afresh = False
+    return made
+
+
+def test_a_worker_that_hears_of_two_moves_at_once_turns_to_each_owner_at_its_version() -> None:
+    servers = {name: Wire() for name in "abc"}
+    worker = worker_of(servers)
+    worker._want(9)
+    worker.moved({"owner": "b", "blocks": [[0, 10, 1]]})
+    worker.moved({"owner": "c", "blocks": [[0, 12, 2]]})
+    for version in (10, 11, 12, 13):
+        worker._want(version)
+    asked = {name: [entry["step"] for _, entry in wire.sent] for name, wire in servers.items()}
+    assert asked == {"a": [9, 10], "b": [11, 12], "c": [13]}
+    assert [entry["meta"]["moves"] for wire in servers.values() for _, entry in wire.sent] == [[0], [0], [1], [1], [2]]
+
+
+def test_a_worker_that_stands_still_goes_on_if_it_is_to_stand_still_later() -> None:
+    """A copy at the first version came too late; all are to meet at another one."""
+    worker = worker_of({"a": Wire()})
+    worker.told({"do": "hold", "version": 9})
+    thread = threading.Thread(target=worker._hold, args=(10,), daemon=True)
+    thread.start()
+    worker.told({"do": "hold", "version": 12})
+    thread.join(10)
+    assert not thread.is_alive()
