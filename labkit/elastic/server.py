@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from labkit.elastic.lending import Place, Shelf, Stamping
 from labkit.elastic.protocol import Kind, at, era_and_version
 from labkit.elastic.store import Block, Pushed, Updates, Vector
 from labkit.elastic.transport import Channel, ClosedError, Handler, Head, Message, TransportError
@@ -38,6 +39,8 @@ class Slot:
     """Who waits for which version."""
     sent: list[tuple[Channel, int]] = field(default_factory=list)
     """Frames with the parameters that may not be out yet."""
+    place: Place | None = None
+    """Where workers on this host read the parameters."""
     parked: list[tuple[Channel, Message]] = field(default_factory=list)
     """Gradients that came before the block."""
     leaving: tuple[str, int] | None = None
@@ -63,6 +66,8 @@ class Server:
         Tells the controller an event.
     copy : callable
         Sends the controller a copy of a block: (block, vectors, card).
+    shelf : Shelf, optional
+        Where parameters lie so that workers on this host read them in place; only in synchronous mode.
     """
 
     def __init__(
@@ -74,7 +79,9 @@ class Server:
         sync: bool,
         report: Report,
         copy: Callable[[int, int, list[Vector], dict[str, Any]], None],
+        shelf: Shelf | None = None,
     ) -> None:
+        self.shelf = shelf if sync else None
         self.name, self.optimizer, self.n_shards, self.sync = name, optimizer, n_shards, sync
         self.era = 0
         self._report, self._copy = report, copy
@@ -133,7 +140,8 @@ class Server:
             grad = np.frombuffer(message.payload, np.float32)
             if self.sync:
                 node = Node.unpack(message.head.offset)
-                what = block.push(grad, step=step, node=node, n_shards=self.n_shards, optimizer=self.optimizer)
+                optimizer = self.optimizer if slot.place is None else Stamping(slot.place, self.optimizer)
+                what = block.push(grad, step=step, node=node, n_shards=self.n_shards, optimizer=optimizer)
             else:
                 worker, number = message.head.offset, int(message.meta["n"])
                 what = block.push_alone(grad, worker=worker, number=number, optimizer=self.optimizer)
@@ -184,12 +192,27 @@ class Server:
 
     def _send(self, slot: Slot, block: Block, channel: Channel) -> None:
         """Send the parameters, and say up to which of its updates this worker's are in them."""
+        if slot.place is not None:
+            self._lend(slot, block, channel)
+            return
         last = block.seen.get(self._workers.get(channel, -1), 0)
         number = self._post(
             channel, Kind.PARAMS, block.params, block=slot.number, offset=last, step=at(self.era, block.version)
         )
         if number is not None:
             slot.sent.append((channel, number))
+
+    def _lend(self, slot: Slot, block: Block, channel: Channel) -> None:
+        """Say where the parameters are and which stamp they bear; send them to whom that is of no use."""
+        if slot.place is None or self.shelf is None:
+            return
+        try:
+            lent = self.shelf.lend(channel)
+        except TransportError:
+            return
+        whole = slot.place.whole if lent else block.params.copy()  # what is on its way must not change
+        step = at(self.era, block.version)
+        self._post(channel, Kind.PARAMS, whole, block=slot.number, offset=slot.place.stamp, step=step)
 
     def _post(self, channel: Channel, kind: Kind, *buffers: Any, **columns: Any) -> int | None:
         try:
@@ -224,6 +247,7 @@ class Server:
                 channel.refuse(message, f"block {slot.number} has moved on since, or is of another era")
                 return
             block = slot.block = Block.arrived(slot.number, message.payload, dict(message.meta))
+            self._shelve(slot, block)
             slot.gone = slot.leaving = None
             channel.reply(message)
             self._report("owns", block=slot.number, version=block.version, moves=block.moves)
@@ -231,6 +255,18 @@ class Server:
             parked, slot.parked = slot.parked, []
             for sender, held in parked:
                 self.push(sender, held)
+
+    def _shelve(self, slot: Slot, block: Block) -> None:
+        """Put the parameters where workers on this host can read them."""
+        block.buffer = self.buffer
+        slot.place = None if self.shelf is None else self.shelf.take(block.params)
+        if slot.place is not None:
+            block.params = slot.place.params
+
+    def _unshelve(self, slot: Slot) -> None:
+        place, slot.place = slot.place, None
+        if place is not None and self.shelf is not None:
+            self.shelf.give(place)
 
     def hand_over(self, moves: dict[int, str], *, version: int | None) -> None:
         """Let blocks go to other servers: each at a version, or at its next one (at once if training is asynchronous).
@@ -279,6 +315,9 @@ class Server:
             if failure is None:
                 spent = time.perf_counter() - began
                 self._report("handed_over", block=slot.number, version=block.version, owner=owner, seconds=spent)
+                with slot.lock:
+                    if slot.block is None:
+                        self._unshelve(slot)
             else:
                 with slot.lock:
                     self._kept[slot.number] = block
@@ -321,6 +360,7 @@ class Server:
         for slot in slots:
             with slot.lock:
                 slot.block = None
+                self._unshelve(slot)
                 slot.gone = {"owner": "", "address": "", "blocks": [[slot.number, 0, 1 << 30]]}
 
     def copy_at(self, version: int) -> list[int]:
