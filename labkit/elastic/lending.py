@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
 from labkit.core.errors import InputError
-from labkit.elastic.store import Updates, Vector
+from labkit.elastic.store import Vector
 from labkit.elastic.transport import Channel, Region
 
 LINE = 16
@@ -152,24 +150,3 @@ class Shelf(Lender):
         places = [Place(vector[start : start + LINE + n]) for start in range(0, count * each, each)]
         self._free[n] += places[1:]
         return places[0]
-
-
-@dataclass(frozen=True, slots=True)
-class Stamping:
-    """An optimizer that stamps the parameters which it changes."""
-
-    place: Place
-    optimizer: Updates
-
-    @property
-    def state_names(self) -> tuple[str, ...]:
-        """See Updates."""
-        return self.optimizer.state_names
-
-    def apply(self, param: Any, grad: Any, state: Mapping[str, Any], **how: Any) -> None:
-        """See Updates."""
-        self.place.open()
-        try:
-            self.optimizer.apply(param, grad, state, **how)
-        finally:
-            self.place.close()

@@ -12,17 +12,18 @@ from typing import Any
 
 import numpy as np
 
-from labkit.elastic.lending import Place, Shelf, Stamping
+from labkit.elastic.careful import Keeping, Stamping
+from labkit.elastic.lending import Place, Shelf
 from labkit.elastic.protocol import Kind, at, era_and_version
 from labkit.elastic.store import Block, Pushed, Updates, Vector
-from labkit.elastic.transport import Channel, ClosedError, Handler, Head, Message, TransportError
+from labkit.elastic.transport import Channel, Handler, Head, Message, TransportError
 from labkit.elastic.tree import Node
 
 BLOCKS_OF_A_NOTICE = 400
 """So that a notice stays small."""
 
-SPARE = 8
-"""Used buffers of one size that are kept for gradients to come."""
+SPARE = 64
+"""Used buffers of one size that are kept for gradients to come: fresh memory costs more than what is done with it."""
 
 Report = Callable[..., None]
 """Tells the controller an event and its columns."""
@@ -135,16 +136,15 @@ class Server:
                 self._elsewhere(slot, channel, message)
                 return
             block = slot.block
-            if slot.sent:
-                self._keep_what_is_on_its_way(slot, block)
             grad = np.frombuffer(message.payload, np.float32)
             if self.sync:
                 node = Node.unpack(message.head.offset)
-                optimizer = self.optimizer if slot.place is None else Stamping(slot.place, self.optimizer)
-                what = block.push(grad, step=step, node=node, n_shards=self.n_shards, optimizer=optimizer)
+                what = block.push(
+                    grad, step=step, node=node, n_shards=self.n_shards, optimizer=self._careful(slot, block)
+                )
             else:
                 worker, number = message.head.offset, int(message.meta["n"])
-                what = block.push_alone(grad, worker=worker, number=number, optimizer=self.optimizer)
+                what = block.push_alone(grad, worker=worker, number=number, optimizer=self._careful(slot, block))
                 slot.wanted.append((channel, block.version))
             self._recycle(block)
             if what is Pushed.APPLIED or not self.sync:
@@ -157,17 +157,11 @@ class Server:
             buffer = block.freed.pop()
             self._spare[buffer.nbytes].append(buffer)
 
-    def _keep_what_is_on_its_way(self, slot: Slot, block: Block) -> None:
-        """Go on with a copy if the parameters of this version are not all sent yet."""
-        for channel, number in slot.sent:
-            try:
-                channel.flush(number, timeout_s=0)
-            except TimeoutError:
-                block.params = block.params.copy()
-                break
-            except ClosedError:
-                continue
-        slot.sent.clear()
+    def _careful(self, slot: Slot, block: Block) -> Updates:
+        """Return the optimizer, with regard for whoever still reads the parameters as they are."""
+        if slot.place is not None:
+            return Stamping(self.optimizer, slot.place)
+        return Keeping(self.optimizer, block, slot.sent, self.buffer) if slot.sent else self.optimizer
 
     def _elsewhere(self, slot: Slot, channel: Channel, message: Message) -> None:
         if slot.gone is None:
