@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from labkit.core.errors import InputError
+
 if TYPE_CHECKING:
     import torch
     from torch import nn
+
+    from labkit.elastic.lending import Lender
 
 Vector = NDArray[np.float32]
 
@@ -23,15 +28,19 @@ class Flat:
         Its parameters become views of flat vectors; all float32.
     device : str
         Where the model computes; elsewhere than on the processor parameters and gradients are copied there and back.
+    lender : Lender, optional
+        Where gradients lie, for servers on this host to read them in place.
     """
 
-    def __init__(self, model: nn.Module, *, device: str = "cpu") -> None:
+    def __init__(self, model: nn.Module, *, device: str = "cpu", lender: Lender | None = None) -> None:
         import torch
 
         self._torch, self.model, self.device = torch, model.to(device), device
         self._params = [p for p in model.parameters() if p.requires_grad]
         self.n = sum(p.numel() for p in self._params)
         self.versions: tuple[Vector, Vector] = (np.zeros(self.n, np.float32), np.zeros(self.n, np.float32))
+        self.lender = lender
+        self._made: list[Vector] = []
         self._spare: list[Vector] = []
         local = device == "cpu"
         self._there = None if local else torch.empty(self.n, device=device)
@@ -72,8 +81,21 @@ class Flat:
 
     def borrow(self) -> Vector:
         """Return a vector for gradients."""
-        return self._spare.pop() if self._spare else np.empty(self.n, np.float32)
+        if not self._spare:
+            self._spare.append(self._fresh())
+            self._made.append(self._spare[-1])
+        return self._spare.pop()
+
+    def _fresh(self) -> Vector:
+        if self.lender is not None:
+            with contextlib.suppress(InputError):  # then they are sent
+                return self.lender.vector(self.n)
+        return np.empty(self.n, np.float32)
 
     def give_back(self, vectors: list[Vector]) -> None:
         """Keep vectors for later."""
         self._spare += vectors
+
+    def give_all_back(self) -> None:
+        """Keep all vectors for later, also those of a sum that was given up half-way."""
+        self._spare = list(self._made)

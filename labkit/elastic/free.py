@@ -95,6 +95,10 @@ class FreeWorker:
         first, n = self.extents[head.block]
         return self.flat.versions[0][first : first + n]
 
+    def fetch(self, message: Message) -> bool:  # noqa: ARG002
+        """Asynchronous servers lend nothing: their parameters may change at any time."""
+        return True
+
     def _awaits(self, head: Head) -> bool:
         """Tell whether a block answers the update that is under way, or an older one."""
         return (

@@ -2,7 +2,8 @@
 
 Every number is updated from its own neighbours in the other arrays alone, each operation is rounded once, and the
 compiler may neither reorder nor contract: so a slice gives the same bits however the vector is cut, and on every
-machine. Where torch's vector code fuses a product and a sum, so do these, by name (`_fma`).
+machine. Where torch's vector code fuses a product and a sum, so do these, by name (`_fma`). A gradient may come in two
+halves, grad + plus, rounded as if they had been added before; `plus` is empty where it comes in one.
 """
 
 from __future__ import annotations
@@ -30,21 +31,27 @@ _fma: Any = intrinsic(_fused)
 _njit: Any = njit  # its types know no signatures
 
 
-@_njit(types.void(_OWN, _GIVEN, *[float32] * 3), cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def sgd(param: Any, grad: Any, scale: Any, rate: Any, decay: Any) -> None:
+@_njit(types.void(_OWN, _GIVEN, _GIVEN, *[float32] * 3), cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def sgd(param: Any, grad: Any, plus: Any, scale: Any, rate: Any, decay: Any) -> None:
     """Update in place: g = scale grad + decay p; p -= rate g."""
+    both = plus.size > 0
     for i in range(param.size):
-        p, g = param[i], grad[i] * scale
+        g = grad[i] + plus[i] if both else grad[i]
+        p, g = param[i], g * scale
         if decay != 0:
             g = _fma(p, decay, g)
         param[i] = _fma(g, -rate, p)
 
 
-@_njit(types.void(_OWN, _GIVEN, _OWN, *[float32] * 4, boolean), cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def momentum(param: Any, grad: Any, velocity: Any, scale: Any, rate: Any, decay: Any, keep: Any, nesterov: Any) -> None:
+@_njit(types.void(_OWN, _GIVEN, _GIVEN, _OWN, *[float32] * 4, boolean), cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def momentum(
+    param: Any, grad: Any, plus: Any, velocity: Any, scale: Any, rate: Any, decay: Any, keep: Any, nesterov: Any
+) -> None:
     """Update in place: g = scale grad + decay p; v = keep v + g; p -= rate v, or rate (g + keep v)."""
+    both = plus.size > 0
     for i in range(param.size):
-        p, g = param[i], grad[i] * scale
+        g = grad[i] + plus[i] if both else grad[i]
+        p, g = param[i], g * scale
         if decay != 0:
             g = _fma(p, decay, g)
         v = velocity[i] * keep + g
@@ -52,9 +59,9 @@ def momentum(param: Any, grad: Any, velocity: Any, scale: Any, rate: Any, decay:
         param[i] = _fma(_fma(v, keep, g) if nesterov else v, -rate, p)
 
 
-@_njit(types.void(_OWN, _GIVEN, _OWN, _OWN, *[float32] * 9), cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+@_njit(types.void(_OWN, _GIVEN, _GIVEN, _OWN, _OWN, *[float32] * 9), cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
 def adam(
-    param: Any, grad: Any, mean: Any, square: Any, scale: Any, rate: Any, decay: Any, shrink: Any,
+    param: Any, grad: Any, plus: Any, mean: Any, square: Any, scale: Any, rate: Any, decay: Any, shrink: Any,
     mean_part: Any, square_keep: Any, square_part: Any, root: Any, epsilon: Any,
 ) -> None:  # fmt: skip
     """Update in place: p = shrink p - rate m / (sqrt(s) / root + epsilon), m and s averages of g and its square.
@@ -64,8 +71,10 @@ def adam(
     """
     near = mean_part < np.float32(0.5)
     part = mean_part if near else mean_part - np.float32(1)
+    both = plus.size > 0
     for i in range(param.size):
-        p, g = param[i] * shrink, grad[i] * scale
+        g = grad[i] + plus[i] if both else grad[i]
+        p, g = param[i] * shrink, g * scale
         if decay != 0:
             g = _fma(p, decay, g)
         m = _fma(part, g - mean[i], mean[i] if near else g)

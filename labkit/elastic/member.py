@@ -27,6 +27,7 @@ from labkit.elastic.transport import (
     Lease,
     Message,
     Peer,
+    Scheme,
     TransportError,
     connect,
 )
@@ -67,7 +68,7 @@ class Spec:
     lease_s : float
         From which every timeout derives.
     scheme : str
-        Of the connections between processes: unix, shm, tls, tcp.
+        Of the connections between processes: shm, unix, tls, tcp.
     reach : dict
         Where processes can be reached: see `Reach`.
     """
@@ -83,7 +84,7 @@ class Spec:
     sync: bool = True
     n_samples: int = 0
     lease_s: float = 3.0
-    scheme: str = "unix"
+    scheme: str = "shm"
     devices: tuple[str, ...] = ()
     reach: dict[str, Any] = field(default_factory=dict)
 
@@ -240,6 +241,7 @@ class ServerMember(Member):
     role = "server"
 
     def __init__(self, folder: Path, name: str) -> None:
+        from labkit.elastic.lending import Shelf
         from labkit.elastic.optimizers import optimizer
         from labkit.elastic.server import Arrivals, Server
 
@@ -253,6 +255,7 @@ class ServerMember(Member):
             sync=self.spec.sync,
             report=self.report,
             copy=self._copy,
+            shelf=Shelf() if self.spec.sync and self.spec.scheme == Scheme.SHM else None,
         )
 
         def welcome(peer: Peer) -> Handler:
@@ -332,6 +335,7 @@ class WorkerMember(Member):
 
         from labkit.elastic.flat import Flat
         from labkit.elastic.free import FreeWorker
+        from labkit.elastic.lending import Lender
         from labkit.elastic.program import Program
         from labkit.elastic.worker import FromServers, Worker
 
@@ -345,7 +349,9 @@ class WorkerMember(Member):
             "extents": [(first, n) for first, n in self.spec.extents], "channel_of": self._channel,
             "report": self.report,
         }  # fmt: skip
-        flat, spec = Flat(self.program.model, device=self.device), self.spec
+        spec = self.spec
+        lender = Lender() if spec.sync and spec.scheme == Scheme.SHM else None
+        flat = Flat(self.program.model, device=self.device, lender=lender)
         self.worker: Worker | FreeWorker = (
             Worker(flat, loss_of=self._loss, n_shards=spec.n_shards, n_steps=spec.n_steps, **common)
             if spec.sync

@@ -49,7 +49,9 @@ class Optimizer(Protocol):
         """
         ...
 
-    def apply(self, param: Any, grad: Any, state: Mapping[str, Any], *, step: int, scale: float = 1.0) -> None:
+    def apply(
+        self, param: Any, grad: Any, state: Mapping[str, Any], *, step: int, scale: float = 1.0, plus: Any = None
+    ) -> None:
         """Make update number `step` (from 1) of a slice in place, other threads go on meanwhile.
 
         Parameters
@@ -64,6 +66,8 @@ class Optimizer(Protocol):
             How many updates it will have had.
         scale : float
             The gradient is multiplied by it first, as `grad *= scale` would.
+        plus : array or tensor, optional
+            (n,) the other half of the gradient, added before, as `grad += plus` would; only read.
 
         Raises
         ------
@@ -95,11 +99,13 @@ class SGD:
         """Return an empty memory."""
         return _memory(self, n)
 
-    def apply(self, param: Any, grad: Any, state: Mapping[str, Any], *, step: int, scale: float = 1.0) -> None:
+    def apply(
+        self, param: Any, grad: Any, state: Mapping[str, Any], *, step: int, scale: float = 1.0, plus: Any = None
+    ) -> None:
         """Make an update in place; see `Optimizer`."""
         from labkit.elastic import kernels
 
-        kernels.sgd(*_slices(self, param, grad, state, step), scale, self.lr, self.weight_decay)
+        kernels.sgd(*_slices(self, param, grad, state, step, plus), scale, self.lr, self.weight_decay)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,11 +135,13 @@ class Momentum:
         """Return velocities of 0."""
         return _memory(self, n, of=-0.0)  # -0 + g has the bits of g, as torch's first velocity, also where g is -0
 
-    def apply(self, param: Any, grad: Any, state: Mapping[str, Any], *, step: int, scale: float = 1.0) -> None:
+    def apply(
+        self, param: Any, grad: Any, state: Mapping[str, Any], *, step: int, scale: float = 1.0, plus: Any = None
+    ) -> None:
         """Make an update in place; see `Optimizer`."""
         from labkit.elastic import kernels
 
-        slices = _slices(self, param, grad, state, step)
+        slices = _slices(self, param, grad, state, step, plus)
         kernels.momentum(*slices, scale, self.lr, self.weight_decay, self.momentum, self.nesterov)
 
 
@@ -170,11 +178,13 @@ class Adam:
         """Return moving averages of 0."""
         return _memory(self, n)
 
-    def apply(self, param: Any, grad: Any, state: Mapping[str, Any], *, step: int, scale: float = 1.0) -> None:
+    def apply(
+        self, param: Any, grad: Any, state: Mapping[str, Any], *, step: int, scale: float = 1.0, plus: Any = None
+    ) -> None:
         """Make an update in place; see `Optimizer`."""
         from labkit.elastic import kernels
 
-        slices = _slices(self, param, grad, state, step)
+        slices = _slices(self, param, grad, state, step, plus)
         (beta1, beta2), decay = self.betas, self.weight_decay
         apart = self.decoupled_weight_decay
         kernels.adam(
@@ -231,6 +241,7 @@ lr, weight_decay.
     return kind(**options)
 
 
+_NOTHING = np.empty(0, np.float32)
 _BELOW_1 = ("momentum", "betas")
 _SWITCHES = ("nesterov", "decoupled_weight_decay")
 
@@ -262,14 +273,18 @@ def _memory(chosen: SGD | Momentum | Adam, n: int, *, of: float = 0.0) -> dict[s
     return memory
 
 
-def _slices(chosen: SGD | Momentum | Adam, param: Any, grad: Any, state: Mapping[str, Any], step: int) -> list[Vector]:
+def _slices(
+    chosen: SGD | Momentum | Adam, param: Any, grad: Any, state: Mapping[str, Any], step: int, plus: Any
+) -> list[Vector]:
     """Return parameters, gradients and state as arrays that the kernels take."""
     if step < 1:
         raise InputError(f"{chosen.name}: update number {step}; expected 1 for the first.")
     if set(state) != set(chosen.state_names):
         raise InputError(f"{chosen.name} remembers {list(chosen.state_names)}, and was given {sorted(state)}.")
-    found = [_array(param), _array(grad), *(_array(state[name]) for name in chosen.state_names)]
-    for what, array in zip(("parameters", "gradients", *chosen.state_names), found, strict=True):
+    halves = [_array(grad)] if plus is None else [_array(grad), _array(plus)]
+    found = [_array(param), *halves, *(_array(state[name]) for name in chosen.state_names)]
+    names = ("parameters", *["gradients"] * len(halves), *chosen.state_names)
+    for what, array in zip(names, found, strict=True):
         fits = array.dtype == np.float32 and array.shape == (len(found[0]),)
         if not (fits and array.flags.c_contiguous and array.flags.aligned):
             raise InputError(
@@ -278,6 +293,8 @@ def _slices(chosen: SGD | Momentum | Adam, param: Any, grad: Any, state: Mapping
             )
         if what != "gradients" and not array.flags.writeable:
             raise InputError(f"{chosen.name}: {what} cannot be written; expected an array of one's own: copy it.")
+    if plus is None:
+        found.insert(2, _NOTHING)
     return found
 
 

@@ -12,17 +12,19 @@ from typing import Any
 
 import numpy as np
 
+from labkit.elastic.careful import Keeping, Stamping
+from labkit.elastic.lending import Place, Shelf
 from labkit.elastic.pace import Pace, departures
 from labkit.elastic.protocol import Kind, at, era_and_version
 from labkit.elastic.store import Block, Pushed, Updates, Vector
-from labkit.elastic.transport import AccessError, Channel, ClosedError, Handler, Head, Message, TransportError
+from labkit.elastic.transport import AccessError, Channel, Handler, Head, Message, TransportError
 from labkit.elastic.tree import Node
 
 BLOCKS_OF_A_NOTICE = 400
 """So that a notice stays small."""
 
-SPARE = 8
-"""Used buffers of one size that are kept for gradients to come."""
+SPARE = 64
+"""Used buffers of one size that are kept for gradients to come: fresh memory costs more than what is done with it."""
 
 Report = Callable[..., None]
 """Tells the controller an event and its columns."""
@@ -39,6 +41,8 @@ class Slot:
     """Who waits for which version."""
     sent: list[tuple[Channel, int]] = field(default_factory=list)
     """Frames with the parameters that may not be out yet."""
+    place: Place | None = None
+    """Where workers on this host read the parameters."""
     parked: list[tuple[Channel, Message]] = field(default_factory=list)
     """Gradients that came before the block."""
     leaving: tuple[str, int] | None = None
@@ -68,6 +72,8 @@ class Server:
         Tells the controller an event.
     copy : callable
         Sends the controller a copy of a block: (block, vectors, card).
+    shelf : Shelf, optional
+        Where parameters lie so that workers on this host read them in place; only in synchronous mode.
     """
 
     def __init__(
@@ -79,7 +85,9 @@ class Server:
         sync: bool,
         report: Report,
         copy: Callable[[int, int, list[Vector], dict[str, Any]], None],
+        shelf: Shelf | None = None,
     ) -> None:
+        self.shelf = shelf if sync else None
         self.name, self.optimizer, self.n_shards, self.sync = name, optimizer, n_shards, sync
         self.era = 0
         self._report, self._copy = report, copy
@@ -134,15 +142,15 @@ class Server:
                 self._elsewhere(slot, channel, message)
                 return
             block = slot.block
-            if slot.sent:
-                self._keep_what_is_on_its_way(slot, block)
             grad = np.frombuffer(message.payload, np.float32)
             if self.sync:
                 node = Node.unpack(message.head.offset)
-                what = block.push(grad, step=step, node=node, n_shards=self.n_shards, optimizer=self.optimizer)
+                what = block.push(
+                    grad, step=step, node=node, n_shards=self.n_shards, optimizer=self._careful(slot, block)
+                )
             else:
                 worker, number = message.head.offset, int(message.meta["n"])
-                what = block.push_alone(grad, worker=worker, number=number, optimizer=self.optimizer)
+                what = block.push_alone(grad, worker=worker, number=number, optimizer=self._careful(slot, block))
                 slot.wanted.append((channel, block.version))
             self._recycle(block)
             if what is Pushed.APPLIED or not self.sync:
@@ -155,17 +163,11 @@ class Server:
             buffer = block.freed.pop()
             self._spare[buffer.nbytes].append(buffer)
 
-    def _keep_what_is_on_its_way(self, slot: Slot, block: Block) -> None:
-        """Go on with a copy if the parameters of this version are not all sent yet."""
-        for channel, number in slot.sent:
-            try:
-                channel.flush(number, timeout_s=0)
-            except TimeoutError:
-                block.params = block.params.copy()
-                break
-            except ClosedError:
-                continue
-        slot.sent.clear()
+    def _careful(self, slot: Slot, block: Block) -> Updates:
+        """Return the optimizer, with regard for whoever still reads the parameters as they are."""
+        if slot.place is not None:
+            return Stamping(self.optimizer, slot.place)
+        return Keeping(self.optimizer, block, slot.sent, self.buffer) if slot.sent else self.optimizer
 
     def _elsewhere(self, slot: Slot, channel: Channel, message: Message) -> None:
         notice = slot.notice(int(message.meta.get("moves", 0)))
@@ -193,12 +195,27 @@ class Server:
 
     def _send(self, slot: Slot, block: Block, channel: Channel) -> None:
         """Send the parameters, and say up to which of its updates this worker's are in them."""
+        if slot.place is not None:
+            self._lend(slot, block, channel)
+            return
         last = block.seen.get(self._workers.get(channel, -1), 0)
         number = self._post(
             channel, Kind.PARAMS, block.params, block=slot.number, offset=last, step=at(self.era, block.version)
         )
         if number is not None:
             slot.sent.append((channel, number))
+
+    def _lend(self, slot: Slot, block: Block, channel: Channel) -> None:
+        """Say where the parameters are and which stamp they bear; send them to whom that is of no use."""
+        if slot.place is None or self.shelf is None:
+            return
+        try:
+            lent = self.shelf.lend(channel)
+        except TransportError:
+            return
+        whole = slot.place.whole if lent else block.params.copy()  # what is on its way must not change
+        step = at(self.era, block.version)
+        self._post(channel, Kind.PARAMS, whole, block=slot.number, offset=slot.place.stamp, step=step)
 
     def _post(self, channel: Channel, kind: Kind, *buffers: Any, **columns: Any) -> int | None:
         try:
@@ -234,6 +251,7 @@ class Server:
                 channel.refuse(message, f"block {slot.number} has moved on since, or is of another era")
                 return
             block = slot.block = Block.arrived(slot.number, message.payload, dict(message.meta))
+            self._shelve(slot, block)
             slot.gone = slot.leaving = None
             channel.reply(message)
             self._report("owns", block=slot.number, version=block.version, moves=block.moves)
@@ -241,6 +259,18 @@ class Server:
             parked, slot.parked = slot.parked, []
             for sender, held in parked:
                 self.push(sender, held)
+
+    def _shelve(self, slot: Slot, block: Block) -> None:
+        """Put the parameters where workers on this host can read them."""
+        block.buffer = self.buffer
+        slot.place = None if self.shelf is None else self.shelf.take(block.params)
+        if slot.place is not None:
+            block.params = slot.place.params
+
+    def _unshelve(self, slot: Slot) -> None:
+        place, slot.place = slot.place, None
+        if place is not None and self.shelf is not None:
+            self.shelf.give(place)
 
     def hand_over(self, moves: dict[int, str], *, version: int | None) -> None:
         """Let blocks go to other servers: all at a version, or some with each of the next versions.
@@ -301,6 +331,9 @@ class Server:
                 self._report(
                     "handed_over", block=slot.number, version=block.version, owner=owner, seconds=spent, bytes=n_bytes
                 )
+                with slot.lock:
+                    if slot.block is None:
+                        self._unshelve(slot)
             else:
                 with slot.lock:
                     self._kept[slot.number] = block
@@ -343,6 +376,7 @@ class Server:
         for slot in slots:
             with slot.lock:
                 slot.block = None
+                self._unshelve(slot)
                 slot.gone = {"owner": "", "address": "", "blocks": [[slot.number, 0, 1 << 30]]}
 
     def copy_at(self, version: int) -> list[int]:

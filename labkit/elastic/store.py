@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
@@ -23,8 +23,10 @@ class Updates(Protocol):
         """Names of the vectors that belong to a vector of parameters."""
         ...
 
-    def apply(self, param: Any, grad: Any, state: Mapping[str, Any], *, step: int, scale: float = 1.0) -> None:
-        """Make the update number `step` (from 1) in place, with `scale` times the gradient."""
+    def apply(
+        self, param: Any, grad: Any, state: Mapping[str, Any], *, step: int, scale: float = 1.0, plus: Any = None
+    ) -> None:
+        """Make the update number `step` (from 1) in place, with `scale` times the gradient, or `grad + plus`."""
         ...
 
 
@@ -36,6 +38,10 @@ class Pushed(Enum):
     DUPLICATE = "duplicate"
     LATE = "late"
     EARLY = "early"
+
+
+def _fresh(n_bytes: int) -> Vector:
+    return np.empty(n_bytes // 4, np.float32)
 
 
 @dataclass(slots=True)
@@ -72,6 +78,8 @@ class Block:
     due: set[int] = field(default_factory=set)
     freed: list[Vector] = field(default_factory=list)
     """Buffers that were used up."""
+    buffer: Callable[[int], Vector] = _fresh
+    """Where a buffer of so many bytes comes from."""
 
     def push(self, grad: Vector, *, step: int, node: Node, n_shards: int, optimizer: Updates) -> Pushed:
         """Take the sum of some logical gradients of a step; with the last one, make the update.
@@ -79,52 +87,72 @@ class Block:
         Parameters
         ----------
         grad : array
-            (n,) belongs to the block from now on.
+            (n,) belongs to the block from now on; one that cannot be written is borrowed, and only read until the
+            next version is there.
         step : int
             The version that the gradients were computed with.
         node : Node
             Of the tree of `n_shards` leaves: whose sum it is.
         """
         if step != self.version:
-            self.freed.append(grad)
+            self._free(grad)
             return Pushed.LATE if step < self.version else Pushed.EARLY
         if any(other.first <= node.first and node.last <= other.last for other in self.sums):
-            self.freed.append(grad)
+            self._free(grad)
             return Pushed.DUPLICATE
         for part in [other for other in self.sums if node.first <= other.first and other.last <= node.last]:
-            self.freed.append(self.sums.pop(part))
-        node, grad = self._merged(node, grad, n_shards)
-        if node.size < n_shards:
+            self._free(self.sums.pop(part))
+        node, grad, plus = self._merged(node, grad, n_shards)
+        if plus is None and node.size < n_shards:
             self.sums[node] = grad
             return Pushed.KEPT
-        self._update(grad, optimizer, scale=1.0 / n_shards)
+        self._update(grad, optimizer, scale=1.0 / n_shards, plus=plus)
         return Pushed.APPLIED
 
     def push_alone(self, grad: Vector, *, worker: int, number: int, optimizer: Updates) -> Pushed:
         """Make an update of one worker's gradients at once, the `number`-th of that worker, each once."""
         if number <= self.seen.get(worker, 0):
-            self.freed.append(grad)
+            self._free(grad)
             return Pushed.DUPLICATE
         self.seen[worker] = number
         self._update(grad, optimizer)
         return Pushed.APPLIED
 
-    def _merged(self, node: Node, grad: Vector, n_shards: int) -> tuple[Node, Vector]:
-        """Add siblings, left to right, as long as both are there."""
+    def _merged(self, node: Node, grad: Vector, n_shards: int) -> tuple[Node, Vector, Vector | None]:
+        """Add siblings, left to right, as long as both are there; the last two are left to the update."""
         tree = parents(n_shards)
         while node in tree and tree[node][1] in self.sums:
             parent, sibling = tree[node]
             other = self.sums.pop(sibling)
             left, right = (grad, other) if node < sibling else (other, grad)
-            np.add(left, right, out=left)
-            self.freed.append(right)
-            node, grad = parent, left
-        return node, grad
+            if parent.size == n_shards:
+                return parent, left, right
+            node, grad = parent, self._sum(left, right)
+        return node, grad, None
 
-    def _update(self, grad: Vector, optimizer: Updates, *, scale: float = 1.0) -> None:
+    def _sum(self, left: Vector, right: Vector) -> Vector:
+        """Return left + right where one of them was, or in a buffer of its own if both are borrowed."""
+        if left.flags.writeable:
+            total, used = left, right
+        elif right.flags.writeable:
+            total, used = right, left
+        else:
+            total, used = self.buffer(left.nbytes), right
+        np.add(left, right, out=total)
+        self._free(used)
+        return total
+
+    def _free(self, grad: Vector) -> None:
+        """Have done with a buffer: it may be used again, unless it is borrowed."""
+        if grad.flags.writeable:
+            self.freed.append(grad)
+
+    def _update(self, grad: Vector, optimizer: Updates, *, scale: float = 1.0, plus: Vector | None = None) -> None:
         self.version += 1
-        optimizer.apply(self.params, grad, self.state, step=self.version, scale=scale)
-        self.freed.append(grad)
+        optimizer.apply(self.params, grad, self.state, step=self.version, scale=scale, plus=plus)
+        self._free(grad)
+        if plus is not None:
+            self._free(plus)
 
     # --- on the move
 

@@ -12,8 +12,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from labkit.elastic.flat import Flat, Vector
+from labkit.elastic.lending import fetch
 from labkit.elastic.protocol import Kind, at, era_and_version
 from labkit.elastic.transport import Channel, Handler, Head, Message, TransportError
+from labkit.elastic.transport.frames import SHARED
 from labkit.elastic.tree import Node, cover, halves
 
 Extent = tuple[int, int]
@@ -91,6 +93,8 @@ class Worker:
         self.version = 0
         """Of the parameters that it computes with."""
         self._missing: set[int] = set()
+        self._fetching = 0
+        """Copies out of servers' memory that are under way."""
         self._sums: dict[Node, Vector] = {}
         self._out: dict[Channel, int] = {}
         self._losses: dict[int, float] = {}
@@ -104,6 +108,22 @@ class Worker:
             return None
         first, n = self.extents[head.block]
         return self.flat.versions[version % 2][first : first + n]
+
+    def fetch(self, message: Message) -> bool:
+        """Copy a block out of a server's memory if it is waited for; False if it changed meanwhile."""
+        with self._changed:
+            place = self.place(message.head)
+            if place is None:
+                return True
+            self._fetching += 1
+        whole = False
+        try:
+            whole = fetch(message.payload, message.head.offset, place)
+        finally:
+            with self._changed:
+                self._fetching -= 1
+                self._changed.notify_all()
+        return whole
 
     def params(self, message: Message) -> None:
         """Note that a block is there."""
@@ -219,6 +239,7 @@ class Worker:
     def _want(self, version: int) -> None:
         """Ask for a version of all blocks."""
         with self._changed:
+            self._changed.wait_for(lambda: not self._fetching)  # nothing of before is still written where this goes
             self._check()
             self._wanted, self._missing = version, set(range(len(self.extents)))
             self._turned(version - 1)
@@ -238,6 +259,8 @@ class Worker:
         """Send to a server; where that fails, its blocks will have another owner or training goes back."""
         try:
             channel = self._channel_of(owner)
+            if self.flat.lender is not None:
+                self.flat.lender.lend(channel)
             self._out[channel] = channel.send(kind, *buffers, **columns)
         except TransportError:
             return
@@ -281,8 +304,12 @@ class Worker:
             raise Halted
 
     def _drop(self) -> None:
+        """Use the buffers of gradients again: nobody reads them any more.
+
+        The next version of every block is there, or others went on to the one after it, or an era is over.
+        """
         self._settle()
-        self.flat.give_back(list(self._sums.values()))
+        self.flat.give_all_back()
         self._sums.clear()
         self._losses.clear()
 
@@ -329,6 +356,10 @@ class Receiver(Protocol):
         """Return where the parameters of a block go."""
         ...
 
+    def fetch(self, message: Message) -> bool:
+        """Copy a block out of a server's memory; False if it changed meanwhile."""
+        ...
+
     def params(self, message: Message) -> None:
         """Note that a block is there."""
         ...
@@ -348,9 +379,13 @@ class FromServers(Handler):
         """Return where parameters go."""
         return self._worker.place(head) if head.kind == Kind.PARAMS else None
 
-    def received(self, channel: Channel, message: Message) -> None:  # noqa: ARG002
+    def received(self, channel: Channel, message: Message) -> None:
         """Take a message."""
-        if message.head.kind == Kind.PARAMS:
+        head = message.head
+        if head.kind == Kind.PARAMS:
+            if head.flags & SHARED and not self._worker.fetch(message):
+                channel.send(Kind.PULL, step=head.step, meta={"blocks": [head.block]})
+                return
             self._worker.params(message)
         elif message.head.kind == Kind.MOVED:
             self._worker.moved(dict(message.meta))

@@ -24,7 +24,7 @@ class Counter(nn.Module):
 class Numbers:
     """Samples that are their own numbers; slow to read, up to a second, as long as a file is there, or a little."""
 
-    def __init__(self, n_samples: int, *, slow: Path = Path("/nowhere"), pause_s: float = 0.0) -> None:
+    def __init__(self, n_samples: int, *, slow: Path | None = None, pause_s: float = 0.0) -> None:
         self.n_samples, self.slow, self.pause_s = n_samples, slow, pause_s
 
     def __len__(self) -> int:
@@ -34,7 +34,7 @@ class Numbers:
         if self.pause_s:
             threading.Event().wait(self.pause_s)
         for _ in range(20):
-            if self.slow.exists():
+            if self.slow is not None and self.slow.exists():
                 threading.Event().wait(0.05)
         return torch.tensor(indices)
 

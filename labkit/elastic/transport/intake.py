@@ -67,7 +67,8 @@ class Intake:
         self.fill(self._header, header=True)
         head, check = unpack(self._header, limits=self._limits)
         raw = self._scratch[: head.meta_bytes]
-        self.fill(raw)
+        if head.meta_bytes:
+            self.fill(raw)
         verify(self._header, raw, check)
         self._counts.received_frames += 1
         self._counts.received_bytes += HEADER.size + head.meta_bytes + head.payload_bytes

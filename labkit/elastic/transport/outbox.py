@@ -10,7 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from labkit.elastic.transport.errors import ClosedError, PeerLostError, TransportError
 from labkit.elastic.transport.frames import BYE, PING, Head, pack
@@ -94,12 +94,14 @@ class Outbox:
         return item.sequence
 
     def _item(self, head: Head, meta: bytes, views: list[memoryview], file: int | None) -> _Item:
-        numbered = replace(
-            head, sequence=self._sequence + 1, meta_bytes=len(meta), payload_bytes=sum(len(view) for view in views)
-        )
+        n_bytes = sum(map(len, views))
+        numbered = Head(
+            head.kind, head.flags, len(meta), n_bytes, head.block, head.offset, self._sequence + 1, head.request,
+            head.step,
+        )  # fmt: skip
         packed = pack(numbered, meta)
         self._sequence += 1
-        return _Item(self._sequence, len(packed) + numbered.payload_bytes, [memoryview(packed), *views], file)
+        return _Item(self._sequence, len(packed) + n_bytes, [memoryview(packed), *views], file)
 
     def _offer(self, item: _Item) -> None:
         """Give the kernel what it takes at once, in the caller's thread."""
