@@ -93,6 +93,7 @@ def test_who_knows_that_a_block_comes_back_waits_for_it_at_its_former_owner(form
 
 def worker_of(servers: dict[str, Wire]) -> Worker:
     class Flat:
+        lender = None
         versions = (np.zeros(N, np.float32), np.zeros(N, np.float32))
 
     made = Worker(
