@@ -405,6 +405,7 @@ class WorkerMember(Member):
     def do(self, order: Mapping[str, Any]) -> None:
         """Connect to a server, or tell a new controller how far this worker is."""
         if order["do"] == "tell":
+            self.worker.told(dict(order))
             self.report("here", version=self.worker.version)
             return
         self.meet(order["name"], order["address"], self._handler)
