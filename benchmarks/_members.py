@@ -51,7 +51,7 @@ def serve(name: str, scheme: str, folder: str) -> None:
     where = f"{scheme}://127.0.0.1:0" if scheme == "tcp" else f"{scheme}:{folder}/{scheme}-{name}"
     listener = Listener(
         Address.parse(where),
-        welcome=lambda peer: Arrivals(server, role=str(peer.hello.get("role")), tell=_nothing),
+        welcome=lambda peer: Arrivals(server, role=str(peer.hello.get("role"))),
         access=ACCESS,
     )
     server.begin_era(1)

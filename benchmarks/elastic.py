@@ -145,8 +145,9 @@ class Job(Team):
 
 
 def _install(address: str, sizes: dict[int, int]) -> None:
-    """Give a server its blocks, as a controller does."""
-    channel = connect(Address.parse(address), handler=Handler(), access=ACCESS, hello={"name": "controller"})
+    """Give a server its blocks, as another server does."""
+    hello = {"name": "ps-9", "role": "server"}
+    channel = connect(Address.parse(address), handler=Handler(), access=ACCESS, hello=hello)
     card = {"version": 0, "moves": 0, "due": [], "names": [], "seen": []}
     for block, n in sizes.items():
         channel.request(Kind.STATE, np.zeros(n, np.float32), meta=card, block=block, step=at(1, 0)).result(20)
