@@ -142,9 +142,9 @@ class Shelf(Lender):
                 self._free[len(place.whole) - LINE].append(place)
 
     def _more(self, n: int) -> Place:
-        """Return a place of a new region, as large as all before it together, and keep the others."""
+        """Return a place of a new region, half as large as all before it together, and keep the others."""
         each = LINE * -(-(LINE + n) // LINE)
-        count = max(1, min(self._made[n], MOST_AT_ONCE // (4 * each)))
+        count = max(1, min(self._made[n] // 2, MOST_AT_ONCE // (4 * each)))
         vector = self.vector(count * each)
         self._made[n] += count
         places = [Place(vector[start : start + LINE + n]) for start in range(0, count * each, each)]

@@ -357,7 +357,7 @@ class WorkerMember(Member):
             if spec.sync
             else FreeWorker(flat, loss_of=self._loss_between, batch=spec.batch, number=number, **common)
         )
-        self._handler = FromServers(self.worker)
+        self._handler = FromServers(self.worker, fetch=getattr(self.worker, "fetch", None))
 
     def _channel(self, server: str) -> Channel:
         with self.met:  # the controller names servers before it names what they have: it is a matter of milliseconds

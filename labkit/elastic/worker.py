@@ -14,7 +14,7 @@ import numpy as np
 from labkit.elastic.flat import Flat, Vector
 from labkit.elastic.lending import fetch
 from labkit.elastic.protocol import Kind, at, era_and_version
-from labkit.elastic.transport import Channel, Handler, Head, Message, TransportError
+from labkit.elastic.transport import Channel, FrameError, Handler, Head, Message, TransportError
 from labkit.elastic.transport.frames import SHARED
 from labkit.elastic.tree import Node, cover, halves
 
@@ -370,10 +370,18 @@ class Receiver(Protocol):
 
 
 class FromServers(Handler):
-    """What arrives at a worker from one server."""
+    """What arrives at a worker from one server.
 
-    def __init__(self, worker: Receiver) -> None:
-        self._worker = worker
+    Parameters
+    ----------
+    worker : Receiver
+        Takes it.
+    fetch : callable, optional
+        Copies parameters out of a server's memory: see `Worker.fetch`.
+    """
+
+    def __init__(self, worker: Receiver, *, fetch: Callable[[Message], bool] | None = None) -> None:
+        self._worker, self._fetch = worker, fetch
 
     def place(self, head: Head) -> Vector | None:
         """Return where parameters go."""
@@ -381,11 +389,17 @@ class FromServers(Handler):
 
     def received(self, channel: Channel, message: Message) -> None:
         """Take a message."""
-        head = message.head
-        if head.kind == Kind.PARAMS:
-            if head.flags & SHARED and not self._worker.fetch(message):
-                channel.send(Kind.PULL, step=head.step, meta={"blocks": [head.block]})
-                return
-            self._worker.params(message)
+        if message.head.kind == Kind.PARAMS:
+            if not message.head.flags & SHARED or self._fetched(channel, message):
+                self._worker.params(message)
         elif message.head.kind == Kind.MOVED:
             self._worker.moved(dict(message.meta))
+
+    def _fetched(self, channel: Channel, message: Message) -> bool:
+        """Fetch parameters; ask again where they changed meanwhile."""
+        if self._fetch is None:
+            raise FrameError("parameters lie in a server's memory, where this worker does not look.")
+        if self._fetch(message):
+            return True
+        channel.send(Kind.PULL, step=message.head.step, meta={"blocks": [message.head.block]})
+        return False

@@ -103,6 +103,22 @@ def test_torch_square_root_is_off_by_at_most_one_unit():
     assert np.abs(bits(torch.from_numpy(x).sqrt()) - bits(np.sqrt(x))).max() <= 1
 
 
+@pytest.mark.parametrize(("name", "options", "kind", "more"), CASES)
+def test_a_gradient_in_two_halves_gives_the_bits_of_their_sum(name, options, kind, more):
+    chosen = optimizer(name, **options)
+    whole, of_whole = first_parameters(N), chosen.init(N)
+    halves, of_halves = first_parameters(N), chosen.init(N)
+    for step in range(1, 9):
+        one, other = gradients(N, step), gradients(N, step + 100)
+        chosen.apply(whole, one + other, of_whole, step=step, scale=1 / 3)
+        chosen.apply(halves, one, of_halves, step=step, scale=1 / 3, plus=other)
+    np.testing.assert_array_equal(bits(whole), bits(halves))
+    for state in chosen.state_names:
+        np.testing.assert_array_equal(bits(of_whole[state]), bits(of_halves[state]))
+    with pytest.raises(InputError, match="gradients are float32"):
+        chosen.apply(halves, one, of_halves, step=9, plus=other[1:])
+
+
 # --- the plain twin
 
 

@@ -1,0 +1,164 @@
+"""The processes that benchmarks.elastic measures: servers and workers as a job has them, and ranks of gloo.
+
+Each does what lines of JSON on its standard input say: python -m benchmarks._members ROLE NAME SCHEME FOLDER
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from labkit.elastic.blocks import layout
+from labkit.elastic.lending import Lender, Shelf
+from labkit.elastic.transport import MIB, Access, Address, Channel, Listener, connect
+
+N = 100 * MIB // 4
+"""Parameters."""
+BUCKET = 25 * MIB // 4
+"""Numbers of a bucket, as torch's data parallel training has them."""
+LR = 1e-3
+ACCESS = Access(token=bytes(range(32)), plaintext=True)
+
+
+def tell(event: str, **what: Any) -> None:
+    """Say something to the parent."""
+    print(json.dumps({"event": event, **what}), flush=True)
+
+
+def heard() -> Iterator[Any]:
+    """Yield what the parent says until it ends."""
+    for line in sys.stdin:
+        yield json.loads(line)
+
+
+def serve(name: str, scheme: str, folder: str) -> None:
+    """Be a parameter server."""
+    from labkit.elastic.optimizers import optimizer
+    from labkit.elastic.server import Arrivals, Server
+
+    made = optimizer("sgd", lr=LR)
+    made.init(1)
+    server = Server(
+        name, optimizer=made, n_shards=2, sync=True, report=_nothing, copy=_nothing,
+        shelf=Shelf() if scheme == "shm" else None,
+    )  # fmt: skip
+    where = f"{scheme}://127.0.0.1:0" if scheme == "tcp" else f"{scheme}:{folder}/{scheme}-{name}"
+    listener = Listener(
+        Address.parse(where),
+        welcome=lambda peer: Arrivals(server, role=str(peer.hello.get("role"))),
+        access=ACCESS,
+    )
+    server.begin_era(1)
+    tell("listens", address=str(listener.address))
+    for _ in heard():
+        pass
+    listener.close()
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    pass
+
+
+class Gate:
+    """How many steps a worker may do."""
+
+    def __init__(self) -> None:
+        self._changed, self.limit = threading.Condition(), 0
+
+    def open_until(self, limit: int) -> None:
+        """Let it do the steps before this one."""
+        with self._changed:
+            self.limit = limit
+            self._changed.notify_all()
+
+    def wait(self, step: int) -> None:
+        """Wait until it may do a step."""
+        with self._changed:
+            self._changed.wait_for(lambda: step < self.limit)
+
+
+def work(name: str, scheme: str, _: str) -> None:
+    """Be a worker whose gradients are there already; it does as many steps as the parent says."""
+    from labkit.elastic.worker import FromServers
+
+    gate, channels = Gate(), dict[str, Channel]()
+    worker = _worker(scheme, gate, channels)
+    for what in heard():
+        for server, address in what.get("servers", {}).items():
+            handler, hello = FromServers(worker, fetch=worker.fetch), {"name": name, "role": "worker"}
+            channels[server] = connect(Address.parse(address), handler=handler, access=ACCESS, hello=hello)
+        if "begin" in what:
+            worker.told({"do": "begin", "era": 1, "version": 0, **what["begin"]})
+            threading.Thread(target=worker.run, daemon=True).start()
+        else:
+            gate.open_until(what["limit"])
+    for channel in channels.values():
+        channel.close()
+
+
+def _worker(scheme: str, gate: Gate, channels: dict[str, Channel]) -> Any:
+    import torch
+
+    from labkit.elastic.flat import Flat
+    from labkit.elastic.worker import Worker
+
+    class Ready(Flat):
+        """Computes nothing; a gradient is written the first time only."""
+
+        def gradient(self, loss_of: Any, into: Any) -> None:  # noqa: ARG002
+            if into[0] != np.float32(LR):
+                into.fill(LR)
+
+    def loss_of(step: int, leaf: int) -> Any:  # noqa: ARG001
+        gate.wait(step)
+        return torch.zeros(())
+
+    def report(event: str, **columns: Any) -> None:
+        if event == "ready" or (event == "stepped" and columns["version"] + 1 == gate.limit):
+            tell(event)
+
+    torch.set_num_threads(1)
+    model = torch.nn.Module()
+    model.weight = torch.nn.Parameter(torch.zeros(N))
+    return Worker(
+        Ready(model, lender=Lender() if scheme == "shm" else None), extents=layout(model).extents, loss_of=loss_of,
+        n_shards=2, n_steps=1 << 30, channel_of=channels.__getitem__, report=report,
+    )  # fmt: skip
+
+
+def reduce(name: str, _: str, folder: str) -> None:
+    """Be a rank of gloo: sum the buckets, and make the update of each as soon as it is there."""
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/gloo", rank=int(name[-1]), world_size=2)
+    grad, param = torch.empty(N), torch.zeros(N)
+    pairs = list(zip(grad.split(BUCKET), param.split(BUCKET), strict=True))
+    tell("ready")
+    done = 0
+    for what in heard():
+        if "fill" in what:
+            grad.fill_(LR)  # each sum of the buckets doubles it
+        while done < what.get("limit", 0):
+            works = [dist.all_reduce(bucket, async_op=True) for bucket, _ in pairs]
+            for waited, (bucket, part) in zip(works, pairs, strict=True):
+                waited.wait()
+                part.add_(bucket, alpha=-LR / 2)
+            done += 1
+        tell("stepped")
+    dist.destroy_process_group()
+
+
+ROLES: dict[str, Callable[[str, str, str], None]] = {"server": serve, "worker": work, "gloo": reduce}
+
+if __name__ == "__main__":
+    ROLES[sys.argv[1]](*sys.argv[2:])
+    sys.stdout.flush()
+    os._exit(0)
