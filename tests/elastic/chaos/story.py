@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import shutil
@@ -17,11 +18,13 @@ from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+from unittest import mock
 
 import cloudpickle
 
 from labkit.elastic import Job, Result, fault, start
 from labkit.elastic.fault import Fault
+from labkit.elastic.member import Spec
 from tests.elastic.chaos import probe
 
 STEPS = 100
@@ -62,6 +65,7 @@ class Story:
         optimizer: str = "sgd",
         steps: int = STEPS,
         wait_s: float = 0.03,
+        scheme: str = "shm",
         folder: Path | None = None,
         **options: Any,
     ) -> None:
@@ -75,21 +79,27 @@ class Story:
         fault.write(self.folder, faults)
         self.faults = list(faults)
         self.options = {"workers": 2, "servers": 2, "save_every": 0, **options}
-        self.wait_s = wait_s
+        self.wait_s, self.scheme = wait_s, scheme
         self.events: list[Event] = []
         self.kills: list[tuple[str, float]] = []
         self.hung = ""
 
     def __enter__(self) -> Self:
-        self.job: Job = start(
-            probe.model(), probe.Data(self.slow, wait_s=self.wait_s), probe.loss, steps=self.steps, batch=probe.BATCH,
-            shards=probe.SHARDS, optimizer=self.optimizer, lr=probe.RATES[self.optimizer], folder=self.folder,
-            **self.options,
-        )  # fmt: skip
+        spec_of = functools.partial(Spec, scheme=self.scheme)
+        spec_of.load = Spec.load  # type: ignore[attr-defined]
+        with mock.patch("labkit.elastic.job.Spec", spec_of):
+            self.job: Job = self._start()
         self._stream = self.job.events()
         self._dog: threading.Timer | None = None
         self._feed()
         return self
+
+    def _start(self) -> Job:
+        return start(
+            probe.model(), probe.Data(self.slow, wait_s=self.wait_s), probe.loss, steps=self.steps, batch=probe.BATCH,
+            shards=probe.SHARDS, optimizer=self.optimizer, lr=probe.RATES[self.optimizer], folder=self.folder,
+            **self.options,
+        )  # fmt: skip
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self._dog is not None:

@@ -43,7 +43,7 @@ def wait(seconds: float) -> None:
 def test_a_link_between_worker_and_server_may_break_crawl_and_freeze(seed: int) -> None:
     """It is made again, and what was on its way is asked for and pushed again."""
     rng = np.random.default_rng(seed)
-    story = Story("X1 worker-server", lease_s=LEASE_S, steps=160)
+    story = Story("X1 worker-server", scheme="unix", lease_s=LEASE_S, steps=160)
     with between(story, link=("worker-0", "ps-0")) as proxies, story:
         link = proxies["link"]
         for _ in range(3):
@@ -67,7 +67,7 @@ def test_a_link_between_worker_and_server_may_break_crawl_and_freeze(seed: int) 
 
 @pytest.mark.parametrize("seed", many(1))
 def test_a_link_between_servers_may_break_or_freeze_while_blocks_move(seed: int) -> None:
-    story = Story("X1 server-server", lease_s=LEASE_S, steps=200, save_every=5)
+    story = Story("X1 server-server", scheme="unix", lease_s=LEASE_S, steps=200, save_every=5)
     with between(story, link=("ps-0", "ps-2"), other=("ps-1", "ps-3")) as proxies, story:
         proxies["link"].delay_s = 0.1 + 0.1 * (seed % 4)  # so that it freezes amid the stream
         story.at(3).scale(servers=1).happens("migration")
@@ -85,7 +85,7 @@ def test_a_link_between_servers_may_break_or_freeze_while_blocks_move(seed: int)
 def test_a_link_to_the_controller_may_break_and_freeze_and_nobody_is_ended(seed: int) -> None:
     """Training does not notice; who was cut off comes back and is told what it has missed."""
     rng = np.random.default_rng(seed)
-    story = Story("X1 controller", lease_s=LEASE_S, steps=160)
+    story = Story("X1 controller", scheme="unix", lease_s=LEASE_S, steps=160)
     with between(story, ps=("ps-0", "controller"), worker=("worker-1", "controller")) as proxies, story:
         story.at(3)
         for name in ("ps", "worker"):
