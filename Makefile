@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: help demo test check lab bench doctor notebooks clean
+.PHONY: help demo test check chaos lab bench doctor notebooks clean
 
 help:  ## say what there is
 	@sed -n 's/^\([a-z]*\):.*## /make \1\t/p' $(MAKEFILE_LIST)
@@ -20,6 +20,13 @@ check: $(STAMP)  ## format, lint, types, layers
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+N ?= 10
+CHAOS := .chaos.jsonl
+chaos: $(STAMP)  ## kill, cut and stop what trains, N times each (N=10); writes the table of docs/elastic-faults.md
+	rm -f $(CHAOS)
+	LABKIT_CHAOS=$(N) LABKIT_CHAOS_RECORDS=$(CURDIR)/$(CHAOS) $(BIN)/pytest -n 2 tests/elastic/chaos
+	$(BIN)/python -m tests.elastic.chaos.table $(CHAOS) "make chaos N=$(N)"
 
 lab: $(STAMP)  ## open JupyterLab
 	$(BIN)/jupyter lab notebooks/00_start.ipynb

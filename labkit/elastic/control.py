@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import fcntl
 import json
 import os
@@ -17,9 +18,10 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from labkit.core.errors import InputError, LabkitError
+from labkit.elastic import fault
 from labkit.elastic.commands import Command, End, Keep, Load, Note, Over, Start, Tell
 from labkit.elastic.controller import Controller
 from labkit.elastic.crew import Terms
@@ -155,7 +157,8 @@ class Control:
         (folder / CONTROLLER).unlink(missing_ok=True)  # of a controller that died
         self.writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
         self.copies: dict[int, dict[int, Block]] = {}
-        self.events = (folder / EVENTS).open("a", buffering=1)
+        self.events = (folder / EVENTS).open("ab", buffering=0)
+        self.unwritten = b""
         self.leases = None if self.spec.sync else (folder / LEASES).open("a", buffering=1)
         self.losses: dict[int, dict[int, float]] = {}
         self.over: str | None = None
@@ -194,7 +197,15 @@ class Control:
     # --- the loop
 
     def run(self) -> None:
-        """Run the job to its end."""
+        """Run the job to its end; where that fails, leave nobody behind."""
+        try:
+            self._run()
+        except BaseException:
+            for name in set(self.pids) - self.ended:
+                _kill(self.pids[name], self.folder, name)
+            raise
+
+    def _run(self) -> None:
         if self.plan.parent:
             threading.Thread(target=self._watch, args=(self.plan.parent,), daemon=True).start()
         before = self.folder / STATE
@@ -220,9 +231,10 @@ class Control:
     def _take_over(self, state: dict[str, Any]) -> None:
         """Go on with the processes of a controller that died; those that are gone have left."""
         known = [] if self.spec.sync else records(self.folder)
+        self.pids.update(state["pids"])
         self._carry_out(self.machine.take_over(state["machine"], records=known, now_s=time.monotonic()))
         for name, pid in state["pids"].items():
-            self.pids[name] = pid
+            self._expect(name, leases=2)
             threading.Thread(target=self._wait_for_other, args=(name, pid), daemon=True).start()
 
     def _wait_for_other(self, name: str, pid: int) -> None:
@@ -236,13 +248,23 @@ class Control:
         state = {"machine": self.machine.state(), "pids": {n: p for n, p in self.pids.items() if n not in self.ended}}
         if state == self.written:
             return
+        try:
+            self._write_state(json.dumps(state))
+        except OSError as error:
+            self._write(now(), "unwritten", {"what": STATE, "why": str(error)})
+        else:
+            self.written = state
+
+    def _write_state(self, text: str) -> None:
+        fault.at("controller.write")
         partial = self.folder / f".{STATE}"
         with partial.open("w") as file:
-            json.dump(state, file)
+            file.write(text)
             file.flush()
             os.fsync(file.fileno())
+        fault.at("controller.wrote")
         partial.rename(self.folder / STATE)
-        self.written = state
+        fault.at("controller.written")
 
     def _journal(self, record: Record) -> None:
         """Write down a change of the shard service before anything comes of it."""
@@ -267,6 +289,10 @@ class Control:
     def _opened(self, name: str, role: str, address: str, unable: str, channel: Channel) -> None:
         if role == "client":
             self.clients[name] = channel
+            return
+        if self.pids.get(name) != channel.peer.hello.get("pid") or name in self.ended:
+            with contextlib.suppress(TransportError):  # nobody knows it: its controller died before it could write
+                channel.send(Kind.TELL, meta={"do": "stop"})
             return
         self.channels[name] = channel
         joined = self.machine.unable(name, why=unable) if unable else self.machine.joined(name, address=address)
@@ -328,6 +354,21 @@ class Control:
             del self.channels[name]
             if name in self.codes:
                 self._ended(name, self.codes.pop(name))
+            else:
+                self._expect(name, leases=1)
+
+    def _expect(self, name: str, *, leases: int) -> None:
+        """See to it that a process without a connection comes back, or is gone."""
+        threading.Thread(target=self._wait_for_return, args=(name, leases * self.lease.base_s), daemon=True).start()
+
+    def _wait_for_return(self, name: str, timeout_s: float) -> None:
+        if not _wait_for_end(self.pids[name], timeout_s=timeout_s):
+            self.inbox.put(("missed", name))
+
+    def _missed(self, name: str) -> None:
+        if name not in self.channels and name not in self.ended:
+            self._write(now(), "missed", {"name": name})
+            _kill(self.pids[name], self.folder, name)
 
     def _ended(self, name: str, code: int) -> None:
         """Note the end of a process, after all that it has said."""
@@ -366,16 +407,19 @@ class Control:
         for command in commands:
             if isinstance(command, Start):
                 self._start(command)
+        fault.at("controller.started")
         self._remember()
         for command in commands:
             if not isinstance(command, Start):
                 self._do[type(command)](command)
 
     def _tell(self, command: Tell) -> None:
+        fault.at(f"controller.tell.{command.what['do']}")
         self._say(command.to, dict(command.what))
 
     def _note(self, command: Note) -> None:
         self._write(now(), command.event, dict(command.columns))
+        fault.at(f"controller.{command.event}")
 
     def _finish(self, command: Over) -> None:
         self.over = command.failure
@@ -422,7 +466,11 @@ class Control:
     def _load(self, command: Load) -> None:
         """Send every block of the newest good checkpoint to its owner."""
         self.copies.clear()
-        newest = self.checkpoints.newest(on_bad=lambda bad: self._write(now(), "bad_checkpoint", {"why": str(bad)}))
+        try:
+            newest = self.checkpoints.newest(on_bad=lambda bad: self._write(now(), "bad_checkpoint", {"why": str(bad)}))
+        except LabkitError as error:
+            self._carry_out(self.machine.give_up(str(error)))
+            return
         left = len(newest.blocks)
         lock = threading.Lock()
 
@@ -448,7 +496,10 @@ class Control:
                 reply.add_done_callback(settled)
 
     def _write(self, when: float, event: str, columns: dict[str, Any]) -> None:
-        self.events.write(json.dumps({"time": when, "event": event, **columns}) + "\n")
+        self.unwritten += json.dumps({"time": when, "event": event, **columns}).encode() + b"\n"
+        with contextlib.suppress(OSError):  # a full disk: it is written with the next one that can be
+            fault.at("controller.event")
+            self.unwritten = self.unwritten[self.events.write(self.unwritten) :]
 
 
 class _Joining(FromMember):
@@ -468,10 +519,30 @@ class _Joining(FromMember):
 def main(arguments: list[str]) -> None:
     """Be the controller of a job: one at a time, whoever else believes to be it."""
     folder = Path(arguments[0])
-    with (folder / LOCK).open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    faulthandler.register(signal.SIGUSR1)  # kill -USR1 writes into the log what every thread is doing
+    with (folder / LOCK).open("a+") as lock:
+        _lock(lock, folder)
         raw = b"" if sys.stdin is None else sys.stdin.buffer.read()
+        fault.arm(folder, name="controller")
         Control(folder, secrets=Secrets.read(raw) if raw else None).run()
+
+
+def _lock(file: TextIO, folder: Path) -> None:
+    """Become the only controller, or end: one that stands still and goes on later must find all as it left it."""
+    until, pause = time.monotonic() + Spec.load(folder).lease_s, threading.Event()
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > until:
+                file.seek(0)
+                sys.exit(f"process {file.read().strip()} is the controller of the job in {folder}: end it first.")
+            pause.wait(0.1)
+        else:
+            break
+    file.truncate(0)
+    file.write(f"{os.getpid()}\n")
+    file.flush()
 
 
 if __name__ == "__main__":

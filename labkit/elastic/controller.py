@@ -33,6 +33,8 @@ class Controller(Leasing):
         super().__init__(terms, reassign=reassign, journal=journal)
         self.saved = 0
         self.n_deaths = 0
+        self.failure = ""
+        self._doubts: list[tuple[str, Mapping[str, Any]]] = []
 
     def start(self, *, servers: int, workers: int) -> list[Command]:
         """Begin with so many of each."""
@@ -53,7 +55,7 @@ class Controller(Leasing):
             "members": [[m.name, m.role, m.address, m.leaving] for m in self.members.values()],
             "owner": sorted(self.owner.items()), "moves": sorted(self.moves.items()), "era": self.era,
             "phase": self.phase, "saved": self.saved, "n_deaths": self.n_deaths, "numbers": self._numbers,
-            "n_scalings": self._n_scalings,
+            "n_scalings": self._n_scalings, "failure": self.failure,
             "scaling": [s.number for s in (self.scaling, *self.queue) if s is not None],
         }  # fmt: skip
 
@@ -70,6 +72,12 @@ class Controller(Leasing):
         self.owner, self.moves = dict(state["owner"]), dict(state["moves"])
         self.era, self.saved, self.n_deaths = state["era"], state["saved"], state["n_deaths"]
         self._numbers, self._n_scalings = dict(state["numbers"]), state["n_scalings"]
+        if state["phase"] == "over":
+            self._end(state["failure"])
+            return self._taken()
+        for member in self.members.values():
+            if member.leaving:  # whatever it had is elsewhere
+                self._out.append(End(member.name, kill=True))
         self.phase = "taking_over" if state["phase"] == "training" else "restoring"
         self._out.append(Note("taken_over", {"era": self.era, "phase": state["phase"]}))
         if self.phase == "taking_over" and not self.terms.sync:
@@ -79,38 +87,73 @@ class Controller(Leasing):
         return self._taken()
 
     def _on_here(self, member: Member, columns: Mapping[str, Any]) -> None:
-        """Note that a process of the controller before this one has told all that it has."""
-        member.ready, member.version = True, int(columns["version"])
+        """Note that a process has told all that it has: after it, or the controller, was away."""
+        current = columns["has"] == self.era
+        member.told, member.version = True, int(columns["version"]) if current else 0
+        member.ready = member.begun = current and bool(columns.get("training", True))
         if self.terms.sync:
             self.progress = max(self.progress, member.version)
+        if self.phase != "training":
+            return
+        if self.scaling is not None and member.ready:
+            self.scaling.waiting.discard(member.name)
+        if member.role == "worker":
+            self._include(member)
+            self._deal()
+            self._end_when_done()
+        elif not current:
+            self._catch_up(member)
+
+    def _include(self, worker: Member) -> None:
+        """Let a worker that was away know who has what, or begin with it again."""
+        if not worker.ready:
+            self._begin(worker.name, self.progress + MARGIN, (0, 0))
+            return
+        self._tell(worker.name, do="map", era=self.era, map=self._map())
+        if self._still is None and (self.scaling is None or self.scaling.strategy == "handover"):
+            self._tell(worker.name, do="go_on")
+
+    def _catch_up(self, server: Member) -> None:
+        """Tell a server the era that it has not heard of; if it should have blocks of it, they are lost."""
+        if server.name in self.owner.values():
+            self._go_back()
+        else:
+            self._tell(server.name, do="era", era=self.era)
 
     def _resume(self) -> None:
         """Go on with training once everybody has told: unless blocks were lost, nobody stood still meanwhile."""
         self.phase = "training"
-        lost = [block for block, name in self.owner.items() if name not in self.members]
-        if lost:
+        behind = [m for m in self.of("server") if not m.ready]
+        absent = set(self.owner.values()) - (set(self.members) - {m.name for m in behind})
+        if absent or (self.terms.sync and not self._n_begun()):
             self._go_back()
             return
+        for server in behind:
+            self._catch_up(server)
         self._see_to_the_end()
-        for member in self.members.values():
-            if member.leaving:
-                self._out.append(End(member.name))
-        self._tell_workers(do="go_on")
+        for worker in self.of("worker"):
+            self._include(worker)
+        doubts, self._doubts = self._doubts, []
+        for name, columns in doubts:
+            if name in self.members:
+                self._on_unsure(self.members[name], columns)
         self._deal()
         self._out.append(Note("resumed", {"era": self.era, "version": self.progress}))
 
     def joined(self, name: str, *, address: str = "") -> list[Command]:
         """Take in a process that has connected."""
         member = self.members.get(name)
-        if member is None or member.joined:
+        if member is None:
             return [Tell(name, {"do": "stop"})]
+        if member.joined:
+            return self._rejoined(member)
         member.joined, member.address = True, address
-        if self.phase in ("taking_over", "restoring") and self.era:
+        if self.phase == "taking_over":
             self._tell(name, do="tell")
         self._out.append(Note("joined", {"name": name, "role": member.role}))
-        self._introduce(member)
         if member.role == "server" and self.phase != "taking_over":
             self._tell(name, do="era", era=self.era)
+        self._introduce(member)
         if member.role == "worker" and self.phase == "training":
             self._begin(name, self.progress + MARGIN, (0, 0))
         elif self.scaling is not None and name in self.scaling.waiting:
@@ -120,6 +163,33 @@ class Controller(Leasing):
             }
         self._go_on()
         return self._taken()
+
+    def _rejoined(self, member: Member) -> list[Command]:
+        """Take in again a process that was cut off: tell it all that it may have missed, and hear what it has."""
+        self._out.append(Note("rejoined", {"name": member.name, "role": member.role}))
+        if member.leaving:
+            self._out.append(End(member.name))
+            return self._taken()
+        self._introduce(member)
+        if self.phase == "loading" and member.role == "server":
+            self._go_back()  # nobody knows what arrived
+        elif self.phase in ("training", "taking_over"):
+            self._tell(member.name, do="tell")
+            if self.phase == "training" and member.role == "server":
+                self._remind(member)
+        self._go_on()
+        return self._taken()
+
+    def _remind(self, server: Member) -> None:
+        """Tell a server again what it is to do; what it has done already it does not do twice."""
+        for version in {self.terms.n_steps, self.saving} if self.terms.sync else {self.saving}:
+            if version is not None:
+                self._tell(server.name, do="copy", version=version)
+        scaling = self.scaling
+        if scaling is not None and scaling.phase == "migration":
+            left = {b: to for b, to in scaling.moves.items() if ("owns", b, to) in scaling.waiting}
+            mine = [[b, to] for b, to in left.items() if self.owner[b] == server.name]
+            self._tell(server.name, do="hand_over", moves=mine, version=None)
 
     def left(self, name: str, *, reason: str = "") -> list[Command]:
         """Note that a process is gone."""
@@ -131,13 +201,15 @@ class Controller(Leasing):
         self._out.append(Note("left", {"name": name, "role": member.role, "expected": expected, "reason": reason}))
         if not expected:
             self._died(member)
+        if member.role == "server" and self.phase == "training":
+            self._tell_workers(do="map", era=self.era, map=self._map())  # what it said last may not have arrived
         self._go_on()
         return self._taken()
 
     def reported(self, name: str, event: str, columns: Mapping[str, Any]) -> list[Command]:
         """Take note of what a member says has happened."""
         take = getattr(self, f"_on_{event}", None)
-        if take is not None and name in self.members:
+        if take is not None and name in self.members and columns.get("era", self.era) == self.era:
             take(self.members[name], columns)
         self._go_on()
         return self._taken()
@@ -147,11 +219,16 @@ class Controller(Leasing):
         self._end("")
         return self._taken()
 
+    def give_up(self, why: str) -> list[Command]:
+        """End the job: it cannot go on."""
+        self._end(why)
+        return self._taken()
+
     def _go_on(self) -> None:
         """Do the next thing that is due."""
         if self.phase in ("starting", "restoring") and all(m.joined and not m.leaving for m in self.members.values()):
             self._restore()
-        elif self.phase == "taking_over" and all(m.ready for m in self.members.values() if not m.leaving):
+        elif self.phase == "taking_over" and all(m.told for m in self.members.values() if not m.leaving):
             self._resume()
         if self.phase == "training":
             self._try_still()
@@ -170,12 +247,16 @@ class Controller(Leasing):
 
     def loaded(self, version: int, *, queue: Mapping[str, Any] | None = None) -> list[Command]:
         """All blocks of a checkpoint are with their owners; `queue` is what it says of the shard service."""
+        if not self._ranges():
+            self.phase = "restoring"  # all workers died meanwhile: wait for others
+            return self._taken()
         self.phase, self.progress, self.saving = "training", version, None
         self._open_leases(queue)
         self._see_to_the_end()
         ranges = self._ranges()
         for name, leaves in ranges.items():
             self._begin(name, version, leaves)
+            self.members[name].begun = True
         self._out.append(Note("began", {"era": self.era, "version": version}))
         if self._restarted is not None:
             scaling, self._restarted = self._restarted, None
@@ -192,19 +273,20 @@ class Controller(Leasing):
             self._tell(server.name, do="copy", version=self.terms.n_steps)
 
     def _begin(self, name: str, version: int, leaves: tuple[int, int]) -> None:
-        known = [[block, owner, self.moves[block]] for block, owner in self.owner.items()]
-        self._tell(
-            name,
-            do="begin",
-            era=self.era,
-            version=version,
-            leaves=leaves,
-            map=known,
-            hold=0 if self._still is None else self._still.number,
-        )
+        hold = 0 if self._still is None else self._still.number
+        self._tell(name, do="begin", era=self.era, version=version, leaves=leaves, map=self._map(), hold=hold)
+
+    def _on_behind(self, member: Member, columns: Mapping[str, Any]) -> None:  # noqa: ARG002
+        """Give the leaves of a worker that lacks the parameters of the step to those who have them."""
+        member.ready = member.begun = False
+        if self.phase == "training" and self._n_begun():
+            self._deal()
+        elif self.phase == "training":
+            self._go_back()
 
     def _on_ready(self, member: Member, columns: Mapping[str, Any]) -> None:
-        member.ready, member.version = True, int(columns["version"])
+        member.ready = member.begun = True
+        member.version = int(columns["version"])
         scaling = self.scaling
         if scaling is not None and member.name in scaling.waiting:
             scaling.waiting.discard(member.name)
@@ -304,14 +386,26 @@ class Controller(Leasing):
     def _on_unsure(self, member: Member, columns: Mapping[str, Any]) -> None:
         """Settle who has a block that was streamed to somebody who did not say that it is there."""
         block, owner = int(columns["block"]), str(columns["owner"])
-        if self.owner.get(block) == owner:
+        if self.phase == "taking_over":
+            self._doubts.append((member.name, columns))  # others may still tell that they have it
+            return
+        if self.moves.get(block, -1) >= columns["moves"]:  # it got there, and may have gone further
+            self._tell(member.name, do="forget", blocks=[block])
             return
         if owner in self.members:
             self._cut_off(owner)  # nobody may believe that it has the block
+        if self.phase != "training":
+            return
         self._tell(member.name, do="take_back", blocks=[block])
         scaling = self.scaling
         if scaling is not None:
             scaling.waiting.discard(("owns", block, owner))
+
+    def _on_amiss(self, _: Member, columns: Mapping[str, Any]) -> None:
+        """Go back: somebody has parameters of a version that died with a server."""
+        if self.phase == "training":
+            self._out.append(Note("amiss", {"block": columns["block"], "version": columns["version"]}))
+            self._go_back()
 
     def _cut_off(self, name: str) -> None:
         self._out.append(End(name, kill=True))
@@ -333,9 +427,11 @@ class Controller(Leasing):
         if self.scaling is not None:
             self._mourn(self.scaling, member)
         if member.role == "worker":
-            if self.phase == "training":
-                self._deal()
             self._launch("worker")
+            if self.phase == "training" and (self._n_begun() or not self.terms.sync):
+                self._deal()
+            elif self.phase == "training":
+                self._go_back()  # the parameters of its step died with it
             self._end_when_done()
             return
         self._launch("server")
@@ -352,13 +448,13 @@ class Controller(Leasing):
             self.scaling = None
         self.saving = self._still = None
         for worker in self.of("worker"):
-            worker.ready = False
+            worker.ready = worker.begun = False
         self._tell_workers(do="halt", era=self.era)
 
     def _end(self, failure: str) -> None:
         if self.phase == "over":
             return
-        self.phase = "over"
+        self.phase, self.failure = "over", failure
         for scaling in (*([self.scaling] if self.scaling is not None else []), *self.queue):
             self._out.append(Note("dropped", {"scaling": scaling.number, "why": "training has ended"}))
         for member in self.members.values():

@@ -55,6 +55,10 @@ class Member:
     ready: bool = False
     leaving: bool = False
     version: int = 0
+    begun: bool = False
+    """Whether it was given parameters and leaves of this era."""
+    told: bool = False
+    """Whether it has told a new controller what it has."""
 
 
 Reassign = Callable[[Mapping[int, str], Sequence[int], Sequence[str]], dict[int, str]]
@@ -125,12 +129,18 @@ class Crew:
         """Deal the logical shards anew; workers that are not ready yet get theirs later."""
         if not self.terms.sync:
             return
-        workers = [m.name for m in self.of("worker") if m.joined and (m.ready or not only_ready)]
+        workers = [m.name for m in self.of("worker") if m.joined and (m.begun or not only_ready)]
         for member in self.members.values():
             if member.role == "worker" and member.joined and member.name not in workers:
                 self._tell(member.name, do="deal", leaves=(0, 0))
         for name, leaves in self._dealt(workers).items():
             self._tell(name, do="deal", leaves=leaves)
+
+    def _n_begun(self) -> int:
+        return sum(m.begun for m in self.of("worker"))
+
+    def _map(self) -> list[list[Any]]:
+        return [[block, owner, self.moves[block]] for block, owner in self.owner.items()]
 
     def _n_ready(self) -> int:
         return sum(m.ready for m in self.of("worker"))

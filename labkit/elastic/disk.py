@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import BinaryIO
 
+from labkit.elastic import fault
+
 Buffer = bytes | memoryview
 
 
@@ -24,14 +26,18 @@ class Disk:
 
     def write(self, file: BinaryIO, buffers: Iterable[Buffer]) -> None:
         """Write everything, in as many calls as the system needs."""
+        fault.at("disk.write")
         for buffer in buffers:
             rest = memoryview(buffer).cast("B")
             while rest:
                 rest = rest[file.write(rest) :]
+                fault.at("disk.wrote")
 
     def sync(self, file: BinaryIO) -> None:
         """Return once what was written is on the disk; an error means that it may never be."""
+        fault.at("disk.sync")
         os.fsync(file.fileno())
+        fault.at("disk.synced")
 
     def sync_folder(self, path: Path) -> None:
         """Return once the names in a folder are on the disk."""
@@ -43,7 +49,9 @@ class Disk:
 
     def rename(self, path: Path, to: Path) -> None:
         """Give a folder another name, at once; there must be none of that name with anything in it."""
+        fault.at("disk.rename")
         path.rename(to)
+        fault.at("disk.renamed")
 
     def remove(self, path: Path) -> None:
         """Remove a folder and all that is in it, as far as possible."""

@@ -95,10 +95,6 @@ class FreeWorker:
         first, n = self.extents[head.block]
         return self.flat.versions[0][first : first + n]
 
-    def fetch(self, message: Message) -> bool:  # noqa: ARG002
-        """Asynchronous servers lend nothing: their parameters may change at any time."""
-        return True
-
     def _awaits(self, head: Head) -> bool:
         """Tell whether a block answers the update that is under way, or an older one."""
         return (
@@ -128,6 +124,18 @@ class FreeWorker:
                         self._moved.add(block)
             self._changed.notify_all()
 
+    def reconnected(self, server: str) -> None:
+        """Push again what was on its way when a connection broke; what comes twice is ignored."""
+        with self._changed:
+            self._moved |= {block for block in self._missing if self._owner.get(block) == server}
+            self._changed.notify_all()
+
+    def whereabouts(self) -> dict[str, Any]:
+        """Return what a controller that comes back must know."""
+        with self._changed:
+            training = bool(self._base) and not (self._start or self._afresh)
+            return {"version": self.version, "has": self._era, "training": training}
+
     def told(self, meta: dict[str, Any]) -> None:
         """Take an order of the controller."""
         with self._changed:
@@ -146,6 +154,13 @@ class FreeWorker:
         if meta["era"] == self._era:
             self._asked = False
             self._pieces.append(Piece(*meta["lease"]))
+
+    def _told_map(self, meta: dict[str, Any]) -> None:
+        if meta["era"] == self._era:
+            for block, owner, moves in meta["map"]:
+                if moves > self._moves.get(block, -1):
+                    self._moves[block], self._owner[block] = moves, owner
+                    self._moved |= {block} & self._missing
 
     def _told_lost(self, meta: dict[str, Any]) -> None:
         """Forget a lease that somebody else may have by now."""

@@ -11,13 +11,14 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labkit.core.errors import InputError
+from labkit.elastic import fault
 from labkit.elastic.blocks import Layout, Param
 from labkit.elastic.network import Reach, Refusals, claimed
 from labkit.elastic.protocol import Kind
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 SPEC = "job.json"
 CONTROLLER = "controller.sock"
 CHECKPOINTS = "checkpoints"
+SEEK_LEASES = 2
+"""Leases that a process tries to reach a server again before it says that it cannot."""
 PATIENCE_LEASES = 10
 """Leases that a process goes on without a controller before it ends itself."""
 ATTEMPTS = 3
@@ -116,8 +119,12 @@ class Spec:
 class FromController(Handler):
     """What the controller says, into a queue."""
 
-    def __init__(self, take: Any) -> None:
-        self._take = take
+    def __init__(self, take: Any, *, opened: Callable[[Channel], None]) -> None:
+        self._take, self._opened = take, opened
+
+    def opened(self, channel: Channel) -> None:
+        """Make it known before the first order comes: it may ask for an answer."""
+        self._opened(channel)
 
     def received(self, channel: Channel, message: Message) -> None:
         """Pass on what the controller tells; blocks go to whoever installs them."""
@@ -138,13 +145,17 @@ class Member:
 
     def __init__(self, folder: Path, name: str) -> None:
         self.folder, self.name = folder, name
+        fault.arm(folder, name=name)
         self.spec = Spec.load(folder)
         self.lease = Lease(self.spec.lease_s)
         reach = Reach(**self.spec.reach)
         self.ways = Ways(folder, reach=reach, scheme=self.spec.scheme, name=name, role=self.role)
         self.orders: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self.servers: dict[str, Channel] = {}
-        self.met = threading.Condition()
+        self.addresses: dict[str, str] = {}
+        self.seeking: set[str] = set()
+        self.over = threading.Event()
+        self.met = threading.Lock()
         self.controller: Channel | None = None
 
     def report(self, event: str, **columns: Any) -> None:
@@ -169,17 +180,24 @@ class Member:
         pause, why = threading.Event(), ""
         while time.monotonic() < until:
             try:
-                self.controller = connect(
-                    **self.ways.to_controller(), handler=FromController(self.take), hello=self.hello(), lease=self.lease
-                )
+                channel = connect(
+                    **self._routed("controller", self.ways.to_controller()), hello=self.hello(), lease=self.lease,
+                    handler=FromController(self.take, opened=self._found),
+                )  # fmt: skip
             except TransportError as error:
                 why = str(error)
                 pause.wait(self.lease.heartbeat_s)
             else:
-                self.ways.admitted(self.controller.peer)
+                self.ways.admitted(channel.peer)
                 return True
         print(f"{self.name} ends, {PATIENCE_LEASES * self.lease.base_s} s without a controller: {why}", file=sys.stderr)
         return False
+
+    def _found(self, controller: Channel) -> None:
+        self.controller = controller
+
+    def _routed(self, to: str, way: dict[str, Any]) -> dict[str, Any]:
+        return {**way, "address": fault.route(self.folder, way["address"], of=self.name, to=to)}
 
     def take(self, order: dict[str, Any]) -> None:
         """Take an order, in the thread of the controller's connection."""
@@ -187,21 +205,59 @@ class Member:
 
     def meet(self, name: str, address: str, handler: Handler) -> None:
         """Connect to a server before it is needed."""
+        if name in self.seeking:
+            return
         if name not in self.servers:
+            self.addresses[name] = address
             try:
-                channel = self._reached(name, address, handler)
+                self._keep(name, self._reached(name, address, handler))
             except (TransportError, InputError) as error:
                 self.report("unmet", name=name, why=str(error)[:300])
                 return
-            with self.met:
-                self.servers[name] = channel
-                self.met.notify_all()
         self.report("met", name=name)
 
-    def _reached(self, name: str, address: str, handler: Handler) -> Channel:
+    def _keep(self, name: str, channel: Channel) -> None:
+        with self.met:
+            self.servers[name] = channel
+            self.seeking.discard(name)
+        self.connected(name, channel)
+
+    def connected(self, name: str, channel: Channel) -> None:
+        """Note a connection to a server."""
+
+    def ended(self, channel: Channel, reason: TransportError | None) -> None:
+        """Note the end of a connection to a server; one that broke is made again."""
+        with self.met:
+            name = next((name for name, known in self.servers.items() if known is channel), None)
+            if name is not None:
+                del self.servers[name]
+        if name is not None and reason is not None and not self.over.is_set():
+            self.orders.put({"do": "seek", "name": name})
+
+    def seek(self, name: str, handler: Handler) -> None:
+        """Try to reach a server until it answers, or the controller must hear that it does not."""
+        if name not in self.servers and name not in self.seeking:
+            self.seeking.add(name)
+            threading.Thread(target=self._seek, args=(name, handler), name=f"seeking {name}", daemon=True).start()
+
+    def _seek(self, name: str, handler: Handler) -> None:
+        until, why = time.monotonic() + SEEK_LEASES * self.lease.base_s, ""
+        while time.monotonic() < until and not self.over.wait(self.lease.heartbeat_s):
+            try:
+                self._keep(name, self._reached(name, self.addresses[name], handler, attempts=1))
+            except (TransportError, InputError) as error:
+                why = str(error)[:300]
+            else:
+                self.report("met", name=name)
+                return
+        self.seeking.discard(name)
+        if not self.over.is_set():
+            self.report("unmet", name=name, why=why)
+
+    def _reached(self, name: str, address: str, handler: Handler, *, attempts: int = ATTEMPTS) -> Channel:
         """Return a connection to a server; it may be too busy to answer the first time."""
-        way, pause = self.ways.to_server(name, address), threading.Event()
-        for _ in range(ATTEMPTS - 1):
+        way, pause = self._routed(name, self.ways.to_server(name, address)), threading.Event()
+        for _ in range(attempts - 1):
             with contextlib.suppress(TransportError):
                 return connect(**way, handler=handler, hello=self.hello(), lease=self.lease)
             pause.wait(self.lease.heartbeat_s)
@@ -209,6 +265,7 @@ class Member:
 
     def close(self) -> None:
         """Say goodbye to everybody."""
+        self.over.set()
         for channel in (*self.servers.values(), self.controller):
             if channel is not None:
                 channel.close()
@@ -262,16 +319,19 @@ class ServerMember(Member):
             _, role = claimed(peer)
             return Arrivals(self.server, role=role)
 
-        self._arrivals, self._welcome = Arrivals(self.server, role="server"), welcome
+        self._arrivals, self._welcome = Arrivals(self.server, role="server", ended=self.ended), welcome
         self._known = {
             "install": self._install, "meet": self._meet_server, "era": self._begin_era, "tell": self._tell_all,
             "hand_over": self._hand_over, "take_back": self._take_back, "copy": self._copy_at,
+            "seek": self._seek_server, "forget": self._forget,
         }  # fmt: skip
         self.ways.reserve()
 
     def _copy(self, block: int, step: int, vectors: list[Any], card: dict[str, Any]) -> None:
-        if self.controller is not None:
-            self.controller.send(Kind.SNAPSHOT, *vectors, meta=card, block=block, step=step)
+        channel = self.controller
+        if channel is not None:
+            with contextlib.suppress(TransportError):  # the next controller asks again
+                channel.send(Kind.SNAPSHOT, *vectors, meta=card, block=block, step=step)
 
     def do(self, order: Mapping[str, Any]) -> None:
         """Carry out one order."""
@@ -292,23 +352,33 @@ class ServerMember(Member):
     def _copy_at(self, order: Mapping[str, Any]) -> None:
         late = self.server.copy_at(order["version"])
         if late:
-            self.report("late", version=order["version"], blocks=late[:100])
+            self.report("late", version=order["version"], blocks=late[:100], era=self.server.era)
 
     def _tell_all(self, _: Mapping[str, Any]) -> None:
         """Tell a new controller which blocks are here."""
         version = 0
         for block, at_version, moves in self.server.owned():
-            self.report("owns", block=block, version=at_version, moves=moves)
+            self.report("owns", block=block, version=at_version, moves=moves, era=self.server.era)
             version = max(version, at_version)
-        for block, at_version, owner in self.server.unsettled():
-            self.report("unsure", block=block, version=at_version, owner=owner, why="the controller died")
-        self.report("here", version=version)
+        for block, at_version, moves, owner in self.server.unsettled():
+            self.report(
+                "unsure", block=block, version=at_version, owner=owner, moves=moves, era=self.server.era,
+                why="the controller was away",
+            )  # fmt: skip
+        self.report("here", version=version, has=self.server.era)
 
     def _meet_server(self, order: Mapping[str, Any]) -> None:
-        name, address = order["name"], order["address"]
-        self.meet(name, address, self._arrivals)
-        if name in self.servers:
-            self.server.met_server(name, self.servers[name], address)
+        self.meet(order["name"], order["address"], self._arrivals)
+
+    def connected(self, name: str, channel: Channel) -> None:
+        """Hand blocks over through it."""
+        self.server.met_server(name, channel, self.addresses[name])
+
+    def _seek_server(self, order: Mapping[str, Any]) -> None:
+        self.seek(order["name"], self._arrivals)
+
+    def _forget(self, order: Mapping[str, Any]) -> None:
+        self.server.forget(order["blocks"])
 
     def run(self) -> None:
         """Serve until told to stop."""
@@ -357,13 +427,13 @@ class WorkerMember(Member):
             if spec.sync
             else FreeWorker(flat, loss_of=self._loss_between, batch=spec.batch, number=number, **common)
         )
-        self._handler = FromServers(self.worker, fetch=getattr(self.worker, "fetch", None))
+        self._handler = FromServers(self.worker, fetch=getattr(self.worker, "fetch", None), ended=self.ended)
 
     def _channel(self, server: str) -> Channel:
-        with self.met:  # the controller names servers before it names what they have: it is a matter of milliseconds
-            if not self.met.wait_for(lambda: server in self.servers, self.lease.base_s):
-                raise TransportError(f"{server} is not connected")
-            return self.servers[server]
+        channel = self.servers.get(server)
+        if channel is None:
+            raise TransportError(f"{server} is not connected")  # `connected` asks again as soon as it is
+        return channel
 
     def _loss(self, step: int, leaf: int) -> Any:
         """Return the loss of one logical shard; what a model draws depends on seed, step and shard alone."""
@@ -393,7 +463,7 @@ class WorkerMember(Member):
 
     def take(self, order: dict[str, Any]) -> None:
         """Pass on what concerns the steps at once."""
-        if order["do"] in ("meet", "alone", "tell"):  # an answer waits until the new controller is known here
+        if order["do"] in ("meet", "seek", "alone", "tell"):  # an answer waits until the new controller is known here
             self.orders.put(order)
         elif order["do"] == "moved":
             self.worker.moved(order)
@@ -406,9 +476,15 @@ class WorkerMember(Member):
         """Connect to a server, or tell a new controller how far this worker is."""
         if order["do"] == "tell":
             self.worker.told(dict(order))
-            self.report("here", version=self.worker.version)
-            return
-        self.meet(order["name"], order["address"], self._handler)
+            self.report("here", **self.worker.whereabouts())
+        elif order["do"] == "seek":
+            self.seek(order["name"], self._handler)
+        else:
+            self.meet(order["name"], order["address"], self._handler)
+
+    def connected(self, name: str, channel: Channel) -> None:  # noqa: ARG002
+        """Ask again for what did not come."""
+        self.worker.reconnected(name)
 
     def run(self) -> None:
         """Train until told to stop."""

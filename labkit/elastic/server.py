@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from labkit.elastic import fault
 from labkit.elastic.careful import Keeping, Stamping
 from labkit.elastic.lending import Place, Shelf
 from labkit.elastic.pace import Pace, departures
@@ -154,9 +155,12 @@ class Server:
                 slot.wanted.append((channel, block.version))
             self._recycle(block)
             if what is Pushed.APPLIED or not self.sync:
+                fault.at("ps.updated")
                 self._advanced(slot, block)
-            elif what is Pushed.EARLY:
-                self._report("amiss", block=slot.number, version=block.version, step=step)
+            elif what is Pushed.KEPT:
+                fault.at("ps.aggregating")
+            elif what is Pushed.EARLY:  # a version was given out that is lost
+                self._report("amiss", block=slot.number, version=block.version, step=step, era=era)
 
     def _recycle(self, block: Block) -> None:
         while block.freed:
@@ -230,6 +234,7 @@ class Server:
         for channel, version in waiting:
             if version <= block.version:
                 self._send(slot, block, channel)
+                fault.at("ps.replying")
             else:
                 slot.wanted.append((channel, version))
         for version in sorted(block.due):
@@ -245,6 +250,7 @@ class Server:
         """Take a block over, and what came for it before."""
         slot = self.slot(message.head.block)
         with slot.lock:
+            fault.at("ps.install.arrived" if message.meta["moves"] else "ps.load.arrived")
             era, _ = era_and_version(message.head.step)
             known = -1 if slot.gone is None else int(slot.gone["blocks"][0][2])
             if era != self.era or int(message.meta["moves"]) <= known:
@@ -253,8 +259,10 @@ class Server:
             block = slot.block = Block.arrived(slot.number, message.payload, dict(message.meta))
             self._shelve(slot, block)
             slot.gone = slot.leaving = None
+            fault.at("ps.install.placed" if block.moves else "ps.load.placed")
             channel.reply(message)
-            self._report("owns", block=slot.number, version=block.version, moves=block.moves)
+            fault.at("ps.install.replied" if block.moves else "ps.load.replied")
+            self._report("owns", block=slot.number, version=block.version, moves=block.moves, era=era)
             self._advanced(slot, block)
             parked, slot.parked = slot.parked, []
             for sender, held in parked:
@@ -294,6 +302,7 @@ class Server:
         for owner, blocks in notices.items():
             for i in range(0, len(blocks), BLOCKS_OF_A_NOTICE):
                 self._announce(owner, blocks[i : i + BLOCKS_OF_A_NOTICE])
+        fault.at("ps.handover.announced")
         for slot in slots:
             if slot.block is not None and slot.leaving is not None and slot.leaving[1] <= slot.block.version:
                 self._hand_over(slot, slot.block, slot.leaving[0])
@@ -318,30 +327,39 @@ class Server:
         channel, address = self._servers.get(owner, (None, ""))
         slot.block, slot.leaving = None, None
         card = {**block.card(), "moves": block.moves + 1}
-        slot.gone = {"owner": owner, "address": address, "blocks": [[slot.number, block.version, block.moves + 1]]}
+        gone = [[slot.number, block.version, block.moves + 1]]
+        slot.gone = {"owner": owner, "address": address, "blocks": gone, "gone": True}
         for waiting, _ in slot.wanted:
             self._post(waiting, Kind.MOVED, meta=slot.gone)
         slot.wanted.clear()
-        began = time.perf_counter()
+        began, era = time.perf_counter(), self.era
 
         def settled(failure: BaseException | None) -> None:
             if failure is None:
+                fault.at("ps.handover.acknowledged")
                 spent = time.perf_counter() - began
                 n_bytes = sum(vector.nbytes for vector in block.vectors())
                 self._report(
-                    "handed_over", block=slot.number, version=block.version, owner=owner, seconds=spent, bytes=n_bytes
-                )
+                    "handed_over", block=slot.number, version=block.version, owner=owner, seconds=spent, bytes=n_bytes,
+                    era=era,
+                )  # fmt: skip
                 with slot.lock:
                     if slot.block is None:
                         self._unshelve(slot)
-            else:
-                with slot.lock:
-                    self._kept[slot.number] = block
-                self._report("unsure", block=slot.number, version=block.version, owner=owner, why=str(failure)[:200])
+                return
+            with slot.lock:
+                if era != self.era:
+                    return  # training has gone back since: nobody wants it
+                self._kept[slot.number] = block
+            self._report(
+                "unsure", block=slot.number, version=block.version, owner=owner, era=era, moves=block.moves + 1,
+                why=str(failure)[:200],
+            )  # fmt: skip
 
         if channel is None:
             settled(TransportError(f"{owner} is not connected"))
             return
+        fault.at("ps.handover.stream")
         try:
             reply = channel.request(
                 Kind.STATE, *block.vectors(), meta=card, block=slot.number, step=at(self.era, block.version)
@@ -349,6 +367,7 @@ class Server:
         except TransportError as error:
             settled(error)
             return
+        fault.at("ps.handover.streaming")
         reply.add_done_callback(lambda done: settled(done.exception()))
 
     def take_back(self, numbers: Iterable[int]) -> None:
@@ -362,7 +381,8 @@ class Server:
                 block.moves += 2
                 slot.block, slot.gone = block, None
                 self._announce(self.name, [[number, block.version, block.moves]])
-                self._report("owns", block=number, version=block.version, moves=block.moves)
+                fault.at("ps.handover.took_back")
+                self._report("owns", block=number, version=block.version, moves=block.moves, era=self.era)
                 self._advanced(slot, block)
 
     # --- eras, copies
@@ -407,19 +427,29 @@ class Server:
             slots = list(self._slots.values())
         return [[s.number, s.block.version, s.block.moves] for s in slots if s.block is not None]
 
-    def unsettled(self) -> list[tuple[int, int, str]]:
-        """Return (block, version, owner) of blocks that somebody did not say that it has."""
+    def unsettled(self) -> list[tuple[int, int, int, str]]:
+        """Return (block, version, moves, owner) of blocks that somebody did not say that it has."""
         return [
-            (number, block.version, str((self.slot(number).gone or {}).get("owner", "")))
+            (number, block.version, block.moves + 1, str((self.slot(number).gone or {}).get("owner", "")))
             for number, block in list(self._kept.items())
         ]
+
+    def forget(self, numbers: Iterable[int]) -> None:
+        """Keep blocks no longer that somebody else has, as is known by now."""
+        for number in numbers:
+            slot = self.slot(number)
+            with slot.lock:
+                if self._kept.pop(number, None) is not None and slot.block is None:
+                    self._unshelve(slot)
 
 
 class Arrivals(Handler):
     """What arrives at a server from one peer."""
 
-    def __init__(self, server: Server, *, role: str) -> None:
-        self._server, self._role = server, role
+    def __init__(
+        self, server: Server, *, role: str, ended: Callable[[Channel, TransportError | None], None] | None = None
+    ) -> None:
+        self._server, self._role, self._ended = server, role, ended
 
     def opened(self, channel: Channel) -> None:
         """Note a worker."""
@@ -442,6 +472,8 @@ class Arrivals(Handler):
                 raise AccessError(f"a {self._role[:20]} sent a block with its state; only servers may.")
             self._server.install(channel, message)
 
-    def closed(self, channel: Channel, reason: TransportError | None) -> None:  # noqa: ARG002
-        """Forget a worker."""
+    def closed(self, channel: Channel, reason: TransportError | None) -> None:
+        """Forget a peer."""
         self._server.lost(channel)
+        if self._ended is not None:
+            self._ended(channel, reason)

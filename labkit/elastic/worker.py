@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from labkit.elastic import fault
 from labkit.elastic.flat import Flat, Vector
 from labkit.elastic.lending import fetch
 from labkit.elastic.protocol import Kind, at, era_and_version
@@ -92,6 +93,8 @@ class Worker:
         self._wanted = -1
         self.version = 0
         """Of the parameters that it computes with."""
+        self.training = False
+        """Whether it has such parameters."""
         self._missing: set[int] = set()
         self._fetching = 0
         """Copies out of servers' memory that are under way."""
@@ -132,7 +135,8 @@ class Worker:
             if era == self._orders.era and version == self._wanted:
                 self._missing.discard(message.head.block)
             elif era == self._orders.era and version > self._wanted and message.head.block in self._missing:
-                self._orders.start, self._orders.afresh = version + 1, True  # the others went on: catch up with them
+                self._orders.start, self._orders.afresh = version + 1, True  # the others went on: catch up with them,
+                self._report("behind", version=version, era=era)  # and have no part in what they do meanwhile
             if not self._missing or self._orders.afresh:
                 self._changed.notify_all()
 
@@ -140,7 +144,9 @@ class Worker:
         """Note new owners of blocks."""
         with self._changed:
             for block, version, moves in meta["blocks"]:
-                if moves > self._orders.known.get(block, -1) and meta["owner"]:
+                if meta.get("gone") and meta["owner"] and moves > self._orders.moves.get(block, -1):
+                    self._turn(block, meta["owner"], moves)
+                elif moves > self._orders.known.get(block, -1) and meta["owner"]:
                     self._orders.known[block] = moves
                     self._orders.coming.setdefault(block, []).append((version, moves, meta["owner"]))
             self._orders.moved |= self._turned(self._wanted - 1)
@@ -158,6 +164,35 @@ class Worker:
                 orders.coming[block] = moves
         return turned
 
+    def _turn(self, block: int, owner: str, moves: int) -> None:
+        """Turn to the owner that a block has already, and ask it for what is missing."""
+        orders = self._orders
+        if orders.owner[block] != owner and block in self._missing:
+            orders.moved.add(block)
+        orders.owner[block], orders.moves[block] = owner, moves
+        orders.known[block] = max(moves, orders.known.get(block, -1))
+        orders.coming[block] = [later for later in orders.coming.pop(block, []) if later[1] > moves]
+        if not orders.coming[block]:
+            del orders.coming[block]
+
+    def _read_map(self, meta: dict[str, Any]) -> None:
+        """Turn to the owners that blocks really have by now."""
+        if meta["era"] == self._orders.era:
+            for block, owner, moves in meta["map"]:
+                if moves >= self._orders.moves.get(block, -1):
+                    self._turn(block, owner, moves)
+
+    def reconnected(self, server: str) -> None:
+        """Ask again, and push again, what was on its way when a connection broke; what comes twice is ignored."""
+        with self._changed:
+            self._orders.moved |= {block for block in self._missing if self._orders.owner.get(block) == server}
+            self._changed.notify_all()
+
+    def whereabouts(self) -> dict[str, Any]:
+        """Return what a controller that comes back must know."""
+        with self._changed:
+            return {"version": self.version, "has": self._orders.era, "training": self.training}
+
     def told(self, meta: dict[str, Any]) -> None:
         """Take an order of the controller."""
         with self._changed:
@@ -171,10 +206,10 @@ class Worker:
             elif do == "deal":
                 first, last = meta["leaves"]
                 orders.leaves, orders.dealt = (first, last), True
-            elif do == "hold":
-                orders.hold_at = meta["version"]
-            elif do == "go_on":
-                orders.hold_at = None
+            elif do == "map":
+                self._read_map(meta)
+            elif do in ("hold", "go_on"):
+                orders.hold_at = meta.get("version")
             elif do == "halt":
                 orders.era, orders.start, orders.afresh = meta["era"], None, True
             elif do == "stop":
@@ -191,9 +226,10 @@ class Worker:
                 version = self._begin() if version is None else self._step(version)
             except Halted:
                 version = None
-            self.version = self.version if version is None else version
+            with self._changed:
+                self.version, self.training = self.version if version is None else version, version is not None
             if version == self.n_steps:
-                self._report("done", version=version)
+                self._report("done", version=version, era=self._orders.era)
                 version = None
 
     def _begin(self) -> int:
@@ -206,7 +242,7 @@ class Worker:
             version, orders.start, orders.afresh = orders.start, None, False
         self._want(version)
         self._wait_for_version()
-        self._report("ready", version=version)
+        self._report("ready", version=version, era=self._orders.era)
         return version
 
     def _step(self, version: int) -> int:
@@ -290,12 +326,16 @@ class Worker:
 
     def _push(self, node: Node, blocks: Sequence[int], version: int) -> None:
         vector, step = self._sums[node], at(self._orders.era, version)
-        for block in blocks:
+        fault.at("worker.push")
+        for i, block in enumerate(blocks):
+            if 2 * i == len(blocks):
+                fault.at("worker.push.half")
             first, n = self.extents[block]
             owner, meta = self._orders.owner[block], {"moves": self._orders.moves[block]}
             self._send(
                 owner, Kind.PUSH, vector[first : first + n], block=block, offset=node.pack(), step=step, meta=meta
             )
+        fault.at("worker.pushed")
 
     def _check(self) -> None:
         """Raise where what is under way is of no use any more."""
@@ -343,10 +383,14 @@ class Worker:
 
     def _finish_step(self, version: int, began: float, computed: float) -> None:
         self._settle()
+        fault.at("worker.stepped")
         losses = [[leaf, loss] for leaf, loss in sorted(self._losses.items())]
         self._drop()
         now = time.perf_counter()
-        self._report("stepped", version=version, losses=losses, compute_s=computed - began, wait_s=now - computed)
+        self._report(
+            "stepped", version=version, losses=losses, compute_s=computed - began, wait_s=now - computed,
+            era=self._orders.era,
+        )  # fmt: skip
 
 
 class Receiver(Protocol):
@@ -354,10 +398,6 @@ class Receiver(Protocol):
 
     def place(self, head: Head) -> Vector | None:
         """Return where the parameters of a block go."""
-        ...
-
-    def fetch(self, message: Message) -> bool:
-        """Copy a block out of a server's memory; False if it changed meanwhile."""
         ...
 
     def params(self, message: Message) -> None:
@@ -378,10 +418,18 @@ class FromServers(Handler):
         Takes it.
     fetch : callable, optional
         Copies parameters out of a server's memory: see `Worker.fetch`.
+    ended : callable, optional
+        Is told of the end of a connection, and why.
     """
 
-    def __init__(self, worker: Receiver, *, fetch: Callable[[Message], bool] | None = None) -> None:
-        self._worker, self._fetch = worker, fetch
+    def __init__(
+        self,
+        worker: Receiver,
+        *,
+        fetch: Callable[[Message], bool] | None = None,
+        ended: Callable[[Channel, TransportError | None], None] | None = None,
+    ) -> None:
+        self._worker, self._fetch, self._ended = worker, fetch, ended
 
     def place(self, head: Head) -> Vector | None:
         """Return where parameters go."""
@@ -403,3 +451,8 @@ class FromServers(Handler):
             return True
         channel.send(Kind.PULL, step=message.head.step, meta={"blocks": [message.head.block]})
         return False
+
+    def closed(self, channel: Channel, reason: TransportError | None) -> None:
+        """Pass it on."""
+        if self._ended is not None:
+            self._ended(channel, reason)

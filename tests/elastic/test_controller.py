@@ -182,7 +182,7 @@ def test_a_destination_that_does_not_answer_is_ended_before_the_source_takes_its
     block = play.told("hand_over")[0].what["moves"][0][0]
     source = play.told("hand_over")[0].to
     heard = len(play.heard)
-    play.done(play.machine.reported(source, "unsure", {"block": block, "version": 3, "owner": "ps-2"}))
+    play.done(play.machine.reported(source, "unsure", {"block": block, "version": 3, "owner": "ps-2", "moves": 1}))
     later = [c for c in play.heard[heard:] if isinstance(c, (End, Tell))]
     kill = next(i for i, c in enumerate(later) if isinstance(c, End) and c.kill and c.name == "ps-2")
     back = next(i for i, c in enumerate(later) if isinstance(c, Tell) and c.what["do"] == "take_back")

@@ -91,8 +91,12 @@ class Proxy:
         while not self._closed.is_set():
             try:
                 near, _ = self._socket.accept()
+            except OSError:
+                continue
+            try:
                 far = connected(self._upstream, DEFAULT_LEASE)
             except OSError:
+                near.close()
                 continue
             far.settimeout(None)
             with self._lock:

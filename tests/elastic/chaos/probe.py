@@ -1,0 +1,104 @@
+"""A model that counts: after training with SGD its parameters tell how often each sample had an effect.
+
+The loss has a term -count[i] for every sample i of the batch, whose gradient is -1. All scales are powers of two, so
+sums are exact: count[i] is the number of times that sample i had an effect, times `EFFECT`. The rest of the model is
+curved: an update that is made with parameters of another version, or in another order, changes bits.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from labkit.elastic.blocks import layout, pack
+from labkit.elastic.checkpoint import digest_of
+from labkit.elastic.flat import Flat
+from labkit.elastic.optimizers import optimizer as by_name
+from labkit.elastic.shards import logical_batches
+from labkit.elastic.store import Block
+from labkit.elastic.tree import Node
+
+SAMPLES, BATCH, SHARDS = 128, 32, 8
+RATES = {"sgd": 2.0**-4, "momentum": 2.0**-5, "adam": 2.0**-8}
+EFFECT = RATES["sgd"] / SHARDS
+"""What one effect of a sample adds to its count: the learning rate times its share of a batch's gradient."""
+
+
+def model() -> Any:
+    """Return the model as it begins."""
+    import torch
+    from torch import nn
+
+    class Probe(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.count = nn.Parameter(torch.zeros(SAMPLES))
+            self.body = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 4))
+
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        return Probe()
+
+
+class Data:
+    """Samples that know their number; slow to read as long as a file is there, so that things happen meanwhile."""
+
+    def __init__(self, slow: Path, *, wait_s: float = 0.02) -> None:
+        rng = np.random.default_rng(3)
+        self.x = rng.normal(size=(SAMPLES, 8)).astype(np.float32)
+        self.y = rng.integers(0, 4, SAMPLES)
+        self.slow, self.wait_s = slow, wait_s
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def fetch(self, indices: list[int]) -> Any:
+        import threading
+
+        import torch
+
+        if self.slow.exists():
+            threading.Event().wait(self.wait_s)
+        at = np.array(indices)
+        return torch.from_numpy(at), torch.from_numpy(self.x[at]), torch.from_numpy(self.y[at])
+
+
+def loss(module: Any, batch: Any) -> Any:
+    """Return the mean loss of the body, and minus the counts of the samples."""
+    from torch.nn.functional import cross_entropy
+
+    indices, x, y = batch
+    return cross_entropy(module.body(x), y) - module.count[indices].sum()
+
+
+@lru_cache
+def control(optimizer: str, steps: int) -> str:
+    """Return the digest of a training in this process alone: no server, no worker, nothing that could fail."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    net, data, chosen = model(), Data(Path("/nowhere")), by_name(optimizer, lr=RATES[optimizer])
+    cut = layout(net)
+    blocks = [Block(i, part.copy(), chosen.init(len(part))) for i, part in enumerate(cut.blocks(pack(net)))]
+    flat = Flat(net)
+    for step in range(steps):
+        np.concatenate([block.params for block in blocks], out=flat.versions[step % 2])
+        flat.use(step)
+        epoch, within = divmod(step, SAMPLES // BATCH)
+        batches = logical_batches(SAMPLES, batch=BATCH, n_shards=SHARDS, seed=0, epoch=epoch)
+        for leaf in range(SHARDS):
+            gradient = np.empty(flat.n, np.float32)
+            flat.gradient(loss(net, data.fetch(batches[within, leaf].tolist())), gradient)
+            for block, part in zip(blocks, cut.blocks(gradient), strict=True):
+                block.push(part.copy(), step=step, node=Node(leaf, leaf + 1), n_shards=SHARDS, optimizer=chosen)
+    torch.set_num_threads(threads)
+    return digest_of(blocks)
+
+
+def effects(trained: Any) -> np.ndarray:
+    """Return how often each sample had an effect, (SAMPLES,): exact, if training was plain SGD."""
+    return trained.count.detach().numpy() / EFFECT

@@ -1,0 +1,348 @@
+"""A job to which things happen: it is told as a test, watched so that it cannot hang, and judged at its end."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import shutil
+import signal
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+from unittest import mock
+
+import cloudpickle
+
+from labkit.elastic import Job, Result, fault, start
+from labkit.elastic.fault import Fault
+from labkit.elastic.member import Spec
+from tests.elastic.chaos import probe
+
+STEPS = 100
+WATCHDOG_S = 60.0
+RECORDS = "LABKIT_CHAOS_RECORDS"
+"""A file to which a line is added for everything that was measured; `table.py` reads it."""
+
+Event = dict[str, Any]
+
+
+def many(few: int) -> range:
+    """Return seeds: `few` of them, or as many as the variable LABKIT_CHAOS says."""
+    return range(int(os.environ.get("LABKIT_CHAOS", few)))
+
+
+class HangError(AssertionError):
+    """Nothing that was waited for came within a minute."""
+
+
+class Story:
+    """A training of the probe, slow until `finish`.
+
+    Parameters
+    ----------
+    row : str
+        Of the table of faults.
+    faults : sequence of Fault
+        That happen by themselves.
+    options : dict
+        For `labkit.elastic.start`.
+    """
+
+    def __init__(
+        self,
+        row: str,
+        *,
+        faults: Sequence[Fault] = (),
+        optimizer: str = "sgd",
+        steps: int = STEPS,
+        wait_s: float = 0.03,
+        scheme: str = "shm",
+        folder: Path | None = None,
+        **options: Any,
+    ) -> None:
+        cloudpickle.register_pickle_by_value(probe)
+        assert steps % (probe.SAMPLES // probe.BATCH) == 0, "whole epochs: every sample as often"
+        self.row, self.optimizer, self.steps = row, optimizer, steps
+        self.shared = set(os.listdir("/dev/shm"))
+        self.folder = Path(tempfile.mkdtemp(prefix="lkc-", dir=folder))
+        self.slow = self.folder / "slow"
+        self.slow.touch()
+        fault.write(self.folder, faults)
+        self.faults = list(faults)
+        self.options = {"workers": 2, "servers": 2, "save_every": 0, **options}
+        self.wait_s, self.scheme = wait_s, scheme
+        self.events: list[Event] = []
+        self.kills: list[tuple[str, float]] = []
+        self.hung = ""
+
+    def __enter__(self) -> Self:
+        spec_of = functools.partial(Spec, scheme=self.scheme)
+        spec_of.load = Spec.load  # type: ignore[attr-defined]
+        with mock.patch("labkit.elastic.job.Spec", spec_of):
+            self.job: Job = self._start()
+        self._stream = self.job.events()
+        self._dog: threading.Timer | None = None
+        self._feed()
+        return self
+
+    def _start(self) -> Job:
+        return start(
+            probe.model(), probe.Data(self.slow, wait_s=self.wait_s), probe.loss, steps=self.steps, batch=probe.BATCH,
+            shards=probe.SHARDS, optimizer=self.optimizer, lr=probe.RATES[self.optimizer], folder=self.folder,
+            **self.options,
+        )  # fmt: skip
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._dog is not None:
+            self._dog.cancel()
+        if kind is not None and not self.hung:
+            self._tell()
+        with contextlib.suppress(Exception):
+            self.slow.unlink(missing_ok=True)
+            self.job.__exit__()
+        for pid in self.pids.values():
+            self._kill(pid)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        if kind is not None and self.hung:
+            raise HangError(self.hung) from error
+
+    # --- the watchdog
+
+    def _feed(self) -> None:
+        if self._dog is not None:
+            self._dog.cancel()
+        self._dog = threading.Timer(WATCHDOG_S, self._bark)
+        self._dog.daemon = True
+        self._dog.start()
+
+    def _bark(self) -> None:
+        """End a job that hangs, and keep what every thread of it was doing."""
+        self.hung = f"{self.row}: nothing for {WATCHDOG_S:.0f} s\n{self._stacks()}"
+        print(self.hung, file=sys.stderr)
+        self.job._closing = True
+        for pid in (self.job.pid, *self.pids.values()):
+            self._kill(pid)
+
+    def _tell(self) -> None:
+        print(self._stacks(), file=sys.stderr)
+
+    def _stacks(self) -> str:
+        told = []
+        for pid in (self.job.pid, *self.pids.values()):
+            with contextlib.suppress(OSError):
+                if str(self.folder) in Path(f"/proc/{pid}/cmdline").read_text():
+                    os.kill(pid, signal.SIGUSR1)
+        threading.Event().wait(0.5)
+        for path in sorted(self.folder.glob("*.log")):
+            told.append(f"--- {path.name}\n{path.read_text()[-6000:]}")
+        noise = ("loss", "owns", "moved", "handed_over", "stepped", "met")
+        events = list(self.job.events(follow=False))
+        kept = [e for i, e in enumerate(events) if e["event"] not in noise or i > len(events) - 8]
+        return "\n".join([*told, "--- events", *(json.dumps(e)[:250] for e in kept[-80:])])
+
+    def _kill(self, pid: int) -> None:
+        with contextlib.suppress(OSError):
+            if str(self.folder) in Path(f"/proc/{pid}/cmdline").read_text():
+                os.kill(pid, signal.SIGKILL)
+
+    # --- what a test tells
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Process of each name, dead ones too."""
+        return {e["name"]: e["pid"] for e in self.job.events(follow=False) if e["event"] == "started"}
+
+    def next(self) -> Event:
+        """Return what happens next."""
+        for event in self._stream:
+            self.events.append(event)
+            return event
+        raise AssertionError(self.hung or f"{self.row}: the job ended before its time: {self.events[-5:]}")
+
+    def until(self, true: Callable[[Event], bool]) -> Event:
+        """Wait for an event."""
+        while True:
+            event = self.next()
+            if true(event):
+                self._feed()
+                return event
+
+    def at(self, version: int) -> Self:
+        """Wait until a step is done."""
+        self.until(lambda e: e["event"] == "stepped" and e["version"] >= version)
+        return self
+
+    def stepped(self, n: int = 2) -> Self:
+        """Wait for some more steps, done by now."""
+        began = time.time()  # noqa: TID251 - events tell the time of day
+        for _ in range(n):
+            self.until(lambda e: e["event"] == "stepped" and e["time"] > began)
+        return self
+
+    def happens(self, *names: str) -> Event:
+        """Wait for an event by name."""
+        return self.until(lambda e: e["event"] in names)
+
+    def struck(self, number: int) -> Self:
+        """Wait until a fault has happened."""
+        pause, until = threading.Event(), time.monotonic() + WATCHDOG_S
+        while number not in fault.fired(self.folder):
+            assert time.monotonic() < until, f"{self.row}: {self.faults[number]} did not happen\n{self._stacks()}"
+            pause.wait(0.02)
+        self._feed()
+        return self
+
+    def scale(self, **request: Any) -> Self:
+        """Ask for a scaling; asked again where the controller died before it answered."""
+        from labkit.core.errors import InputError
+
+        for _ in range(3):
+            try:
+                self.job.scale(**request)
+            except (InputError, TimeoutError) as error:
+                if "goodbye" not in str(error) and "gone" not in str(error):
+                    raise
+            else:
+                break
+        return self
+
+    def kill(self, name: str) -> Self:
+        """Kill a process; the controller by its name too."""
+        pid = self.job.pid if name == "controller" else self.pids[name]
+        self.kills.append((name, time.time()))  # noqa: TID251
+        os.kill(pid, signal.SIGKILL)
+        return self
+
+    def gone(self, cut: Callable[[], None] | None = None) -> Self:
+        """Note that now something happens that no process does itself, and do it."""
+        self.kills.append(("link", time.time()))  # noqa: TID251
+        if cut is not None:
+            cut()
+        return self
+
+    def owners(self) -> dict[int, str]:
+        """Return who has which block, as events tell."""
+        found: dict[int, str] = {}
+        for event in self.job.events(follow=False):
+            if event["event"] == "owns":
+                found[event["block"]] = event["name"]
+        return found
+
+    @contextlib.contextmanager
+    def stopped(self, pid: int) -> Iterator[None]:
+        """Let a process stand still."""
+        os.kill(pid, signal.SIGSTOP)
+        while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+            threading.Event().wait(0.01)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+    # --- the judgement
+
+    def finish(self) -> Result:
+        """Let training run to its end, and judge it: the same bits, every effect once, nobody and nothing left."""
+        self.slow.unlink(missing_ok=True)
+        for event in self._stream:
+            self.events.append(event)
+            if event["event"] in ("stepped", "over"):
+                self._feed()
+        pids = [*self.pids.values(), self.job.pid]
+        marks = fault.fired(self.folder)
+        result = self.job.wait(timeout_s=WATCHDOG_S)
+        assert sorted(marks) == list(range(len(self.faults))), f"faults that did not happen: {self._missed(marks)}"
+        assert result.version == self.steps
+        assert result.digest == probe.control(self.optimizer, self.steps)
+        if self.optimizer == "sgd":
+            assert (probe.effects(result.model) == self.steps * probe.BATCH / probe.SAMPLES).all()
+        self._nothing_is_left(pids)
+        self._record([*self.kills, *((self.faults[i].member, when) for i, when in marks.items())])
+        return result
+
+    def _missed(self, marks: dict[int, float]) -> list[Fault]:
+        return [f for i, f in enumerate(self.faults) if i not in marks]
+
+    def _nothing_is_left(self, pids: list[int]) -> None:
+        assert not [pid for pid in pids if alive(pid)]
+        sockets = [line for line in Path("/proc/net/unix").read_text().splitlines() if str(self.folder) in line]
+        assert all("/via-" in line for line in sockets), sockets  # proxies are the test's own
+        assert not {name for name in set(os.listdir("/dev/shm")) - self.shared if "labkit" in name}
+        checkpoints = {path.name for path in (self.folder / "checkpoints").iterdir()}
+        assert all(name.startswith("step-") for name in checkpoints), checkpoints
+        assert not (self.folder / ".controller.json").exists()
+
+    def _record(self, faults: list[tuple[str, float]]) -> None:
+        path = os.environ.get(RECORDS)
+        if path:
+            with Path(path).open("a") as file:
+                for measured in [*(after(self.events, when) for _, when in faults), *scalings(self.events)]:
+                    file.write(json.dumps({"row": self.row, **measured}) + "\n")
+
+
+def alive(pid: int) -> bool:
+    """Tell whether a process runs; one whose parent died may wait for long until somebody asks for its end."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+NOTICED = ("left", "missed", "taken_over", "rejoined", "unsaved", "unwritten", "bad_checkpoint")
+
+
+def after(events: list[Event], when: float) -> dict[str, Any]:
+    """Return what a fault at a time of day cost: seconds to notice and to step again, steps lost, pause in seconds."""
+    later = [e for e in events if e["time"] >= when]
+    noticed = next((e for e in later if e["event"] in NOTICED), None)
+    if noticed is None:
+        return {
+            "kind": "fault",
+            "detect_s": None,
+            "recover_s": None,
+            "lost": 0,
+            "pause_s": pause(events, when, when + 5),
+        }
+    back = next((e for e in later[:400] if e["event"] == "goes_back"), None)
+    from_ = noticed["time"] if back is None else next((e["time"] for e in later if e["event"] == "began"), back["time"])
+    stepped = next((e for e in later if e["event"] == "stepped" and e["time"] >= from_), None)
+    lost = 0
+    if back is not None:
+        reached = max(
+            (e["version"] + 1 for e in events if e["event"] == "stepped" and e["time"] <= back["time"]), default=0
+        )
+        began = next((e["version"] for e in later if e["event"] == "began"), reached)
+        lost = max(reached - began, 0)
+    end = when + 5 if stepped is None else stepped["time"]
+    return {
+        "kind": "fault", "detect_s": noticed["time"] - when, "lost": lost,
+        "recover_s": None if stepped is None else stepped["time"] - when, "pause_s": pause(events, when, end),
+    }  # fmt: skip
+
+
+def scalings(events: list[Event]) -> list[dict[str, Any]]:
+    """Return the pause around each scaling that was done, in seconds."""
+    began = {e["scaling"]: e["time"] for e in events if e["event"] == "registration"}
+    done = [(e["scaling"], e["time"]) for e in events if e["event"] == "scaled" and e["scaling"] in began]
+    return [
+        {"kind": "scaling", "detect_s": None, "recover_s": time_ - began[n], "lost": 0,
+         "pause_s": pause(events, began[n], time_)}
+        for n, time_ in done
+    ]  # fmt: skip
+
+
+def pause(events: list[Event], first: float, last: float) -> float:
+    """Return the longest time without a finished step around an interval, less what those steps take usually."""
+    steps = [(e["time"], e["version"]) for e in events if e["event"] == "stepped"]
+    usual = statistics.median([b[0] - a[0] for a, b in pairwise(steps) if b[1] > a[1]] or [0.0])
+    gaps = [b[0] - a[0] - max(b[1] - a[1], 1) * usual for a, b in pairwise(steps) if b[0] >= first and a[0] <= last]
+    return max([0.0, *gaps])

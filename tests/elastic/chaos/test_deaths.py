@@ -1,0 +1,100 @@
+"""W1, P1, P2, M1: kill -9 of anybody at any point; the same bits, every effect once, nobody left."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from labkit.elastic import fault
+from labkit.elastic.fault import Fault
+from tests.elastic.chaos.story import Story, many
+
+SOURCE = ["announced", "stream", "streaming", "acknowledged"]
+DESTINATION = ["arrived", "placed", "replied"]
+STATE = ["started", "write", "wrote", "written"]
+PHASES = ["registration", "assignment", "tell.hand_over", "migration", "update", "scaled"]
+
+
+def at(what: str, names: list[str]) -> list[str]:
+    return [f"{what}.{name}" for name in names]
+
+
+MOVING = [("ps-*", at("ps.handover", SOURCE)), ("ps-*", at("ps.install", DESTINATION)),
+          ("controller", at("controller", [*PHASES, *STATE]))]  # fmt: skip
+POINTS = {
+    "handover": MOVING,
+    "suspend": [*MOVING, ("worker-*", ["worker.push.half"])],
+    "checkpoint": [
+        ("controller", at("controller", ["tell.hold", "tell.copy", "saved", "tell.era", *STATE])),
+        ("controller", at("controller", ["update", "tell.begin", "began"])),
+        ("ps-*", at("ps.load", DESTINATION)),
+    ],
+}
+
+
+@pytest.mark.parametrize("seed", many(1))
+def test_a_worker_that_dies_before_amid_or_after_its_push_costs_no_bit(seed: int) -> None:
+    """One after the other: also the one that was started for the one before."""
+    rng = np.random.default_rng(seed)
+    points = ["worker.push", "worker.push.half", "worker.pushed", "worker.stepped"]
+    victims = ["worker-0", "worker-3", "worker-4", "worker-5"]
+    faults = [Fault(v, point, int(rng.integers(2, 9))) for v, point in zip(victims, points, strict=True)]
+    with Story("W1 worker", faults=faults, workers=3) as story:
+        for number in range(len(faults)):
+            story.struck(number)
+        story.until(lambda e: e["event"] == "ready" and e["name"] == "worker-6")
+        story.stepped().finish()
+        assert not any(e["event"] == "goes_back" for e in story.events)
+
+
+@pytest.mark.parametrize("seed", many(1))
+def test_an_only_worker_may_die_too(seed: int) -> None:
+    """The parameters of its step die with it: training goes back to a checkpoint."""
+    faults = [Fault("worker-0", "worker.push.half", 8 + seed), Fault("worker-1", "worker.push", 1)]
+    with Story("W1 only worker", faults=faults, workers=1, save_every=5) as story:
+        story.struck(0).struck(1)
+        story.happens("began")
+        story.stepped().finish()
+
+
+@pytest.mark.parametrize("seed", many(1))
+def test_a_server_that_dies_idle_amid_a_sum_or_a_reply_costs_steps_but_no_bit(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    points = ["ps.updated", "ps.aggregating", "ps.replying", "ps.load.arrived"]
+    faults = [Fault("ps-0", points[0], int(rng.integers(20, 99))), Fault("ps-1", points[1], int(rng.integers(99, 300))),
+              Fault("ps-2", points[2], int(rng.integers(20, 99))), Fault("ps-4", points[3], 2)]  # fmt: skip
+    with Story("P1 server, checkpoint", faults=faults, save_every=5) as story:
+        for number in range(3):
+            story.struck(number)
+        story.struck(3)
+        story.happens("began")
+        story.stepped().kill(next(iter(story.owners().values())))
+        story.happens("goes_back")
+        story.happens("began")
+        story.stepped().finish()
+
+
+@pytest.mark.parametrize("strategy", list(POINTS))
+@pytest.mark.parametrize("seed", many(1))
+def test_whoever_dies_while_it_scales_costs_no_bit(strategy: str, seed: int) -> None:
+    """The old owner, the new one, the controller, one after the other at points that the seed draws.
+
+    Either the move is undone, or done, or training goes back: never has a block two owners, never does it hang.
+    """
+    rng = np.random.default_rng(seed)
+    faults = [Fault(who, str(rng.choice(points)), int(rng.integers(1, 3))) for who, points in POINTS[strategy]]
+    with Story(f"P2 {strategy}", faults=faults, save_every=5, steps=200) as story:
+        for number in rng.permutation(len(faults)):
+            scale_until_struck(story, int(number), strategy)
+        story.finish()
+
+
+def scale_until_struck(story: Story, number: int, strategy: str) -> None:
+    """Add a server and take one away, in turns, until a fault has happened and training goes on."""
+    for servers in (1, -1, 1, -1, 1):
+        if number in fault.fired(story.folder):
+            story.stepped(2)
+            return
+        story.stepped(2).scale(servers=servers, strategy=strategy)
+        story.happens("scaled", "dropped", "taken_over")
+    story.struck(number)
