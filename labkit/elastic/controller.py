@@ -247,7 +247,7 @@ class Controller(Leasing):
 
     def loaded(self, version: int, *, queue: Mapping[str, Any] | None = None) -> list[Command]:
         """All blocks of a checkpoint are with their owners; `queue` is what it says of the shard service."""
-        if not self._ranges():
+        if not any(m.joined for m in self.of("worker")):
             self.phase = "restoring"  # all workers died meanwhile: wait for others
             return self._taken()
         self.phase, self.progress, self.saving = "training", version, None
@@ -300,12 +300,22 @@ class Controller(Leasing):
             return
         member.version = int(columns["version"]) + 1
         self.progress = max(self.progress, member.version)
+        self._even_out(member, columns)
         every = self.terms.save_every
         settled = self.scaling is None or self.scaling.phase == "registration"
         if every and self.saving is None and settled and self.progress < self.terms.n_steps:
             due = max(self.saved + every, self.progress + MARGIN)
             if self.progress >= due - MARGIN and due < self.terms.n_steps:
                 self._save(due)
+
+    def _even_out(self, member: Member, columns: Mapping[str, Any]) -> None:
+        """Deal the logical shards anew if some workers turn out to be slower than others."""
+        if "compute_s" not in columns:
+            return
+        self._speeds.measured(member.name, n_shards=len(columns["losses"]), seconds=columns["compute_s"])
+        if self.phase == "training" and self.scaling is None and self._speeds.uneven():
+            self._deal()
+            self._out.append(Note("dealt", {"leaves": dict(self._speeds.ranges)}))
 
     def _save_when_due(self) -> None:
         """Save a checkpoint of asynchronous training when it is time, and the last one when all is done."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from labkit.elastic.commands import Command, Role, Start, Tell
-from labkit.elastic.shards import deal
+from labkit.elastic.speeds import Speeds
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +85,7 @@ class Crew:
         self.phase = "starting"
         self.progress = 0
         self._numbers = {"server": 0, "worker": 0}
+        self._speeds = Speeds()
         self._out: list[Command] = []
 
     def of(self, role: Role) -> list[Member]:
@@ -116,10 +117,7 @@ class Crew:
                 self._tell(worker.name, **what)
 
     def _dealt(self, workers: Sequence[str]) -> dict[str, tuple[int, int]]:
-        if not workers:
-            return {}
-        ranges = deal(self.terms.n_shards, dict.fromkeys(workers, 1.0))
-        return {str(name): (leaves.start, leaves.stop) for name, leaves in ranges.items()}
+        return self._speeds.dealt(workers, n_shards=self.terms.n_shards)
 
     def _ranges(self) -> dict[str, tuple[int, int]]:
         """Return the logical shards of each worker."""
