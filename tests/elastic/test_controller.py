@@ -288,3 +288,68 @@ def test_a_replacement_that_cannot_be_reached_is_replaced_in_turn() -> None:
     assert [(end.name, end.kill) for end in play.all(End)] == [("worker-2", True)]
     assert play.all(Start)[-1].name == "worker-3"
     assert not play.all(Over)
+
+
+def test_when_the_only_worker_dies_training_goes_back_for_its_parameters_died_with_it() -> None:
+    play = Play(workers=1)
+    play.train()
+    play.step(7)
+    play.done(play.machine.left("worker-0", reason="killed"))
+    assert play.notes()[-1] == "goes_back"
+    play.train(version=0)
+    assert play.leaves["worker-1"] == (0, 8)
+
+
+def test_a_worker_that_died_before_anybody_was_ready_leaves_no_leaf_behind() -> None:
+    play = Play(workers=3)
+    play.join()
+    play.done(play.machine.loaded(0))
+    play.done(play.machine.left("worker-2", reason="killed"))
+    assert play.covered() == list(range(8))
+
+
+def test_who_was_cut_off_and_comes_back_is_told_what_it_missed_and_not_to_stop() -> None:
+    play = Play()
+    play.train()
+    play.done(play.machine.scale(servers=1, strategy="handover"))
+    play.join()
+    (source,) = {tell.to for tell in play.told("hand_over")} & {"ps-0"}
+    heard = len(play.heard)
+    play.done(play.machine.joined(source, address="unix:/ps-0"))
+    later = [c.what["do"] for c in play.heard[heard:] if isinstance(c, Tell) and c.to == source]
+    assert {"tell", "copy", "hand_over"} <= set(later)
+    assert "stop" not in later
+    assert play.notes()[-1] == "rejoined"
+
+
+def test_what_was_said_in_an_earlier_era_counts_no_more() -> None:
+    play = Play()
+    play.train()
+    before = dict(play.machine.owner)
+    play.done(
+        play.machine.reported("ps-1", "owns", {"block": 0, "version": 3, "moves": 9, "era": play.machine.era - 1})
+    )
+    assert play.machine.owner == before
+
+
+def test_a_doubt_about_a_block_that_has_moved_on_since_ends_nobody() -> None:
+    """Its new owner had it, and gave it away: to take it back would make two owners."""
+    play = Play()
+    play.train()
+    play.done(play.machine.reported("ps-1", "owns", {"block": 0, "version": 5, "moves": 2}))
+    heard = len(play.heard)
+    play.done(play.machine.reported("ps-0", "unsure", {"block": 0, "version": 3, "owner": "ps-1", "moves": 1}))
+    later = play.heard[heard:]
+    assert not [c for c in later if isinstance(c, End)]
+    assert [c.what["do"] for c in later if isinstance(c, Tell)] == ["forget"]
+
+
+def test_a_controller_that_died_after_the_end_does_not_begin_again() -> None:
+    play = Play()
+    play.train()
+    play.done(play.machine.reported("worker-0", "failed", {"why": "ValueError: no"}))
+    other = Controller(play.machine.terms, reassign=reassign)
+    commands = other.take_over(play.machine.state())
+    assert [c.failure for c in commands if isinstance(c, Over)] == ["worker-0: ValueError: no"]
+    assert not [c for c in commands if isinstance(c, Start)]
+    assert not [c for name in list(other.members) for c in other.left(name) if isinstance(c, Start)]
