@@ -172,12 +172,12 @@ def plot_staleness(table: pd.DataFrame, *, heading: str = "What stale gradients 
     ----------
     table : DataFrame
         One row per run: mode ("sync" or "async"), staleness (updates that others made meanwhile, mean over all
-        gradients), loss (at the end, after as many samples in all runs).
+        gradients), loss (mean over the run, or a part of it that is the same in all).
     """
     shown = table[["mode", "staleness", "loss"]].round(4)
     most = max(float(shown["staleness"].max()), 1.0)
     scale = alt.Scale(domain=[-0.04 * most, 1.04 * most], nice=False)
-    y = alt.Y("loss:Q", title="Loss at the end", scale=alt.Scale(zero=False, padding=14))
+    y = alt.Y("loss:Q", title="Loss (mean over the run), logarithmic", scale=alt.Scale(type="log", padding=14))
     dots = (
         alt.Chart(shown)
         .mark_circle(size=90, opacity=0.9)
