@@ -157,10 +157,10 @@ class Controller(Leasing):
         if member.role == "worker" and self.phase == "training":
             self._begin(name, self.progress + MARGIN, (0, 0))
         elif self.scaling is not None and name in self.scaling.waiting:
+            others = [m for m in self.members.values() if m.joined and m is not member]
             self.scaling.waiting.discard(name)
-            self.scaling.waiting |= {
-                ("met", m.name, name) for m in self.members.values() if m.joined and m is not member
-            }
+            self.scaling.waiting |= {("met", m.name, name) for m in others}
+            self.scaling.waiting |= {("met", name, m.name) for m in others if m.role == "server"}  # so it knows the era
         self._go_on()
         return self._taken()
 
@@ -391,7 +391,14 @@ class Controller(Leasing):
             self.scaling.waiting.discard(("owns", block, member.name))
 
     def _on_handed_over(self, member: Member, columns: Mapping[str, Any]) -> None:
+        """Note who has a block, which that one may not have told yet; go back if it has died since."""
         self._out.append(Note("moved", {"from": member.name, **columns}))
+        block, owner, moves = int(columns["block"]), str(columns["owner"]), int(columns["moves"])
+        if columns["era"] != self.era or moves <= self.moves.get(block, -1):
+            return
+        self.owner[block], self.moves[block] = owner, moves
+        if self.phase == "training" and owner not in self.members:
+            self._go_back()
 
     def _on_unsure(self, member: Member, columns: Mapping[str, Any]) -> None:
         """Settle who has a block that was streamed to somebody who did not say that it is there."""

@@ -176,13 +176,24 @@ class _Span:
         return [e for e, _ in self.held()]
 
     def held(self) -> list[tuple[Event, float]]:
-        """Return the events of workers that stood still at this scaling's version, and for how long they did."""
-        version = self.note.get("migration", {}).get("version")
-        if version is None:
+        """Return the events of workers that stood still while blocks moved, and for how long they did."""
+        if self.note["scaled"]["strategy"] != "suspend" or "migration" not in self.note:
             return []
-        until = min((other for other in _holds(self.all) if other > version), default=np.inf)
-        found = [e for e in self.all if e["event"] == "held" and version <= e["version"] < until]
+        version = self.note["migration"].get("version")
+        found = self._held_meanwhile() if version is None else self._held_at(version)
         return [(e, float(e["seconds"])) for e in found]
+
+    def _held_at(self, version: int) -> list[Event]:
+        """Return who stood still at the version that was named for it; one tells so when it goes on."""
+        until = min((other for other in _holds(self.all) if other > version), default=np.inf)
+        return [e for e in self.all if e["event"] == "held" and version <= e["version"] < until]
+
+    def _held_meanwhile(self) -> list[Event]:
+        """Return who began to stand still during the migration, in asynchronous training."""
+        begun, ended = (self.note[event]["time"] for event in ("migration", "update"))
+        names = {e["name"] for e in self.all if e["event"] == "holds" and begun <= e["time"] <= ended}
+        later = [e for e in self.all if e["event"] == "held" and e["time"] >= begun and e["name"] in names]
+        return _first_by_name(later)
 
     def suspended_s(self) -> float:
         """Return how long a worker stood still, mean of all."""
@@ -244,7 +255,7 @@ def _scaling(span: _Span, done: _Done, waited: pd.DataFrame) -> dict[str, Any]:
 
 def _holds(events: Iterable[Event]) -> list[int]:
     """Return the versions at which workers were told to stand still."""
-    return [e["version"] for e in events if e["event"] in ("migration", "saving") and e["version"] is not None]
+    return [e["version"] for e in events if e["event"] in ("migration", "saving") and e.get("version") is not None]
 
 
 def _first_by_name(events: Iterable[Event]) -> list[Event]:

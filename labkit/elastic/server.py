@@ -340,8 +340,8 @@ class Server:
                 spent = time.perf_counter() - began
                 n_bytes = sum(vector.nbytes for vector in block.vectors())
                 self._report(
-                    "handed_over", block=slot.number, version=block.version, owner=owner, seconds=spent, bytes=n_bytes,
-                    era=era,
+                    "handed_over", block=slot.number, version=block.version, owner=owner, moves=card["moves"], era=era,
+                    seconds=spent, bytes=n_bytes,
                 )  # fmt: skip
                 with slot.lock:
                     if slot.block is None:
@@ -362,7 +362,7 @@ class Server:
         fault.at("ps.handover.stream")
         try:
             reply = channel.request(
-                Kind.STATE, *block.vectors(), meta=card, block=slot.number, step=at(self.era, block.version)
+                Kind.STATE, *block.vectors(), meta=card, block=slot.number, step=at(era, block.version)
             )
         except TransportError as error:
             settled(error)

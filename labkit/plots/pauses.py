@@ -33,13 +33,12 @@ def pauses(scalings: pd.DataFrame) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        kind "worker stands still": the published measure, the mean of all workers; "step is late by": for who never
-        stands still, the slowest worker's largest extra wait in a step of the migration (0 where it was earlier than
-        usual).
+        kind "worker stands still": the published measure, the mean of all workers; "step is late by": that and the
+        slowest worker's largest extra wait in a step of the migration (0 where it waited less than usual).
     """
     stood = scalings.assign(kind="worker stands still", ms=1e3 * scalings["suspended_s"])
-    never = scalings[scalings["strategy"] == "handover"]
-    late = never.assign(kind="step is late by", ms=1e3 * never["late_s"].clip(lower=0))
+    live = scalings[scalings["strategy"] != "checkpoint"]
+    late = live.assign(kind="step is late by", ms=1e3 * (live["suspended_s"] + live["late_s"].clip(lower=0)))
     return pd.concat([stood, late], ignore_index=True)[["strategy", "kind", "ms"]]
 
 

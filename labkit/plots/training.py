@@ -83,12 +83,13 @@ def plot_training(
         .encode(x=x, y=alt.Y("loss:Q", title="Loss"), tooltip=["step:Q", alt.Tooltip("loss:Q", format=".4f")])
     )
     rules = alt.Chart(marks).mark_rule(color=MUTED, strokeDash=[4, 3]).encode(x=x)
-    words = (
-        alt.Chart(marks)
-        .mark_text(align="left", baseline="top", dx=4, color=INK, fontSize=11, angle=0)
-        .encode(x=x, y=alt.value(2), text="says:N")
-    )
-    loss = alt.layer(rules, line, words).properties(width=WIDTH, height=240)
+    words = [
+        alt.Chart(marks.iloc[i::3])  # in turns at three heights, as marks may be close together
+        .mark_text(align="left", baseline="top", dx=4, color=INK, fontSize=11)
+        .encode(x=x, y=alt.value(2 + 15 * i), text="says:N")
+        for i in range(3)
+    ]
+    loss = alt.layer(rules, line, *words).properties(width=WIDTH, height=240)
     chart: alt.VConcatChart = alt.vconcat(loss, _there(curve, x), spacing=6).properties(title=title(heading, note))
     return chart
 
@@ -172,12 +173,12 @@ def plot_staleness(table: pd.DataFrame, *, heading: str = "What stale gradients 
     ----------
     table : DataFrame
         One row per run: mode ("sync" or "async"), staleness (updates that others made meanwhile, mean over all
-        gradients), loss (at the end, after as many samples in all runs).
+        gradients), loss (mean over the run, or a part of it that is the same in all).
     """
     shown = table[["mode", "staleness", "loss"]].round(4)
     most = max(float(shown["staleness"].max()), 1.0)
     scale = alt.Scale(domain=[-0.04 * most, 1.04 * most], nice=False)
-    y = alt.Y("loss:Q", title="Loss at the end", scale=alt.Scale(zero=False, padding=14))
+    y = alt.Y("loss:Q", title="Loss (mean over the run), logarithmic", scale=alt.Scale(type="log", padding=14))
     dots = (
         alt.Chart(shown)
         .mark_circle(size=90, opacity=0.9)

@@ -353,3 +353,37 @@ def test_a_controller_that_died_after_the_end_does_not_begin_again() -> None:
     assert [c.failure for c in commands if isinstance(c, Over)] == ["worker-0: ValueError: no"]
     assert not [c for c in commands if isinstance(c, Start)]
     assert not [c for name in list(other.members) for c in other.left(name) if isinstance(c, Start)]
+
+
+def test_a_newcomer_knows_the_era_before_anybody_hands_over_to_it() -> None:
+    """It is told first, and what it says of having met others comes after that."""
+    play = Play()
+    play.train()
+    play.done(play.machine.scale(servers=1, strategy="handover"))
+    play.done(play.machine.joined("ps-2", address="unix:/ps-2"))
+    told = [tell.what["do"] for tell in play.all(Tell) if tell.to == "ps-2"]
+    assert told[0] == "era"
+    for name in ("ps-0", "ps-1", "worker-0", "worker-1"):
+        play.done(play.machine.reported(name, "met", {"name": "ps-2"}))
+    play.done(play.machine.reported("ps-2", "met", {"name": "ps-0"}))
+    assert not play.told("hand_over")
+    play.done(play.machine.reported("ps-2", "met", {"name": "ps-1"}))
+    assert play.told("hand_over")
+
+
+@pytest.mark.parametrize("dies_first", [True, False])
+def test_a_block_that_went_to_somebody_who_died_is_lost_even_if_only_its_former_owner_told(dies_first: bool) -> None:
+    play = Play()
+    play.train()
+    play.done(play.machine.scale(servers=1, strategy="handover"))
+    play.join()
+    block = play.told("hand_over")[0].what["moves"][0][0]
+    here = {"block": block, "version": 5, "owner": "ps-2", "moves": 1, "era": play.machine.era}
+    steps = [
+        lambda: play.machine.left("ps-2", reason="killed"),
+        lambda: play.machine.reported(play.told("hand_over")[0].to, "handed_over", here),
+    ]
+    for step in steps if dies_first else reversed(steps):
+        assert not play.told("halt")
+        play.done(step())
+    assert {tell.to for tell in play.told("halt")} == {"worker-0", "worker-1"}

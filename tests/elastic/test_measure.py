@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from labkit.elastic import measure, models, start
-from labkit.elastic.data import dataset
+from labkit.elastic import measure, start
 from labkit.elastic.pace import Pace, departures
+from labkit.elastic.trial import table, trial
 
 Event = dict[str, Any]
 
@@ -51,10 +51,10 @@ def handover(number: int = 1, *, at_s: float) -> list[Event]:
 
 
 def test_a_table_of_steps_has_a_row_per_worker_and_step_in_seconds_since_the_beginning() -> None:
-    table = measure.steps(ordered(stepped(0, 1.0)))
-    assert table["at_s"].round(2).tolist() == [0.99, 1.0]
-    assert table["name"].tolist() == ["worker-0", "worker-1"]
-    assert table.columns.tolist() == ["at_s", "name", "version", "compute_s", "wait_s"]
+    found = measure.steps(ordered(stepped(0, 1.0)))
+    assert found["at_s"].round(2).tolist() == [0.99, 1.0]
+    assert found["name"].tolist() == ["worker-0", "worker-1"]
+    assert found.columns.tolist() == ["at_s", "name", "version", "compute_s", "wait_s"]
 
 
 def test_what_else_a_worker_tells_of_a_step_is_a_column() -> None:
@@ -77,11 +77,11 @@ def test_the_four_steps_of_a_handover_and_what_it_cost() -> None:
 
 def test_waits_tell_quiet_steps_from_those_of_a_scaling_and_of_its_migration() -> None:
     told = ordered([*steady(24), *handover(at_s=11.1)])
-    table = measure.waits(told)
-    assert dict(zip(table["version"], table["doing"], strict=True)) == {
+    found = measure.waits(told)
+    assert dict(zip(found["version"], found["doing"], strict=True)) == {
         v: {11: "scaling", 12: "migration"}.get(v, "") for v in range(24)
     }
-    assert table["extra_s"].abs().max() == pytest.approx(0)
+    assert found["extra_s"].abs().max() == pytest.approx(0)
 
 
 def test_suspension_is_the_mean_over_workers_of_the_time_that_they_stood_still() -> None:
@@ -143,26 +143,24 @@ def test_a_worker_that_dies_costs_no_step_and_one_that_leaves_is_no_fault() -> N
 
 
 def test_without_events_the_tables_have_their_columns() -> None:
-    for table in (measure.steps([]), measure.scalings([]), measure.faults([])):
-        assert table.empty
-        assert "at_s" in table.columns
+    for found in (measure.steps([]), measure.scalings([]), measure.faults([])):
+        assert found.empty
+        assert "at_s" in found.columns
 
 
 def test_a_real_job_tells_all_that_the_tables_need() -> None:
-    name = "cnn-text-classification"
-    model, data = models.build(name, width=0.1), dataset(name, n=128, width=0.1)
-    with start(model, data, models.loss(name), steps=400, batch=32, workers=2, servers=2, lr=0.05) as job:
-        for event in job.events():
-            if event["event"] == "loss" and event["version"] == 20:
-                for servers, strategy in ((1, "handover"), (-1, "suspend")):
-                    job.scale(servers=servers, strategy=strategy)
-        result = job.wait(timeout_s=60)
-    assert len(result.steps) == 2 * 400
-    table = result.scalings.set_index("strategy")
-    assert (table.loc["handover", ["suspended_s", "servers"]] == [0, 1]).all()
-    assert table.loc["suspend", "suspended_s"] > 0
-    assert (table["bytes"] > 0).all()
-    assert (table[["registration_s", "assignment_s", "migration_s", "update_s"]] >= 0).all().all()
+    job = start(*table(2), steps=100_000, batch=8, shards=2, optimizer="momentum", lr=0.1)
+    result = trial(job, [{"servers": 1}, {"servers": -1, "strategy": "suspend"}], quiet_steps=10)
+    rows = result.scalings.set_index("strategy")
+    assert rows["servers"].tolist() == [1, -1]
+    assert rows.loc["handover", "suspended_s"] == 0
+    held = [event["seconds"] for event in result.events if event["event"] == "held"]
+    assert rows.loc["suspend", "suspended_s"] == pytest.approx(np.mean(held or [0.0]))
+    moved = {e["scaling"]: e["parameters"] for e in result.events if e["event"] == "assignment"}
+    assert rows["bytes"].tolist() == [8 * moved[number] for number in (1, 2)]  # parameters and momentum
+    assert (rows[["registration_s", "assignment_s", "migration_s", "update_s"]] >= 0).all().all()
+    assert rows["lost_s"].notna().all()
+    assert set(result.steps["name"]) == {"worker-0", "worker-1"}
     assert result.faults.empty
 
 
