@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from labkit.core.errors import InputError
 from labkit.elastic.blocks import trained
 
 if TYPE_CHECKING:
@@ -35,8 +36,14 @@ class Program:
     loss: Callable[[nn.Module, Any], Tensor]
 
     def check(self) -> None:
-        """Raise unless there is something to train: parameters that need gradients, all of them float32."""
+        """Raise unless there is something to train, all of it in parameters that need gradients and are float32."""
         trained(self.model)
+        for name, module in self.model.named_modules():
+            if getattr(module, "track_running_stats", False):
+                raise InputError(
+                    f"{name or 'the model'} ({type(module).__name__}) keeps running statistics, no parameters: "
+                    "each worker would have its own. Give it track_running_stats=False, or take nn.GroupNorm."
+                )
 
     def batch(self, indices: list[int]) -> Any:
         """Return the samples of some indices as a batch."""

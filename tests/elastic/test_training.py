@@ -157,6 +157,23 @@ def test_bad_input_is_refused_before_anything_starts(options: dict[str, Any], wh
         begin(**options)
 
 
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (
+            lambda nn: nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2)),
+            r"1 \(BatchNorm2d\) keeps running statistics",
+        ),
+        (lambda nn: nn.Flatten(), "nothing can be trained"),
+    ],
+)
+def test_a_model_that_cannot_be_trained_is_refused_by_name(make: Any, what: str) -> None:
+    from torch import nn
+
+    with pytest.raises(InputError, match=what):
+        train(make(nn), dataset("digits-like", n=64), lambda *_: None, steps=5, batch=8, servers=1, lr=0.1)
+
+
 def test_a_request_that_makes_no_sense_leaves_the_job_as_it_was(control: Result) -> None:
 
     def refused(job: Job) -> None:
