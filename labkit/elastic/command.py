@@ -36,6 +36,9 @@ def train(
     width: Annotated[float, typer.Option(help="1: the published size.")] = 0.1,
     samples: Annotated[int, typer.Option(help="Of the generated dataset.")] = 4096,
     save_every: Annotated[int, typer.Option(help="Steps between checkpoints; 0: only the last state.")] = 0,
+    standby: Annotated[
+        bool, typer.Option("--standby", help="Every block is followed by a second server: a killed one costs no step.")
+    ] = False,
     folder: Annotated[
         Path | None, typer.Option(help="Keep events, logs and checkpoints here, and go on from them.")
     ] = None,
@@ -61,6 +64,7 @@ def train(
         models.loss(name),
         steps=steps, batch=batch, workers=workers, servers=servers, shards=shards, optimizer=optimizer, seed=seed,
         save_every=save_every, folder=folder, sync=sync, lr=models.learning_rate(name) if lr is None else lr,
+        standby=standby,
         network=network, hosts=[host.strip() for host in hosts.split(",") if host], ports=ports_of(ports),
     )  # fmt: skip
     with job, _Bar(steps, quiet=as_json) as bar:
@@ -89,7 +93,7 @@ class _Bar:
             self._bar.set_postfix_str(
                 f"loss {event['loss']:.4g}, {roles.count('server')} PS, {roles.count('worker')} workers"
             )
-        elif not self._quiet and event["event"] in ("registration", "scaled", "dropped", "goes_back"):
+        elif not self._quiet and event["event"] in ("registration", "scaled", "dropped", "goes_back", "promoted"):
             self._bar.write(" ".join(f"{key}={value}" for key, value in event.items() if key != "time"))
 
     def __enter__(self) -> _Bar:
@@ -104,7 +108,7 @@ def _summary(name: str, result: Result) -> dict[str, Any]:
     return {
         "model": name, "steps": result.version, "digest": result.digest, "first_loss": result.losses[0],
         "last_loss": result.losses[-1], "scaled": events.count("scaled"), "dropped": events.count("dropped"),
-        "went_back": events.count("goes_back"),
+        "went_back": events.count("goes_back"), "promoted": events.count("promoted"),
         "seconds": round(result.events[-1]["time"] - result.events[0]["time"], 3),
     }  # fmt: skip
 

@@ -60,6 +60,7 @@ class Plan:
     servers: int
     workers: int
     save_every: int = 0
+    standby: bool = False
     parent: int = 0
     """Process with which the job ends; 0: it goes on by itself."""
 
@@ -161,6 +162,7 @@ class Control:
         self.unwritten = b""
         self.leases = None if self.spec.sync else (folder / LEASES).open("a", buffering=1)
         self.losses: dict[int, dict[int, float]] = {}
+        self.left_at: dict[str, float] = {}
         self.over: str | None = None
         self._next_tick_s = 0.0
         self.machine = Controller(
@@ -169,6 +171,7 @@ class Control:
                 n_shards=self.spec.n_shards,
                 n_steps=self.spec.n_steps,
                 save_every=self.plan.save_every,
+                standby=self.plan.standby,
                 sync=self.spec.sync,
                 n_samples=self.spec.n_samples,
                 batch=self.spec.batch,
@@ -372,6 +375,7 @@ class Control:
 
     def _ended(self, name: str, code: int) -> None:
         """Note the end of a process, after all that it has said."""
+        self.left_at.setdefault(name, now())
         if name in self.channels:
             self.codes[name] = code
             return
@@ -418,7 +422,10 @@ class Control:
         self._say(command.to, dict(command.what))
 
     def _note(self, command: Note) -> None:
-        self._write(now(), command.event, dict(command.columns))
+        columns = dict(command.columns)
+        if command.event == "promoted":
+            columns["seconds"] = now() - self.left_at.get(columns["from"], now())
+        self._write(now(), command.event, columns)
         fault.at(f"controller.{command.event}")
 
     def _finish(self, command: Over) -> None:

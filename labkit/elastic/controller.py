@@ -56,7 +56,9 @@ class Controller(Leasing):
             "owner": sorted(self.owner.items()), "moves": sorted(self.moves.items()), "era": self.era,
             "phase": self.phase, "saved": self.saved, "n_deaths": self.n_deaths, "numbers": self._numbers,
             "n_scalings": self._n_scalings, "failure": self.failure,
-            "scaling": [s.number for s in (self.scaling, *self.queue) if s is not None],
+            "scaling": [s.number for s in (self.scaling, *self.queue) if s is not None and not s.repair],
+            "repairs": [0 if s.new else 1 for s in (self.scaling, *self.queue) if s is not None and s.repair],
+            **self._standby_state(),
         }  # fmt: skip
 
     def take_over(
@@ -71,6 +73,7 @@ class Controller(Leasing):
             self.members[name] = Member(name, role, address, leaving=leaving)
         self.owner, self.moves = dict(state["owner"]), dict(state["moves"])
         self.era, self.saved, self.n_deaths = state["era"], state["saved"], state["n_deaths"]
+        self._take_over_standby(state)
         self._numbers, self._n_scalings = dict(state["numbers"]), state["n_scalings"]
         if state["phase"] == "over":
             self._end(state["failure"])
@@ -84,6 +87,8 @@ class Controller(Leasing):
             self._replay_leases(records, now_s=now_s)
         for number in state["scaling"]:
             self._out.append(Note("dropped", {"scaling": number, "why": "the controller died"}))
+        for n_missing in state["repairs"]:
+            self._repair(n_missing)
         return self._taken()
 
     def _on_here(self, member: Member, columns: Mapping[str, Any]) -> None:
@@ -110,6 +115,7 @@ class Controller(Leasing):
             self._begin(worker.name, self.progress + MARGIN, (0, 0))
             return
         self._tell(worker.name, do="map", era=self.era, map=self._map())
+        self._tell_followers(to=worker.name)
         if self._still is None and (self.scaling is None or self.scaling.strategy == "handover"):
             self._tell(worker.name, do="go_on")
 
@@ -124,8 +130,9 @@ class Controller(Leasing):
         """Go on with training once everybody has told: unless blocks were lost, nobody stood still meanwhile."""
         self.phase = "training"
         behind = [m for m in self.of("server") if not m.ready]
+        self._bury(here=[m.name for m in self.of("server") if m.ready])
         absent = set(self.owner.values()) - (set(self.members) - {m.name for m in behind})
-        if absent or (self.terms.sync and not self._n_begun()):
+        if (absent and self._promote(absent) is None) or (self.terms.sync and not self._n_begun()):
             self._go_back()
             return
         for server in behind:
@@ -138,6 +145,8 @@ class Controller(Leasing):
             if name in self.members:
                 self._on_unsure(self.members[name], columns)
         self._deal()
+        self._order_following(self.coming)
+        self._follow(self._followers_to_be())
         self._out.append(Note("resumed", {"era": self.era, "version": self.progress}))
 
     def joined(self, name: str, *, address: str = "") -> list[Command]:
@@ -185,6 +194,7 @@ class Controller(Leasing):
         for version in {self.terms.n_steps, self.saving} if self.terms.sync else {self.saving}:
             if version is not None:
                 self._tell(server.name, do="copy", version=version)
+        self._order_following([block for block in self.coming if self.owner[block] == server.name])
         scaling = self.scaling
         if scaling is not None and scaling.phase == "migration":
             left = {b: to for b, to in scaling.moves.items() if ("owns", b, to) in scaling.waiting}
@@ -201,6 +211,8 @@ class Controller(Leasing):
         self._out.append(Note("left", {"name": name, "role": member.role, "expected": expected, "reason": reason}))
         if not expected:
             self._died(member)
+        elif member.role == "server":
+            self._bury()
         if member.role == "server" and self.phase == "training":
             self._tell_workers(do="map", era=self.era, map=self._map())  # what it said last may not have arrived
         self._go_on()
@@ -241,6 +253,7 @@ class Controller(Leasing):
         servers = [m.name for m in self.of("server")]
         self.owner = self._reassign({}, self.terms.sizes, servers)
         self.moves = dict.fromkeys(self.owner, 0)
+        self._unfollow()
         for server in servers:
             self._tell(server, do="era", era=self.era)
         self._out.append(Load(self.era, dict(self.owner)))
@@ -258,6 +271,7 @@ class Controller(Leasing):
             self._begin(name, version, leaves)
             self.members[name].begun = True
         self._out.append(Note("began", {"era": self.era, "version": version}))
+        self._follow(self._followers_to_be())
         if self._restarted is not None:
             scaling, self._restarted = self._restarted, None
             self._out.append(Note("scaled", {"scaling": scaling.number, "strategy": scaling.strategy}))
@@ -274,7 +288,8 @@ class Controller(Leasing):
 
     def _begin(self, name: str, version: int, leaves: tuple[int, int]) -> None:
         hold = 0 if self._still is None else self._still.number
-        self._tell(name, do="begin", era=self.era, version=version, leaves=leaves, map=self._map(), hold=hold)
+        told = {"version": version, "leaves": leaves, "map": self._map(), "followers": self._rows()}
+        self._tell(name, do="begin", era=self.era, hold=hold, **told)
 
     def _on_behind(self, member: Member, columns: Mapping[str, Any]) -> None:  # noqa: ARG002
         """Give the leaves of a worker that lacks the parameters of the step to those who have them."""
@@ -385,10 +400,15 @@ class Controller(Leasing):
 
     def _on_owns(self, member: Member, columns: Mapping[str, Any]) -> None:
         block, moves = int(columns["block"]), int(columns["moves"])
-        if moves >= self.moves.get(block, -1):
-            self.owner[block], self.moves[block] = member.name, moves
+        if moves < self.moves.get(block, -1):
+            return  # somebody else has it since
+        self.owner[block], self.moves[block] = member.name, moves
+        self._inherited(block, member.name)
+        self._disown(block, member.name)
         if self.scaling is not None:
             self.scaling.waiting.discard(("owns", block, member.name))
+        if block in self.coming:
+            self._order_following([block])
 
     def _on_handed_over(self, member: Member, columns: Mapping[str, Any]) -> None:
         """Note who has a block, which that one may not have told yet; go back if it has died since."""
@@ -397,7 +417,18 @@ class Controller(Leasing):
         if columns["era"] != self.era or moves <= self.moves.get(block, -1):
             return
         self.owner[block], self.moves[block] = owner, moves
-        if self.phase == "training" and owner not in self.members:
+        if owner not in self.members and self.phase == "training" and self._promote({owner}) is None:
+            self._go_back()  # it died before it said that it has the block
+
+    def _on_unfollowed(self, member: Member, columns: Mapping[str, Any]) -> None:  # noqa: ARG002
+        """End a server that could not be given a block to follow: workers would wait for it."""
+        name = str(columns["follower"])
+        if self.coming.get(int(columns["block"])) == (name, int(columns["turn"])) and name in self.members:
+            self._cut_off(name)
+
+    def _on_lacks(self, member: Member, columns: Mapping[str, Any]) -> None:
+        """Go back where a server has not what it was believed to follow."""
+        if self.phase == "training" and any(self.owner[int(b)] == member.name for b in columns["blocks"]):
             self._go_back()
 
     def _on_unsure(self, member: Member, columns: Mapping[str, Any]) -> None:
@@ -441,19 +472,26 @@ class Controller(Leasing):
                 f"{self.n_deaths} processes died, the last of them {member.name}; more than {self.terms.restarts}."
             )
             return
+        going = self.scaling is not None and member.name in self.scaling.going
         if self.scaling is not None:
             self._mourn(self.scaling, member)
         if member.role == "worker":
-            self._launch("worker")
-            if self.phase == "training" and (self._n_begun() or not self.terms.sync):
-                self._deal()
-            elif self.phase == "training":
-                self._go_back()  # the parameters of its step died with it
-            self._end_when_done()
-            return
-        self._launch("server")
-        if self.phase in ("training", "loading") and member.name in self.owner.values():
-            self._go_back()
+            self._worker_died()
+        elif self.terms.standby and self.phase in ("training", "taking_over"):
+            if not self._outlive(member, going=going):
+                self._go_back()
+        else:
+            self._launch("server")
+            if self.phase in ("training", "loading") and member.name in self.owner.values():
+                self._go_back()
+
+    def _worker_died(self) -> None:
+        self._launch("worker")
+        if self.phase == "training" and (self._n_begun() or not self.terms.sync):
+            self._deal()
+        elif self.phase == "training":
+            self._go_back()  # the parameters of its step died with it
+        self._end_when_done()
 
     def _go_back(self) -> None:
         """Give up what was done since the last checkpoint: somebody died who had blocks."""
@@ -464,6 +502,9 @@ class Controller(Leasing):
             self._out.append(Note("dropped", {"scaling": self.scaling.number, "why": "a server died"}))
             self.scaling = None
         self.saving = self._still = None
+        for _ in [repair for repair in self.queue if repair.repair]:
+            self._launch("server")
+        self.queue = [scaling for scaling in self.queue if not scaling.repair]
         for worker in self.of("worker"):
             worker.ready = worker.begun = False
         self._tell_workers(do="halt", era=self.era)

@@ -26,6 +26,8 @@ class Terms:
         Steps between two checkpoints; 0: none but the last state.
     restarts : int
         Processes that may die and be replaced before the job is given up.
+    standby : bool
+        Whether every block is followed by another server than its owner.
     sync : bool
         Whether all workers make an update together; else each makes its own, with samples that it has leased.
     n_samples, batch, seed, lease_s
@@ -37,6 +39,7 @@ class Terms:
     n_steps: int
     save_every: int = 0
     restarts: int = 10
+    standby: bool = False
     sync: bool = True
     n_samples: int = 0
     batch: int = 1

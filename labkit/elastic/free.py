@@ -114,6 +114,9 @@ class FreeWorker:
             if not self._missing:
                 self._changed.notify_all()
 
+    def beside(self, message: Message) -> None:
+        """Nobody follows in asynchronous training."""
+
     def moved(self, meta: dict[str, Any]) -> None:
         """Turn to the new owners of blocks at once."""
         with self._changed:

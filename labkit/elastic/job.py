@@ -22,6 +22,7 @@ import numpy as np
 from labkit.core.errors import InputError, LabkitError
 from labkit.elastic.blocks import layout, pack, unpack
 from labkit.elastic.control import EVENTS, LEASES, LOCK, PLAN, STATE, Plan, records
+from labkit.elastic.following import check_standby
 from labkit.elastic.homes import Homes, Secrets
 from labkit.elastic.member import CONTROLLER, Spec
 from labkit.elastic.network import Network, Reach
@@ -272,6 +273,7 @@ def start(
     sync: bool = True,
     seed: int = 0,
     save_every: int = 0,
+    standby: bool = False,
     lease_s: float = 3.0,
     devices: Sequence[str] = (),
     folder: Path | None = None,
@@ -307,6 +309,9 @@ def start(
         Of the order of samples and of what the model draws.
     save_every : int
         Updates between two checkpoints; 0: only the last state is saved.
+    standby : bool
+        Whether every block is followed by a second server, which takes the place of a killed one: no step is lost.
+        Takes twice the memory on servers and twice the pushes; synchronous training only.
     lease_s : float
         Seconds after which who does not answer counts as gone; all other timeouts derive from it.
     devices : sequence of str
@@ -335,6 +340,8 @@ def start(
         raise InputError(f"{servers} servers for {cut.n_blocks} blocks of parameters; expected at most one per block.")
     if servers < 1 or workers < 1:
         raise InputError(f"a job with {servers} servers and {workers} workers; expected at least one of each.")
+    if standby:
+        check_standby(servers=servers, sync=sync)
     reach.check_free(servers=servers)
     place = private_folder(Path(tempfile.mkdtemp(prefix="labkit-job-")) if folder is None else folder)
     _end_run(place)
@@ -349,7 +356,9 @@ def start(
     spec.save(place)
     _save_first(spec, place, pack(model))
     (place / PLAN).write_text(
-        json.dumps(asdict(Plan(servers=servers, workers=workers, save_every=save_every, parent=os.getpid())))
+        json.dumps(
+            asdict(Plan(servers=servers, workers=workers, save_every=save_every, standby=standby, parent=os.getpid()))
+        )
     )
     secrets = Secrets.of(reach)
     Homes(place, reach=reach, secrets=secrets).close()  # what a run before this one has left in this folder

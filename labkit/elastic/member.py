@@ -323,7 +323,8 @@ class ServerMember(Member):
         self._known = {
             "install": self._install, "meet": self._meet_server, "era": self._begin_era, "tell": self._tell_all,
             "hand_over": self._hand_over, "take_back": self._take_back, "copy": self._copy_at,
-            "seek": self._seek_server, "forget": self._forget,
+            "seek": self._seek_server, "forget": self._forget, "follow": self._follow, "own": self._own,
+            "unfollow": self._unfollow,
         }  # fmt: skip
         self.ways.reserve()
 
@@ -349,6 +350,15 @@ class ServerMember(Member):
     def _take_back(self, order: Mapping[str, Any]) -> None:
         self.server.take_back(order["blocks"])
 
+    def _follow(self, order: Mapping[str, Any]) -> None:
+        self.server.shadows.follow(order["blocks"])
+
+    def _own(self, order: Mapping[str, Any]) -> None:
+        self.server.shadows.own(order["blocks"])
+
+    def _unfollow(self, order: Mapping[str, Any]) -> None:
+        self.server.shadows.unfollow(order["blocks"])
+
     def _copy_at(self, order: Mapping[str, Any]) -> None:
         late = self.server.copy_at(order["version"])
         if late:
@@ -365,6 +375,8 @@ class ServerMember(Member):
                 "unsure", block=block, version=at_version, owner=owner, moves=moves, era=self.server.era,
                 why="the controller was away",
             )  # fmt: skip
+        for slot in self.server.slots():
+            self.server.shadows.report_shadow(slot)
         self.report("here", version=version, has=self.server.era)
 
     def _meet_server(self, order: Mapping[str, Any]) -> None:

@@ -27,6 +27,14 @@ class Kind(IntEnum):
     """s to s, c to s: a block with all that belongs to it; a request that is answered when it is in place."""
     SNAPSHOT = 21
     """s to c: the same, a copy at a version that the controller asked for."""
+    FOLLOWED = 22
+    """s to w: who follows blocks from a version on: meta `name`, `blocks` of (block, version, turn)."""
+    ASK = 23
+    """w to s: wants to hear when blocks that follow (meta `blocks`) have made a version."""
+    ABREAST = 24
+    """s to w: they have: meta `name` of the server."""
+    BESIDE = 25
+    """w to s: as PUSH, to a server that follows; it keeps what comes before it has the block."""
     TELL = 32
     """c to w and s: what to do: meta `do` and its arguments."""
     REPORT = 33

@@ -8,7 +8,9 @@ from typing import Any
 
 from labkit.core.errors import InputError, unknown
 from labkit.elastic.commands import Command, End, Note, Role
-from labkit.elastic.crew import Crew, Member, Reassign, Terms
+from labkit.elastic.crew import Member, Reassign, Terms
+from labkit.elastic.following import LEAST_SERVERS
+from labkit.elastic.standby import Standby
 
 STRATEGIES = ("handover", "suspend", "checkpoint")
 MARGIN = 2
@@ -19,7 +21,8 @@ MARGIN = 2
 class Scaling:
     """One request: how many more or fewer, who goes, and how.
 
-    `phase` runs through the published steps: registration, assignment, migration, update.
+    `phase` runs through the published steps: registration, assignment, migration, update. `repair` tells that nobody
+    asked for it: a server died that others followed. `hold` is the version at which workers stand still.
     """
 
     servers: int = 0
@@ -32,6 +35,8 @@ class Scaling:
     moves: dict[int, str] = field(default_factory=dict)
     waiting: set[Any] = field(default_factory=set)
     number: int = 0
+    repair: bool = False
+    hold: int | None = None
 
 
 @dataclass(slots=True)
@@ -54,7 +59,7 @@ class Standstill:
     begun: bool = False
 
 
-class Scaler(Crew):
+class Scaler(Standby):
     """Requests to scale, and the steps of the one that is under way."""
 
     def __init__(self, terms: Terms, *, reassign: Reassign) -> None:
@@ -91,6 +96,10 @@ class Scaler(Crew):
             planned += sum(s.servers if role == "server" else s.workers for s in self.queue)
             if planned < 1:
                 raise InputError(f"the job would be left with {planned} {role}s; expected at least one.")
+            if role == "server" and self.terms.standby and planned < LEAST_SERVERS:
+                raise InputError(
+                    f"the job would be left with {planned} server; expected at least {LEAST_SERVERS} with standby=True."
+                )
             if role == "server" and planned > len(self.terms.sizes):
                 raise InputError(
                     f"{planned} servers for {len(self.terms.sizes)} blocks; expected at most one per block."
@@ -113,7 +122,8 @@ class Scaler(Crew):
             "registration": self._assign,
             "saving": self._restart,
             "assignment": self._migrate,
-            "migration": self._update,
+            "migration": self._follow_up,
+            "following": self._finish,
         }
         while self.scaling is scaling and not scaling.waiting and scaling.phase in steps:
             if self._still is not None and scaling.phase in ("asked", "registration"):
@@ -191,7 +201,9 @@ class Scaler(Crew):
     def _migrate(self, scaling: Scaling) -> None:
         """Let the blocks move; those who suspend do it while workers stand still."""
         suspends = scaling.strategy == "suspend" and bool(scaling.moves)
-        version = self.progress + MARGIN if suspends and self.terms.sync else None
+        version = scaling.hold
+        if version is None and suspends and self.terms.sync:
+            version = self.progress + MARGIN
         self._phase(scaling, "migration", version=version)
         if suspends and not self.terms.sync:
             scaling.waiting = {"still"}
@@ -201,6 +213,7 @@ class Scaler(Crew):
             if version >= self.terms.n_steps:
                 self._drop(scaling, "training is about to end")
                 return
+            scaling.hold = version
             self._tell_workers(do="hold", version=version)
         self._move(scaling, version)
 
@@ -214,6 +227,76 @@ class Scaler(Crew):
         for source, moves in sources.items():
             self._tell(source, do="hand_over", moves=[[b, n] for b, n in moves.items()], version=version)
 
+    def _follow_up(self, scaling: Scaling) -> None:
+        """Let the blocks be followed where they are now, before those go who are to go."""
+        if not self.terms.standby:
+            self._finish(scaling)
+            return
+        if scaling.hold is not None:
+            scaling.hold = None
+            self._walk_on()
+        self._phase(scaling, "following")
+        self._follow(self._followers_to_be())
+        scaling.waiting = self._not_followed()
+
+    def _not_followed(self) -> set[Any]:
+        return {("follows", block, name) for block, (name, _) in self.coming.items()}
+
+    def _needed(self, names: Sequence[str]) -> bool:
+        """Tell whether somebody has blocks, or follows some that another could follow."""
+        followed = self.shadow.values() if len(self._followers_to_be()) >= LEAST_SERVERS else ()
+        return any(name in names for name in (*self.owner.values(), *(follower for follower, _ in followed)))
+
+    def _followers_to_be(self) -> list[str]:
+        """Return the servers that stay and are connected to all."""
+        away: list[str] = []
+        if self.scaling is not None:
+            away = [*self.scaling.going, *(self.scaling.new if self.scaling.phase in ("asked", "registration") else [])]
+        return [m.name for m in self.of("server") if m.joined and m.name not in away]
+
+    def _on_shadows(self, member: Member, columns: Mapping[str, Any]) -> None:
+        super()._on_shadows(member, columns)
+        if self.scaling is not None:
+            self.scaling.waiting.discard(("follows", int(columns["block"]), member.name))
+
+    def _outlive(self, member: Member, *, going: bool) -> bool:
+        """Go on without a server, whose blocks others own from now on; False if some are lost."""
+        self._bury()
+        if not going:
+            self._repair(1)
+        if self.phase != "training":
+            return True
+        promoted = self._promote({member.name})
+        if promoted is None:
+            return False
+        if self.scaling is not None:
+            self._move_on(self.scaling, promoted)
+        self._follow(self._followers_to_be())
+        if self.scaling is not None and self.scaling.phase == "following":
+            self.scaling.waiting = self._not_followed()
+        return True
+
+    def _repair(self, servers: int) -> None:
+        """Let so many servers come, and share the blocks, before anything else that was asked for."""
+        self._n_scalings += 1
+        self.queue.insert(0, Scaling(servers, number=self._n_scalings, repair=True))
+
+    def _move_on(self, scaling: Scaling, promoted: Mapping[int, str]) -> None:
+        """Let blocks that were on their way from a dead server start from where they are now."""
+        for block, owner in promoted.items():
+            for waited in [w for w in scaling.waiting if w[0] == "owns" and w[1] == block]:
+                if waited[2] == owner:
+                    scaling.waiting.discard(waited)
+                else:
+                    self._tell(owner, do="hand_over", moves=[[block, waited[2]]], version=scaling.hold)
+
+    def _finish(self, scaling: Scaling) -> None:
+        """Come to the end, or begin anew: somebody died, and who was to go got a block back, or still follows."""
+        if self._needed(scaling.going):
+            self._assign(scaling)
+        else:
+            self._update(scaling)
+
     def _update(self, scaling: Scaling) -> None:
         """Let workers go on with the new owners, and those go who are to go."""
         self._phase(scaling, "update")
@@ -222,6 +305,7 @@ class Scaler(Crew):
         for name in scaling.going:
             if name in self.members:
                 self.members[name].leaving = True
+        self._bury()
         if any(self.members[n].role == "worker" for n in (*scaling.new, *scaling.going) if n in self.members):
             self._deal()
         for name in scaling.going:
@@ -229,7 +313,8 @@ class Scaler(Crew):
                 self._tell(name, do="finish")  # what it is at; then it ends
             elif name in self.members:
                 self._out.append(End(name))
-        self._out.append(Note("scaled", {"scaling": scaling.number, "strategy": scaling.strategy}))
+        event = "repaired" if scaling.repair else "scaled"
+        self._out.append(Note(event, {"scaling": scaling.number, "strategy": scaling.strategy}))
         self.scaling = None
         self._go_on()
 

@@ -17,6 +17,7 @@ from labkit.elastic.careful import Keeping, Stamping
 from labkit.elastic.lending import Place, Shelf
 from labkit.elastic.pace import Pace, departures
 from labkit.elastic.protocol import Kind, at, era_and_version
+from labkit.elastic.shadows import Ask, Follower, Shadows
 from labkit.elastic.store import Block, Pushed, Updates, Vector
 from labkit.elastic.transport import AccessError, Channel, Handler, Head, Message, TransportError
 from labkit.elastic.tree import Node
@@ -50,6 +51,12 @@ class Slot:
     """To whom, and from which version on."""
     gone: dict[str, Any] | None = None
     """The notice that tells who has it now."""
+    shadow: int | None = None
+    """The turn in which it began to follow another server's block; None: it does not."""
+    follower: Follower | None = None
+    """Who follows it."""
+    asks: list[Ask] = field(default_factory=list)
+    """Who wants to hear of a version that it has not made."""
 
     def notice(self, moves: int) -> dict[str, Any] | None:
         """Return who has the block; None if that is old: who asks has heard of more moves, so it is coming back."""
@@ -99,11 +106,17 @@ class Server:
         self._pace = Pace()
         self._servers: dict[str, tuple[Channel, str]] = {}
         self._spare: dict[int, deque[Vector]] = defaultdict(lambda: deque(maxlen=SPARE))
+        self.shadows = Shadows(self, post=self._post, report=report)
 
     def slot(self, number: int) -> Slot:
         """Return what is known of a block."""
         with self._lock:
             return self._slots.setdefault(number, Slot(number))
+
+    def slots(self) -> list[Slot]:
+        """Return what is known of all blocks."""
+        with self._lock:
+            return list(self._slots.values())
 
     # --- who is there
 
@@ -111,6 +124,7 @@ class Server:
         """Note a worker, by its number: it is told what moves."""
         with self._lock:
             self._workers[channel] = number
+        self.shadows.met_worker(channel)
 
     def met_server(self, name: str, channel: Channel, address: str) -> None:
         """Note another server, to hand blocks over to."""
@@ -139,10 +153,10 @@ class Server:
             era, step = era_and_version(message.head.step)
             if era != self.era:
                 return
-            if slot.block is None:
+            block = slot.block
+            if block is None or self.shadows.is_early(slot, block, step, message):
                 self._elsewhere(slot, channel, message)
                 return
-            block = slot.block
             grad = np.frombuffer(message.payload, np.float32)
             if self.sync:
                 node = Node.unpack(message.head.offset)
@@ -157,6 +171,7 @@ class Server:
             if what is Pushed.APPLIED or not self.sync:
                 fault.at("ps.updated")
                 self._advanced(slot, block)
+                self._replay(slot)
             elif what is Pushed.KEPT:
                 fault.at("ps.aggregating")
             elif what is Pushed.EARLY:  # a version was given out that is lost
@@ -174,8 +189,10 @@ class Server:
         return Keeping(self.optimizer, block, slot.sent, self.buffer) if slot.sent else self.optimizer
 
     def _elsewhere(self, slot: Slot, channel: Channel, message: Message) -> None:
-        notice = slot.notice(int(message.meta.get("moves", 0)))
+        notice = None if message.head.kind == Kind.BESIDE else slot.notice(int(message.meta.get("moves", 0)))
         if notice is None:
+            if self.sync:  # what is older than others will never be of use
+                slot.parked = [held for held in slot.parked if held[1].head.step >= message.head.step]
             slot.parked.append((channel, message))
         else:
             self._post(channel, Kind.MOVED, meta=notice)
@@ -237,10 +254,11 @@ class Server:
                 fault.at("ps.replying")
             else:
                 slot.wanted.append((channel, version))
-        for version in sorted(block.due):
+        for version in sorted(block.due) if slot.shadow is None else ():
             if version <= block.version:
                 block.due.discard(version)
                 self._copy(slot.number, at(self.era, block.version), [v.copy() for v in block.vectors()], block.card())
+        self.shadows.advanced(slot, block)
         if slot.leaving is not None and slot.leaving[1] <= block.version:
             self._hand_over(slot, block, slot.leaving[0])
 
@@ -253,20 +271,50 @@ class Server:
             fault.at("ps.install.arrived" if message.meta["moves"] else "ps.load.arrived")
             era, _ = era_and_version(message.head.step)
             known = -1 if slot.gone is None else int(slot.gone["blocks"][0][2])
-            if era != self.era or int(message.meta["moves"]) <= known:
+            least = known if "shadow" in message.meta else known + 1  # who had it may follow the one who has it now
+            if era != self.era or int(message.meta["moves"]) < least:
                 channel.refuse(message, f"block {slot.number} has moved on since, or is of another era")
                 return
-            block = slot.block = Block.arrived(slot.number, message.payload, dict(message.meta))
-            self._shelve(slot, block)
-            slot.gone = slot.leaving = None
+            if "shadow" in message.meta:
+                self.shadows.install(slot, channel, message)
+                return
+            block = self.put(slot, Block.arrived(slot.number, message.payload, dict(message.meta)))
+            self.shadows.settled(slot, message)
             fault.at("ps.install.placed" if block.moves else "ps.load.placed")
             channel.reply(message)
             fault.at("ps.install.replied" if block.moves else "ps.load.replied")
             self._report("owns", block=slot.number, version=block.version, moves=block.moves, era=era)
-            self._advanced(slot, block)
-            parked, slot.parked = slot.parked, []
-            for sender, held in parked:
-                self.push(sender, held)
+            self.settle(slot)
+
+    def put(self, slot: Slot, block: Block) -> Block:
+        """Put a block into its slot; one that follows it and is as far has the same bits, and more gradients."""
+        here = slot.block
+        if here is not None and here.version >= block.version:
+            here.moves, here.due = block.moves, block.due
+            block = here
+        else:
+            if here is not None:
+                self._unshelve(slot)
+            self._shelve(slot, block)
+        slot.block, slot.gone, slot.leaving = block, None, None
+        return block
+
+    def settle(self, slot: Slot) -> None:
+        """Do what waits for a block that has come, with what came before it."""
+        if slot.block is not None:
+            self._advanced(slot, slot.block)
+        self._replay(slot)
+
+    def _replay(self, slot: Slot) -> None:
+        """Take what came too early."""
+        parked, slot.parked = slot.parked, []
+        for sender, held in parked:
+            self.push(sender, held)
+
+    def drop(self, slot: Slot) -> None:
+        """Have a block no more."""
+        slot.block = None
+        self._unshelve(slot)
 
     def _shelve(self, slot: Slot, block: Block) -> None:
         """Put the parameters where workers on this host can read them."""
@@ -300,8 +348,7 @@ class Server:
             slot.leaving = owner, from_version
             notices[owner].append([slot.number, from_version, block.moves + 1])
         for owner, blocks in notices.items():
-            for i in range(0, len(blocks), BLOCKS_OF_A_NOTICE):
-                self._announce(owner, blocks[i : i + BLOCKS_OF_A_NOTICE])
+            self._announce(owner, blocks)
         fault.at("ps.handover.announced")
         for slot in slots:
             if slot.block is not None and slot.leaving is not None and slot.leaving[1] <= slot.block.version:
@@ -317,16 +364,28 @@ class Server:
 
     def _announce(self, owner: str, blocks: list[list[int]]) -> None:
         with self._lock:
-            workers = list(self._workers)
             address = self._servers[owner][1] if owner in self._servers else ""
-        for channel in workers:
-            self._post(channel, Kind.MOVED, meta={"owner": owner, "address": address, "blocks": blocks})
+        self.tell_workers(Kind.MOVED, {"owner": owner, "address": address}, blocks)
+
+    def tell_workers(self, kind: Kind, meta: dict[str, Any], blocks: list[list[int]]) -> None:
+        """Tell all workers something of blocks."""
+        with self._lock:
+            workers = list(self._workers)
+        for i in range(0, len(blocks), BLOCKS_OF_A_NOTICE):
+            for channel in workers:
+                self._post(channel, kind, meta={**meta, "blocks": blocks[i : i + BLOCKS_OF_A_NOTICE]})
+
+    def channel_to(self, name: str) -> Channel:
+        """Return the connection to another server; raise TransportError where there is none."""
+        if name not in self._servers:
+            raise TransportError(f"{name} is not connected")
+        return self._servers[name][0]
 
     def _hand_over(self, slot: Slot, block: Block, owner: str) -> None:
         """Stream a block to its new owner, and keep it until that one has it."""
         channel, address = self._servers.get(owner, (None, ""))
         slot.block, slot.leaving = None, None
-        card = {**block.card(), "moves": block.moves + 1}
+        card = {**block.card(), "moves": block.moves + 1, **self.shadows.card(slot, owner=owner)}
         gone = [[slot.number, block.version, block.moves + 1]]
         slot.gone = {"owner": owner, "address": address, "blocks": gone, "gone": True}
         for waiting, _ in slot.wanted:
@@ -405,15 +464,15 @@ class Server:
         In asynchronous training a copy is made now; `version` only names it.
         """
         late = []
-        with self._lock:
-            slots = list(self._slots.values())
-        for slot in slots:
+        for slot in self.slots():
             with slot.lock:
                 block = slot.block
                 if block is None:
                     continue
                 if not self.sync:
                     self._copy(slot.number, at(self.era, version), [v.copy() for v in block.vectors()], block.card())
+                elif slot.shadow is not None:  # to be made, or told to be late, should it become the owner
+                    block.due = {version, *(due for due in block.due if due >= version)}
                 elif block.version > version:
                     late.append(slot.number)
                 else:
@@ -422,10 +481,10 @@ class Server:
         return late
 
     def owned(self) -> list[list[int]]:
-        """Return (block, version, moves) of every block that is here."""
-        with self._lock:
-            slots = list(self._slots.values())
-        return [[s.number, s.block.version, s.block.moves] for s in slots if s.block is not None]
+        """Return (block, version, moves) of every block that it owns."""
+        return [
+            [s.number, s.block.version, s.block.moves] for s in self.slots() if s.block is not None and s.shadow is None
+        ]
 
     def unsettled(self) -> list[tuple[int, int, int, str]]:
         """Return (block, version, moves, owner) of blocks that somebody did not say that it has."""
@@ -458,15 +517,17 @@ class Arrivals(Handler):
 
     def place(self, head: Head) -> Vector | None:
         """Return where gradients go."""
-        return self._server.buffer(head.payload_bytes) if head.kind == Kind.PUSH else None
+        return self._server.buffer(head.payload_bytes) if head.kind in (Kind.PUSH, Kind.BESIDE) else None
 
     def received(self, channel: Channel, message: Message) -> None:
         """Take a message."""
         kind = message.head.kind
-        if kind == Kind.PUSH:
+        if kind in (Kind.PUSH, Kind.BESIDE):
             self._server.push(channel, message)
         elif kind == Kind.PULL:
             self._server.pull(channel, message)
+        elif kind == Kind.ASK:
+            self._server.shadows.ask(channel, message)
         elif kind == Kind.STATE:
             if self._role != "server":
                 raise AccessError(f"a {self._role[:20]} sent a block with its state; only servers may.")

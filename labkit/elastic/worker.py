@@ -5,14 +5,16 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Protocol
 
 import numpy as np
 
 from labkit.elastic import fault
 from labkit.elastic.flat import Flat, Vector
+from labkit.elastic.followers import Beside
 from labkit.elastic.lending import fetch
 from labkit.elastic.protocol import Kind, at, era_and_version
 from labkit.elastic.transport import Channel, FrameError, Handler, Head, Message, TransportError
@@ -96,6 +98,7 @@ class Worker:
         self.training = False
         """Whether it has such parameters."""
         self._missing: set[int] = set()
+        self._beside = Beside()
         self._fetching = 0
         """Copies out of servers' memory that are under way."""
         self._sums: dict[Node, Vector] = {}
@@ -137,8 +140,22 @@ class Worker:
             elif era == self._orders.era and version > self._wanted and message.head.block in self._missing:
                 self._orders.start, self._orders.afresh = version + 1, True  # the others went on: catch up with them,
                 self._report("behind", version=version, era=era)  # and have no part in what they do meanwhile
-            if not self._missing or self._orders.afresh:
+            if self._complete() or self._orders.afresh:
                 self._changed.notify_all()
+
+    def beside(self, message: Message) -> None:
+        """Note who follows blocks, from a version that nobody has yet, or that one who follows has made a version."""
+        name = str(message.meta["name"])
+        with self._changed:
+            if message.head.kind == Kind.FOLLOWED:
+                self._beside.known.add(name, message.meta["blocks"])
+            elif message.head.step == at(self._orders.era, self._wanted):
+                self._beside.behind.pop(name, None)
+                self._changed.notify_all()
+
+    def _complete(self) -> bool:
+        """Tell whether the version that is waited for is here, and those who follow have made it too."""
+        return not self._missing and not self._beside.behind
 
     def moved(self, meta: dict[str, Any]) -> None:
         """Note new owners of blocks."""
@@ -186,6 +203,7 @@ class Worker:
         """Ask again, and push again, what was on its way when a connection broke; what comes twice is ignored."""
         with self._changed:
             self._orders.moved |= {block for block in self._missing if self._orders.owner.get(block) == server}
+            self._beside.again.add(server)
             self._changed.notify_all()
 
     def whereabouts(self) -> dict[str, Any]:
@@ -198,11 +216,9 @@ class Worker:
         with self._changed:
             orders, do = self._orders, meta["do"]
             if do == "begin":
-                first, last = meta["leaves"]
-                self._orders = Orders(era=meta["era"], start=meta["version"], leaves=(first, last), afresh=True)
-                for block, owner, moves in meta["map"]:
-                    self._orders.owner[block] = owner
-                    self._orders.moves[block] = self._orders.known[block] = moves
+                self._told_to_begin(meta)
+            elif do == "followers":
+                self._beside.settle(meta["rows"], owner=orders.owner, here=meta["here"])
             elif do == "deal":
                 first, last = meta["leaves"]
                 orders.leaves, orders.dealt = (first, last), True
@@ -215,6 +231,14 @@ class Worker:
             elif do == "stop":
                 orders.stop = True
             self._changed.notify_all()
+
+    def _told_to_begin(self, meta: dict[str, Any]) -> None:
+        first, last = meta["leaves"]
+        self._orders = Orders(era=meta["era"], start=meta["version"], leaves=(first, last), afresh=True)
+        for block, owner, moves in meta["map"]:
+            self._orders.owner[block] = owner
+            self._orders.moves[block] = self._orders.known[block] = moves
+        self._beside.known.settle(meta.get("followers", ()), begin=True)
 
     # --- the loop
 
@@ -280,7 +304,9 @@ class Worker:
             self._wanted, self._missing = version, set(range(len(self.extents)))
             self._turned(version - 1)
             self._orders.moved.clear()
+            beside = self._beside.begin(version - 1, self._orders.owner)
         self._ask(range(len(self.extents)), version)
+        self._ask_beside(beside, version)
 
     def _ask(self, blocks: Sequence[int], version: int) -> None:
         by_owner: dict[str, list[int]] = defaultdict(list)
@@ -290,6 +316,10 @@ class Worker:
             moves = [self._orders.moves[block] for block in numbers]
             meta = {"blocks": numbers, "moves": moves}
             self._send(owner, Kind.PULL, step=at(self._orders.era, version), meta=meta)
+
+    def _ask_beside(self, asked: Mapping[str, Sequence[int]], version: int) -> None:
+        for name, numbers in asked.items():
+            self._send(name, Kind.ASK, step=at(self._orders.era, version), meta={"blocks": numbers})
 
     def _send(self, owner: str, kind: Kind, *buffers: Any, **columns: Any) -> None:
         """Send to a server; where that fails, its blocks will have another owner or training goes back."""
@@ -325,6 +355,7 @@ class Worker:
         return left
 
     def _push(self, node: Node, blocks: Sequence[int], version: int) -> None:
+        """Send gradients to owners and to those who follow; the step ends when all of them have used them."""
         vector, step = self._sums[node], at(self._orders.era, version)
         fault.at("worker.push")
         for i, block in enumerate(blocks):
@@ -332,9 +363,8 @@ class Worker:
                 fault.at("worker.push.half")
             first, n = self.extents[block]
             owner, meta = self._orders.owner[block], {"moves": self._orders.moves[block]}
-            self._send(
-                owner, Kind.PUSH, vector[first : first + n], block=block, offset=node.pack(), step=step, meta=meta
-            )
+            for name, kind in ((owner, Kind.PUSH), *((name, Kind.BESIDE) for name in self._beside.of(block))):
+                self._send(name, kind, vector[first : first + n], block=block, offset=node.pack(), step=step, meta=meta)
         fault.at("worker.pushed")
 
     def _check(self) -> None:
@@ -346,7 +376,8 @@ class Worker:
     def _drop(self) -> None:
         """Use the buffers of gradients again: nobody reads them any more.
 
-        The next version of every block is there, or others went on to the one after it, or an era is over.
+        The next version of every block is there, with those who follow too, or others went on to the one after it, or
+        an era is over.
         """
         self._settle()
         self.flat.give_all_back()
@@ -355,22 +386,23 @@ class Worker:
 
     def _wait_for_version(self, *, computing: int | None = None) -> None:
         """Wait until all blocks are there; meanwhile do what a new dealing or a new owner asks for."""
-        while self._missing:
+        while not self._complete():
             with self._changed:
                 self._changed.wait_for(self._news)
                 self._check()
-                orders = self._orders
+                orders, again = self._orders, self._beside.once_more()
                 moved, orders.moved, orders.dealt = sorted(orders.moved & self._missing), set(), False
-            if moved:
-                self._ask(moved, self._wanted)
-                for node in list(self._sums):
-                    self._push(node, moved, self._wanted - 1)
-            if computing is not None and self._missing:
+            self._ask(moved, self._wanted)
+            self._ask_beside(again, self._wanted)
+            for node in list(self._sums):
+                self._push(node, sorted({*moved, *chain.from_iterable(again.values())}), self._wanted - 1)
+            if computing is not None and not self._complete():
                 self._compute(computing)
 
     def _news(self) -> bool:
         orders = self._orders
-        return bool(orders.stop or orders.afresh or not self._missing or orders.moved or orders.dealt)
+        told = orders.stop or orders.afresh or orders.moved or orders.dealt or self._beside.again
+        return bool(told or self._complete())
 
     def _settle(self) -> None:
         """Wait until the gradients are out of this process's hands."""
@@ -408,6 +440,10 @@ class Receiver(Protocol):
         """Note new owners of blocks."""
         ...
 
+    def beside(self, message: Message) -> None:
+        """Note what those who follow say, and the owners of them."""
+        ...
+
 
 class FromServers(Handler):
     """What arrives at a worker from one server.
@@ -442,6 +478,8 @@ class FromServers(Handler):
                 self._worker.params(message)
         elif message.head.kind == Kind.MOVED:
             self._worker.moved(dict(message.meta))
+        elif message.head.kind in (Kind.FOLLOWED, Kind.ABREAST):
+            self._worker.beside(message)
 
     def _fetched(self, channel: Channel, message: Message) -> bool:
         """Fetch parameters; ask again where they changed meanwhile."""

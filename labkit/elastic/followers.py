@@ -1,0 +1,108 @@
+"""The servers that follow each block, as a worker knows them: from which version on, and until told otherwise."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+Row = Sequence[object]
+"""What the controller says of a block: [block, turn, [[name, turn], ...]]; of all orders to follow it up to a turn only
+these count."""
+
+
+class Followers:
+    """Who else gets the gradients of a block than its owner.
+
+    The owner of a block announces who follows from which version on, before it gives anybody that version; the
+    controller says when following has ended. Every order to follow has a turn, which counts up for each block, so that
+    what is old is told from what is new in whatever order it comes.
+    """
+
+    def __init__(self) -> None:
+        self._of: dict[int, dict[str, tuple[int, int]]] = {}
+        self._settled: dict[int, tuple[int, set[tuple[str, int]]]] = {}
+
+    def add(self, name: str, blocks: Iterable[Sequence[int]]) -> None:
+        """Note that a server follows blocks: (block, first version, turn)."""
+        for block, version, turn in blocks:
+            before, first = self._of.setdefault(block, {}).get(name, (-1, version))
+            if turn > before and self._counts(block, name, turn):
+                self._of[block][name] = turn, min(first, version)  # who follows already does not stop meanwhile
+
+    def settle(self, rows: Iterable[Row], *, begin: bool = False) -> None:
+        """Take what the controller says of blocks; a worker that begins takes over those who follow already."""
+        for block, upto, known in rows:
+            self._settled[block] = upto, {(name, turn) for name, turn in known}  # type: ignore[index,assignment,attr-defined]
+            if begin:
+                for name, turn in known:  # type: ignore[attr-defined]
+                    self.add(name, [(block, 0, turn)])  # type: ignore[list-item]
+        for block, known in self._of.items():
+            for name in [name for name, (turn, _) in known.items() if not self._counts(block, name, turn)]:
+                del known[name]
+
+    def _counts(self, block: int, name: str, turn: int) -> bool:
+        upto, known = self._settled.get(block, (-1, set()))
+        return turn > upto or (name, turn) in known
+
+    def at(self, version: int) -> dict[int, set[str]]:
+        """Return who follows each block that somebody follows at a version.
+
+        >>> known = Followers()
+        >>> known.add("ps-1", [(0, 5, 1)])
+        >>> known.at(4), known.at(5)
+        ({}, {0: {'ps-1'}})
+        """
+        found = {b: {name for name, (_, first) in known.items() if first <= version} for b, known in self._of.items()}
+        return {block: names for block, names in found.items() if names}
+
+
+class Beside:
+    """Whom a worker serves besides the owners during one step, and who has yet to say that it is abreast of them.
+
+    Guarded by the worker's condition.
+    """
+
+    def __init__(self) -> None:
+        self.known = Followers()
+        self.behind: dict[str, set[int]] = {}
+        """Blocks of each server that has not made the version that is waited for."""
+        self.again: set[str] = set()
+        """Servers that are to be asked once more."""
+        self._of: dict[int, set[str]] = {}
+
+    def begin(self, version: int, owner: Mapping[int, str]) -> dict[str, list[int]]:
+        """Begin the step that leads from a version to the next; return whom to ask about which blocks."""
+        self._of = {block: names - {owner.get(block, "")} for block, names in self.known.at(version).items()}
+        behind = defaultdict(set)
+        for block, names in self._of.items():
+            for name in names:
+                behind[name].add(block)
+        self.behind = dict(behind)
+        self.again.clear()
+        return {name: sorted(blocks) for name, blocks in self.behind.items()}
+
+    def of(self, block: int) -> tuple[str, ...]:
+        """Return who gets the gradients of a block besides its owner."""
+        return tuple(self._of.get(block, ()))
+
+    def settle(self, rows: Iterable[Row], *, owner: Mapping[int, str], here: Iterable[str]) -> None:
+        """Wait no longer for those that follow no more.
+
+        One who follows no more because it owns the block now is waited for until the end of the step: nobody else may
+        have what this worker computed. `here` are the servers there are.
+        """
+        self.known.settle(rows)
+        still = self.known.at(1 << 62)
+        for block, name in owner.items():
+            if name in here:
+                still.setdefault(block, set()).add(name)
+        self._of = {block: names & still.get(block, set()) for block, names in self._of.items()}
+        rest = {name: {b for b in held if name in still.get(b, ())} for name, held in self.behind.items()}
+        self.again |= {name for name, held in rest.items() if held and held != self.behind[name]}
+        self.behind = {name: held for name, held in rest.items() if held}
+
+    def once_more(self) -> dict[str, list[int]]:
+        """Return whom to ask again about which blocks."""
+        asked = {name: sorted(blocks) for name, blocks in self.behind.items() if name in self.again}
+        self.again.clear()
+        return asked

@@ -1,0 +1,547 @@
+"""A job in one process: the real controller, servers and workers, and a network that delivers in any order it likes.
+
+Frames of a connection arrive in order; which connection is next is drawn. What is sent is read only when it arrives,
+as in shared memory, and a worker's gradients become nonsense as soon as it gives their memory back: whoever relies on
+them for longer does not end with the right parameters.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+
+from labkit.elastic.assign import reassign
+from labkit.elastic.commands import Command, End, Keep, Load, Note, Over, Start, Tell
+from labkit.elastic.controller import Controller
+from labkit.elastic.crew import Terms
+from labkit.elastic.optimizers import optimizer
+from labkit.elastic.protocol import Kind, at, era_and_version
+from labkit.elastic.server import Arrivals, Server
+from labkit.elastic.store import Block, Vector
+from labkit.elastic.transport import ClosedError, Handler, Head, Message, Peer, PeerLostError, RemoteError
+from labkit.elastic.tree import Node, halves
+from labkit.elastic.worker import FromServers, Worker
+
+PATIENCE_S = 20.0
+"""Without a frame for so long, everybody waits for somebody: a hang."""
+
+
+class Hung(AssertionError):
+    """Everybody waits for somebody."""
+
+
+class Wire:
+    """One direction of a connection: what is sent and has not arrived."""
+
+    def __init__(self, network: Network) -> None:
+        self.network, self.queue, self.cut = network, deque[Callable[[], None]](), False
+        self.n_sent = self.n_arrived = 0
+
+    def put(self, arrive: Callable[[], None]) -> int:
+        with self.network.lock:
+            self.n_sent += 1
+            if not self.cut:
+                self.queue.append(arrive)
+                self.network.more.notify_all()
+            return self.n_sent
+
+
+class Network:
+    """All wires; delivers one frame at a time."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self.rng, self.lock = rng, threading.RLock()
+        self.more = threading.Condition(self.lock)
+        self.wires: list[Wire] = []
+        self.weights: list[float] = []
+
+    def wire(self) -> Wire:
+        wire = Wire(self)
+        with self.lock:
+            self.wires.append(wire)
+            self.weights.append(float(self.rng.pareto(0.6)) + 0.01)  # some are much slower than others
+        return wire
+
+    def step(self) -> None:
+        """Deliver a frame."""
+        with self.lock:
+            if not self.more.wait_for(lambda: any(w.queue for w in self.wires), PATIENCE_S):
+                raise Hung
+            if self.rng.random() < 0.02:
+                self.lock.release()
+                time.sleep(0.0005)  # noqa: TID251 - let workers run ahead now and then
+                self.lock.acquire()
+            full = [(w, p) for w, p in zip(self.wires, self.weights, strict=True) if w.queue]
+            weights = np.array([p for _, p in full])
+            wire = full[int(self.rng.choice(len(full), p=weights / weights.sum()))][0]
+            arrive = wire.queue.popleft()
+            wire.n_arrived += 1
+        arrive()
+
+
+class End_:  # noqa: N801
+    """One end of a connection: a Channel."""
+
+    def __init__(self, out: Wire, handler: Handler, *, peer: str) -> None:
+        self.out, self.handler, self.closed = out, handler, False
+        self.peer = Peer(peer, {"name": peer})
+        self.other: End_ = self
+        self.waiting: dict[int, Future[Message]] = {}
+
+    def send(self, kind: int, *buffers: Any, meta: Any = None, block: int = 0, offset: int = 0, step: int = 0) -> int:
+        return self._put(kind, buffers, meta, block, offset, step, request=0)
+
+    def request(
+        self, kind: int, *buffers: Any, meta: Any = None, block: int = 0, offset: int = 0, step: int = 0
+    ) -> Future[Message]:
+        reply: Future[Message] = Future()
+        self.waiting[id(reply)] = reply
+        self._put(kind, buffers, meta, block, offset, step, request=id(reply))
+        return reply
+
+    def _put(self, kind: int, buffers: Any, meta: Any, block: int, offset: int, step: int, *, request: int) -> int:
+        if self.closed:
+            raise ClosedError("closed")
+        told = json.loads(json.dumps(meta or {}))
+        flat = [np.asarray(b).reshape(-1) for b in buffers]
+        return self.out.put(lambda: self.other.arrived(kind, flat, told, block, offset, step, request))
+
+    def arrived(
+        self, kind: int, flat: list[Vector], meta: Any, block: int, offset: int, step: int, request: int
+    ) -> None:
+        if self.closed:
+            return
+        if kind in (Kind.PUSH, Kind.BESIDE):
+            payload = memoryview(flat[0]).cast("B").toreadonly()
+        else:
+            payload = memoryview(np.concatenate(flat) if flat else np.empty(0, np.float32)).cast("B")
+        head = Head(int(kind), 0, 0, len(payload), block, offset, 0, request, step)
+        place = None if kind in (Kind.PUSH, Kind.BESIDE) else self.handler.place(head)
+        if place is not None:
+            there = memoryview(place).cast("B")
+            there[: len(payload)] = payload
+            payload = there[: len(payload)]
+        self.handler.received(self, Message(head, meta, payload))  # type: ignore[arg-type]
+
+    def reply(self, to: Message, *_: Any, **__: Any) -> int:
+        return self.out.put(lambda: self.other.answered(to.head.request, None))
+
+    def refuse(self, to: Message, why: str) -> int:
+        return self.out.put(lambda: self.other.answered(to.head.request, RemoteError(why)))
+
+    def answered(self, request: int, failure: Exception | None) -> None:
+        reply = self.waiting.pop(request, None)
+        if reply is not None and failure is None:
+            reply.set_result(Message(Head(16), {}, memoryview(b"")))
+        elif reply is not None:
+            reply.set_exception(failure)
+
+    def flush(self, number: int | None = None, *, timeout_s: float | None = None) -> None:
+        if timeout_s is not None and number is not None and self.out.n_arrived < number:
+            raise TimeoutError
+
+    def lose(self) -> None:
+        """Hear that the other end is gone."""
+        self.closed = True
+        for reply in list(self.waiting.values()):
+            reply.set_exception(PeerLostError("gone"))
+        self.waiting.clear()
+        self.handler.closed(self, PeerLostError("gone"))  # type: ignore[arg-type]
+
+
+class Numbers:
+    """A model without torch: what a worker needs of `Flat`."""
+
+    def __init__(self, n: int) -> None:
+        self.versions = (np.zeros(n, np.float32), np.zeros(n, np.float32))
+        self._used = self.versions[0]
+        self.lender = None
+        self._made: list[Vector] = []
+
+    def use(self, version: int) -> None:
+        self._used = self.versions[version % 2]
+
+    def gradient(self, loss: Loss, into: Vector) -> None:
+        into[:] = gradient(self._used, loss.step, loss.leaf)
+
+    def borrow(self) -> Vector:
+        self._made.append(np.empty_like(self._used))
+        return self._made[-1]
+
+    def give_back(self, vectors: list[Vector]) -> None:
+        pass
+
+    def give_all_back(self) -> None:
+        for vector in self._made:
+            vector[:] = np.nan
+        self._made.clear()
+
+
+class Loss(float):
+    step: int
+    leaf: int
+
+    def detach(self) -> Loss:
+        return self
+
+
+def loss(step: int, leaf: int) -> Loss:
+    made = Loss(1.0)
+    made.step, made.leaf = step, leaf
+    return made
+
+
+def gradient(params: Vector, step: int, leaf: int) -> Vector:
+    return np.sin(params * np.float32(leaf + 1) + np.float32(step), dtype=np.float32)
+
+
+def control(extents: list[tuple[int, int]], *, n_steps: int, n_shards: int) -> Vector:
+    """Return the parameters of training to which nothing happens."""
+    n = sum(size for _, size in extents)
+    params, chosen = np.zeros(n, np.float32), optimizer("momentum", lr=0.1)
+    state = chosen.init(n)
+
+    def summed(node: Node, step: int) -> Vector:
+        if node.size == 1:
+            return gradient(params, step, node.first)
+        left, right = halves(node)
+        return summed(left, step) + summed(right, step)
+
+    for step in range(n_steps):
+        chosen.apply(params, summed(Node(0, n_shards), step), state, step=step + 1, scale=1 / n_shards)
+    return params
+
+
+class Actor:
+    """A process: its connections, and what it does with what the controller says."""
+
+    def __init__(self, stage: Stage, name: str, role: str) -> None:
+        self.stage, self.name, self.role, self.alive = stage, name, role, True
+        self.ends: list[End_] = []
+        self.servers: dict[str, End_] = {}
+        self.up, self.down = stage.network.wire(), stage.network.wire()
+        self.thread: threading.Thread | None = None
+        if role == "server":
+            self.server = Server(
+                name, optimizer=optimizer("momentum", lr=0.1), n_shards=stage.n_shards, sync=True,
+                report=self.report, copy=self.copy,
+            )  # fmt: skip
+        else:
+            self.worker = Worker(
+                Numbers(stage.n), extents=stage.extents, loss_of=loss, n_shards=stage.n_shards,  # type: ignore[arg-type]
+                n_steps=stage.n_steps, channel_of=self.channel_of, report=self.report,
+            )  # fmt: skip
+            self.thread = threading.Thread(target=self.worker.run, daemon=True)
+
+    def report(self, event: str, **columns: Any) -> None:
+        told = json.loads(json.dumps(columns))
+        self.up.put(lambda: self.stage.hear(self.name, event, told))
+
+    def copy(self, block: int, step: int, vectors: list[Vector], card: dict[str, Any]) -> None:
+        self.up.put(lambda: self.stage.copied(block, step, vectors, card))
+
+    def channel_of(self, name: str) -> Any:
+        if name not in self.servers:
+            raise ClosedError(f"{name} is not connected")
+        return self.servers[name]
+
+    def join(self) -> None:
+        self.up.put(lambda: self.stage.joined(self.name))
+
+    def take(self, what: dict[str, Any]) -> None:
+        """Carry out an order."""
+        do = what["do"]
+        if do == "meet":
+            self.meet(what["name"])
+        elif do == "stop":
+            self.stage.gone(self.name, prefix=False)
+        elif self.role == "server":
+            self.serve(do, what)
+        elif do == "moved":
+            self.worker.moved(what)
+        elif do == "tell":
+            self.report("here", **self.worker.whereabouts())
+        else:
+            self.worker.told(what)
+
+    def serve(self, do: str, what: dict[str, Any]) -> None:
+        server = self.server
+        if do == "tell":
+            self.tell_all()
+        elif do == "copy":
+            late = server.copy_at(what["version"])
+            if late:
+                self.report("late", version=what["version"], blocks=late)
+        else:
+            {
+                "era": lambda: server.begin_era(what["era"]),
+                "hand_over": lambda: server.hand_over({int(b): n for b, n in what["moves"]}, version=what["version"]),
+                "take_back": lambda: server.take_back(what["blocks"]),
+                "follow": lambda: server.shadows.follow(what["blocks"]),
+                "own": lambda: server.shadows.own(what["blocks"]),
+                "unfollow": lambda: server.shadows.unfollow(what["blocks"]),
+                "forget": lambda: server.forget(what["blocks"]),
+            }[do]()
+
+    def tell_all(self) -> None:
+        version = 0
+        for block, at_version, moves in self.server.owned():
+            self.report("owns", block=block, version=at_version, moves=moves, era=self.server.era)
+            version = max(version, at_version)
+        for block, at_version, moves, owner in self.server.unsettled():
+            self.report("unsure", block=block, version=at_version, moves=moves, owner=owner, era=self.server.era)
+        for slot in self.server.slots():
+            self.server.shadows.report_shadow(slot)
+        self.report("here", version=version, has=self.server.era)
+
+    def meet(self, name: str) -> None:
+        other = self.stage.actors.get(name)
+        if name not in self.servers:
+            if other is None or not other.alive:
+                self.report("unmet", name=name, why="it is gone")
+                return
+            handler: Handler = (
+                Arrivals(self.server, role="server") if self.role == "server" else FromServers(self.worker)
+            )
+            mine = End_(self.stage.network.wire(), handler, peer=name)
+            theirs = End_(self.stage.network.wire(), Arrivals(other.server, role=self.role), peer=self.name)
+            mine.other, theirs.other = theirs, mine
+            self.ends.append(mine)
+            other.ends.append(theirs)
+            theirs.handler.opened(theirs)  # type: ignore[arg-type]
+            self.servers[name] = mine
+            if self.role == "server":
+                self.server.met_server(name, mine, f"unix:/{name}")  # type: ignore[arg-type]
+        self.report("met", name=name)
+
+
+class Stage:
+    """A job.
+
+    Parameters
+    ----------
+    seed : int
+        Of everything that is drawn.
+    """
+
+    def __init__(
+        self, seed: int, *, servers: int = 3, workers: int = 3, n_steps: int = 12, n_blocks: int = 6,
+        standby: bool = True, save_every: int = 4,
+    ) -> None:  # fmt: skip
+        self.rng = np.random.default_rng(seed)
+        self.network = Network(self.rng)
+        self.n_steps, self.n_shards = n_steps, 4
+        self.extents = [(3 * b, 3) for b in range(n_blocks)]
+        self.n = 3 * n_blocks
+        self.terms = Terms(
+            sizes=[3] * n_blocks, n_shards=self.n_shards, n_steps=n_steps, save_every=save_every, restarts=99,
+            standby=standby,
+        )  # fmt: skip
+        self.actors: dict[str, Actor] = {}
+        self.notes: list[Note] = []
+        self.over: str | None = None
+        zeros = {b: Block(b, np.zeros(3, np.float32), {"velocity": np.zeros(3, np.float32)}) for b in range(n_blocks)}
+        self.saved: dict[int, dict[int, Block]] = {0: zeros}
+        self.copies: dict[int, dict[int, Block]] = {}
+        self.log: list[str] = []
+        self.machine = Controller(self.terms, reassign=reassign)
+        self.state: dict[str, Any] = {}
+        self.carry_out(self.machine.start(servers=servers, workers=workers))
+
+    # --- what the controller's process does
+
+    def carry_out(self, commands: list[Command]) -> None:
+        self.state = json.loads(json.dumps(self.machine.state()))
+        for command in commands:
+            self.log.append(str(command)[:300])
+            if isinstance(command, Start):
+                actor = self.actors[command.name] = Actor(self, command.name, command.role)
+                actor.join()
+                if actor.thread is not None:
+                    actor.thread.start()
+            elif isinstance(command, Tell):
+                self.tell(command.to, dict(command.what))
+            elif isinstance(command, End) and command.kill:
+                self.kill(command.name)
+            elif isinstance(command, End):
+                self.tell(command.name, {"do": "stop"})
+            elif isinstance(command, Load):
+                self.load(command)
+            elif isinstance(command, Keep):
+                pass
+            elif isinstance(command, Note):
+                self.notes.append(command)
+            elif isinstance(command, Over):
+                self.over = command.failure
+
+    def tell(self, name: str, what: dict[str, Any]) -> None:
+        actor = self.actors.get(name)
+        if actor is not None:
+            told = json.loads(json.dumps(what))
+            actor.down.put(lambda: actor.take(told))
+
+    def load(self, command: Load) -> None:
+        self.copies.clear()
+        version = max(self.saved)
+        left = set(self.saved[version])
+        for number, block in self.saved[version].items():
+            actor = self.actors.get(command.owner[number])
+            if actor is None or not actor.alive:
+                return
+            payload = memoryview(np.concatenate(block.vectors())).cast("B")
+            meta = {**block.card(), "moves": 0, "due": []}
+            head = Head(20, 0, 0, len(payload), number, 0, 0, 1, at(command.era, version))
+            message = Message(head, meta, payload)
+
+            def settled(number: int = number) -> None:
+                left.discard(number)
+                if not left and command.era == self.machine.era:
+                    self.carry_out(self.machine.loaded(version))
+
+            reply = _Answer(actor.up, settled)
+            actor.down.put(lambda actor=actor, message=message, reply=reply: actor.server.install(reply, message))  # type: ignore[misc]
+
+    def joined(self, name: str) -> None:
+        if self.actors[name].alive:
+            self.carry_out(self.machine.joined(name, address=f"unix:/{name}"))
+
+    def hear(self, name: str, event: str, columns: dict[str, Any]) -> None:
+        self.log.append(f"    {name} {event} { {k: v for k, v in columns.items() if k != 'losses'} }")
+        self.carry_out(self.machine.reported(name, event, columns))
+
+    def copied(self, number: int, step: int, vectors: list[Vector], card: dict[str, Any]) -> None:
+        era, version = era_and_version(step)
+        if era != self.machine.era:
+            return
+        state = self.copies.setdefault(version, {})
+        state[number] = Block(number, vectors[0], {"velocity": vectors[1]}, version=version)
+        if len(state) == len(self.extents):
+            self.copies = {v: s for v, s in self.copies.items() if v > version}
+            self.saved[version] = state
+            self.carry_out(self.machine.copied(version))
+            self.carry_out(self.machine.saved_at(version))
+
+    # --- what happens to processes
+
+    def kill(self, name: str) -> None:
+        """Let a process be gone from one moment to the next."""
+        if name in self.actors and self.actors[name].alive:
+            self.gone(name, prefix=True)
+
+    def gone(self, name: str, *, prefix: bool) -> None:
+        actor = self.actors[name]
+        if not actor.alive:
+            return
+        self.log.append(f"--- {name} is gone")
+        actor.alive = False
+        with self.network.lock:
+            for end in actor.ends:
+                end.closed = True
+                self._cut(end.out, prefix=prefix)
+                end.out.queue.append(end.other.lose)
+                end.other.out.cut = True
+                end.other.out.queue.clear()
+                end.out.cut = True
+            self._cut(actor.up, prefix=prefix)
+            actor.up.queue.append(lambda: self.left(name))
+            actor.up.cut = actor.down.cut = True
+            actor.down.queue.clear()
+        if actor.role == "worker":
+            actor.worker.told({"do": "stop"})
+
+    def _cut(self, wire: Wire, *, prefix: bool) -> None:
+        """Lose the end of what was sent: it had not left the process."""
+        if prefix and wire.queue:
+            for _ in range(int(self.rng.integers(len(wire.queue) + 1))):
+                wire.queue.pop()
+
+    def left(self, name: str) -> None:
+        self.log.append(f"--- {name} has left")
+        self.carry_out(self.machine.left(name, reason="killed"))
+
+    def restart_controller(self) -> None:
+        """Kill the controller; another one takes over."""
+        self.log.append("--- controller")
+        here = [actor for actor in self.actors.values() if actor.alive]
+        self.machine = Controller(self.terms, reassign=reassign)
+        self.copies.clear()
+        gone = [m[0] for m in self.state["members"] if m[0] not in {a.name for a in here}]
+        with self.network.lock:
+            for actor in self.actors.values():
+                actor.up.queue.clear()
+                actor.down.queue.clear()
+        self.carry_out(self.machine.take_over(self.state))
+        for actor in here:
+            actor.join()
+        for name in gone:
+            self.left(name)
+
+    # --- the run
+
+    def redundant(self, victims: list[str]) -> bool:
+        """Tell whether nothing is lost if these die now: all they own is followed by somebody else."""
+        machine = self.machine
+        heirs = [machine.shadow.get(b, ("", 0))[0] for b, owner in machine.owner.items() if owner in victims]
+        return all(h in self.actors and self.actors[h].alive and h not in victims for h in heirs)
+
+    def run(self, at_frames: dict[int, Callable[[Stage], None]] | None = None) -> Vector:
+        """Run to the end; return the parameters."""
+        todo, n = dict(at_frames or {}), 0
+        try:
+            while self.over is None:
+                self.network.step()
+                n += 1
+                for when in [w for w in todo if w <= n]:
+                    todo.pop(when)(self)
+        except Hung:
+            told = "\n".join([*self.log[-150:], *self.where_all_stand()])
+            raise AssertionError(f"it hangs in phase {self.machine.phase}, {self.machine.scaling}\n{told}") from None
+        finally:
+            for actor in self.actors.values():
+                if actor.role == "worker":
+                    actor.worker.told({"do": "stop"})
+        assert self.over == "", self.over
+        last = self.saved[self.n_steps]
+        return np.concatenate([last[b].params for b in sorted(last)])
+
+    def where_all_stand(self) -> list[str]:
+        """Return lines that tell what everybody has and waits for."""
+        lines = [f"shadow {self.machine.shadow} coming {self.machine.coming} owner {self.machine.owner}"]
+        for actor in (actor for actor in self.actors.values() if actor.alive):
+            if actor.role == "worker":
+                w, orders = actor.worker, actor.worker._orders
+                lines.append(
+                    f"{actor.name}: at {w.version} wants {w._wanted}, lacks {w._missing}, behind {w._beside.behind}, "
+                    f"leaves {orders.leaves}, sums {list(w._sums)}, {orders}"
+                )
+                continue
+            for slot in actor.server.slots():
+                lines.append(
+                    f"{actor.name}: {slot.number} at {slot.block and (slot.block.version, list(slot.block.sums))}, "
+                    f"shadow {slot.shadow}, follower {slot.follower}, leaving {slot.leaving}, gone {slot.gone}, "
+                    f"{len(slot.parked)} parked, wanted {[v for _, v in slot.wanted]}, {len(slot.asks)} asks"
+                )
+        return lines
+
+    def events(self) -> list[str]:
+        return [note.event for note in self.notes]
+
+
+class _Answer:
+    """Whoever sent a block of a checkpoint."""
+
+    def __init__(self, wire: Wire, settled: Callable[[], None]) -> None:
+        self._wire, self._settled = wire, settled
+
+    def reply(self, _: Message) -> None:
+        self._wire.put(self._settled)
+
+    def refuse(self, _: Message, why: str) -> None:
+        pass
