@@ -14,7 +14,7 @@ import numpy as np
 
 from labkit.elastic import fault
 from labkit.elastic.careful import Keeping, Stamping
-from labkit.elastic.lending import Place, Shelf
+from labkit.elastic.lending import Shelf
 from labkit.elastic.pace import Pace, departures
 from labkit.elastic.protocol import Kind, at, era_and_version
 from labkit.elastic.shadows import Ask, Follower, Shadows
@@ -43,8 +43,6 @@ class Slot:
     """Who waits for which version."""
     sent: list[tuple[Channel, int]] = field(default_factory=list)
     """Frames with the parameters that may not be out yet."""
-    place: Place | None = None
-    """Where workers on this host read the parameters."""
     parked: list[tuple[Channel, Message]] = field(default_factory=list)
     """Gradients that came before the block."""
     leaving: tuple[str, int] | None = None
@@ -184,8 +182,8 @@ class Server:
 
     def _careful(self, slot: Slot, block: Block) -> Updates:
         """Return the optimizer, with regard for whoever still reads the parameters as they are."""
-        if slot.place is not None:
-            return Stamping(self.optimizer, slot.place)
+        if block.place is not None:
+            return Stamping(self.optimizer, block.place)
         return Keeping(self.optimizer, block, slot.sent, self.buffer) if slot.sent else self.optimizer
 
     def _elsewhere(self, slot: Slot, channel: Channel, message: Message) -> None:
@@ -216,7 +214,7 @@ class Server:
 
     def _send(self, slot: Slot, block: Block, channel: Channel) -> None:
         """Send the parameters, and say up to which of its updates this worker's are in them."""
-        if slot.place is not None:
+        if block.place is not None:
             self._lend(slot, block, channel)
             return
         last = block.seen.get(self._workers.get(channel, -1), 0)
@@ -228,15 +226,15 @@ class Server:
 
     def _lend(self, slot: Slot, block: Block, channel: Channel) -> None:
         """Say where the parameters are and which stamp they bear; send them to whom that is of no use."""
-        if slot.place is None or self.shelf is None:
+        if block.place is None or self.shelf is None:
             return
         try:
             lent = self.shelf.lend(channel)
         except TransportError:
             return
-        whole = slot.place.whole if lent else block.params.copy()  # what is on its way must not change
+        whole = block.place.whole if lent else block.params.copy()  # what is on its way must not change
         step = at(self.era, block.version)
-        self._post(channel, Kind.PARAMS, whole, block=slot.number, offset=slot.place.stamp, step=step)
+        self._post(channel, Kind.PARAMS, whole, block=slot.number, offset=block.place.stamp, step=step)
 
     def _post(self, channel: Channel, kind: Kind, *buffers: Any, **columns: Any) -> int | None:
         try:
@@ -293,9 +291,8 @@ class Server:
             here.moves, here.due = block.moves, block.due
             block = here
         else:
-            if here is not None:
-                self._unshelve(slot)
-            self._shelve(slot, block)
+            self._unshelve(here)
+            self._shelve(block)
         slot.block, slot.gone, slot.leaving = block, None, None
         return block
 
@@ -313,19 +310,20 @@ class Server:
 
     def drop(self, slot: Slot) -> None:
         """Have a block no more."""
-        slot.block = None
-        self._unshelve(slot)
+        block, slot.block = slot.block, None
+        self._unshelve(block)
 
-    def _shelve(self, slot: Slot, block: Block) -> None:
+    def _shelve(self, block: Block) -> None:
         """Put the parameters where workers on this host can read them."""
         block.buffer = self.buffer
-        slot.place = None if self.shelf is None else self.shelf.take(block.params)
-        if slot.place is not None:
-            block.params = slot.place.params
+        block.place = None if self.shelf is None else self.shelf.take(block.params)
+        if block.place is not None:
+            block.params = block.place.params
 
-    def _unshelve(self, slot: Slot) -> None:
-        place, slot.place = slot.place, None
-        if place is not None and self.shelf is not None:
+    def _unshelve(self, block: Block | None) -> None:
+        """Use the place of a block for another one: this one is of no use any more, and on its way to nobody."""
+        if block is not None and self.shelf is not None:
+            place, block.place = block.place, None
             self.shelf.give(place)
 
     def hand_over(self, moves: dict[int, str], *, version: int | None) -> None:
@@ -402,12 +400,11 @@ class Server:
                     "handed_over", block=slot.number, version=block.version, owner=owner, moves=card["moves"], era=era,
                     seconds=spent, bytes=n_bytes,
                 )  # fmt: skip
-                with slot.lock:
-                    if slot.block is None:
-                        self._unshelve(slot)
+                self._unshelve(block)
                 return
             with slot.lock:
                 if era != self.era:
+                    self._unshelve(block)
                     return  # training has gone back since: nobody wants it
                 self._kept[slot.number] = block
             self._report(
@@ -436,6 +433,7 @@ class Server:
             with slot.lock:
                 block = self._kept.pop(number, None)
                 if block is None or slot.block is not None:
+                    self._unshelve(block)
                     continue
                 block.moves += 2
                 slot.block, slot.gone = block, None
@@ -451,11 +449,12 @@ class Server:
         with self._lock:
             self.era = era
             slots, self._slots = list(self._slots.values()), {}
-            self._kept.clear()
+            kept, self._kept = list(self._kept.values()), {}
+        for block in kept:
+            self._unshelve(block)
         for slot in slots:
             with slot.lock:
-                slot.block = None
-                self._unshelve(slot)
+                self.drop(slot)
                 slot.gone = {"owner": "", "address": "", "blocks": [[slot.number, 0, 1 << 30]]}
 
     def copy_at(self, version: int) -> list[int]:
@@ -496,10 +495,8 @@ class Server:
     def forget(self, numbers: Iterable[int]) -> None:
         """Keep blocks no longer that somebody else has, as is known by now."""
         for number in numbers:
-            slot = self.slot(number)
-            with slot.lock:
-                if self._kept.pop(number, None) is not None and slot.block is None:
-                    self._unshelve(slot)
+            with self.slot(number).lock:
+                self._unshelve(self._kept.pop(number, None))
 
 
 class Arrivals(Handler):

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from labkit.elastic.tree import Node, parents
+
+if TYPE_CHECKING:
+    from labkit.elastic.lending import Place
 
 Vector = NDArray[np.float32]
 
@@ -80,6 +83,8 @@ class Block:
     """Buffers that were used up."""
     buffer: Callable[[int], Vector] = _fresh
     """Where a buffer of so many bytes comes from."""
+    place: Place | None = None
+    """Where workers on this host read the parameters."""
 
     def push(self, grad: Vector, *, step: int, node: Node, n_shards: int, optimizer: Updates) -> Pushed:
         """Take the sum of some logical gradients of a step; with the last one, make the update.

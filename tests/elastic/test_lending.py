@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import queue
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -298,6 +299,36 @@ def test_a_frame_says_which_stamp_its_parameters_bear() -> None:
         assert not fetch(before.payload, before.head.offset, into)
         assert fetch(after.payload, after.head.offset, into)
         assert into.tolist() == [1] * N
+
+
+def test_a_block_that_goes_to_and_fro_needs_one_place_on_each_server() -> None:
+    told: queue.SimpleQueue[str] = queue.SimpleQueue()
+    servers = [
+        Server(
+            name, optimizer=Fill(), n_shards=1, sync=True, report=lambda event, **_: told.put(event),
+            copy=lambda *_: None, shelf=Shelf(),
+        )
+        for name in ("ps-0", "ps-1")
+    ]  # fmt: skip
+    ends = pair(*(Arrivals(server, role="server") for server in servers))
+    for server, other, channel in zip(servers, reversed(servers), ends, strict=True):
+        server.met_server(other.name, channel, "")
+    install(servers[0])
+    for turn in range(20):
+        here, there = servers[turn % 2], servers[1 - turn % 2]
+        here.hand_over({0: there.name}, version=0)
+        while told.get(timeout=10) != "handed_over":
+            pass
+        assert here.slot(0).block is None
+    block = servers[0].slot(0).block
+    assert block is not None
+    assert block.place is not None
+    assert block.params.tolist() == [0] * N
+    for server in servers:
+        assert server.shelf is not None
+        assert len(server.shelf._regions) == 1
+    for end in ends:
+        end.close()
 
 
 def test_a_worker_that_came_too_late_for_a_version_asks_again_and_catches_up() -> None:

