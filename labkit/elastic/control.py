@@ -433,7 +433,8 @@ class Control:
 
     def _start(self, command: Start) -> None:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-        entry = "newcomer" if self.machine.phase == "training" else "member"
+        scales = self.machine.phase == "training" and self.machine.scaling is not None
+        entry = "newcomer" if scales else "member"  # who is started for somebody who died is missed
         files = (SPEC, PROGRAM) if command.role == "worker" else (SPEC,)
         home = self.homes.furnish(command.name, command.role, files=files)
         log = (self.folder / f"{command.name}.log").open("ab")
