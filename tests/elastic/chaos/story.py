@@ -27,7 +27,7 @@ from labkit.elastic.fault import Fault
 from labkit.elastic.member import Spec
 from tests.elastic.chaos import probe
 
-STEPS = 100
+STEPS = 160
 WATCHDOG_S = 60.0
 RECORDS = "LABKIT_CHAOS_RECORDS"
 """A file to which a line is added for everything that was measured; `table.py` reads it."""
@@ -196,7 +196,8 @@ class Story:
         """Wait until a fault has happened."""
         pause, until = threading.Event(), time.monotonic() + WATCHDOG_S
         while number not in fault.fired(self.folder):
-            assert time.monotonic() < until, f"{self.row}: {self.faults[number]} did not happen\n{self._stacks()}"
+            waits = time.monotonic() < until and not self.job._ended.is_set()
+            assert waits, f"{self.row}: {self.faults[number]} did not happen\n{self._stacks()}"
             pause.wait(0.02)
         self._feed()
         return self
@@ -286,7 +287,7 @@ class Story:
         path = os.environ.get(RECORDS)
         if path:
             with Path(path).open("a") as file:
-                for measured in [*(after(self.events, when) for _, when in faults), *scalings(self.events)]:
+                for measured in [*costs(self.events, sorted(when for _, when in faults)), *scalings(self.events)]:
                     file.write(json.dumps({"row": self.row, **measured}) + "\n")
 
 
@@ -300,33 +301,34 @@ def alive(pid: int) -> bool:
 NOTICED = ("left", "missed", "taken_over", "rejoined", "unsaved", "unwritten", "bad_checkpoint")
 
 
-def after(events: list[Event], when: float) -> dict[str, Any]:
-    """Return what a fault at a time of day cost: seconds to notice and to step again, steps lost, pause in seconds."""
-    later = [e for e in events if e["time"] >= when]
-    noticed = next((e for e in later if e["event"] in NOTICED), None)
-    if noticed is None:
-        return {
-            "kind": "fault",
-            "detect_s": None,
-            "recover_s": None,
-            "lost": 0,
-            "pause_s": pause(events, when, when + 5),
-        }
-    back = next((e for e in later[:400] if e["event"] == "goes_back"), None)
-    from_ = noticed["time"] if back is None else next((e["time"] for e in later if e["event"] == "began"), back["time"])
-    stepped = next((e for e in later if e["event"] == "stepped" and e["time"] >= from_), None)
+def costs(events: list[Event], times: Sequence[float]) -> list[dict[str, Any]]:
+    """Return what each fault cost; what comes after the next fault is not counted to the one before."""
+    return [after(events, when, end) for when, end in pairwise([*times, float("inf")])]
+
+
+def after(events: list[Event], when: float, end: float) -> dict[str, Any]:
+    """Return what a fault cost: seconds to notice and to step again, steps lost, pause in seconds."""
+    later = [e for e in events if when <= e["time"] < end]
+    noticed = next((e["time"] for e in later if e["event"] in NOTICED), None)
+    back = next((e["time"] for e in later if e["event"] == "goes_back"), None)
+    began = next((e for e in later if e["event"] == "began" and back is not None and e["time"] >= back), None)
     lost = 0
-    if back is not None:
-        reached = max(
-            (e["version"] + 1 for e in events if e["event"] == "stepped" and e["time"] <= back["time"]), default=0
-        )
-        began = next((e["version"] for e in later if e["event"] == "began"), reached)
-        lost = max(reached - began, 0)
-    end = when + 5 if stepped is None else stepped["time"]
+    if began is not None and back is not None:
+        reached = [e["version"] + 1 for e in events if e["event"] == "stepped" and e["time"] <= back]
+        lost = max(max(reached[-STEPS_OF_AN_ERA:], default=0) - began["version"], 0)
+    from_ = noticed if back is None else (None if began is None else began["time"])
+    stepped = next(
+        (e["time"] for e in later if e["event"] == "stepped" and from_ is not None and e["time"] >= from_), None
+    )
     return {
-        "kind": "fault", "detect_s": noticed["time"] - when, "lost": lost,
-        "recover_s": None if stepped is None else stepped["time"] - when, "pause_s": pause(events, when, end),
+        "kind": "fault", "detect_s": None if noticed is None else noticed - when, "lost": lost,
+        "recover_s": None if stepped is None else stepped - when,
+        "pause_s": None if stepped is None else pause(events, when, stepped),
     }  # fmt: skip
+
+
+STEPS_OF_AN_ERA = 20
+"""Last reports of steps among which the furthest is sought: in an era before that training may have been further."""
 
 
 def scalings(events: list[Event]) -> list[dict[str, Any]]:

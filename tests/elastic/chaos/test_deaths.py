@@ -36,13 +36,13 @@ POINTS = {
 def test_a_worker_that_dies_before_amid_or_after_its_push_costs_no_bit(seed: int) -> None:
     """One after the other: also the one that was started for the one before."""
     rng = np.random.default_rng(seed)
-    points = ["worker.push", "worker.push.half", "worker.pushed", "worker.stepped"]
-    victims = ["worker-0", "worker-3", "worker-4", "worker-5"]
-    faults = [Fault(v, point, int(rng.integers(2, 9))) for v, point in zip(victims, points, strict=True)]
-    with Story("W1 worker", faults=faults, workers=3) as story:
+    points = rng.permutation(["worker.push", "worker.push.half", "worker.pushed", "worker.stepped"])[:2]
+    victims = ["worker-0", "worker-3"]
+    faults = [Fault(v, str(point), int(rng.integers(2, 9))) for v, point in zip(victims, points, strict=True)]
+    with Story("W1 worker", faults=faults, workers=3, steps=240) as story:
         for number in range(len(faults)):
             story.struck(number)
-        story.until(lambda e: e["event"] == "ready" and e["name"] == "worker-6")
+        story.until(lambda e: e["event"] == "ready" and e["name"] == "worker-4")
         story.stepped().finish()
         assert not any(e["event"] == "goes_back" for e in story.events)
 
