@@ -296,6 +296,7 @@ class Controller(Leasing):
         member.ready = member.begun = False
         if self.phase == "training" and self._n_begun():
             self._deal()
+            self._end_when_done()  # the others may have nothing left to do
         elif self.phase == "training":
             self._go_back()
 
@@ -480,10 +481,18 @@ class Controller(Leasing):
         elif self.terms.standby and self.phase in ("training", "taking_over"):
             if not self._outlive(member, going=going):
                 self._go_back()
+            elif self.phase == "training":
+                self._copy_again()
         else:
             self._launch("server")
             if self.phase in ("training", "loading") and member.name in self.owner.values():
                 self._go_back()
+
+    def _copy_again(self) -> None:
+        """Order copies again that may have died with a server."""
+        self._see_to_the_end()
+        if self.saving is not None:
+            self._save(self.saving)
 
     def _worker_died(self) -> None:
         self._launch("worker")

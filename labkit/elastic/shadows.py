@@ -166,7 +166,8 @@ class Shadows:
         for number in numbers:
             slot = self._server.slot(number)
             with slot.lock:
-                if slot.block is not None and slot.block.version >= version:
+                here = slot.block is not None and slot.block.version >= version
+                if here or (slot.gone is not None and slot.gone["blocks"][0][1] >= version):
                     self._answer(ask, number)
                 else:
                     slot.asks.append(ask)

@@ -97,6 +97,8 @@ class Standby(Crew):
             if following.get(block) in those:
                 del following[block]
         self._earlier[block] = self._earlier.get(block, set()) - set(those)
+        if block not in self.coming:  # whoever was to come before it may never: nobody may wait for that
+            del self._earlier[block]
 
     def _bury(self, *, here: Collection[str] | None = None) -> None:
         """Forget what servers that are gone followed: all but those that are here."""

@@ -93,6 +93,8 @@ class Worker:
         self._changed = threading.Condition()
         self._orders = Orders()
         self._wanted = -1
+        self._era = 0
+        """Of the step that is under way."""
         self.version = 0
         """Of the parameters that it computes with."""
         self.training = False
@@ -233,6 +235,10 @@ class Worker:
             self._changed.notify_all()
 
     def _told_to_begin(self, meta: dict[str, Any]) -> None:
+        if meta["era"] == self._orders.era:  # it has begun, and somebody else may still read what it computed
+            self._read_map(meta)
+            self._beside.known.settle(meta.get("followers", ()), begin=True)
+            return
         first, last = meta["leaves"]
         self._orders = Orders(era=meta["era"], start=meta["version"], leaves=(first, last), afresh=True)
         for block, owner, moves in meta["map"]:
@@ -253,7 +259,7 @@ class Worker:
             with self._changed:
                 self.version, self.training = self.version if version is None else version, version is not None
             if version == self.n_steps:
-                self._report("done", version=version, era=self._orders.era)
+                self._report("done", version=version, era=self._era)
                 version = None
 
     def _begin(self) -> int:
@@ -266,7 +272,7 @@ class Worker:
             version, orders.start, orders.afresh = orders.start, None, False
         self._want(version)
         self._wait_for_version()
-        self._report("ready", version=version, era=self._orders.era)
+        self._report("ready", version=version, era=self._era)
         return version
 
     def _step(self, version: int) -> int:
@@ -301,7 +307,7 @@ class Worker:
         with self._changed:
             self._changed.wait_for(lambda: not self._fetching)  # nothing of before is still written where this goes
             self._check()
-            self._wanted, self._missing = version, set(range(len(self.extents)))
+            self._era, self._wanted, self._missing = self._orders.era, version, set(range(len(self.extents)))
             self._turned(version - 1)
             self._orders.moved.clear()
             beside = self._beside.begin(version - 1, self._orders.owner)
@@ -315,11 +321,11 @@ class Worker:
         for owner, numbers in by_owner.items():
             moves = [self._orders.moves[block] for block in numbers]
             meta = {"blocks": numbers, "moves": moves}
-            self._send(owner, Kind.PULL, step=at(self._orders.era, version), meta=meta)
+            self._send(owner, Kind.PULL, step=at(self._era, version), meta=meta)
 
     def _ask_beside(self, asked: Mapping[str, Sequence[int]], version: int) -> None:
         for name, numbers in asked.items():
-            self._send(name, Kind.ASK, step=at(self._orders.era, version), meta={"blocks": numbers})
+            self._send(name, Kind.ASK, step=at(self._era, version), meta={"blocks": numbers})
 
     def _send(self, owner: str, kind: Kind, *buffers: Any, **columns: Any) -> None:
         """Send to a server; where that fails, its blocks will have another owner or training goes back."""
@@ -356,7 +362,7 @@ class Worker:
 
     def _push(self, node: Node, blocks: Sequence[int], version: int) -> None:
         """Send gradients to owners and to those who follow; the step ends when all of them have used them."""
-        vector, step = self._sums[node], at(self._orders.era, version)
+        vector, step = self._sums[node], at(self._era, version)
         fault.at("worker.push")
         for i, block in enumerate(blocks):
             if 2 * i == len(blocks):
@@ -421,7 +427,7 @@ class Worker:
         now = time.perf_counter()
         self._report(
             "stepped", version=version, losses=losses, compute_s=computed - began, wait_s=now - computed,
-            era=self._orders.era,
+            era=self._era,
         )  # fmt: skip
 
 

@@ -164,6 +164,8 @@ class Numbers:
         self._used = self.versions[0]
         self.lender = None
         self._made: list[Vector] = []
+        self.frozen = False
+        """Whether the process is gone: nobody writes there any more."""
 
     def use(self, version: int) -> None:
         self._used = self.versions[version % 2]
@@ -179,6 +181,8 @@ class Numbers:
         pass
 
     def give_all_back(self) -> None:
+        if self.frozen:
+            return
         for vector in self._made:
             vector[:] = np.nan
         self._made.clear()
@@ -454,6 +458,7 @@ class Stage:
             actor.up.cut = actor.down.cut = True
             actor.down.queue.clear()
         if actor.role == "worker":
+            actor.worker.flat.frozen = True
             actor.worker.told({"do": "stop"})
 
     def _cut(self, wire: Wire, *, prefix: bool) -> None:
