@@ -172,7 +172,10 @@ class _Span:
     def _after_it(self) -> list[Event]:
         """Return the signs that workers went on: those that stood still, or those that were started anew."""
         if self.note["scaled"]["strategy"] == "checkpoint":
-            return _first_by_name(e for e in self.all if e["event"] == "ready" and e["time"] >= self.scaled)
+            started = [e for e in self.all if e["event"] == "started" and self.begin <= e["time"] <= self.scaled]
+            names = {e["name"] for e in started}
+            ready = (e for e in self.all if e["event"] == "ready" and e["time"] >= self.scaled)
+            return _first_by_name(e for e in ready if e["name"] in names)
         return [e for e, _ in self.held()]
 
     def held(self) -> list[tuple[Event, float]]:

@@ -108,9 +108,11 @@ def test_a_restart_suspends_from_standing_still_to_being_ready_again() -> None:
         *(at(12.1, "holds", name=f"worker-{i}", version=12) for i in range(2)),
         at(13.0, "saved", version=12),
         at(13.0, "update", **told),
+        *(at(13.0, "started", name=f"worker-{i}", role="worker", pid=i) for i in (2, 3)),
         at(15.0, "began", era=2, version=12),
         at(15.0, "scaled", **told),
         *(at(15.1, "ready", name=f"worker-{i}", version=12) for i in (2, 3)),
+        at(22.0, "ready", name="worker-9", version=20),  # of another restart
     ]
     (row,) = measure.scalings(ordered([*steady(12), *steady(9, since=15.1, first=12), *events])).to_dict("records")
     assert row["suspended_s"] == pytest.approx(3.0)
