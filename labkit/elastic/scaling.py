@@ -309,7 +309,7 @@ class Scaler(Standby):
         if any(self.members[n].role == "worker" for n in (*scaling.new, *scaling.going) if n in self.members):
             self._deal()
         for name in scaling.going:
-            if name in self.members and self.members[name].role == "worker" and not self.terms.sync:
+            if name in self.members and self.members[name].role == "worker":
                 self._tell(name, do="finish")  # what it is at; then it ends
             elif name in self.members:
                 self._out.append(End(name))

@@ -101,6 +101,7 @@ class Worker:
         """Whether it has such parameters."""
         self._missing: set[int] = set()
         self._beside = Beside()
+        self._finishing = False
         self._fetching = 0
         """Copies out of servers' memory that are under way."""
         self._sums: dict[Node, Vector] = {}
@@ -230,8 +231,9 @@ class Worker:
                 orders.hold_at = meta.get("version")
             elif do == "halt":
                 orders.era, orders.start, orders.afresh = meta["era"], None, True
-            elif do == "stop":
-                orders.stop = True
+            else:
+                orders.stop |= do == "stop"
+                self._finishing |= do == "finish"
             self._changed.notify_all()
 
     def _told_to_begin(self, meta: dict[str, Any]) -> None:
@@ -249,9 +251,9 @@ class Worker:
     # --- the loop
 
     def run(self) -> None:
-        """Train until all steps are done or the controller says stop."""
+        """Train until all steps are done or the controller says stop; or `finish`: then to the end of the step."""
         version = None
-        while not self._orders.stop:
+        while not self._ends():
             try:
                 version = self._begin() if version is None else self._step(version)
             except Halted:
@@ -262,10 +264,13 @@ class Worker:
                 self._report("done", version=version, era=self._era)
                 version = None
 
+    def _ends(self) -> bool:
+        return self._orders.stop or self._finishing
+
     def _begin(self) -> int:
         """Fetch the version with which to begin, once the controller has named it."""
         with self._changed:
-            self._changed.wait_for(lambda: self._orders.stop or self._orders.start is not None)
+            self._changed.wait_for(lambda: self._ends() or self._orders.start is not None)
             orders = self._orders
             if orders.stop or orders.start is None:
                 raise Halted

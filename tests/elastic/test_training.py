@@ -95,6 +95,7 @@ def test_scaling_does_not_change_a_bit(control: Result, strategy: str, tmp_path:
     }
     result = run(at, slow=tmp_path / "slow")
     assert result.digest == control.digest
+    assert result.losses == control.losses
     events = [event["event"] for event in result.events]
     assert events.count("scaled") >= 1
     if strategy == "handover":
