@@ -437,7 +437,7 @@ class Server:
                     continue
                 block.moves += 2
                 slot.block, slot.gone = block, None
-                self._announce(self.name, [[number, block.version, block.moves]])
+                self._announce(self.name, [[number, 0, block.moves]])  # also to those who turned away from it already
                 fault.at("ps.handover.took_back")
                 self._report("owns", block=number, version=block.version, moves=block.moves, era=self.era)
                 self._advanced(slot, block)

@@ -167,7 +167,8 @@ class Worker:
                     self._turn(block, meta["owner"], moves)
                 elif moves > self._orders.known.get(block, -1) and meta["owner"]:
                     self._orders.known[block] = moves
-                    self._orders.coming.setdefault(block, []).append((version, moves, meta["owner"]))
+                    before = [known for known in self._orders.coming.get(block, ()) if known[0] < version]
+                    self._orders.coming[block] = [*before, (version, moves, meta["owner"])]
             self._orders.moved |= self._turned(self._wanted - 1)
             self._changed.notify_all()
 
