@@ -162,6 +162,8 @@ class Worker:
     def moved(self, meta: dict[str, Any]) -> None:
         """Note new owners of blocks."""
         with self._changed:
+            if meta.get("era", self._orders.era) != self._orders.era:
+                return
             for block, version, moves in meta["blocks"]:
                 if meta.get("gone") and meta["owner"] and moves > self._orders.moves.get(block, -1):
                     self._turn(block, meta["owner"], moves)
@@ -236,7 +238,7 @@ class Worker:
             self._changed.notify_all()
 
     def _told_to_begin(self, meta: dict[str, Any]) -> None:
-        if meta["era"] == self._orders.era:  # it has begun, and somebody else may still read what it computed
+        if self._orders.owner and meta["era"] == self._orders.era:  # others may still read what it has computed in it
             self._read_map(meta)
             self._beside.known.settle(meta.get("followers", ()), begin=True)
             return
