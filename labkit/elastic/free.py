@@ -120,6 +120,8 @@ class FreeWorker:
     def moved(self, meta: dict[str, Any]) -> None:
         """Turn to the new owners of blocks at once."""
         with self._changed:
+            if meta.get("era", self._era) != self._era:
+                return
             for block, _, moves in meta["blocks"]:
                 if moves > self._moves.get(block, -1) and meta["owner"]:
                     self._moves[block], self._owner[block] = moves, meta["owner"]

@@ -363,7 +363,7 @@ class Server:
     def _announce(self, owner: str, blocks: list[list[int]]) -> None:
         with self._lock:
             address = self._servers[owner][1] if owner in self._servers else ""
-        self.tell_workers(Kind.MOVED, {"owner": owner, "address": address}, blocks)
+        self.tell_workers(Kind.MOVED, {"owner": owner, "address": address, "era": self.era}, blocks)
 
     def tell_workers(self, kind: Kind, meta: dict[str, Any], blocks: list[list[int]]) -> None:
         """Tell all workers something of blocks."""
@@ -385,7 +385,7 @@ class Server:
         slot.block, slot.leaving = None, None
         card = {**block.card(), "moves": block.moves + 1, **self.shadows.card(slot, owner=owner)}
         gone = [[slot.number, block.version, block.moves + 1]]
-        slot.gone = {"owner": owner, "address": address, "blocks": gone, "gone": True}
+        slot.gone = {"owner": owner, "address": address, "blocks": gone, "gone": True, "era": self.era}
         for waiting, _ in slot.wanted:
             self._post(waiting, Kind.MOVED, meta=slot.gone)
         slot.wanted.clear()
@@ -437,7 +437,7 @@ class Server:
                     continue
                 block.moves += 2
                 slot.block, slot.gone = block, None
-                self._announce(self.name, [[number, block.version, block.moves]])
+                self._announce(self.name, [[number, 0, block.moves]])  # also to those who turned away from it already
                 fault.at("ps.handover.took_back")
                 self._report("owns", block=number, version=block.version, moves=block.moves, era=self.era)
                 self._advanced(slot, block)

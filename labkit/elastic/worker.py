@@ -163,12 +163,15 @@ class Worker:
     def moved(self, meta: dict[str, Any]) -> None:
         """Note new owners of blocks."""
         with self._changed:
+            if meta.get("era", self._orders.era) != self._orders.era:
+                return
             for block, version, moves in meta["blocks"]:
                 if meta.get("gone") and meta["owner"] and moves > self._orders.moves.get(block, -1):
                     self._turn(block, meta["owner"], moves)
                 elif moves > self._orders.known.get(block, -1) and meta["owner"]:
                     self._orders.known[block] = moves
-                    self._orders.coming.setdefault(block, []).append((version, moves, meta["owner"]))
+                    before = [known for known in self._orders.coming.get(block, ()) if known[0] < version]
+                    self._orders.coming[block] = [*before, (version, moves, meta["owner"])]
             self._orders.moved |= self._turned(self._wanted - 1)
             self._changed.notify_all()
 
@@ -237,7 +240,7 @@ class Worker:
             self._changed.notify_all()
 
     def _told_to_begin(self, meta: dict[str, Any]) -> None:
-        if meta["era"] == self._orders.era:  # it has begun, and somebody else may still read what it computed
+        if self._orders.owner and meta["era"] == self._orders.era:  # others may still read what it has computed in it
             self._read_map(meta)
             self._beside.known.settle(meta.get("followers", ()), begin=True)
             return

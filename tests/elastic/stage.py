@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -33,7 +32,7 @@ PATIENCE_S = 20.0
 """Without a frame for so long, everybody waits for somebody: a hang."""
 
 
-class Hung(AssertionError):  # noqa: N818 - what a test says
+class HungError(AssertionError):
     """Everybody waits for somebody."""
 
 
@@ -73,10 +72,10 @@ class Network:
         """Deliver a frame."""
         with self.lock:
             if not self.more.wait_for(lambda: any(w.queue for w in self.wires), PATIENCE_S):
-                raise Hung
+                raise HungError
             if self.rng.random() < 0.02:
                 self.lock.release()
-                time.sleep(0.0005)  # let workers run ahead now and then
+                threading.Event().wait(0.0005)  # let workers run ahead now and then
                 self.lock.acquire()
             full = [(w, p) for w, p in zip(self.wires, self.weights, strict=True) if w.queue]
             weights = np.array([p for _, p in full])
@@ -361,29 +360,30 @@ class Stage:
 
     # --- what the controller's process does
 
-    def carry_out(self, commands: list[Command]) -> None:  # noqa: C901 - one case for each command
+    def carry_out(self, commands: list[Command]) -> None:
         self.state = json.loads(json.dumps(self.machine.state()))
+        do: dict[type, Callable[[Any], None]] = {
+            Start: self.start, Tell: lambda c: self.tell(c.to, dict(c.what)), End: self.end, Load: self.load,
+            Keep: lambda _: None, Note: self.notes.append, Over: self.finish,
+        }  # fmt: skip
         for command in commands:
             self.log.append(str(command)[:300])
-            if isinstance(command, Start):
-                actor = self.actors[command.name] = Actor(self, command.name, command.role)
-                actor.join()
-                if actor.thread is not None:
-                    actor.thread.start()
-            elif isinstance(command, Tell):
-                self.tell(command.to, dict(command.what))
-            elif isinstance(command, End) and command.kill:
-                self.kill(command.name)
-            elif isinstance(command, End):
-                self.tell(command.name, {"do": "stop"})
-            elif isinstance(command, Load):
-                self.load(command)
-            elif isinstance(command, Keep):
-                pass
-            elif isinstance(command, Note):
-                self.notes.append(command)
-            elif isinstance(command, Over):
-                self.over = command.failure
+            do[type(command)](command)
+
+    def start(self, command: Start) -> None:
+        actor = self.actors[command.name] = Actor(self, command.name, command.role)
+        actor.join()
+        if actor.thread is not None:
+            actor.thread.start()
+
+    def end(self, command: End) -> None:
+        if command.kill:
+            self.kill(command.name)
+        else:
+            self.tell(command.name, {"do": "stop"})
+
+    def finish(self, command: Over) -> None:
+        self.over = command.failure
 
     def tell(self, name: str, what: dict[str, Any]) -> None:
         actor = self.actors.get(name)
@@ -505,7 +505,7 @@ class Stage:
                 n += 1
                 for when in [w for w in todo if w <= n]:
                     todo.pop(when)(self)
-        except Hung:
+        except HungError:
             told = "\n".join([*self.log[-150:], *self.where_all_stand()])
             raise AssertionError(f"it hangs in phase {self.machine.phase}, {self.machine.scaling}\n{told}") from None
         finally:
