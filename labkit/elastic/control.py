@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +26,7 @@ from labkit.elastic.commands import Command, End, Keep, Load, Note, Over, Start,
 from labkit.elastic.controller import Controller
 from labkit.elastic.crew import Terms
 from labkit.elastic.homes import Homes, Secrets
+from labkit.elastic.losses import Losses
 from labkit.elastic.member import CONTROLLER, SPEC, Spec
 from labkit.elastic.network import Network, Reach, Refusals, checked_address, claimed
 from labkit.elastic.program import FILE as PROGRAM
@@ -161,7 +162,7 @@ class Control:
         self.events = (folder / EVENTS).open("ab", buffering=0)
         self.unwritten = b""
         self.leases = None if self.spec.sync else (folder / LEASES).open("a", buffering=1)
-        self.losses: dict[int, dict[int, float]] = {}
+        self.losses = Losses(self.spec.n_shards)
         self.left_at: dict[str, float] = {}
         self.over: str | None = None
         self._next_tick_s = 0.0
@@ -307,16 +308,12 @@ class Control:
     def _report(self, name: str, meta: dict[str, Any], when: float) -> None:
         event = str(meta.pop("event"))
         if event == "stepped" and self.spec.sync:
-            self._note_losses(int(meta["version"]), meta["losses"])
+            mean = self.losses.told(int(meta["version"]), meta["losses"])
+            if mean is not None:
+                self._write(when, "loss", {"version": int(meta["version"]), "loss": mean})
         if event != "loss":
             self._write(when, event, {"name": name, **{k: v for k, v in meta.items() if k != "losses"}})
         self._carry_out(self.machine.reported(name, event, {**meta, "now_s": time.monotonic()}))
-
-    def _note_losses(self, version: int, losses: Iterable[Any]) -> None:
-        known = self.losses.setdefault(version, {})
-        known.update((int(leaf), float(loss)) for leaf, loss in losses)
-        if len(known) == self.spec.n_shards:
-            self._write(now(), "loss", {"version": version, "loss": sum(known.values()) / len(known)})
 
     def _copy(self, message: Message) -> None:
         era, version = era_and_version(message.head.step)

@@ -1,0 +1,30 @@
+"""The loss of a step: the mean over its logical shards, the same to the last bit whoever tells first."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from labkit.elastic.losses import Losses
+
+SHARDS = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=12)
+
+
+@given(SHARDS, st.randoms(use_true_random=False))
+def test_the_order_in_which_shards_are_told_makes_no_difference(values, random):
+    told = list(enumerate(values))
+    mean = Losses(len(values)).told(0, told)
+    random.shuffle(told)
+    others = Losses(len(values))
+    *before, last = [others.told(0, [pair]) for pair in told]
+    assert before == [None] * (len(values) - 1)
+    assert last == mean
+
+
+def test_steps_are_apart_and_a_shard_told_again_counts_once():
+    losses = Losses(2)
+    assert losses.told(0, [(0, 1.0)]) is None
+    assert losses.told(1, [(1, 5.0)]) is None
+    assert losses.told(0, [(0, 1.0)]) is None
+    assert losses.told(0, [(1, 3.0)]) == 2.0
+    assert losses.told(1, [(0, 7.0)]) == 6.0
