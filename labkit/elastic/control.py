@@ -164,6 +164,8 @@ class Control:
         self.leases = None if self.spec.sync else (folder / LEASES).open("a", buffering=1)
         self.losses = Losses(self.spec.n_shards)
         self.left_at: dict[str, float] = {}
+        self.awaited: dict[str, threading.Timer] = {}
+        """Those who were started and have not come."""
         self.over: str | None = None
         self._next_tick_s = 0.0
         self.machine = Controller(
@@ -236,7 +238,8 @@ class Control:
         """Go on with the processes of a controller that died; those that are gone have left."""
         known = [] if self.spec.sync else records(self.folder)
         self.pids.update(state["pids"])
-        self._carry_out(self.machine.take_over(state["machine"], records=known, now_s=time.monotonic()))
+        names = [path.stem for path in self.folder.glob("*-*.log")]  # some may have been started unknown to the state
+        self._carry_out(self.machine.take_over(state["machine"], names=names, records=known, now_s=time.monotonic()))
         for name, pid in state["pids"].items():
             self._expect(name, leases=2)
             threading.Thread(target=self._wait_for_other, args=(name, pid), daemon=True).start()
@@ -298,6 +301,7 @@ class Control:
             with contextlib.suppress(TransportError):  # nobody knows it: its controller died before it could write
                 channel.send(Kind.TELL, meta={"do": "stop"})
             return
+        self._await_no_more(name)
         self.channels[name] = channel
         joined = self.machine.unable(name, why=unable) if unable else self.machine.joined(name, address=address)
         self._carry_out(joined)
@@ -307,12 +311,13 @@ class Control:
 
     def _report(self, name: str, meta: dict[str, Any], when: float) -> None:
         event = str(meta.pop("event"))
-        if event == "stepped" and self.spec.sync:
-            mean = self.losses.told(int(meta["version"]), meta["losses"])
+        if event == "losses":
+            mean = self.losses.told(int(meta["version"]), meta["losses"], again="again" in meta)
             if mean is not None:
                 self._write(when, "loss", {"version": int(meta["version"]), "loss": mean})
+            return
         if event != "loss":
-            self._write(when, event, {"name": name, **{k: v for k, v in meta.items() if k != "losses"}})
+            self._write(when, event, {"name": name, **meta})
         self._carry_out(self.machine.reported(name, event, {**meta, "now_s": time.monotonic()}))
 
     def _copy(self, message: Message) -> None:
@@ -365,6 +370,23 @@ class Control:
         if not _wait_for_end(self.pids[name], timeout_s=timeout_s):
             self.inbox.put(("missed", name))
 
+    def _await(self, name: str) -> None:
+        """See to it that a process comes that was started, or is given up."""
+        timer = threading.Timer(self.spec.patience_s, self.inbox.put, [("absent", name)])
+        timer.daemon = True
+        self.awaited[name] = timer
+        timer.start()
+
+    def _await_no_more(self, name: str) -> None:
+        timer = self.awaited.pop(name, None)
+        if timer is not None:
+            timer.cancel()
+
+    def _absent(self, name: str) -> None:
+        if self.awaited.pop(name, None) is not None and name not in self.ended:
+            why = f"did not come within {self.spec.patience_s:g} s; what it did is in {self.folder / name}.log."
+            self._carry_out(self.machine.unable(name, why=why))
+
     def _missed(self, name: str) -> None:
         if name not in self.channels and name not in self.ended:
             self._write(now(), "missed", {"name": name})
@@ -377,6 +399,7 @@ class Control:
             self.codes[name] = code
             return
         self.ended.add(name)
+        self._await_no_more(name)
         self.homes.clear(name)
         self._carry_out(self.machine.left(name, reason=f"exit code {code}"))
 
@@ -443,6 +466,7 @@ class Control:
         self.pids[command.name] = process.pid
         self._write(now(), "started", {"name": command.name, "role": command.role, "pid": process.pid})
         threading.Thread(target=self._wait_for, args=(command.name, process), daemon=True).start()
+        self._await(command.name)
 
     def _wait_for(self, name: str, process: subprocess.Popen[bytes]) -> None:
         self.inbox.put(("ended", name, process.wait()))

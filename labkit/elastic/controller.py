@@ -5,7 +5,7 @@ It is off the path of a step: workers and servers go on without it, and tell it 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from labkit.core.errors import InputError
@@ -35,6 +35,10 @@ class Controller(Leasing):
         self.n_deaths = 0
         self.failure = ""
         self._doubts: list[tuple[str, Mapping[str, Any]]] = []
+        self._outdated = False
+        """Whether what the controller before this one had written down was old."""
+        self._stuck: set[tuple[int, int]] = set()
+        """Where a worker did not come forward."""
 
     def start(self, *, servers: int, workers: int) -> list[Command]:
         """Begin with so many of each."""
@@ -62,12 +66,18 @@ class Controller(Leasing):
         }  # fmt: skip
 
     def take_over(
-        self, state: Mapping[str, Any], *, records: Iterable[Record] = (), now_s: float = 0.0
+        self,
+        state: Mapping[str, Any],
+        *,
+        names: Iterable[str] = (),
+        records: Iterable[Record] = (),
+        now_s: float = 0.0,
     ) -> list[Command]:
         """Begin where another controller was: wait for its processes to come back, each with what it has.
 
         A scaling that was under way is given up: blocks that have moved stay where they are, newcomers stay.
-        `records` are the journal of the shard service, `now_s` the time.
+        The state may be old, if the last one could not be written: then training goes back to a checkpoint.
+        `names` are those that processes have had, `records` are the journal of the shard service, `now_s` the time.
         """
         for name, role, address, leaving in state["members"]:
             self.members[name] = Member(name, role, address, leaving=leaving)
@@ -75,6 +85,7 @@ class Controller(Leasing):
         self.era, self.saved, self.n_deaths = state["era"], state["saved"], state["n_deaths"]
         self._take_over_standby(state)
         self._numbers, self._n_scalings = dict(state["numbers"]), state["n_scalings"]
+        self._reserve(names)
         if state["phase"] == "over":
             self._end(state["failure"])
             return self._taken()
@@ -93,6 +104,8 @@ class Controller(Leasing):
 
     def _on_here(self, member: Member, columns: Mapping[str, Any]) -> None:
         """Note that a process has told all that it has: after it, or the controller, was away."""
+        if self.phase == "taking_over" and int(columns["has"]) > self.era:
+            self.era, self._outdated = int(columns["has"]), True
         current = columns["has"] == self.era
         member.told, member.version = True, int(columns["version"]) if current else 0
         member.ready = member.begun = current and bool(columns.get("training", True))
@@ -115,6 +128,7 @@ class Controller(Leasing):
             self._begin(worker.name, self.progress + MARGIN, (0, 0))
             return
         self._tell(worker.name, do="map", era=self.era, map=self._map())
+        self._tell_leases(worker.name)
         self._tell_followers(to=worker.name)
         if self._still is None and (self.scaling is None or self.scaling.strategy == "handover"):
             self._tell(worker.name, do="go_on")
@@ -132,7 +146,11 @@ class Controller(Leasing):
         behind = [m for m in self.of("server") if not m.ready]
         self._bury(here=[m.name for m in self.of("server") if m.ready])
         absent = set(self.owner.values()) - (set(self.members) - {m.name for m in behind})
-        if (absent and self._promote(absent) is None) or (self.terms.sync and not self._n_begun()):
+        if (
+            self._is_lost(absent)
+            or (absent and self._promote(absent) is None)
+            or (self.terms.sync and not self._n_begun())
+        ):
             self._go_back()
             return
         for server in behind:
@@ -148,6 +166,16 @@ class Controller(Leasing):
         self._order_following(self.coming)
         self._follow(self._followers_to_be())
         self._out.append(Note("resumed", {"era": self.era, "version": self.progress}))
+
+    def _is_lost(self, absent: Collection[str]) -> bool:
+        """Tell whether somebody is here who should have a block, and nobody says that it has it."""
+        claimed = self._claimed | {int(columns["block"]) for _, columns in self._doubts}
+        return self._outdated or any(b not in claimed for b, name in self.owner.items() if name not in absent)
+
+    def _on_moving(self, _: Member, columns: Mapping[str, Any]) -> None:
+        """Note a block that is on its way, to somebody who will tell that it is there."""
+        if columns["owner"] in self.members:
+            self._claimed.add(int(columns["block"]))
 
     def joined(self, name: str, *, address: str = "") -> list[Command]:
         """Take in a process that has connected."""
@@ -207,7 +235,7 @@ class Controller(Leasing):
         if member is None:
             return self._taken()
         expected = member.leaving or self.phase == "over"
-        self._forget_worker(name)
+        self._forget_worker(name, died=not expected)
         self._out.append(Note("left", {"name": name, "role": member.role, "expected": expected, "reason": reason}))
         if not expected:
             self._died(member)
@@ -328,7 +356,7 @@ class Controller(Leasing):
         """Deal the logical shards anew if some workers turn out to be slower than others."""
         if "compute_s" not in columns:
             return
-        self._speeds.measured(member.name, n_shards=len(columns["losses"]), seconds=columns["compute_s"])
+        self._speeds.measured(member.name, n_shards=int(columns["shards"]), seconds=columns["compute_s"])
         if self.phase == "training" and self.scaling is None and self._speeds.uneven():
             self._deal()
             self._out.append(Note("dealt", {"leaves": dict(self._speeds.ranges)}))
@@ -401,6 +429,7 @@ class Controller(Leasing):
 
     def _on_owns(self, member: Member, columns: Mapping[str, Any]) -> None:
         block, moves = int(columns["block"]), int(columns["moves"])
+        self._claimed.add(block)
         if moves < self.moves.get(block, -1):
             return  # somebody else has it since
         self.owner[block], self.moves[block] = member.name, moves
@@ -456,6 +485,15 @@ class Controller(Leasing):
             self._out.append(Note("amiss", {"block": columns["block"], "version": columns["version"]}))
             self._go_back()
 
+    def _on_stuck(self, member: Member, columns: Mapping[str, Any]) -> None:
+        """Do without a worker that does not come forward; at the same place twice it is not the worker's fault."""
+        place = (int(columns["place"][0]), int(columns["place"][1]))
+        if place in self._stuck:
+            self._end(f"{member.name}: {columns['why']}.")
+            return
+        self._stuck.add(place)
+        self._cut_off(member.name)
+
     def _cut_off(self, name: str) -> None:
         self._out.append(End(name, kill=True))
         member = self.members.pop(name)
@@ -478,11 +516,18 @@ class Controller(Leasing):
             self._mourn(self.scaling, member)
         if member.role == "worker":
             self._worker_died()
-        elif self.terms.standby and self.phase in ("training", "taking_over"):
+        else:
+            self._server_died(member, going=going)
+
+    def _server_died(self, member: Member, *, going: bool) -> None:
+        if self.terms.standby and self.phase in ("training", "taking_over"):
             if not self._outlive(member, going=going):
                 self._go_back()
             elif self.phase == "training":
                 self._copy_again()
+        elif self.phase == "training" and member.name not in self.owner.values():
+            if not going:
+                self._repair(1)  # who comes gets its share, as the dead one would have
         else:
             self._launch("server")
             if self.phase in ("training", "loading") and member.name in self.owner.values():

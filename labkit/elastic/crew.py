@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,6 +88,8 @@ class Crew:
         self.phase = "starting"
         self.progress = 0
         self._numbers = {"server": 0, "worker": 0}
+        self._claimed: set[int] = set()
+        """Blocks of which a controller that takes over has heard."""
         self._speeds = Speeds()
         self._out: list[Command] = []
 
@@ -101,6 +103,14 @@ class Crew:
         self.members[name] = Member(name, role)
         self._out.append(Start(name, role))
         return name
+
+    def _reserve(self, names: Iterable[str]) -> None:
+        """Give none of these names to anybody any more."""
+        for name in names:
+            kind, _, number = name.rpartition("-")
+            role = {"ps": "server", "worker": "worker"}.get(kind)
+            if role is not None and number.isdigit():
+                self._numbers[role] = max(self._numbers[role], int(number) + 1)
 
     def _introduce(self, member: Member) -> None:
         """Let a newcomer and the servers connect, before anything depends on it."""

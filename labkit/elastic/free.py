@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import defaultdict, deque
@@ -15,6 +16,11 @@ from labkit.elastic.worker import Extent, Halted
 
 LEASES_TOLD = 3
 """Without a controller a worker ends the lease that it has and the one that it asked for; no more."""
+
+
+ALONE_LEASES = 0.6
+"""Leases that a worker goes on without a controller. That one lets them run out no earlier than 0.7 after it heard
+nothing more; a worker that is cut off must have stopped by then, for another one will do what it had."""
 
 
 class Piece(NamedTuple):
@@ -44,6 +50,8 @@ class FreeWorker:
         Samples of an update.
     number : int
         Of this worker; no other ever has it.
+    lease_s : float
+        How long what it has leased is its own when the controller hears nothing of it.
     channel_of : callable
         Connection to a server by name; raises TransportError where there is none.
     report : callable
@@ -58,10 +66,13 @@ class FreeWorker:
         loss_of: Callable[[int, int, int], Any],
         batch: int,
         number: int,
+        lease_s: float,
         channel_of: Callable[[str], Channel],
         report: Callable[..., None],
     ) -> None:
         self.flat, self.extents, self.batch, self.number = flat, extents, batch, number
+        self._alone_s = ALONE_LEASES * lease_s
+        self._until_s = math.inf  # when it stops without a controller
         self._loss_of, self._channel_of, self._report = loss_of, channel_of, report
         self._changed = threading.Condition()
         self._era = 0
@@ -80,6 +91,8 @@ class FreeWorker:
         self._done: dict[int, dict[str, Any]] = {}
         """What was said of the last leases: a controller may not have heard it."""
         self._out: dict[Channel, int] = {}
+        self.busy: tuple[tuple[int, int], float] | None = None
+        """The (epoch, position) from which on it computes a minibatch, and since when (time.monotonic)."""
 
     @property
     def version(self) -> int:
@@ -141,6 +154,9 @@ class FreeWorker:
             training = bool(self._base) and not (self._start or self._afresh)
             return {"version": self.version, "has": self._era, "training": training}
 
+    def retell(self) -> None:
+        """Say nothing of losses: they come with the samples, which are told again anyway."""
+
     def told(self, meta: dict[str, Any]) -> None:
         """Take an order of the controller."""
         with self._changed:
@@ -151,6 +167,7 @@ class FreeWorker:
 
     def _told_begin(self, meta: dict[str, Any]) -> None:
         self._era, self._start, self._afresh, self._hold = meta["era"], True, True, meta["hold"]
+        self._until_s = math.inf
         self._forget()
         for block, owner, moves in meta["map"]:
             self._owner[block], self._moves[block] = owner, moves
@@ -170,6 +187,16 @@ class FreeWorker:
     def _told_lost(self, meta: dict[str, Any]) -> None:
         """Forget a lease that somebody else may have by now."""
         self._pieces = deque(piece for piece in self._pieces if piece.token != meta["token"])
+
+    def _told_alone(self, _: dict[str, Any]) -> None:
+        """Go on for a while without the controller: it may have died, or believe that this worker has."""
+        self._until_s = min(self._until_s, time.monotonic() + self._alone_s)
+
+    def _told_leases(self, meta: dict[str, Any]) -> None:
+        """Go on with what is still its own: the controller is back, or it with the controller."""
+        if meta["era"] == self._era:
+            self._until_s = math.inf
+            self._pieces = deque(piece for piece in self._pieces if piece.token in meta["tokens"])
 
     def _told_hold(self, meta: dict[str, Any]) -> None:
         self._hold = meta["number"]
@@ -252,18 +279,17 @@ class FreeWorker:
             self._stand_still()
             with self._changed:
                 self._check()
-                if self._pieces:
+                if self._pieces and time.monotonic() < self._until_s:
                     return self._pieces[0]
                 asked, self._asked = self._asked, True
             if not asked:
                 self._report("wants")
             with self._changed:
-                self._changed.wait_for(
-                    lambda: self._pieces or self._over() or self._finish or self._hold or not self._asked
-                )
+                self._changed.wait_for(self._news)
 
     def _news(self) -> bool:
-        return bool(self._pieces or self._over() or self._finish or self._hold or not self._asked)
+        work = not self._asked or (self._pieces and time.monotonic() < self._until_s)
+        return bool(work or self._over() or self._finish or self._hold)
 
     def _ask_ahead(self) -> None:
         """Ask for the next lease while the last minibatch of this one is computed."""
@@ -316,8 +342,10 @@ class FreeWorker:
         self.flat.use(0)
         if self._gradient is None:
             self._gradient = self.flat.borrow()
+        self.busy = (epoch, start), time.monotonic()
         loss = self._loss_of(epoch, start, end)
         self.flat.gradient(loss, self._gradient)
+        self.busy = None
         return float(loss.detach())
 
     def _update(self) -> None:

@@ -128,9 +128,16 @@ class Leases:
     def _is_beyond(self, epoch: int, start: int) -> bool:
         return epoch * self._per_epoch + start // self.batch >= self.n_steps
 
-    def leave(self, worker: str) -> None:
-        """Take back what a worker has that is gone."""
+    def tokens(self, worker: str) -> list[int]:
+        """Return the leases that a worker holds."""
+        return [lease.token for lease in self.service.held if lease.worker == worker]
+
+    def leave(self, worker: str, *, died: bool = False) -> None:
+        """Take back what a worker has that is gone; if it died, what it was at counts as tried."""
         self._waiting.pop(worker, None)
+        at_work = [token for token in self.tokens(worker) if token not in self._beyond]
+        if died and at_work:
+            self.service.fail(min(at_work), reason="its process died")
         self._beyond -= {lease.token for lease in self.service.leave(worker)}
 
     def tick(self, alive: Iterable[str], *, now_s: float) -> list[Lease]:

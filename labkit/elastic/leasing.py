@@ -51,7 +51,7 @@ class Leasing(Scaler):
         try:
             grant = self.leases.ask(member.name, now_s=columns["now_s"])
         except PoisonShardError as error:
-            self._end(str(error))
+            self._end(_poisoned(error))
             return
         if grant is not None:
             self._grant(grant)
@@ -80,14 +80,19 @@ class Leasing(Scaler):
             for grant in self.leases.serve(now_s=now_s):
                 self._grant(grant)
         except PoisonShardError as error:
-            self._end(str(error))
+            self._end(_poisoned(error))
 
-    def _forget_worker(self, name: str) -> None:
-        """Take back what somebody has who is gone."""
+    def _tell_leases(self, name: str) -> None:
+        """Tell a worker that was away what is still its own."""
+        if self.leases is not None:
+            self._tell(name, do="leases", era=self.era, tokens=self.leases.tokens(name))
+
+    def _forget_worker(self, name: str, *, died: bool = False) -> None:
+        """Take back what somebody has who is gone; samples that kill whoever reads them are found out."""
         if self._still is not None:
             self._still.waiting.discard(name)
         if self.leases is not None:
-            self.leases.leave(name)
+            self.leases.leave(name, died=died)
 
     def tick(self, alive: Iterable[str], *, now_s: float) -> list[Command]:
         """Renew the leases of workers that are alive, and take back those that have expired."""
@@ -98,3 +103,7 @@ class Leasing(Scaler):
                 self._tell(str(lease.worker), do="lost", token=lease.token)
             self._serve(now_s)
         return self._taken()
+
+
+def _poisoned(error: PoisonShardError) -> str:
+    return f"{error.what} Look at these samples, and at the logs of these workers."

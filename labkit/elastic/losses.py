@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from math import fsum
+from typing import Final
+
+REMEMBERED: Final = 4096
+"""Steps, back from the newest one, of which it knows what was told."""
 
 
 class Losses:
@@ -21,9 +25,12 @@ class Losses:
     def __init__(self, n_shards: int) -> None:
         self._n_shards = n_shards
         self._known: dict[int, dict[int, float]] = {}
+        self._whole: set[int] = set()
 
-    def told(self, version: int, losses: Iterable[tuple[int, float]]) -> float | None:
+    def told(self, version: int, losses: Iterable[tuple[int, float]], *, again: bool = False) -> float | None:
         """Note (shard, loss) of a step; return the mean over all its shards once they are known.
+
+        What is told `again` counts only of a step that was not whole so far.
 
         Examples
         --------
@@ -32,6 +39,18 @@ class Losses:
         >>> losses.told(0, [(0, 0.1)])
         0.19999999999999998
         """
+        if again and version in self._whole:
+            return None
         known = self._known.setdefault(version, {})
         known.update((int(shard), float(loss)) for shard, loss in losses)
-        return fsum(known.values()) / self._n_shards if len(known) == self._n_shards else None
+        if len(known) < self._n_shards:
+            return None
+        self._whole.add(version)
+        self._forget(version - REMEMBERED)
+        return fsum(self._known.pop(version).values()) / self._n_shards
+
+    def _forget(self, before: int) -> None:
+        """Forget old steps from time to time: a training may have millions."""
+        if len(self._whole) + len(self._known) > 2 * REMEMBERED:
+            self._known = {version: known for version, known in self._known.items() if version >= before}
+            self._whole = {version for version in self._whole if version >= before}

@@ -44,6 +44,8 @@ SEEK_LEASES = 2
 """Leases that a process tries to reach a server again before it says that it cannot."""
 PATIENCE_LEASES = 10
 """Leases that a process goes on without a controller before it ends itself."""
+LOOKS = 10
+"""Times in its patience that a worker looks whether it still comes forward."""
 ATTEMPTS = 3
 """To connect to a server that is said to be there."""
 
@@ -69,7 +71,9 @@ class Spec:
     n_samples : int
         Of the dataset.
     lease_s : float
-        From which every timeout derives.
+        From which every other timeout derives.
+    patience_s : float
+        How long a process may take to come, and a worker for the gradient of one logical shard or minibatch.
     scheme : str
         Of the connections between processes: shm, unix, tls, tcp.
     reach : dict
@@ -87,6 +91,7 @@ class Spec:
     sync: bool = True
     n_samples: int = 0
     lease_s: float = 3.0
+    patience_s: float = 300.0
     scheme: str = "shm"
     devices: tuple[str, ...] = ()
     reach: dict[str, Any] = field(default_factory=dict)
@@ -146,6 +151,7 @@ class Member:
     def __init__(self, folder: Path, name: str) -> None:
         self.folder, self.name = folder, name
         fault.arm(folder, name=name)
+        fault.at("member.begins")
         self.spec = Spec.load(folder)
         self.lease = Lease(self.spec.lease_s)
         reach = Reach(**self.spec.reach)
@@ -225,8 +231,15 @@ class Member:
     def connected(self, name: str, channel: Channel) -> None:
         """Note a connection to a server."""
 
+    def broke(self, channel: Channel, reason: TransportError | None) -> None:
+        """Tell of a connection that ended without a goodbye: a cut, a silence, a frame that was refused."""
+        if reason is not None and not self.over.is_set():
+            name = str(channel.peer.hello.get("name", ""))[:60]
+            self.report("cut", peer=name, reason=reason.reason, why=str(reason)[:300])
+
     def ended(self, channel: Channel, reason: TransportError | None) -> None:
         """Note the end of a connection to a server; one that broke is made again."""
+        self.broke(channel, reason)
         with self.met:
             name = next((name for name, known in self.servers.items() if known is channel), None)
             if name is not None:
@@ -317,7 +330,7 @@ class ServerMember(Member):
 
         def welcome(peer: Peer) -> Handler:
             _, role = claimed(peer)
-            return Arrivals(self.server, role=role)
+            return Arrivals(self.server, role=role, ended=self.broke)
 
         self._arrivals, self._welcome = Arrivals(self.server, role="server", ended=self.ended), welcome
         self._known = {
@@ -377,6 +390,8 @@ class ServerMember(Member):
                 "unsure", block=block, version=at_version, owner=owner, moves=moves, era=self.server.era,
                 why="the controller was away",
             )  # fmt: skip
+        for block, owner in self.server.moving():
+            self.report("moving", block=block, owner=owner, era=self.server.era)
         for slot in self.server.slots():
             self.server.shadows.report_shadow(slot)
         self.report("here", version=version, has=self.server.era)
@@ -439,7 +454,9 @@ class WorkerMember(Member):
         self.worker: Worker | FreeWorker = (
             Worker(flat, loss_of=self._loss, n_shards=spec.n_shards, n_steps=spec.n_steps, **common)
             if spec.sync
-            else FreeWorker(flat, loss_of=self._loss_between, batch=spec.batch, number=number, **common)
+            else FreeWorker(
+                flat, loss_of=self._loss_between, batch=spec.batch, number=number, lease_s=spec.lease_s, **common
+            )
         )
         self._handler = FromServers(self.worker, fetch=getattr(self.worker, "fetch", None), ended=self.ended)
 
@@ -479,6 +496,8 @@ class WorkerMember(Member):
         """Pass on what concerns the steps at once."""
         if order["do"] in ("meet", "seek", "alone", "tell"):  # an answer waits until the new controller is known here
             self.orders.put(order)
+            if order["do"] == "alone":
+                self.worker.told(order)
         elif order["do"] == "moved":
             self.worker.moved(order)
         else:
@@ -490,6 +509,7 @@ class WorkerMember(Member):
         """Connect to a server, or tell a new controller how far this worker is."""
         if order["do"] == "tell":
             self.worker.told(dict(order))
+            self.worker.retell()
             self.report("here", **self.worker.whereabouts())
         elif order["do"] == "seek":
             self.seek(order["name"], self._handler)
@@ -504,8 +524,8 @@ class WorkerMember(Member):
         """Train until told to stop."""
         if not self.join():
             return
-        thread = threading.Thread(target=self._attend, name="orders", daemon=True)
-        thread.start()
+        threading.Thread(target=self._attend, name="orders", daemon=True).start()
+        threading.Thread(target=self._watch, name="watch", daemon=True).start()
         try:
             self.worker.run()
             self.close()
@@ -514,6 +534,16 @@ class WorkerMember(Member):
             if self.controller is not None:
                 self.controller.flush(timeout_s=self.lease.base_s)
             raise
+
+    def _watch(self) -> None:
+        """Tell when data or model take so long that they will never come back."""
+        patience_s = self.spec.patience_s
+        while not self.over.wait(patience_s / LOOKS):
+            busy = self.worker.busy
+            if busy is not None and time.monotonic() - busy[1] > patience_s:
+                where = "step {}, logical shard {}" if self.spec.sync else "epoch {}, minibatch at {}"
+                why = f"{where.format(*busy[0])}: no gradient after {patience_s:g} s; the data or the model hangs"
+                self.report("stuck", place=list(busy[0]), why=why)
 
     def _attend(self) -> None:
         self.loop()

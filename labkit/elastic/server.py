@@ -99,6 +99,7 @@ class Server:
         self._report, self._copy = report, copy
         self._slots: dict[int, Slot] = {}
         self._kept: dict[int, Block] = {}  # streamed to somebody who did not say that it has them
+        self._moving: dict[int, str] = {}  # streamed to somebody who has not answered yet
         self._lock = threading.Lock()
         self._workers: dict[Channel, int] = {}
         self._pace = Pace()
@@ -399,6 +400,7 @@ class Server:
         def settled(failure: BaseException | None) -> None:
             if failure is None:
                 self._crates.give(crate)
+                self._arrived(slot, era)
                 fault.at("ps.handover.acknowledged")
                 spent = time.perf_counter() - began
                 n_bytes = sum(vector.nbytes for vector in block.vectors())
@@ -413,6 +415,7 @@ class Server:
                     self._unshelve(block)
                     return  # training has gone back since: nobody wants it
                 self._kept[slot.number] = block
+                self._arrived(slot, era)
             self._report(
                 "unsure", block=slot.number, version=block.version, owner=owner, era=era, moves=block.moves + 1,
                 why=str(failure)[:200],
@@ -422,6 +425,7 @@ class Server:
             settled(TransportError(f"{owner} is not connected"))
             return
         fault.at("ps.handover.stream")
+        self._moving[slot.number] = owner
         try:
             crate = None if self.shelf is None else self._crates.pack(block.vectors(), channel)
             parts = block.vectors() if crate is None else [crate]
@@ -431,6 +435,11 @@ class Server:
             return
         fault.at("ps.handover.streaming")
         reply.add_done_callback(lambda done: settled(done.exception()))
+
+    def _arrived(self, slot: Slot, era: int) -> None:
+        """Note that a block is on its way no more."""
+        if era == self.era:
+            self._moving.pop(slot.number, None)
 
     def take_back(self, numbers: Iterable[int]) -> None:
         """Own blocks again that their new owner never had; the controller has made sure of that."""
@@ -456,6 +465,7 @@ class Server:
             self.era = era
             slots, self._slots = list(self._slots.values()), {}
             kept, self._kept = list(self._kept.values()), {}
+            self._moving = {}
         for block in kept:
             self._unshelve(block)
         for slot in slots:
@@ -490,6 +500,10 @@ class Server:
         return [
             [s.number, s.block.version, s.block.moves] for s in self.slots() if s.block is not None and s.shadow is None
         ]
+
+    def moving(self) -> list[tuple[int, str]]:
+        """Return (block, to whom) of blocks that are on their way."""
+        return list(self._moving.items())
 
     def unsettled(self) -> list[tuple[int, int, int, str]]:
         """Return (block, version, moves, owner) of blocks that somebody did not say that it has."""

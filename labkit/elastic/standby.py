@@ -68,6 +68,7 @@ class Standby(Crew):
         if self.shadow.get(block) == one:
             return
         if self.owner.get(block) == member.name:  # it does not know yet that the one whom it followed is dead
+            self._claimed.add(block)
             self._tell(member.name, do="own", blocks=[[block, self.moves[block]]])
         elif one not in self._known(block):
             self._tell(member.name, do="unfollow", blocks=[[block, one[1]]])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -20,6 +20,9 @@ from labkit.elastic.protocol import Kind, at, era_and_version
 from labkit.elastic.transport import Channel, FrameError, Handler, Head, Message, TransportError
 from labkit.elastic.transport.frames import SHARED
 from labkit.elastic.tree import Node, cover, halves
+
+LOSSES_TOLD = 512
+"""Steps whose losses are told again to a controller that may not have heard them."""
 
 Extent = tuple[int, int]
 """First number of a block in the flat vector, and how many."""
@@ -107,6 +110,9 @@ class Worker:
         self._sums: dict[Node, Vector] = {}
         self._out: dict[Channel, int] = {}
         self._losses: dict[int, float] = {}
+        self._told: deque[tuple[int, list[list[float]]]] = deque(maxlen=LOSSES_TOLD)
+        self.busy: tuple[tuple[int, int], float] | None = None
+        """The (step, logical shard) that it computes, and since when (time.monotonic)."""
 
     # --- what arrives, in the threads of connections
 
@@ -216,6 +222,11 @@ class Worker:
         """Return what a controller that comes back must know."""
         with self._changed:
             return {"version": self.version, "has": self._orders.era, "training": self.training}
+
+    def retell(self) -> None:
+        """Tell the losses of the last steps again: a controller that was away may not have heard them."""
+        for version, losses in list(self._told):
+            self._report("losses", version=version, losses=losses, again=True)
 
     def told(self, meta: dict[str, Any]) -> None:
         """Take an order of the controller."""
@@ -352,6 +363,7 @@ class Worker:
         for node in cover(first, last, n_shards=self.n_shards):
             if not any(known.first <= node.first and node.last <= known.last for known in done):
                 self._sums[node] = self._sum(node, version)
+                self._tell_losses(node, version)
                 self._push(node, range(len(self.extents)), version)
 
     def _sum(self, node: Node, version: int) -> Vector:
@@ -359,14 +371,22 @@ class Worker:
         if node.size == 1:
             self._check()
             gradient = self.flat.borrow()
+            self.busy = (version, node.first), time.monotonic()
             loss = self._loss_of(version, node.first)
             self.flat.gradient(loss, gradient)
             self._losses[node.first] = float(loss.detach())
+            self.busy = None
             return gradient
         left, right = (self._sum(half, version) for half in halves(node))
         np.add(left, right, out=left)
         self.flat.give_back([right])
         return left
+
+    def _tell_losses(self, node: Node, version: int) -> None:
+        """Tell the losses before the gradients: if this process dies between, others tell the same ones."""
+        losses = [[leaf, self._losses[leaf]] for leaf in range(node.first, node.last)]
+        self._told.append((version, losses))
+        self._report("losses", version=version, losses=losses, era=self._era)
 
     def _push(self, node: Node, blocks: Sequence[int], version: int) -> None:
         """Send gradients to owners and to those who follow; the step ends when all of them have used them."""
@@ -430,11 +450,11 @@ class Worker:
     def _finish_step(self, version: int, began: float, computed: float) -> None:
         self._settle()
         fault.at("worker.stepped")
-        losses = [[leaf, loss] for leaf, loss in sorted(self._losses.items())]
+        n_shards = len(self._losses)
         self._drop()
         now = time.perf_counter()
         self._report(
-            "stepped", version=version, losses=losses, compute_s=computed - began, wait_s=now - computed,
+            "stepped", version=version, shards=n_shards, compute_s=computed - began, wait_s=now - computed,
             era=self._era,
         )  # fmt: skip
 

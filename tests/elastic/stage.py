@@ -300,6 +300,8 @@ class Actor:
             version = max(version, at_version)
         for block, at_version, moves, owner in self.server.unsettled():
             self.report("unsure", block=block, version=at_version, moves=moves, owner=owner, era=self.server.era)
+        for block, owner in self.server.moving():
+            self.report("moving", block=block, owner=owner, era=self.server.era)
         for slot in self.server.slots():
             self.server.shadows.report_shadow(slot)
         self.report("here", version=version, has=self.server.era)

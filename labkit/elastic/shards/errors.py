@@ -14,16 +14,19 @@ from labkit.elastic.shards.nouns import Piece
 
 
 class PoisonShardError(LabkitError, RuntimeError):
-    """A range of samples that failed again and again; `piece` is that range, with the reason of each try."""
+    """A range of samples that failed again and again; `piece` is that range, with the reason of each try.
+
+    `what` says which and why, in a sentence.
+    """
 
     def __init__(self, piece: Piece) -> None:
         tries = len(piece.faults)
         last = "; ".join(f"{fault.worker}: {fault.reason}" for fault in piece.faults[-3:])
+        self.piece, self.what = piece, f"{piece} failed {tries} {'time' if tries == 1 else 'times'} ({last})."
         super().__init__(
-            f"{piece} failed {tries} {'time' if tries == 1 else 'times'} ({last}). Look at these samples, then go on "
-            f"with retry(), or set such ranges aside with poison='set_aside'."
+            f"{self.what} Look at these samples, then go on with retry(), or set such ranges aside with "
+            "poison='set_aside'."
         )
-        self.piece = piece
 
 
 class LedgerError(LabkitError, RuntimeError):

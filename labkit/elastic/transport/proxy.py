@@ -1,4 +1,4 @@
-"""A link that misbehaves on command: delay, trickle, silence, a cut; to see what the two ends make of it."""
+"""A link that misbehaves on command: late, slow, silent, cut, frames twice or swapped; to see what both ends do."""
 
 from __future__ import annotations
 
@@ -8,13 +8,22 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
+
 from labkit.core.errors import InputError
 from labkit.elastic.transport.address import Address
 from labkit.elastic.transport.dial import connected
+from labkit.elastic.transport.frames import HEADER, unpack
 from labkit.elastic.transport.listen import bound
-from labkit.elastic.transport.terms import DEFAULT_LEASE
+from labkit.elastic.transport.terms import DEFAULT_LEASE, DEFAULT_LIMITS
 
 CHUNK_BYTES = 64 * 1024
+
+Meddle = Callable[[bytes, bool, list[bytes]], list[bytes]]
+"""From (a whole frame, True if from the side that connected, what is held back) to the frames to pass on now.
+
+The list is one for each connection and direction; whoever holds frames back keeps them there.
+"""
 
 
 class Proxy:
@@ -26,17 +35,23 @@ class Proxy:
         The listener, of any scheme but shm (a proxy cannot pass open files on).
     address : Address
         Where the proxy listens: a path of its own, or port 0.
+    framed : bool
+        Whether whole frames are passed on, to `meddle` with; of connections that are not encrypted.
+    seed : int
+        Of what is drawn.
 
     Attributes
     ----------
     address : Address
         Where to connect instead of `upstream`.
-    delay_s : float
-        Each chunk waits so long.
+    delay_s, jitter_s : float
+        Each chunk waits so long, and up to so long more: connections overtake each other.
     chunk_bytes : int
         Largest piece that is passed on at once: 1 and a delay of 1 s make a link of one byte a second.
     tamper : callable
         Given (chunk, True if from the side that connected), returns what is passed on instead.
+    meddle : callable
+        See `Meddle`.
 
     Examples
     --------
@@ -45,28 +60,33 @@ class Proxy:
     >>> proxy.close()
     """
 
-    def __init__(self, upstream: Address, *, address: Address) -> None:
+    def __init__(self, upstream: Address, *, address: Address, framed: bool = False, seed: int = 0) -> None:
         if upstream.scheme is not address.scheme:
             raise InputError(f"a proxy at {address} cannot stand before {upstream}: give it the same scheme.")
         self._upstream = upstream
         self._socket = bound(address)
         self.address = address if address.is_local else replace(address, port=self._socket.getsockname()[1])
-        self.delay_s, self.chunk_bytes = 0.0, CHUNK_BYTES
+        self.delay_s, self.jitter_s, self.chunk_bytes = 0.0, 0.0, CHUNK_BYTES
         self.tamper: Callable[[bytes, bool], bytes] = lambda chunk, _: chunk
-        self._flowing, self._closed = threading.Event(), threading.Event()
-        self._flowing.set()
+        self.meddle: Meddle = lambda frame, _from_near, _held: [frame]
+        self._framed, self._rng = framed, np.random.default_rng(seed)
+        self._flowing, self._closed = {True: threading.Event(), False: threading.Event()}, threading.Event()
+        self.thaw()
         self._lock = threading.Lock()
         self._sockets: set[socket.socket] = set()
         self._threads = [threading.Thread(target=self._accept, name="proxy", daemon=True)]
         self._threads[0].start()
 
-    def freeze(self) -> None:
-        """Pass nothing on any more, and tell nobody."""
-        self._flowing.clear()
+    def freeze(self, *, from_near: bool | None = None) -> None:
+        """Pass nothing on any more, and tell nobody; in one direction only if it is given."""
+        for direction, flowing in self._flowing.items():
+            if from_near in (None, direction):
+                flowing.clear()
 
     def thaw(self) -> None:
         """Pass on again, first of all what was held back."""
-        self._flowing.set()
+        for flowing in self._flowing.values():
+            flowing.set()
 
     def cut(self) -> None:
         """End every connection at once; new ones may come."""
@@ -79,7 +99,7 @@ class Proxy:
     def close(self) -> None:
         """End everything."""
         self._closed.set()
-        self._flowing.set()
+        self.thaw()
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self.cut()
@@ -108,14 +128,22 @@ class Proxy:
                 thread.start()
 
     def _pass_on(self, source: socket.socket, target: socket.socket, from_near: bool) -> None:
+        cut, held, flowing = Cutter(), list[bytes](), self._flowing[from_near]
         with contextlib.suppress(OSError):
             while chunk := source.recv(self.chunk_bytes):
-                self._closed.wait(self.delay_s)
-                self._flowing.wait()
-                target.sendall(self.tamper(chunk, from_near))
-        self._flowing.wait()  # an end cannot be seen through a frozen link either
+                self._wait()
+                flowing.wait()
+                for whole in cut.of(chunk) if self._framed else (chunk,):
+                    for piece in self.meddle(whole, from_near, held) if self._framed else (whole,):
+                        target.sendall(self.tamper(piece, from_near))
+        flowing.wait()  # an end cannot be seen through a frozen link either
         with contextlib.suppress(OSError):
             target.shutdown(socket.SHUT_WR)
+
+    def _wait(self) -> None:
+        late_s = self.delay_s + (self.jitter_s and self.jitter_s * float(self._rng.random()))
+        if late_s:
+            self._closed.wait(late_s)
 
     def _bury(self, near: socket.socket, far: socket.socket, pair: list[threading.Thread]) -> None:
         for thread in pair:
@@ -124,3 +152,23 @@ class Proxy:
             self._sockets -= {near, far}
         near.close()
         far.close()
+
+
+class Cutter:
+    """Cuts the bytes of one direction of a connection into whole frames."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def of(self, chunk: bytes) -> list[bytes]:
+        """Return the frames that are complete with this chunk."""
+        self._rest += chunk
+        frames = []
+        while len(self._rest) >= HEADER.size:
+            head, _ = unpack(self._rest[: HEADER.size], limits=DEFAULT_LIMITS)
+            n_bytes = HEADER.size + head.meta_bytes + head.payload_bytes
+            if len(self._rest) < n_bytes:
+                break
+            frames.append(self._rest[:n_bytes])
+            self._rest = self._rest[n_bytes:]
+        return frames
