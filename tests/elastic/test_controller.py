@@ -387,3 +387,131 @@ def test_a_block_that_went_to_somebody_who_died_is_lost_even_if_only_its_former_
         assert not play.told("halt")
         play.done(step())
     assert {tell.to for tell in play.told("halt")} == {"worker-0", "worker-1"}
+
+
+def test_a_server_that_dies_without_blocks_is_replaced_by_one_that_gets_its_share() -> None:
+    """It had just come, or was to get its blocks later; nobody goes back for it."""
+    play = Play()
+    play.train()
+    play.done(play.machine.scale(servers=1, strategy="handover"))
+    play.join()
+    play.done(play.machine.left("ps-2", reason="killed"))
+    for tell in play.told("hand_over"):
+        for block, owner in tell.what["moves"]:
+            columns = {"block": block, "owner": owner, "moves": 1, "version": 3, "why": "gone"}
+            play.done(play.machine.reported(tell.to, "unsure", columns))
+    for tell in play.told("take_back"):
+        for block in tell.what["blocks"]:
+            play.done(play.machine.reported(tell.to, "owns", {"block": block, "version": 3, "moves": 2}))
+    assert play.notes()[-2:] == ["scaled", "registration"]
+    play.join()
+    play.move()
+    assert play.notes()[-1] == "repaired"
+    assert sorted(set(play.machine.owner.values())) == ["ps-0", "ps-1", "ps-3"]
+    assert not play.told("halt")
+
+
+def test_a_server_that_was_to_go_and_dies_without_blocks_is_not_replaced() -> None:
+    play = Play(servers=3)
+    play.train()
+    play.done(play.machine.scale(servers=-1, strategy="handover"))
+    (going,) = play.machine.scaling.going  # type: ignore[union-attr]
+    for tell in play.told("hand_over"):
+        for block, owner in tell.what["moves"][:-1]:
+            play.done(play.machine.reported(owner, "owns", {"block": block, "version": 5, "moves": 1}))
+    for block, owner in [move for tell in play.told("hand_over") for move in tell.what["moves"]][-1:]:
+        columns = {"block": block, "owner": owner, "version": 5, "moves": 1, "era": play.machine.era, "seconds": 0}
+        play.done(play.machine.reported(going, "handed_over", columns))  # it tells before the new owner does
+    n_started = len(play.all(Start))
+    play.done(play.machine.left(going, reason="killed"))
+    play.move()
+    assert play.notes()[-1] == "scaled"
+    assert len(play.all(Start)) == n_started
+
+
+def test_a_newcomer_that_does_not_come_drops_its_request_and_a_replacement_is_replaced() -> None:
+    play = Play()
+    play.train()
+    play.done(play.machine.scale(servers=1, strategy="handover"))
+    play.done(play.machine.unable("ps-2", why="did not come within 5 s"))
+    assert "dropped" in play.notes()
+    play.done(play.machine.left("worker-1", reason="killed"))
+    play.done(play.machine.unable("worker-2", why="did not come within 5 s"))
+    assert play.all(Start)[-1].name == "worker-3"
+    assert not play.all(Over)
+
+
+def test_a_worker_that_is_stuck_is_ended_and_where_a_second_one_is_stuck_the_job_ends() -> None:
+    play = Play(workers=3)
+    play.train()
+    stuck = {"place": [4, 2], "why": "step 4, logical shard 2: no gradient after 9 s; the data or the model hangs"}
+    play.done(play.machine.reported("worker-0", "stuck", stuck))
+    assert [(end.name, end.kill) for end in play.all(End)] == [("worker-0", True)]
+    assert play.covered() == list(range(8))
+    play.done(play.machine.reported("worker-1", "stuck", {**stuck, "place": [5, 0]}))
+    assert not play.all(Over)
+    play.done(play.machine.reported("worker-2", "stuck", stuck))
+    assert play.all(Over)[0].failure == f"worker-2: {stuck['why']}."
+
+
+class TakenOver(Play):
+    """A play whose controller died, and whose processes tell the next one what they have."""
+
+    def __init__(
+        self, *, state: dict[str, Any] | None = None, names: list[str] | None = None, servers: int = 2
+    ) -> None:
+        super().__init__(servers=servers)
+        self.train()
+        state = state or self.machine.state()
+        self.owned = dict(self.machine.owner)
+        self.machine = Controller(self.machine.terms, reassign=reassign)
+        self.done(self.machine.take_over(state, names=names or []))
+        for name in self.machine.members:
+            self.done(self.machine.joined(name, address=f"unix:/{name}"))
+
+    def tell(self, *, era: int, without: int | None = None, moving: str = "") -> None:
+        for name in list(self.machine.members):
+            for block, there in self.owned.items():
+                if there == name and block != without:
+                    columns = {"block": block, "version": 3, "moves": 0, "era": era}
+                    self.done(self.machine.reported(name, "owns", columns))
+            if moving and without is not None and self.owned[without] == name:
+                self.done(self.machine.reported(name, "moving", {"block": without, "owner": moving, "era": era}))
+            self.done(self.machine.reported(name, "here", {"version": 3, "has": era}))
+
+
+def test_a_controller_that_takes_over_goes_on_if_every_block_is_told() -> None:
+    play = TakenOver()
+    play.tell(era=1)
+    assert play.notes()[-1] == "resumed"
+    assert not play.told("halt")
+
+
+def test_a_block_that_nobody_has_any_more_takes_everybody_back() -> None:
+    """Whoever has it was started after the last state that could be written, and is ended as nobody knows it."""
+    play = TakenOver()
+    play.tell(era=1, without=3)
+    assert play.notes()[-1] == "goes_back"
+
+
+@pytest.mark.parametrize(("to", "last"), [("ps-1", "resumed"), ("ps-9", "goes_back")])
+def test_a_block_on_its_way_is_waited_for_if_its_new_owner_is_known(to: str, last: str) -> None:
+    play = TakenOver()
+    block = next(b for b, owner in play.owned.items() if owner == "ps-0")
+    play.tell(era=1, without=block, moving=to)
+    assert play.notes()[-1] == last
+
+
+def test_after_a_state_of_an_era_before_all_begin_a_new_one() -> None:
+    play = TakenOver()
+    play.tell(era=4)
+    assert play.notes()[-1] == "goes_back"
+    assert play.machine.era > 4
+
+
+def test_names_of_processes_that_the_state_does_not_know_are_never_given_again() -> None:
+    """Their sockets, and their numbers in what servers remember of updates, are not those of others."""
+    play = TakenOver(names=["ps-4", "worker-2", "controller"])
+    play.tell(era=1)
+    play.done(play.machine.scale(servers=1, workers=1, strategy="handover"))
+    assert [s.name for s in play.all(Start)][-2:] == ["ps-5", "worker-3"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labkit.elastic.losses import Losses
+from labkit.elastic.losses import REMEMBERED, Losses
 
 SHARDS = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=12)
 
@@ -28,3 +28,20 @@ def test_steps_are_apart_and_a_shard_told_again_counts_once():
     assert losses.told(0, [(0, 1.0)]) is None
     assert losses.told(0, [(1, 3.0)]) == 2.0
     assert losses.told(1, [(0, 7.0)]) == 6.0
+
+
+def test_what_is_told_again_completes_a_step_but_repeats_none():
+    losses = Losses(2)
+    losses.told(0, [(0, 1.0), (1, 3.0)])
+    losses.told(1, [(0, 5.0)])
+    assert losses.told(0, [(0, 1.0)], again=True) is None
+    assert losses.told(0, [(1, 3.0)], again=True) is None
+    assert losses.told(1, [(1, 7.0)], again=True) == 6.0
+    assert losses.told(0, [(0, 1.0), (1, 3.0)]) == 2.0  # training went back, and did the step again
+
+
+def test_a_million_steps_leave_little_in_memory():
+    losses = Losses(2)
+    for version in range(20 * REMEMBERED):
+        losses.told(version, [(0, 1.0), (1, 1.0)] if version % 3 else [(0, 1.0)])
+    assert len(losses._whole) + len(losses._known) <= 2 * REMEMBERED + 1

@@ -7,7 +7,9 @@ curved: an update that is made with parameters of another version, or in another
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
+from math import fsum
 from pathlib import Path
 from typing import Any
 
@@ -44,24 +46,49 @@ def model() -> Any:
 
 
 class Data:
-    """Samples that know their number; slow to read as long as a file is there, so that things happen meanwhile."""
+    """Samples that know their number; slow to read as long as a file is there, so that things happen meanwhile.
 
-    def __init__(self, slow: Path, *, wait_s: float = 0.02) -> None:
+    Parameters
+    ----------
+    slow : Path
+        The file.
+    wait_s : float
+        How slow.
+    times : mapping, optional
+        How many times as slow for some workers, by name.
+    deadly : int, optional
+        A sample that kills the process which reads it.
+    endless : int, optional
+        A sample that is never read.
+    """
+
+    def __init__(
+        self, slow: Path, *, wait_s: float = 0.02, times: Mapping[str, float] | None = None, deadly: int = -1,
+        endless: int = -1,
+    ) -> None:  # fmt: skip
         rng = np.random.default_rng(3)
         self.x = rng.normal(size=(SAMPLES, 8)).astype(np.float32)
         self.y = rng.integers(0, 4, SAMPLES)
-        self.slow, self.wait_s = slow, wait_s
+        self.slow, self.wait_s, self.times = slow, wait_s, dict(times or {})
+        self.deadly, self.endless = deadly, endless
 
     def __len__(self) -> int:
         return SAMPLES
 
     def fetch(self, indices: list[int]) -> Any:
+        import os
+        import signal
+        import sys
         import threading
 
         import torch
 
         if self.slow.exists():
-            threading.Event().wait(self.wait_s)
+            threading.Event().wait(self.wait_s * self.times.get(sys.argv[-1], 1.0))
+        if self.deadly in indices:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.endless in indices:
+            threading.Event().wait()
         at = np.array(indices)
         return torch.from_numpy(at), torch.from_numpy(self.x[at]), torch.from_numpy(self.y[at])
 
@@ -75,9 +102,11 @@ def loss(module: Any, batch: Any) -> Any:
 
 
 @lru_cache
-def control(optimizer: str, steps: int) -> str:
-    """Return the digest of a training in this process alone: no server, no worker, nothing that could fail."""
+def control(optimizer: str, steps: int) -> tuple[str, list[float]]:
+    """Return digest and losses of a training in this process alone: no server, no worker, nothing that could fail."""
     import torch
+
+    losses = []
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -90,15 +119,19 @@ def control(optimizer: str, steps: int) -> str:
         flat.use(step)
         epoch, within = divmod(step, SAMPLES // BATCH)
         batches = logical_batches(SAMPLES, batch=BATCH, n_shards=SHARDS, seed=0, epoch=epoch)
+        each = []
         for leaf in range(SHARDS):
             gradient = np.empty(flat.n, np.float32)
-            flat.gradient(loss(net, data.fetch(batches[within, leaf].tolist())), gradient)
+            value = loss(net, data.fetch(batches[within, leaf].tolist()))
+            flat.gradient(value, gradient)
+            each.append(float(value.detach()))
             for block, part in zip(blocks, cut.blocks(gradient), strict=True):
                 block.push(part.copy(), step=step, node=Node(leaf, leaf + 1), n_shards=SHARDS, optimizer=chosen)
+        losses.append(fsum(each) / SHARDS)
     torch.set_num_threads(threads)
-    return digest_of(blocks)
+    return digest_of(blocks), losses
 
 
-def effects(trained: Any) -> np.ndarray:
+def effects(trained: Any, *, sync: bool = True) -> np.ndarray:
     """Return how often each sample had an effect, (SAMPLES,): exact, if training was plain SGD."""
-    return trained.count.detach().numpy() / EFFECT
+    return trained.count.detach().numpy() / (EFFECT if sync else RATES["sgd"])

@@ -21,13 +21,17 @@ from typing import Any, Self
 from unittest import mock
 
 import cloudpickle
+import pytest
 
-from labkit.elastic import Job, Result, fault, start
+from labkit.elastic import Job, JobError, Result, fault, start
 from labkit.elastic.fault import Fault
 from labkit.elastic.member import Spec
+from labkit.elastic.shards import prove
 from tests.elastic.chaos import probe
 
 STEPS = 160
+MINIBATCH = 4
+"""Samples of an update of asynchronous training."""
 WATCHDOG_S = 60.0
 RECORDS = "LABKIT_CHAOS_RECORDS"
 """A file to which a line is added for everything that was measured; `table.py` reads it."""
@@ -53,8 +57,10 @@ class Story:
         Of the table of faults.
     faults : sequence of Fault
         That happen by themselves.
+    data : dict, optional
+        More about the data: see `probe.Data`.
     options : dict
-        For `labkit.elastic.start`.
+        For `labkit.elastic.start`. With `sync=False` minibatches are of four samples.
     """
 
     def __init__(
@@ -67,10 +73,14 @@ class Story:
         wait_s: float = 0.03,
         scheme: str = "shm",
         folder: Path | None = None,
+        data: dict[str, Any] | None = None,
         **options: Any,
     ) -> None:
         cloudpickle.register_pickle_by_value(probe)
-        assert steps % (probe.SAMPLES // probe.BATCH) == 0, "whole epochs: every sample as often"
+        self.sync = bool(options.get("sync", True))
+        self.batch = probe.BATCH if self.sync else MINIBATCH
+        self.data = data or {}
+        assert steps % (probe.SAMPLES // self.batch) == 0, "whole epochs: every sample as often"
         self.row, self.optimizer, self.steps = row, optimizer, steps
         self.shared = set(os.listdir("/dev/shm"))
         self.folder = Path(tempfile.mkdtemp(prefix="lkc-", dir=folder))
@@ -96,9 +106,9 @@ class Story:
 
     def _start(self) -> Job:
         return start(
-            probe.model(), probe.Data(self.slow, wait_s=self.wait_s), probe.loss, steps=self.steps, batch=probe.BATCH,
-            shards=probe.SHARDS, optimizer=self.optimizer, lr=probe.RATES[self.optimizer], folder=self.folder,
-            **self.options,
+            probe.model(), probe.Data(self.slow, wait_s=self.wait_s, **self.data), probe.loss, steps=self.steps,
+            batch=self.batch, shards=probe.SHARDS, optimizer=self.optimizer, lr=probe.RATES[self.optimizer],
+            folder=self.folder, **self.options,
         )  # fmt: skip
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -252,8 +262,14 @@ class Story:
 
     # --- the judgement
 
-    def finish(self) -> Result:
-        """Let training run to its end, and judge it: the same bits, every effect once, nobody and nothing left."""
+    def finish(self, *, twice: int = 0) -> Result:
+        """Let training run to its end, and judge it: the same bits, every loss, every effect once, nobody left.
+
+        Parameters
+        ----------
+        twice : int
+            Asynchronous training: minibatches that may have had their effect twice, as of a worker that was killed.
+        """
         self.slow.unlink(missing_ok=True)
         for event in self._stream:
             self.events.append(event)
@@ -263,13 +279,36 @@ class Story:
         marks = fault.fired(self.folder)
         result = self.job.wait(timeout_s=WATCHDOG_S)
         assert sorted(marks) == list(range(len(self.faults))), f"faults that did not happen: {self._missed(marks)}"
-        assert result.version == self.steps
-        assert result.digest == probe.control(self.optimizer, self.steps)
-        if self.optimizer == "sgd":
-            assert (probe.effects(result.model) == self.steps * probe.BATCH / probe.SAMPLES).all()
+        self._judge(result, twice=twice)
         self._nothing_is_left(pids)
         self._record([*self.kills, *((self.faults[i].member, when) for i, when in marks.items())])
         return result
+
+    def ends_with(self, what: str) -> str:
+        """Let the job come to its end by itself, with an error that says `what`, and judge that nobody is left."""
+        for event in self._stream:
+            self.events.append(event)
+            if event["event"] in ("joined", "left", "stuck"):
+                self._feed()
+        pids = [*self.pids.values(), self.job.pid]
+        with pytest.raises(JobError, match=what) as caught:
+            self.job.wait(timeout_s=WATCHDOG_S)
+        assert not [pid for pid in pids if alive(pid)]
+        return str(caught.value)
+
+    def _judge(self, result: Result, *, twice: int) -> None:
+        epochs = self.steps * self.batch // probe.SAMPLES
+        assert result.version == self.steps
+        if self.sync:
+            digest, losses = probe.control(self.optimizer, self.steps)
+            assert result.digest == digest
+            assert result.losses == losses
+        else:
+            prove(result.ledger, n_samples=probe.SAMPLES, epochs=epochs)
+        if self.optimizer == "sgd":
+            more = probe.effects(result.model, sync=self.sync) - epochs
+            assert (more >= 0).all(), f"effects that are missing: {more.tolist()}"
+            assert more.sum() <= twice * self.batch, f"effects that were made twice: {more.tolist()}"
 
     def _missed(self, marks: dict[int, float]) -> list[Fault]:
         return [f for i, f in enumerate(self.faults) if i not in marks]
@@ -287,7 +326,7 @@ class Story:
         path = os.environ.get(RECORDS)
         if path:
             with Path(path).open("a") as file:
-                for measured in [*costs(self.events, sorted(when for _, when in faults)), *scalings(self.events)]:
+                for measured in [*costs(self.events, faults), *scalings(self.events)]:
                     file.write(json.dumps({"row": self.row, **measured}) + "\n")
 
 
@@ -299,17 +338,25 @@ def alive(pid: int) -> bool:
 
 
 NOTICED = ("left", "missed", "taken_over", "rejoined", "unsaved", "unwritten", "bad_checkpoint")
+"""How the controller tells that it has noted the fault of a process."""
+OF_A_LINK = ("cut", "unsure", "unmet", "expired", *NOTICED)
+"""How it tells that it has noted that of a link."""
 
 
-def costs(events: list[Event], times: Sequence[float]) -> list[dict[str, Any]]:
+def costs(events: list[Event], faults: Sequence[tuple[str, float]]) -> list[dict[str, Any]]:
     """Return what each fault cost; what comes after the next fault is not counted to the one before."""
-    return [after(events, when, end) for when, end in pairwise([*times, float("inf")])]
+    told = sorted(faults, key=lambda fault: fault[1])
+    ends = [*(when for _, when in told[1:]), float("inf")]
+    return [
+        after(events, when, end, noticed_by=OF_A_LINK if name == "link" else NOTICED)
+        for (name, when), end in zip(told, ends, strict=True)
+    ]
 
 
-def after(events: list[Event], when: float, end: float) -> dict[str, Any]:
+def after(events: list[Event], when: float, end: float, *, noticed_by: Sequence[str] = NOTICED) -> dict[str, Any]:
     """Return what a fault cost: seconds to notice and to step again, steps lost, pause in seconds."""
     later = [e for e in events if when <= e["time"] < end]
-    noticed = next((e["time"] for e in later if e["event"] in NOTICED), None)
+    noticed = next((e["time"] for e in later if e["event"] in noticed_by), None)
     back = next((e["time"] for e in later if e["event"] == "goes_back"), None)
     began = next((e for e in later if e["event"] == "began" and back is not None and e["time"] >= back), None)
     lost = 0
