@@ -19,8 +19,8 @@ LEASES_TOLD = 3
 
 
 ALONE_LEASES = 0.6
-"""Leases that a worker goes on without a controller. That one lets them run out no earlier than 0.7 after it heard
-nothing more; a worker that is cut off must have stopped by then, for another one will do what it had."""
+"""Leases that a worker goes on without a controller. That one lets what it has run out no earlier than 0.75 after the
+connection ended; a worker that is only cut off must have stopped by then, for another one will do the same samples."""
 
 
 class Piece(NamedTuple):
