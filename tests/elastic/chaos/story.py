@@ -156,7 +156,7 @@ class Story:
         threading.Event().wait(0.5)
         for path in sorted(self.folder.glob("*.log")):
             told.append(f"--- {path.name}\n{path.read_text()[-6000:]}")
-        noise = ("loss", "owns", "moved", "handed_over", "stepped", "met")
+        noise = ("loss", "owns", "moved", "handed_over", "stepped", "met", "wants")
         events = list(self.job.events(follow=False))
         kept = [e for i, e in enumerate(events) if e["event"] not in noise or i > len(events) - 8]
         return "\n".join([*told, "--- events", *(json.dumps(e)[:250] for e in kept[-80:])])
