@@ -19,7 +19,7 @@ from labkit.elastic.pace import Pace, departures
 from labkit.elastic.protocol import Kind, at, era_and_version
 from labkit.elastic.shadows import Ask, Follower, Shadows
 from labkit.elastic.store import Block, Pushed, Updates, Vector
-from labkit.elastic.transport import AccessError, Channel, Handler, Head, Message, TransportError
+from labkit.elastic.transport import AccessError, Channel, FrameError, Handler, Head, Message, TransportError
 from labkit.elastic.tree import Node
 
 BLOCKS_OF_A_NOTICE = 400
@@ -549,6 +549,8 @@ class Arrivals(Handler):
             if self._role != "server":
                 raise AccessError(f"a {self._role[:20]} sent a block with its state; only servers may.")
             self._server.install(channel, message)
+        else:
+            raise FrameError(f"a {self._role[:20]} sent a frame of kind {kind}, which says nothing to a server.")
 
     def closed(self, channel: Channel, reason: TransportError | None) -> None:
         """Forget a peer."""
