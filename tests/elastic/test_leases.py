@@ -1,0 +1,89 @@
+"""Leases of asynchronous training: what is whose when a worker dies, or loses the controller."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from labkit.elastic.free import FreeWorker, Piece
+from labkit.elastic.leases import Leases
+from labkit.elastic.shards import PoisonShardError
+from tests.elastic.stage import Numbers
+from tests.elastic.transport.ends import WITHIN_S
+
+
+def leases(**plan: Any) -> Leases:
+    return Leases.opened(**{"n_samples": 64, "batch": 4, "n_steps": 32, "seed": 0, "lease_s": 5.0, **plan})
+
+
+def test_samples_that_kill_three_workers_are_named() -> None:
+    service = leases()
+    for number in range(3):
+        grant = service.ask(f"worker-{number}", now_s=number)
+        assert grant is not None
+        assert grant.start == 0
+        service.leave(f"worker-{number}", died=True)
+    with pytest.raises(PoisonShardError, match="failed 3 times") as caught:
+        service.ask("worker-3", now_s=9)
+    assert "worker-2: its process died" in caught.value.what
+    assert "retry()" not in caught.value.what
+
+
+def test_who_leaves_as_it_should_or_has_not_begun_blames_no_samples() -> None:
+    """Of two leases only the first one was under way."""
+    service = leases()
+    for number in range(9):
+        first, second = (service.ask(f"worker-{number}", now_s=number) for _ in range(2))
+        assert first is not None
+        assert second is not None
+        assert first.start < second.start
+        service.commit(first.token, until=first.start + 4, now_s=number)
+        service.leave(f"worker-{number}", died=number % 5 == 4)
+    assert service.service.poison is None
+
+
+class Alone:
+    """A worker that has begun, and may lose its controller; `asked` tells whether it wants more."""
+
+    def __init__(self, *, lease_s: float = 0.05) -> None:
+        self.asked = threading.Event()
+        self.worker = FreeWorker(
+            Numbers(4), extents=[(0, 4)], loss_of=lambda *_: None, batch=4, number=0,  # type: ignore[arg-type]
+            lease_s=lease_s, channel_of=lambda _: None, report=self._report,  # type: ignore[arg-type, return-value]
+        )  # fmt: skip
+        self.worker.told({"do": "begin", "era": 1, "hold": 0, "map": []})
+        self.worker._start = self.worker._afresh = False
+        self.worker.told({"do": "lease", "era": 1, "lease": [7, 0, 0, 8]})
+        self.found: list[Piece] = []
+
+    def _report(self, event: str, **_: Any) -> None:
+        if event == "wants":
+            self.asked.set()
+
+    def lost(self) -> threading.Thread:
+        """Lose the controller for longer than the worker may go on; return the thread in which it waits."""
+        self.worker.told({"do": "alone"})
+        threading.Event().wait(0.1)
+        thread = threading.Thread(target=lambda: self.found.append(self.worker._next()), daemon=True)
+        thread.start()
+        return thread
+
+
+def test_a_worker_without_a_controller_goes_on_with_what_it_has_for_a_while() -> None:
+    alone = Alone(lease_s=1000)
+    alone.worker.told({"do": "alone"})
+    assert alone.worker._next().token == 7
+
+
+@pytest.mark.parametrize("still_its_own", [True, False])
+def test_then_it_waits_and_goes_on_with_what_is_still_its_own(still_its_own: bool) -> None:
+    alone = Alone()
+    thread = alone.lost()
+    assert alone.asked.wait(WITHIN_S)  # it wants something, and nobody answers
+    assert not alone.found
+    alone.worker.told({"do": "leases", "era": 1, "tokens": [7] if still_its_own else []})
+    alone.worker.told({"do": "lease", "era": 1, "lease": [9, 0, 32, 40]})
+    thread.join(WITHIN_S)
+    assert [piece.token for piece in alone.found] == [7 if still_its_own else 9]
