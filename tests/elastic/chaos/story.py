@@ -358,10 +358,10 @@ OF_A_LINK = ("cut", "unsure", "unmet", "expired", *NOTICED)
 def costs(events: list[Event], faults: Sequence[tuple[str, float]]) -> list[dict[str, Any]]:
     """Return what each fault cost; what comes after the next fault is not counted to the one before."""
     told = sorted(faults, key=lambda fault: fault[1])
-    ends = [*(when for _, when in told[1:]), float("inf")]
+    nobody = ("", float("inf"))
     return [
         after(events, when, end, noticed_by=OF_A_LINK if name == "link" else NOTICED)
-        for (name, when), end in zip(told, ends, strict=True)
+        for (name, when), (_, end) in pairwise([*told, nobody])
     ]
 
 
