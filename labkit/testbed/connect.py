@@ -8,8 +8,8 @@ import socket
 import stat
 import subprocess
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -65,23 +65,20 @@ class Connection(fabric.Connection):  # type: ignore[misc]
         """
         if self.is_connected:
             return
-        machine, sock = self.machine, None
+        machine, known_hosts, timeout_s = self.machine, self.known_hosts, self.timeout_s
         _refuse_open_key(machine)
-        until_s = time.monotonic() + self.timeout_s
-        try:
+        until_s = time.monotonic() + timeout_s
+        with explained(machine, known_hosts=known_hosts, timeout_s=timeout_s):
             self._load_known_keys()
-            way, sock = way_to(machine, known_hosts=self.known_hosts, timeout_s=self.timeout_s)
-            self._set(way=way)
-            self.connect_kwargs |= {"sock": sock, "timeout": max(until_s - time.monotonic(), 0.1)}
-            super().open()
-            self.transport.set_keepalive(KEEPALIVE_S)
-        except BaseException as error:
-            self.close()
-            if sock is not None:
-                sock.close()
-            if isinstance(error, HostError) or not isinstance(error, Exception):
+            way, sock = way_to(machine, known_hosts=known_hosts, timeout_s=timeout_s)
+            try:
+                self._set(way=way)
+                self.connect_kwargs |= {"sock": sock, "timeout": max(until_s - time.monotonic(), 0.1)}
+                super().open()
+                self.transport.set_keepalive(KEEPALIVE_S)
+            except BaseException:
+                self.close()
                 raise
-            _explain(error, machine=machine, known_hosts=self.known_hosts, timeout_s=self.timeout_s)
 
     def close(self) -> None:
         """Close the connection and what led to it."""
@@ -201,6 +198,17 @@ def _refuse_open_key(machine: Machine) -> None:
         ) from None
     if stat.S_IMODE(mode) & 0o077:
         raise LoginError(f"host {machine.name}: key {machine.key} is open to others; chmod 600 {machine.key}.")
+
+
+@contextmanager
+def explained(machine: Machine, *, known_hosts: Path, timeout_s: float) -> Iterator[None]:
+    """Tell errors of paramiko and of the system in our words."""
+    try:
+        yield
+    except HostError:
+        raise
+    except Exception as error:
+        _explain(error, machine=machine, known_hosts=known_hosts, timeout_s=timeout_s)
 
 
 def _explain(error: Exception, *, machine: Machine, known_hosts: Path, timeout_s: float) -> NoReturn:
