@@ -100,6 +100,7 @@ def scan(machine: Machine, *, known_hosts: Path, timeout_s: float = CONNECT_S) -
         try:
             client = transport(sock)
             client.banner_timeout = timeout_s
+            _prefer_known(client, _known_keys(machine, known_hosts))
             try:
                 client.start_client(timeout=timeout_s)
                 return client.get_remote_server_key()
@@ -134,6 +135,21 @@ def trust(inventory: Inventory, *, agree: Callable[[Table], bool] | None = None,
             found = [(replace(row, state=State.ADDED) if row.state is State.NEW else row, key) for row, key in found]
         rows += [row for row, _ in found]
     return Table(tuple(rows))
+
+
+def _known_keys(machine: Machine, known_hosts: Path) -> dict[str, paramiko.PKey]:
+    """Return the trusted keys of a host by kind."""
+    trusted = paramiko.HostKeys()
+    with suppress(FileNotFoundError):
+        trusted.load(str(known_hosts))
+    return dict(trusted.lookup(machine.key_name) or {})
+
+
+def _prefer_known(client: paramiko.Transport, known: dict[str, paramiko.PKey]) -> None:
+    """Ask a server that has several keys for one of a kind that is known of it."""
+    kinds = {"rsa-sha2-512", "rsa-sha2-256"} | set(known) if "ssh-rsa" in known else set(known)
+    security = client.get_security_options()
+    security.key_types = tuple(sorted(security.key_types, key=lambda kind: kind not in kinds))
 
 
 def add(known_hosts: Path, keys: list[tuple[str, paramiko.PKey]]) -> None:
@@ -172,11 +188,8 @@ def _looked_at(machine: Machine, known_hosts: Path, timeout_s: float) -> tuple[F
     except HostError as error:
         return replace(row, state=State.FAILED, error=str(error)), None
     row = replace(row, kind=key.get_name(), fingerprint=key.fingerprint)
-    trusted = paramiko.HostKeys()
-    with suppress(FileNotFoundError):
-        trusted.load(str(known_hosts))
-    known = trusted.lookup(machine.key_name)
-    if known is None:
+    known = _known_keys(machine, known_hosts)
+    if not known:
         return row, key
     if key in known.values():
         return replace(row, state=State.KNOWN), key

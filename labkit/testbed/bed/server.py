@@ -154,8 +154,10 @@ def start(plan: Plan, spots: Sequence[Spot], *, inside: Callable[[Spot], list[st
     for spot in spots:
         (plan.control(spot) / "pid").unlink(missing_ok=True)
         (plan.control(spot) / "log").unlink(missing_ok=True)
-    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    started = [subprocess.Popen(words, **pipes) for words in start_commands(plan, spots, inside=inside)]
+    started = [
+        subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        for words in start_commands(plan, spots, inside=inside)
+    ]
     for starter in started:
         said = starter.communicate(timeout=PATIENCE_S)[0].decode(errors="replace").strip()
         if starter.returncode:

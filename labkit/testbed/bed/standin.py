@@ -1,6 +1,7 @@
 """A server that stands in for sshd where there is none: `python -m labkit.testbed.bed.standin CONFIG...`, one per host.
 
-One user, one key, commands and files; no terminal, no forwarding, no password. The hosts' processes go to the background by themselves.
+One user, one key, commands and files; no terminal, no forwarding, no password. The hosts' processes go
+to the background by themselves.
 """
 
 from __future__ import annotations
