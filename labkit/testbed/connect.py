@@ -203,16 +203,18 @@ def _refuse_open_key(machine: Machine) -> None:
 @contextmanager
 def explained(machine: Machine, *, known_hosts: Path, timeout_s: float) -> Iterator[None]:
     """Tell errors of paramiko and of the system in our words."""
+    late_s = time.monotonic() + timeout_s
     try:
         yield
     except HostError:
         raise
     except Exception as error:
-        _explain(error, machine=machine, known_hosts=known_hosts, timeout_s=timeout_s)
+        late = isinstance(error, TimeoutError) or time.monotonic() > late_s  # paramiko tells lateness in many ways
+        _explain(error, machine=machine, known_hosts=known_hosts, timeout_s=timeout_s if late else None)
 
 
-def _explain(error: Exception, *, machine: Machine, known_hosts: Path, timeout_s: float) -> NoReturn:
-    """Raise what an error of paramiko or of the system means, in our words."""
+def _explain(error: Exception, *, machine: Machine, known_hosts: Path, timeout_s: float | None) -> NoReturn:
+    """Raise what an error of paramiko or of the system means, in our words; `timeout_s` if it was late."""
     where = f"host {machine.name} ({machine.place})"
     if isinstance(error, paramiko.BadHostKeyException):
         raise ChangedKeyError(
@@ -227,7 +229,7 @@ def _explain(error: Exception, *, machine: Machine, known_hosts: Path, timeout_s
             f"{where} refuses the login with {tried}: {error}. Put the public key into ~/.ssh/authorized_keys there, "
             "or name another user or key in the host's ssh table."
         ) from None
-    if isinstance(error, TimeoutError) or _is_late(error):
+    if timeout_s is not None:
         raise OverdueError(
             f"{where} did not answer within {timeout_s:g} s; is it up, and does a firewall let SSH through?"
         ) from None
@@ -240,8 +242,3 @@ def _explain(error: Exception, *, machine: Machine, known_hosts: Path, timeout_s
 
 def _no_method(error: Exception) -> bool:
     return isinstance(error, paramiko.SSHException) and "authentication methods" in str(error)
-
-
-def _is_late(error: Exception) -> bool:
-    late = ("Timeout", "timed out", "No existing session")
-    return isinstance(error, paramiko.SSHException) and any(word in str(error) for word in late)

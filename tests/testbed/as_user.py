@@ -39,7 +39,7 @@ def main(home: str, words: list[str]) -> None:
 
 
 def open_way(path: Path) -> None:
-    """Let others reach a folder where one above it is closed to them: an open one in its place, with the folder in it."""
+    """Let others reach a folder where one above it is closed to them: an open one in its place."""
     closed = next((each for each in reversed(path.parents) if not each.stat().st_mode & 0o001), None)
     if closed is None:
         return

@@ -243,8 +243,7 @@ def _started(plan: Plan) -> Plan:
     """Start the servers that do not run; those whose port was taken meanwhile get another one."""
     for _ in range(ATTEMPTS):
         missing = [spot for spot in plan.spots if server_of(plan, spot) is None]
-        for spot in missing:
-            plan.control(spot).mkdir(mode=0o700, parents=True, exist_ok=True)
+        plan.make_folders()
         make_keys(plan)
         for spot in missing:
             write_config(plan, spot)

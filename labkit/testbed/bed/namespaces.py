@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from labkit.testbed.bed.plan import VARIABLE, Plan, Spot
+from labkit.testbed.bed.plan import VARIABLE, Plan, Spot, write_private
 from labkit.testbed.bed.processes import Process, await_that, process
 from labkit.testbed.bed.server import program
 from labkit.testbed.bed.shape import PREFIX, QDISCS, bridge, bridge_commands, host_commands, limit, port_of
@@ -20,6 +20,8 @@ PATIENCE_S = 10.0
 FOR_EVER = "2147483647"
 HOLD = 'echo "$$" > "$1.part" && mv "$1.part" "$1" && exec sleep ' + FOR_EVER
 """A process that keeps a namespace, and tells its number first."""
+DONE = "network"
+"""A file of the bed's folder: its networks are whole."""
 PIPE = Path(__file__).with_name("pipe.py")
 
 
@@ -65,11 +67,13 @@ def build(plan: Plan, *, qdisc: str) -> None:
     BedError
         If the kernel refuses; what it says.
     """
+    plan.make_folders()
     held = [hold(plan, spot) for spot in plan.spots] if plan.network == "root" else _held_by_user(plan)
     ip, tc = bridge_commands(plan, processes=[each.pid for each in held], qdisc=qdisc)
     _batch(outside(plan), ip, tc)
     for spot, each in zip(plan.spots, held, strict=True):
         _batch(_enter(each.pid, user=plan.network == "user"), *host_commands(plan, spot, qdisc=qdisc))
+    write_private(plan.folder / DONE, f"{qdisc}\n")
 
 
 def _held_by_user(plan: Plan) -> list[Process]:
@@ -85,7 +89,6 @@ def hold(plan: Plan, spot: Spot) -> Process:
 
 def _hold(plan: Plan, before: Sequence[str], path: Path) -> Process:
     """Start a process that keeps a namespace, and return it once it has written its number."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     line = shlex.join([program("setsid"), *before, "sh", "-c", HOLD, "sh", str(path)])
     environment = os.environ | {VARIABLE: plan.token}
     log = path.with_name(f"{path.name}.log")
@@ -112,9 +115,11 @@ def keeper(path: Path) -> Process | None:
 
 
 def whole(plan: Plan) -> bool:
-    """Return whether all networks of a bed are still kept."""
+    """Return whether all networks of a bed have been made, and are still kept."""
     if plan.network == "loopback":
         return True
+    if not (plan.folder / DONE).exists():
+        return False
     paths = [plan.control(spot) / "holder" for spot in plan.spots]
     paths += [plan.folder / "keeper"] if plan.network == "user" else []
     return all(keeper(path) is not None for path in paths)

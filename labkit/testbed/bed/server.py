@@ -39,7 +39,6 @@ def program(name: str) -> str:
 
 def write_config(plan: Plan, spot: Spot) -> None:
     """Write the configuration of a host's server."""
-    plan.home(spot).mkdir(mode=0o700, parents=True, exist_ok=True)
     told = standin_config if plan.server == "paramiko" else sshd_config
     write_private(plan.config(spot), told(plan, spot, environment=environment(plan, spot)))
 
@@ -158,11 +157,10 @@ def start(plan: Plan, spots: Sequence[Spot], *, inside: Callable[[Spot], list[st
         subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         for words in start_commands(plan, spots, inside=inside)
     ]
-    for starter in started:
-        said = starter.communicate(timeout=PATIENCE_S)[0].decode(errors="replace").strip()
-        if starter.returncode:
-            logs = "; ".join(filter(None, (_log(plan, spot) for spot in spots)))
-            raise BedError(f"a server of the bed does not start: {said or logs}")
+    said = [starter.communicate(timeout=PATIENCE_S)[0].decode(errors="replace").strip() for starter in started]
+    if failed := [what for what, starter in zip(said, started, strict=True) if starter.returncode]:
+        logs = [_log(plan, spot) for spot in spots]
+        raise BedError(f"a server of the bed does not start: {'; '.join(filter(None, [*failed, *logs]))}")
     return [spot for spot in spots if not _listens(plan, spot)]
 
 

@@ -84,6 +84,16 @@ def _request(channel: paramiko.Channel, message: paramiko.Message) -> None:
         asked.begin(channel)
 
 
+class FileServer(paramiko.SFTPServer):  # type: ignore[misc]
+    """A file session; `scp` takes one that ends without an exit status for a failure."""
+
+    def start_subsystem(self, name: str, transport: paramiko.Transport, channel: paramiko.Channel) -> None:
+        """Serve files until the client has no more requests."""
+        super().start_subsystem(name, transport, channel)
+        with suppress(OSError, EOFError, paramiko.SSHException):
+            channel.send_exit_status(0)
+
+
 class Login(paramiko.ServerInterface):  # type: ignore[misc]
     """Who may do what on one connection."""
 
@@ -180,7 +190,7 @@ def _accept(config: Config, connection: socket.socket, key: paramiko.PKey) -> No
     try:
         server = Server(connection)
         server.add_server_key(key)
-        server.set_subsystem_handler("sftp", paramiko.SFTPServer, Files, config.home)
+        server.set_subsystem_handler("sftp", FileServer, Files, config.home)
         server.start_server(server=Login(config), event=threading.Event())
     except (OSError, EOFError, paramiko.SSHException):
         connection.close()
