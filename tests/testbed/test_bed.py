@@ -152,7 +152,7 @@ def test_what_was_left_running_on_the_hosts_ends_with_the_bed(own_folder):
 def test_only_processes_of_this_bed_end(own_folder, up):
     bed = Bed.up(1, folder=own_folder)
     config = bed.plan.config(bed.plan.spots[0])
-    stranger = subprocess.Popen(["sh", "-c", 'sleep 1000; : "$@"', "sshd:", "-f", str(config), "x"])
+    stranger = subprocess.Popen(["cat", "-", "sshd:", "-f", str(config), "x"], stdin=subprocess.PIPE)
     editor = subprocess.Popen(["tail", "-f", "--", "/dev/null", str(config)])
     try:
         bed.down()
@@ -162,7 +162,7 @@ def test_only_processes_of_this_bed_end(own_folder, up):
     finally:
         for each in (stranger, editor):
             each.kill()
-            each.wait()
+            each.communicate()
 
 
 def test_a_later_process_of_the_same_number_is_let_be():
