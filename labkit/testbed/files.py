@@ -1,0 +1,142 @@
+"""Files to and from a host: whole or not at all, as fast as the connection.
+
+They go through `cat` rather than through a file session, which has a request and an answer for each 32 KiB.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from labkit.testbed.call import Call, Said
+from labkit.testbed.errors import FileError
+from labkit.testbed.inventory import Machine
+
+CHUNK = 1 << 18
+PUT = """umask 077
+part=$1.$2.part
+trap 'rm -f -- "$part"' EXIT
+trap 'exit 1' HUP INT TERM
+trap '' PIPE
+if [ -d "$1" ]; then echo "it is a folder" >&2; exit 1; fi
+folder=$(dirname -- "$1") && { [ -d "$folder" ] || mkdir -p -- "$folder"; } && cat >"$part" || exit 1
+came=$(($(wc -c <"$part")))
+if [ "$came" -ne "$3" ]; then echo "$came of $3 bytes arrived" >&2; exit 1; fi
+chmod "$4" "$part" && mv -f -- "$part" "$1"
+"""
+"""A connection that breaks ends the input as a whole file does: so the size is compared."""
+GET = """[ ! -d "$1" ] || { echo "it is a folder" >&2; exit 1; }
+size=$(($(wc -c <"$1"))) && echo "labkit-size $size" >&2 && exec cat -- "$1"
+"""
+Begin = Callable[[Sequence[str], Callable[[bytes], None] | None], Call]
+"""Opens a call for words, and perhaps where its output goes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What is to be copied.
+
+    Attributes
+    ----------
+    content : Path or bytes
+        The file, or what shall be in it.
+    mode : int
+        Of the file there.
+    size : int
+        Bytes.
+    """
+
+    content: Path | bytes
+    mode: int
+    size: int
+
+    @classmethod
+    def of(cls, content: str | Path | bytes, *, mode: int | None) -> Source:
+        """Return a source; the mode is by default that of the file, and 0600 for bytes."""
+        if isinstance(content, bytes):
+            return cls(content, 0o600 if mode is None else mode, len(content))
+        path = Path(content)
+        about = path.stat()
+        if not stat.S_ISREG(about.st_mode):
+            raise FileError(f"{path} is no file; give one, and pack folders.")
+        return cls(path, stat.S_IMODE(about.st_mode) if mode is None else mode, about.st_size)
+
+    def chunks(self) -> Iterator[bytes]:
+        """Return its bytes in parts."""
+        if isinstance(self.content, bytes):
+            yield self.content
+            return
+        with self.content.open("rb") as file:
+            while chunk := file.read(CHUNK):
+                yield chunk
+
+
+def there(path: str, machine: Machine) -> str:
+    """Return a path on a host: a relative one is below the machine's folder."""
+    return path if path.startswith(("/", "~/")) else machine.path(path)
+
+
+def put(begin: Begin, source: Source, target: str, *, timeout_s: float) -> None:
+    """Write a file there, beside its place first; make the folders above it.
+
+    Raises
+    ------
+    FileError
+        If it cannot be written: what the host says.
+    HostError
+        As `Call.run`.
+    """
+    call = begin(["/bin/sh", "-c", PUT, "sh", target, secrets.token_hex(4), str(source.size), f"{source.mode:o}"], None)
+    _checked(call.run(timeout_s=timeout_s, stdin=source.chunks()), f"write {target}")
+
+
+def get(begin: Begin, source: str, target: Path, *, timeout_s: float) -> int:
+    """Read a file from there into one here, beside its place first; return its size.
+
+    Raises
+    ------
+    FileError
+        If it cannot be read there, or written here.
+    HostError
+        As `Call.run`.
+    """
+    beside = target.with_name(f"{target.name}.{secrets.token_hex(4)}.part")
+    with _told(f"write {target} here"):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with beside.open("xb") as here:
+                written = [0]
+
+                def sink(data: bytes) -> None:
+                    written[0] += here.write(data)
+
+                said = begin(["/bin/sh", "-c", GET, "sh", source], sink).run(timeout_s=timeout_s)
+            size = re.search(rb"labkit-size (\d+)\n", said.stderr)
+            _checked(said, f"read {source}")
+            if size is None or written[0] < int(size[1]):
+                raise FileError(f"cannot read {source}: {written[0]} bytes arrived, fewer than it has.")
+            os.replace(beside, target)
+        finally:
+            beside.unlink(missing_ok=True)
+    return written[0]
+
+
+def _checked(said: Said, what: str) -> None:
+    if said.exited != 0:
+        why = said.stderr.decode(errors="replace").strip().splitlines()[-1:] or [f"exit code {said.exited}"]
+        raise FileError(f"cannot {what}: {why[0]}.")
+
+
+@contextmanager
+def _told(what: str) -> Iterator[None]:
+    """Tell errors of files here in our words."""
+    try:
+        yield
+    except OSError as error:
+        raise FileError(f"cannot {what}: {error.strerror or error}.") from None
