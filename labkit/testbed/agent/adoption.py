@@ -7,7 +7,8 @@ from typing import Final
 
 from labkit.testbed.agent.processes import Identity, Key, alive
 from labkit.testbed.agent.records import Phase, Record, Task
-from labkit.testbed.agent.runs import Run, Runs
+from labkit.testbed.agent.run import Run
+from labkit.testbed.agent.runs import Runs
 from labkit.testbed.agent.wire import now_s
 
 RESTARTED: Final = "host restarted"
@@ -20,7 +21,8 @@ def adopt(runs: Runs) -> None:
         if record is None:
             runs.log(f"{folder.name!r} bears no label; left alone")
             continue
-        here = Run(record, folder)
+        here = Run(record, folder, log=runs.log)
+        here.catch_up()
         runs.all[record.run] = here
         _adopt_run(runs, here)
     _end_orphans(runs)
@@ -43,16 +45,21 @@ def _adopt_run(runs: Runs, here: Run) -> None:
 def _adopt_task(runs: Runs, here: Run, task: Task) -> None:
     key = Key(here.record.run, task.name)
     if task.phase == Phase.STARTING:  # its agent died before it could write down the number
-        task.pid, task.start = runs.processes.leader(key, task.token) or Identity(0, 0)
+        _find(runs, here, task)
     child = _is_child(task.pid)
     if not child:
-        here.events.add("adopted", task=task.name, pid=task.pid, alive=alive(task.who))
-    ending = task.phase == Phase.ENDING
-    task.phase = Phase.ENDING if ending else Phase.RUNNING
-    runs.note(here)
+        here.tell("adopted", task=task.name, pid=task.pid, alive=alive(task.who))
     runs.ender.follow(key, task.who, child=child)
-    if ending:
+    if task.phase == Phase.ENDING:
         runs.ender.end([key], grace_s=0.0)
+
+
+def _find(runs: Runs, here: Run, task: Task) -> None:
+    found = runs.processes.leader(Key(here.record.run, task.name), task.token)
+    task.pid, task.start = found or Identity(0, 0)
+    task.phase = Phase.RUNNING
+    if found:
+        here.tell("started", task=task.name, pid=task.pid, cores=task.cores, gpus=task.gpus)
 
 
 def _is_child(pid: int) -> bool:

@@ -19,6 +19,8 @@ from labkit.testbed.agent.places import SOCKET, call, own_folder
 from labkit.testbed.agent.wire import MARK, PROTOCOL, Refused, pack
 
 START_S: Final = 30.0
+ATTEMPTS: Final = 5
+"""An agent may leave just when somebody comes."""
 
 
 def reach(folder: Path, *, start: bool) -> socket.socket:
@@ -29,15 +31,13 @@ def reach(folder: Path, *, start: bool) -> socket.socket:
     Refused
         If there is none and it cannot or may not be started.
     """
-    with contextlib.suppress(OSError):
-        return call(folder, SOCKET)
-    if not start:
-        raise Refused("no_agent", f"no agent runs in {folder}")
-    _start(folder)
-    try:
-        return call(folder, SOCKET)
-    except OSError as error:
-        raise Refused("no_agent", f"the agent of {folder} cannot be reached: {error.strerror}") from None
+    for _ in range(ATTEMPTS):
+        with contextlib.suppress(OSError):
+            return call(folder, SOCKET)
+        if not start:
+            raise Refused("no_agent", f"no agent runs in {folder}")
+        _start(folder)
+    raise Refused("no_agent", f"the agent of {folder} was started {ATTEMPTS} times and is gone again; see its log")
 
 
 def search_path() -> str | None:

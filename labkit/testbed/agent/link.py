@@ -79,9 +79,9 @@ class Link:
 
     def close(self) -> None:
         """End the connection; whatever was started goes on."""
+        self._end(AgentGone("the connection to the agent was closed"))
         with contextlib.suppress(OSError):
             self._stream.close()
-        self._end(AgentGone("the connection to the agent was closed"))
         if threading.current_thread() is not self._reader:
             self._reader.join(5.0)
 

@@ -46,7 +46,7 @@ class Piped:
         with contextlib.suppress(OSError):
             self.process.stdin.close()
         try:
-            self.process.wait(5.0)
+            self.process.wait(2.0)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()

@@ -80,6 +80,8 @@ class Record:
         Why it is over; empty while it goes on.
     over_s : float, optional
         When, in seconds since 1970.
+    saying : dict, optional
+        The event that belongs to this state: its number, its kind, and what it tells.
     """
 
     run: str
@@ -88,6 +90,7 @@ class Record:
     until_s: float
     over: str = ""
     over_s: float | None = None
+    saying: dict[str, Any] | None = None
     tasks: dict[str, Task] = field(default_factory=dict)
 
     def write(self, folder: Path) -> None:
@@ -102,7 +105,7 @@ class Record:
             return None
         try:
             tasks = {name: Task.read(task) for name, task in said["tasks"].items()}
-            names = ("run", "boot", "lease_s", "until_s", "over", "over_s")
+            names = ("run", "boot", "lease_s", "until_s", "over", "over_s", "saying")
             return cls(**{name: said[name] for name in names}, tasks=tasks)
         except (KeyError, TypeError, ValueError, AttributeError):
             return None

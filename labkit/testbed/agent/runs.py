@@ -11,16 +11,13 @@ from typing import Any, Final
 
 from labkit.testbed.agent import logs
 from labkit.testbed.agent.ending import Ender
-from labkit.testbed.agent.events import EventFile
 from labkit.testbed.agent.loop import Loop
-from labkit.testbed.agent.places import EAR, EVENTS, LABEL, RESULT, RUNS, inside, put_file
+from labkit.testbed.agent.places import EAR, LABEL, RESULT, RUNS, inside, put_file
 from labkit.testbed.agent.processes import Key, Processes, stat
 from labkit.testbed.agent.records import Phase, Record, Task, boot_id
+from labkit.testbed.agent.run import OVER, Run
 from labkit.testbed.agent.spawn import Order, environment, spawn
 from labkit.testbed.agent.wire import Refused, now_s, wall_s
-
-OVER: Final = "over"
-"""The last event of a run."""
 
 LEASE_S: Final = 600.0
 AWOKEN_S: Final = 60.0
@@ -48,39 +45,6 @@ class Wish:
     files: Sequence[File] = ()
     nice: int = 0
     lease_s: float = LEASE_S
-
-
-class Run:
-    """A run: its record, its events, and who wants to hear of them."""
-
-    def __init__(self, record: Record, folder: Path) -> None:
-        self.record, self.folder = record, folder
-        self.listeners: set[Callable[[], None]] = set()
-        self.events = EventFile(folder / EVENTS, written=self._written)
-
-    @property
-    def told_all(self) -> bool:
-        """Whether no event will follow."""
-        return self.events.last_kind == OVER and not self.events.waiting
-
-    def task(self, name: str) -> Task:
-        """Return a task of that name, also one that has ended."""
-        if name not in self.record.tasks:
-            known = ", ".join(sorted(self.record.tasks)) or "none"
-            raise Refused("unknown_task", f"run {self.record.run!r} has no task {name!r} here; it has: {known}")
-        return self.record.tasks[name]
-
-    def _written(self) -> None:
-        for listener in list(self.listeners):
-            listener()
-
-    def write(self) -> bool:
-        """Write the record; False if the disk does not take it."""
-        try:
-            self.record.write(self.folder)
-        except OSError:
-            return False
-        return True
 
 
 class Runs:
@@ -168,14 +132,14 @@ class Runs:
         record = Record(run, self.boot, lease_s, now_s() + lease_s)
         try:
             record.write(folder)
-            here = Run(record, folder)
+            here = Run(record, folder, log=self.log)
         except OSError as error:
             with contextlib.suppress(OSError):
                 (folder / LABEL).unlink(missing_ok=True)
                 folder.rmdir()
             raise Refused("disk", f"{folder} cannot be written: {error.strerror}. Nothing started") from None
         self.all[run] = here
-        here.events.add("opened", lease_s=lease_s)
+        here.tell("opened", lease_s=lease_s)
         return here
 
     @staticmethod
@@ -198,21 +162,14 @@ class Runs:
         found = stat(task.pid)
         task.start = found.start if found else 0
         task.phase, task.started_s = Phase.RUNNING, round(now_s(), 3)
-        self.note(here)
-        here.events.add("started", task=task.name, pid=task.pid, cores=task.cores, gpus=task.gpus)
+        here.tell("started", task=task.name, pid=task.pid, cores=task.cores, gpus=task.gpus)
         self.ender.follow(Key(here.record.run, task.name), task.who, child=True)
 
     def _failed(self, here: Run, task: Task, error: Refused | OSError) -> Refused:
         told = error if isinstance(error, Refused) else Refused("cannot_start", f"task {task.name!r}: {error}")
         task.phase, task.how, task.ended_s = Phase.ENDED, told.message, wall_s()
-        self.note(here)
-        here.events.add("failed", task=task.name, why=told.message)
+        here.tell("failed", task=task.name, why=told.message)
         return told
-
-    def note(self, here: Run) -> None:
-        """Write what has happened already; a full disk does not undo it."""
-        if not here.write():
-            self.log(f"run {here.record.run}: the state could not be written")
 
     # --- end
 
@@ -229,17 +186,15 @@ class Runs:
     def _end(self, here: Run, keys: Sequence[Key], grace_s: float) -> None:
         for key in keys:
             here.record.tasks[key.task].phase = Phase.ENDING
-        if keys:
-            self.note(here)
         for key in keys:
-            here.events.add("stopping", task=key.task, grace_s=grace_s)
+            here.tell("stopping", task=key.task, grace_s=grace_s)
         self.ender.end(keys, grace_s=grace_s)
 
     def over(self, here: Run, why: str) -> None:
         """Note that a run is over: nothing of it may start any more."""
         if not here.record.over:
             here.record.over, here.record.over_s = why, wall_s()
-            self.note(here)
+            here.write()
             self.close_if_done(here)
 
     def ended(self, key: Key, code: int | None, signal_name: str | None, how: str) -> None:
@@ -249,14 +204,13 @@ class Runs:
         task.phase, task.ended_s = Phase.ENDED, wall_s()
         task.code, task.signal, task.how = code, signal_name, how
         logs.bound(here.folder / task.name)
-        self.note(here)
-        here.events.add("ended", task=task.name, code=code, signal=signal_name, how=how)
+        here.tell("ended", task=task.name, code=code, signal=signal_name, how=how)
         self.close_if_done(here)
 
     def close_if_done(self, here: Run) -> None:
         """Tell the last event of a run that is over and has no tasks left."""
         if here.record.over and not here.record.running and here.events.last_kind != OVER:
-            here.events.add(OVER, why=here.record.over)
+            here.tell(OVER, why=here.record.over)
             here.events.close()
 
     # --- leases
@@ -267,7 +221,7 @@ class Runs:
         if here.record.over:
             raise Refused("over", f"run {run!r} is over ({here.record.over})")
         here.record.until_s, here.record.lease_s = now_s() + lease_s, lease_s
-        self.note(here)
+        here.write()
         return here.record.until_s
 
     def check_leases(self, *, slept_s: float, grace_s: float) -> None:
@@ -279,7 +233,7 @@ class Runs:
             if slept_s > 1.0:
                 record.until_s = max(record.until_s, now_s() + AWOKEN_S)
             if now_s() >= record.until_s:
-                here.events.add("lease_over", lease_s=record.lease_s)
+                here.tell("lease_over", lease_s=record.lease_s)
                 keys = [Key(record.run, task.name) for task in record.running]
                 self.over(here, "lease")
                 self._end(here, keys, grace_s)

@@ -30,6 +30,7 @@ class Sampler:
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
         self._process: subprocess.Popen[bytes] | None = None
+        self._killed: list[subprocess.Popen[bytes]] = []
         self._lines = Lines()
         self._timers: list[Timer] = []
         self._unused: Timer | None = None
@@ -42,7 +43,7 @@ class Sampler:
             call(NONE)
             return
         self._begin()
-        if self.last and self.last is not LATE:
+        if self.last:
             call(self.last)
             return
         self._asking.append(call)
@@ -111,7 +112,7 @@ class Sampler:
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
                 pipe.close()
-        process.wait()
+        self._killed = [each for each in [*self._killed, process] if each.poll() is None]  # one may be stuck: no wait
         if self.last is not LATE:
             self.last = {}  # whoever asks next gets a new one
 

@@ -127,7 +127,7 @@ class Service:
         """Become the agent of another labkit; tasks are not touched."""
         python, path = arguments.maybe_text("python"), arguments.maybe_text("path")
         arguments.done()
-        env = {} if path is None else {"PYTHONPATH": path}
+        env = {"PYTHONPATH": path or ""}
         _check_python(python or sys.executable, env)
         self._log("restarted")
         request.reply({})

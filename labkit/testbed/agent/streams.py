@@ -11,7 +11,7 @@ from labkit.testbed.agent.loop import Loop, Timer
 from labkit.testbed.agent.places import EVENTS
 from labkit.testbed.agent.reading import LineReader
 from labkit.testbed.agent.records import Phase, Task
-from labkit.testbed.agent.runs import Run
+from labkit.testbed.agent.run import Run
 from labkit.testbed.agent.wire import Refused
 
 LOOK_S: Final = 0.1

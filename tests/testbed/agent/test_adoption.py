@@ -118,3 +118,17 @@ def test_events_that_were_cut_off_are_dropped_and_numbers_go_on(dial, folder):
     agent = dial()
     agent.stop("run")
     assert [event["n"] for event in agent.watch("run")] == [1, 2, 3, 4, 5, 6]
+
+
+def test_an_event_that_an_agent_could_not_tell_any_more_is_told_by_the_next(dial, folder):
+    agent = dial()
+    agent.start("run", task="t", argv=["true"])
+    wait_for(lambda: agent.list("run")[0]["last_event"] == 3)
+    kill_agent(folder)
+    path = folder / "runs" / "run" / "events.jsonl"
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join(lines[:2]) + "\n")
+    watching = dial().watch("run")
+    told = [watching.next(timeout_s=20) for _ in range(3)]
+    assert [(event["n"], event["kind"]) for event in told] == [(1, "opened"), (2, "started"), (3, "ended")]
+    assert told[2]["code"] == 0
