@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from typing import Final
 
-from labkit.testbed.agent.processes import Identity, Key, alive
+from labkit.testbed.agent.processes import Key, alive
 from labkit.testbed.agent.records import Phase, Record, Task
 from labkit.testbed.agent.run import Run
 from labkit.testbed.agent.runs import Runs
-from labkit.testbed.agent.wire import now_s
+from labkit.testbed.agent.wire import now_s, wall_s
 
 RESTARTED: Final = "host restarted"
+NEVER: Final = "the agent died while it started it"
 
 
 def adopt(runs: Runs) -> None:
@@ -44,8 +45,8 @@ def _adopt_run(runs: Runs, here: Run) -> None:
 
 def _adopt_task(runs: Runs, here: Run, task: Task) -> None:
     key = Key(here.record.run, task.name)
-    if task.phase == Phase.STARTING:  # its agent died before it could write down the number
-        _find(runs, here, task)
+    if task.phase == Phase.STARTING and not _found(runs, here, task):
+        return
     child = _is_child(task.pid)
     if not child:
         here.tell("adopted", task=task.name, pid=task.pid, alive=alive(task.who))
@@ -54,12 +55,16 @@ def _adopt_task(runs: Runs, here: Run, task: Task) -> None:
         runs.ender.end([key], grace_s=0.0)
 
 
-def _find(runs: Runs, here: Run, task: Task) -> None:
+def _found(runs: Runs, here: Run, task: Task) -> bool:
+    """Find a task whose agent died before it could write down the number; False if it never came so far."""
     found = runs.processes.leader(Key(here.record.run, task.name), task.token)
-    task.pid, task.start = found or Identity(0, 0)
-    task.phase = Phase.RUNNING
-    if found:
-        here.tell("started", task=task.name, pid=task.pid, cores=task.cores, gpus=task.gpus)
+    if found is None:
+        task.phase, task.how, task.ended_s = Phase.ENDED, NEVER, wall_s()
+        here.tell("failed", task=task.name, why=NEVER)
+        return False
+    task.phase, task.pid, task.start = Phase.RUNNING, found.pid, found.start
+    here.tell("started", task=task.name, pid=task.pid, cores=task.cores, gpus=task.gpus)
+    return True
 
 
 def _is_child(pid: int) -> bool:

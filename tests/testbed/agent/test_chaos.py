@@ -52,20 +52,21 @@ class Caller(threading.Thread):
             self.stopped.add(name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 def test_an_agent_that_is_killed_again_and_again_loses_nothing(folder, seed):
     rng = np.random.default_rng(seed)
-    callers = [Caller(folder, name, 12) for name in "ab"]
+    callers = [Caller(folder, name, 6) for name in "ab"]
     for caller in callers:
         caller.start()
-    n_killed = 0
+    n_killed = n_started = 0
     while any(caller.is_alive() for caller in callers):
-        callers[0].join(float(rng.uniform(0.1, 1.2)))
-        pid = agent_pid(folder)
-        if pid is not None and n_killed < 8:
+        callers[0].join(float(rng.uniform(0.0, 0.3)))
+        pid, so_far = agent_pid(folder), sum(len(caller.started) for caller in callers)
+        if pid is not None and so_far > n_started:  # each agent does something before it dies
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            n_killed += 1
+            n_killed, n_started = n_killed + 1, so_far
     assert [caller.failure for caller in callers] == [None, None]
     with Agent(LocalBridge(folder)) as agent:
         tasks = agent.list("run")[0]["tasks"]
@@ -79,6 +80,7 @@ def test_an_agent_that_is_killed_again_and_again_loses_nothing(folder, seed):
     assert [event["n"] for event in events] == list(range(1, len(events) + 1))
     for name in started:
         kinds = [event["kind"] for event in events if event.get("task") == name]
+        kinds = kinds[kinds.count("failed") :]  # the agent died before it could start it
         assert (kinds[0], kinds[-1]) == ("started", "ended")
         assert (kinds.count("started"), kinds.count("ended")) == (1, 1)
     assert n_killed > 1

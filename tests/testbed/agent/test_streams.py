@@ -70,6 +70,7 @@ class Cut:
         self._stream.close()
 
 
+@pytest.mark.slow
 @settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(cuts=st.lists(st.integers(900, 6000), min_size=1, max_size=6), kill=st.integers(0, 3))
 def test_whoever_connects_again_misses_nothing_and_hears_nothing_twice(tmp_path_factory, cuts, kill):
