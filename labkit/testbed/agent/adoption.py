@@ -1,0 +1,84 @@
+"""Take over the processes that an agent before this one has started, and end those that nobody knows."""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+from labkit.testbed.agent.processes import Key, alive
+from labkit.testbed.agent.records import Phase, Record, Task
+from labkit.testbed.agent.run import Run
+from labkit.testbed.agent.runs import Runs
+from labkit.testbed.agent.wire import now_s, wall_s
+
+RESTARTED: Final = "host restarted"
+NEVER: Final = "the agent died while it started it"
+
+
+def adopt(runs: Runs) -> None:
+    """Read all records, and follow what they say is running."""
+    for folder in sorted(runs.folder.iterdir()):
+        record = Record.read(folder) if folder.is_dir() and not folder.is_symlink() else None
+        if record is None:
+            runs.log(f"{folder.name!r} bears no label; left alone")
+            continue
+        here = Run(record, folder, log=runs.log)
+        here.catch_up()
+        runs.all[record.run] = here
+        _adopt_run(runs, here)
+    _end_orphans(runs)
+
+
+def _adopt_run(runs: Runs, here: Run) -> None:
+    record = here.record
+    restarted = record.boot != runs.boot
+    for task in record.running:
+        if restarted:
+            runs.ended(Key(record.run, task.name), None, None, "unknown: the host was restarted")
+        else:
+            _adopt_task(runs, here, task)
+    if restarted and not record.over:
+        record.boot, record.until_s = runs.boot, now_s()
+        runs.over(here, RESTARTED)
+    runs.close_if_done(here)  # its agent may have died before it could
+
+
+def _adopt_task(runs: Runs, here: Run, task: Task) -> None:
+    key = Key(here.record.run, task.name)
+    if task.phase == Phase.STARTING and not _found(runs, here, task):
+        return
+    child = _is_child(task.pid)
+    if not child:
+        here.tell("adopted", task=task.name, pid=task.pid, alive=alive(task.who))
+    runs.ender.follow(key, task.who, child=child)
+    if task.phase == Phase.ENDING:
+        runs.ender.end([key], grace_s=0.0)
+
+
+def _found(runs: Runs, here: Run, task: Task) -> bool:
+    """Find a task whose agent died before it could write down the number; False if it never came so far."""
+    found = runs.processes.leader(Key(here.record.run, task.name), task.token)
+    if found is None:
+        task.phase, task.how, task.ended_s = Phase.ENDED, NEVER, wall_s()
+        here.tell("failed", task=task.name, why=NEVER)
+        return False
+    task.phase, task.pid, task.start = Phase.RUNNING, found.pid, found.start
+    here.tell("started", task=task.name, pid=task.pid, cores=task.cores, gpus=task.gpus)
+    return True
+
+
+def _is_child(pid: int) -> bool:
+    """Whether we are its parent: then we have become another program, and will know its exit code."""
+    try:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except OSError:
+        return False
+    return True
+
+
+def _end_orphans(runs: Runs) -> None:
+    known = {Key(here.record.run, task.name) for here in runs for task in here.record.running}
+    orphans = [key for key in runs.processes.find({}) if key not in known]
+    for key in orphans:
+        runs.log(f"task {key.task} of run {key.run} has no record; ended")
+    runs.ender.end_unknown(orphans)

@@ -1,0 +1,71 @@
+"""A run: its record, its events, and who wants to hear of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from labkit.testbed.agent.events import EventFile
+from labkit.testbed.agent.places import EVENTS
+from labkit.testbed.agent.records import Record, Task
+from labkit.testbed.agent.wire import Refused
+
+OVER: Final = "over"
+"""The last event of a run."""
+
+
+class Run:
+    """A run.
+
+    Parameters
+    ----------
+    record : Record
+        What is known of it.
+    folder : Path
+        Where that is kept.
+    log : callable
+        Takes a line for the agent's log.
+    """
+
+    def __init__(self, record: Record, folder: Path, *, log: Callable[[str], None]) -> None:
+        self.record, self.folder, self._log = record, folder, log
+        self.listeners: set[Callable[[], None]] = set()
+        self.events = EventFile(folder / EVENTS, written=self._written)
+
+    @property
+    def told_all(self) -> bool:
+        """Whether no event will follow."""
+        return self.events.last_kind == OVER and not self.events.waiting
+
+    def task(self, name: str) -> Task:
+        """Return a task of that name, also one that has ended."""
+        if name not in self.record.tasks:
+            known = ", ".join(sorted(self.record.tasks)) or "none"
+            raise Refused("unknown_task", f"run {self.record.run!r} has no task {name!r} here; it has: {known}")
+        return self.record.tasks[name]
+
+    def _written(self) -> None:
+        for listener in list(self.listeners):
+            listener()
+
+    def write(self) -> bool:
+        """Write the record; False if the disk does not take it, which undoes nothing that has happened."""
+        try:
+            self.record.write(self.folder)
+        except OSError as error:
+            self._log(f"run {self.record.run}: the state could not be written: {error.strerror}")
+            return False
+        return True
+
+    def tell(self, kind: str, **told: Any) -> None:
+        """Write the record as it is now, and an event: if the agent dies between the two, the next one tells it."""
+        self.record.saying = {"n": self.events.n + 1, "kind": kind, "told": told}
+        self.write()
+        self.events.add(kind, **told)
+
+    def catch_up(self) -> None:
+        """Tell the event that an agent before this one could not tell any more."""
+        saying = self.record.saying
+        if saying is not None and saying["n"] > self.events.n:
+            self.events.add(saying["kind"], **saying["told"])
