@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from labkit.testbed.agent import logs
 from labkit.testbed.agent.ending import Ender
 from labkit.testbed.agent.events import EventFile
 from labkit.testbed.agent.loop import Loop
@@ -247,6 +248,7 @@ class Runs:
         task = here.record.tasks[key.task]
         task.phase, task.ended_s = Phase.ENDED, wall_s()
         task.code, task.signal, task.how = code, signal_name, how
+        logs.bound(here.folder / task.name)
         self.note(here)
         here.events.add("ended", task=task.name, code=code, signal=signal_name, how=how)
         self.close_if_done(here)
