@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import traceback
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -35,5 +34,7 @@ class Log:
 
     def error(self, error: BaseException) -> None:
         """Write where an error came from, without the values that led to it."""
+        import traceback
+
         where = "".join(traceback.format_tb(error.__traceback__))
         self(f"unexpected {type(error).__name__}\n{where}")

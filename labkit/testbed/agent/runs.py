@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import secrets
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -139,7 +139,7 @@ class Runs:
             raise Refused("exists", f"task {wish.task!r} of run {run!r} runs already, as process {before.pid}")
         until_s = max(here.record.until_s, now_s() + wish.lease_s)
         here.record.until_s, here.record.lease_s = until_s, wish.lease_s
-        task = Task(wish.task, secrets.token_hex(8), list(wish.argv), wish.cores, wish.gpus)
+        task = Task(wish.task, os.urandom(8).hex(), list(wish.argv), wish.cores, wish.gpus)
         here.record.tasks[wish.task] = task
         if not here.write():
             self._forget(here, task, before)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import os
-import platform
 import socket
 import subprocess
 import sys
@@ -104,7 +103,8 @@ class Service:
             raise Refused("protocol", f"{mine}: restart the agent; its tasks go on")
         cores = sorted(os.sched_getaffinity(0))
         said = {
-            "protocol": PROTOCOL, "labkit": version(), "build": build(), "python": platform.python_version(),
+            "protocol": PROTOCOL, "labkit": version(), "build": build(),
+            "python": ".".join(map(str, sys.version_info[:3])),
             "host": socket.gethostname(), "pid": os.getpid(), "boot": self._runs.boot, "folder": str(self._folder),
             "cores": cores, "memory_mb": _memory_mb(), "wall_s": wall_s(), "boot_s": round(now_s(), 3),
             "n_runs": len(self._runs.all), "n_clients": self._n_clients(),
