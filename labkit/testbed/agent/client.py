@@ -1,0 +1,243 @@
+"""Ask the agent of a host, over any stream of bytes that leads to its bridge."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+from labkit.testbed.agent.errors import AgentRefused, AgentVersion
+from labkit.testbed.agent.link import Link, Stream
+from labkit.testbed.agent.watching import Watching
+from labkit.testbed.agent.wire import PROTOCOL
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A piece of a file.
+
+    Attributes
+    ----------
+    offset : int
+        Of its first byte; behind what was asked for where the file has a hole.
+    data : bytes
+        Empty at the end.
+    size : int
+        Of the whole file, in bytes.
+    """
+
+    offset: int
+    data: bytes
+    size: int
+
+
+class Agent(Link):
+    """The agent of a host.
+
+    Every method may raise AgentRefused, AgentTimeout and AgentGone. Methods may be called from several threads.
+
+    Parameters
+    ----------
+    stream : Stream
+        To the bridge on that host.
+    timeout_s : float
+        For each answer, where a method has none of its own.
+
+    Attributes
+    ----------
+    hello : dict
+        What agent and host are: protocol, labkit, build, python, host, pid, boot, folder, cores, memory_mb, gpus,
+        wall_s (its clock, when it answered), boot_s.
+    bridge : dict
+        What the labkit installed there is: protocol, build, python, path.
+
+    Raises
+    ------
+    AgentVersion
+        If the agent speaks another protocol; `Agent.connect` restarts it.
+    """
+
+    def __init__(self, stream: Stream, *, timeout_s: float = 20.0) -> None:
+        super().__init__(stream, timeout_s=timeout_s)
+        self.hello: dict[str, Any] = {}
+        try:
+            self._greet()
+        except BaseException:
+            self.close()
+            raise
+
+    def _greet(self) -> None:
+        self.begun()
+        try:
+            self.hello = self.request("hello", protocol=PROTOCOL)
+        except AgentRefused as error:
+            if error.kind != "protocol":
+                raise
+            raise AgentVersion(str(error), kind=error.kind) from None
+
+    @classmethod
+    def connect(cls, dial: Callable[[], Stream], *, renew: bool = True, timeout_s: float = 20.0) -> Agent:
+        """Connect; an agent of another labkit than the one installed there is replaced, its tasks go on.
+
+        One that speaks our protocol is replaced only while nobody else is connected to it.
+
+        Parameters
+        ----------
+        dial : callable
+            Opens a stream to the bridge.
+        renew : bool
+            False leaves the agent as it is.
+        timeout_s : float
+            For each answer.
+        """
+        try:
+            agent = cls(dial(), timeout_s=timeout_s)
+        except AgentVersion:
+            if not renew:
+                raise
+            link = Link(dial(), timeout_s=timeout_s)
+            restart(link)
+        else:
+            if not (renew and agent.outdated and agent.hello["n_clients"] == 1):
+                return agent
+            agent.restart()
+        return cls(dial(), timeout_s=timeout_s)
+
+    @property
+    def outdated(self) -> bool:
+        """Whether another agent is installed there than the one that runs."""
+        return bool(self.hello["build"] != self.bridge["build"])
+
+    # --- verbs
+
+    def start(
+        self,
+        run: str,
+        *,
+        task: str,
+        argv: Sequence[str],
+        env: Mapping[str, str] | None = None,
+        cores: Sequence[int] | None = None,
+        gpus: Sequence[int | str] | None = None,
+        files: Mapping[str, bytes] | None = None,
+        nice: int = 0,
+        lease_s: float = 600.0,
+    ) -> dict[str, Any]:
+        """Start a task: a process with a folder of its own.
+
+        Parameters
+        ----------
+        run, task : str
+            Names: letters, digits, ``. _ -``, at most 80. The run is made if there is none, with a lease.
+        argv : sequence of str
+            Program and arguments; no shell.
+        env : mapping
+            Its environment, beside a small base (PATH, HOME, ...).
+        cores : sequence of int, optional
+            It may run on those alone.
+        gpus : sequence, optional
+            It sees those alone; an empty one hides all, None leaves them as they are.
+        files : mapping
+            Path in its folder to contents, written before it starts, readable by its owner alone.
+        nice : int
+            0 to 19.
+        lease_s : float
+            The run goes on for at least so long from now without `renew`.
+
+        Returns
+        -------
+        dict
+            pid, folder.
+        """
+        sent = {path: {"data": base64.b64encode(data).decode()} for path, data in (files or {}).items()}
+        return dict(
+            self.request(
+                "start", run=run, task=task, argv=[str(word) for word in argv], env=dict(env or {}),
+                cores=None if cores is None else [int(core) for core in cores],
+                gpus=None if gpus is None else list(gpus), files=sent, nice=nice, lease_s=lease_s,
+            )
+        )  # fmt: skip
+
+    def tell(self, run: str, *, task: str, message: Any, timeout_s: float = 30.0) -> Any:
+        """Hand a message to a task, and return its answer; one that only begins to listen is waited for."""
+        wait_s = timeout_s + self._timeout_s
+        return self.request("tell", run=run, task=task, message=message, timeout_s=timeout_s, wait_s=wait_s)
+
+    def stop(self, run: str, *, task: str | None = None, grace_s: float = 5.0, wait: bool = True) -> dict[str, str]:
+        """End a task, or a whole run, which then is over; return how each ended once nothing of them is left.
+
+        They are asked by SIGTERM, and killed after `grace_s`. Without `wait`, events tell the end.
+        """
+        wait_s = grace_s + 15.0 + self._timeout_s
+        return dict(self.request("stop", run=run, task=task, grace_s=grace_s, wait=wait, wait_s=wait_s))
+
+    def renew(self, run: str, *, lease_s: float = 600.0) -> None:
+        """Let a run go on for so long from now; 0 ends it."""
+        self.request("renew", run=run, lease_s=lease_s)
+
+    def list(self, run: str | None = None) -> list[dict[str, Any]]:
+        """Return runs (or one) with their tasks: run, over, over_s, lease_left_s, last_event, tasks by name."""
+        return list(self.request("list", run=run))
+
+    def measure(self, *, pss: bool = False) -> dict[str, Any]:
+        """Return what host and tasks use now; `pss` counts shared memory once, and takes longer."""
+        return dict(self.request("measure", pss=pss))
+
+    def measuring(self, *, every_s: float = 1.0) -> Watching[dict[str, Any]]:
+        """Return a measurement each so many seconds, without end."""
+        return self.watching("measure", ahead=8, every_s=every_s)
+
+    def watch(self, run: str, *, since: int = 0) -> Watching[dict[str, Any]]:
+        """Return the events of a run after a number, and those to come, until it is over.
+
+        `Watching.last` is the number from which to go on after AgentGone: nothing is missed, nothing comes twice.
+        """
+        return self.watching("watch", unfold=lambda item: [(each["n"], each) for each in item], last=since,
+                           run=run, since=since)  # fmt: skip
+
+    def follow(self, run: str, *, task: str, file: str = "log", offset: int = 0) -> Watching[str]:
+        """Return the complete lines of a file of a task as they come, until the task has ended.
+
+        `Watching.last` is the offset from which to go on after AgentGone.
+        """
+        return self.watching("follow", unfold=_lines, last=offset, run=run, task=task, file=file, offset=offset)
+
+    def read(self, run: str, *, task: str, file: str, offset: int = 0, n_bytes: int = 1 << 20) -> Piece:
+        """Return a piece of a file of a task, at most 4 MiB."""
+        said = self.request("read", run=run, task=task, file=file, offset=offset, n_bytes=n_bytes)
+        return Piece(said["offset"], base64.b64decode(said["data"]), said["size"])
+
+    def gc(self, *, older_s: float = 86400.0, dry_run: bool = False) -> Sequence[dict[str, Any]]:
+        """Remove runs that were over for that long; return run, removed, why, age_s, n_files, n_bytes of each."""
+        return tuple(self.request("gc", older_s=older_s, dry_run=dry_run, wait_s=600.0))
+
+    def shutdown(self) -> None:
+        """End the agent; refused (busy) while anything runs. The next bridge starts another one."""
+        self.request("shutdown")
+        self.close()
+
+    def restart(self) -> None:
+        """Let the agent become the one that is installed there; tasks go on. Connect again afterwards."""
+        restart(self)
+
+    def __enter__(self) -> Agent:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def restart(link: Link) -> None:
+    """Let an agent become the one that is installed there, whatever protocol it speaks, and end the connection."""
+    link.begun()
+    link.request("restart", python=link.bridge.get("python"), path=link.bridge.get("path"), wait_s=60.0)
+    link.close()
+
+
+def _lines(item: Mapping[str, Any]) -> list[tuple[int, str]]:
+    """Return the lines of an item, each with the offset of the next one."""
+    raw = [line.encode(errors="surrogateescape") for line in item["lines"]]
+    ends = [*(item["offset"] + n for n in accumulate(len(line) + 1 for line in raw[:-1])), item["next"]]
+    return [(end, line.decode(errors="replace")) for end, line in zip(ends, raw, strict=True)]
