@@ -291,8 +291,24 @@ def traces_list() -> None:
 
 
 @app.command()
-def doctor() -> None:
-    """Tell what is missing on this machine, and how to get it."""
+def doctor(
+    hosts: Annotated[bool, typer.Option("--hosts", help="Examine the hosts of a testbed instead.")] = False,
+    inventory: Annotated[
+        str | None, typer.Argument(help="With --hosts: the file that describes them; else the usual one.")
+    ] = None,
+    torch: Annotated[bool, typer.Option(help="With --hosts: import torch there too, which takes seconds.")] = True,
+) -> None:
+    """Tell what is missing on this machine, or on the hosts of a testbed, and how to get it."""
+    if hosts:
+        from labkit.testbed.doctor import examine
+        from labkit.testbed.fleet import Fleet
+        from labkit.testbed.inventory import Inventory
+        from labkit.testbed.shown import show_examined
+
+        with Fleet(Inventory.read(inventory)) as fleet:
+            raise typer.Exit(0 if show_examined(examine(fleet, torch=torch)) else 1)
+    if inventory is not None:
+        raise typer.BadParameter(f"{inventory} goes with --hosts: labkit doctor --hosts {inventory}")
     from labkit import doctor as checkup
 
     raise typer.Exit(checkup.main())

@@ -84,7 +84,7 @@ class Fleet:
         *,
         timeout_s: float = 60.0,
         stream: Told | None = None,
-        stdin: bytes = b"",
+        stdin: bytes | Callable[[Machine], bytes] = b"",
         only: Iterable[str] | None = None,
     ) -> Answers:
         """Run a command on every host at once.
@@ -98,8 +98,8 @@ class Fleet:
             A command that takes longer is ended there, with its process group.
         stream : callable, optional
             Called with (host, line) for each line as it comes, one call at a time; see `prefixed`.
-        stdin : bytes
-            What the command reads: also the place for secrets.
+        stdin : bytes, or callable
+            What the command reads: also the place for secrets. A callable is asked for each machine.
         only : names, optional
             Not all hosts.
 
@@ -117,7 +117,7 @@ class Fleet:
 
             words = argv(machine) if callable(argv) else argv
             call = self._begin(machine, words, lines=tell if stream else None, stop=stop)
-            said = call.run(timeout_s=timeout_s, stdin=stdin)
+            said = call.run(timeout_s=timeout_s, stdin=stdin(machine) if callable(stdin) else stdin)
             out, err = said.stdout.decode(errors="replace"), said.stderr.decode(errors="replace")
             return Answer(machine.name, said.exited, out, err)
 

@@ -1,0 +1,72 @@
+"""Install what labkit needs on a host: `depend.py FOLDER NAME WHEELS REQUIREMENT...`, answered by a line of JSON.
+
+NAME is the environment to make, WHEELS a folder on the host with all that is needed, or empty for the host's own index.
+What pip says goes to stderr. The environment gets its name when it is complete.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import sys
+from typing import Any
+
+
+def command(python: str, wheels: str, requirements: list[Any]) -> list[Any]:
+    """Return how pip is asked."""
+    source = ["--no-index", "--find-links", wheels] if wheels else []
+    quiet = ["--disable-pip-version-check", "--no-input", "--progress-bar", "off"]
+    return [python, "-m", "pip", "install", *quiet, *source, *requirements]
+
+
+def install(made: str, wheels: str, requirements: list[Any]) -> dict[str, Any]:
+    """Make an environment with the requirements in it; return what went wrong, if anything."""
+    venv = subprocess.run([sys.executable, "-m", "venv", made], stdout=sys.stderr.fileno(), check=False)
+    if venv.returncode:
+        return {
+            "error": f"{sys.executable} cannot make an environment (exit {venv.returncode})",
+            "hint": "apt-get install python3-venv there, or name another python in the inventory",
+        }
+    pip = subprocess.run(
+        command(os.path.join(made, "bin", "python"), wheels, requirements), stdout=sys.stderr.fileno(), check=False
+    )
+    if pip.returncode:
+        missing = "the wheelhouse lacks something" if wheels else "no index can be reached from there"
+        return {
+            "error": f"pip could not install what labkit needs (exit {pip.returncode})",
+            "hint": f"read what it said above; if {missing}: `fab deploy --wheelhouse DIR`",
+        }
+    return {}
+
+
+def main(folder: str, name: str, wheels: str, *requirements: str) -> None:
+    """Install, unless it is there already, and say where its Python is."""
+    os.umask(0o077)
+    env = os.path.join(os.path.abspath(os.path.expanduser(folder)), "env")
+    made, final = os.path.join(env, ".making-" + name), os.path.join(env, name)
+    said = {"base": os.path.join(final, "bin", "python")}
+    try:
+        os.makedirs(env, mode=0o700, exist_ok=True)
+        with open(os.path.join(env, ".lock"), "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not os.path.exists(said["base"]):
+                shutil.rmtree(made, ignore_errors=True)
+                said = install(made, wheels and os.path.expanduser(wheels), list(requirements)) or said
+                if "error" in said:
+                    shutil.rmtree(made, ignore_errors=True)
+                else:
+                    os.rename(made, final)
+                    shutil.rmtree((wheels and os.path.expanduser(wheels)) or made, ignore_errors=True)
+    except OSError as error:
+        said = {
+            "error": f"{error.filename or env}: {error.strerror}",
+            "hint": "give the host a folder in the inventory that its user may write, with room in it",
+        }
+    print(json.dumps(said), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

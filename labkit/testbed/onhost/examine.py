@@ -1,0 +1,239 @@
+"""What a host is and can: `examine.py FOLDER`, asked by lines of JSON on stdin, each answered by one.
+
+{"ask": "clock"} its time; {"ask": "facts"} all that can be found by looking; {"ask": "torch"} what an import says;
+{"ask": "listen", "host": ADDRESS} opens a door that echoes to who knows the word in the answer; {"ask": "dial",
+"peers": [[name, host, port, word], ...]} which of them answer; {"ask": "pour", "peer": [host, port, word], "seconds":
+1} how many bytes one of them takes. It ends with stdin, and its door with it.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import os
+import platform
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+PATIENCE_S = 3.0
+CHUNK = 1 << 18
+TORCH_S = 60.0
+TORCH = "import torch; print(torch.__version__, torch.cuda.device_count())"
+GPUS = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+
+
+def said_by(command: list[Any], patience_s: float = 10.0) -> tuple[Any, ...]:
+    """Return the exit code of a program and what it said; None where it is missing or hangs."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=patience_s, check=False)
+    except (OSError, subprocess.SubprocessError) as error:
+        return None, str(error)
+    return done.returncode, (done.stdout if done.returncode == 0 else done.stderr).strip()
+
+
+def gpus() -> list[Any]:
+    """Return a line for each GPU; empty where there is no driver."""
+    code, said = said_by(GPUS)
+    return said.splitlines() if code == 0 else []
+
+
+def memory_gb() -> float:
+    """Return how much memory the host has."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
+
+
+def cores() -> int:
+    """Return how many cores this user's processes may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def existing(path: str) -> str:
+    """Return the nearest folder above a path that is there."""
+    while not os.path.isdir(path):
+        path = os.path.dirname(path)
+    return path
+
+
+def deployed(folder: str) -> dict[str, Any]:
+    """Return which labkit is in use here: its hash and its Python."""
+    current = os.path.join(folder, "env", "current")
+    try:
+        with open(os.path.join(current, "manifest.json"), encoding="utf-8") as file:
+            return {"hash": json.load(file)["hash"], "python": os.path.join(current, "python")}
+    except (OSError, ValueError, KeyError):
+        return {"hash": "", "python": ""}
+
+
+def agent(folder: str) -> str:
+    """Return "alive" where somebody listens at the agent's socket, "dead" where nobody does, else "none"."""
+    path = os.path.join(folder, "agent.sock")
+    if not os.path.exists(path):
+        return "none"
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(PATIENCE_S)
+        try:
+            sock.connect(path)
+        except OSError:
+            return "dead"
+    return "alive"
+
+
+def facts(folder: str) -> dict[str, Any]:
+    """Return what looking tells."""
+    place = existing(folder)
+    return {
+        "python": platform.python_version(),
+        "executable": sys.executable,
+        "system": f"{platform.system()} {platform.machine()}",
+        "cores": cores(),
+        "memory_gb": memory_gb(),
+        "free_gb": shutil.disk_usage(place).free / 1e9,
+        "folder": folder,
+        "writable": os.access(place, os.W_OK | os.X_OK),
+        "mode": os.stat(folder).st_mode & 0o777 if os.path.isdir(folder) else None,
+        "gpus": gpus(),
+        "deployed": deployed(folder),
+        "agent": agent(folder),
+    }
+
+
+def torch(folder: str) -> dict[str, Any]:
+    """Return the version of torch and how many GPUs it sees, from the Python that jobs will have."""
+    python = deployed(folder)["python"] or sys.executable
+    code, said = said_by([python, "-c", TORCH], TORCH_S)
+    if code != 0:
+        return {"version": "", "gpus": 0, "error": (said.splitlines() or ["no answer"])[-1]}
+    version, count = said.split()[-2:]
+    return {"version": version, "gpus": int(count), "error": ""}
+
+
+class Door:
+    """A socket that echoes one word to who says it, then takes what comes, and says how much; nothing to others."""
+
+    def __init__(self, host: str) -> None:
+        self.word = secrets.token_hex(16)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self.sock = socket.socket(family)
+        self.sock.bind((host, 0))
+        self.sock.listen(64)
+        threading.Thread(target=self.serve, daemon=True).start()
+
+    def serve(self) -> None:
+        """Answer whoever comes."""
+        while True:
+            caller, _ = self.sock.accept()
+            threading.Thread(target=self.answer, args=(caller,), daemon=True).start()
+
+    def answer(self, caller: socket.socket) -> None:
+        """Echo the word, then count bytes until the caller has said all."""
+        with caller:
+            caller.settimeout(PATIENCE_S)
+            try:
+                heard = caller.recv(len(self.word), socket.MSG_WAITALL)
+                if not hmac.compare_digest(heard, self.word.encode()):
+                    return
+                caller.sendall(heard)
+                count, buffer = 0, bytearray(CHUNK)
+                while taken := caller.recv_into(buffer):
+                    count += taken
+                caller.sendall(str(count).encode())
+            except OSError:
+                return
+
+
+def listen(host: str) -> dict[str, Any]:
+    """Open a door at an address of this host."""
+    try:
+        door = Door(str(socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][4][0]))
+    except OSError as error:
+        return {"error": f"{host}: {error.strerror or error}"}
+    return {"port": door.sock.getsockname()[1], "word": door.word}
+
+
+def greeted(host: str, port: int, word: str) -> socket.socket:
+    """Return a connection to another host's door, after it has echoed the word."""
+    sock = socket.create_connection((host, port), timeout=PATIENCE_S)
+    try:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.sendall(word.encode())
+        if sock.recv(len(word), socket.MSG_WAITALL) != word.encode():
+            raise OSError("somebody else answers there")
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def dialled(host: str, port: int, word: str) -> dict[str, Any]:
+    """Knock at another host's door: how long a round trip takes, or what went wrong."""
+    began = time.monotonic()
+    try:
+        greeted(host, port, word).close()
+    except OSError as error:
+        return {"error": error.strerror or str(error)}
+    return {"rtt_s": (time.monotonic() - began) / 2}  # one to connect, one for the word
+
+
+def pour(host: str, port: int, word: str, seconds: float) -> dict[str, Any]:
+    """Send to another host for some seconds: bytes, and the seconds until all of them had arrived."""
+    chunk = bytes(CHUNK)
+    try:
+        with greeted(host, port, word) as sock:
+            began = time.monotonic()
+            while time.monotonic() - began < seconds:
+                sock.sendall(chunk)
+            sock.shutdown(socket.SHUT_WR)
+            sock.settimeout(10 * PATIENCE_S)
+            count = int(sock.recv(32) or b"0")
+            return {"bytes": count, "seconds": time.monotonic() - began}
+    except OSError as error:
+        return {"error": error.strerror or str(error)}
+
+
+def dial(peers: list[Any]) -> dict[str, Any]:
+    """Knock at all doors at once."""
+    found = {}
+
+    def knock(name: str, host: str, port: int, word: str) -> None:
+        found[name] = dialled(host, port, word)
+
+    threads = [threading.Thread(target=knock, args=peer) for peer in peers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+def answer(asked: dict[str, Any], folder: str) -> dict[str, Any]:
+    """Return what is to be said to a question."""
+    what = asked["ask"]
+    if what == "clock":
+        return {"time_s": time.time()}  # noqa: TID251 - the two hosts' clocks are compared
+    if what == "facts":
+        return facts(folder)
+    if what == "torch":
+        return torch(folder)
+    if what == "listen":
+        return listen(asked["host"])
+    if what == "pour":
+        host, port, word = asked["peer"]
+        return pour(host, port, word, asked["seconds"])
+    return dial(asked["peers"])
+
+
+def main(folder: str) -> None:
+    """Answer until stdin ends."""
+    folder = os.path.abspath(os.path.expanduser(folder))
+    for line in sys.stdin:
+        print(json.dumps(answer(json.loads(line), folder)), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,123 @@
+"""What a host has: `look.py FOLDER HASH BASE DISTRIBUTION...` prints it as one line of JSON.
+
+FOLDER is labkit's on the host, HASH names the content that should be there, BASE the environment of its dependencies.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from importlib import metadata
+from typing import Any
+
+
+def environment(folder: str, name: str) -> dict[str, Any]:
+    """Return the manifest of an environment, empty where there is none."""
+    try:
+        with open(os.path.join(folder, "env", name, "manifest.json"), encoding="utf-8") as file:
+            found: dict[str, Any] = json.load(file)
+            return found
+    except (OSError, ValueError):
+        return {}
+
+
+def whole(folder: str, name: str, manifest: dict[str, Any]) -> bool:
+    """Return whether every file of an environment is what its manifest says, and its Python is still there."""
+    place = os.path.join(folder, "env", name)
+    files = manifest.get("files", {})
+    return (
+        bool(files)
+        and os.access(os.path.join(place, "python"), os.X_OK)
+        and os.access(manifest.get("base", ""), os.X_OK)
+        and all(digest(os.path.join(place, "lib", path)) == found for path, found in files.items())
+    )
+
+
+def digest(path: str) -> str:
+    """Return the SHA-256 of a file, empty where it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            return hashlib.sha256(file.read()).hexdigest()
+    except OSError:
+        return ""
+
+
+def current(folder: str) -> str:
+    """Return the name of the environment that is in use, empty where there is none."""
+    try:
+        return os.readlink(os.path.join(folder, "env", "current"))
+    except OSError:
+        return ""
+
+
+def environments(folder: str) -> list[Any]:
+    """Return the names of what is in the folder of environments, those in the making left out."""
+    try:
+        return sorted(name for name in os.listdir(os.path.join(folder, "env")) if not name.startswith("."))
+    except OSError:
+        return []
+
+
+def kept(folder: str) -> set[str]:
+    """Return the SHA-256 of the contents that environments here have, whole."""
+    found = set()
+    for name in environments(folder):
+        for path, said in environment(folder, name).get("files", {}).items():
+            if digest(os.path.join(folder, "env", name, "lib", path)) == said:
+                found.add(said)
+    return found
+
+
+def wheels(folder: str) -> dict[str, int]:
+    """Return the sizes of the wheels that were copied here, by name."""
+    place = os.path.join(folder, "env", "wheels")
+    try:
+        return {name: os.path.getsize(os.path.join(place, name)) for name in os.listdir(place)}
+    except OSError:
+        return {}
+
+
+def versions(distributions: list[Any]) -> dict[str, Any]:
+    """Return the versions of those distributions that this Python has."""
+    found = {}
+    for name in distributions:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def main(folder: str, hash: str, base: str, *distributions: str) -> None:
+    """Print what is here."""
+    folder = os.path.abspath(os.path.expanduser(folder))
+    if os.pathsep in folder:
+        hint = "give the host a folder without it in the inventory"
+        print(
+            json.dumps({"error": f"folder {folder} has a '{os.pathsep}', which PYTHONPATH cannot hold", "hint": hint})
+        )
+        return
+    manifest = environment(folder, hash)
+    same = current(folder) == hash and whole(folder, hash, manifest)
+    said = {
+        "python": list(sys.version_info[:3]),
+        "executable": sys.executable,
+        "folder": folder,
+        "current": current(folder),
+        "same": same,
+        "uses": manifest.get("base", ""),
+    }
+    if not same:
+        tag = "{}{}".format(*sys.version_info)
+        made = os.path.join(folder, "env", f"{base}-{tag}", "bin", "python")
+        said["have"] = sorted(kept(folder))
+        said["versions"] = versions(list(distributions))
+        said["wheels"] = wheels(folder)
+        said["base"] = made if os.access(made, os.X_OK) else ""
+    print(json.dumps(said), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

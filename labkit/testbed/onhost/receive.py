@@ -1,0 +1,161 @@
+"""Put labkit into place on a host: `receive.py FOLDER`, told what by a line of JSON on stdin, then the files.
+
+The line has: hash; base, the Python that has the dependencies; files, SHA-256 by path; sent, [SHA-256, size] of what
+follows; bytes, how many follow, compressed. What an earlier environment has already is taken from there. The answer is
+a line of JSON: {"placed": ...} or {"error": ..., "hint": ...}. Nothing that works is touched before all is there.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import sys
+import zlib
+from shlex import quote
+from typing import Any
+
+LAUNCHER = """#!/bin/sh
+# Python with labkit {hash}; made by `fab deploy`.
+PYTHONSAFEPATH=1 PYTHONPATH={lib}${{PYTHONPATH:+:$PYTHONPATH}}
+export PYTHONSAFEPATH PYTHONPATH
+exec {base} "$@"
+"""
+HINTS = {
+    errno.ENOSPC: "make room there, or give the host another folder in the inventory",
+    errno.EDQUOT: "the user's quota is used up; make room, or give the host another folder in the inventory",
+    errno.EACCES: "give the host a folder in the inventory that its user may write",
+    errno.EPERM: "give the host a folder in the inventory that its user may write",
+    errno.EROFS: "give the host a folder in the inventory that can be written",
+    errno.ENOTDIR: "something that is no folder stands there; remove it, or give the host another folder",
+}
+
+
+def received(count: int) -> bytes:
+    """Return what follows on stdin, whole."""
+    content = sys.stdin.buffer.read(count)
+    if len(content) < count:
+        raise ConnectionError(f"the connection ended after {len(content)} of {count} bytes")
+    return zlib.decompress(content)
+
+
+def parts(content: bytes, sent: list[Any]) -> dict[str, Any]:
+    """Return the files that were sent, by their SHA-256, each checked."""
+    found, start = {}, 0
+    for digest, size in sent:
+        found[digest] = content[start : start + size]
+        start += size
+        if hashlib.sha256(found[digest]).hexdigest() != digest:
+            raise ConnectionError(f"file {digest} did not arrive as it was sent")
+    return found
+
+
+def kept(env: str) -> dict[str, Any]:
+    """Return paths of files that earlier environments have, by the SHA-256 that their manifests say."""
+    found: dict[str, Any] = {}
+    for name in os.listdir(env):
+        try:
+            with open(os.path.join(env, name, "manifest.json"), encoding="utf-8") as file:
+                files = json.load(file)["files"]
+        except (OSError, ValueError, KeyError):
+            continue
+        for path, digest in files.items():
+            found.setdefault(digest, []).append(os.path.join(env, name, "lib", path))
+    return found
+
+
+def content_of(digest: str, fresh: dict[str, Any], old: dict[str, Any]) -> bytes:
+    """Return a file's content: as sent, or as an earlier environment has it, if it still does."""
+    if digest in fresh:
+        return bytes(fresh[digest])
+    for path in old.get(digest, ()):
+        with open(path, "rb") as file:
+            content = file.read()
+        if hashlib.sha256(content).hexdigest() == digest:
+            return content
+    raise ValueError(f"no environment has the content {digest} any more")
+
+
+def build(place: str, final: str, order: dict[str, Any], fresh: dict[str, Any], old: dict[str, Any]) -> None:
+    """Make an environment in a folder that will be renamed to `final`; its manifest comes last."""
+    for path, digest in order["files"].items():
+        target = os.path.join(place, "lib", path)
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        with open(target, "wb") as file:
+            file.write(content_of(digest, fresh, old))
+    launcher = os.path.join(place, "python")
+    text = LAUNCHER.format(hash=order["hash"], lib=quote(os.path.join(final, "lib")), base=quote(order["base"]))
+    with open(launcher, "w", encoding="utf-8") as file:
+        file.write(text)
+    os.chmod(launcher, 0o700)
+    with open(os.path.join(place, "manifest.json"), "w", encoding="utf-8") as file:
+        json.dump({key: order[key] for key in ("hash", "version", "base", "files")}, file)
+
+
+def replace(made: str, final: str) -> None:
+    """Put a folder where another one may stand that is broken: that one steps aside first."""
+    aside = made + ".old"
+    if os.path.lexists(final):
+        os.rename(final, aside)
+    os.rename(made, final)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def switch(env: str, hash: str) -> None:
+    """Let `current` lead to an environment, from one moment to the next."""
+    link = os.path.join(env, ".current")
+    if os.path.lexists(link):
+        os.remove(link)
+    os.symlink(hash, link)
+    os.rename(link, os.path.join(env, "current"))
+
+
+def place(folder: str, order: dict[str, Any], fresh: dict[str, Any]) -> None:
+    """Build an environment beside the others and switch to it; what a deploy before left half done goes first."""
+    env = os.path.join(folder, "env")
+    os.makedirs(env, mode=0o700, exist_ok=True)
+    with open(os.path.join(env, ".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        made, final = os.path.join(env, ".making-" + order["hash"]), os.path.join(env, order["hash"])
+        for left in (made, made + ".old"):
+            if os.path.lexists(left):
+                shutil.rmtree(left)
+        try:
+            os.mkdir(made)
+            build(made, final, order, fresh, kept(env))
+            replace(made, final)
+            switch(env, order["hash"])
+        except BaseException:
+            shutil.rmtree(made, ignore_errors=True)
+            raise
+
+
+def room(path: str) -> str:
+    """Return how much is free where a path is or will be."""
+    while not os.path.exists(path):
+        path = os.path.dirname(path)
+    return f"{shutil.disk_usage(path).free / 1e6:.0f} MB free in {path}"
+
+
+def main(folder: str) -> None:
+    """Receive, place, and say how it went."""
+    os.umask(0o077)
+    folder = os.path.abspath(os.path.expanduser(folder))
+    try:
+        order = json.loads(sys.stdin.buffer.readline())
+        place(folder, order, parts(received(order["bytes"]), order["sent"]))
+        said = {"placed": order["hash"]}
+    except OSError as error:
+        what = error.strerror or str(error)
+        where = f"{error.filename or folder}" + (f" ({room(folder)})" if error.errno == errno.ENOSPC else "")
+        said = {"error": f"{where}: {what}", "hint": HINTS.get(error.errno or 0, "run it again")}
+    except (ValueError, KeyError, zlib.error) as error:
+        said = {"error": f"{type(error).__name__}: {error}", "hint": "run it again; `fab gc` first if it comes back"}
+    print(json.dumps(said), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,92 @@
+"""Remove environments that nobody uses: `sweep.py FOLDER yes|no`, answered by a line of JSON; no: only say which.
+
+What stays: the current one, those that a process of this user runs, and the dependencies of both. Only folders that
+labkit's deploy made are looked at: FOLDER/env/HASH with a manifest, FOLDER/env/base-*, what it left half made, and the
+wheelhouse that it copied.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import sys
+from typing import Any
+
+
+def manifest(place: str) -> dict[str, Any]:
+    """Return the manifest of an environment, empty where there is none."""
+    try:
+        with open(os.path.join(place, "manifest.json"), encoding="utf-8") as file:
+            found: dict[str, Any] = json.load(file)
+            return found
+    except (OSError, ValueError):
+        return {}
+
+
+def running() -> list[Any]:
+    """Return what the processes of this user have as environment and command line."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        for name in ("environ", "cmdline"):
+            try:
+                with open(f"/proc/{pid}/{name}", "rb") as file:
+                    found.append(file.read())
+            except OSError:  # another user's, or it has ended
+                continue
+    return found
+
+
+def used(env: str, names: list[Any]) -> set[str]:
+    """Return the environments that must stay."""
+    said = running()
+    marks = {name: os.path.join(env, name).encode() + b"/" for name in names}
+    stay = {name for name, mark in marks.items() if any(mark in text for text in said)}
+    link = os.path.join(env, "current")
+    stay |= {os.readlink(link)} if os.path.islink(link) else set()
+    bases = {manifest(os.path.join(env, name)).get("base", "") for name in stay}
+    return stay | {name for name in names if any(base.startswith(os.path.join(env, name) + "/") for base in bases)}
+
+
+def ours(env: str, name: str) -> bool:
+    """Return whether deploy made a folder."""
+    return (
+        name.startswith((".making-", "base-"))
+        or name == "wheels"
+        or manifest(os.path.join(env, name)).get("hash") == name
+    )
+
+
+def size(place: str) -> int:
+    """Return the bytes in a folder."""
+    return sum(os.lstat(os.path.join(folder, file)).st_size for folder, _, files in os.walk(place) for file in files)
+
+
+def sweep(env: str, really: bool) -> dict[str, Any]:
+    """Remove what is not used; return which, and how many bytes."""
+    names = sorted(name for name in os.listdir(env) if ours(env, name) and not os.path.islink(os.path.join(env, name)))
+    stay = used(env, names)
+    go = [name for name in names if name not in stay]
+    freed = sum(size(os.path.join(env, name)) for name in go)
+    for name in go if really else []:
+        shutil.rmtree(os.path.join(env, name))
+    return {"removed": go, "bytes": freed, "kept": sorted(stay)}
+
+
+def main(folder: str, really: str) -> None:
+    """Sweep, and say what went."""
+    env = os.path.join(os.path.abspath(os.path.expanduser(folder)), "env")
+    said = {"removed": [], "bytes": 0, "kept": []}
+    try:
+        if os.path.isdir(env):
+            with open(os.path.join(env, ".lock"), "w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                said = sweep(env, really == "yes")
+    except OSError as error:
+        said = {"error": f"{error.filename or env}: {error.strerror}", "hint": "see who owns it: ls -l"}
+    print(json.dumps(said), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

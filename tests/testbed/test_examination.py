@@ -1,0 +1,213 @@
+"""fab doctor: what it finds on real hosts, how bad that is, and what to do about it."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from labkit.testbed.doctor import examine
+from labkit.testbed.examiner import visit
+from labkit.testbed.findings import Examined, Finding, State, Wanted, of_clock, of_doors, of_facts, of_torch
+from labkit.testbed.fleet import Fleet
+from labkit.testbed.inventory import Inventory
+from labkit.testbed.links import measure
+from labkit.testbed.provision import deploy
+from tests.testbed.fabbing import ROOT, elsewhere, environment, hosts_file
+
+WANTED = Wanted("a", "python3", "~/.labkit", gpus=2, cpus=8, memory_gb=64, hash="0123456789abcdef")
+FACTS = {
+    "python": "3.12.1", "executable": "/usr/bin/python3", "system": "Linux", "cores": 8, "memory_gb": 62.8,
+    "free_gb": 100.0, "folder": "/h/.labkit", "writable": True, "mode": 0o700, "gpus": ["V100, 16 GiB, 1"] * 2,
+    "deployed": {"hash": "0123456789abcdef", "python": "x"}, "agent": "alive",
+}  # fmt: skip
+
+
+def found(examined: Examined, host: str, check: str) -> Finding:
+    (finding,) = [each for each in examined.findings if (each.host, each.check) == (host, check)]
+    return finding
+
+
+def judged(check: str, **facts) -> Finding:
+    (finding,) = [each for each in of_facts(WANTED, FACTS | facts) if each.check == check]
+    return finding
+
+
+def test_a_host_that_is_as_the_inventory_says_has_no_fault():
+    assert {finding.state for finding in of_facts(WANTED, FACTS)} == {State.OK}
+
+
+@pytest.mark.parametrize(
+    ("check", "facts", "state", "said"),
+    [
+        ("python", {"python": "3.10.2"}, State.FAULT, "python3.11"),
+        ("folder", {"writable": False}, State.FAULT, "may write"),
+        ("folder", {"mode": 0o755}, State.FAULT, "chmod 700 /h/.labkit"),
+        ("disk", {"free_gb": 0.1}, State.FAULT, "fab gc"),
+        ("disk", {"free_gb": 2.0}, State.NOTE, "fab gc"),
+        ("labkit", {"deployed": {"hash": "", "python": ""}}, State.NOTE, "fab deploy"),
+        ("labkit", {"deployed": {"hash": "fedc", "python": "x"}}, State.NOTE, "fab deploy"),
+        ("GPUs", {"gpus": ["V100, 16 GiB, 1"]}, State.FAULT, "the inventory says 2"),
+        ("GPUs", {"gpus": ["V100, 16 GiB, 1"] * 4}, State.NOTE, "left alone"),
+        ("cores", {"cores": 4}, State.NOTE, "the inventory says 8"),
+        ("memory", {"memory_gb": 30.0}, State.NOTE, "64 GB"),
+        ("agent", {"agent": "dead"}, State.NOTE, "fab start"),
+    ],
+)
+def test_what_is_not_as_it_should_be_has_a_hint(check, facts, state, said):
+    finding = judged(check, **facts)
+    assert finding.state == state
+    assert said in finding.hint
+
+
+def test_a_clock_is_judged_by_what_is_certain():
+    assert of_clock(WANTED, offset_s=0.3, bound_s=0.25).state == State.OK
+    assert of_clock(WANTED, offset_s=-0.3, bound_s=0.1).state == State.NOTE
+    assert of_clock(WANTED, offset_s=7200, bound_s=0.1).state == State.FAULT
+
+
+def test_a_firewall_between_two_hosts_is_a_fault_of_both_names():
+    finding = of_doors(WANTED, "10.0.0.1", {"b": {"rtt_s": 0.001}, "c": {"error": "timed out"}})
+    assert finding.state == State.FAULT
+    assert "c (timed out)" in finding.found
+    assert "b" not in finding.found.split("reach ")[1]
+
+
+def test_torch_that_sees_too_few_gpus_is_a_fault_where_they_are_real():
+    said = {"version": "2.13", "gpus": 0, "error": ""}
+    assert of_torch(WANTED, said, deployed=True).state == State.FAULT
+    assert of_torch(replace(WANTED, pretends=True), said, deployed=True).state == State.OK
+    broken = {"version": "", "gpus": 0, "error": "No module named 'torch'"}
+    assert of_torch(WANTED, broken, deployed=False).state == State.NOTE
+    assert of_torch(WANTED, broken, deployed=True).state == State.FAULT
+
+
+def test_the_laptop_testbed_is_well(fleet):
+    deploy(fleet).checked()
+    examined = examine(fleet, torch=False)
+    assert examined.ok, examined.findings
+    for host in ("h0", "h3"):
+        assert found(examined, host, "labkit").found.endswith("as here")
+        assert found(examined, host, "ports").found.startswith("3 of 3")
+        assert found(examined, host, "GPUs").found == "1 said to be there"
+        assert found(examined, host, "clock").state == State.OK
+    assert len(examined.df()) == len(examined.findings)
+    assert examined._repr_html_().count("<tr>") == len(examined.findings) + 1
+
+
+def test_hosts_that_are_down_or_unknown_or_have_no_python_are_faults_and_the_others_are_examined(bed, tmp_path):
+    machines = list(bed)
+    machines[1] = replace(machines[1], port=1)
+    machines[2] = replace(machines[2], python="/no/python")
+    machines[3] = replace(machines[3], host=replace(machines[3].host, device_type="v100"))
+    with Fleet(Inventory(bed.path, tuple(machines), bed.known_hosts)) as fleet:
+        examined = examine(fleet, torch=False)
+    assert examined.faulty == ["h1", "h2", "h3"]
+    assert "cannot be reached" in found(examined, "h1", "reach").found
+    assert "/no/python ended" in found(examined, "h2", "reach").found
+    assert "inventory says 1" in found(examined, "h3", "GPUs").hint
+    assert found(examined, "h0", "ports").found.startswith("1 of 1")
+    with Fleet(replace(bed, known_hosts=tmp_path / "none")) as fleet:
+        examined = examine(fleet, torch=False)
+    assert len(examined.findings) == 4
+    assert {finding.hint.endswith("fab trust") for finding in examined.findings} == {True}
+
+
+def test_an_address_that_is_not_the_hosts_own_is_told(bed):
+    with Fleet(bed.only("h0")) as fleet, visit(fleet) as hosts:
+        said = hosts.examiners["h0"].ask("listen", host="192.0.2.1")
+    assert "192.0.2.1" in said["error"]
+
+
+def test_the_door_of_the_examination_says_nothing_to_strangers_and_closes_with_it(bed):
+    with Fleet(bed.only("h0")) as fleet:
+        with visit(fleet) as hosts:
+            address = bed["h0"].address
+            door = hosts.examiners["h0"].ask("listen", host=address)
+            with socket.create_connection((address, door["port"]), timeout=5) as stranger:
+                stranger.sendall(b"x" * 32)
+                assert stranger.recv(100) == b""
+            wrong = hosts.examiners["h0"].ask("dial", peers=[["it", address, door["port"], "y" * 32]])
+            assert wrong["it"] == {"error": "somebody else answers there"}
+        assert fleet.run(["true"]).ok
+    for _ in range(1000):
+        with socket.socket() as sock:
+            if sock.connect_ex((address, door["port"])):
+                break
+        os.sched_yield()
+    else:
+        pytest.fail("the door is still open")
+
+
+def test_links_are_measured_for_each_pair(bed):
+    with Fleet(bed.only("h0,h1,h2")) as fleet:
+        frame = measure(fleet, seconds=0.05)
+    assert len(frame) == 6
+    assert (frame["gbps"] > 0.01).all()
+    assert (frame["error"] == "").all()
+
+
+def test_an_agents_dead_socket_is_told_from_a_living_one(bed, short_folder):
+    place = short_folder / "dead"
+    place.mkdir(mode=0o700)
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.bind(str(place / "agent.sock"))
+    with Fleet(elsewhere(bed.only("h0"), folder=str(place))) as fleet:
+        assert found(examine(fleet, torch=False), "h0", "agent").state == State.NOTE
+
+
+def doctor(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "labkit.cli", "doctor", *words],
+        cwd=ROOT, env=environment(), capture_output=True, text=True, check=False, timeout=100,
+    )  # fmt: skip
+
+
+def test_the_command_line_ends_with_1_only_where_jobs_cannot_run(bed, tmp_path):
+    done = doctor("--hosts", str(bed.path), "--no-torch")
+    assert done.returncode == 0, done
+    assert "Jobs can run on all 4 hosts." in done.stdout
+
+    def break_one(content):
+        content["hosts"][2]["ssh"]["port"] = 1
+
+    broken = doctor("--hosts", str(hosts_file(tmp_path / "hosts.toml", bed, change=break_one)), "--no-torch")
+    assert broken.returncode == 1, broken
+    assert re.search(r"fault +h2 +reach: .*cannot be reached", broken.stdout)
+    assert "Jobs cannot run on 1 of 4 hosts: h2." in broken.stdout
+
+
+@pytest.mark.slow
+def test_torch_is_imported_by_the_python_that_jobs_will_have(bed):
+    with Fleet(bed.only("h0")) as fleet:
+        deploy(fleet).checked()
+        finding = found(examine(fleet), "h0", "torch")
+    assert finding.state == State.OK
+    assert re.match(r"\d+\.\d+", finding.found)
+
+
+def test_a_hosts_file_is_left_as_it_is(bed, tmp_path):
+    """The helper above writes what it read."""
+    again = Inventory.read(hosts_file(tmp_path / "hosts.toml", bed))
+    assert [machine.place for machine in again] == [machine.place for machine in bed]
+    assert Path(again.known_hosts) == bed.known_hosts
+
+
+def test_the_example_of_an_inventory_can_be_read_also_with_all_that_is_commented_out(tmp_path):
+    text = (ROOT / "testbed" / "hosts.example.toml").read_text()
+    every = re.sub(r"^# (\w+ = )", r"\1", text, flags=re.MULTILINE).replace(
+        "~/.ssh/known_hosts", str(tmp_path / "known")
+    )
+    for content in (text, every):
+        path = tmp_path / "hosts.toml"
+        path.write_text(content.replace("[ssh]", '[ssh]\nconfig = "none"') if content == text else content)
+        inventory = Inventory.read(path)
+        assert inventory["gpu-c"].python.endswith("python3.13")
+        assert inventory["cpu-a"].address == "cpu-a"
+        assert inventory["gpu-b"].user == "ada"
