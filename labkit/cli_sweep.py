@@ -148,7 +148,7 @@ def _print_table(told: pd.DataFrame, *, metric: str) -> None:
     from labkit.plots.theme import time_unit
 
     scale, unit = time_unit(float(told["mean"].median())) if metric.endswith("_s") else (1.0, "")
-    what = metric.removesuffix("_s").replace("_", " ") + (f" ({unit})" if unit else "")
+    what = metric.removesuffix("_s").replace("_", " ").replace("jct", "JCT") + (f" ({unit})" if unit else "")
     first = str(told["scheduler"].iloc[0])
     varying = [key for key in told.columns[: list(told.columns).index("n")] if len(set(told[key])) > 1]
     shown = list(dict.fromkeys([*varying, "scheduler"]))

@@ -44,11 +44,15 @@ def test_a_figure_and_whole_runs_are_kept_where_asked_for(tmp_path):
 
 
 def test_cells_that_failed_are_told_and_the_exit_code_is_1(tmp_path):
-    done = labkit("sweep", *PLAIN, "--cluster", "no_network(1)", "--scheduler", "fifo", cwd=tmp_path)
+    many = "poisson(3, per_hour=60, gangs=(16,))"
+    done = labkit(
+        "sweep", "--trace", many, "--cluster", "demo,no_network(1)", "--scheduler", "fifo", "--folder", "s",
+        "--workers", "0", cwd=tmp_path,
+    )  # fmt: skip
     assert done.returncode == 1, done.stdout
-    assert done.stderr.startswith("labkit: failed: trace poisson(12")
-    assert "cluster no_network(1), scheduler fifo, seed 0: InputError: job " in done.stderr
-    assert "1" in done.stdout
+    (said,) = done.stderr.splitlines()
+    assert said.startswith(f"labkit: failed: trace {many}, cluster no_network(1), scheduler fifo, seed 0: InputError: ")
+    assert done.stdout.splitlines()[2].split()[-2:] == ["1", "nan"]
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ def on_dask(cells: Sequence[Cell], *, inputs: Inputs, client: Client, keep: bool
         client.submit(_run, cell, sweep, keep, pure=False, key=f"{sweep}-{cell.id}"): cell for cell in cells
     }  # fmt: skip
     try:
-        for future in as_completed(list(futures)):
+        for future in as_completed(list(futures), loop=client.loop):
             cell = futures.pop(future)
             yield _outcome(future, cell)
             future.release()

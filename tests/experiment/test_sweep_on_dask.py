@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
+import distributed
 import psutil
 import pytest
 
@@ -15,7 +16,6 @@ from labkit.experiment.on_dask import connect
 from labkit.results import read_sweep
 from tests.experiment.sweeping import Dying, Raising, numbers, small
 
-distributed = pytest.importorskip("distributed")
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning:tornado")
 
 
@@ -31,8 +31,9 @@ def cluster() -> Iterator[distributed.LocalCluster]:
         )  # fmt: skip
     with local:
         yield local
-    _, alive = psutil.wait_procs(set(psutil.Process().children(recursive=True)) - before, timeout=30)
-    assert [process for process in alive if "resource_tracker" not in " ".join(process.cmdline())] == []
+    new = set(psutil.Process().children(recursive=True)) - before
+    left = [process for process in new if "resource_tracker" not in " ".join(process.cmdline())]
+    assert psutil.wait_procs(left, timeout=30)[1] == []
 
 
 @pytest.fixture
@@ -69,7 +70,8 @@ def test_a_cell_that_ends_its_workers_there_has_failed_and_the_others_go_on(clie
 def test_nothing_of_a_sweep_stays_on_the_cluster(client):
     sweep(small(seeds=1), client=client, progress=False)
     plugins = client.run(lambda dask_worker: [name for name in dask_worker.plugins if "labkit" in str(name)])
-    assert list(plugins.values()) == [[], []]
+    assert plugins  # one of the two workers may be starting again
+    assert not any(plugins.values())
 
 
 def test_an_address_at_which_nobody_answers_is_told(monkeypatch):
