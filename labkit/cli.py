@@ -15,6 +15,7 @@ from labkit.cli_sweep import sweep
 from labkit.core.errors import LabkitError
 from labkit.core.text import split_names
 from labkit.elastic.command import train
+from labkit.testbed.bed.command import app as bed_app
 
 if TYPE_CHECKING:
     from labkit.results.record import RunRecord
@@ -27,6 +28,7 @@ traces_app = typer.Typer(help="Describe, list and download traces of jobs.", no_
 app.add_typer(traces_app, name="traces")
 app.command()(train)
 app.command()(sweep)
+app.add_typer(bed_app, name="bed")
 
 DEMO_SCHEDULERS = "fifo,srtf,las,drf,tetris,optimus"
 JSON_KEYS = ("scheduler", "mean_jct_s", "median_jct_s", "p95_jct_s", "makespan_s", "n_jobs", "utilisation", "wall_s")
