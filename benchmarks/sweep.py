@@ -59,8 +59,8 @@ def _steady_s(cells: Sequence[Cell], inputs: Inputs, *, workers: int) -> float:
 
 
 def _speed_up() -> list[Row]:
-    """Return how much faster two workers are than one, start of the processes included, on cells of some tenths of a second."""
-    grid = Grid(schedulers=["srtf", "las"], trace="poisson(1500, per_hour=60)", cluster="demo", seeds=6, load=[1, 2])
+    """Return how much faster two workers are than one, start of the processes included, on cells of about a second."""
+    grid = Grid(schedulers=["srtf", "las"], trace="poisson(1500, per_hour=20)", cluster="demo", seeds=6, load=[1, 2])
     inputs = Inputs.of(grid)
     took: dict[int, float] = {}
     cpu_s: dict[int, float] = {}

@@ -117,7 +117,7 @@ def sweep(
         store = Memory() if folder is None else stack.enter_context(SweepFolder.open(folder, plan=plan(grid, inputs)))
         todo = [cell for cell in _by_seed(grid) if not _is_done(store.rows.get(cell.id), keep=keep)]
         bar = stack.enter_context(_Bar(len(grid), done=len(grid) - len(todo), shown=progress))
-        notes: dict[str, None] = {}
+        notes = dict.fromkeys(_age_notes(store))
         try:
             for outcome in stack.enter_context(closing(start(todo))):
                 notes |= dict.fromkeys(outcome.notes)
@@ -187,6 +187,14 @@ def _is_done(row: dict[str, Any] | None, *, keep: bool) -> bool:
 def _run_id(cell: Cell) -> str:
     name = re.sub(r"[^A-Za-z0-9_]+", "-", str(cell.keys["scheduler"])).strip("-") or "run"
     return f"{name[:60]}-{cell.seed}-{cell.id}"
+
+
+def _age_notes(store: Store) -> list[str]:
+    """Return a note where cells that are done were run by another labkit."""
+    then, now = getattr(store, "begun", {}).get("commit", ""), provenance.commit()
+    if not store.rows or then == now:
+        return []
+    return [f"cells that were done before are of labkit's commit {then or 'unknown'}, others now of {now or 'unknown'}"]
 
 
 def _idle_notes(table: pd.DataFrame) -> list[str]:

@@ -39,10 +39,12 @@ class SweepFolder:
         The folder.
     rows : dict
         Id of a cell -> its newest row.
+    begun : mapping
+        The plan that stands in the folder: of the first call, with the versions that it had.
     """
 
-    def __init__(self, path: Path, descriptor: int, rows: dict[str, Row]) -> None:
-        self.path, self.rows, self._descriptor = path, rows, descriptor
+    def __init__(self, path: Path, descriptor: int, *, rows: dict[str, Row], begun: Mapping[str, Any]) -> None:
+        self.path, self.rows, self.begun, self._descriptor = path, rows, begun, descriptor
 
     @classmethod
     def open(cls, path: str | Path, *, plan: Mapping[str, Any]) -> Self:
@@ -63,13 +65,13 @@ class SweepFolder:
         descriptor = os.open(folder / CELLS, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
         try:
             _lock(descriptor, folder)
-            _settle(folder, plan)
+            begun = _settle(folder, plan)
             rows = read_rows(folder)
             _drop_torn_line(descriptor)
         except BaseException:
             os.close(descriptor)
             raise
-        return cls(folder, descriptor, rows)
+        return cls(folder, descriptor, rows=rows, begun=begun)
 
     def add(self, row: Row) -> None:
         """Write the row of a cell; it is on the disk when this returns."""
@@ -173,19 +175,22 @@ def _short(meaning: str) -> str:
     return meaning if len(meaning) != 64 else f"contents {meaning[:8]}"
 
 
-def _settle(folder: Path, plan: Mapping[str, Any]) -> None:
-    """Write the grid, unless the folder has one that it does not hold."""
+def _settle(folder: Path, plan: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Write the grid, unless the folder has one that it does not hold; return what the folder was begun with."""
     digest = digest_of(plan)
     old = _read_plan(folder)
     if old is not None and old.get("digest") == digest:
-        return
+        return old
     told = differences(old, plan) if old is not None else []
     if told:
         raise InputError(
             f"{folder} holds another sweep: {'; '.join(told)}. Take another folder, or ask for all of its cells and "
             "more."
         )
-    files.write_text(folder / GRID, json.dumps({"digest": digest, **plan}, indent=1, ensure_ascii=False) + "\n")
+    kept = {name: old[name] for name in old if name not in ("axes", "meanings", "digest")} if old else {}
+    whole = {"digest": digest, **plan, **kept}
+    files.write_text(folder / GRID, json.dumps(whole, indent=1, ensure_ascii=False) + "\n")
+    return whole
 
 
 def _read_plan(folder: Path) -> dict[str, Any] | None:

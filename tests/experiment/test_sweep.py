@@ -38,7 +38,7 @@ def quiet(grid: Grid, **options: object):
     return sweep(grid, progress=False, **({"workers": 2} | options))
 
 
-def until(condition: Callable[[], object], *, timeout_s: float = 60) -> None:
+def until(condition: Callable[[], object], *, timeout_s: float = 200) -> None:
     end = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < end, "it never came"
@@ -173,6 +173,14 @@ def test_a_trace_or_a_scheduler_that_was_changed_under_its_name_is_refused(tmp_p
         quiet(small(schedulers={"mine": Fair()}), folder=tmp_path / "t", workers=0)
 
 
+def test_cells_of_two_versions_in_one_folder_are_told(tmp_path, monkeypatch):
+    quiet(small(seeds=1), folder=tmp_path, workers=0)
+    monkeypatch.setattr("labkit.experiment.provenance.commit", lambda: "123abc")
+    for seeds in (1, 2):
+        with pytest.warns(UserWarning, match="cells that were done before are of labkit's commit .*now of 123abc"):
+            quiet(small(seeds=seeds), folder=tmp_path, workers=0)
+
+
 def test_a_cell_that_fails_is_a_row_and_is_tried_again(tmp_path):
     obstacle = tmp_path / "obstacle"
     obstacle.touch()
@@ -203,10 +211,10 @@ def test_strict_stops_at_the_first_failure_and_keeps_what_is_done(tmp_path, caps
     ],
 )
 def test_a_worker_that_dies_names_its_cell_and_the_others_go_on(how, said, tmp_path):
-    grid = small(schedulers={"fifo": "fifo", "dying": Dying(how), "srtf": "srtf"}, seeds=2)
+    grid = small(schedulers={"fifo": "fifo", "dying": Dying(how), "srtf": "srtf"}, seeds=1)
     table = quiet(grid, folder=tmp_path)
-    assert table["error"].str.startswith(said).tolist() == [False, False, True, True, False, False]
-    assert (table["error"] == "").sum() == 4
+    assert table["error"].str.startswith(said).tolist() == [False, True, False]
+    assert (table["error"] == "").tolist() == [True, False, True]
 
 
 def test_a_cell_whose_worker_died_once_is_tried_again(tmp_path):
@@ -224,7 +232,7 @@ def test_a_worker_killed_from_outside_costs_nothing(tmp_path, notes):
     os.kill(pids(notes).pop(), signal.SIGKILL)
     until(lambda: len(pids(notes)) == 2)
     (notes / "hold").unlink()
-    runner.join(timeout=60)
+    runner.join(timeout=200)
     assert found[0]["error"].tolist() == [""] * 6
     assert numbers(found[0]).equals(numbers(quiet(grid_of_script(notes), workers=0)))
 
@@ -239,7 +247,7 @@ def test_kill_9_loses_the_cells_that_were_running_and_leaves_no_process(tmp_path
     assert pids(notes) <= {child.pid for child in children}
     process.kill()
     process.wait()
-    _, alive = psutil.wait_procs(children, timeout=30)
+    _, alive = psutil.wait_procs(children, timeout=100)
     assert alive == []
     assert len(lines(folder)) == done >= 1
     (notes / "hold").unlink()
@@ -256,11 +264,11 @@ def test_ctrl_c_stops_soon_keeps_what_is_done_and_says_how_to_go_on(tmp_path, no
     done = len(lines(folder))
     children = psutil.Process(process.pid).children(recursive=True)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all processes of the group
-    _, said = process.communicate(timeout=30)
+    _, said = process.communicate(timeout=200)
     assert process.returncode in (-signal.SIGINT, 130)
     assert f"stopped: {done} of 6 cells are done and kept in {folder}; the same call goes on from there." in said
     assert said.count("Traceback") == 1  # the workers leave Ctrl-C to their parent
-    _, alive = psutil.wait_procs(children, timeout=30)
+    _, alive = psutil.wait_procs(children, timeout=100)
     assert alive == []
     assert len(lines(folder)) == done >= 1
 
@@ -273,7 +281,7 @@ def test_only_one_process_at_a_time_has_a_folder(tmp_path, notes, script):
     with pytest.raises(InputError, match="belongs to a sweep that is running"):
         quiet(grid_of_script(notes), folder=folder)
     (notes / "hold").unlink()
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=200)
     assert process.returncode == 0, said
     assert len(quiet(grid_of_script(notes), folder=folder)) == len(lines(folder)) == 6
 
@@ -369,7 +377,7 @@ def test_a_scheduler_that_no_seed_changed_is_told():
 
 def test_a_script_without_a_guard_is_told_what_it_lacks(tmp_path, notes, script):
     text = of_script(notes, tmp_path / "s").replace('if __name__ == "__main__":', "if True:")
-    _, said = script(text).communicate(timeout=60)
+    _, said = script(text).communicate(timeout=200)
     assert "SweepError: no worker can start" in said.splitlines()[-1]
     assert 'if __name__ == "__main__":' in said.splitlines()[-1]
 
