@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
@@ -111,6 +112,38 @@ def fetch(payload: memoryview, stamp: int, into: Vector) -> bool:
     np.copyto(into, words[LINE:].view(np.float32))
     fence(threading.Lock())
     return int(words[0]) == stamp
+
+
+class Crates(Lender):
+    """Room for blocks on their way to another server on this host, which copies them from there.
+
+    A crate is given back when its block has arrived. One whose block may still be on its way is not used again.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._free: dict[int, list[Vector]] = defaultdict(list)
+        self._packing = threading.Lock()
+
+    def pack(self, vectors: Sequence[Vector], channel: Channel) -> Vector | None:
+        """Return vectors one after another in memory that a peer sees; None where there is none, or it sees nothing."""
+        n = sum(len(vector) for vector in vectors)
+        with self._packing:
+            try:
+                crate = self._free[n].pop() if self._free[n] else self.vector(n)
+            except InputError:
+                return None
+        if not self.lend(channel):
+            self.give(crate)
+            return None
+        np.concatenate(vectors, out=crate)
+        return crate
+
+    def give(self, crate: Vector | None) -> None:
+        """Take a crate back."""
+        if crate is not None:
+            with self._packing:
+                self._free[len(crate)].append(crate)
 
 
 class Shelf(Lender):

@@ -345,7 +345,9 @@ class ServerMember(Member):
         self.server.begin_era(order["era"])
 
     def _hand_over(self, order: Mapping[str, Any]) -> None:
-        self.server.hand_over({int(b): name for b, name in order["moves"]}, version=order["version"])
+        moves = {int(block): name for block, name in order["moves"]}
+        mine, of = order.get("turn", (0, 1))
+        self.server.hand_over(moves, version=order["version"], turn=(mine, of))
 
     def _take_back(self, order: Mapping[str, Any]) -> None:
         self.server.take_back(order["blocks"])

@@ -224,8 +224,9 @@ class Scaler(Standby):
         for block, name in scaling.moves.items():
             sources.setdefault(self.owner[block], {})[block] = name
             scaling.waiting.add(("owns", block, name))
-        for source, moves in sources.items():
-            self._tell(source, do="hand_over", moves=[[b, n] for b, n in moves.items()], version=version)
+        for turn, (source, moves) in enumerate(sources.items()):
+            to = [[block, name] for block, name in moves.items()]
+            self._tell(source, do="hand_over", moves=to, version=version, turn=(turn, len(sources)))
 
     def _follow_up(self, scaling: Scaling) -> None:
         """Let the blocks be followed where they are now, before those go who are to go."""

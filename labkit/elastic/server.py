@@ -14,7 +14,7 @@ import numpy as np
 
 from labkit.elastic import fault
 from labkit.elastic.careful import Keeping, Stamping
-from labkit.elastic.lending import Shelf
+from labkit.elastic.lending import Crates, Shelf
 from labkit.elastic.pace import Pace, departures
 from labkit.elastic.protocol import Kind, at, era_and_version
 from labkit.elastic.shadows import Ask, Follower, Shadows
@@ -102,6 +102,7 @@ class Server:
         self._lock = threading.Lock()
         self._workers: dict[Channel, int] = {}
         self._pace = Pace()
+        self._crates = Crates()
         self._servers: dict[str, tuple[Channel, str]] = {}
         self._spare: dict[int, deque[Vector]] = defaultdict(lambda: deque(maxlen=SPARE))
         self.shadows = Shadows(self, post=self._post, report=report)
@@ -326,8 +327,10 @@ class Server:
             place, block.place = block.place, None
             self.shelf.give(place)
 
-    def hand_over(self, moves: dict[int, str], *, version: int | None) -> None:
+    def hand_over(self, moves: dict[int, str], *, version: int | None, turn: tuple[int, int] = (0, 1)) -> None:
         """Let blocks go to other servers: all at a version, or some with each of the next versions.
+
+        `turn` (i, n): of n servers that do so at the same time this is the i-th, and each n-th version is its turn.
 
         Workers are told before they get the version from which on somebody else has the block, over the same
         connection: they never ask the wrong one. Gradients of that version wait with the new owner for the block.
@@ -338,7 +341,7 @@ class Server:
         for slot in slots:
             slot.lock.acquire()
         leaving = [slot for slot in slots if slot.block is not None and slot.leaving is None]
-        for slot, later in zip(leaving, self._departures(leaving, at_once=version is not None), strict=True):
+        for slot, later in zip(leaving, self._departures(leaving, at_once=version is not None, turn=turn), strict=True):
             block, owner = slot.block, moves[slot.number]
             if block is None:
                 continue
@@ -353,12 +356,13 @@ class Server:
                 self._hand_over(slot, slot.block, slot.leaving[0])
             slot.lock.release()
 
-    def _departures(self, slots: list[Slot], *, at_once: bool) -> list[int]:
+    def _departures(self, slots: list[Slot], *, at_once: bool, turn: tuple[int, int]) -> list[int]:
         """Return after how many versions from now each block leaves."""
         if at_once or not self.sync:
             return [0] * len(slots)
         n_bytes = [sum(vector.nbytes for vector in slot.block.vectors()) for slot in slots if slot.block is not None]
-        return [1 + step for step in departures(n_bytes, per_step=self._pace.bytes_per_step())]
+        mine, of = turn
+        return [1 + of * step + mine for step in departures(n_bytes, per_step=self._pace.bytes_per_step())]
 
     def _announce(self, owner: str, blocks: list[list[int]]) -> None:
         with self._lock:
@@ -390,9 +394,11 @@ class Server:
             self._post(waiting, Kind.MOVED, meta=slot.gone)
         slot.wanted.clear()
         began, era = time.perf_counter(), self.era
+        crate: Vector | None = None
 
         def settled(failure: BaseException | None) -> None:
             if failure is None:
+                self._crates.give(crate)
                 fault.at("ps.handover.acknowledged")
                 spent = time.perf_counter() - began
                 n_bytes = sum(vector.nbytes for vector in block.vectors())
@@ -417,9 +423,9 @@ class Server:
             return
         fault.at("ps.handover.stream")
         try:
-            reply = channel.request(
-                Kind.STATE, *block.vectors(), meta=card, block=slot.number, step=at(era, block.version)
-            )
+            crate = None if self.shelf is None else self._crates.pack(block.vectors(), channel)
+            parts = block.vectors() if crate is None else [crate]
+            reply = channel.request(Kind.STATE, *parts, meta=card, block=slot.number, step=at(era, block.version))
         except TransportError as error:
             settled(error)
             return

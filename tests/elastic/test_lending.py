@@ -301,7 +301,8 @@ def test_a_frame_says_which_stamp_its_parameters_bear() -> None:
         assert into.tolist() == [1] * N
 
 
-def test_a_block_that_goes_to_and_fro_needs_one_place_on_each_server() -> None:
+@pytest.mark.parametrize("shares", [True, False])
+def test_a_block_that_goes_to_and_fro_needs_one_place_and_one_crate_on_each_server(shares: bool) -> None:
     told: queue.SimpleQueue[str] = queue.SimpleQueue()
     servers = [
         Server(
@@ -310,16 +311,18 @@ def test_a_block_that_goes_to_and_fro_needs_one_place_on_each_server() -> None:
         )
         for name in ("ps-0", "ps-1")
     ]  # fmt: skip
-    ends = pair(*(Arrivals(server, role="server") for server in servers))
+    ends = pair(*(Arrivals(server, role="server") for server in servers), shares=shares)
     for server, other, channel in zip(servers, reversed(servers), ends, strict=True):
         server.met_server(other.name, channel, "")
     install(servers[0])
+    sent = 4 * N if shares else 0
     for turn in range(20):
         here, there = servers[turn % 2], servers[1 - turn % 2]
         here.hand_over({0: there.name}, version=0)
         while told.get(timeout=10) != "handed_over":
             pass
         assert here.slot(0).block is None
+        assert ends[turn % 2].counts.shared_bytes == sent * (turn // 2 + 1)
     block = servers[0].slot(0).block
     assert block is not None
     assert block.place is not None
@@ -327,8 +330,29 @@ def test_a_block_that_goes_to_and_fro_needs_one_place_on_each_server() -> None:
     for server in servers:
         assert server.shelf is not None
         assert len(server.shelf._regions) == 1
+        assert len(server._crates._regions) == 1
     for end in ends:
         end.close()
+
+
+def test_the_memory_of_a_block_whose_arrival_nobody_confirms_is_not_used_again() -> None:
+    """Its new owner may still be reading it."""
+    server = Server(
+        "ps-0", optimizer=Fill(), n_shards=1, sync=True, report=lambda *_, **__: None, copy=lambda *_: None,
+        shelf=Shelf(),
+    )  # fmt: skip
+    near, far = pair(Arrivals(server, role="server"), Handler(), shares=True)  # takes it, and never answers
+    server.met_server("ps-1", near, "")
+    install(server)
+    server.hand_over({0: "ps-1"}, version=0)
+    far.close()
+    near.close()
+    other, end = pair(Handler(), Handler(), shares=True)
+    crate = server._crates.pack([np.zeros(N, np.float32)], other)
+    assert crate is not None
+    assert len(server._crates._regions) == 2
+    other.close()
+    end.close()
 
 
 def test_a_worker_that_came_too_late_for_a_version_asks_again_and_catches_up() -> None:

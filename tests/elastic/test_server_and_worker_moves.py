@@ -91,6 +91,21 @@ def test_who_knows_that_a_block_comes_back_waits_for_it_at_its_former_owner(form
     assert worker.sent[0][1]["step"] == at(0, 9)
 
 
+def test_servers_that_hand_over_at_the_same_time_take_turns() -> None:
+    """So that no step waits for the blocks of two of them."""
+    leaves = []
+    for turn in range(3):
+        made = server()
+        for block in range(4):
+            card = Block(block, np.zeros(N, np.float32), {}, version=7).card()
+            head = Head(kind=Kind.STATE, step=at(0, 7), block=block)
+            made.install(Wire(), Message(head, card, memoryview(np.zeros(N, np.float32)).cast("B")))  # type: ignore[arg-type]
+        made._pace.bytes_per_step = lambda: 4 * N  # type: ignore[method-assign]
+        made.hand_over(dict.fromkeys(range(4), "b"), version=None, turn=(turn, 3))
+        leaves += [made.slot(block).leaving[1] for block in range(4)]  # type: ignore[index]
+    assert sorted(leaves) == list(range(8, 20))
+
+
 def worker_of(servers: dict[str, Wire]) -> Worker:
     class Flat:
         lender = None
