@@ -16,7 +16,7 @@ from labkit import kernel_cache
 
 if TYPE_CHECKING:
     from labkit.core import Cluster, Gangs, Jobs, Placement, Snapshot
-    from labkit.experiment import Experiment, Session, at_events, compare, every_slot, replay, simulate
+    from labkit.experiment import Experiment, Grid, Session, at_events, compare, every_slot, replay, simulate, sweep
     from labkit.results.store import load
     from labkit.schedulers import make as scheduler
     from labkit.topology import build as cluster
@@ -28,6 +28,7 @@ _HOMES = {
     "Cluster": ("labkit.core", "Cluster"),
     "Experiment": ("labkit.experiment", "Experiment"),
     "Gangs": ("labkit.core", "Gangs"),
+    "Grid": ("labkit.experiment", "Grid"),
     "Jobs": ("labkit.core", "Jobs"),
     "Placement": ("labkit.core", "Placement"),
     "Session": ("labkit.experiment", "Session"),
@@ -41,6 +42,7 @@ _HOMES = {
     "replay": ("labkit.experiment", "replay"),
     "scheduler": ("labkit.schedulers", "make"),
     "simulate": ("labkit.experiment", "simulate"),
+    "sweep": ("labkit.experiment", "sweep"),
 }
 """What `import labkit` offers, loaded when it is first used."""
 
@@ -48,6 +50,7 @@ __all__ = [
     "Cluster",
     "Experiment",
     "Gangs",
+    "Grid",
     "Jobs",
     "Placement",
     "Session",
@@ -61,6 +64,7 @@ __all__ = [
     "replay",
     "scheduler",
     "simulate",
+    "sweep",
 ]
 
 

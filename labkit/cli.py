@@ -1,4 +1,4 @@
-"""The command line: `labkit demo`, `compare`, `traces`, `clusters`, `report`, `doctor`."""
+"""The command line: `labkit demo`, `compare`, `sweep`, `traces`, `clusters`, `report`, `doctor`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from labkit.cli_sweep import sweep
 from labkit.core.errors import LabkitError
+from labkit.core.text import split_names
 from labkit.elastic.command import train
 from labkit.testbed.bed.command import app as bed_app
 
@@ -25,6 +27,7 @@ app = typer.Typer(
 traces_app = typer.Typer(help="Describe, list and download traces of jobs.", no_args_is_help=True)
 app.add_typer(traces_app, name="traces")
 app.command()(train)
+app.command()(sweep)
 app.add_typer(bed_app, name="bed")
 
 DEMO_SCHEDULERS = "fifo,srtf,las,drf,tetris,optimus"
@@ -42,6 +45,9 @@ COLUMNS = {
     "wall_s": "took",
 }
 Trace = Annotated[Path, typer.Argument(help="A trace in any format that `labkit traces info` reads.", metavar="TRACE")]
+Workload = Annotated[
+    Path, typer.Argument(help="A trace, or a generator such as 'poisson(80, per_hour=12)'.", metavar="TRACE")
+]
 Cluster = Annotated[
     str, typer.Option(help="A preset (`labkit clusters`), an expression such as 'fat_tree(4)', or hosts.toml.")
 ]
@@ -72,7 +78,7 @@ def _save_figure(records: list[RunRecord], path: Path) -> Path:
 
 @app.command()
 def compare(
-    trace: Trace,
+    trace: Workload,
     schedulers: Annotated[
         str, typer.Option(help="Names, with options in brackets: fifo,drf(placer=pack)")
     ] = DEMO_SCHEDULERS,
@@ -90,7 +96,7 @@ def compare(
     start: Annotated[float, typer.Option(help="Seconds that a first start takes.")] = 0.0,
     restart: Annotated[float, typer.Option(help="Seconds that a restart from a checkpoint takes.")] = 0.0,
     rescale: Annotated[float, typer.Option(help="Seconds that a change of a running gang takes.")] = 0.0,
-    seed: Annotated[int, typer.Option(help="Seed of the simulator.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Of a generated trace, and of the simulator.", min=0)] = 0,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse throughputs that were not measured.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line and scheduler.")] = False,
     report: Annotated[Path | None, typer.Option(help="Write an HTML report to this file.")] = None,
@@ -101,9 +107,10 @@ def compare(
 
     from labkit.experiment.cadence import every_slot
     from labkit.simulator import Overheads
-    from labkit.workloads import read, scaled
+    from labkit.workloads import scaled
+    from labkit.workloads.expressions import trace as jobs_of
 
-    jobs = read(trace, format=format)
+    jobs = jobs_of(trace, seed=seed, format=format)
     jobs = jobs if first is None else jobs.take(np.arange(min(first, len(jobs))))
     jobs = scaled(jobs, load=load) if load != 1 else jobs
     options: dict[str, Any] = {"speed": speed, "throughputs": throughputs, "strict": strict, "seed": seed}
@@ -167,22 +174,6 @@ def command_line(words: list[str]) -> str:
     import shlex
 
     return shlex.join(["labkit", *words[1:]])
-
-
-def split_names(text: str) -> list[str]:
-    """Return the names of a comma-separated list, leaving commas inside brackets alone.
-
-    >>> split_names("fifo, las(threshold_gpu_s=60, quantum_s=5)")
-    ['fifo', 'las(threshold_gpu_s=60, quantum_s=5)']
-    """
-    names, depth = [""], 0
-    for letter in text:
-        depth += (letter == "(") - (letter == ")")
-        if letter == "," and depth == 0:
-            names.append("")
-        else:
-            names[-1] += letter
-    return [name.strip() for name in names if name.strip()]
 
 
 def _number(value: Any) -> Any:

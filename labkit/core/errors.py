@@ -10,6 +10,7 @@ LabkitError
 ├── SolverError         a program that could not be solved
 │   ├── InfeasibleError what it asks for cannot be had together
 │   └── UnboundedError  its objective has no limit
+├── SweepError          a sweep cannot go on: a cell failed and was not to, no worker starts
 └── StoppedError        a user stopped the run
 
 A message names the thing, its value, what was expected, and the nearest remedy.
@@ -67,6 +68,10 @@ class UnboundedError(SolverError, ValueError):
     def __init__(self, message: str, *, columns: Iterable[int] = ()) -> None:
         super().__init__(message)
         self.columns = tuple(int(column) for column in columns)
+
+
+class SweepError(LabkitError, RuntimeError):
+    """A sweep cannot go on; the cells that are done are kept."""
 
 
 class StoppedError(LabkitError, RuntimeError):

@@ -1,13 +1,16 @@
-"""Experiments: a session over a backend, a run from start to end, and comparisons of runs."""
+"""Experiments: a session over a backend, a run from start to end, comparisons of runs, and sweeps."""
 
 from labkit.experiment.cadence import Cadence, at_events, every_slot
+from labkit.experiment.grid import Grid
 from labkit.experiment.run import Experiment, compare, replay, simulate
 from labkit.experiment.session import Session
 from labkit.experiment.speeds import speed_model
+from labkit.experiment.sweeping import sweep
 
 __all__ = [
     "Cadence",
     "Experiment",
+    "Grid",
     "Session",
     "at_events",
     "compare",
@@ -15,4 +18,5 @@ __all__ = [
     "replay",
     "simulate",
     "speed_model",
+    "sweep",
 ]

@@ -8,12 +8,15 @@ from labkit.results.intervals import gantt, heat_map, time_split, utilisation
 from labkit.results.metrics import compare, jct_cdf, job_table, summary
 from labkit.results.record import RunInfo, RunRecord, State, labels
 from labkit.results.store import RunWriter, free_id, known_runs, load
+from labkit.results.sweep_folder import read_sweep
+from labkit.results.sweeps import cell_table, sweep_differences, sweep_means
 
 __all__ = [
     "RunInfo",
     "RunRecord",
     "RunWriter",
     "State",
+    "cell_table",
     "compare",
     "fair_share_s",
     "finish_time_fairness",
@@ -26,7 +29,10 @@ __all__ = [
     "known_runs",
     "labels",
     "load",
+    "read_sweep",
     "summary",
+    "sweep_differences",
+    "sweep_means",
     "time_split",
     "utilisation",
 ]

@@ -91,6 +91,23 @@ def make(name: str, **options: Any) -> Scheduler:
         ) from None
 
 
+def open_options(name: str) -> dict[str, Any]:
+    """Return the options that a scheduler still takes, with their defaults: not those that stand in its name.
+
+    >>> sorted(open_options("las(threshold_gpu_s=60)"))
+    ['placer', 'quantum_s']
+
+    Raises
+    ------
+    InputError
+        If there is no such scheduler.
+    """
+    plain, given = _parse(name)
+    if plain not in _recipes():
+        raise unknown("scheduler", plain, available())
+    return {option: default for option, default in _recipes()[plain].options.items() if option not in given}
+
+
 def _placer(scheduler: str, given: Any) -> Placer:
     """Return a placer, or the one of a name."""
     if isinstance(given, str):

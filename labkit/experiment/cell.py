@@ -1,0 +1,242 @@
+"""One cell of a sweep: from its keys to a row of numbers, in whatever process it runs."""
+
+from __future__ import annotations
+
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any, Final
+
+import numpy as np
+
+from labkit.core.errors import InputError, unknown
+from labkit.core.jobs import Jobs
+from labkit.experiment.cadence import every_slot
+from labkit.experiment.grid import Cell, Grid
+from labkit.experiment.inputs import Inputs
+from labkit.experiment.run import Experiment
+from labkit.results.record import RunRecord
+from labkit.schedulers import open_options, options_of
+from labkit.simulator import Faults, Overheads, Variation
+from labkit.workloads import scaled, with_epoch_error
+
+PARTS: Final[dict[str, tuple[Callable[..., Any], dict[str, str]]]] = {
+    "overheads": (Overheads, {name: name for name in ("start_s", "restart_s", "rescale_s")}),
+    "faults": (Faults, {name: name for name in ("mtbf_s", "mttr_s", "checkpoint_s")}),
+    "variation": (
+        Variation,
+        {
+            "period_s": "period_s",
+            "speed_error": "error",
+            "straggler_probability": "straggler_probability",
+            "straggler_factor": "straggler_factor",
+        },
+    ),
+}
+"""What makes a run less than ideal: option of a cell -> attribute."""
+
+OF_SPEED: Final = ("speed", "throughputs", "strict")
+OF_JOBS: Final = ("first", "load", "epoch_error")
+OPTIONS: Final = (*OF_JOBS, "slot_s", *OF_SPEED, *(name for _, names in PARTS.values() for name in names))
+"""Parameters that belong to the run; every other one is an option of the schedulers."""
+
+RANDOM: Final = {"mtbf_s": "machines fail", "speed_error": "speeds vary", "straggler_probability": "jobs are slowed",
+                 "epoch_error": "jobs are longer or shorter than declared"}  # fmt: skip
+EPOCH_STREAM: Final = 3
+"""The simulator has streams 0, 1 and 2 of a seed."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came out of a cell.
+
+    Attributes
+    ----------
+    cell : Cell
+        Which one.
+    metrics : mapping
+        As `RunRecord.summary`; empty where it failed.
+    error, trace : str
+        Why it failed, in one line and in full; "" where it did not.
+    cpu_s, wall_s : float
+        Seconds that the processor worked on it, and that it took.
+    notes : tuple of str
+        Warnings.
+    record : RunRecord or None
+        The whole run, if it is to be kept.
+    """
+
+    cell: Cell
+    metrics: Mapping[str, float]
+    error: str = ""
+    trace: str = ""
+    cpu_s: float = 0.0
+    wall_s: float = 0.0
+    notes: tuple[str, ...] = ()
+    record: RunRecord | None = None
+
+
+def run_cell(cell: Cell, *, inputs: Inputs, keep: bool = False) -> Outcome:
+    """Run one cell; what goes wrong in it becomes its outcome."""
+    began_s, worked_s = time.perf_counter(), time.thread_time()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            record = _record(cell, inputs)
+            outcome = Outcome(cell, _plain(record.summary), record=_portable(record) if keep else None)
+        except Exception as error:
+            outcome = failed(cell, error)
+    return replace(
+        outcome,
+        cpu_s=time.thread_time() - worked_s,
+        wall_s=time.perf_counter() - began_s,
+        notes=tuple(dict.fromkeys(str(each.message) for each in caught)),
+    )
+
+
+def failed(cell: Cell, error: BaseException) -> Outcome:
+    """Return the outcome of a cell that raised."""
+    said = " ".join(f"{type(error).__name__}: {error}".split())
+    return Outcome(cell, {}, error=said, trace="".join(traceback.format_exception(error)))
+
+
+def _record(cell: Cell, inputs: Inputs) -> RunRecord:
+    mine, theirs = split(cell.keys)
+    label = str(cell.keys["scheduler"])
+    scheduler = inputs.scheduler(label, **theirs, **_seed_of(inputs.schedulers[label], theirs, cell.seed))
+    with ExitStack() as stack:
+        if mine.get("throughputs") is not None:
+            mine["throughputs"] = stack.enter_context(inputs.file(str(mine["throughputs"])))
+        jobs = jobs_of(inputs.jobs(str(cell.keys["trace"]), seed=cell.seed), mine, seed=cell.seed)
+        cluster = inputs.cluster(str(cell.keys["cluster"]))
+        of_speed = {name: mine[name] for name in OF_SPEED if name in mine}
+        experiment = Experiment.of(jobs, cluster=cluster, seed=cell.seed, **of_speed, **disturbances(mine))
+    return experiment.run(scheduler, name=label)
+
+
+def split(keys: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the parameters of a cell that belong to the run, and those of its scheduler."""
+    of_all = {name: value for name, value in keys.items() if name not in ("trace", "cluster", "scheduler", "seed")}
+    mine = {name: value for name, value in of_all.items() if name in OPTIONS}
+    return mine, {name: value for name, value in of_all.items() if name not in OPTIONS}
+
+
+def jobs_of(jobs: Jobs, options: Mapping[str, Any], *, seed: int) -> Jobs:
+    """Return the jobs with `first`, `load` and `epoch_error` applied."""
+    if options.get("first") is not None:
+        jobs = jobs.take(np.arange(_count("first", options["first"], most=len(jobs))))
+    if options.get("load", 1) != 1:
+        jobs = scaled(jobs, load=options["load"])
+    if options.get("epoch_error", 0):
+        stream = np.random.SeedSequence(seed, spawn_key=(EPOCH_STREAM,))
+        jobs = with_epoch_error(jobs, error=options["epoch_error"], rng=np.random.default_rng(stream))
+    return jobs
+
+
+def disturbances(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what `Experiment.of` takes beside jobs, cluster and speeds.
+
+    Raises
+    ------
+    InputError
+        If a value cannot be, or one is missing that another needs.
+    """
+    made: dict[str, Any] = {}
+    if options.get("slot_s") is not None:
+        made["cadence"] = every_slot(options["slot_s"])
+    for part, (build, names) in PARTS.items():
+        given = {names[name]: value for name, value in options.items() if name in names and value is not None}
+        if not given:
+            continue
+        try:
+            made[part] = build(**given)
+        except TypeError as error:
+            told = ", ".join(f"{name}={options[name]!r}" for name in names if name in options)
+            raise InputError(f"{told}: {error}; these go together: {', '.join(names)}.") from None
+    return made
+
+
+def _count(name: str, value: Any, *, most: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise InputError(f"{name} is {value!r}; expected a whole number >= 1.")
+    return min(value, most)
+
+
+def _seed_of(scheduler: str | bytes, given: Mapping[str, Any], seed: int) -> dict[str, int]:
+    """Return the seed for a scheduler that takes one and was not given it."""
+    takes = isinstance(scheduler, str) and "seed" in open_options(scheduler) and "seed" not in given
+    return {"seed": seed} if takes else {}
+
+
+def _plain(summary: Mapping[str, float]) -> dict[str, float]:
+    """Return numbers of Python's own."""
+    return {name: value.item() if isinstance(value, np.generic) else value for name, value in summary.items()}
+
+
+def _portable(record: RunRecord) -> RunRecord:
+    """Return a record that can go to another process: routers of networks are functions."""
+    return replace(record, cluster=replace(record.cluster, network=None))
+
+
+def check(grid: Grid, inputs: Inputs) -> None:
+    """Refuse what cannot run, or has seeds that change nothing, before anything runs.
+
+    Raises
+    ------
+    InputError
+        It names the parameter, the scheduler or the seeds.
+    """
+    combinations = _combinations(grid)
+    for label in grid.schedulers:
+        for combination in combinations:
+            _check_scheduler(label, inputs, split(combination)[1])
+    jobs = {label: inputs.jobs(label, seed=grid.cells[0].seed) for label in grid.traces}
+    for combination in combinations:
+        mine = split(combination)[0]
+        disturbances(mine)
+        for each in jobs.values():
+            jobs_of(each, mine, seed=0)
+    _refuse_idle_seeds(grid, inputs)
+
+
+def _combinations(grid: Grid) -> list[dict[str, Any]]:
+    """Return each combination of parameters once."""
+    return [dict(zip(grid.parameters, values, strict=True)) for values in product(*grid.parameters.values())]
+
+
+def _check_scheduler(label: str, inputs: Inputs, options: dict[str, Any]) -> None:
+    what = inputs.schedulers[label]
+    known = open_options(what) if isinstance(what, str) else _own_options(inputs, label)
+    for option in options:
+        if option not in known:
+            hint = unknown("parameter", option, [*OPTIONS, *known])
+            raise InputError(
+                f"{hint} It is no option of a run, and {label} does not take it; what only some schedulers take, or a "
+                f"name gives already, stands in their names: las(quantum_s=60)."
+            )
+    inputs.scheduler(label, **options)
+
+
+def _own_options(inputs: Inputs, label: str) -> dict[str, Any]:
+    import cloudpickle
+
+    made = cloudpickle.loads(inputs.schedulers[label])
+    return options_of(made) if isinstance(made, type) else {}
+
+
+def _refuse_idle_seeds(grid: Grid, inputs: Inputs) -> None:
+    if len(grid.axes["seed"]) == 1 or any(isinstance(what, str) for what in inputs.traces.values()):
+        return
+    if any(value for name in RANDOM for value in grid.axes.get(name, ())):
+        return
+    if any(isinstance(what, bytes) or "seed" in open_options(what) for what in inputs.schedulers.values()):
+        return
+    raise InputError(
+        f"the {len(grid.axes['seed'])} seeds change nothing: {' and '.join(grid.traces)} hold the same jobs whatever "
+        "the seed, and nothing else here is random. Give a generated trace such as 'poisson(80, per_hour=12)', or "
+        f"something random ({', '.join(f'{name}: {what}' for name, what in RANDOM.items())}), or a single seed."
+    )

@@ -1,0 +1,152 @@
+"""What the cells of a sweep are made of, by content: so that they mean the same in every process and on every host."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from labkit.core.cluster import Cluster
+from labkit.core.errors import InputError
+from labkit.core.jobs import Jobs
+from labkit.core.protocols import Scheduler
+from labkit.experiment.grid import Grid
+from labkit.schedulers import make
+from labkit.topology import presets
+from labkit.workloads import expressions
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Jobs, files and schedulers that cells name.
+
+    Attributes
+    ----------
+    traces : mapping
+        Label -> jobs, or the expression that generates them from a seed.
+    schedulers : mapping
+        Label -> a name, or a scheduler of a user's own, pickled: each cell has a fresh one.
+    files : mapping
+        Path as it was typed -> what it held.
+    """
+
+    traces: Mapping[str, str | Jobs]
+    schedulers: Mapping[str, str | bytes]
+    files: Mapping[str, bytes]
+
+    @classmethod
+    def of(cls, grid: Grid) -> Inputs:
+        """Read what a grid names; whatever is wrong is told before anything runs."""
+        traces = {label: what if isinstance(what, Jobs) else _trace(what) for label, what in grid.traces.items()}
+        schedulers = {
+            label: what if isinstance(what, str) else _pickled(label, what) for label, what in grid.schedulers.items()
+        }
+        paths = [str(name) for name in grid.axes["cluster"] if str(name).endswith(".toml")]
+        paths += [str(name) for name in grid.axes.get("throughputs", ()) if name is not None]
+        made = cls(traces, schedulers, {path: _contents(path) for path in paths})
+        for name in grid.axes["cluster"]:
+            made.cluster(str(name))
+        return made
+
+    def jobs(self, label: str, *, seed: int) -> Jobs:
+        """Return the jobs of a trace."""
+        what = self.traces[label]
+        return what if isinstance(what, Jobs) else expressions.trace(what, seed=seed)
+
+    def cluster(self, name: str) -> Cluster:
+        """Return the cluster of a name."""
+        if name not in self.files:
+            return presets.build(name)
+        with self.file(name) as path:
+            return presets.build(str(path))
+
+    def scheduler(self, label: str, **options: Any) -> Scheduler:
+        """Return a fresh scheduler."""
+        what = self.schedulers[label]
+        if isinstance(what, str):
+            return make(what, **options)
+        import cloudpickle
+
+        made = cloudpickle.loads(what)
+        scheduler: Scheduler = made(**options) if isinstance(made, type) else made
+        return scheduler
+
+    @contextmanager
+    def file(self, path: str) -> Iterator[Path]:
+        """Lend a file with the contents that the sweep began with, on any host."""
+        if Path(path).is_file() and Path(path).read_bytes() == self.files[path]:
+            yield Path(path)
+            return
+        with TemporaryDirectory(prefix="labkit-") as folder:
+            copy = Path(folder) / Path(path).name
+            copy.write_bytes(self.files[path])
+            yield copy
+
+    def meanings(self, grid: Grid) -> dict[str, str]:
+        """Return what each label of a grid stands for: text, or a digest of contents.
+
+        Two sweeps whose cells have the same keys and the same meanings have the same results.
+        """
+        told = {f"trace {label}": _meaning(what) for label, what in self.traces.items()}
+        told |= {f"scheduler {label}": _source(what) for label, what in grid.schedulers.items()}
+        return told | {f"file {path}": hashlib.sha256(raw).hexdigest() for path, raw in self.files.items()}
+
+
+def _trace(what: str) -> str | Jobs:
+    jobs = expressions.trace(what)
+    return what if expressions.is_generated(what) else jobs
+
+
+def _contents(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except FileNotFoundError:
+        raise InputError(f"{path}: there is no such file; check the path.") from None
+
+
+def _pickled(label: str, scheduler: Any) -> bytes:
+    import cloudpickle
+
+    try:
+        return bytes(cloudpickle.dumps(scheduler))
+    except Exception as error:
+        raise InputError(
+            f"scheduler '{label}' cannot be handed to other processes ({error}); give the class, or one that holds "
+            "plain values."
+        ) from error
+
+
+def _meaning(what: str | Jobs) -> str:
+    """Return an expression, or a digest of jobs."""
+    if isinstance(what, str):
+        return what
+    digest = hashlib.sha256()
+    for field in fields(what):
+        value = getattr(what, field.name)
+        if field.name == "name":
+            continue
+        plain = isinstance(value, np.ndarray) and value.dtype != object
+        digest.update(field.name.encode() + b"\0")
+        digest.update(np.ascontiguousarray(value).tobytes() if plain else repr(list(value)).encode())
+    return digest.hexdigest()
+
+
+def _source(what: Any) -> str:
+    """Return a name, or a digest of the source and the options of a scheduler of a user's own."""
+    if isinstance(what, str):
+        return what
+    kind = what if isinstance(what, type) else type(what)
+    parts = [kind.__qualname__, repr(what) if is_dataclass(what) and not isinstance(what, type) else ""]
+    for part in kind.__mro__[:-1]:
+        try:
+            parts.append(inspect.getsource(part))
+        except (OSError, TypeError):  # typed into an interpreter: its code has no place to be read from
+            parts.append(part.__qualname__)
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()

@@ -1,0 +1,205 @@
+"""Cells on processes of this machine: a worker that dies names its cell, and the others go on.
+
+Each worker is a process pool of one. A pool of many tells only that one of its processes died and ends them all; here
+it is known which cell the dead one had, and no other cell is lost.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+from labkit.core.errors import SweepError
+from labkit.experiment.cell import Outcome, failed, run_cell
+from labkit.experiment.grid import Cell
+from labkit.experiment.inputs import Inputs
+
+TRIES: Final = 2
+"""How often a cell may take its worker with it."""
+
+ONE_THREAD: Final = dict.fromkeys(
+    (
+        "OMP_NUM_THREADS",
+        "OPENBLAS_NUM_THREADS",
+        "MKL_NUM_THREADS",
+        "VECLIB_MAXIMUM_THREADS",
+        "NUMEXPR_NUM_THREADS",
+        "NUMBA_NUM_THREADS",
+    ),
+    "1",
+)
+"""Libraries read these when they are loaded: workers would take each other's cores otherwise."""
+
+
+def on_pool(cells: Sequence[Cell], *, inputs: Inputs, workers: int, keep: bool = False) -> Iterator[Outcome]:
+    """Run cells on so many processes, and give each outcome as it comes; closing the iterator ends the processes.
+
+    Raises
+    ------
+    SweepError
+        If no process can be started.
+    """
+    team = _Team(pickle.dumps((inputs, keep)), cells)
+    try:
+        yield from team.outcomes(workers)
+    except BaseException:
+        team.kill()
+        raise
+    finally:
+        team.dismiss()
+
+
+@dataclass(eq=False)
+class _Worker:
+    """A pool of one process."""
+
+    pool: ProcessPoolExecutor
+    process: Any
+
+
+class _Team:
+    """The workers, what each of them is doing, and what waits."""
+
+    def __init__(self, given: bytes, cells: Sequence[Cell]) -> None:
+        self._given = given
+        self._waiting = deque((cell, 1) for cell in cells)
+        self._busy: dict[Future[Any], tuple[_Worker, Cell | None, int]] = {}
+        self._workers: list[_Worker] = []
+
+    def outcomes(self, n_workers: int) -> Iterator[Outcome]:
+        """Run everything."""
+        for _ in range(min(n_workers, len(self._waiting))):
+            self._hire()
+        while self._busy:
+            for future in wait(self._busy, return_when=FIRST_COMPLETED).done:
+                yield from self._settle(future, *self._busy.pop(future))
+
+    def kill(self) -> None:
+        """End all workers at once, whatever they are doing."""
+        for worker in self._workers:
+            if worker.process is not None:
+                with suppress(ProcessLookupError, ValueError):
+                    worker.process.kill()
+
+    def dismiss(self) -> None:
+        """Wait until all workers are gone."""
+        for worker in self._workers:
+            worker.pool.shutdown(wait=True, cancel_futures=True)
+
+    def _settle(self, future: Future[Any], worker: _Worker, cell: Cell | None, tries: int) -> Iterator[Outcome]:
+        """Take what a worker brings, and give it the next cell."""
+        error = future.exception()
+        if isinstance(error, BrokenProcessPool):
+            yield from self._bury(worker, cell, tries)
+            return
+        if cell is None and error is not None:
+            raise error
+        if cell is None:
+            here = {process.pid: process for process in multiprocessing.active_children()}
+            worker.process = here.get(future.result(), worker.process)
+        else:
+            yield future.result() if error is None else failed(cell, error)
+        if self._waiting:
+            self._give(worker, *self._waiting.popleft())
+
+    def _bury(self, worker: _Worker, cell: Cell | None, tries: int) -> Iterator[Outcome]:
+        """Replace a dead worker; the cell that it had is tried once more, and then has failed."""
+        worker.pool.shutdown(wait=True)
+        self._workers.remove(worker)
+        said = _ending(None if worker.process is None else worker.process.exitcode)
+        if cell is None:
+            raise SweepError(_cannot_start(said))
+        if tries < TRIES:
+            self._waiting.appendleft((cell, tries + 1))
+        else:
+            yield Outcome(cell, {}, error=f"{said}, {tries} times, each time with this cell")
+        if self._waiting:
+            self._hire()
+
+    def _hire(self) -> None:
+        """Start a worker; it says hello before it gets a cell, so that one that cannot start blames none."""
+        pool = ProcessPoolExecutor(
+            1, mp_context=multiprocessing.get_context("spawn"), initializer=_begin, initargs=(self._given,)
+        )
+        with _quiet_start():
+            before = set(multiprocessing.active_children())
+            hello = pool.submit(os.getpid)
+            new = set(multiprocessing.active_children()) - before
+            worker = _Worker(pool, new.pop() if len(new) == 1 else None)
+            self._workers.append(worker)
+            self._busy[hello] = (worker, None, 0)
+
+    def _give(self, worker: _Worker, cell: Cell, tries: int) -> None:
+        """Let a worker run a cell."""
+        try:
+            future = worker.pool.submit(_run, cell)
+        except BrokenProcessPool as error:  # it was killed while it waited
+            future = Future()
+            future.set_exception(error)
+        self._busy[future] = (worker, cell, tries)
+
+
+def _ending(code: int | None) -> str:
+    """Say how a process ended."""
+    if code is None or code >= 0:
+        return f"its worker process ended by itself (exit code {'unknown' if code is None else code})"
+    name = signal.Signals(-code).name
+    return f"its worker process was killed ({name}{': out of memory?' if name == 'SIGKILL' else ''})"
+
+
+@contextmanager
+def _quiet_start() -> Iterator[None]:
+    """Start processes that leave Ctrl-C to this one, and whose libraries use one thread each."""
+    masked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    before = {name: os.environ.get(name) for name in ONE_THREAD}
+    os.environ.update(ONE_THREAD)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+        signal.pthread_sigmask(signal.SIG_SETMASK, masked)  # Ctrl-C that came meanwhile is heard here
+
+
+def _cannot_start(said: str) -> str:
+    return (
+        f"no worker can start: {said} before it had a cell (what it said is above). In a script, call sweep() under "
+        "'if __name__ == \"__main__\":', for each worker imports the script; or run in this process: workers=0."
+    )
+
+
+_given: tuple[Inputs, bool] | None = None
+
+
+def _begin(given: bytes) -> None:
+    """Take what cells are made of, and end when the parent does."""
+    global _given
+    _given = pickle.loads(given)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _run(cell: Cell) -> Outcome:
+    if _given is None:
+        raise SweepError("a worker that was given nothing has no cells to run.")
+    inputs, keep = _given
+    return run_cell(cell, inputs=inputs, keep=keep)

@@ -1,0 +1,234 @@
+"""Many runs: every cell of a grid, on many processes or hosts, with the same results in any order, resumed or not."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from labkit.core.errors import InputError, SweepError
+from labkit.experiment import provenance
+from labkit.experiment.cell import Outcome, check, run_cell
+from labkit.experiment.grid import Cell, Grid
+from labkit.experiment.inputs import Inputs
+from labkit.experiment.on_dask import on_dask
+from labkit.experiment.pool import on_pool
+from labkit.results.record import RunRecord
+from labkit.results.sweep_folder import SweepFolder
+from labkit.results.sweeps import cell_table, idle_seeds
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from distributed import Client
+
+
+class Store(Protocol):
+    """Where rows of cells go."""
+
+    rows: dict[str, dict[str, Any]]
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Take the row of a cell."""
+
+    def keep(self, record: RunRecord, *, run: str) -> str:
+        """Take a whole run, and tell where it is."""
+
+
+class Memory:
+    """Rows that nobody keeps."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, dict[str, Any]] = {}
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Take the row of a cell."""
+        self.rows[row["cell"]] = row
+
+    def keep(self, record: RunRecord, *, run: str) -> str:
+        """Refuse a whole run."""
+        raise InputError(f"run {run} of {record.info.trace} cannot be kept without a folder; give folder=.")
+
+
+def sweep(
+    grid: Grid,
+    *,
+    folder: str | Path | None = None,
+    workers: int | None = None,
+    client: Client | None = None,
+    keep: bool = False,
+    strict: bool = False,
+    progress: bool = True,
+) -> pd.DataFrame:
+    """Simulate every cell of a grid, and return one row per cell.
+
+    A cell's seed is the one in its keys, and nothing else in it depends on chance, on the order of cells, or on who
+    runs them: the metrics are the same bit by bit on one process, on many, and on a Dask cluster.
+
+    Parameters
+    ----------
+    grid : Grid
+        What to run.
+    folder : path, optional
+        Where each cell is written as soon as it is done. The same call goes on from there: cells that are done are not
+        run again, cells that failed are. A grid that holds all of the old one's cells extends it; any other is refused.
+    workers : int, optional
+        Processes, each with one thread; by default as many as there are cores for this process. 0: in this process,
+        for a debugger.
+    client : distributed.Client, optional
+        Run on its Dask cluster instead; results are still written here.
+    keep : bool
+        Keep whole runs under `folder/runs`, as `labkit.load` reads them.
+    strict : bool
+        Stop at the first cell that fails. Otherwise it is a row with its error.
+    progress : bool
+        Show a bar with what is done, what failed and the time left.
+
+    Returns
+    -------
+    DataFrame
+        As `labkit.results.cell_table`: axes, error, run, metrics, cpu_s, wall_s, in the order of the grid.
+
+    Raises
+    ------
+    InputError
+        Before anything runs, if a name, a value or the folder is wrong, or the seeds change nothing.
+    SweepError
+        If a cell fails and `strict` is set, no worker can start, or the Dask cluster is lost; what is done is kept.
+
+    Examples
+    --------
+    >>> grid = Grid(schedulers=["fifo", "srtf"], trace="poisson(20, per_hour=60)", cluster="demo", seeds=2)
+    >>> table = sweep(grid, workers=0, progress=False)
+    >>> table[["scheduler", "seed", "n_jobs"]].values.tolist()
+    [['fifo', 0, 20], ['fifo', 1, 20], ['srtf', 0, 20], ['srtf', 1, 20]]
+    """
+    if keep and folder is None:
+        raise InputError("keep=True needs a folder to keep runs in; give folder=.")
+    inputs = Inputs.of(grid)
+    check(grid, inputs)
+    start = _runner(inputs, workers=workers, client=client, keep=keep)
+    with ExitStack() as stack:
+        store = Memory() if folder is None else stack.enter_context(SweepFolder.open(folder, plan=plan(grid, inputs)))
+        todo = [cell for cell in _by_seed(grid) if not _is_done(store.rows.get(cell.id), keep=keep)]
+        bar = stack.enter_context(_Bar(len(grid), done=len(grid) - len(todo), shown=progress))
+        notes = dict.fromkeys(_age_notes(store))
+        try:
+            for outcome in stack.enter_context(closing(start(todo))):
+                notes |= dict.fromkeys(outcome.notes)
+                store.add(row_of(outcome, store))
+                bar.tell(outcome)
+                if strict and outcome.error:
+                    raise SweepError(f"{outcome.cell}: {outcome.error}")
+        except (KeyboardInterrupt, SweepError):
+            stack.close()
+            print(_how_to_resume(grid, store, folder), file=sys.stderr)
+            raise
+        table = cell_table(store.rows.values(), axes=grid.axes, folder=None if folder is None else Path(folder))
+    for note in [*notes, *_idle_notes(table)]:
+        warnings.warn(note, stacklevel=2)
+    return table
+
+
+def plan(grid: Grid, inputs: Inputs) -> dict[str, Any]:
+    """Return what a sweep's folder remembers of its grid."""
+    return {"axes": dict(grid.axes), "meanings": inputs.meanings(grid), **provenance.stamp()}
+
+
+def row_of(outcome: Outcome, store: Store) -> dict[str, Any]:
+    """Return the row of a cell as JSON holds it, with its run kept if there is one."""
+    cell = outcome.cell
+    run = "" if outcome.record is None else store.keep(outcome.record, run=_run_id(cell))
+    metrics = {name: None if math.isnan(value) else value for name, value in outcome.metrics.items()}
+    row: dict[str, Any] = {"cell": cell.id, "keys": dict(cell.keys), "error": outcome.error, "run": run}
+    row |= {"metrics": metrics, "cpu_s": outcome.cpu_s, "wall_s": outcome.wall_s}
+    return row | ({"trace": outcome.trace} if outcome.trace else {})
+
+
+def default_workers() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _runner(
+    inputs: Inputs, *, workers: int | None, client: Client | None, keep: bool
+) -> Callable[[Sequence[Cell]], Any]:
+    """Return what runs cells, as an iterator that can be closed."""
+    n = default_workers() if workers is None else workers
+    if client is not None:
+        return lambda cells: on_dask(cells, inputs=inputs, client=client, keep=keep)
+    if n < 0:
+        raise InputError(f"workers is {workers}; expected a number of processes >= 1, or 0 for this process.")
+    if n == 0:
+        return lambda cells: _here(cells, inputs=inputs, keep=keep)
+    return lambda cells: on_pool(cells, inputs=inputs, workers=n, keep=keep)
+
+
+def _here(cells: Sequence[Cell], *, inputs: Inputs, keep: bool) -> Iterator[Outcome]:
+    for cell in cells:
+        yield run_cell(cell, inputs=inputs, keep=keep)
+
+
+def _by_seed(grid: Grid) -> list[Cell]:
+    """Return all cells, the first seed of each scheduler first: early on there is something to compare."""
+    place = {seed: i for i, seed in enumerate(grid.axes["seed"])}
+    return sorted(grid.cells, key=lambda cell: place[cell.keys["seed"]])
+
+
+def _is_done(row: dict[str, Any] | None, *, keep: bool) -> bool:
+    return row is not None and not row["error"] and (bool(row["run"]) or not keep)
+
+
+def _run_id(cell: Cell) -> str:
+    name = re.sub(r"[^A-Za-z0-9_]+", "-", str(cell.keys["scheduler"])).strip("-") or "run"
+    return f"{name[:60]}-{cell.seed}-{cell.id}"
+
+
+def _age_notes(store: Store) -> list[str]:
+    """Return a note where cells that are done were run by another labkit."""
+    then, now = getattr(store, "begun", {}).get("commit", ""), provenance.commit()
+    if not store.rows or then == now:
+        return []
+    return [f"cells that were done before are of labkit's commit {then or 'unknown'}, others now of {now or 'unknown'}"]
+
+
+def _idle_notes(table: pd.DataFrame) -> list[str]:
+    idle = idle_seeds(table) if len(table) else []
+    return [f"every seed gave the same numbers with {', '.join(idle)}: nothing there is random"] if idle else []
+
+
+def _how_to_resume(grid: Grid, store: Store, folder: str | Path | None) -> str:
+    n = sum(_is_done(store.rows.get(cell.id), keep=False) for cell in grid.cells)
+    if folder is None:
+        return f"stopped: {n} of {len(grid)} cells were done and are lost, for no folder was given to keep them in."
+    return f"stopped: {n} of {len(grid)} cells are done and kept in {folder}; the same call goes on from there."
+
+
+class _Bar:
+    """A bar with the cells that are done and those that failed."""
+
+    def __init__(self, total: int, *, done: int, shown: bool) -> None:
+        from tqdm.auto import tqdm
+
+        self._bar = tqdm(total=total, initial=done, unit="cell", disable=not shown, mininterval=0.2)
+        self._n_failed = 0
+
+    def tell(self, outcome: Outcome) -> None:
+        """Count a cell; say what went wrong with it."""
+        self._bar.update()
+        if outcome.error:
+            self._n_failed += 1
+            self._bar.set_postfix_str(f"{self._n_failed} failed")
+            if not self._bar.disable:
+                self._bar.write(f"{outcome.cell}: {outcome.error}", file=sys.stderr)
+
+    def __enter__(self) -> _Bar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()

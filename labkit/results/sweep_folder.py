@@ -1,0 +1,229 @@
+"""A sweep on disk: the grid that was asked for, and a line for each cell as soon as it is done.
+
+`sweeps/<name>/` holds `sweep.json` (axes, what their labels stand for, a digest, versions), `cells.jsonl` (a line per
+cell that ran, synced; a line that a crash cut short is ignored), and `runs/` with the whole runs, if they are kept.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from labkit.core.errors import InputError
+from labkit.results import files
+from labkit.results.record import RunRecord
+from labkit.results.store import RunWriter
+from labkit.results.sweeps import cell_table
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+GRID, CELLS, RUNS = "sweep.json", "cells.jsonl", "runs"
+MAX_TOLD: Final = 4
+Row = dict[str, Any]
+
+
+class SweepFolder:
+    """Takes the cells of one sweep; only one process at a time has it.
+
+    Attributes
+    ----------
+    path : Path
+        The folder.
+    rows : dict
+        Id of a cell -> its newest row.
+    begun : mapping
+        The plan that stands in the folder: of the first call, with the versions that it had.
+    """
+
+    def __init__(self, path: Path, descriptor: int, *, rows: dict[str, Row], begun: Mapping[str, Any]) -> None:
+        self.path, self.rows, self.begun, self._descriptor = path, rows, begun, descriptor
+
+    @classmethod
+    def open(cls, path: str | Path, *, plan: Mapping[str, Any]) -> Self:
+        """Begin a sweep in a folder, or go on with the one that is there.
+
+        Parameters
+        ----------
+        plan : mapping
+            `axes` (name -> values), `meanings` (label -> what it stands for), and anything else worth keeping.
+
+        Raises
+        ------
+        InputError
+            If another process has the folder, or it holds a sweep whose cells are not all in this one.
+        """
+        folder = Path(path)
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder / CELLS, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            _lock(descriptor, folder)
+            begun = _settle(folder, plan)
+            rows = read_rows(folder)
+            _drop_torn_line(descriptor)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return cls(folder, descriptor, rows=rows, begun=begun)
+
+    def add(self, row: Row) -> None:
+        """Write the row of a cell; it is on the disk when this returns."""
+        line = (json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n").encode()
+        size = os.fstat(self._descriptor).st_size
+        try:
+            written = os.write(self._descriptor, line)
+            if written < len(line):
+                raise OSError(28, "no space left for a whole line", str(self.path / CELLS))
+            os.fsync(self._descriptor)
+        except OSError:
+            os.ftruncate(self._descriptor, size)
+            raise
+        self.rows[str(row["cell"])] = row
+
+    def keep(self, record: RunRecord, *, run: str) -> str:
+        """Write a whole run, and return where it is within the folder; one of an earlier try gives way."""
+        target = self.path / RUNS / run
+        scratch = self.path / RUNS / f".{run}.new"
+        _remove(scratch)
+        info = replace(record.info, run=run)
+        with RunWriter.create(scratch, info=info, jobs=record.jobs, cluster=record.cluster) as writer:
+            writer.append(record.events)
+        files.write_info(scratch / run / "run.json", info)  # with the time that it really took
+        _remove(target)
+        (scratch / run).replace(target)
+        _remove(scratch)
+        return f"{RUNS}/{run}"
+
+    def close(self) -> None:
+        """Let others have the folder."""
+        os.close(self._descriptor)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read_sweep(path: str | Path) -> pd.DataFrame:
+    """Return the table of a sweep, finished or not, as `labkit.sweep` returned it: a row per cell that ran.
+
+    Raises
+    ------
+    InputError
+        If the folder holds no sweep, or a line of it cannot be read.
+    """
+    folder = Path(path)
+    plan = _read_plan(folder)
+    if plan is None:
+        raise InputError(f"{folder} holds no sweep; begin one with 'labkit sweep --folder {folder}'.")
+    return cell_table(read_rows(folder).values(), axes=plan["axes"], folder=folder)
+
+
+def read_rows(folder: Path) -> dict[str, Row]:
+    """Return the newest row of each cell."""
+    rows: dict[str, Row] = {}
+    path = folder / CELLS
+    raw = path.read_bytes() if path.exists() else b""
+    whole = raw[: raw.rfind(b"\n") + 1]
+    for number, line in enumerate(whole.splitlines(), start=1):
+        try:
+            row = json.loads(line)
+            rows[str(row["cell"])] = row
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(
+                f"{path}, line {number} is not the row of a cell ({error}); take the line out, and its cell runs again."
+            ) from error
+    return rows
+
+
+def digest_of(plan: Mapping[str, Any]) -> str:
+    """Return a digest of what a sweep's cells are."""
+    text = json.dumps({"axes": plan["axes"], "meanings": plan["meanings"]}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Return what keeps one grid from being a part of another; nothing where the new one only adds cells."""
+    told = [f"{name} is no axis any more" for name in old["axes"] if name not in new["axes"]]
+    told += [f"{name} is a new axis" for name in new["axes"] if name not in old["axes"]]
+    for name, values in old["axes"].items():
+        lost = [value for value in values if json.dumps(value) not in map(json.dumps, new["axes"].get(name, values))]
+        if lost:
+            told.append(f"{name} lacks {_listed(lost)}")
+    for label, meaning in old["meanings"].items():
+        if new["meanings"].get(label, meaning) != meaning:
+            told.append(f"{label} was something else then ({_short(meaning)}, now {_short(new['meanings'][label])})")
+    return told
+
+
+def _listed(values: Sequence[Any]) -> str:
+    shown = ", ".join(str(value) for value in values[:MAX_TOLD])
+    return shown + (f" and {len(values) - MAX_TOLD} more" if len(values) > MAX_TOLD else "")
+
+
+def _short(meaning: str) -> str:
+    return meaning if len(meaning) != 64 else f"contents {meaning[:8]}"
+
+
+def _settle(folder: Path, plan: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Write the grid, unless the folder has one that it does not hold; return what the folder was begun with."""
+    digest = digest_of(plan)
+    old = _read_plan(folder)
+    if old is not None and old.get("digest") == digest:
+        return old
+    told = differences(old, plan) if old is not None else []
+    if told:
+        raise InputError(
+            f"{folder} holds another sweep: {'; '.join(told)}. Take another folder, or ask for all of its cells and "
+            "more."
+        )
+    kept = {name: old[name] for name in old if name not in ("axes", "meanings", "digest")} if old else {}
+    whole = {"digest": digest, **plan, **kept}
+    files.write_text(folder / GRID, json.dumps(whole, indent=1, ensure_ascii=False) + "\n")
+    return whole
+
+
+def _read_plan(folder: Path) -> dict[str, Any] | None:
+    path = folder / GRID
+    try:
+        plan = json.loads(path.read_text("utf-8"))
+        if isinstance(plan["axes"], dict) and isinstance(plan["meanings"], dict):
+            return dict(plan)
+        raise TypeError("axes and meanings are no objects")
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path} does not describe a sweep ({error!r}); take another folder.") from error
+
+
+def _lock(descriptor: int, folder: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise InputError(
+            f"{folder} belongs to a sweep that is running; wait for it, stop it, or take another folder."
+        ) from None
+
+
+def _drop_torn_line(descriptor: int) -> None:
+    """Forget what a crash left behind the last whole line."""
+    size = os.fstat(descriptor).st_size
+    raw = os.pread(descriptor, size, 0)
+    os.ftruncate(descriptor, raw.rfind(b"\n") + 1)
+
+
+def _remove(folder: Path) -> None:
+    import shutil
+
+    if folder.exists():
+        shutil.rmtree(folder)

@@ -1,0 +1,203 @@
+"""What many runs say together: a table of cells, means with confidence intervals over seeds, paired differences."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from labkit.core.errors import InputError, unknown
+from labkit.core.resources import Floats
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+AFTER: Final = ("error", "run")
+"""Columns behind the keys of a cell, before its metrics."""
+LAST: Final = ("cpu_s", "wall_s")
+DONE: Final = ""
+
+
+def cell_table(
+    rows: Iterable[Mapping[str, Any]], *, axes: Mapping[str, Sequence[Any]], folder: Path | None = None
+) -> pd.DataFrame:
+    """Return one row per cell, sorted by the grid.
+
+    Columns: the axes (trace, cluster, parameters, scheduler, seed); error ("" where all is well, else why the cell
+    failed); run (folder of the whole run, "" where it is not kept); the metrics of `labkit.results.summary`; cpu_s,
+    wall_s.
+
+    Parameters
+    ----------
+    rows : iterable of mapping
+        As they stand in `cells.jsonl`; rows that are not of this grid are left out.
+    axes : mapping
+        Axis -> its values.
+    folder : Path, optional
+        Of the sweep.
+    """
+    import pandas as pd
+
+    place = {name: {json.dumps(value): i for i, value in enumerate(values)} for name, values in axes.items()}
+    chosen = []
+    for row in rows:
+        keys = row["keys"]
+        at = tuple(place[name].get(json.dumps(keys.get(name)), -1) for name in axes)
+        if set(keys) == set(axes) and -1 not in at:
+            chosen.append((at, row))
+    chosen.sort(key=lambda pair: pair[0])
+    metrics = list(dict.fromkeys(name for _, row in chosen for name in row["metrics"]))
+    columns: dict[str, list[Any]] = {name: [row["keys"][name] for _, row in chosen] for name in axes}
+    columns["error"] = [row["error"] for _, row in chosen]
+    columns["run"] = [str((folder or Path()) / row["run"]) if row["run"] else "" for _, row in chosen]
+    columns |= {name: [_number(row["metrics"].get(name)) for _, row in chosen] for name in metrics}
+    columns |= {name: [row[name] for _, row in chosen] for name in LAST}
+    return pd.DataFrame(columns)
+
+
+def _number(value: float | None) -> float:
+    return np.nan if value is None else value
+
+
+def keys_of(table: pd.DataFrame) -> list[str]:
+    """Return the columns that tell cells apart: those before `error`."""
+    return list(table.columns[: list(table.columns).index("error")])
+
+
+def sweep_means(table: pd.DataFrame, *, metric: str = "mean_jct_s", level: float = 0.95) -> pd.DataFrame:
+    """Return the mean of a metric over seeds, with Student's confidence interval.
+
+    Parameters
+    ----------
+    table : DataFrame
+        From `labkit.sweep` or `labkit.results.read_sweep`.
+    metric : str
+        One of its columns.
+    level : float
+        Of confidence.
+
+    Returns
+    -------
+    DataFrame
+        One row per scheduler and combination of all other keys, in the order of the table: the keys but the seed; n
+        (seeds whose cell did not fail), n_failed; mean, low, high (NaN where fewer than two seeds are there).
+    """
+    import pandas as pd
+
+    _refuse_unknown(table, metric)
+    by = [key for key in keys_of(table) if key != "seed"]
+    rows = []
+    for keys, part in table.groupby(by, sort=False, dropna=False):
+        values = part[metric].to_numpy(np.float64)
+        known = values[~np.isnan(values)]
+        n_failed = int((part["error"] != DONE).sum())
+        rows.append((*keys, len(known), n_failed, *interval(known, level=level)))
+    return pd.DataFrame(rows, columns=[*by, "n", "n_failed", "mean", "low", "high"])
+
+
+def sweep_differences(
+    table: pd.DataFrame, *, metric: str = "mean_jct_s", base: str | None = None, level: float = 0.95
+) -> pd.DataFrame:
+    """Return how much each scheduler differs from one of them on the same seeds.
+
+    Seeds are compared pair by pair, which takes out what they have in common: the interval is that of the mean of the
+    differences, and is most often much narrower than those of the two means.
+
+    Parameters
+    ----------
+    base : str, optional
+        The scheduler with which others are compared; the first one by default.
+
+    Returns
+    -------
+    DataFrame
+        One row per other scheduler and combination of all other keys: the keys but the seed; n (seeds on which neither
+        failed); mean, low, high of scheduler - base; base (its mean on these seeds); relative (mean / base).
+    """
+    import pandas as pd
+
+    _refuse_unknown(table, metric)
+    names = list(dict.fromkeys(table["scheduler"]))
+    base = names[0] if base is None and names else base
+    if base not in names:
+        raise unknown("scheduler of the sweep", str(base), names)
+    setting = [key for key in keys_of(table) if key not in ("seed", "scheduler")]
+    columns = [*setting, "scheduler", "n", "mean", "low", "high", "base", "relative"]
+    rows = []
+    for keys, part in table.groupby(setting, sort=False, dropna=False):
+        by_seed = part.set_index(["seed", "scheduler"])[metric].astype(np.float64).unstack("scheduler")  # noqa: PD010
+        for name in names:
+            if name == base or name not in by_seed or base not in by_seed:
+                continue
+            pairs = by_seed[[base, name]].dropna()
+            delta = (pairs[name] - pairs[base]).to_numpy()
+            mean, low, high = interval(delta, level=level)
+            whole = float(pairs[base].mean()) if len(pairs) else np.nan
+            rows.append((*keys, name, len(pairs), mean, low, high, whole, mean / whole if whole else np.nan))
+    return pd.DataFrame(rows, columns=columns)
+
+
+def comparison(
+    table: pd.DataFrame, *, metric: str = "mean_jct_s", base: str | None = None, level: float = 0.95
+) -> pd.DataFrame:
+    """Return means and differences side by side: what `labkit sweep` prints.
+
+    Columns: those of `sweep_means`, then difference, difference_low, difference_high, relative, relative_low,
+    relative_high of scheduler - base on the same seeds; NaN for the base itself.
+    """
+    means = sweep_means(table, metric=metric, level=level)
+    apart = sweep_differences(table, metric=metric, base=base, level=level)
+    ends = {f"relative_{end}": apart[end] / apart["base"] for end in ("low", "high")}
+    apart = apart.assign(**ends).drop(columns=["n", "base"])
+    apart = apart.rename(columns={"mean": "difference", "low": "difference_low", "high": "difference_high"})
+    keys = [key for key in keys_of(table) if key != "seed"]
+    joined = means.merge(apart, on=keys, how="left", sort=False)
+    return joined[[*means.columns, *(name for name in apart.columns if name not in keys)]]
+
+
+def interval(values: Floats, *, level: float = 0.95) -> tuple[float, float, float]:
+    """Return the mean of some values, and the interval that holds the true mean with this confidence (Student's t).
+
+    >>> [round(x, 3) for x in interval(np.array([1.0, 2.0, 3.0]))]
+    [2.0, -0.484, 4.484]
+    """
+    from scipy.stats import t
+
+    if not 0 < level < 1:
+        raise InputError(f"level is {level}; expected a confidence between 0 and 1, such as 0.95.")
+    n = len(values)
+    if n == 0:
+        return np.nan, np.nan, np.nan
+    mean = float(values.mean())
+    if n == 1:
+        return mean, np.nan, np.nan
+    half = float(t.ppf(0.5 + level / 2, n - 1) * values.std(ddof=1) / np.sqrt(n))
+    return mean, mean - half, mean + half
+
+
+def idle_seeds(table: pd.DataFrame) -> list[str]:
+    """Return the schedulers of which every seed gave the very same numbers, though there are several seeds."""
+    metrics = [name for name in _metrics_of(table) if name not in LAST]
+    done = table[table["error"] == DONE]
+    found = []
+    for name, part in done.groupby("scheduler", sort=False):
+        setting = [key for key in keys_of(table) if key != "seed"]
+        sizes = part.groupby(setting, dropna=False).size()
+        distinct = part.drop_duplicates([*setting, *metrics])
+        if (sizes > 1).all() and len(distinct) == len(sizes):
+            found.append(str(name))
+    return found
+
+
+def _refuse_unknown(table: pd.DataFrame, metric: str) -> None:
+    known = _metrics_of(table)
+    if metric not in known:
+        raise unknown("metric of the sweep", metric, known)
+
+
+def _metrics_of(table: pd.DataFrame) -> list[str]:
+    """Return the columns behind `error` and `run`."""
+    return [str(name) for name in table.columns[len(keys_of(table)) + len(AFTER) :]]

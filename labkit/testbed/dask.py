@@ -1,0 +1,145 @@
+"""A Dask cluster on the hosts of an inventory, for sweeps: only whoever holds one of its certificates gets in."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+from labkit.elastic.transport.address import private_folder
+from labkit.elastic.transport.certificates import Authority, Certificates
+from labkit.testbed.answers import Answers
+from labkit.testbed.errors import FleetError
+from labkit.testbed.fleet import Fleet
+from labkit.testbed.inventory import Inventory, Machine
+
+JOB: Final = "dask"
+THERE: Final = "dask"
+"""Folder of the cluster below a machine's own."""
+PROGRAM: Final = "labkit.testbed.dask_host"
+START_S: Final = 120.0
+IDLE_S: Final = 4 * 3600.0
+
+
+def up(
+    inventory: Inventory,
+    *,
+    folder: str | Path | None = None,
+    workers: int | None = None,
+    idle_s: float = IDLE_S,
+    fleet: Fleet | None = None,
+) -> str:
+    """Start a scheduler on the first host and workers on all, and return the scheduler's address.
+
+    Everything listens on the addresses of the inventory, speaks TLS, and refuses whoever has no certificate of an
+    authority made for this cluster, whose key never leaves this process's memory.
+
+    Parameters
+    ----------
+    inventory : Inventory
+        The hosts; each needs labkit with `distributed`.
+    folder : path, optional
+        Where the address and the caller's own certificate go, for `labkit sweep --dask FOLDER`; by default the folder
+        `dask` beside the inventory.
+    workers : int, optional
+        Worker processes of each host, of one thread each; by default as many as its cores.
+    idle_s : float
+        The cluster ends by itself after so long without work.
+    fleet : Fleet, optional
+        Open connections.
+
+    Raises
+    ------
+    FleetError
+        If a host cannot, then those that could have ended again; or if a host has a cluster already, which goes on.
+    """
+    here = _folder(inventory, folder)
+    with _lent(inventory, fleet) as hosts:
+        _all_ok(hosts.run(lambda machine: _words(machine, "free"), timeout_s=START_S))
+        authority = Authority(JOB)
+        private_folder(here)
+        authority.issue("client", folder=here)
+        try:
+            return _start(hosts, authority, here, workers=workers, idle_s=idle_s)
+        except BaseException:
+            down(inventory, folder=here, fleet=hosts)
+            raise
+
+
+def down(inventory: Inventory, *, folder: str | Path | None = None, fleet: Fleet | None = None) -> Answers:
+    """End the cluster's processes on all hosts, and remove its keys there and here; what is gone is no fault."""
+    here = _folder(inventory, folder)
+    with _lent(inventory, fleet) as hosts:
+        answers = hosts.run(lambda machine: _words(machine, "stop"))
+    if answers.ok:
+        for name in ("address", *(path.name for path in _files(Certificates.of("client", job=JOB, folder=here)))):
+            (here / name).unlink(missing_ok=True)
+        if here.is_dir() and not any(here.iterdir()):
+            here.rmdir()
+    return answers
+
+
+def _start(fleet: Fleet, authority: Authority, here: Path, *, workers: int | None, idle_s: float) -> str:
+    first, *others = fleet.inventory
+    plan: dict[str, Any] = {"workers": workers, "idle_s": idle_s, "scheduler": ""}
+    address = _begin(fleet, authority, [first], plan)[first.name].stdout.strip()
+    if others:
+        _begin(fleet, authority, others, plan | {"scheduler": address})
+    (here / "address").write_text(address + "\n", "utf-8")
+    return address
+
+
+def _begin(fleet: Fleet, authority: Authority, machines: Iterable[Machine], plan: dict[str, Any]) -> Answers:
+    """Hand each machine its plan and its key, and start what is in it."""
+    names = [machine.name for machine in machines]
+    _all_ok(fleet.run(lambda machine: ["mkdir", "-p", "-m", "700", machine.folder, machine.path(THERE)], only=names))
+    for name in names:
+        machine = fleet.inventory[name]
+        told = plan | {"name": name, "address": machine.address, "files": _issued(authority)}
+        _all_ok(fleet.put(json.dumps(told).encode(), machine.path(THERE, "plan.json"), mode=0o600, only=[name]))
+    return _all_ok(fleet.run(lambda machine: _words(machine, "start"), timeout_s=START_S, only=names))
+
+
+def _words(machine: Machine, do: str) -> list[str]:
+    return [machine.python, "-m", PROGRAM, do, machine.path(THERE)]
+
+
+def _all_ok(answers: Answers) -> Answers:
+    if not answers.ok:
+        why = "; ".join(f"{row.host}: {row.why}" for row in answers.failed)
+        raise FleetError(f"the Dask cluster could not be started: {why}")
+    return answers
+
+
+def _issued(authority: Authority) -> dict[str, str]:
+    """Return the files of one host: authority, certificate and key, as text."""
+    from tempfile import TemporaryDirectory
+
+    with TemporaryDirectory(prefix="labkit-") as scratch:
+        made = authority.issue("host", folder=Path(scratch))
+        return {path.name: path.read_text("utf-8") for path in _files(made)}
+
+
+def _files(made: Certificates) -> tuple[Path, Path, Path]:
+    return made.authority, made.certificate, made.key
+
+
+def _folder(inventory: Inventory, folder: str | Path | None) -> Path:
+    return Path(folder) if folder is not None else inventory.path.parent / THERE
+
+
+class _lent:  # noqa: N801 - reads as a word in a with
+    """A fleet: the caller's, which stays open, or one of our own."""
+
+    def __init__(self, inventory: Inventory, fleet: Fleet | None) -> None:
+        self._own = None if fleet is not None else Fleet(inventory)
+        self._fleet = fleet or self._own
+
+    def __enter__(self) -> Fleet:
+        assert self._fleet is not None
+        return self._fleet
+
+    def __exit__(self, *_: object) -> None:
+        if self._own is not None:
+            self._own.close()

@@ -1,0 +1,160 @@
+"""One host of a Dask cluster: `start FOLDER` leaves a process behind that `stop FOLDER` ends.
+
+FOLDER/plan.json says what runs here; whoever starts it has written that file, which holds the host's key, for its owner
+alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, Final
+
+from labkit.core.errors import InputError, LabkitError
+from labkit.elastic.transport.address import private_folder
+from labkit.elastic.transport.certificates import write_private
+from labkit.testbed.bed.processes import Process, end, process, processes
+
+PLAN, LEADER, LOG = "plan.json", "leader.json", "log"
+LOST_S: Final = 60
+"""Workers end when they have not found the scheduler for so long."""
+NOWHERE: Final = "127.0.0.1:0"
+"""Dask always opens a server for web pages too; here it has no pages, and nobody outside reaches it."""
+
+
+def start(folder: Path) -> str:
+    """Start what the plan says in a session of its own, and return the scheduler's address once it runs."""
+    refuse_running(folder)
+    private_folder(folder)
+    with (folder / LOG).open("ab") as log:
+        child = subprocess.Popen(
+            [sys.executable, "-m", __spec__.name, "run", str(folder)], stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=log, start_new_session=True,
+        )  # fmt: skip
+    found = process(child.pid)
+    (folder / LEADER).write_text(json.dumps({"pid": child.pid, "started": found.started if found else ""}), "utf-8")
+    said = (child.stdout.readline() if child.stdout else b"").decode().strip()
+    if not said:
+        child.wait()
+        last = (folder / LOG).read_text("utf-8", "replace").strip().splitlines()[-1:]
+        raise InputError(f"Dask ended at once: {''.join(last) or 'it said nothing'}.")
+    return said
+
+
+def refuse_running(folder: Path) -> None:
+    """Raise if a cluster has processes here."""
+    if _members(folder):
+        raise InputError(f"a Dask cluster has processes in {folder} already; end it first: fab dask-down.")
+
+
+def stop(folder: Path) -> None:
+    """End all processes of the cluster on this host, and remove its folder with the key."""
+    if not folder.exists():
+        return
+    left = end(lambda: _members(folder), patience_s=5.0)
+    if left:
+        raise InputError(f"process {left[0].pid} of the Dask cluster does not end; see {folder / LOG}.")
+    shutil.rmtree(folder)
+
+
+def _members(folder: Path) -> list[Process]:
+    """Return the processes of the session that `start` began here."""
+    try:
+        told = json.loads((folder / LEADER).read_text("utf-8"))
+    except FileNotFoundError:
+        return []
+    leader = process(told["pid"])
+    if leader is not None and leader.started != told["started"]:  # another process has the number now
+        return []
+    return [each for each in processes() if _session(each.pid) == told["pid"]]
+
+
+def _session(pid: int) -> int | None:
+    try:
+        return os.getsid(pid)
+    except (ProcessLookupError, PermissionError):
+        return None
+
+
+def run(folder: Path) -> None:
+    """Run what the plan says until it ends by itself or is asked to."""
+    plan = json.loads((folder / PLAN).read_text("utf-8"))
+    for name, text in plan.pop("files").items():
+        write_private(folder / name, text.encode())
+    for name in ("OMP", "OPENBLAS", "MKL", "NUMBA"):
+        os.environ[f"{name}_NUM_THREADS"] = "1"
+    asyncio.run(_serve(folder, plan))
+
+
+async def _serve(folder: Path, plan: dict[str, Any]) -> None:
+    import dask
+    from distributed import Nanny, Scheduler
+
+    security = _security(folder)
+    pages: dict[str, Any] = {f"distributed.{role}.http.routes": [] for role in ("scheduler", "worker")}
+    told = {"security": security, "protocol": "tls", "host": plan["address"], "dashboard_address": NOWHERE}
+    async with AsyncExitStack() as stack:
+        stack.enter_context(dask.config.set(pages))
+        asked = asyncio.Event()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, asked.set)
+        parts: list[Any] = []
+        if not plan["scheduler"]:
+            parts.append(await stack.enter_async_context(Scheduler(**told, port=0, idle_timeout=plan["idle_s"])))
+        address = plan["scheduler"] or parts[0].address
+        nannies = [
+            Nanny(
+                address, **told, port=0, worker_port=0, nthreads=1, name=f"{plan['name']}-{i}", death_timeout=LOST_S,
+                local_directory=str(folder / "space"), config=pages,
+            )
+            for i in range(plan["workers"] or len(os.sched_getaffinity(0)))
+        ]  # fmt: skip
+        parts += await asyncio.gather(*(stack.enter_async_context(nanny) for nanny in nannies))
+        _tell(address, folder / LOG)
+        waiting = [asyncio.ensure_future(part.finished()) for part in parts]
+        await asyncio.wait([*waiting, asyncio.ensure_future(asked.wait())], return_when=asyncio.FIRST_COMPLETED)
+
+
+def _security(folder: Path) -> Any:
+    from distributed import Security
+
+    certificate, key = str(folder / "host.pem"), str(folder / "host.key")
+    files = {f"tls_{role}_{kind}": path for role in ("scheduler", "worker", "client")
+             for kind, path in (("cert", certificate), ("key", key))}  # fmt: skip
+    return Security(require_encryption=True, tls_ca_file=str(folder / "authority.pem"), **files)
+
+
+def _tell(address: str, log: Path) -> None:
+    """Say that all is there, and from then on write to the log only."""
+    print(address, flush=True)
+    with log.open("ab") as file:
+        os.dup2(file.fileno(), 1)
+
+
+def main(words: Sequence[str]) -> int:
+    """Do what was asked; say what went wrong in one line."""
+    do, folder = words[0], Path(words[1]).expanduser()
+    try:
+        if do == "start":
+            print(start(folder))
+        elif do == "free":
+            refuse_running(folder)
+        elif do == "stop":
+            stop(folder)
+        else:
+            run(folder)
+    except LabkitError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,94 @@
+"""`labkit sweep`: what it prints, how it goes on, and one line for whatever was typed wrong."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DEMO = Path(__file__).parents[1] / "traces" / "demo.csv"
+TRACE = "poisson(12, per_hour=60, median_s=600, mean_s=700)"
+PLAIN = ("--trace", TRACE, "--cluster", "demo", "--folder", "s", "--workers", "0")
+
+
+def labkit(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "labkit.cli", *words], cwd=cwd, capture_output=True, text=True)
+
+
+def test_it_ends_with_means_intervals_and_differences_and_goes_on_where_it_was(tmp_path):
+    words = (*PLAIN, "--scheduler", "fifo", "--scheduler", "srtf,drf(placer=pack)", "--seeds", "2")
+    done = labkit("sweep", *words, "--set", "load=1,2", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "95 % interval" in done.stdout
+    assert "against fifo" in done.stdout
+    assert done.stdout.count("drf(placer=pack)") == 2
+    assert len((tmp_path / "s" / "cells.jsonl").read_text().splitlines()) == 12
+    again = labkit("sweep", *words, "--set", "load=1,2", "--json", "--metric", "makespan_s", cwd=tmp_path)
+    told = [json.loads(line) for line in again.stdout.splitlines()]
+    assert [(row["load"], row["scheduler"], row["n"]) for row in told] == [
+        (load, name, 2) for load in (1, 2) for name in ("fifo", "srtf", "drf(placer=pack)")
+    ]
+    assert told[0]["difference"] is None
+    assert told[1]["difference_low"] <= told[1]["difference"] <= told[1]["difference_high"]
+    assert {row["metric"] for row in told} == {"makespan_s"}
+
+
+def test_a_figure_and_whole_runs_are_kept_where_asked_for(tmp_path):
+    done = labkit("sweep", *PLAIN, "--scheduler", "fifo", "--seeds", "1,5", "--keep", "--figure", "f.svg", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "95% confidence" in (tmp_path / "f.svg").read_text()
+    assert len(list((tmp_path / "s" / "runs").iterdir())) == 2
+
+
+def test_cells_that_failed_are_told_and_the_exit_code_is_1(tmp_path):
+    many = "poisson(3, per_hour=60, gangs=(16,))"
+    done = labkit(
+        "sweep", "--trace", many, "--cluster", "demo,no_network(1)", "--scheduler", "fifo", "--folder", "s",
+        "--workers", "0", cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stdout
+    (said,) = done.stderr.splitlines()
+    assert said.startswith(f"labkit: failed: trace {many}, cluster no_network(1), scheduler fifo, seed 0: InputError: ")
+    assert done.stdout.splitlines()[2].split()[-2:] == ["1", "nan"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--seeds", "5", "--trace", str(DEMO)), "the 5 seeds change nothing"),
+        (("--seeds", "none"), "--seeds is 'none'; expected how many (5), a range (5-9) or a list (1,4,9)"),
+        (("--seeds", "7-3"), "--seeds is '7-3'"),
+        (("--set", "load"), "--set 'load' cannot be read; expected NAME=A,B,..."),
+        (("--set", "seed=1"), "--set 'seed=1': seed has an option of its own"),
+        (("--set", "laod=1"), "unknown parameter 'laod'. Did you mean 'load'?"),
+        (("--scheduler", "srft"), "unknown scheduler 'srft'. Did you mean 'srtf'?"),
+        (("--cluster", "dmeo"), "unknown cluster 'dmeo'. Did you mean 'demo'?"),
+        (("--folder", "taken"), "taken"),
+        (("--workers", "-1"), "'--workers'"),
+        (("--metric", "mean_jtc_s"), "Did you mean 'mean_jct_s'?"),
+    ],
+    ids=str,
+)
+def test_what_is_typed_wrong_is_told_in_one_line(words, said, tmp_path):
+    (tmp_path / "taken").write_text("a file where a folder is asked for")
+    given = [*PLAIN] if "--trace" not in words else [*PLAIN[2:]]
+    given = given if "--cluster" not in words else [word for word in given if word not in ("--cluster", "demo")]
+    done = labkit("sweep", "--scheduler", "fifo", *given, *words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("labkit: ")
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_compare_takes_a_generator_too_and_its_seed(tmp_path):
+    told = []
+    for seed in ("3", "3", "4"):
+        done = labkit(
+            "compare", TRACE, "--cluster", "demo", "--schedulers", "fifo", "--seed", seed, "--json", cwd=tmp_path
+        )
+        assert done.returncode == 0, done.stderr
+        told.append(json.loads(done.stdout)["mean_jct_s"])
+    assert told[0] == told[1] != told[2]
