@@ -152,8 +152,10 @@ def test_what_was_left_running_on_the_hosts_ends_with_the_bed(own_folder):
 def test_only_processes_of_this_bed_end(own_folder, up):
     bed = Bed.up(1, folder=own_folder)
     config = bed.plan.config(bed.plan.spots[0])
-    stranger = subprocess.Popen(["cat", "-", "sshd:", "-f", str(config), "x"], stdin=subprocess.PIPE)
-    editor = subprocess.Popen(["tail", "-f", "--", "/dev/null", str(config)])
+    stranger = subprocess.Popen(
+        ["cat", "-", str(config), "sshd:"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    editor = subprocess.Popen(["tail", "-f", "--", "/dev/null", str(config)], stdout=subprocess.DEVNULL)
     try:
         bed.down()
         assert stranger.poll() is None
