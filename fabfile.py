@@ -1,0 +1,3 @@
+"""The tasks of testbed/fabfile.py, so that `fab` works here too."""
+
+from testbed.fabfile import *  # noqa: F403

@@ -1,0 +1,134 @@
+"""What makes tasks of `fab` of functions: once for all hosts, -H is a filter, and faults are told in one line.
+
+Fabric runs a task once for each host of -H, one after the other, and without -H it has no host at all. Ours read the
+inventory, work on all its hosts at once, and take -H as names of it. `fabric.yaml` beside a fabfile names `Once`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any
+
+import fabric
+from invoke.context import Context
+from invoke.exceptions import Exit
+
+from labkit.core.errors import LabkitError, unknown
+from labkit.testbed.fleet import Fleet
+from labkit.testbed.inventory import Inventory
+
+FAILED, WRONG, STOPPED, BROKEN_PIPE = 1, 2, 130, 141
+"""Exit codes: some host failed; what was typed or written in a file is wrong; Ctrl-C; nobody reads on."""
+
+
+class Once(fabric.Executor):  # type: ignore[misc]
+    """Runs each task once, and hands -H on as names to filter by."""
+
+    def expand_calls(self, calls: Sequence[Any], apply_hosts: bool = True) -> list[Any]:  # noqa: ARG002
+        """Return the calls as they are, with the names of -H in the configuration."""
+        self.config["only"] = names_of(self.core[0].args.hosts.value)
+        expanded: list[Any] = super().expand_calls(calls, apply_hosts=False)
+        return expanded
+
+
+def names_of(text: str | None) -> list[str]:
+    """Return the names of a list with commas.
+
+    >>> names_of("gpu-a, gpu-b,"), names_of(None)
+    (['gpu-a', 'gpu-b'], [])
+    """
+    return [name.strip() for name in (text or "").split(",") if name.strip()]
+
+
+def task(body: Callable[..., bool | None] | None = None, *, help: Mapping[str, str] | None = None) -> Any:
+    """Make a task of a function that returns whether all went well; None says the same as True.
+
+    It ends with exit code 1 where something failed, with 2 and one line where something given is wrong, and with 130
+    after Ctrl-C.
+
+    Parameters
+    ----------
+    body : callable
+        Takes the context, then the task's options.
+    help : mapping, optional
+        What each option is for.
+    """
+    if body is None:
+        return lambda given: task(given, help=help)
+
+    @wraps(body)
+    def run(context: Context, *args: Any, **options: Any) -> None:
+        try:
+            well = body(context, *args, **options)
+        except (KeyboardInterrupt, LabkitError, ImportError, OSError) as error:
+            raise _told(error) from None
+        if well is False:
+            raise Exit(code=FAILED)
+
+    return fabric.task(auto_shortflags=False, help=dict(help or {}))(run)
+
+
+def _told(error: BaseException) -> Exit:
+    """Return what ends `fab`: a line for people, and a code for programs."""
+    if isinstance(error, KeyboardInterrupt):
+        return Exit("fab: stopped", code=STOPPED)
+    if isinstance(error, BrokenPipeError):  # e.g. `| head`
+        sys.stderr.close()
+        return Exit(code=BROKEN_PIPE)
+    if isinstance(error, ImportError):
+        return Exit(f"fab: {error.name or error} is missing; pip install 'labkit[lab]'.", code=WRONG)
+    if isinstance(error, OSError) and not isinstance(error, LabkitError):
+        where = f"{error.filename or 'a file'}: {error.strerror or error}"
+        return Exit(f"fab: {where}; check the path and who may write there.", code=WRONG)
+    return Exit(f"fab: {' '.join(str(error).split())}", code=WRONG)
+
+
+def only(context: Context) -> list[str]:
+    """Return the names of -H that a task was called with; none: all hosts."""
+    if isinstance(context, fabric.Connection):  # no fabric.yaml was found: Fabric's own way, one host at a time
+        return [str(context.original_host)]
+    return list(context.config.get("only", []))
+
+
+def inventory_of(context: Context, path: str = "", hosts: str = "") -> Inventory:
+    """Return the inventory that a task works on, without the hosts that -H leaves out; stderr is told which.
+
+    Parameters
+    ----------
+    context : Context
+        Of the task.
+    path : str
+        Of the file; empty: the usual one.
+    hosts : str
+        Names with commas, instead of -H.
+    """
+    inventory = chosen(Inventory.read(path or None), names_of(hosts) or only(context))
+    print(f"{inventory.path}: {', '.join(inventory.names)}", file=sys.stderr)
+    return inventory
+
+
+def chosen(inventory: Inventory, names: Sequence[str]) -> Inventory:
+    """Return the hosts of an inventory that have one of some names or addresses; all of them where none is given.
+
+    Raises
+    ------
+    InputError
+        If no host has that name or address.
+    """
+    if not names:
+        return inventory
+    found = {name: [machine.name for machine in inventory if name in (machine.name, machine.address)] for name in names}
+    for name, hosts in found.items():
+        if not hosts:
+            raise unknown("host", name, {*inventory.names, *(machine.address for machine in inventory)})
+    return inventory.only([host for hosts in found.values() for host in hosts])
+
+
+@contextmanager
+def fleet(context: Context, path: str = "", hosts: str = "") -> Iterator[Fleet]:
+    """Return connections to the hosts that a task works on; they are closed after it."""
+    with Fleet(inventory_of(context, path, hosts)) as connections:
+        yield connections

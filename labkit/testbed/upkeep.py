@@ -1,0 +1,150 @@
+"""Bring a testbed up and down, shape its links, and clear it of what nobody uses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from labkit.core.errors import InputError
+from labkit.testbed import agents, provision
+from labkit.testbed.agent.client import Agent
+from labkit.testbed.bed import Bed
+from labkit.testbed.bed.plan import Plan
+from labkit.testbed.bed.reshape import rates, reshape
+from labkit.testbed.fleet import Fleet
+from labkit.testbed.inventory import Inventory, Machine, usual
+from labkit.testbed.outcomes import Outcome, Outcomes
+
+USUAL_HOSTS = 4
+
+
+def up(
+    inventory: Inventory | None = None, *, n_hosts: int | None = None, gpus: int = 0, shaped: str | None = None
+) -> Outcomes:
+    """Start a laptop testbed, or the agents of other hosts.
+
+    Parameters
+    ----------
+    inventory : Inventory, optional
+        The hosts; None: a laptop testbed in its usual place. Servers of one that is up already are left as they are.
+    n_hosts : int, optional
+        Of a laptop testbed; by default as many as it has, 4 for a new one.
+    gpus : int
+        That each host of a laptop testbed says it has.
+    shaped : str, optional
+        Rate of the links of a laptop testbed, such as "200mbit"; by default as it is, without limits for a new one.
+    """
+    if inventory is not None and not is_laptop(inventory):
+        with Fleet(inventory) as fleet:
+            return agents.start(fleet)
+    folder = None if inventory is None else inventory.path.parent
+    there = None if inventory is None else Plan.read(inventory.path.absolute().parent)
+    n_hosts = n_hosts or (len(there.spots) if there else USUAL_HOSTS)
+    bed = Bed.up(n_hosts, folder=folder, gpus=gpus, shaped=shaped or (there.shaped_gbps if there else None))
+    rows = [Outcome(each.name, True, f"{bed.plan.server} at {each.address}:{each.port}") for each in bed.status()]
+    return Outcomes.of(rows)
+
+
+def down(inventory: Inventory, *, runs: bool = False) -> Outcomes:
+    """End a laptop testbed with all that runs on it, or the agents of other hosts.
+
+    Parameters
+    ----------
+    inventory : Inventory
+        The hosts.
+    runs : bool
+        End what runs on other hosts as well; otherwise agents of hosts where something runs stay.
+    """
+    if not is_laptop(inventory):
+        with Fleet(inventory) as fleet:
+            return agents.stop(fleet, runs=runs)
+    whole = Inventory.read(inventory.path)
+    if len(inventory) < len(whole):
+        raise InputError(
+            f"a laptop testbed ends as a whole, not {', '.join(inventory.names)} alone; leave out -H, or: fab stop."
+        )
+    Bed.of(inventory.path.absolute().parent).down()
+    return Outcomes.of(Outcome(name, True, "down, its files removed") for name in inventory.names)
+
+
+def shape(inventory: Inventory, *, rate: str | float | None = None) -> Outcomes:
+    """Return the rates of the links of a shaped laptop testbed, or set them.
+
+    Parameters
+    ----------
+    inventory : Inventory
+        Whose links: all of a laptop testbed's hosts, or some.
+    rate : str or float, optional
+        Gbps, or as "200mbit"; by default nothing is changed.
+
+    Raises
+    ------
+    InputError
+        If it is no laptop testbed, or its links have no limits.
+    """
+    if not is_laptop(inventory):
+        raise InputError(f"{inventory.path} is not of a laptop testbed; links of real machines are not touched.")
+    bed = Bed.of(inventory.path.absolute().parent)
+    if rate is not None:
+        reshape(bed, rate, hosts=inventory.names)
+    found = rates(bed)
+    return Outcomes.of(Outcome(name, True, found[name]) for name in inventory.names)
+
+
+def standing() -> Inventory | None:
+    """Return the inventory that is meant where none is named; None where there is none at all."""
+    try:
+        path = usual()
+    except InputError:
+        return None
+    return Inventory.read(path)
+
+
+def is_laptop(inventory: Inventory) -> bool:
+    """Return whether an inventory is that of a laptop testbed."""
+    place = inventory.path.absolute().parent
+    plan = Plan.read(place)
+    return plan is not None and plan.hosts_file.absolute() == inventory.path.absolute()
+
+
+def gc(fleet: Fleet, *, older_h: float = 24.0, dry_run: bool = False) -> Outcomes:
+    """Remove from hosts what nobody uses: folders of runs that are over, and what deploys before the last one left.
+
+    Parameters
+    ----------
+    fleet : Fleet
+        The hosts.
+    older_h : float
+        Hours since a run was over.
+    dry_run : bool
+        Only say what would go.
+
+    Returns
+    -------
+    Outcomes
+        One row per host, with `runs`, `environments` and `bytes` that went.
+    """
+
+    def clear(machine: Machine, agent: Agent) -> Outcome:
+        went = [
+            row for row in agent.gc(older_s=3600 * older_h, dry_run=dry_run) if row["remove" if dry_run else "removed"]
+        ]
+        told = f"{'would remove' if dry_run else 'removed'} {len(went)} runs" if went else "no run to remove"
+        numbers = {"runs": len(went), "bytes": sum(row["n_bytes"] for row in went)}
+        return Outcome(machine.name, True, told, numbers=numbers)
+
+    return joined(agents.each(fleet, clear, renew=False, needed=False), provision.sweep(fleet, dry_run=dry_run))
+
+
+def joined(*parts: Outcomes) -> Outcomes:
+    """Return what became of several things, a row per host; the first failure of a host stands for it."""
+    return Outcomes.of(_joined([part[host] for part in parts]) for host in (row.host for row in parts[0]))
+
+
+def _joined(rows: Sequence[Outcome]) -> Outcome:
+    failed = next((row for row in rows if not row.ok), None)
+    if failed is not None:
+        return failed
+    numbers: dict[str, float] = {}
+    for row in rows:
+        numbers |= {name: numbers.get(name, 0.0) + value for name, value in row.numbers.items()}
+    return Outcome(rows[0].host, True, "; ".join(row.did for row in rows), numbers=numbers)

@@ -1,0 +1,205 @@
+"""Tasks for the hosts of a testbed: `fab --list` names them, `fab --help TASK` tells the options of one.
+
+Each reads the inventory (--inventory), takes -H a,b as a filter, works on all hosts at once, and calls one function of
+labkit.testbed, as a notebook would.
+"""
+
+from __future__ import annotations
+
+from invoke.context import Context
+
+from labkit.testbed.fab import fleet, inventory_of, task
+from labkit.testbed.shown import agreed, keys_told, show, show_examined, teller
+
+WHERE = {"inventory": "File that describes the hosts; else testbed/hosts.toml, else the laptop testbed that is up."}
+
+
+@task(
+    help={
+        **WHERE,
+        "hosts": "How many, of a laptop testbed; else as many as it has, 4 for a new one.",
+        "gpus": "That each host of a laptop testbed says it has.",
+        "shaped": "Rate of each link of a laptop testbed, such as 200mbit.",
+    }
+)
+def up(c: Context, inventory: str = "", hosts: int = 0, gpus: int = 0, shaped: str = "") -> bool:
+    """Start a laptop testbed, or the agents of real hosts."""
+    from labkit.testbed.upkeep import standing, up
+
+    found = inventory_of(c, inventory) if inventory or standing() else None
+    return show(up(found, n_hosts=hosts or None, gpus=gpus, shaped=shaped or None))
+
+
+@task(help={**WHERE, "runs": "End what runs on real hosts too; a laptop testbed ends with all that runs on it."})
+def down(c: Context, inventory: str = "", runs: bool = False) -> bool:
+    """End the laptop testbed, or the agents of real hosts."""
+    from labkit.testbed.upkeep import down
+
+    return show(down(inventory_of(c, inventory), runs=runs))
+
+
+@task(help={**WHERE, "torch": "Import torch on the hosts too, which takes seconds."})
+def doctor(c: Context, inventory: str = "", torch: bool = True) -> bool:
+    """Check every host, and give a hint per fault."""
+    from labkit.testbed.doctor import examine
+
+    with fleet(c, inventory) as hosts:
+        return show_examined(examine(hosts, torch=torch))
+
+
+@task(help={**WHERE, "yes": "Do not ask: the fingerprints were compared elsewhere."})
+def trust(c: Context, inventory: str = "", yes: bool = False) -> bool:
+    """Show keys of hosts that are not known, and add them."""
+    from labkit.testbed.trust import trust
+
+    return show(keys_told(trust(inventory_of(c, inventory), agree=agreed(yes=yes))))
+
+
+@task(
+    help={
+        **WHERE,
+        "wheelhouse": "Folder of wheels for hosts that reach no index.",
+        "requirements": "Only print what such a folder must hold, for `pip download -r`.",
+    }
+)
+def deploy(c: Context, inventory: str = "", wheelhouse: str = "", requirements: bool = False) -> bool:
+    """Bring labkit to the hosts; only what changed travels."""
+    from labkit.testbed import provision
+
+    if requirements:
+        print("\n".join(provision.requirements()))
+        return True
+    with fleet(c, inventory) as hosts:
+        return show(provision.deploy(hosts, wheelhouse=wheelhouse or None, stream=teller(hosts.inventory.names)))
+
+
+@task(help=WHERE)
+def start(c: Context, inventory: str = "") -> bool:
+    """Start an agent on every host that has none."""
+    from labkit.testbed.agents import start
+
+    with fleet(c, inventory) as hosts:
+        return show(start(hosts))
+
+
+@task(help={**WHERE, "runs": "End all runs too.", "run": "End this run alone; agents stay."})
+def stop(c: Context, inventory: str = "", runs: bool = False, run: str = "") -> bool:
+    """End agents of hosts where nothing runs; or runs."""
+    from labkit.testbed.agents import stop
+
+    with fleet(c, inventory) as hosts:
+        return show(stop(hosts, runs=run or runs))
+
+
+@task(help=WHERE)
+def status(c: Context, inventory: str = "") -> bool:
+    """Show what runs on every host, and what it uses."""
+    from labkit.testbed.agents import status
+
+    with fleet(c, inventory) as hosts:
+        return show(status(hosts))
+
+
+@task(
+    help={
+        **WHERE,
+        "follow": "Go on until the tasks have ended.",
+        "host": "Only of these hosts, as -H.",
+        "lines": "Last lines of each task to begin with.",
+        "run": "Of this run; else the latest of each host.",
+        "task": "Of this task alone.",
+    }
+)
+def logs(
+    c: Context,
+    inventory: str = "",
+    follow: bool = False,
+    host: str = "",
+    lines: int = 20,
+    run: str = "",
+    task: str = "",
+) -> bool:
+    """Show what the tasks of a run say."""
+    from labkit.testbed.logs import logs
+
+    with fleet(c, inventory, host) as hosts:
+        told = teller(hosts.inventory.names)
+        return show(logs(hosts, tell=told, run=run, task=task, lines=lines, follow=follow))
+
+
+@task(
+    help={
+        **WHERE,
+        "trace": "The jobs: a trace in any format that `labkit traces info` reads.",
+        "scheduler": "A name that `labkit schedulers` lists, with options in brackets.",
+        "placer": "Where tasks go, for schedulers that only count.",
+        "folder": "Where the run is kept.",
+        "seed": "Of whatever is drawn.",
+    }
+)
+def run(
+    c: Context,
+    trace: str,
+    inventory: str = "",
+    scheduler: str = "optimus",
+    placer: str = "",
+    folder: str = "runs",
+    seed: int = 0,
+) -> bool:
+    """Train the jobs of a trace, under a scheduler."""
+    from labkit.testbed.runs import run
+
+    hosts = inventory_of(c, inventory)
+    return bool(run(trace, inventory=hosts, scheduler=scheduler, placer=placer or None, folder=folder, seed=seed))
+
+
+@task(help={**WHERE, "out": "Where the profile goes."})
+def profile(c: Context, inventory: str = "", out: str = "") -> bool:
+    """Measure what the simulator needs to know of hosts."""
+    from labkit.testbed.runs import profile
+
+    return bool(profile(inventory_of(c, inventory), out=out or None))
+
+
+@task(
+    help={
+        **WHERE,
+        "run": "Its name; else the latest.",
+        "folder": "Where runs are kept here: what comes goes to FOLDER/RUN/hosts.",
+    }
+)
+def fetch(c: Context, run: str = "", inventory: str = "", folder: str = "runs") -> bool:
+    """Bring back what a run left on the hosts."""
+    from labkit.testbed.fetch import fetch
+
+    with fleet(c, inventory) as hosts:
+        return show(fetch(hosts, run, folder=folder))
+
+
+@task(help={**WHERE, "rate": "To set, in either direction: Gbps, or as 200mbit; without it, rates are shown."})
+def shape(c: Context, inventory: str = "", rate: str = "") -> bool:
+    """Show or set link rates of a shaped laptop testbed."""
+    from labkit.testbed.upkeep import shape
+
+    return show(shape(inventory_of(c, inventory), rate=rate or None))
+
+
+@task(help={**WHERE, "seconds": "For each pair of hosts."})
+def bench(c: Context, inventory: str = "", seconds: float = 1.0) -> bool:
+    """Measure the link between each two hosts."""
+    from labkit.testbed.links import measure
+    from labkit.testbed.shown import show_frame
+
+    with fleet(c, inventory) as hosts:
+        measured = measure(hosts, seconds=seconds)
+    show_frame(measured)
+    return not measured["error"].any()
+
+
+@task(help={**WHERE, "dry-run": "Only say what would go.", "older": "Hours since a run was over."})
+def gc(c: Context, inventory: str = "", dry_run: bool = False, older: float = 24.0) -> bool:
+    """Remove old runs and labkits from the hosts."""
+    from labkit.testbed.upkeep import gc
+
+    with fleet(c, inventory) as hosts:
+        return show(gc(hosts, older_h=older, dry_run=dry_run))
