@@ -318,5 +318,5 @@ def test_its_usual_folder_is_one_per_user(monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", "/x/state")
     assert usual_folder() == Path("/x/state/labkit/bed")
     monkeypatch.delenv("XDG_STATE_HOME")
-    monkeypatch.setenv("HOME", "/home/me")
-    assert usual_folder() == Path("/home/me/.local/state/labkit/bed")
+    monkeypatch.setenv("HOME", "/users/me")
+    assert usual_folder() == Path("/users/me/.local/state/labkit/bed")

@@ -25,7 +25,7 @@ name = "a"
 gpus = 2
 cpus = 8
 memory_gb = 16
-ssh = { address = "10.0.0.1", port = 2222, python = "/opt/py/bin/python", folder = "/scratch/lab" }
+ssh = { address = "10.0.0.1", port = 2222, python = "/srv/py/bin/python", folder = "/scratch/lab" }
 
 [[hosts]]
 name = "b"
@@ -66,7 +66,7 @@ def test_a_host_has_what_its_table_says_and_then_what_the_table_of_all_says(writ
     inventory = Inventory.read(write(TWO))
     a, b = inventory
     assert (a.address, a.port, a.user, a.key, a.python, a.folder) == (
-        "10.0.0.1", 2222, "lab", tmp_path / "keys/lab", "/opt/py/bin/python", "/scratch/lab",
+        "10.0.0.1", 2222, "lab", tmp_path / "keys/lab", "/srv/py/bin/python", "/scratch/lab",
     )  # fmt: skip
     assert (b.address, b.port, b.user, b.key, b.python, b.folder) == (
         "b", 22, "guest", Path("/etc/guest"), "python3", "~/.labkit",
