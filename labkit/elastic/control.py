@@ -478,7 +478,7 @@ class Control:
                 channel.reply(message, meta=self._status())
                 return
             else:
-                commands = self.machine.stop()
+                commands = self.machine.stop(save=meta["save"])
         except InputError as error:
             channel.refuse(message, str(error))
             return

@@ -64,8 +64,8 @@ class Controller(Hosts):
             "owner": sorted(self.owner.items()), "moves": sorted(self.moves.items()), "era": self.era,
             "phase": self.phase, "saved": self.saved, "n_deaths": self.n_deaths, "numbers": self._numbers,
             "n_scalings": self._n_scalings, "failure": self.failure,
-            "scaling": [s.number for s in waiting if not s.repair and s.place is None],
-            "places": [[s.number, s.place, s.strategy] for s in waiting if s.place is not None],
+            "scaling": [s.number for s in waiting if not s.repair and s.again() is None],
+            "again": [[s.number, s.place, s.strategy, s.last] for s in waiting if s.again() is not None],
             "repairs": [[] if s.new else s.at for s in waiting if s.repair],
             **self._standby_state(),
         }  # fmt: skip
@@ -103,10 +103,10 @@ class Controller(Hosts):
         why = "the controller died"
         for number in state["scaling"]:
             self._out.append(Note("dropped", {"scaling": number, "why": why}))
-        for number, place, strategy in state["places"]:
+        for number, place, strategy, last in state["again"]:
             self._out.append(Note("again", {"scaling": number, "why": why}))
-            seats = {site: (workers, servers) for site, (workers, servers) in place.items()}
-            self.queue.append(Scaling(strategy=strategy, number=number, place=seats))
+            seats = None if place is None else {site: (workers, servers) for site, (workers, servers) in place.items()}
+            self.queue.append(Scaling(strategy=strategy, number=number, place=seats, last=last))
         for at in state["repairs"]:
             self._repair(at)
 
@@ -247,9 +247,14 @@ class Controller(Hosts):
         self._go_on()
         return self._taken()
 
-    def stop(self) -> list[Command]:
-        """End the job before its last step."""
-        self._end("")
+    def stop(self, *, save: bool = False) -> list[Command]:
+        """End the job before its last step; `save`: after a checkpoint, from which it can go on later."""
+        if save and self.phase in ("training", "taking_over"):
+            self._n_scalings += 1
+            self.queue.insert(0, Scaling(strategy="checkpoint", number=self._n_scalings, last=True))
+            self._go_on()
+        else:
+            self._end("")
         return self._taken()
 
     def give_up(self, why: str) -> list[Command]:
@@ -394,7 +399,10 @@ class Controller(Hosts):
             self._end(f"the last state could not be saved: {why}")
         elif self.scaling is not None and ("saved", version) in self.scaling.waiting:
             self._walk_on()
-            self._drop(self.scaling, why)
+            if self.scaling.last:
+                self._end("")
+            else:
+                self._drop(self.scaling, why)
         self._go_on()
         return self._taken()
 
@@ -548,11 +556,10 @@ class Controller(Hosts):
         scaling, self.scaling = self.scaling, None
         if scaling is None:
             return
-        if scaling.place is None:
-            self._out.append(Note("dropped", {"scaling": scaling.number, "why": "a server died"}))
-        else:
-            self._out.append(Note("again", {"scaling": scaling.number, "why": "a server died"}))
-            self.queue.insert(0, Scaling(strategy=scaling.strategy, place=scaling.place, number=scaling.number))
+        again = scaling.again()
+        note = "dropped" if again is None else "again"
+        self._out.append(Note(note, {"scaling": scaling.number, "why": "a server died"}))
+        self.queue[:0] = [] if again is None else [again]
 
     def _end(self, failure: str) -> None:
         if self.phase == "over":

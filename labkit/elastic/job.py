@@ -205,9 +205,12 @@ class Job:
         homes = Homes(self.folder, reach=Reach(**spec.reach), secrets=self._secrets)
         return homes.archive(launcher_name(host, spec.places.values()), host, files=(SPEC, PROGRAM))
 
-    def stop(self) -> None:
-        """End the job before its last step."""
-        self._ask("stop")
+    def stop(self, *, save: bool = False) -> None:
+        """End the job before its last step; `save`: after a checkpoint, so that no step that is done is lost.
+
+        Another `start` in the same folder goes on from there.
+        """
+        self._ask("stop", save=save)
 
     def events(self, *, follow: bool = True) -> Iterator[dict[str, Any]]:
         """Yield what has happened so far, and what happens until the job is over."""

@@ -24,7 +24,7 @@ class Scaling:
 
     `phase` runs through the published steps: registration, assignment, migration, update. `repair` tells that nobody
     asked for it: a server died that others followed; those that come for such sit `at` these sites. `hold` is the
-    version at which workers stand still.
+    version at which workers stand still. With `last`, the job ends instead, once its state is saved.
     """
 
     servers: int = 0
@@ -41,6 +41,13 @@ class Scaling:
     hold: int | None = None
     place: Place | None = None
     at: tuple[str, ...] = ()
+    last: bool = False
+
+    def again(self) -> Scaling | None:
+        """Return the same request anew, if it means the same later: it says how things are to be, not what to add."""
+        if self.place is None and not self.last:
+            return None
+        return Scaling(strategy=self.strategy, place=self.place, number=self.number, last=self.last)
 
     def after(self, counts: Mapping[Role, int]) -> dict[Role, int]:
         """Return how many there will be of each role, from how many there are before."""
@@ -231,6 +238,10 @@ class Scaler(Standby):
 
     def _restart(self, scaling: Scaling) -> None:
         """Stop everybody, and begin again with others from the checkpoint."""
+        if scaling.last:
+            self.scaling = None
+            self._end("")
+            return
         self._still = None
         change = self._change(scaling)
         seats = [(m.role, m.site) for m in self._sitting() if m.name not in change.going]

@@ -6,13 +6,15 @@ FOLDER/job/events.jsonl. FOLDER/task.sock takes orders, one JSON object to a lin
 >>> ORDERS["place"]
 '{"do": "place", "place": {"a/0": [2, 1]}, "strategy": "handover"} -> {"scaling": 1}'
 
-A line that cannot be answered is answered with {"error": why}. At the end FOLDER/result.json says what has come out. A
-second start in the same folder goes on from the newest checkpoint.
+A line that cannot be answered is answered with {"error": why}. SIGTERM is {"do": "stop"}: the job saves its state and
+ends. At the end FOLDER/result.json says what has come out. A second start in the same folder goes on from the newest
+checkpoint.
 """
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import signal
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
 JOB, TASK, RESULT, RUNS = "job.json", "task.sock", "result.json", "job"
 ORDERS: Final = {
     "place": '{"do": "place", "place": {"a/0": [2, 1]}, "strategy": "handover"} -> {"scaling": 1}',
-    "stop": '{"do": "stop"} -> {}',
+    "stop": '{"do": "stop", "save": true} -> {}',
     "host_home": '{"do": "host_home", "host": "b"} -> {"archive": a tar, in base64}',
     "status": '{"do": "status"} -> {"phase", "step", "loss", "members": [{"name", "role", "site", "pid", "joined"}]}',
 }
@@ -186,8 +188,8 @@ class Desk:
     def _place(self, said: Mapping[str, Any]) -> dict[str, Any]:
         return {"scaling": self._job.place(said["place"], strategy=said.get("strategy", "handover"))}
 
-    def _stop(self, _: Mapping[str, Any]) -> dict[str, Any]:
-        self._job.stop()
+    def _stop(self, said: Mapping[str, Any]) -> dict[str, Any]:
+        self._job.stop(save=bool(said.get("save", True)))
         return {}
 
     def _host_home(self, said: Mapping[str, Any]) -> dict[str, Any]:
@@ -198,12 +200,12 @@ class Desk:
         return {**asdict(status), "members": [seat._asdict() for seat in status.members]}
 
 
-def summary(result: Result) -> dict[str, Any]:
-    """Return what a job has come to, for result.json."""
+def summary(result: Result, wanted: Wanted) -> dict[str, Any]:
+    """Return what a job has come to, for result.json; losses are those of this start."""
     losses = result.losses
     return {
-        "steps": result.version, "digest": result.digest, "first_loss": losses[0] if losses else None,
-        "last_loss": losses[-1] if losses else None, "failure": "",
+        "steps": result.version, "done": result.version == wanted.steps, "digest": result.digest,
+        "first_loss": losses[0] if losses else None, "last_loss": losses[-1] if losses else None, "failure": "",
     }  # fmt: skip
 
 
@@ -212,12 +214,21 @@ def run(folder: Path) -> dict[str, Any]:
     from labkit.testbed.desk import serving
 
     try:
-        with started(Wanted.read(folder / JOB), folder) as job, serving(folder, TASK, Desk(job).answer):
+        wanted = Wanted.read(folder / JOB)
+        with started(wanted, folder) as job, serving(folder, TASK, Desk(job).answer):
             for number in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(number, lambda *_: threading.Thread(target=job.stop, daemon=True).start())
-            return summary(job.wait())
+                signal.signal(number, lambda *_: threading.Thread(target=_stop, args=(job,), daemon=True).start())
+            return summary(job.wait(), wanted)
     except LabkitError as error:
-        return {"steps": None, "digest": None, "first_loss": None, "last_loss": None, "failure": str(error)}
+        nothing = dict.fromkeys(("steps", "digest", "first_loss", "last_loss"))
+        return {**nothing, "done": False, "failure": str(error)}
+
+
+def _stop(job: Job) -> None:
+    from labkit.elastic.transport import TransportError
+
+    with contextlib.suppress(LabkitError, TransportError):  # it is over already
+        job.stop(save=True)
 
 
 def main(arguments: list[str]) -> None:

@@ -324,6 +324,8 @@ class Actor:
             self.servers[name] = mine
             if self.role == "server":
                 self.server.met_server(name, mine, f"unix:/{name}")  # type: ignore[arg-type]
+            else:
+                self.worker.reconnected(name)
         self.report("met", name=name)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from labkit.core.errors import InputError
-from labkit.elastic.launch import running
+from labkit.elastic.launch import running, wait_for_end
 from labkit.testbed.desk import ask
 from labkit.testbed.job import JOB, RESULT, TASK, Wanted
 
@@ -75,6 +75,11 @@ def task(tmp_path: Path) -> Iterator[Task]:
     for process in made.processes:
         process.kill()
         process.wait()
+    lock = tmp_path / "job" / "controller.lock"
+    controller = int(lock.read_text() or 0) if lock.exists() else 0
+    if controller and not wait_for_end(controller, timeout_s=WITHIN_S):  # it ends with its parent
+        os.kill(controller, signal.SIGKILL)
+        pytest.fail("the controller did not end with its parent")
     for pid in running(tmp_path).values():
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -101,6 +106,65 @@ def test_a_task_takes_orders_and_its_job_moves_to_another_host(task: Task) -> No
     assert not running(task.folder)
     assert not (task.folder / TASK).exists()
     assert not [path for path in home.rglob("*") if path.suffix != ".log"]
+
+
+def undisturbed(**other: Any) -> str:
+    """Return the digest of the same training in one place."""
+    from labkit.elastic import models, train
+    from labkit.elastic.data import dataset
+
+    wanted = {**WANTED, **other}
+    model, data = models.build("cnn", width=0.1), dataset("cnn", n=128, width=0.1)
+    result = train(model, data, models.loss("cnn"), steps=wanted["steps"], batch=32, optimizer="momentum", lr=0.05)
+    return result.digest
+
+
+@pytest.mark.parametrize("how", ["asked", "SIGTERM", "SIGKILL"])
+def test_a_second_start_goes_on_where_the_first_one_ended(task: Task, how: str) -> None:
+    """Who is stopped has saved its state; who is killed goes on from the checkpoint before."""
+    steps = 400
+    (task.folder / JOB).write_text(json.dumps({**WANTED, "steps": steps, "place": None}))
+    first = task.spawn("labkit.testbed.job", task.folder)
+    task.until("loss", n=12)
+    if how == "asked":
+        assert task.ask(do="stop") == {}
+    else:
+        first.send_signal(signal.Signals[how])
+    first.wait(WITHIN_S)
+    if how != "SIGKILL":
+        done = task.result()
+        assert first.returncode == 0
+        assert (done["done"], done["failure"]) == (False, "")
+        assert done["steps"] >= 12
+    second = task.spawn("labkit.testbed.job", task.folder)
+    assert second.wait(WITHIN_S) == 0
+    result = task.result()
+    assert (result["steps"], result["done"]) == (steps, True)
+    assert result["digest"] == undisturbed(steps=steps)
+    events = [json.loads(line) for line in (task.folder / "job" / "events.jsonl").read_text().splitlines()]
+    began = next(event for event in events if event["event"] == "began")
+    assert began["version"] >= (10 if how == "SIGKILL" else done["steps"])
+    assert not running(task.folder)
+
+
+def test_a_saved_program_is_trained_instead_of_a_model_by_name(task: Task) -> None:
+    from labkit.elastic import models
+    from labkit.elastic.data import dataset
+    from labkit.elastic.program import Program
+
+    Program(models.build("cnn", width=0.1), dataset("cnn", n=128, width=0.1), models.loss("cnn")).save(task.folder)
+    wanted = {key: value for key, value in WANTED.items() if key not in ("name", "width", "data", "sites", "place")}
+    (task.folder / JOB).write_text(json.dumps({**wanted, "program": True, "network": "local"}))
+    assert task.spawn("labkit.testbed.job", task.folder).wait(WITHIN_S) == 0
+    assert task.result()["digest"] == undisturbed()
+
+
+def test_a_job_that_cannot_be_started_says_why_and_exits_with_1(task: Task) -> None:
+    (task.folder / JOB).write_text(json.dumps({**WANTED, "place": {"c/0": [1, 1]}}))
+    assert task.spawn("labkit.testbed.job", task.folder).wait(WITHIN_S) == 1
+    result = task.result()
+    assert "unknown site 'c/0'" in result["failure"]
+    assert not result["done"]
 
 
 @pytest.mark.parametrize(
