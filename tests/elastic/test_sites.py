@@ -63,7 +63,7 @@ def test_a_job_that_is_placed_anew_and_anew_gives_the_bits_of_an_undisturbed_run
 
 
 def test_asynchronous_training_moves_to_another_host_and_each_sample_has_its_effect_once(tmp_path: Path) -> None:
-    with bed(tmp_path, sync=False, steps=60) as run:
+    with bed(tmp_path, sync=False, steps=60, wait_s=2.0, save_every=0) as run:
         run.until("loss")
         run.place({"b/0": (2, 1)})
         run.place({"a/0": (1, 1)})

@@ -28,29 +28,29 @@ HALF = {"a/0": (1, 1), "b/0": (1, 1)}
 class Slow:
     """A dataset that is slow to read as long as a file is there."""
 
-    def __init__(self, samples: Any, file: Path) -> None:
-        self.samples, self.file = samples, file
+    def __init__(self, samples: Any, file: Path, *, wait_s: float) -> None:
+        self.samples, self.file, self.wait_s = samples, file, wait_s
 
     def __len__(self) -> int:
         return len(self.samples)
 
     def fetch(self, indices: list[int]) -> Any:
         if self.file.exists():
-            threading.Event().wait(0.15)
+            threading.Event().wait(self.wait_s)
         return self.samples.fetch(indices)
 
 
 class Bed:
     """A job over several hosts, and their launchers."""
 
-    def __init__(self, folder: Path, **options: Any) -> None:
+    def __init__(self, folder: Path, *, wait_s: float = 0.15, **options: Any) -> None:
         self.folder, self.slow = folder, folder / "slow"
         self.slow.touch()
         given = {
             "steps": STEPS, "batch": 32, "optimizer": "momentum", "lr": 0.05, "network": "tls", "lease_s": LEASE_S,
             "sites": SITES, "place": HALF, "save_every": 5, "folder": folder / "job", **options,
         }  # fmt: skip
-        model, data = models.build(NAME, width=0.1), Slow(dataset(NAME, n=128, width=0.1), self.slow)
+        model, data = models.build(NAME, width=0.1), Slow(dataset(NAME, n=128, width=0.1), self.slow, wait_s=wait_s)
         self.job: Job = start(model, data, models.loss(NAME), **given)
         self.launchers: dict[str, subprocess.Popen[bytes]] = {}
         self._all: list[subprocess.Popen[bytes]] = []
