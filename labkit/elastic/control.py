@@ -247,8 +247,6 @@ class Control:
             self._take_over(json.loads(before.read_text()))
             return
         self._carry_out(self.machine.start(servers=plan.servers, workers=plan.workers, place=plan.place))
-        for name in self.there:
-            self._expect_host(name, leases=PATIENCE_LEASES)
 
     def _take_over(self, state: dict[str, Any]) -> None:
         """Go on with the processes of a controller that died; those that are gone have left."""
@@ -260,8 +258,8 @@ class Control:
         self._carry_out(self.machine.take_over(state["machine"], records=known, now_s=time.monotonic()))
         for name in [name for name, pid in state["pids"].items() if pid]:
             self._expect(name, leases=2)
-        for name in self.there:
-            self._expect_host(name, leases=2)
+        for there in self.there.values():
+            self._expect_host(there, leases=2 if there.busy else PATIENCE_LEASES)
 
     def _remember(self) -> None:
         """Write down, before anything is done, what a controller after this one must know."""
@@ -350,24 +348,24 @@ class Control:
             self._unable(meta["name"], meta["why"])
         elif event == "leaving":
             there.channel = None
-            self._host_missed(launcher, there.turn)
+            self._host_missed(there, there.turn)
 
-    def _expect_host(self, name: str, *, leases: int) -> None:
-        """See to it that the launcher of a host comes (back), or its host counts as lost."""
-        turn = self.there[name].turn
+    def _expect_host(self, there: There, *, leases: int) -> None:
+        """See to it that a launcher comes (back), or its host counts as lost if somebody should be there."""
+        turn = there.turn
 
         def wait() -> None:
             threading.Event().wait(leases * self.lease.base_s)
-            self.inbox.put(("host_missed", name, turn))
+            self.inbox.put(("host_missed", there, turn))
 
-        threading.Thread(target=wait, name=f"waiting for {name}", daemon=True).start()
+        threading.Thread(target=wait, name=f"waiting for {there.host}", daemon=True).start()
 
-    def _host_missed(self, name: str, turn: int) -> None:
-        there = self.there[name]
-        if there.turn != turn or there.channel is not None:
+    def _host_missed(self, there: There, turn: int) -> None:
+        members = [] if there.turn != turn or there.channel is not None else there.lost()
+        if not members:
             return
         why = "its launcher is away for too long" if there.seen else "its launcher has not come"
-        for member in there.lost():
+        for member in members:
             self.left_at.setdefault(member, now())
             self.ended.add(member)
             self.doorstep.pop(member, None)
@@ -428,7 +426,7 @@ class Control:
         self.clients.pop(name, None)
         if name in self.there:
             if self.there[name].away(channel):
-                self._expect_host(name, leases=2)
+                self._expect_host(self.there[name], leases=2)
         elif name in self.doorstep and self.doorstep[name][-1] is channel:
             del self.doorstep[name]
         elif self.channels.get(name) is channel:
@@ -489,7 +487,7 @@ class Control:
         """Return where the job is: progress, and who is there to stay."""
         machine = self.machine
         stay = (*machine.of("server"), *machine.of("worker"))
-        members = [[m.name, m.role, m.site, self.pids[m.name], m.joined] for m in stay]
+        members = [[m.name, m.role, m.site, self.pids.get(m.name, 0), m.joined] for m in stay]
         return {"phase": machine.phase, "step": machine.progress, "loss": self.loss, "members": members}
 
     # --- commands
@@ -525,8 +523,11 @@ class Control:
         scales = self.machine.phase == "training" and self.machine.scaling is not None
         self.pids[command.name], self.seats[command.name] = 0, command.site
         order = Order(command.name, command.role, self.sites[command.site], gently=scales)
+        launcher = self._launcher(command.name)
+        if isinstance(launcher, There) and launcher.channel is None:
+            self._expect_host(launcher, leases=PATIENCE_LEASES)
         try:
-            self._launcher(command.name).start(order)  # who is started for somebody who died is missed: not gently
+            launcher.start(order)  # who is started for somebody who died is missed: not gently
         except OSError as error:
             self.inbox.put(("unable", command.name, f"cannot be started: {error}"))
             self.inbox.put(("ended", command.name, -1))

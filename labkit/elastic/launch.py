@@ -265,6 +265,11 @@ class There:
         self._running: dict[str, int] = {}
         self._over: dict[str, threading.Event] = {}
 
+    @property
+    def busy(self) -> bool:
+        """Whether somebody is known to run there."""
+        return bool(self._running)
+
     def start(self, order: Order) -> None:
         """Let a member be started."""
         self._due[order.name], self._over[order.name] = order, threading.Event()

@@ -238,6 +238,26 @@ def test_a_job_whose_other_host_never_comes_trains_without_it(control: Result, t
         assert not run.left_behind()
 
 
+def test_a_host_that_nobody_needs_is_not_missed_and_may_come_when_it_is_needed(control: Result, tmp_path: Path) -> None:
+    """First it is not there, and then its launcher ends while nobody is there."""
+    with bed(tmp_path, hosts="", lease_s=1.0, place={"a/0": (1, 1)}) as run:
+        run.until("loss")
+        for place in (HALF, {"a/0": (1, 1)}):
+            number = run.job.place(place)
+            if place is HALF:
+                run.bring("b")
+            run.until(lambda e, n=number: e["event"] == "scaled" and e["scaling"] == n)
+        run.launchers["b"].terminate()
+        run.launchers["b"].wait(WITHIN_S)
+        run.trains()
+        run.job.place(HALF)
+        run.bring("b")
+        run.until("scaled", n=3)
+        assert run.result().digest == control.digest
+        assert "lost_host" not in [e["event"] for e in run.events()]
+        assert not run.left_behind()
+
+
 def test_a_job_that_is_stopped_before_its_hosts_have_come_ends_at_once(tmp_path: Path) -> None:
     with bed(tmp_path, hosts="", lease_s=30.0) as run:
         run.until("started")
