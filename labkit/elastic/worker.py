@@ -178,7 +178,8 @@ class Worker:
                     self._orders.known[block] = moves
                     before = [known for known in self._orders.coming.get(block, ()) if known[0] < version]
                     self._orders.coming[block] = [*before, (version, moves, meta["owner"])]
-            self._orders.moved |= self._turned(self._wanted - 1)
+            if self._era == self._orders.era:  # else what is wanted is of an era that is over: see `_want`
+                self._orders.moved |= self._turned(self._wanted - 1)
             self._changed.notify_all()
 
     def _turned(self, version: int) -> set[int]:
