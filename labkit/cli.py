@@ -13,6 +13,7 @@ import typer
 
 from labkit.core.errors import LabkitError
 from labkit.elastic.command import train
+from labkit.testbed.bed.command import app as bed_app
 
 if TYPE_CHECKING:
     from labkit.results.record import RunRecord
@@ -24,6 +25,7 @@ app = typer.Typer(
 traces_app = typer.Typer(help="Describe, list and download traces of jobs.", no_args_is_help=True)
 app.add_typer(traces_app, name="traces")
 app.command()(train)
+app.add_typer(bed_app, name="bed")
 
 DEMO_SCHEDULERS = "fifo,srtf,las,drf,tetris,optimus"
 JSON_KEYS = ("scheduler", "mean_jct_s", "median_jct_s", "p95_jct_s", "makespan_s", "n_jobs", "utilisation", "wall_s")

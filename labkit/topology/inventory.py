@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import tomllib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from pathlib import Path
@@ -82,9 +83,13 @@ def from_inventory(path: str | Path) -> Cluster:
     InputError
         With every fault of the file: which host, which key, what was expected.
     """
-    hosts = read_hosts(path)
+    return cluster_of(read_hosts(path), name=Path(path).stem)
+
+
+def cluster_of(hosts: Sequence[Host], *, name: str) -> Cluster:
+    """Return the cluster of some hosts on one switch, each with its own link."""
     return assemble(
-        Path(path).stem,
+        name,
         kinds=tuple(host.server() for host in hosts),
         kind=np.arange(len(hosts), dtype=np.int32),
         partition=np.zeros(len(hosts), np.int32),
@@ -101,9 +106,42 @@ def read_hosts(path: str | Path) -> list[Host]:
     InputError
         As `from_inventory`.
     """
+    content = parse(path)
+    if content.faults:
+        raise InputError(told(str(path), content.faults))
+    return content.hosts
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What stands in an inventory.
+
+    Attributes
+    ----------
+    hosts : list of Host
+        Empty where one of them has a fault.
+    ssh : dict
+        The table [ssh]; not looked at here.
+    faults : list of str
+        All that is wrong with the hosts and around them.
+    """
+
+    hosts: list[Host]
+    ssh: dict[str, Any]
+    faults: list[str]
+
+
+def parse(path: str | Path) -> Content:
+    """Return what stands in an inventory, with its faults.
+
+    Raises
+    ------
+    InputError
+        If it cannot be read, or is not TOML.
+    """
     from pydantic import TypeAdapter, ValidationError
 
-    rows, faults = _tables(path)
+    rows, ssh, faults = _tables(path)
     hosts: list[Host] = []
     try:
         hosts = TypeAdapter(list[Host]).validate_python(rows, strict=False)
@@ -116,24 +154,24 @@ def read_hosts(path: str | Path) -> list[Host]:
         for name in dict.fromkeys(names)
         if names.count(name) > 1 and name
     ]
-    if faults:
-        raise InputError(told(str(path), faults))
-    return hosts
+    return Content(hosts, ssh, faults)
 
 
-def _tables(path: str | Path) -> tuple[list[Any], list[str]]:
-    """Return the [[hosts]] tables, and what is wrong with the file around them."""
+def _tables(path: str | Path) -> tuple[list[Any], dict[str, Any], list[str]]:
+    """Return the [[hosts]] tables, the [ssh] table, and what is wrong with the file around them."""
     try:
         content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"inventory {path}: {error.strerror}; expected a TOML file of [[hosts]].") from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise InputError(f"inventory {path} is not TOML: {error}.") from None
-    hosts = content.pop("hosts", [])
-    faults = [f"unknown table or key '{key}'; expected [[hosts]] and [ssh]" for key in content if key != "ssh"]
+    hosts, ssh = content.pop("hosts", []), content.pop("ssh", {})
+    faults = [f"unknown table or key '{key}'; expected [[hosts]] and [ssh]" for key in content]
+    if not isinstance(ssh, dict):
+        faults, ssh = [*faults, f"ssh is {ssh!r}; expected a table [ssh]"], {}
     if not isinstance(hosts, list) or not hosts:
-        return [], [*faults, "it has no hosts; expected one [[hosts]] table per host"]
-    return hosts, faults
+        return [], ssh, [*faults, "it has no hosts; expected one [[hosts]] table per host"]
+    return hosts, ssh, faults
 
 
 def _not_finite(number: int, row: object) -> list[str]:
@@ -144,14 +182,17 @@ def _not_finite(number: int, row: object) -> list[str]:
 
 
 def _fault(rows: list[Any], fault: dict[str, Any]) -> str:
-    """Return one fault that pydantic found, in our words."""
+    """Return one fault that pydantic found in a host, in our words."""
     number, *keys = fault["loc"]
     row = rows[number]
     name = f" ({row['name']})" if isinstance(row, dict) and row.get("name") else ""
+    return fault_told(f"host {number + 1}{name}", keys, fault, known=[field.name for field in fields(Host)])
+
+
+def fault_told(where: str, keys: Sequence[object], fault: Mapping[str, Any], *, known: Sequence[str]) -> str:
+    """Return one fault that pydantic found in a table, in our words: where, which key, what was expected."""
     key = ".".join(str(part) for part in keys)
-    where = f"host {number + 1}{name}"
     if fault["type"] == "unexpected_keyword_argument":
-        known = [field.name for field in fields(Host)]
         near = get_close_matches(key, known, n=1)
         return f"{where}: unknown key '{key}'" + (
             f"; did you mean '{near[0]}'?" if near else f"; known: {', '.join(known)}"

@@ -1,0 +1,1 @@
+"""The backend over SSH: inventory, connections, host agent, laptop testbed, and what runs on the hosts."""

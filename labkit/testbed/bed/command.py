@@ -1,0 +1,62 @@
+"""`labkit bed up`, `down` and `status`: the laptop testbed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from labkit.testbed.bed import Bed
+
+app = typer.Typer(help="A testbed on this machine: a few SSH servers of your own, on loopback.", no_args_is_help=True)
+Folder = Annotated[
+    Path | None, typer.Option(help="All its files; by default one folder per user, below ~/.local/state.")
+]
+
+
+@app.command()
+def up(
+    hosts: Annotated[int, typer.Option(help="How many hosts.", min=1, max=64)] = 4,
+    folder: Folder = None,
+    gpus: Annotated[int, typer.Option(help="GPUs that each host says it has.", min=0)] = 0,
+    server: Annotated[str | None, typer.Option(help="sshd, or paramiko: a server in Python.")] = None,
+) -> None:
+    """Start it, and say how to use it; what runs already is left as it is."""
+    from labkit.testbed.bed import Bed
+
+    bed = Bed.up(hosts, folder=folder, gpus=gpus, server=server)
+    for note in bed.notes:
+        print(f"note: {note}")
+    _show(bed)
+    flag = "" if folder is None else f" --folder {bed.folder}"
+    print(f"inventory: {bed.hosts_file}")
+    print(f"log in:    ssh -F {bed.folder / 'ssh_config'} {bed.plan.spots[0].name} COMMAND")
+    print(f"end it:    labkit bed down{flag}")
+
+
+@app.command()
+def down(folder: Folder = None) -> None:
+    """End its servers and all that runs there, and remove its files."""
+    from labkit.testbed.bed import down as end
+
+    print("the laptop testbed is down" if end(folder) else "there is no laptop testbed")
+
+
+@app.command()
+def status(folder: Folder = None) -> None:
+    """Show its hosts; exit code 1 where one of them is gone."""
+    from labkit.testbed.bed import Bed
+
+    bed = Bed.of(folder)
+    _show(bed)
+    if not all(host.alive for host in bed.status()):
+        raise typer.Exit(1)
+
+
+def _show(bed: Bed) -> None:
+    print(f"{bed.plan.server} on {len(bed.plan.spots)} hosts, in {bed.folder}")
+    for host in bed.status():
+        state = f"process {host.pid}" if host.alive else "GONE: labkit bed up starts it again"
+        print(f"  {host.name:<4} {host.address}:{host.port:<6} {state}")

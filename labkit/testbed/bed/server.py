@@ -1,0 +1,203 @@
+"""The SSH servers of a laptop testbed: their configuration, how to start one, and which processes are whose."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from labkit.testbed.bed.plan import VARIABLE, Plan, Spot, write_private
+from labkit.testbed.bed.processes import Process, await_that, below, has_variable, holders_of, process, processes
+from labkit.testbed.errors import BedError
+
+PATIENCE_S = 10.0
+CARRIED = ("PYTHONPATH", "NUMBA_CACHE_DIR", "LANG", "LC_ALL", "TMPDIR")
+"""Variables that hosts have from whoever starts the bed: they are this machine, and shall import the same labkit."""
+NO_SHELL = ("nologin", "false")
+SYSTEM_FOLDERS = ("/usr/local/sbin", "/usr/sbin", "/sbin")
+
+
+def sshd_program() -> str:
+    """Return where OpenSSH's server is; empty where it is not, or where this user could not log in to it."""
+    try:
+        shell = pwd.getpwuid(os.getuid()).pw_shell
+    except KeyError:
+        return ""
+    return "" if Path(shell).name in NO_SHELL else program("sshd")
+
+
+def program(name: str) -> str:
+    """Return where a program is, also in folders that only root has on its path; empty where it is not."""
+    path = os.pathsep.join((os.environ.get("PATH", os.defpath), *SYSTEM_FOLDERS))
+    return shutil.which(name, path=path) or ""
+
+
+def write_config(plan: Plan, spot: Spot) -> None:
+    """Write the configuration of a host's server."""
+    plan.home(spot).mkdir(mode=0o700, parents=True, exist_ok=True)
+    told = standin_config if plan.server == "paramiko" else sshd_config
+    write_private(plan.config(spot), told(plan, spot, environment=environment(plan, spot)))
+
+
+def environment(plan: Plan, spot: Spot) -> dict[str, str]:
+    """Return what is in the environment of all that runs on a host: a home of its own, and the bed's mark."""
+    carried = {name: os.environ[name] for name in CARRIED if os.environ.get(name)}
+    return carried | {"HOME": str(plan.home(spot)), VARIABLE: plan.token, "LABKIT_BED_HOST": spot.name}
+
+
+def sshd_config(plan: Plan, spot: Spot, *, environment: Mapping[str, str]) -> str:
+    """Return a configuration of OpenSSH's server that lets one key of one user in, for commands and files alone."""
+    control, home = plan.control(spot), plan.home(spot)
+    variables = " ".join(_quoted(f"{name}={value}") for name, value in environment.items())
+    user = pwd.getpwuid(os.getuid()).pw_name
+    return f"""# A host of labkit's laptop testbed.
+ListenAddress {spot.address}:{spot.port}
+HostKey {_quoted(str(control / "key"))}
+PidFile {_quoted(str(control / "pid"))}
+AuthorizedKeysFile {_quoted(str(plan.folder / "authorized_keys").replace("%", "%%"))}
+StrictModes no
+AllowUsers {user}
+AuthenticationMethods publickey
+PubkeyAuthentication yes
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+HostbasedAuthentication no
+UsePAM no
+PermitRootLogin prohibit-password
+PermitEmptyPasswords no
+DisableForwarding yes
+PermitTunnel no
+PermitTTY no
+PermitUserRC no
+PermitUserEnvironment no
+PrintMotd no
+PrintLastLog no
+UseDNS no
+MaxSessions 64
+MaxStartups 64
+LoginGraceTime 20
+SetEnv {variables}
+Subsystem sftp internal-sftp -d {_quoted(str(home).replace("%", "%%"))}
+"""
+
+
+def standin_config(plan: Plan, spot: Spot, *, environment: Mapping[str, str]) -> str:
+    """Return the same for the server that stands in for OpenSSH's."""
+    control = plan.control(spot)
+    content = {
+        "address": spot.address,
+        "port": spot.port,
+        "key": str(control / "key"),
+        "pid": str(control / "pid"),
+        "log": str(control / "log"),
+        "authorized_keys": str(plan.folder / "authorized_keys"),
+        "user": user_name(),
+        "home": str(plan.home(spot)),
+        "environment": dict(environment),
+    }
+    return json.dumps(content, indent=1) + "\n"
+
+
+def user_name() -> str:
+    """Return who logs in to the hosts: whoever runs this."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())
+
+
+def _quoted(value: str) -> str:
+    if any(letter in value for letter in '"\\\n'):
+        raise BedError(f"{value!r} has a quote, a backslash or a newline, which sshd's configuration cannot hold.")
+    return f'"{value}"'
+
+
+def start_command(plan: Plan, spot: Spot) -> list[str]:
+    """Return the command that starts a host's server; it goes to the background by itself."""
+    if plan.server == "paramiko":
+        return [sys.executable, "-m", "labkit.testbed.bed.standin", str(plan.config(spot))]
+    return [sshd_program(), "-f", str(plan.config(spot)), "-E", str(plan.control(spot) / "log")]
+
+
+def start(plan: Plan, spots: Sequence[Spot], *, inside: Sequence[str] = ()) -> list[Spot]:
+    """Start servers, all at once, and wait until they listen; return those whose port somebody else has.
+
+    Parameters
+    ----------
+    inside : sequence of str
+        Words in front of each command, with "{name}" for the host's: what enters its network.
+
+    Raises
+    ------
+    BedError
+        If a server does not start for another reason: what it said.
+    """
+    if plan.server == "sshd" and os.getuid() == 0:
+        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # sshd's empty folder; other servers may use it too
+    started = []
+    for spot in spots:
+        (plan.control(spot) / "pid").unlink(missing_ok=True)
+        (plan.control(spot) / "log").unlink(missing_ok=True)
+        words = [word.format(name=spot.name) for word in inside] + start_command(plan, spot)
+        started.append(
+            subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        )
+    for spot, starter in zip(spots, started, strict=True):
+        said = starter.communicate(timeout=PATIENCE_S)[0].decode(errors="replace").strip()
+        if starter.returncode:
+            raise BedError(f"the server of {spot.name} does not start: {said or _log(plan, spot)}")
+    return [spot for spot in spots if not _listens(plan, spot)]
+
+
+def _listens(plan: Plan, spot: Spot) -> bool:
+    """Wait until a server has written its number, which it does once it listens; False where it has no port."""
+
+    def settled() -> bool:
+        return server_of(plan, spot) is not None or "Cannot bind any address" in _log(plan, spot)
+
+    if not await_that(settled, timeout_s=PATIENCE_S):
+        raise BedError(f"the server of {spot.name} does not listen after {PATIENCE_S:g} s: {_log(plan, spot)}")
+    return server_of(plan, spot) is not None
+
+
+def _log(plan: Plan, spot: Spot) -> str:
+    try:
+        return (plan.control(spot) / "log").read_text(errors="replace").strip()[-500:]
+    except OSError:
+        return ""
+
+
+def server_of(plan: Plan, spot: Spot) -> Process | None:
+    """Return the process of a host's server; None where it is gone."""
+    try:
+        found = process(int((plan.control(spot) / "pid").read_text()))
+    except (OSError, ValueError):
+        return None
+    return found if found is not None and is_server(found, plan.config(spot)) else None
+
+
+def is_server(each: Process, config: Path) -> bool:
+    """Return whether a process is the server that has this configuration."""
+    words = each.command
+    return (
+        ((words.startswith("sshd:") or Path(words.split(" ", 1)[0]).name == "sshd")
+        and f"-f {config} " in f"{words} ")
+        or (f"-m labkit.testbed.bed.standin {config}" in words)
+    )
+
+
+def all_of(plan: Plan) -> list[Process]:
+    """Return all processes of a bed: servers, their sessions, and all that was started there."""
+    now = processes()
+    mark = f"{VARIABLE}={plan.token}"
+    servers = {each.pid for each in now for spot in plan.spots if is_server(each, plan.config(spot))}
+    marked = {each.pid for each in now if has_variable(each.pid, mark)}
+    holders = holders_of([(spot.address, spot.port) for spot in plan.spots])
+    sessions = {each.pid for each in now if each.pid in holders and each.command.startswith("sshd")}
+    wanted = below(servers | marked | sessions, now) - {os.getpid()}
+    return [each for each in now if each.pid in wanted]

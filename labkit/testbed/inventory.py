@@ -1,0 +1,255 @@
+"""The machines of a testbed, from an inventory and ~/.ssh/config: where each is, how to log in, what it has."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Self
+
+from labkit.core.cluster import Cluster
+from labkit.core.errors import InputError, unknown
+from labkit.core.jobs import told
+from labkit.testbed.ssh_options import Options, SshConfig, checked_defaults, checked_options
+from labkit.topology.inventory import Host, cluster_of, parse
+
+USUAL = Path("testbed/hosts.toml")
+"""Where the inventory of a checkout is."""
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+"""Names of hosts stand in file names, in front of output, and in certificates."""
+MAX_JUMPS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A host of the testbed: how to reach it, and what it has.
+
+    Attributes
+    ----------
+    name : str
+        As in the inventory and in events.
+    address, port : str, int
+        Where its SSH server listens.
+    user : str
+        Who logs in.
+    key : Path or None
+        The private key to log in with; None: the SSH agent's keys and those in ~/.ssh.
+    python : str
+        The Python to use there.
+    folder : str
+        Where labkit keeps its files there; absolute, or below the home of the login with "~/".
+    host : Host
+        What it has: GPUs, cores, memory, links.
+    proxy_command : str
+        A program whose standard input and output lead to the server; %h, %p and %r stand for address, port and user.
+    jump : Machine or None
+        A machine through which this one is reached.
+    """
+
+    name: str
+    address: str
+    port: int
+    user: str
+    key: Path | None
+    python: str
+    folder: str
+    host: Host
+    proxy_command: str = ""
+    jump: Machine | None = None
+
+    @property
+    def key_name(self) -> str:
+        """The name under which known_hosts files keep its key.
+
+        >>> Machine("a", "10.0.0.1", 2222, "me", None, "python3", "~/.labkit", Host("a", 0, 1, 1)).key_name
+        '[10.0.0.1]:2222'
+        """
+        return self.address if self.port == 22 else f"[{self.address}]:{self.port}"
+
+    @property
+    def place(self) -> str:
+        """Where it is, for people: user@address:port."""
+        return f"{self.user}@{self.address}:{self.port}"
+
+    def path(self, *parts: str) -> str:
+        """Return a path below its folder."""
+        return "/".join((self.folder.rstrip("/"), *parts))
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """The machines of a testbed, in the order of the file.
+
+    Attributes
+    ----------
+    path : Path
+        The file that it was read from.
+    machines : tuple of Machine
+        At least one.
+    known_hosts : Path
+        The file of host keys that are trusted; no other key is.
+    """
+
+    path: Path
+    machines: tuple[Machine, ...]
+    known_hosts: Path
+
+    @classmethod
+    def read(cls, path: str | Path | None = None) -> Self:
+        """Return the inventory of a file.
+
+        What the file says of a host comes first, then its table [ssh], then what ~/.ssh/config says of the host's name.
+
+        Parameters
+        ----------
+        path : str or Path, optional
+            A TOML file; see `testbed/hosts.example.toml`. Without one: what the variable LABKIT_HOSTS names,
+            testbed/hosts.toml, or the laptop testbed that is up, the first that is there.
+
+        Raises
+        ------
+        InputError
+            With every fault of the file: which host, which key, what was expected.
+        """
+        file = usual() if path is None else Path(path).expanduser()
+        content = parse(file)
+        here = file.absolute().parent
+        defaults, faults = checked_defaults(content.ssh, here=here)
+        config, more = SshConfig.read(defaults.config)
+        machines, others = _machines(content.hosts, defaults=defaults, config=config, here=here)
+        if faults := [*content.faults, *faults, *more, *others]:
+            raise InputError(told(str(file), faults))
+        return cls(file, tuple(machines), Path(defaults.known_hosts).expanduser())
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the machines, in order."""
+        return tuple(machine.name for machine in self.machines)
+
+    def only(self, names: str | Iterable[str]) -> Self:
+        """Return the inventory of some machines, in the order of the file; names may be one string with commas."""
+        wanted = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
+        for name in wanted:
+            if name not in self.names:
+                raise unknown("host", name, self.names)
+        if not wanted:
+            raise InputError(f"no hosts are named; the inventory {self.path} has {', '.join(self.names)}.")
+        return replace(self, machines=tuple(machine for machine in self.machines if machine.name in wanted))
+
+    def cluster(self) -> Cluster:
+        """Return the machines as a cluster: on one switch, each with its own link."""
+        return cluster_of([machine.host for machine in self.machines], name=self.path.stem)
+
+    def __getitem__(self, name: str) -> Machine:
+        if name not in self.names:
+            raise unknown("host", name, self.names)
+        return self.machines[self.names.index(name)]
+
+    def __iter__(self) -> Iterator[Machine]:
+        return iter(self.machines)
+
+    def __len__(self) -> int:
+        return len(self.machines)
+
+
+def usual() -> Path:
+    """Return the inventory that is meant where none is named.
+
+    Raises
+    ------
+    InputError
+        If there is none.
+    """
+    from labkit.testbed.bed.plan import usual_folder
+
+    if named := os.environ.get("LABKIT_HOSTS"):
+        return Path(named).expanduser()
+    bed = usual_folder() / "hosts.toml"
+    found = next((path for path in (USUAL, bed) if path.exists()), None)
+    if found is None:
+        raise InputError(
+            f"there is no inventory: neither {USUAL} nor a laptop testbed. Copy testbed/hosts.example.toml to {USUAL} "
+            "and describe your machines, or start a testbed on this machine: labkit bed up."
+        )
+    return found
+
+
+def _machines(
+    hosts: Iterable[Host], *, defaults: Options, config: SshConfig, here: Path
+) -> tuple[list[Machine], list[str]]:
+    """Return the machines of some hosts, and what is wrong with how they are to be reached."""
+    machines: list[Machine] = []
+    faults: list[str] = []
+    jumps: dict[str, str] = {}
+    for number, host in enumerate(hosts, start=1):
+        where = f"host {number} ({host.name})"
+        own, wrong = checked_options(host.ssh or {}, where=f"{where}: ssh", here=here)
+        faults += wrong
+        if not NAME.fullmatch(host.name):
+            faults.append(f"{where}: name is {host.name!r}; expected letters, digits, '.', '_' and '-', at most 63")
+        options = own.over(defaults).over(config.options(host.name))
+        machines.append(_machine(host, options))
+        jumps[host.name] = options.proxy_jump or ""
+    named = {machine.name: machine for machine in machines}
+    for name, hops in jumps.items():
+        try:
+            named[name] = replace(named[name], jump=_jump(hops, named=named, defaults=defaults, config=config))
+        except InputError as error:
+            faults.append(f"host {name}: {error}")
+    return [named[machine.name] for machine in machines], faults
+
+
+def _machine(host: Host, options: Options) -> Machine:
+    return Machine(
+        name=host.name,
+        address=options.address or host.name,
+        port=options.port or 22,
+        user=options.user or _own_name(),
+        key=Path(options.key) if options.key else None,
+        python=options.python or "python3",
+        folder=options.folder or "~/.labkit",
+        host=host,
+        proxy_command=options.proxy_command or "",
+    )
+
+
+def _jump(hops: str, *, named: Mapping[str, Machine], defaults: Options, config: SshConfig) -> Machine | None:
+    """Return the last of some hops, "user@host:port,...", each of which is reached through the one before it."""
+    listed = [hop.strip() for hop in hops.split(",") if hop.strip() and hop.strip() != "none"]
+    if len(listed) > MAX_JUMPS:
+        raise InputError(f"proxy_jump has {len(listed)} hops; expected at most {MAX_JUMPS}")
+    before: Machine | None = None
+    for hop in listed:
+        user, name, port = _hop(hop)
+        login = Options(user=user, port=port)
+        if name in named:
+            machine = named[name]
+            machine = replace(machine, user=user or machine.user, port=port or machine.port)
+        else:
+            host = Host(name, gpus=0, cpus=1, memory_gb=1)
+            machine = _machine(host, login.over(config.options(name)).over(replace(defaults, port=None)))
+        before = replace(machine, jump=before)
+    return before
+
+
+def _hop(text: str) -> tuple[str | None, str, int | None]:
+    """Return user, host and port of "user@host:port".
+
+    >>> _hop("me@bastion:2222"), _hop("bastion")
+    (('me', 'bastion', 2222), (None, 'bastion', None))
+    """
+    found = re.fullmatch(r"(?:ssh://)?(?:([^@\s-][^@\s]*)@)?(\[[\w:.%]+\]|[A-Za-z0-9][^@:\s]*)(?::(\d+))?", text)
+    if not found:
+        raise InputError(f"proxy_jump is {text!r}; expected user@host:port")
+    return found[1], found[2].strip("[]"), int(found[3]) if found[3] else None
+
+
+def _own_name() -> str:
+    """Return the name of whoever runs this; the number where the machine has no name for it."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
