@@ -1,0 +1,87 @@
+"""Start the agent of a folder in the background: python -m labkit.testbed.agent FOLDER."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+
+from labkit.testbed.agent.daemon import IDLE_S, Daemon, inherited, listen, lock, told
+from labkit.testbed.agent.journal import NAME
+from labkit.testbed.agent.places import own_folder
+from labkit.testbed.agent.wire import Refused
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Start the agent; say in a line of JSON whether there is one now."""
+    parser = argparse.ArgumentParser(prog="python -m labkit.testbed.agent", description=__doc__)
+    parser.add_argument("folder", help="private to its owner: state, socket, and the folders of runs")
+    parser.add_argument("--idle-s", type=float, default=IDLE_S, help="leave after so long without work (%(default)s s)")
+    parser.add_argument("--kept", help=argparse.SUPPRESS)
+    asked = parser.parse_args(argv)
+    if asked.kept:
+        held, listener = inherited(asked.kept)
+        Daemon(own_folder(asked.folder), held=held, listener=listener, idle_s=asked.idle_s).run()
+        return 0
+    _clean_environment()
+    heard, said = os.pipe()
+    if os.fork() == 0:
+        _in_background(lambda: _serve(asked.folder, asked.idle_s, said))
+    os.close(said)
+    with os.fdopen(heard) as pipe:
+        line = pipe.readline() or json.dumps(told(Refused("fault", f"the agent did not start; see {NAME}")))
+    print(line.strip(), flush=True)
+    return 1 if "fault" in json.loads(line) else 0
+
+
+def _clean_environment() -> None:
+    """Drop the label of a task in which this was started: the agent is none of it."""
+    labels = [name for name in os.environ if name.startswith("LABKIT_")]
+    if labels:
+        env = {name: value for name, value in os.environ.items() if name not in labels}
+        os.execve(sys.executable, [sys.executable, "-m", "labkit.testbed.agent", *sys.argv[1:]], env)
+
+
+def _in_background(serve: Callable[[], None]) -> None:
+    """Run in a session of its own, nobody's child; never return."""
+    status = 1
+    try:
+        os.setsid()
+        if os.fork() == 0:
+            serve()
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def _serve(path: str, idle_s: float, said: int) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    os.umask(0o077)
+    try:
+        folder = own_folder(path)
+        held = lock(folder)
+        daemon = None if held is None else Daemon(folder, held=held, listener=listen(folder), idle_s=idle_s)
+        answer = {"ready": True, "began": held is not None}
+    except (Refused, OSError) as error:
+        fault = error if isinstance(error, Refused) else Refused("fault", f"the agent did not start: {error}")
+        daemon, answer = None, told(fault)
+    os.chdir("/")
+    os.write(said, json.dumps(answer).encode() + b"\n")
+    os.close(said)
+    if daemon is not None:
+        _let_go_of_the_terminal()
+        daemon.run()
+
+
+def _let_go_of_the_terminal() -> None:
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for handle in (0, 1, 2):
+        os.dup2(nothing, handle)
+    os.close(nothing)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

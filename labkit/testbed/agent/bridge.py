@@ -1,0 +1,97 @@
+"""Join stdin and stdout to the agent of a folder, and start it if there is none: what runs over SSH."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from labkit.testbed.agent.build import build
+from labkit.testbed.agent.places import SOCKET, call, own_folder
+from labkit.testbed.agent.wire import MARK, PROTOCOL, Refused, pack
+
+START_S: Final = 30.0
+
+
+def reach(folder: Path, *, start: bool) -> socket.socket:
+    """Connect to the agent of a folder.
+
+    Raises
+    ------
+    Refused
+        If there is none and it cannot or may not be started.
+    """
+    with contextlib.suppress(OSError):
+        return call(folder, SOCKET)
+    if not start:
+        raise Refused("no_agent", f"no agent runs in {folder}")
+    _start(folder)
+    try:
+        return call(folder, SOCKET)
+    except OSError as error:
+        raise Refused("no_agent", f"the agent of {folder} cannot be reached: {error.strerror}") from None
+
+
+def _start(folder: Path) -> None:
+    argv = [sys.executable, "-m", "labkit.testbed.agent", str(folder)]
+    try:
+        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=START_S, check=False)
+        said = json.loads(done.stdout)
+    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+        raise Refused("no_agent", f"the agent of {folder} did not start ({type(error).__name__})") from None
+    if "fault" in said:
+        raise Refused(said["fault"]["kind"], said["fault"]["message"])
+
+
+def join(sock: socket.socket) -> None:
+    """Carry bytes both ways until either end is gone."""
+    threading.Thread(target=_carry_in, args=(sock,), daemon=True).start()
+    with contextlib.suppress(OSError):
+        while data := sock.recv(1 << 16):
+            _write_all(1, data)
+
+
+def _carry_in(sock: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while data := os.read(0, 1 << 16):
+            sock.sendall(data)
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
+
+
+def _write_all(handle: int, data: bytes) -> None:
+    left = memoryview(data)
+    while left:
+        left = left[os.write(handle, left) :]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Be the bridge; the first line says what it is."""
+    parser = argparse.ArgumentParser(prog="python -m labkit.testbed.agent.bridge", description=__doc__)
+    parser.add_argument("folder", help="of the agent")
+    parser.add_argument("--no-start", action="store_true", help="do not start an agent where none runs")
+    asked = parser.parse_args(argv)
+    path = os.environ.get("PYTHONPATH")
+    me = {"protocol": PROTOCOL, "build": build(), "python": sys.executable, "path": path}
+    try:
+        _write_all(1, MARK + pack(me))
+        sock = reach(own_folder(asked.folder), start=not asked.no_start)
+    except Refused as error:
+        _write_all(1, pack({"id": None, "error": error.told()}))
+        return 1
+    except BrokenPipeError:
+        return 1
+    join(sock)
+    os._exit(0)  # the other direction may wait for ever
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,43 @@
+"""What a client of the agent raises.
+
+AgentError
+├── AgentRefused   the agent will not or cannot do it; `kind` says why in one word
+│   └── AgentVersion   it speaks another protocol
+├── AgentTimeout   no answer in time
+└── AgentGone      the connection is gone: connect again, tasks go on
+"""
+
+from __future__ import annotations
+
+from labkit.core.errors import LabkitError
+
+
+class AgentError(LabkitError):
+    """Something is wrong between here and the agent of a host."""
+
+
+class AgentRefused(AgentError):  # noqa: N818 - what happened, as one says it
+    """The agent will not or cannot do what was asked.
+
+    Attributes
+    ----------
+    kind : str
+        In one word: argument, busy, cannot_start, deaf, disk, ended, exists, folder, foreign, forbidden, malformed,
+        name, no_agent, no_file, over, oversized, protocol, stuck, taken, unknown_run, unknown_task, unknown_verb ...
+    """
+
+    def __init__(self, message: str, *, kind: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class AgentVersion(AgentRefused):
+    """The agent that runs there speaks another protocol than this labkit."""
+
+
+class AgentTimeout(AgentError, TimeoutError):  # noqa: N818 - what happened, as one says it
+    """The agent did not answer in time; what was asked may happen all the same."""
+
+
+class AgentGone(AgentError, ConnectionError):  # noqa: N818 - what happened, as one says it
+    """The connection to the agent is gone; its tasks go on, and so may whoever connects again."""

@@ -1,0 +1,39 @@
+"""The agent's own log: a line for what it does, never what it was given; bounded."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import traceback
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+NAME: Final = "agent.log"
+LIMIT: Final = 1 << 20
+"""Bytes of a log; the one before it is kept as well."""
+
+
+class Log:
+    """Appends lines to a file."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / NAME
+
+    def __call__(self, text: str) -> None:
+        """Write a line; a full disk is no reason to stop."""
+        moment = datetime.now(UTC).isoformat(timespec="milliseconds")
+        line = f"{moment} {os.getpid()} {text}".encode(errors="replace").replace(b"\n", b"\n  ") + b"\n"
+        with contextlib.suppress(OSError):
+            if self._path.exists() and self._path.stat().st_size > LIMIT:
+                self._path.replace(self._path.with_suffix(".log.1"))
+            handle = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            try:
+                os.write(handle, line)
+            finally:
+                os.close(handle)
+
+    def error(self, error: BaseException) -> None:
+        """Write where an error came from, without the values that led to it."""
+        where = "".join(traceback.format_tb(error.__traceback__))
+        self(f"unexpected {type(error).__name__}\n{where}")

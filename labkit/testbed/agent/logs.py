@@ -1,0 +1,41 @@
+"""Keep the log of a task small: its middle is cut out, and its beginning and its end stay where they are."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+from labkit.testbed.agent.events import KEEP_SIZE, PUNCH_HOLE, allocate
+from labkit.testbed.agent.places import LOG
+
+LIMIT: Final = 8 << 20
+"""Bytes of disk for a log; it is looked at each second."""
+
+HEAD: Final = 64 << 10
+TAIL: Final = LIMIT // 2
+PAGE: Final = 4096
+
+
+def bound(folder: Path) -> None:
+    """Cut the log in the folder of a task if it takes too much of the disk."""
+    path = folder / LOG
+    try:
+        found = path.lstat()
+        if found.st_blocks * 512 <= LIMIT:
+            return
+        file = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        cut(file, size=found.st_size)
+    finally:
+        os.close(file)
+
+
+def cut(file: int, *, size: int) -> None:
+    """Give the middle of a file back to the disk: what is read at an offset stays the same, or is a hole."""
+    end = (size - TAIL) // PAGE * PAGE
+    if end <= HEAD or allocate(file, KEEP_SIZE | PUNCH_HOLE, HEAD, end - HEAD):
+        return
+    os.ftruncate(file, 0)  # no holes on this file system: begin again

@@ -1,0 +1,115 @@
+"""Measure what tasks and host use: processor, memory, disk, from /proc."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from labkit.testbed.agent.processes import Key, Processes, Stat, read
+from labkit.testbed.agent.wire import now_s, wall_s
+
+TICK_S: Final = 1 / os.sysconf("SC_CLK_TCK")
+PAGE_MB: Final = os.sysconf("SC_PAGE_SIZE") / 1e6
+MB: Final = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What /proc said at a moment; rates need two."""
+
+    at_s: float
+    tasks: Mapping[Key, list[Stat]]
+    busy_ticks: int
+    all_ticks: int
+
+    def ticks(self, key: Key) -> int:
+        """Return the processor time of a task so far."""
+        return sum(each.ticks for each in self.tasks.get(key, ()))
+
+
+class Meter:
+    """Reads /proc, at most once in a while, whoever asks.
+
+    Parameters
+    ----------
+    folder : Path
+        Whose disk is looked at.
+    processes : Processes
+        Knows whose a process is.
+    sessions : callable
+        Returns sessions that are those of tasks.
+    """
+
+    def __init__(self, folder: Path, *, processes: Processes, sessions: Callable[[], Mapping[int, Key]]) -> None:
+        self._folder, self._processes, self._sessions = folder, processes, sessions
+        self._last: Reading | None = None
+
+    def reading(self, *, max_age_s: float) -> Reading:
+        """Return a reading that is not older than that."""
+        if self._last is None or now_s() - self._last.at_s > max_age_s:
+            tasks = self._processes.find(self._sessions(), quick=True)
+            busy, total = _host_ticks()
+            self._last = Reading(now_s(), tasks, busy, total)
+        return self._last
+
+    def sample(self, before: Reading, now: Reading) -> dict[str, Any]:
+        """Return what was used between two readings, for a reply."""
+        return {
+            "wall_s": wall_s(), "boot_s": round(now.at_s, 3), "over_s": round(now.at_s - before.at_s, 3),
+            "host": self._host(before, now),
+            "tasks": [_task(key, before, now) for key in sorted(now.tasks)],
+        }  # fmt: skip
+
+    def _host(self, before: Reading, now: Reading) -> dict[str, float]:
+        memory = _memory_mb()
+        disk = os.statvfs(self._folder)
+        ticks = max(now.all_ticks - before.all_ticks, 1)
+        return {
+            "cpu_percent": round(100 * (os.cpu_count() or 1) * (now.busy_ticks - before.busy_ticks) / ticks, 1),
+            "load": round(os.getloadavg()[0], 2),
+            "memory_mb": round(memory["MemTotal"]),
+            "free_memory_mb": round(memory["MemAvailable"]),
+            "free_disk_mb": round(disk.f_bavail * disk.f_frsize / MB),
+        }
+
+
+def _task(key: Key, before: Reading, now: Reading) -> dict[str, Any]:
+    used_s = max(0, now.ticks(key) - before.ticks(key)) * TICK_S
+    those = now.tasks[key]
+    return {
+        "run": key.run, "task": key.task, "n_processes": len(those),
+        "cpu_percent": round(100 * used_s / max(now.at_s - before.at_s, 1e-3), 1),
+        "cpu_s": round(now.ticks(key) * TICK_S, 2),
+        "rss_mb": round(sum(each.rss_pages for each in those) * PAGE_MB, 1),
+    }  # fmt: skip
+
+
+def pss_mb(those: list[Stat]) -> float | None:
+    """Return the memory of some processes, what they share counted once; None where the kernel does not tell.
+
+    It takes milliseconds for each process that has gigabytes.
+    """
+    total = 0.0
+    for each in those:
+        said = read(f"/proc/{each.pid}/smaps_rollup")
+        if said is None:
+            return None
+        total += sum(int(line.split()[1]) for line in said.splitlines() if line.startswith(b"Pss:")) * 1024 / MB
+    return round(total, 1)
+
+
+def _host_ticks() -> tuple[int, int]:
+    """Return ticks of all cores that were busy, and all."""
+    line = (read("/proc/stat") or b"cpu 0 0 0 0 0").split(b"\n", 1)[0]
+    ticks = [int(each) for each in line.split()[1:9]]  # guests are counted in user already
+    idle = sum(ticks[3:5])  # idle, and waiting for disks
+    return sum(ticks) - idle, sum(ticks)
+
+
+def _memory_mb() -> dict[str, float]:
+    said = (read("/proc/meminfo") or b"").splitlines()
+    values = {line.split(b":")[0].decode(): int(line.split()[1]) * 1024 / MB for line in said if b" kB" in line}
+    return {name: values.get(name, 0.0) for name in ("MemTotal", "MemAvailable")}

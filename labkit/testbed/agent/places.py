@@ -1,0 +1,157 @@
+"""The agent's folder: what lies where, private to its owner, and files opened so that no link leads out of it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from labkit.testbed.agent.wire import Refused, check_name
+
+SOCKET: Final = "agent.sock"
+LOCK: Final = "agent.lock"
+STATE: Final = "agent.json"
+RUNS: Final = "runs"
+LABEL: Final = "run.json"
+EVENTS: Final = "events.jsonl"
+LOG: Final = "log"
+EAR: Final = "task.sock"
+RESULT: Final = "result.json"
+DEPTH: Final = 6
+"""Folders below that of a task that a file may lie in."""
+
+
+def own_folder(path: str | Path) -> Path:
+    """Make the folder of an agent, or check that it is ours, and close it to everybody else.
+
+    Raises
+    ------
+    Refused
+        If it belongs to somebody else, or cannot be made.
+    """
+    folder = Path(path).expanduser()
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder = folder.resolve()
+        found = folder.stat()
+    except OSError as error:
+        raise Refused("folder", f"{folder} cannot be made: {error.strerror}") from None
+    if found.st_uid != os.getuid():
+        raise Refused("folder", f"{folder} belongs to user {found.st_uid}, not to {os.getuid()}; name another `folder`")
+    if found.st_mode & 0o077:
+        folder.chmod(0o700)
+    return folder
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file that others see whole or not at all, readable by its owner alone."""
+    temporary = path.with_name(f".{path.name}.new")
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        with os.fdopen(handle, "w") as file:
+            file.write(text)
+        temporary.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Return a JSON object from a file, or None where there is none or it is damaged."""
+    try:
+        said = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return said if isinstance(said, dict) else None
+
+
+def parts(text: object, what: str) -> list[str]:
+    """Return the parts of a relative path, each of them a name.
+
+    >>> parts("keys/ps.pem", "file")
+    ['keys', 'ps.pem']
+    """
+    if not isinstance(text, str) or text.count("/") > DEPTH:
+        raise Refused("name", f"{what} {str(text)[:80]!r} is no relative path of at most {DEPTH} folders")
+    return [check_name(part, what) for part in text.split("/")]
+
+
+@contextlib.contextmanager
+def inside(folder: Path, names: list[str], *, make: bool = False) -> Iterator[int]:
+    """Open the folder that some names lead to, following no link; yield its file descriptor."""
+    handle = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for name in names:
+            if make:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(name, 0o700, dir_fd=handle)
+            flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+            below = os.open(name, flags, dir_fd=handle)
+            os.close(handle)
+            handle = below
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def open_file(folder: Path, names: list[str]) -> int | None:
+    """Open a plain file for reading, following no link; None where there is none.
+
+    Raises
+    ------
+    Refused
+        If it is something else than a plain file.
+    """
+    try:
+        with inside(folder, names[:-1]) as handle:
+            file = os.open(names[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=handle)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise Refused("file", f"{'/'.join(names)} cannot be read: {error.strerror}") from None
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise Refused("file", f"{'/'.join(names)} is no plain file")
+    return file
+
+
+def put_file(folder: Path, names: list[str], data: bytes, *, mode: int) -> None:
+    """Write a small file, whole or not at all, following no link."""
+    temporary = f".{names[-1]}.new"
+    with inside(folder, names[:-1], make=True) as handle:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary, dir_fd=handle)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        file = os.open(temporary, flags, mode, dir_fd=handle)
+        with os.fdopen(file, "wb") as writer:
+            os.fchmod(file, mode)
+            writer.write(data)
+        os.rename(temporary, names[-1], src_dir_fd=handle, dst_dir_fd=handle)
+
+
+@contextlib.contextmanager
+def short(folder: Path, name: str) -> Iterator[str]:
+    """Yield an address of a socket in a folder that is short enough, however long the folder's path is."""
+    handle = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{handle}/{name}"
+    finally:
+        os.close(handle)
+
+
+def call(folder: Path, name: str) -> socket.socket:
+    """Connect to the socket of that name in a folder; OSError where nobody listens."""
+    sock = socket.socket(socket.AF_UNIX)
+    try:
+        with short(folder, name) as address:
+            sock.connect(address)
+    except OSError:
+        sock.close()
+        raise
+    return sock

@@ -1,0 +1,104 @@
+"""Read a file that grows, line by line; also one whose beginning has been cut out to save disk."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Final
+
+from labkit.testbed.agent.places import open_file
+
+PIECE: Final = 1 << 16
+LONGEST: Final = 1 << 20
+"""A line of more bytes is told in pieces."""
+
+
+def skip_hole(file: int, offset: int) -> int:
+    """Return where the next data is: a log that was cut has none for a while."""
+    try:
+        return os.lseek(file, offset, os.SEEK_DATA)
+    except OSError:  # at the end, or the file system does not know
+        return offset
+
+
+class LineReader:
+    """The complete lines of a file, from an offset on.
+
+    Parameters
+    ----------
+    folder, names
+        Where the file is or will be.
+    offset : int
+        Of the first line. If it is behind the end, reading begins where the file ends.
+    """
+
+    def __init__(self, folder: Path, names: list[str], *, offset: int) -> None:
+        self._folder, self._names, self.offset = folder, names, offset
+        self._file: int | None = None
+        self._n_bytes = PIECE
+
+    def lines(self, *, all_of_it: bool = False) -> tuple[int, list[bytes]]:
+        """Return the next lines without their ends, and the offset of the first; none where there is nothing yet.
+
+        Parameters
+        ----------
+        all_of_it : bool
+            Nobody writes any more: what has no end is the last line.
+        """
+        data = self._data()
+        start = self.offset
+        end = data.rfind(b"\n") + 1
+        if not end and data:
+            end = self._unended(len(data), all_of_it=all_of_it)
+        self.offset += end
+        return start, data[:end].removesuffix(b"\n").split(b"\n") if end else []
+
+    def _unended(self, n: int, *, all_of_it: bool) -> int:
+        """Return how much to tell of a line whose end is not there."""
+        if n == self._n_bytes and n < LONGEST:
+            self._n_bytes *= 2
+            return 0
+        self._n_bytes = PIECE
+        return n if n >= LONGEST or all_of_it else 0
+
+    def _data(self) -> bytes:
+        if self._file is None:
+            self._file = open_file(self._folder, self._names)
+        if self._file is None:
+            return b""
+        size = os.fstat(self._file).st_size
+        if size < self.offset:  # it was cut down: begin again with what is new
+            self.offset = 0
+        skipped = skip_hole(self._file, self.offset)
+        data = os.pread(self._file, self._n_bytes, skipped)
+        if skipped != self.offset:
+            cut = data.find(b"\n") + 1  # a hole begins anywhere in a line
+            skipped, data = skipped + cut, data[cut:]
+            self.offset = skipped
+        return data
+
+    @property
+    def more(self) -> bool:
+        """Whether there is something behind what was read."""
+        return self._file is not None and os.fstat(self._file).st_size > self.offset
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                os.close(self._file)
+            self._file = None
+
+
+def read_range(folder: Path, names: list[str], *, offset: int, n_bytes: int) -> tuple[int, bytes, int] | None:
+    """Return where data begins at or behind an offset, the data, and the size of the file; None without a file."""
+    file = open_file(folder, names)
+    if file is None:
+        return None
+    try:
+        size = os.fstat(file).st_size
+        start = skip_hole(file, offset) if offset < size else offset
+        return start, os.pread(file, n_bytes, start), size
+    finally:
+        os.close(file)

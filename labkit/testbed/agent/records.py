@@ -1,0 +1,118 @@
+"""What the agent knows of runs and tasks, as it lies on the disk: written before anything is done."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field, fields
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final
+
+from labkit.testbed.agent.places import LABEL, read_json, write_whole
+from labkit.testbed.agent.processes import Identity
+
+FORMAT: Final = "labkit run 1"
+"""The label: what does not bear it is never removed."""
+
+
+class Phase(StrEnum):
+    """How far a task is."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    ENDING = "ending"
+    ENDED = "ended"
+
+
+@dataclass(slots=True)
+class Task:
+    """A process, and all that it started.
+
+    Attributes
+    ----------
+    token : str
+        Tells this start from others of the same name.
+    code : int, optional
+        With which it ended; None if a signal ended it, or if nobody knows.
+    how : str
+        In words, how it ended.
+    """
+
+    name: str
+    token: str
+    argv: list[str]
+    cores: list[int] | None = None
+    gpus: list[str] | None = None
+    phase: Phase = Phase.STARTING
+    pid: int = 0
+    start: int = 0
+    started_s: float = 0.0
+    ended_s: float | None = None
+    code: int | None = None
+    signal: str | None = None
+    how: str = ""
+
+    @property
+    def who(self) -> Identity:
+        """Its first process."""
+        return Identity(self.pid, self.start)
+
+    @classmethod
+    def read(cls, said: dict[str, Any]) -> Task:
+        """Read what `asdict` returned."""
+        known = {each.name for each in fields(cls)}
+        task = cls(**{name: value for name, value in said.items() if name in known})
+        task.phase = Phase(task.phase)
+        return task
+
+
+@dataclass(slots=True)
+class Record:
+    """A run.
+
+    Attributes
+    ----------
+    boot : str
+        Which start of the host `until_s` counts from.
+    until_s : float
+        When its lease is over, in seconds since then.
+    over : str
+        Why it is over; empty while it goes on.
+    over_s : float, optional
+        When, in seconds since 1970.
+    """
+
+    run: str
+    boot: str
+    lease_s: float
+    until_s: float
+    over: str = ""
+    over_s: float | None = None
+    tasks: dict[str, Task] = field(default_factory=dict)
+
+    def write(self, folder: Path) -> None:
+        """Write it into the folder of the run."""
+        write_whole(folder / LABEL, json.dumps({"format": FORMAT, **asdict(self)}))
+
+    @classmethod
+    def read(cls, folder: Path) -> Record | None:
+        """Read it from the folder of a run; None where there is no label, or it is of another run."""
+        said = read_json(folder / LABEL)
+        if said is None or said.get("format") != FORMAT or said.get("run") != folder.name:
+            return None
+        try:
+            tasks = {name: Task.read(task) for name, task in said["tasks"].items()}
+            names = ("run", "boot", "lease_s", "until_s", "over", "over_s")
+            return cls(**{name: said[name] for name in names}, tasks=tasks)
+        except (KeyError, TypeError, ValueError, AttributeError):
+            return None
+
+    @property
+    def running(self) -> list[Task]:
+        """Its tasks that have not ended."""
+        return [task for task in self.tasks.values() if task.phase != Phase.ENDED]
+
+
+def boot_id() -> str:
+    """Return what tells this start of the host from others."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

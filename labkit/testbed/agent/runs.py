@@ -1,0 +1,361 @@
+"""The runs of a host: what is started, adopted and over."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from labkit.testbed.agent.ending import Ender
+from labkit.testbed.agent.events import EventFile
+from labkit.testbed.agent.loop import Loop
+from labkit.testbed.agent.places import EAR, EVENTS, LABEL, RESULT, RUNS, inside, put_file
+from labkit.testbed.agent.processes import Identity, Key, Processes, alive, stat
+from labkit.testbed.agent.records import Phase, Record, Task, boot_id
+from labkit.testbed.agent.spawn import Order, environment, spawn
+from labkit.testbed.agent.wire import Refused, now_s, wall_s
+
+OVER: Final = "over"
+"""The last event of a run."""
+
+LEASE_S: Final = 600.0
+AWOKEN_S: Final = 60.0
+"""What a lease has left at least when the host wakes from being suspended: whoever renews it slept as well."""
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A small file that a task finds in its folder."""
+
+    names: list[str]
+    data: bytes = field(repr=False)
+    mode: int = 0o600
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """A task to start."""
+
+    task: str
+    argv: Sequence[str]
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    cores: list[int] | None = None
+    gpus: list[str] | None = None
+    files: Sequence[File] = ()
+    nice: int = 0
+    lease_s: float = LEASE_S
+
+
+class Run:
+    """A run: its record, its events, and who wants to hear of them."""
+
+    def __init__(self, record: Record, folder: Path) -> None:
+        self.record, self.folder = record, folder
+        self.listeners: set[Callable[[], None]] = set()
+        self.events = EventFile(folder / EVENTS, written=self._written)
+
+    @property
+    def told_all(self) -> bool:
+        """Whether no event will follow."""
+        return self.events.last_kind == OVER and not self.events.waiting
+
+    def task(self, name: str) -> Task:
+        """Return a task of that name, also one that has ended."""
+        if name not in self.record.tasks:
+            known = ", ".join(sorted(self.record.tasks)) or "none"
+            raise Refused("unknown_task", f"run {self.record.run!r} has no task {name!r} here; it has: {known}")
+        return self.record.tasks[name]
+
+    def _written(self) -> None:
+        for listener in list(self.listeners):
+            listener()
+
+    def write(self) -> bool:
+        """Write the record; False if the disk does not take it."""
+        try:
+            self.record.write(self.folder)
+        except OSError:
+            return False
+        return True
+
+
+class Runs:
+    """All runs in a folder.
+
+    Parameters
+    ----------
+    folder : Path
+        Of the agent.
+    loop : Loop
+        Calls when a process has ended.
+    log : callable
+        Takes a line for the agent's log.
+    """
+
+    def __init__(self, folder: Path, *, loop: Loop, log: Callable[[str], None]) -> None:
+        self.folder, self._log = folder / RUNS, log
+        self._root = str(folder)
+        self.folder.mkdir(mode=0o700, exist_ok=True)
+        self.boot = boot_id()
+        self.processes = Processes(self._root)
+        self.ender = Ender(loop, processes=self.processes, ended=self._ended, log=log)
+        self.all: dict[str, Run] = {}
+
+    def __iter__(self) -> Iterator[Run]:
+        return iter(list(self.all.values()))
+
+    def get(self, run: str) -> Run:
+        """Return a run of that name."""
+        if run not in self.all:
+            raise Refused("unknown_run", f"there is no run {run!r} on this host")
+        return self.all[run]
+
+    @property
+    def busy(self) -> bool:
+        """Whether any task runs."""
+        return any(run.record.running for run in self)
+
+    def started(self, key: Key) -> float:
+        """Return since when a task runs, in seconds since the host was started."""
+        return self.all[key.run].record.tasks[key.task].started_s
+
+    # --- start
+
+    def start(self, run: str, wish: Wish) -> Task:
+        """Start a task; the run is made if there is none of that name.
+
+        Raises
+        ------
+        Refused
+            If it runs already, the run is over, or it cannot be started.
+        """
+        here = self._open(run, wish.lease_s)
+        before = here.record.tasks.get(wish.task)
+        if before is not None and before.phase != Phase.ENDED:
+            raise Refused("exists", f"task {wish.task!r} of run {run!r} runs already, as process {before.pid}")
+        until_s = max(here.record.until_s, now_s() + wish.lease_s)
+        here.record.until_s, here.record.lease_s = until_s, wish.lease_s
+        task = Task(wish.task, secrets.token_hex(8), list(wish.argv), wish.cores, wish.gpus)
+        here.record.tasks[wish.task] = task
+        if not here.write():
+            self._forget(here, task, before)
+            raise Refused("disk", f"the state could not be written to {self.folder}: is the disk full? Nothing started")
+        try:
+            self._spawn(here, task, wish)
+        except (Refused, OSError) as error:
+            raise self._failed(here, task, error) from None
+        return task
+
+    def _open(self, run: str, lease_s: float) -> Run:
+        if run in self.all:
+            if self.all[run].record.over:
+                raise Refused("over", f"run {run!r} is over ({self.all[run].record.over}); take another name")
+            return self.all[run]
+        folder = self.folder / run
+        try:
+            folder.mkdir(mode=0o700)
+        except FileExistsError:
+            raise Refused("foreign", f"{folder} is there without {LABEL}: not made by labkit, or damaged") from None
+        except OSError as error:
+            raise Refused("disk", f"{folder} cannot be made: {error.strerror}") from None
+        return self._new(run, folder, lease_s)
+
+    def _new(self, run: str, folder: Path, lease_s: float) -> Run:
+        record = Record(run, self.boot, lease_s, now_s() + lease_s)
+        try:
+            record.write(folder)
+            here = Run(record, folder)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                (folder / LABEL).unlink(missing_ok=True)
+                folder.rmdir()
+            raise Refused("disk", f"{folder} cannot be written: {error.strerror}. Nothing started") from None
+        self.all[run] = here
+        here.events.add("opened", lease_s=lease_s)
+        return here
+
+    @staticmethod
+    def _forget(here: Run, task: Task, before: Task | None) -> None:
+        if before is None:
+            del here.record.tasks[task.name]
+        else:
+            here.record.tasks[task.name] = before
+
+    def _spawn(self, here: Run, task: Task, wish: Wish) -> None:
+        with inside(here.folder, [task.name], make=True):
+            folder = here.folder / task.name
+        for stale in (EAR, RESULT):
+            (folder / stale).unlink(missing_ok=True)
+        for file in wish.files:
+            put_file(folder, file.names, file.data, mode=file.mode)
+        label = {"LABKIT_FOLDER": self._root, "LABKIT_RUN": here.record.run, "LABKIT_TASK": task.name}
+        env = environment({**label, "LABKIT_START": task.token}, wish.env, wish.gpus)
+        task.pid = spawn(Order(folder, wish.argv, env, wish.cores, wish.nice))
+        found = stat(task.pid)
+        task.start = found.start if found else 0
+        task.phase, task.started_s = Phase.RUNNING, round(now_s(), 3)
+        self._note(here)
+        here.events.add("started", task=task.name, pid=task.pid, cores=task.cores, gpus=task.gpus)
+        self.ender.follow(Key(here.record.run, task.name), task.who, child=True)
+
+    def _failed(self, here: Run, task: Task, error: Refused | OSError) -> Refused:
+        told = error if isinstance(error, Refused) else Refused("cannot_start", f"task {task.name!r}: {error}")
+        task.phase, task.how, task.ended_s = Phase.ENDED, told.message, wall_s()
+        self._note(here)
+        here.events.add("failed", task=task.name, why=told.message)
+        return told
+
+    def _note(self, here: Run) -> None:
+        """Write what has happened already; a full disk does not undo it."""
+        if not here.write():
+            self._log(f"run {here.record.run}: the state could not be written")
+
+    # --- end
+
+    def stop(self, run: str, task: str | None, *, grace_s: float) -> list[Key]:
+        """Begin to end a task, or a whole run, which then is over; return those that still run."""
+        here = self.get(run)
+        names = [task] if task is not None else list(here.record.tasks)
+        keys = [Key(run, name) for name in names if here.task(name).phase != Phase.ENDED]
+        if task is None:
+            self._over(here, "stopped")
+        self._end(here, keys, grace_s)
+        return keys
+
+    def _end(self, here: Run, keys: Sequence[Key], grace_s: float) -> None:
+        for key in keys:
+            here.record.tasks[key.task].phase = Phase.ENDING
+        if keys:
+            self._note(here)
+        for key in keys:
+            here.events.add("stopping", task=key.task, grace_s=grace_s)
+        self.ender.end(keys, grace_s=grace_s)
+
+    def _over(self, here: Run, why: str) -> None:
+        if not here.record.over:
+            here.record.over, here.record.over_s = why, wall_s()
+            self._note(here)
+            self._close_if_done(here)
+
+    def _ended(self, key: Key, code: int | None, signal_name: str | None, how: str) -> None:
+        """Note that a task and all that it started are gone."""
+        here = self.all[key.run]
+        task = here.record.tasks[key.task]
+        task.phase, task.ended_s = Phase.ENDED, wall_s()
+        task.code, task.signal, task.how = code, signal_name, how
+        self._note(here)
+        here.events.add("ended", task=task.name, code=code, signal=signal_name, how=how)
+        self._close_if_done(here)
+
+    def _close_if_done(self, here: Run) -> None:
+        if here.record.over and not here.record.running and here.events.last_kind != OVER:
+            here.events.add(OVER, why=here.record.over)
+            here.events.close()
+
+    # --- leases
+
+    def renew(self, run: str, lease_s: float) -> float:
+        """Let a run go on for so long from now."""
+        here = self.get(run)
+        if here.record.over:
+            raise Refused("over", f"run {run!r} is over ({here.record.over})")
+        here.record.until_s, here.record.lease_s = now_s() + lease_s, lease_s
+        self._note(here)
+        return here.record.until_s
+
+    def check_leases(self, *, slept_s: float, grace_s: float) -> None:
+        """End runs whose lease is over; after the host was suspended, give them a moment."""
+        for here in self:
+            record = here.record
+            if record.over:
+                continue
+            if slept_s > 1.0:
+                record.until_s = max(record.until_s, now_s() + AWOKEN_S)
+            if now_s() >= record.until_s:
+                here.events.add("lease_over", lease_s=record.lease_s)
+                keys = [Key(record.run, task.name) for task in record.running]
+                self._over(here, "lease")
+                self._end(here, keys, grace_s)
+
+    # --- adoption
+
+    def adopt(self) -> None:
+        """Take over what an agent before this one left."""
+        for folder in sorted(self.folder.iterdir()):
+            record = Record.read(folder) if folder.is_dir() and not folder.is_symlink() else None
+            if record is None:
+                self._log(f"{folder.name!r} in {RUNS} bears no label; left alone")
+                continue
+            self._adopt(Run(record, folder))
+        self._end_orphans()
+
+    def _adopt(self, here: Run) -> None:
+        record = here.record
+        self.all[record.run] = here
+        restarted = record.boot != self.boot
+        for task in record.running:
+            if restarted:
+                self._ended(Key(record.run, task.name), None, None, "unknown: the host was restarted")
+            else:
+                self._adopt_task(here, task)
+        if restarted and not record.over:
+            record.boot, record.until_s = self.boot, now_s()
+            self._over(here, "host restarted")
+        self._close_if_done(here)
+
+    def _adopt_task(self, here: Run, task: Task) -> None:
+        key = Key(here.record.run, task.name)
+        if task.phase == Phase.STARTING:
+            task.pid, task.start = self.processes.leader(key, task.token) or Identity(0, 0)
+        child = self._is_child(task.pid)
+        if not child:
+            here.events.add("adopted", task=task.name, pid=task.pid, alive=alive(task.who))
+        ending = task.phase == Phase.ENDING
+        task.phase = Phase.ENDING if ending else Phase.RUNNING
+        self._note(here)
+        self.ender.follow(key, task.who, child=child)
+        if ending:
+            self.ender.end([key], grace_s=0.0)
+
+    @staticmethod
+    def _is_child(pid: int) -> bool:
+        try:
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except (ChildProcessError, OSError):
+            return False
+        return True
+
+    def _end_orphans(self) -> None:
+        """End what bears our label but no record knows: nobody else would."""
+        known = {Key(here.record.run, task.name) for here in self for task in here.record.running}
+        orphans = [key for key in self.processes.find({}) if key not in known]
+        for key in orphans:
+            self._log(f"task {key.task} of run {key.run} has no record; ended")
+        self.ender.end_unknown(orphans)
+
+    # --- what is there
+
+    def listed(self) -> list[dict[str, Any]]:
+        """Return all runs, for a reply."""
+        return [self.shown(here) for here in self]
+
+    def shown(self, here: Run) -> dict[str, Any]:
+        """Return a run, for a reply."""
+        record = here.record
+        left_s = 0.0 if record.over else round(record.until_s - now_s(), 3)
+        tasks = {name: _shown(task) for name, task in record.tasks.items()}
+        return {
+            "run": record.run, "over": record.over, "over_s": record.over_s, "lease_left_s": left_s,
+            "last_event": here.events.n, "tasks": tasks,
+        }  # fmt: skip
+
+
+def _shown(task: Task) -> dict[str, Any]:
+    said = asdict(task)
+    for hidden in ("token", "start"):
+        del said[hidden]
+    return said

@@ -1,0 +1,287 @@
+"""The verbs: what a client can ask of the agent."""
+
+from __future__ import annotations
+
+import base64
+import os
+import platform
+import socket
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Final
+
+from labkit.testbed.agent.arguments import Arguments
+from labkit.testbed.agent.build import build, version
+from labkit.testbed.agent.connections import Request
+from labkit.testbed.agent.forward import Forward
+from labkit.testbed.agent.loop import Loop
+from labkit.testbed.agent.measure import Meter, pss_mb
+from labkit.testbed.agent.processes import Key
+from labkit.testbed.agent.reading import read_range
+from labkit.testbed.agent.records import Phase
+from labkit.testbed.agent.runs import LEASE_S, Runs, Wish
+from labkit.testbed.agent.streams import AHEAD, Follow, Measuring, Telling, Watch
+from labkit.testbed.agent.wire import PROTOCOL, Refused, now_s, wall_s
+
+GRACE_S: Final = 5.0
+DAY_S: Final = 86400.0
+SHORT_S: Final = 0.2
+"""Between two readings for a single measurement."""
+
+Later = None
+"""What a verb returns that answers later."""
+
+
+class Service:
+    """Answers requests.
+
+    Parameters
+    ----------
+    folder : Path
+        Of the agent.
+    runs : Runs
+        What it is about.
+    loop : Loop
+        Calls later.
+    log : callable
+        Takes a line for the agent's log.
+    leave : callable
+        Ends the agent; with a program, it becomes that.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        runs: Runs,
+        loop: Loop,
+        log: Callable[[str], None],
+        failed: Callable[[BaseException], None],
+        leave: Callable[[Sequence[str] | None, dict[str, str]], None],
+    ) -> None:
+        self._folder, self._runs, self._loop, self._log, self._leave = folder, runs, loop, log, leave
+        self._failed = failed
+        self._meter = Meter(folder, processes=runs.processes, sessions=runs.ender.sessions)
+        self._verbs: dict[str, Callable[[Request, Arguments], Any]] = {
+            name.removeprefix("do_"): getattr(self, name) for name in dir(self) if name.startswith("do_")
+        }
+
+    def serve(self, request: Request, given: dict[str, Any]) -> None:
+        """Answer a request, now or later."""
+        try:
+            answer = self._answer(request, given)
+        except Refused as error:
+            request.refuse(error)
+        except Exception as error:
+            self._failed(error)
+            request.refuse(Refused("fault", f"{request.verb}: the agent failed ({type(error).__name__}); see its log"))
+        else:
+            if answer is not Later and request.open:
+                request.reply(answer)
+
+    def _answer(self, request: Request, given: dict[str, Any]) -> Any:
+        if request.verb not in self._verbs:
+            near = get_close_matches(request.verb, self._verbs, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise Refused("unknown_verb", f"unknown verb {request.verb[:80]!r}.{hint}")
+        return self._verbs[request.verb](request, Arguments(request.verb, given))
+
+    # --- the agent itself
+
+    def do_hello(self, _: Request, arguments: Arguments) -> Any:
+        """Say what agent and host are; a client of another protocol is told so."""
+        protocol = arguments.whole("protocol", default=0, low=0, high=10**6)
+        arguments.done()
+        if protocol != PROTOCOL:
+            mine = f"this agent speaks protocol {PROTOCOL} (labkit {version()}), the client {protocol}"
+            raise Refused("protocol", f"{mine}: restart the agent; its tasks go on")
+        cores = sorted(os.sched_getaffinity(0))
+        return {
+            "protocol": PROTOCOL, "labkit": version(), "build": build(), "python": platform.python_version(),
+            "host": socket.gethostname(), "pid": os.getpid(), "boot": self._runs.boot, "folder": str(self._folder),
+            "cores": cores, "memory_mb": _memory_mb(), "wall_s": wall_s(), "boot_s": round(now_s(), 3),
+            "gpus": [], "n_runs": len(self._runs.all),
+        }  # fmt: skip
+
+    def do_shutdown(self, request: Request, arguments: Arguments) -> Any:
+        """End the agent; it stays as long as anything runs."""
+        arguments.done()
+        if self._runs.busy:
+            running = [f"{run.record.run}/{task.name}" for run in self._runs for task in run.record.running]
+            raise Refused("busy", f"{len(running)} tasks run: {', '.join(running[:10])}; stop them first")
+        self._log("shut down")
+        request.reply({})
+        self._leave(None, {})
+        return Later
+
+    def do_restart(self, request: Request, arguments: Arguments) -> Any:
+        """Become the agent of another labkit; tasks are not touched."""
+        python, path = arguments.maybe_text("python"), arguments.maybe_text("path")
+        arguments.done()
+        if python is not None and not os.access(python, os.X_OK):
+            raise Refused("argument", f"restart: python is {python!r}, which is no program")
+        self._log("restarted")
+        request.reply({})
+        self._leave([python or ""], {} if path is None else {"PYTHONPATH": path})
+        return Later
+
+    # --- tasks
+
+    def do_start(self, _: Request, arguments: Arguments) -> Any:
+        """Start a task."""
+        run = arguments.name("run")
+        wish = Wish(
+            task=arguments.name("task"),
+            argv=arguments.words("argv"),
+            env=arguments.variables("env"),
+            cores=arguments.cores("cores", allowed=os.sched_getaffinity(0)),
+            gpus=arguments.gpus("gpus"),
+            files=arguments.files("files"),
+            nice=arguments.whole("nice", default=0, low=0, high=19),
+            lease_s=arguments.number("lease_s", default=LEASE_S, low=0.1, high=30 * DAY_S),
+        )
+        arguments.done()
+        task = self._runs.start(run, wish)
+        self._log(f"started {run}/{task.name} as {task.pid}")
+        return {"pid": task.pid, "folder": str(self._runs.get(run).folder / task.name)}
+
+    def do_tell(self, request: Request, arguments: Arguments) -> Any:
+        """Hand a message to a task."""
+        run, name = self._runs.get(arguments.name("run")), arguments.name("task")
+        message = arguments.anything("message")
+        timeout_s = arguments.number("timeout_s", default=30.0, low=0.0, high=3600.0)
+        arguments.done()
+        if run.task(name).phase == Phase.ENDED:
+            raise Refused("ended", f"task {name!r} of run {run.record.run!r} has ended: {run.task(name).how}")
+        Forward(
+            request,
+            folder=run.folder / name,
+            message=message,
+            timeout_s=timeout_s,
+            running=lambda: run.task(name).phase != Phase.ENDED,
+            loop=self._loop,
+        )
+        return Later
+
+    def do_stop(self, request: Request, arguments: Arguments) -> Any:
+        """End a task, or a run; answer when nothing of it is left."""
+        run, task = arguments.name("run"), arguments.maybe_name("task")
+        grace_s = arguments.number("grace_s", default=GRACE_S, low=0.0, high=3600.0)
+        wait = arguments.flag("wait", default=True)
+        arguments.done()
+        here = self._runs.get(run)
+        names = list(here.record.tasks) if task is None else [here.task(task).name]
+
+        def reply() -> None:
+            request.reply({name: here.task(name).how for name in names})
+
+        self._log(f"stop {run}" + (f"/{task}" if task else ""))
+        left = self._runs.stop(run, task, grace_s=grace_s)
+        self._runs.ender.when_gone(left if wait else [], reply, request.refuse)
+        return Later
+
+    def do_renew(self, _: Request, arguments: Arguments) -> Any:
+        """Let a run go on."""
+        run = arguments.name("run")
+        lease_s = arguments.number("lease_s", default=LEASE_S, low=0.0, high=30 * DAY_S)
+        arguments.done()
+        self._runs.renew(run, lease_s)
+        return {"lease_left_s": lease_s}
+
+    def do_list(self, _: Request, arguments: Arguments) -> Any:
+        """Say what runs there are, and their tasks."""
+        run = arguments.maybe_name("run")
+        arguments.done()
+        return self._runs.listed() if run is None else [self._runs.shown(self._runs.get(run))]
+
+    # --- what they say
+
+    def do_watch(self, request: Request, arguments: Arguments) -> Any:
+        """Tell the events of a run, from a number on, and go on."""
+        run = self._runs.get(arguments.name("run"))
+        since = arguments.whole("since", default=0, low=0, high=2**53)
+        ahead = arguments.whole("ahead", default=AHEAD, low=1, high=10**6)
+        arguments.done()
+        request.connection.attach(request, Watch(request, run, since=since, ahead=ahead))
+        return Later
+
+    def do_follow(self, request: Request, arguments: Arguments) -> Any:
+        """Tell the lines of a file of a task, and go on."""
+        run = self._runs.get(arguments.name("run"))
+        task, names = run.task(arguments.name("task")), arguments.path("file")
+        offset = arguments.whole("offset", default=0, low=0, high=2**53)
+        ahead = arguments.whole("ahead", default=AHEAD, low=1, high=10**6)
+        arguments.done()
+        stream = Follow(request, run, task, names=names, offset=offset, loop=self._loop, ahead=ahead)
+        request.connection.attach(request, stream)
+        return Later
+
+    def do_more(self, request: Request, arguments: Arguments) -> Any:
+        """Let a stream go on by so many items."""
+        number = arguments.whole("request", default=0, low=0, high=2**53)
+        n = arguments.whole("n", default=1, low=1, high=10**6)
+        arguments.done()
+        stream = request.connection.stream(number)
+        if isinstance(stream, Telling):
+            stream.more(n)
+        return {}
+
+    def do_cancel(self, request: Request, arguments: Arguments) -> Any:
+        """End a stream."""
+        number = arguments.whole("request", default=0, low=0, high=2**53)
+        arguments.done()
+        request.connection.cancel(number)
+        return {}
+
+    def do_read(self, _: Request, arguments: Arguments) -> Any:
+        """Return a piece of a file of a task."""
+        run = self._runs.get(arguments.name("run"))
+        task, names = run.task(arguments.name("task")), arguments.path("file")
+        offset = arguments.whole("offset", default=0, low=0, high=2**53)
+        n_bytes = arguments.whole("n_bytes", default=1 << 20, low=0, high=4 << 20)
+        arguments.done()
+        found = read_range(run.folder, [task.name, *names], offset=offset, n_bytes=n_bytes)
+        if found is None:
+            raise Refused("no_file", f"task {task.name!r} has no file {'/'.join(names)!r}")
+        start, data, size = found
+        return {"offset": start, "data": base64.b64encode(data).decode(), "size": size}
+
+    # --- measurements
+
+    def do_measure(self, request: Request, arguments: Arguments) -> Any:
+        """Measure tasks and host: once, or each so many seconds."""
+        every_s = arguments.number("every_s", default=0.0, low=0.0, high=3600.0)
+        pss = arguments.flag("pss", default=False)
+        ahead = arguments.whole("ahead", default=AHEAD, low=1, high=10**6)
+        arguments.done()
+        if every_s:
+            stream = Measuring(
+                request, every_s=max(every_s, SHORT_S), loop=self._loop, sample=self._sampler(every_s), ahead=ahead
+            )
+            request.connection.attach(request, stream)
+            return Later
+        sample = self._sampler(SHORT_S)
+        self._loop.after(SHORT_S, lambda: request.reply(self._detailed(sample(), pss=pss)))
+        return Later
+
+    def _sampler(self, every_s: float) -> Callable[[], dict[str, Any]]:
+        before = self._meter.reading(max_age_s=every_s / 2)
+
+        def sample() -> dict[str, Any]:
+            nonlocal before
+            now = self._meter.reading(max_age_s=every_s / 2)
+            before, last = now, before
+            return self._meter.sample(last, now)
+
+        return sample
+
+    def _detailed(self, said: dict[str, Any], *, pss: bool) -> dict[str, Any]:
+        now = self._meter.reading(max_age_s=SHORT_S)
+        for task in said["tasks"] if pss else []:
+            task["pss_mb"] = pss_mb(now.tasks.get(Key(task["run"], task["task"]), []))
+        return said
+
+
+def _memory_mb() -> int:
+    return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e6)

@@ -1,0 +1,80 @@
+"""Start a process in a session of its own: its cores, its environment, its log; or the error why not."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NoReturn
+
+from labkit.testbed.agent.places import LOG
+from labkit.testbed.agent.wire import Refused
+
+BASE: Final = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ", "TMPDIR", "XDG_RUNTIME_DIR")
+"""What a task has of the agent's environment."""
+
+RESET: Final = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A process to start."""
+
+    folder: Path
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    cores: Sequence[int] | None = None
+    nice: int = 0
+
+
+def environment(label: Mapping[str, str], given: Mapping[str, str], gpus: Sequence[str] | None) -> dict[str, str]:
+    """Return the environment of a task: the label, a small base, the GPUs, and what was given."""
+    base = {name: os.environ[name] for name in BASE if name in os.environ}
+    seen = {} if gpus is None else {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(gpus)}
+    return {**label, **base, **seen, **given, **label}
+
+
+def spawn(order: Order) -> int:
+    """Start a process, and return its number once it runs the program.
+
+    Raises
+    ------
+    Refused
+        If it cannot be started; nothing is left of it.
+    """
+    heard, told = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        _become(order, told)
+    os.close(told)
+    with os.fdopen(heard, "rb") as pipe:
+        fault = pipe.read().decode()
+    if fault:
+        os.waitpid(pid, 0)
+        raise Refused("cannot_start", f"{order.argv[0]!r} cannot be started: {fault}")
+    return pid
+
+
+def _become(order: Order, told: int) -> NoReturn:
+    """Turn this child into what was ordered; on failure say why."""
+    try:
+        os.setsid()
+        os.chdir(order.folder)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        log = os.open(LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+        for target, source in ((0, nothing), (1, log), (2, log)):
+            os.dup2(source, target)
+        for number in RESET:
+            signal.signal(number, signal.SIG_DFL)
+        if order.cores is not None:
+            os.sched_setaffinity(0, order.cores)
+        os.nice(order.nice)
+        os.execvpe(order.argv[0], list(order.argv), dict(order.env))
+    except BaseException as error:
+        with contextlib.suppress(BaseException):
+            said = error.strerror if isinstance(error, OSError) and error.strerror else repr(error)
+            os.write(told, said.encode()[:4096] or b"?")
+    os._exit(127)

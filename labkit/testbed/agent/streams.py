@@ -1,0 +1,165 @@
+"""What goes on telling: events of a run, lines of a file, measurements. Each waits for a client that is slow."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, Final
+
+from labkit.testbed.agent.connections import Request
+from labkit.testbed.agent.loop import Loop, Timer
+from labkit.testbed.agent.places import EVENTS
+from labkit.testbed.agent.reading import LineReader
+from labkit.testbed.agent.records import Phase, Task
+from labkit.testbed.agent.runs import Run
+from labkit.testbed.agent.wire import Refused
+
+LOOK_S: Final = 0.1
+"""How often a file that somebody follows is looked at."""
+
+AHEAD: Final = 64
+"""Items that may be on their way to a client that has not asked for more."""
+
+
+class Telling:
+    """A stream: tells items while the client wants more, and ends with a reply."""
+
+    def __init__(self, request: Request, *, ahead: int = AHEAD) -> None:
+        self.request, self._credit = request, ahead
+
+    def more(self, n: int) -> None:
+        """Note that the client has taken so many."""
+        self._credit += n
+        self.pump()
+
+    @property
+    def wanted(self) -> bool:
+        """Whether the client takes another item now."""
+        return self._credit > 0 and self.request.open and self.request.connection.has_room
+
+    def tell(self, item: bytes) -> None:
+        """Tell one item."""
+        self._credit -= 1
+        self.request.item(item)
+
+    def pump(self) -> None:
+        """Tell what there is."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Stop."""
+        raise NotImplementedError
+
+
+class Watch(Telling):
+    """The events of a run, from a number on, until it is over."""
+
+    def __init__(self, request: Request, run: Run, *, since: int, ahead: int = AHEAD) -> None:
+        super().__init__(request, ahead=ahead)
+        self._run, self._last = run, since
+        self._reader = LineReader(run.folder, [EVENTS], offset=0)
+        run.listeners.add(self.pump)
+
+    def pump(self) -> None:
+        """Tell the events that are written and not told."""
+        while self.wanted:
+            lines = self._lines()
+            if lines is None:
+                if self._run.told_all:
+                    self.request.reply({"over": self._run.record.over, "last": self._last})
+                return
+            if lines:
+                self.tell(b"[%b]" % b",".join(lines))
+
+    def _lines(self) -> list[bytes] | None:
+        """Return events that come next; None where there are no more."""
+        _, lines = self._reader.lines()
+        if not lines:
+            return None
+        fresh = []
+        for line in lines:
+            n = json.loads(line)["n"]
+            if n > self._last:
+                self._last = n
+                fresh.append(line)
+        return fresh
+
+    def close(self) -> None:
+        """Stop."""
+        self._run.listeners.discard(self.pump)
+        self._reader.close()
+
+
+class Follow(Telling):
+    """The lines of a file of a task, until the task has ended and all is told."""
+
+    def __init__(
+        self, request: Request, run: Run, task: Task, *, names: list[str], offset: int, loop: Loop, ahead: int = AHEAD
+    ) -> None:
+        super().__init__(request, ahead=ahead)
+        self._run, self._task, self._loop = run, task, loop
+        self._reader = LineReader(run.folder, [task.name, *names], offset=offset)
+        self._timer: Timer | None = None
+
+    def pump(self) -> None:
+        """Tell the lines that are there, and look again in a while."""
+        self._pause()
+        try:
+            done = self._tell_all()
+        except (Refused, OSError) as error:
+            self.request.refuse(error if isinstance(error, Refused) else Refused("file", str(error)))
+            return
+        if done:
+            self.request.reply({"offset": self._reader.offset, "how": self._now().how})
+        elif self.request.open:
+            self._timer = self._loop.after(LOOK_S, self.pump)
+
+    def _now(self) -> Task:
+        return self._run.record.tasks.get(self._task.name, self._task)
+
+    def _tell_all(self) -> bool:
+        """Tell what is there; True if nothing will follow."""
+        ended = self._now().phase == Phase.ENDED
+        while self.wanted:
+            start, lines = self._reader.lines(all_of_it=ended)
+            if lines:
+                texts = [line.decode(errors="surrogateescape") for line in lines]
+                self.tell(json.dumps({"offset": start, "next": self._reader.offset, "lines": texts}).encode())
+            elif not self._reader.more or not ended:
+                return ended
+        return False
+
+    def _pause(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def close(self) -> None:
+        """Stop."""
+        self._pause()
+        self._reader.close()
+
+
+class Measuring(Telling):
+    """A measurement each so many seconds; those that the client has no room for are left out, and counted."""
+
+    def __init__(
+        self, request: Request, *, every_s: float, loop: Loop, sample: Callable[[], dict[str, Any]], ahead: int = AHEAD
+    ) -> None:
+        super().__init__(request, ahead=ahead)
+        self._every_s, self._loop, self._sample, self._n_missed = every_s, loop, sample, 0
+        self._timer = loop.after(every_s, self._due)
+
+    def _due(self) -> None:
+        self._timer = self._loop.after(self._every_s, self._due)
+        if self.wanted:
+            self.tell(json.dumps({**self._sample(), "n_missed": self._n_missed}).encode())
+        else:
+            self._n_missed += 1
+
+    def pump(self) -> None:
+        """Wait for the next moment."""
+
+    def close(self) -> None:
+        """Stop."""
+        self._timer.cancel()
