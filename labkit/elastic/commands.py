@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 Role = Literal["server", "worker"]
+
+HERE: Final = "here"
+"""Site, and host, of everybody in a job that has no sites."""
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Start a process."""
+    """Start a process, on a site."""
 
     name: str
     role: Role
+    site: str = HERE
 
 
 @dataclass(frozen=True, slots=True)

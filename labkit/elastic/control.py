@@ -8,9 +8,7 @@ import fcntl
 import json
 import os
 import queue
-import select
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -26,12 +24,14 @@ from labkit.elastic.commands import Command, End, Keep, Load, Note, Over, Start,
 from labkit.elastic.controller import Controller
 from labkit.elastic.crew import Terms
 from labkit.elastic.homes import Homes, Secrets
+from labkit.elastic.launch import Here, Launcher, Order, There, wait_for_end
 from labkit.elastic.losses import Losses
-from labkit.elastic.member import CONTROLLER, SPEC, Spec
-from labkit.elastic.network import Network, Reach, Refusals, checked_address, claimed
+from labkit.elastic.member import CONTROLLER, PATIENCE_LEASES, SPEC, Spec
+from labkit.elastic.network import HOST, Network, Reach, Refusals, checked_address, claimed
 from labkit.elastic.program import FILE as PROGRAM
 from labkit.elastic.protocol import Kind, at, era_and_version
 from labkit.elastic.shards import Record
+from labkit.elastic.sites import hosts_of, launcher_name
 from labkit.elastic.store import Block
 from labkit.elastic.transport import (
     Access,
@@ -64,6 +64,8 @@ class Plan:
     standby: bool = False
     parent: int = 0
     """Process with which the job ends; 0: it goes on by itself."""
+    place: dict[str, list[int]] | None = None
+    """Workers and servers of each site."""
 
 
 def now() -> float:
@@ -77,33 +79,6 @@ def records(folder: Path) -> list[Record]:
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
-def _wait_for_end(pid: int, *, timeout_s: float | None = None) -> bool:
-    """Wait for the end of any process; False if it still runs."""
-    try:
-        handle = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    try:
-        return bool(select.select([handle], [], [], timeout_s)[0])
-    finally:
-        os.close(handle)
-
-
-def _is_member(pid: int, folder: Path, name: str) -> bool:
-    """Tell whether a process number is still that of a process of this job: numbers are used again."""
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
-    except OSError:
-        return False
-    return name in words and any(Path(word).is_relative_to(folder) for word in words)
-
-
-def _kill(pid: int, folder: Path, name: str) -> None:
-    if _is_member(pid, folder, name):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-
-
 class FromMember(Handler):
     """What a member, or a client, says to the controller."""
 
@@ -113,9 +88,11 @@ class FromMember(Handler):
     def received(self, channel: Channel, message: Message) -> None:
         """Pass it on, if it is for such a process to say."""
         kind = message.head.kind
-        if (kind == Kind.TELL) != (self._role == "client") or (kind == Kind.SNAPSHOT and self._role == "worker"):
+        if (kind == Kind.TELL) != (self._role == "client") or (kind == Kind.SNAPSHOT and self._role != "server"):
             raise AccessError(f"a {self._role[:20]} may not send the controller a frame of kind {kind}.")
-        if kind == Kind.REPORT:
+        if self._role == HOST:
+            self._inbox.put(("hosted", self._name, channel, dict(message.meta)))
+        elif kind == Kind.REPORT:
             self._inbox.put(("report", self._name, dict(message.meta), now()))
         elif kind == Kind.SNAPSHOT:
             self._inbox.put(("copy", message))
@@ -148,6 +125,12 @@ class Control:
         self.channels: dict[str, Channel] = {}
         self.clients: dict[str, Channel] = {}
         self.pids: dict[str, int] = {}
+        """Of everybody who was started; 0: nobody knows yet."""
+        self.seats: dict[str, str] = {}
+        """Sites of everybody who was started."""
+        self.doorstep: dict[str, tuple[Any, ...]] = {}
+        """Who has connected before the launcher of its host said that it runs."""
+        self.sites = self.spec.places
         self.ended: set[str] = set()
         self.codes: dict[str, int] = {}
         self.written: dict[str, Any] = {}
@@ -165,6 +148,7 @@ class Control:
         self.losses = Losses(self.spec.n_shards)
         self.left_at: dict[str, float] = {}
         self.over: str | None = None
+        self.loss: float | None = None
         self._next_tick_s = 0.0
         self.machine = Controller(
             Terms(
@@ -178,16 +162,38 @@ class Control:
                 batch=self.spec.batch,
                 seed=self.spec.seed,
                 lease_s=self.lease.base_s,
+                sites={site.name: site.host for site in self.sites.values()},
             ),
             reassign=reassign,
             journal=None if self.spec.sync else self._journal,
         )
         reach = Reach(**self.spec.reach)
         self.network, self.homes = reach.network, Homes(folder, reach=reach, secrets=secrets)
+        self.launchers, self.there = self._launchers()
         refused = Refusals(lambda **columns: self.inbox.put(("refused", columns)))
         terms: dict[str, Any] = {"welcome": self._welcome, "lease": self.lease, "refused": refused}
         here = Listener(Address.parse(f"unix:{folder / CONTROLLER}"), access=Access(), **terms)
         self.listeners = [door for door in (here, self.homes.gate(**terms)) if door is not None]
+
+    def _launchers(self) -> tuple[dict[str, Launcher], dict[str, There]]:
+        """Return who starts members, by host; and those of other hosts, by the name of their launchers."""
+
+        def ended(name: str, code: int) -> None:
+            self.inbox.put(("ended", name, code))
+
+        sites = list(self.sites.values())
+        home, *others = hosts_of(sites)
+        told: dict[str, Any] = {"started": self._started, "ended": ended}
+        there = {launcher_name(host, sites): There(host, papers=self.homes.papers, **told) for host in others}
+        launchers: dict[str, Launcher] = {one.host: one for one in there.values()}
+        return {home: Here(self.folder, furnish=self._furnish, **told), **launchers}, there
+
+    def _furnish(self, name: str, role: str) -> Path:
+        return self.homes.furnish(name, role, files=(SPEC, PROGRAM) if role == "worker" else (SPEC,))
+
+    def _launcher(self, name: str) -> Launcher:
+        """Return who has started a member."""
+        return self.launchers[self.sites[self.seats[name]].host]
 
     def _welcome(self, peer: Peer) -> Handler:
         """Let in the launcher over the socket of this machine, and members the way that the job's network is."""
@@ -195,6 +201,8 @@ class Control:
         secured = peer.proved.startswith("certificate")
         if secured != (role != "client" and self.network != Network.LOCAL):
             raise AccessError(f"{name[:60]} is a {role[:20]}, and may not come in by this door.")
+        if (role == HOST) != (name in self.there):
+            raise AccessError(f"{name[:60]} is no {role[:20]} of this job.")
         address = checked_address(str(peer.hello.get("address", "")), network=self.network)
         return _Joining(name, role, self.inbox, address=address, unable=str(peer.hello.get("unable", "")))
 
@@ -206,17 +214,15 @@ class Control:
             self._run()
         except BaseException:
             for name in set(self.pids) - self.ended:
-                _kill(self.pids[name], self.folder, name)
+                self._launcher(name).kill(name)
+            for there in self.there.values():
+                there.end()
             raise
 
     def _run(self) -> None:
         if self.plan.parent:
             threading.Thread(target=self._watch, args=(self.plan.parent,), daemon=True).start()
-        before = self.folder / STATE
-        if before.exists():
-            self._take_over(json.loads(before.read_text()))
-        else:
-            self._carry_out(self.machine.start(servers=self.plan.servers, workers=self.plan.workers))
+        self._begin()
         while self.over is None or set(self.pids) - self.ended:
             try:
                 item = self.inbox.get(timeout=None if self.spec.sync else self.lease.base_s / TICKS_OF_A_LEASE)
@@ -226,30 +232,40 @@ class Control:
             if not self.spec.sync:
                 self._tick()
         self._write(now(), "over", {"failure": self.over})
+        for there in self.there.values():
+            there.end()
         for listener in self.listeners:
             listener.close()
         self.homes.close()
         self.writer.shutdown()
         self.events.close()
 
+    def _begin(self) -> None:
+        before, plan = self.folder / STATE, self.plan
+        if before.exists():
+            self._take_over(json.loads(before.read_text()))
+            return
+        self._carry_out(self.machine.start(servers=plan.servers, workers=plan.workers, place=plan.place))
+        for name in self.there:
+            self._expect_host(name, leases=PATIENCE_LEASES)
+
     def _take_over(self, state: dict[str, Any]) -> None:
         """Go on with the processes of a controller that died; those that are gone have left."""
         known = [] if self.spec.sync else records(self.folder)
         self.pids.update(state["pids"])
-        self._carry_out(self.machine.take_over(state["machine"], records=known, now_s=time.monotonic()))
+        self.seats.update(state["seats"])
         for name, pid in state["pids"].items():
+            self._launcher(name).adopt(name, pid, self.sites[self.seats[name]])
+        self._carry_out(self.machine.take_over(state["machine"], records=known, now_s=time.monotonic()))
+        for name in [name for name, pid in state["pids"].items() if pid]:
             self._expect(name, leases=2)
-            threading.Thread(target=self._wait_for_other, args=(name, pid), daemon=True).start()
-
-    def _wait_for_other(self, name: str, pid: int) -> None:
-        """Wait for the end of a process of this job that this process did not start."""
-        if _is_member(pid, self.folder, name):
-            _wait_for_end(pid)
-        self.inbox.put(("ended", name, -1))
+        for name in self.there:
+            self._expect_host(name, leases=2)
 
     def _remember(self) -> None:
         """Write down, before anything is done, what a controller after this one must know."""
-        state = {"machine": self.machine.state(), "pids": {n: p for n, p in self.pids.items() if n not in self.ended}}
+        pids = {name: pid for name, pid in self.pids.items() if name not in self.ended}
+        state = {"machine": self.machine.state(), "pids": pids, "seats": {name: self.seats[name] for name in pids}}
         if state == self.written:
             return
         try:
@@ -284,23 +300,82 @@ class Control:
 
     def _watch(self, parent: int) -> None:
         """Wait for the end of the process that started the job: it ends with it."""
-        _wait_for_end(parent)
+        wait_for_end(parent)
         self.inbox.put(("abandoned",))
 
     def _abandoned(self) -> None:
         self._carry_out(self.machine.stop())
 
     def _opened(self, name: str, role: str, address: str, unable: str, channel: Channel) -> None:
+        if role == HOST:
+            return  # it says next who runs there
         if role == "client":
             self.clients[name] = channel
             return
-        if self.pids.get(name) != channel.peer.hello.get("pid") or name in self.ended:
-            with contextlib.suppress(TransportError):  # nobody knows it: its controller died before it could write
-                channel.send(Kind.TELL, meta={"do": "stop"})
+        pid = self.pids.get(name)
+        if pid == 0 and name not in self.ended:
+            self.doorstep[name] = name, role, address, unable, channel
+            return
+        if pid != channel.peer.hello.get("pid") or name in self.ended:
+            self._send_away(channel)  # nobody knows it: its controller died before it could write
             return
         self.channels[name] = channel
         joined = self.machine.unable(name, why=unable) if unable else self.machine.joined(name, address=address)
         self._carry_out(joined)
+
+    def _send_away(self, channel: Channel) -> None:
+        with contextlib.suppress(TransportError):
+            channel.send(Kind.TELL, meta={"do": "stop"})
+
+    # --- other hosts
+
+    def _hosted(self, name: str, channel: Channel, meta: dict[str, Any]) -> None:
+        """Take note of what the launcher of another host says."""
+        there, event = self.there[name], meta["event"]
+        if event == "hosting":
+            self._write(now(), "host", {"host": there.host, "running": sorted(meta["running"])})
+            self._carry_out(self.machine.host_back(there.host))
+            there.here(channel, meta["running"])
+        elif channel is there.channel:
+            self._hears(name, event, meta)
+
+    def _hears(self, launcher: str, event: str, meta: dict[str, Any]) -> None:
+        there = self.there[launcher]
+        if event == "started":
+            there.started(meta["name"], meta["pid"])
+        elif event == "ended":
+            there.ended(meta["name"], meta["code"])
+        elif event == "unable" and not there.wait(meta["name"], timeout_s=0):
+            self._unable(meta["name"], meta["why"])
+        elif event == "leaving":
+            there.channel = None
+            self._host_missed(launcher, there.turn)
+
+    def _expect_host(self, name: str, *, leases: int) -> None:
+        """See to it that the launcher of a host comes (back), or its host counts as lost."""
+        turn = self.there[name].turn
+
+        def wait() -> None:
+            threading.Event().wait(leases * self.lease.base_s)
+            self.inbox.put(("host_missed", name, turn))
+
+        threading.Thread(target=wait, name=f"waiting for {name}", daemon=True).start()
+
+    def _host_missed(self, name: str, turn: int) -> None:
+        there = self.there[name]
+        if there.turn != turn or there.channel is not None:
+            return
+        why = "its launcher is away for too long" if there.seen else "its launcher has not come"
+        for member in there.lost():
+            self.left_at.setdefault(member, now())
+            self.ended.add(member)
+            self.doorstep.pop(member, None)
+            if member in self.channels:
+                self._send_away(self.channels.pop(member))
+        self._carry_out(self.machine.host_lost(there.host, why=why))
+
+    def _unable(self, name: str, why: str) -> None:
+        self._carry_out(self.machine.unable(name, why=why))
 
     def _refused(self, columns: dict[str, Any]) -> None:
         self._write(now(), "refused", {"name": "controller", **columns})
@@ -350,7 +425,12 @@ class Control:
 
     def _closed(self, name: str, channel: Channel) -> None:
         self.clients.pop(name, None)
-        if self.channels.get(name) is channel:
+        if name in self.there:
+            if self.there[name].away(channel):
+                self._expect_host(name, leases=2)
+        elif name in self.doorstep and self.doorstep[name][-1] is channel:
+            del self.doorstep[name]
+        elif self.channels.get(name) is channel:
             del self.channels[name]
             if name in self.codes:
                 self._ended(name, self.codes.pop(name))
@@ -362,13 +442,13 @@ class Control:
         threading.Thread(target=self._wait_for_return, args=(name, leases * self.lease.base_s), daemon=True).start()
 
     def _wait_for_return(self, name: str, timeout_s: float) -> None:
-        if not _wait_for_end(self.pids[name], timeout_s=timeout_s):
+        if not self._launcher(name).wait(name, timeout_s=timeout_s):
             self.inbox.put(("missed", name))
 
     def _missed(self, name: str) -> None:
         if name not in self.channels and name not in self.ended:
             self._write(now(), "missed", {"name": name})
-            _kill(self.pids[name], self.folder, name)
+            self._launcher(name).kill(name)
 
     def _ended(self, name: str, code: int) -> None:
         """Note the end of a process, after all that it has said."""
@@ -377,6 +457,7 @@ class Control:
             self.codes[name] = code
             return
         self.ended.add(name)
+        self.doorstep.pop(name, None)
         self.homes.clear(name)
         self._carry_out(self.machine.left(name, reason=f"exit code {code}"))
 
@@ -389,15 +470,26 @@ class Control:
         try:
             if meta["do"] == "scale":
                 commands = self.machine.scale(
-                    servers=meta["servers"], workers=meta["workers"], replace=meta["replace"], strategy=meta["strategy"]
-                )
+                    servers=meta["servers"], workers=meta["workers"], replace=meta["replace"], place=meta["place"],
+                    strategy=meta["strategy"],
+                )  # fmt: skip
+            elif meta["do"] == "status":
+                channel.reply(message, meta=self._status())
+                return
             else:
                 commands = self.machine.stop()
         except InputError as error:
             channel.refuse(message, str(error))
             return
-        channel.reply(message)
+        channel.reply(message, meta={"scaling": self.machine.n_asked})
         self._carry_out(commands)
+
+    def _status(self) -> dict[str, Any]:
+        """Return where the job is: progress, and who is there to stay."""
+        machine = self.machine
+        stay = (*machine.of("server"), *machine.of("worker"))
+        members = [[m.name, m.role, m.site, self.pids[m.name], m.joined] for m in stay]
+        return {"phase": machine.phase, "step": machine.progress, "loss": self.loss, "members": members}
 
     # --- commands
 
@@ -429,38 +521,47 @@ class Control:
         self.over = command.failure
 
     def _start(self, command: Start) -> None:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         scales = self.machine.phase == "training" and self.machine.scaling is not None
-        entry = "newcomer" if scales else "member"  # who is started for somebody who died is missed
-        files = (SPEC, PROGRAM) if command.role == "worker" else (SPEC,)
-        home = self.homes.furnish(command.name, command.role, files=files)
-        log = (self.folder / f"{command.name}.log").open("ab")
-        process = subprocess.Popen(
-            [sys.executable, "-m", f"labkit.elastic.{entry}", str(home), command.role, command.name],
-            env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-        )  # fmt: skip
-        log.close()
-        self.pids[command.name] = process.pid
-        self._write(now(), "started", {"name": command.name, "role": command.role, "pid": process.pid})
-        threading.Thread(target=self._wait_for, args=(command.name, process), daemon=True).start()
+        self.pids[command.name], self.seats[command.name] = 0, command.site
+        order = Order(command.name, command.role, self.sites[command.site], gently=scales)
+        try:
+            self._launcher(command.name).start(order)  # who is started for somebody who died is missed: not gently
+        except OSError as error:
+            self.inbox.put(("unable", command.name, f"cannot be started: {error}"))
+            self.inbox.put(("ended", command.name, -1))
 
-    def _wait_for(self, name: str, process: subprocess.Popen[bytes]) -> None:
-        self.inbox.put(("ended", name, process.wait()))
+    def _started(self, name: str, pid: int) -> None:
+        """Note that a member runs; who came before that was known may come in now."""
+        if self.pids[name] == pid:
+            return
+        self.pids[name] = pid
+        role = "worker" if name.startswith("worker") else "server"
+        site = self.sites[self.seats[name]]
+        columns = {"name": name, "role": role, "pid": pid, "site": site.name, "host": site.host}
+        self._write(now(), "started", columns)
+        if name in self.doorstep:
+            self._opened(*self.doorstep.pop(name))
+        elif isinstance(self._launcher(name), There):
+            self._remember()
 
     def _end(self, command: End) -> None:
-        pid = self.pids.get(command.name)
-        if pid is None or command.name in self.ended:
+        name = command.name
+        if name not in self.pids or name in self.ended:
             return
-        if command.kill or command.name not in self.channels:  # who has not come yet has nothing to lose
-            _kill(pid, self.folder, command.name)
+        if command.kill or name not in self.channels:  # who has not come yet has nothing to lose
+            self._launcher(name).kill(name)
             return
-        self._say(command.name, {"do": "stop"})
-        threading.Thread(target=self._insist, args=(pid, command.name), daemon=True).start()
+        self._say(name, {"do": "stop"})
+        threading.Thread(target=self._insist, args=(name,), daemon=True).start()
 
-    def _insist(self, pid: int, name: str) -> None:
+    def _insist(self, name: str) -> None:
         """Kill a process that does not end by itself within two leases."""
-        if not _wait_for_end(pid, timeout_s=2 * self.lease.base_s):
-            _kill(pid, self.folder, name)
+        if not self._launcher(name).wait(name, timeout_s=2 * self.lease.base_s):
+            self.inbox.put(("overdue", name))
+
+    def _overdue(self, name: str) -> None:
+        if name not in self.ended:
+            self._launcher(name).kill(name)
 
     def _say(self, name: str, what: dict[str, Any]) -> None:
         channel = self.channels.get(name)
@@ -501,6 +602,8 @@ class Control:
                 reply.add_done_callback(settled)
 
     def _write(self, when: float, event: str, columns: dict[str, Any]) -> None:
+        if event == "loss":
+            self.loss = columns["loss"]
         self.unwritten += json.dumps({"time": when, "event": event, **columns}).encode() + b"\n"
         with contextlib.suppress(OSError):  # a full disk: it is written with the next one that can be
             fault.at("controller.event")

@@ -5,18 +5,19 @@ It is off the path of a step: workers and servers go on without it, and tell it 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from labkit.core.errors import InputError
 from labkit.elastic.commands import Command, End, Keep, Load, Note, Over, Tell
 from labkit.elastic.crew import Member, Reassign, Terms
-from labkit.elastic.leasing import Leasing
-from labkit.elastic.scaling import MARGIN
+from labkit.elastic.hosts import Hosts
+from labkit.elastic.places import ROLES, checked, of_role
+from labkit.elastic.scaling import MARGIN, Scaling
 from labkit.elastic.shards import Journal, Record
 
 
-class Controller(Leasing):
+class Controller(Hosts):
     """All that a job's controller decides.
 
     Parameters
@@ -32,32 +33,40 @@ class Controller(Leasing):
     def __init__(self, terms: Terms, *, reassign: Reassign, journal: Journal | None = None) -> None:
         super().__init__(terms, reassign=reassign, journal=journal)
         self.saved = 0
-        self.n_deaths = 0
         self.failure = ""
         self._doubts: list[tuple[str, Mapping[str, Any]]] = []
 
-    def start(self, *, servers: int, workers: int) -> list[Command]:
-        """Begin with so many of each."""
-        for role, n in (("server", servers), ("worker", workers)):
-            if n < 1:
-                raise InputError(f"a job with {n} {role}s; expected at least one.")
-        if servers > len(self.terms.sizes):
-            raise InputError(f"{servers} servers for {len(self.terms.sizes)} blocks; expected at most one per block.")
-        for _ in range(servers):
-            self._launch("server")
-        for _ in range(workers):
-            self._launch("worker")
+    def start(
+        self, *, servers: int = 0, workers: int = 0, place: Mapping[str, Sequence[int]] | None = None
+    ) -> list[Command]:
+        """Begin with so many of each, or with so many workers and servers on each site."""
+        if place is None:
+            place = {next(iter(self.terms.sites)): (workers, servers)}
+        seats = checked(place, sites=self.terms.sites, lost=())
+        for role in ROLES:
+            if sum(of_role(seats, role).values()) < 1:
+                raise InputError(f"a job with {sum(of_role(seats, role).values())} {role}s; expected at least one.")
+        n_servers = sum(of_role(seats, "server").values())
+        if n_servers > len(self.terms.sizes):
+            raise InputError(f"{n_servers} servers for {len(self.terms.sizes)} blocks; expected at most one per block.")
+        for role in ROLES:
+            for site, n in of_role(seats, role).items():
+                for _ in range(n):
+                    self._launch(role, site)
         return self._taken()
 
     def state(self) -> dict[str, Any]:
         """Return what another controller must know to take over, as JSON has it; progress is told by who is there."""
+        waiting = [s for s in (self.scaling, *self.queue) if s is not None]
         return {
-            "members": [[m.name, m.role, m.address, m.leaving] for m in self.members.values()],
+            "members": [[m.name, m.role, m.address, m.leaving, m.site] for m in self.members.values()],
+            "lost": sorted(self.lost),
             "owner": sorted(self.owner.items()), "moves": sorted(self.moves.items()), "era": self.era,
             "phase": self.phase, "saved": self.saved, "n_deaths": self.n_deaths, "numbers": self._numbers,
             "n_scalings": self._n_scalings, "failure": self.failure,
-            "scaling": [s.number for s in (self.scaling, *self.queue) if s is not None and not s.repair],
-            "repairs": [0 if s.new else 1 for s in (self.scaling, *self.queue) if s is not None and s.repair],
+            "scaling": [s.number for s in waiting if not s.repair and s.place is None],
+            "places": [[s.number, s.place, s.strategy] for s in waiting if s.place is not None],
+            "repairs": [[] if s.new else s.at for s in waiting if s.repair],
             **self._standby_state(),
         }  # fmt: skip
 
@@ -66,11 +75,13 @@ class Controller(Leasing):
     ) -> list[Command]:
         """Begin where another controller was: wait for its processes to come back, each with what it has.
 
-        A scaling that was under way is given up: blocks that have moved stay where they are, newcomers stay.
+        A scaling that was under way is given up: blocks that have moved stay where they are, newcomers stay. One that
+        said who sits where is begun anew: it means the same as before.
         `records` are the journal of the shard service, `now_s` the time.
         """
-        for name, role, address, leaving in state["members"]:
-            self.members[name] = Member(name, role, address, leaving=leaving)
+        for name, role, address, leaving, site in state["members"]:
+            self.members[name] = Member(name, role, address, leaving=leaving, site=site)
+        self.lost = set(state["lost"])
         self.owner, self.moves = dict(state["owner"]), dict(state["moves"])
         self.era, self.saved, self.n_deaths = state["era"], state["saved"], state["n_deaths"]
         self._take_over_standby(state)
@@ -85,11 +96,19 @@ class Controller(Leasing):
         self._out.append(Note("taken_over", {"era": self.era, "phase": state["phase"]}))
         if self.phase == "taking_over" and not self.terms.sync:
             self._replay_leases(records, now_s=now_s)
-        for number in state["scaling"]:
-            self._out.append(Note("dropped", {"scaling": number, "why": "the controller died"}))
-        for n_missing in state["repairs"]:
-            self._repair(n_missing)
+        self._take_over_requests(state)
         return self._taken()
+
+    def _take_over_requests(self, state: Mapping[str, Any]) -> None:
+        why = "the controller died"
+        for number in state["scaling"]:
+            self._out.append(Note("dropped", {"scaling": number, "why": why}))
+        for number, place, strategy in state["places"]:
+            self._out.append(Note("again", {"scaling": number, "why": why}))
+            seats = {site: (workers, servers) for site, (workers, servers) in place.items()}
+            self.queue.append(Scaling(strategy=strategy, number=number, place=seats))
+        for at in state["repairs"]:
+            self._repair(at)
 
     def _on_here(self, member: Member, columns: Mapping[str, Any]) -> None:
         """Note that a process has told all that it has: after it, or the controller, was away."""
@@ -477,14 +496,14 @@ class Controller(Leasing):
         if self.scaling is not None:
             self._mourn(self.scaling, member)
         if member.role == "worker":
-            self._worker_died()
+            self._worker_died(member.site)
         elif self.terms.standby and self.phase in ("training", "taking_over"):
-            if not self._outlive(member, going=going):
+            if not self._outlive({member.name}, repair=() if going else (member.site,)):
                 self._go_back()
             elif self.phase == "training":
                 self._copy_again()
         else:
-            self._launch("server")
+            self._launch("server", member.site)
             if self.phase in ("training", "loading") and member.name in self.owner.values():
                 self._go_back()
 
@@ -494,8 +513,12 @@ class Controller(Leasing):
         if self.saving is not None:
             self._save(self.saving)
 
-    def _worker_died(self) -> None:
-        self._launch("worker")
+    def _worker_died(self, site: str) -> None:
+        self._launch("worker", site)
+        self._workers_died()
+
+    def _workers_died(self) -> None:
+        """Let others compute what workers were at that are gone."""
         if self.phase == "training" and (self._n_begun() or not self.terms.sync):
             self._deal()
         elif self.phase == "training":
@@ -507,16 +530,25 @@ class Controller(Leasing):
         self.phase = "restoring"
         self.era += 1
         self._out.append(Note("goes_back", {"era": self.era}))
-        if self.scaling is not None:
-            self._out.append(Note("dropped", {"scaling": self.scaling.number, "why": "a server died"}))
-            self.scaling = None
+        self._give_up_scaling()
         self.saving = self._still = None
-        for _ in [repair for repair in self.queue if repair.repair]:
-            self._launch("server")
+        for site in [site for scaling in self.queue if scaling.repair for site in scaling.at]:
+            self._launch("server", self._site_for("server", rather=site))
         self.queue = [scaling for scaling in self.queue if not scaling.repair]
         for worker in self.of("worker"):
             worker.ready = worker.begun = False
         self._tell_workers(do="halt", era=self.era)
+
+    def _give_up_scaling(self) -> None:
+        """Drop the request under way; one that said who sits where is begun anew later: it means the same then."""
+        scaling, self.scaling = self.scaling, None
+        if scaling is None:
+            return
+        if scaling.place is None:
+            self._out.append(Note("dropped", {"scaling": scaling.number, "why": "a server died"}))
+        else:
+            self._out.append(Note("again", {"scaling": scaling.number, "why": "a server died"}))
+            self.queue.insert(0, Scaling(strategy=scaling.strategy, place=scaling.place, number=scaling.number))
 
     def _end(self, failure: str) -> None:
         if self.phase == "over":

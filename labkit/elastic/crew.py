@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from labkit.elastic.commands import Command, Role, Start, Tell
+from labkit.elastic.commands import HERE, Command, Role, Start, Tell
+from labkit.elastic.places import Sitter, fewest
 from labkit.elastic.speeds import Speeds
 
 
@@ -32,6 +34,8 @@ class Terms:
         Whether all workers make an update together; else each makes its own, with samples that it has leased.
     n_samples, batch, seed, lease_s
         Of asynchronous training: the dataset, samples of an update, the order, and how long a lease lasts.
+    sites : mapping
+        The host of each site where members may sit.
     """
 
     sizes: Sequence[int]
@@ -45,6 +49,7 @@ class Terms:
     batch: int = 1
     seed: int = 0
     lease_s: float = 3.0
+    sites: Mapping[str, str] = field(default_factory=lambda: {HERE: HERE})
 
 
 @dataclass(slots=True)
@@ -62,6 +67,7 @@ class Member:
     """Whether it was given parameters and leaves of this era."""
     told: bool = False
     """Whether it has told a new controller what it has."""
+    site: str = HERE
 
 
 Reassign = Callable[[Mapping[int, str], Sequence[int], Sequence[str]], dict[int, str]]
@@ -87,7 +93,10 @@ class Crew:
         self.era = 0
         self.phase = "starting"
         self.progress = 0
+        self.n_deaths = 0
         self._numbers = {"server": 0, "worker": 0}
+        self.lost: set[str] = set()
+        """Hosts that are gone."""
         self._speeds = Speeds()
         self._out: list[Command] = []
 
@@ -95,12 +104,24 @@ class Crew:
         """Return the members of a role that stay, oldest first."""
         return [m for m in self.members.values() if m.role == role and not m.leaving]
 
-    def _launch(self, role: Role) -> str:
+    def _launch(self, role: Role, site: str) -> str:
         name = f"{'ps' if role == 'server' else 'worker'}-{self._numbers[role]}"
         self._numbers[role] += 1
-        self.members[name] = Member(name, role)
-        self._out.append(Start(name, role))
+        self.members[name] = Member(name, role, site=site)
+        self._out.append(Start(name, role, site))
         return name
+
+    def _sites(self) -> list[str]:
+        """Return the sites of hosts that are there."""
+        return [site for site, host in self.terms.sites.items() if host not in self.lost]
+
+    def _site_for(self, role: Role, *, rather: str = "") -> str:
+        """Return where somebody may sit: there if possible, else where the fewest of a role are."""
+        sites = self._sites()
+        return rather if rather in sites else fewest(Counter(m.site for m in self.of(role)), sites)
+
+    def _sitting(self) -> list[Sitter]:
+        return [Sitter(m.name, m.role, m.site) for m in (*self.of("server"), *self.of("worker"))]
 
     def _introduce(self, member: Member) -> None:
         """Let a newcomer and the servers connect, before anything depends on it."""

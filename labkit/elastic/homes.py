@@ -7,16 +7,20 @@ controller alone: the launcher hands them over through a pipe, again to each con
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
+import re
 import shutil
-from collections.abc import Iterable
+import tarfile
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from socket import socket
 from typing import Any
 
-from labkit.elastic.network import CONTROLLER, Network, Reach, certificate_name
+from labkit.core.errors import InputError
+from labkit.elastic.network import CONTROLLER, HOST, Network, Reach, certificate_name
 from labkit.elastic.transport import (
     Access,
     Address,
@@ -31,7 +35,9 @@ from labkit.elastic.transport import (
 )
 from labkit.elastic.transport.certificates import write_private
 
-MEMBERS, ADDRESS = "members", "controller.address"
+MEMBERS, ADDRESS, CARD = "members", "controller.address", "host.json"
+FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*")
+"""Names of files that are sent to another host."""
 DAYS = 365
 """For which certificates are valid; they are of no use without the job that they were made for."""
 
@@ -69,6 +75,41 @@ class Secrets:
         return cls(said["authority"].encode(), bytes.fromhex(said["token"]))
 
 
+def packed(content: Mapping[str, bytes]) -> bytes:
+    """Return files of a folder as a tar; they are for their owner alone."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as archive:
+        for name, raw in content.items():
+            card = tarfile.TarInfo(name)
+            card.size, card.mode = len(raw), 0o600
+            archive.addfile(card, io.BytesIO(raw))
+    return out.getvalue()
+
+
+def unpack(raw: bytes, folder: Path) -> None:
+    """Write what `packed` returned into a folder that only its owner can enter; InputError if it holds anything else.
+
+    Parameters
+    ----------
+    raw : bytes
+        The archive.
+    folder : Path
+        Is made if it is not there.
+    """
+    private_folder(folder)
+    try:
+        with tarfile.open(fileobj=io.BytesIO(raw), mode="r:") as archive:
+            for card in archive:
+                file = archive.extractfile(card) if card.isfile() else None
+                if file is None or not FILE.fullmatch(card.name):
+                    raise InputError(
+                        f"the archive of a launcher's home holds {card.name[:100]!r}, which is none of it."
+                    )
+                write_private(folder / card.name, file.read())
+    except tarfile.TarError as error:
+        raise InputError(f"the archive of a launcher's home cannot be read: {error}.") from None
+
+
 class Homes:
     """The folders of the members of a job, as its controller keeps them.
 
@@ -101,6 +142,27 @@ class Homes:
         for file in (ADDRESS, *files):
             os.link(self.folder / file, home / file)
         return home
+
+    def papers(self, name: str, role: str) -> dict[str, bytes]:
+        """Return certificate and key of a member that another host makes a home for, by name of the file."""
+        assert self._authority is not None
+        return self._authority.papers(certificate_name(name, role))
+
+    def archive(self, launcher: str, host: str, *, files: Iterable[str]) -> bytes:
+        """Return what a launcher needs on its host, as a tar: its papers, the controller's address, files of the job.
+
+        Parameters
+        ----------
+        launcher : str
+            Its name, as its certificate bears it.
+        host : str
+            Name of the machine.
+        files : iterable of str
+            What members need there, once for all of them.
+        """
+        content = {file: (self.folder / file).read_bytes() for file in (ADDRESS, *files)}
+        content[CARD] = json.dumps({"name": launcher, "host": host}).encode()
+        return packed({**content, **self.papers(launcher, HOST)})
 
     def _issue(self, name: str, role: str) -> Certificates:
         assert self._authority is not None

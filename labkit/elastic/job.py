@@ -12,10 +12,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -24,11 +24,14 @@ from labkit.elastic.blocks import layout, pack, unpack
 from labkit.elastic.control import EVENTS, LEASES, LOCK, PLAN, STATE, Plan, records
 from labkit.elastic.following import check_standby
 from labkit.elastic.homes import Homes, Secrets
-from labkit.elastic.member import CONTROLLER, Spec
+from labkit.elastic.member import CONTROLLER, SPEC, Spec
 from labkit.elastic.network import Network, Reach
+from labkit.elastic.places import ROLES, Place, checked, of_role
+from labkit.elastic.program import FILE as PROGRAM
 from labkit.elastic.program import Program
 from labkit.elastic.protocol import Kind
 from labkit.elastic.shards import ShardService, check_batch
+from labkit.elastic.sites import Site, checked_sites, hosts_of, launcher_name
 from labkit.elastic.store import Block, Vector
 from labkit.elastic.transport import (
     Access,
@@ -55,6 +58,42 @@ CONTROLLERS = 10
 
 class JobError(LabkitError):
     """A job ended with an error."""
+
+
+class RunningError(InputError):
+    """A job is still running in a folder that another is to have."""
+
+
+class Seat(NamedTuple):
+    """A member of a job and where it sits; `pid` is that on its host, 0 while nobody knows."""
+
+    name: str
+    role: str
+    site: str
+    pid: int
+    joined: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Where a job is.
+
+    Attributes
+    ----------
+    phase : str
+        starting, loading, training, restoring, taking_over or over.
+    step : int
+        Updates that are complete.
+    loss : float or None
+        Of the newest step that is complete.
+    members : list of Seat
+        Who is there, or starts, and is not about to go.
+    """
+
+    phase: str
+    step: int
+    loss: float | None
+    members: list[Seat]
 
 
 class Job:
@@ -109,7 +148,62 @@ class Job:
         InputError
             If nobody would be left, or there would be more servers than blocks; the job goes on as it was.
         """
-        self._ask("scale", servers=servers, workers=workers, replace=list(replace), strategy=strategy)
+        self._ask("scale", servers=servers, workers=workers, replace=list(replace), place=None, strategy=strategy)
+
+    def place(self, place: Mapping[str, Sequence[int]], *, strategy: str = "handover") -> int:
+        """Say how many workers and servers sit on each site: one scaling that adds, removes and moves.
+
+        Returns as soon as the request is taken; `events` tell how it goes. If a server or the controller dies
+        meanwhile, it is begun again; if a host is lost that it needs, it is dropped.
+
+        Parameters
+        ----------
+        place : mapping
+            (workers, servers) by name of the site; nobody sits on a site that is not named.
+        strategy : str
+            handover, suspend or checkpoint.
+
+        Returns
+        -------
+        int
+            Number of the scaling, a column of its events.
+
+        Raises
+        ------
+        InputError
+            If there is no such site, its host is lost, nobody would be left, or there would be more servers than
+            blocks; the job goes on as it was.
+        """
+        seats = {site: list(numbers) for site, numbers in place.items()}
+        said = self._ask("scale", servers=0, workers=0, replace=[], place=seats, strategy=strategy)
+        return int(said["scaling"])
+
+    def status(self) -> Status:
+        """Return where the job is now."""
+        said = self._ask("status")
+        return Status(said["phase"], said["step"], said["loss"], [Seat(*row) for row in said["members"]])
+
+    def host_home(self, host: str) -> bytes:
+        """Return what is to be brought to a host before `python -m labkit.elastic.host` is started there: a tar.
+
+        It holds a key: bring it by SSH, into a folder that only its owner can enter. Whoever is started there gets
+        keys of its own through the job's network.
+
+        Raises
+        ------
+        InputError
+            If no site of the job is on such a host, or it is the job's home.
+        JobError
+            If the job ends before its controller listens.
+        """
+        spec = Spec.load(self.folder)
+        home, *others = hosts_of(spec.places.values())
+        if host not in others:
+            told = f"host '{host}' is the job's home" if host == home else f"host '{host}' has no site of the job"
+            raise InputError(f"{told}; launchers are for {', '.join(others) or 'jobs with sites on other hosts'}.")
+        self._connected()  # it has written its address before it lets anybody in
+        homes = Homes(self.folder, reach=Reach(**spec.reach), secrets=self._secrets)
+        return homes.archive(launcher_name(host, spec.places.values()), host, files=(SPEC, PROGRAM))
 
     def stop(self) -> None:
         """End the job before its last step."""
@@ -155,10 +249,10 @@ class Job:
 
     # --- how
 
-    def _ask(self, do: str, **arguments: Any) -> None:
+    def _ask(self, do: str, **arguments: Any) -> dict[str, Any]:
         reply = self._connected().request(Kind.TELL, meta={"do": do, **arguments})
         try:
-            reply.result(2 * self._lease.base_s)
+            return dict(reply.result(2 * self._lease.base_s).meta)
         except TransportError as error:
             raise InputError(str(error)) from None
 
@@ -280,6 +374,8 @@ def start(
     network: str = "local",
     hosts: Sequence[str] = (),
     ports: Sequence[int] | None = None,
+    sites: Sequence[Site] = (),
+    place: Mapping[str, Sequence[int]] | None = None,
     **options: Any,
 ) -> Job:
     """Start a job and return at once.
@@ -320,13 +416,21 @@ def start(
         Keeps events, logs and checkpoints, and training goes on from the newest good checkpoint that is there.
     network, hosts, ports
         Over what processes talk: "local", "tls" or "tcp", at which addresses (docs/elastic.md, Between hosts).
+    sites : sequence of Site
+        Where members may sit (docs/elastic.md, Over several hosts); the host of the first one is this machine.
+    place : mapping, optional
+        (workers, servers) by name of the site, instead of `workers` and `servers`; without it they sit on the first.
 
     Raises
     ------
     InputError
         If any of it makes no sense, or a job is running in the folder; nothing has been started then.
     """
-    reach = Reach.checked(network, hosts, ports, job=f"job-{new_token().hex()[:12]}")
+    places = checked_sites(sites, network=network, hosts=hosts, devices=devices)
+    addresses = hosts or [site.address for site in places if site.address]
+    reach = Reach.checked(network, addresses, ports, job=f"job-{new_token().hex()[:12]}")
+    seats = _checked_seats(places, place, servers=servers, workers=workers)
+    servers, workers = (sum(of_role(seats, role).values()) for role in ROLES) if seats else (servers, workers)
     program = Program(model, data, loss)
     program.check()
     check_batch(len(data), batch=batch, n_shards=shards if sync else 1)
@@ -342,27 +446,54 @@ def start(
         raise InputError(f"a job with {servers} servers and {workers} workers; expected at least one of each.")
     if standby:
         check_standby(servers=servers, sync=sync)
-    reach.check_free(servers=servers)
-    place = private_folder(Path(tempfile.mkdtemp(prefix="labkit-job-")) if folder is None else folder)
-    _end_run(place)
-    program.save(place)
+    _check_free(reach, places, seats, servers=servers)
+    home = private_folder(Path(tempfile.mkdtemp(prefix="labkit-job-")) if folder is None else folder)
+    _end_run(home)
+    program.save(home)
     spec = Spec(
         params=[(p.name, p.first, list(p.shape)) for p in cut.params], extents=list(cut.extents), optimizer=optimizer,
         options=options, batch=batch, n_shards=shards, n_steps=steps, seed=seed, lease_s=lease_s,
         devices=tuple(devices), sync=sync, n_samples=len(data), reach=asdict(reach),
+        sites=[asdict(site) for site in places],
     )  # fmt: skip
     if network != Network.LOCAL:
         spec = replace(spec, scheme=network)
-    spec.save(place)
-    _save_first(spec, place, pack(model))
-    (place / PLAN).write_text(
-        json.dumps(
-            asdict(Plan(servers=servers, workers=workers, save_every=save_every, standby=standby, parent=os.getpid()))
-        )
-    )
+    spec.save(home)
+    _save_first(spec, home, pack(model))
+    plan = Plan(
+        servers=servers, workers=workers, save_every=save_every, standby=standby, parent=os.getpid(),
+        place={site: list(numbers) for site, numbers in seats.items()} or None,
+    )  # fmt: skip
+    (home / PLAN).write_text(json.dumps(asdict(plan)))
     secrets = Secrets.of(reach)
-    Homes(place, reach=reach, secrets=secrets).close()  # what a run before this one has left in this folder
-    return Job(place, program, keep=folder is not None, secrets=secrets)
+    Homes(home, reach=reach, secrets=secrets).close()  # what a run before this one has left in this folder
+    return Job(home, program, keep=folder is not None, secrets=secrets)
+
+
+def _checked_seats(
+    sites: Sequence[Site], place: Mapping[str, Sequence[int]] | None, *, servers: int, workers: int
+) -> Place:
+    """Return how many sit where at the beginning; nothing for a job without sites."""
+    if not sites:
+        if place is not None:
+            raise InputError(f"place {dict(place)} of a job without sites; name its sites, or leave it out.")
+        return {}
+    if place is None:
+        return {sites[0].name: (workers, servers)}
+    return checked(place, sites={site.name: site.host for site in sites}, lost=())
+
+
+def _check_free(reach: Reach, sites: Sequence[Site], seats: Place, *, servers: int) -> None:
+    """Raise AddressError unless this machine has the addresses and ports that it is to have."""
+    if not sites:
+        reach.check_free(servers=servers)
+        return
+    at: dict[str, int] = {}
+    for site in sites:
+        if site.host == sites[0].host:
+            at[site.address] = at.get(site.address, 0) + seats.get(site.name, (0, 0))[1]
+    for address, n in at.items():
+        replace(reach, hosts=(address,)).check_free(servers=n, controller=address == sites[0].address)
 
 
 def _end_run(folder: Path) -> None:
@@ -370,14 +501,15 @@ def _end_run(folder: Path) -> None:
 
     Raises
     ------
-    InputError
+    RunningError
         If it is still running.
     """
     with (folder / LOCK).open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise InputError(f"a job is running in {folder}; wait until it is over, or give another folder.") from None
+            told = f"a job is running in {folder}; wait until it is over, or give another folder."
+            raise RunningError(told) from None
         (folder / STATE).unlink(missing_ok=True)
         (folder / LEASES).unlink(missing_ok=True)
         if (folder / EVENTS).exists():

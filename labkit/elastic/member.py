@@ -1,4 +1,4 @@
-"""A process of a job: `python -m labkit.elastic.member FOLDER ROLE NAME`."""
+"""A process of a job: `python -m labkit.elastic.member FOLDER ROLE NAME [SITE [DEVICE]]`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from labkit.elastic import fault
 from labkit.elastic.blocks import Layout, Param
 from labkit.elastic.network import Reach, Refusals, claimed
 from labkit.elastic.protocol import Kind
+from labkit.elastic.sites import NOWHERE_ELSE, Site
 from labkit.elastic.transport import (
     Channel,
     Handler,
@@ -74,6 +75,8 @@ class Spec:
         Of the connections between processes: shm, unix, tls, tcp.
     reach : dict
         Where processes can be reached: see `Reach`.
+    sites : list of dict
+        Where they may sit: see `Site`; none for a job that is all in one place.
     """
 
     params: list[tuple[str, int, list[int]]]
@@ -90,6 +93,18 @@ class Spec:
     scheme: str = "shm"
     devices: tuple[str, ...] = ()
     reach: dict[str, Any] = field(default_factory=dict)
+    sites: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def places(self) -> dict[str, Site]:
+        """Where members may sit, by name; `here` for a job without sites."""
+        sites = [Site.read(said) for said in self.sites] or [NOWHERE_ELSE]
+        return {site.name: site for site in sites}
+
+    def reach_at(self, site: str) -> Reach:
+        """Return where a member on a site can be reached; of a job without sites, any member."""
+        reach = Reach(**self.reach)
+        return replace(reach, hosts=(self.places[site].address,)) if site else reach
 
     def save(self, folder: Path) -> None:
         """Write it into the folder of the job."""
@@ -143,13 +158,12 @@ class Member:
 
     role = ""
 
-    def __init__(self, folder: Path, name: str) -> None:
+    def __init__(self, folder: Path, name: str, site: str = "") -> None:
         self.folder, self.name = folder, name
         fault.arm(folder, name=name)
         self.spec = Spec.load(folder)
         self.lease = Lease(self.spec.lease_s)
-        reach = Reach(**self.spec.reach)
-        self.ways = Ways(folder, reach=reach, scheme=self.spec.scheme, name=name, role=self.role)
+        self.ways = Ways(folder, reach=self.spec.reach_at(site), scheme=self.spec.scheme, name=name, role=self.role)
         self.orders: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self.servers: dict[str, Channel] = {}
         self.addresses: dict[str, str] = {}
@@ -297,12 +311,12 @@ class ServerMember(Member):
 
     role = "server"
 
-    def __init__(self, folder: Path, name: str) -> None:
+    def __init__(self, folder: Path, name: str, site: str = "") -> None:
         from labkit.elastic.lending import Shelf
         from labkit.elastic.optimizers import optimizer
         from labkit.elastic.server import Arrivals, Server
 
-        super().__init__(folder, name)
+        super().__init__(folder, name, site)
         chosen = optimizer(self.spec.optimizer, **self.spec.options)
         chosen.init(1)  # compiles what an update needs
         self.server = Server(
@@ -414,7 +428,7 @@ class WorkerMember(Member):
 
     role = "worker"
 
-    def __init__(self, folder: Path, name: str) -> None:
+    def __init__(self, folder: Path, name: str, site: str = "", device: str = "") -> None:
         import torch
 
         from labkit.elastic.flat import Flat
@@ -423,12 +437,12 @@ class WorkerMember(Member):
         from labkit.elastic.program import Program
         from labkit.elastic.worker import FromServers, Worker
 
-        super().__init__(folder, name)
+        super().__init__(folder, name, site)
         torch.set_num_threads(1)
         self.program = Program.load(folder)
         devices = self.spec.devices or ("cpu",)
         number = int(name.rsplit("-", 1)[1])
-        self.device = devices[number % len(devices)]
+        self.device = device or devices[number % len(devices)]
         common: dict[str, Any] = {
             "extents": [(first, n) for first, n in self.spec.extents], "channel_of": self._channel,
             "report": self.report,
@@ -531,11 +545,11 @@ def _moved(batch: Any, device: str) -> Any:
 
 def main(arguments: list[str]) -> None:
     """Be a process of a job."""
-    folder, role, name = arguments
+    folder, role, name, *seat = arguments
     faulthandler.register(signal.SIGUSR1)  # kill -USR1 writes into the log what every thread is doing
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides when it is over
     kinds: dict[str, type[Member]] = {"server": ServerMember, "worker": WorkerMember}
-    kinds[role](Path(folder), name).run()
+    kinds[role](Path(folder), name, *seat).run()
     os._exit(0)  # all is sent and closed; what libraries do at the end of a process takes a second
 
 

@@ -15,6 +15,8 @@ from labkit.elastic.transport import AccessError, Address, AddressError, Peer, S
 
 CONTROLLER = "controller"
 """Name and role of the controller."""
+HOST = "host"
+"""Role of the launcher of another host."""
 
 
 class Network(StrEnum):
@@ -65,7 +67,7 @@ class Reach:
                 given = f"hosts {', '.join(hosts)}" if hosts else f"ports {ports}"
                 raise InputError(f'{given} for network="local", which has none; say network="tls", or leave them out.')
             return cls()
-        return cls(network, _checked_hosts(hosts or ("127.0.0.1",)), _checked_ports(ports or (0, 0)), job)
+        return cls(network, tuple(map(checked_host, hosts or ("127.0.0.1",))), _checked_ports(ports or (0, 0)), job)
 
     def host_of(self, name: str) -> str:
         """Return the address of the machine of a process, whose name ends with its number."""
@@ -93,24 +95,25 @@ class Reach:
             raise AddressError(why)
         raise AddressError(f"no port from {first} to {last} is free on {host}: {why}")
 
-    def check_free(self, *, servers: int) -> None:
+    def check_free(self, *, servers: int, controller: bool = True) -> None:
         """Raise AddressError unless this machine has the addresses, and ports for the controller and the servers."""
         if self.network == Network.LOCAL:
             return
         with ExitStack() as stack:
-            for name in (CONTROLLER, *(f"ps-{i}" for i in range(servers))):
+            for name in (*([CONTROLLER] if controller else []), *(f"ps-{i}" for i in range(servers))):
                 stack.callback(self.listen(Scheme.TLS, name)[1].close)
 
 
-def _checked_hosts(hosts: Sequence[str]) -> tuple[str, ...]:
-    for host in hosts:
-        try:
-            nowhere = ipaddress.ip_address(host).is_unspecified
-        except ValueError:
-            nowhere = not host.strip() or "/" in host or ":" in host
-        if nowhere:
-            raise InputError(f"'{host}' is no address that others can connect to; give one of a machine, as 10.0.0.7.")
-    return tuple(hosts)
+def checked_host(host: str, *, of: str = "") -> str:
+    """Return the address of a machine; InputError if others cannot connect to it. `of` tells whose it is."""
+    try:
+        nowhere = ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        nowhere = not host.strip() or "/" in host or ":" in host
+    if nowhere:
+        told = f"'{host}' {of}".rstrip()
+        raise InputError(f"{told} is no address that others can connect to; give one of a machine, as 10.0.0.7.")
+    return host
 
 
 def _checked_ports(ports: Sequence[int]) -> tuple[int, int]:

@@ -1,6 +1,6 @@
 """A process that joins training under way: gets ready at a low priority, so that it takes little from the others.
 
-`python -m labkit.elastic.newcomer FOLDER ROLE NAME`; then it is a member like any other.
+`python -m labkit.elastic.newcomer FOLDER ROLE NAME [SITE [DEVICE]]`; then it is a member like any other.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def get_ready(folder: Path, role: str) -> None:
 
 def main(arguments: list[str]) -> None:
     """Get ready, and be a member."""
-    folder, role, _ = arguments
+    folder, role, *_ = arguments
     gently(partial(get_ready, Path(folder), role))
     from labkit.elastic import member
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +10,7 @@ from labkit.core.errors import InputError, unknown
 from labkit.elastic.commands import Command, End, Note, Role
 from labkit.elastic.crew import Member, Reassign, Terms
 from labkit.elastic.following import LEAST_SERVERS
+from labkit.elastic.places import ROLES, Change, Place, by_numbers, checked, of_role, to_place
 from labkit.elastic.standby import Standby
 
 STRATEGIES = ("handover", "suspend", "checkpoint")
@@ -19,10 +20,11 @@ MARGIN = 2
 
 @dataclass(slots=True)
 class Scaling:
-    """One request: how many more or fewer, who goes, and how.
+    """One request: how many more or fewer, or how many where (`place`), who goes, and how.
 
     `phase` runs through the published steps: registration, assignment, migration, update. `repair` tells that nobody
-    asked for it: a server died that others followed. `hold` is the version at which workers stand still.
+    asked for it: a server died that others followed; those that come for such sit `at` these sites. `hold` is the
+    version at which workers stand still.
     """
 
     servers: int = 0
@@ -37,6 +39,15 @@ class Scaling:
     number: int = 0
     repair: bool = False
     hold: int | None = None
+    place: Place | None = None
+    at: tuple[str, ...] = ()
+
+    def after(self, counts: Mapping[Role, int]) -> dict[Role, int]:
+        """Return how many there will be of each role, from how many there are before."""
+        if self.place is not None:
+            return {role: sum(of_role(self.place, role).values()) for role in ROLES}
+        more = {"server": self.servers, "worker": self.workers}
+        return {role: counts[role] + more[role] for role in ROLES}
 
 
 @dataclass(slots=True)
@@ -72,41 +83,68 @@ class Scaler(Standby):
         self._still: Standstill | None = None
         self._n_stills = 0
 
-    def scale(self, *, servers: int = 0, workers: int = 0, replace: Sequence[str] = (), strategy: str) -> list[Command]:
-        """Add (or remove, below 0) servers and workers, and replace some; one request after the other.
+    @property
+    def n_asked(self) -> int:
+        """Number of the newest request."""
+        return self._n_scalings
+
+    def scale(
+        self,
+        *,
+        servers: int = 0,
+        workers: int = 0,
+        replace: Sequence[str] = (),
+        place: Mapping[str, Sequence[int]] | None = None,
+        strategy: str,
+    ) -> list[Command]:
+        """Add (or remove, below 0) servers and workers, and replace some; or say how many sit where.
+
+        One request after the other. `place` has workers and servers of each site, and nobody sits anywhere else then.
 
         Raises
         ------
         InputError
-            If nobody would be left, or there would be more servers than blocks; nothing has changed then.
+            If nobody would be left, there would be more servers than blocks, or a site is none or gone; nothing has
+            changed then.
         """
         if strategy not in STRATEGIES:
             raise unknown("strategy", strategy, STRATEGIES)
-        self._check_numbers(servers, workers, replace)
-        self._n_scalings += 1
-        self.queue.append(Scaling(servers, workers, tuple(replace), strategy, number=self._n_scalings))
-        self._go_on()
-        return self._taken()
-
-    def _check_numbers(self, servers: int, workers: int, replace: Sequence[str]) -> None:
-        asked = {"server": servers, "worker": workers}
-        roles: tuple[Role, ...] = ("server", "worker")
-        for role in roles:
-            planned = len(self.of(role)) + asked[role]
-            planned += sum(s.servers if role == "server" else s.workers for s in self.queue)
-            if planned < 1:
-                raise InputError(f"the job would be left with {planned} {role}s; expected at least one.")
-            if role == "server" and self.terms.standby and planned < LEAST_SERVERS:
-                raise InputError(
-                    f"the job would be left with {planned} server; expected at least {LEAST_SERVERS} with standby=True."
-                )
-            if role == "server" and planned > len(self.terms.sizes):
-                raise InputError(
-                    f"{planned} servers for {len(self.terms.sizes)} blocks; expected at most one per block."
-                )
+        asked = Scaling(servers, workers, tuple(replace), strategy)
+        if place is not None:
+            if servers or workers or replace:
+                raise InputError("place, and servers, workers or replace beside it; expected one or the other.")
+            asked.place = checked(place, sites=self.terms.sites, lost=self.lost)
         for name in replace:
             if name not in self.members:
                 raise unknown("member", name, tuple(self.members))
+        self._check_numbers(asked.after(self._planned()))
+        self._n_scalings += 1
+        asked.number = self._n_scalings
+        self.queue.append(asked)
+        self._go_on()
+        return self._taken()
+
+    def _planned(self) -> dict[Role, int]:
+        """Return how many there will be of each role after all that has been asked for."""
+        now = [] if self.scaling is None else [self.scaling]
+        begun = [s for s in now if s.phase not in ("asked", "saving")]
+        going = [name for scaling in begun for name in scaling.going]
+        counts: dict[Role, int] = {role: sum(m.name not in going for m in self.of(role)) for role in ROLES}
+        for scaling in (*(s for s in now if s not in begun), *self.queue):
+            counts = scaling.after(counts)
+        return counts
+
+    def _check_numbers(self, planned: Mapping[Role, int]) -> None:
+        for role, n in planned.items():
+            if n < 1:
+                raise InputError(f"the job would be left with {n} {role}s; expected at least one.")
+        n, n_blocks = planned["server"], len(self.terms.sizes)
+        if self.terms.standby and n < LEAST_SERVERS:
+            raise InputError(
+                f"the job would be left with {n} server; expected at least {LEAST_SERVERS} with standby=True."
+            )
+        if n > n_blocks:
+            raise InputError(f"{n} servers for {n_blocks} blocks; expected at most one per block.")
 
     def _next_scaling(self) -> None:
         """Begin the next request when there is none under way, and do what is due of it."""
@@ -136,21 +174,37 @@ class Scaler(Standby):
 
     def _register(self, scaling: Scaling) -> None:
         """Start newcomers and wait until they are connected; workers also fetch the parameters."""
-        again = [self.members[name] for name in scaling.replace if name in self.members]
-        replaced = {"server": 0, "worker": 0}
-        for member in again:
-            replaced[member.role] += 1
-        scaling.going = [member.name for member in again]
-        self._phase(scaling, "registration", servers=scaling.servers, workers=scaling.workers)
+        change, sitting = self._change(scaling), self._sitting()
+        net = {f"{role}s": change.net(role, sitting) for role in ROLES}
+        self._phase(scaling, "registration", **net)
+        try:
+            self._check_change(scaling, change)
+        except InputError as error:  # somebody has died since it was asked for, or a host was lost
+            self._drop(scaling, str(error))
+            return
         if scaling.strategy == "checkpoint":
             self._copy_for(scaling)
             return
-        for role, n in (("server", scaling.servers), ("worker", scaling.workers)):
-            for _ in range(max(n, 0) + replaced[role]):
-                scaling.new.append(self._launch(role))  # type: ignore[arg-type]
-            stay = [m.name for m in self.of(role) if m.name not in scaling.going]  # type: ignore[arg-type]
-            scaling.going += [name for name in stay if name not in scaling.new][n:] if n < 0 else []
+        scaling.going = change.going
+        scaling.new = [self._launch(role, site) for role, site in change.starts]
         scaling.waiting = set(scaling.new)
+
+    def _change(self, scaling: Scaling) -> Change:
+        """Return who is to start where, and who goes."""
+        if scaling.place is not None:
+            return to_place(scaling.place, self._sitting())
+        if scaling.repair:
+            return Change([("server", self._site_for("server", rather=site)) for site in scaling.at], [])
+        more: dict[Role, int] = {"server": scaling.servers, "worker": scaling.workers}
+        return by_numbers(more, self._sitting(), replace=scaling.replace, sites=self._sites())
+
+    def _check_change(self, scaling: Scaling, change: Change) -> None:
+        """Raise InputError if nobody would be left, or somebody is to sit on a host that is gone."""
+        if scaling.place is not None:
+            checked(scaling.place, sites=self.terms.sites, lost=self.lost)
+        if not scaling.repair:
+            sitting = self._sitting()
+            self._check_numbers({role: len(self.of(role)) + change.net(role, sitting) for role in ROLES})
 
     def _copy_for(self, scaling: Scaling) -> None:
         if not self.terms.sync:
@@ -178,13 +232,13 @@ class Scaler(Standby):
     def _restart(self, scaling: Scaling) -> None:
         """Stop everybody, and begin again with others from the checkpoint."""
         self._still = None
-        counts = {"server": len(self.of("server")), "worker": len(self.of("worker"))}
+        change = self._change(scaling)
+        seats = [(m.role, m.site) for m in self._sitting() if m.name not in change.going]
         for member in list(self.members.values()):
             member.leaving = True
             self._out.append(End(member.name))
-        for role, more in (("server", scaling.servers), ("worker", scaling.workers)):
-            for _ in range(counts[role] + more):
-                self._launch(role)  # type: ignore[arg-type]
+        for role, site in sorted((*seats, *change.starts), key=lambda seat: seat[0]):
+            self._launch(role, site)
         self._phase(scaling, "update")
         self.phase, self.scaling, self._restarted = "starting", None, scaling
 
@@ -260,14 +314,17 @@ class Scaler(Standby):
         if self.scaling is not None:
             self.scaling.waiting.discard(("follows", int(columns["block"]), member.name))
 
-    def _outlive(self, member: Member, *, going: bool) -> bool:
-        """Go on without a server, whose blocks others own from now on; False if some are lost."""
+    def _outlive(self, gone: Collection[str], *, repair: Sequence[str]) -> bool:
+        """Go on without servers, whose blocks others own from now on; False if some are lost.
+
+        `repair` are the sites at which others are to come for them.
+        """
         self._bury()
-        if not going:
-            self._repair(1)
+        if repair:
+            self._repair(repair)
         if self.phase != "training":
             return True
-        promoted = self._promote({member.name})
+        promoted = self._promote(gone)
         if promoted is None:
             return False
         if self.scaling is not None:
@@ -277,10 +334,10 @@ class Scaler(Standby):
             self.scaling.waiting = self._not_followed()
         return True
 
-    def _repair(self, servers: int) -> None:
-        """Let so many servers come, and share the blocks, before anything else that was asked for."""
+    def _repair(self, at: Sequence[str]) -> None:
+        """Let servers come, and share the blocks, before anything else that was asked for."""
         self._n_scalings += 1
-        self.queue.insert(0, Scaling(servers, number=self._n_scalings, repair=True))
+        self.queue.insert(0, Scaling(len(at), number=self._n_scalings, repair=True, at=tuple(at)))
 
     def _move_on(self, scaling: Scaling, promoted: Mapping[int, str]) -> None:
         """Let blocks that were on their way from a dead server start from where they are now."""

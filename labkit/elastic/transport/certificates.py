@@ -76,19 +76,25 @@ class Authority:
 
     def issue(self, member: str, *, folder: Path) -> Certificates:
         """Write certificate and key of a process into a folder of mode 0700, and return where they are."""
+        private_folder(folder)
+        for name, content in self.papers(member).items():
+            write_private(folder / name, content)
+        return Certificates.of(member, job=self.job, folder=folder)
+
+    def papers(self, member: str) -> dict[str, bytes]:
+        """Make certificate and key of a process; return what is to be in its folder, by name of the file."""
         from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.asymmetric import ec
 
-        private_folder(folder)
         key = ec.generate_private_key(ec.SECP256R1())
         certificate = self._sign(key, _checked_name(member))
-        pem = serialization.Encoding.PEM
-        made = Certificates.of(member, job=self.job, folder=folder)
-        write_private(made.authority, self.certificate.public_bytes(pem))
-        write_private(made.certificate, certificate.public_bytes(pem))
-        plain = serialization.NoEncryption()
-        write_private(made.key, key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain))
-        return made
+        pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
+        made = Certificates.of(member, job=self.job, folder=Path())
+        return {
+            made.authority.name: self.certificate.public_bytes(pem),
+            made.certificate.name: certificate.public_bytes(pem),
+            made.key.name: key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain),
+        }
 
     def save(self, folder: Path) -> Path:
         """Write the authority with its key, for a controller that may be restarted; return the file, of mode 0600."""

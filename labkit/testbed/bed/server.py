@@ -185,10 +185,8 @@ def is_server(each: Process, config: Path) -> bool:
     """Return whether a process is the server that has this configuration."""
     words = each.command
     return (
-        ((words.startswith("sshd:") or Path(words.split(" ", 1)[0]).name == "sshd")
-        and f"-f {config} " in f"{words} ")
-        or (f"-m labkit.testbed.bed.standin {config}" in words)
-    )
+        (words.startswith("sshd:") or Path(words.split(" ", 1)[0]).name == "sshd") and f"-f {config} " in f"{words} "
+    ) or (f"-m labkit.testbed.bed.standin {config}" in words)
 
 
 def all_of(plan: Plan) -> list[Process]:

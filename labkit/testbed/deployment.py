@@ -1,0 +1,320 @@
+"""One job on the testbed: a thread that brings about what was decided, and tells what happens."""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final
+
+from labkit.core.errors import LabkitError
+from labkit.testbed.agent.errors import AgentError, AgentGone, AgentRefused, AgentTimeout
+from labkit.testbed.backups import Backups
+from labkit.testbed.errors import HostError
+from labkit.testbed.hosts import Hosts
+from labkit.testbed.progress import Progress, Told
+from labkit.testbed.training import Place
+
+EVENTS: Final = "job/events.jsonl"
+STOP_S: Final = 60.0
+"""A job that is told to stop and does not is ended after so long."""
+
+UNPACK_S: Final = 120.0
+ENV: Final = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+Wanted = Callable[[str, Place], dict[str, Any]]
+"""The job.json of a start with a home and a place."""
+
+Tell = Callable[[int, Told], None]
+
+
+class Deployment:
+    """A job of a run.
+
+    `want` says at any time where its tasks are to sit; a thread of its own sees to it. What happens is told as `Told`
+    in that thread or another: began, scaled, progressed, and at the end done, or failed (the job can be started again).
+
+    Parameters
+    ----------
+    number : int
+        Of the job.
+    hosts : Hosts
+        Who starts processes.
+    backups : Backups
+        Where checkpoints are kept.
+    wanted : callable
+        What to write into job.json.
+    n_steps : int
+        Updates after which it is done.
+    tell : callable
+        Hears (number, what happened).
+    strategy : str
+        How it is rescaled.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        *,
+        hosts: Hosts,
+        backups: Backups,
+        wanted: Wanted,
+        n_steps: int,
+        tell: Tell,
+        strategy: str = "handover",
+    ) -> None:
+        self.number, self.task = number, f"job-{number}"
+        self.home = ""
+        """The host of its controller; empty while it does not run."""
+        self.progress = Progress()
+        self._hosts, self._backups, self._wanted, self._tell_of = hosts, backups, wanted, tell
+        self._n_steps, self._strategy = n_steps, strategy
+        self._change = threading.Condition()
+        self._want: Place | None = None
+        self._have: Place | None = None
+        self._closed = self._dead = False
+        self._launchers: set[str] = set()
+        self._thread: threading.Thread | None = None
+
+    # --- what others say
+
+    def want(self, place: Place | None) -> None:
+        """Let its tasks sit there from now on; None: let it stop, with a checkpoint."""
+        with self._change:
+            self._want = place or None
+            self._wake()
+
+    def adopt(self, home: str, place: Place) -> None:
+        """Go on with a job that runs already."""
+        with self._change:
+            self.home, self._have, self._want = home, dict(place), dict(place)
+            self._follow()
+            self._wake()
+
+    def host_lost(self, host: str, rest: Place | None) -> None:
+        """Go on with the tasks that are left; None: none are."""
+        with self._change:
+            self._launchers.discard(host)
+            if rest is None or host == self.home:
+                self._dead, self._want = True, None
+            else:
+                self._want = dict(rest)
+            self._wake()
+
+    def close(self) -> None:
+        """Bring nothing about any more; what runs goes on."""
+        with self._change:
+            self._closed = True
+            self._change.notify_all()
+
+    def join(self) -> None:
+        """Wait for its thread after `close`."""
+        if self._thread is not None:
+            self._thread.join()
+
+    # --- its thread
+
+    def _wake(self) -> None:
+        if self._thread is None and not self._closed:
+            self._thread = threading.Thread(target=self._run, name=self.task, daemon=True)
+            self._thread.start()
+        self._change.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._change:
+                self._change.wait_for(lambda: self._closed or self._want != self._have or self._dead)
+                if self._closed:
+                    return
+                want, have, dead = self._want, self._have, self._dead
+            try:
+                if dead:
+                    self._bury()
+                elif have is None and want is not None:
+                    self._start(want)
+                elif want is None:
+                    self._stop()
+                else:
+                    self._place(want)
+            except (LabkitError, OSError) as error:
+                self._failed(str(error))
+
+    def _start(self, place: Place) -> None:
+        home = next((site for site, (workers, _) in place.items() if workers), next(iter(place))).rpartition("/")[0]
+        agent = self._hosts.agent(home)
+        self._restore(home)
+        job = self._wanted(home, place)
+        argv = [*self._hosts.python(self._hosts.fleet.inventory[home]), "-m", "labkit.testbed.job", "."]
+        agent.start(
+            self._hosts.run, task=self.task, argv=argv, env=ENV, files={"job.json": json.dumps(job).encode()},
+            lease_s=self._hosts.lease_s,
+        )  # fmt: skip
+        with self._change:
+            self.home, self._have = home, dict(place)
+        self._follow()
+        self._admit(place)
+
+    def _restore(self, home: str) -> None:
+        """Bring the newest checkpoint to a host that has none, or an older one."""
+        there = self._backups.bring(self._hosts.fleet.inventory[home], task=self.task)
+        if there:
+            self._once(home, ["tar", "-xf", there])
+            self._hosts.fleet.run(["rm", "-f", there], only=[home])
+
+    def _once(self, host: str, argv: list[str]) -> None:
+        """Run a short program in the folder of the task, and wait for its end."""
+        agent, run = self._hosts.agent(host), self._hosts.run
+        since = max((int(said["last_event"]) for said in agent.list() if said["run"] == run), default=0)
+        agent.start(run, task=self.task, argv=argv, lease_s=self._hosts.lease_s)
+        watching = agent.watch(run, since=since)
+        while True:
+            event = watching.next(timeout_s=UNPACK_S)
+            if event.get("task") == self.task and event["event"] == "ended":
+                break
+        if event.get("code") != 0:
+            raise HostError(f"host {host}: {argv[0]} ended with {event.get('how') or event.get('code')}.")
+
+    def _admit(self, place: Place) -> None:
+        """Start a launcher on every other host that gets a task."""
+        others = {site.rpartition("/")[0] for site, counts in place.items() if any(counts)} - {self.home}
+        for host in sorted(others - self._launchers):
+            self._launch(host)
+
+    def _launch(self, host: str) -> None:
+        run = self._hosts.run
+        said = self._ask(do="host_home", host=host)
+        archive = base64.b64decode(said["archive"])
+        argv = [*self._hosts.python(self._hosts.fleet.inventory[host]), "-m", "labkit.elastic.host", "."]
+        with suppress_running():
+            self._hosts.agent(host).start(
+                run, task=self.task, argv=argv, env=ENV, files={"home.tar": archive}, lease_s=self._hosts.lease_s
+            )
+        self._launchers.add(host)
+
+    def _place(self, place: Place) -> None:
+        self._admit(place)
+        self._ask(do="place", place={site: list(counts) for site, counts in place.items()}, strategy=self._strategy)
+        with self._change:
+            self._have = dict(place)
+
+    def _stop(self) -> None:
+        self._ask(do="stop")
+        with self._change:
+            gone = self._change.wait_for(lambda: self._have is None or self._closed or self._dead, STOP_S)
+        if not gone:
+            self._hosts.agent(self.home).stop(self._hosts.run, task=self.task)
+
+    def _ask(self, **order: Any) -> dict[str, Any]:
+        """Ask the job's process on its home host for something.
+
+        Raises
+        ------
+        LabkitError
+            If it refuses, or cannot be reached.
+        """
+        said = self._hosts.agent(self.home).tell(self._hosts.run, task=self.task, message=order)
+        if "error" in said:
+            raise HostError(f"job {self.number} on host {self.home}: {said['error']}")
+        return dict(said)
+
+    def _bury(self) -> None:
+        """Be no more, on whatever hosts are still there."""
+        for host in sorted({*self._launchers, self.home} - {""}):
+            if self._hosts.up[host]:
+                with suppress(AgentError, HostError):
+                    self._hosts.agent(host).stop(self._hosts.run, task=self.task, grace_s=0.5)
+        self._over(Told("failed", self.progress.saved, why="a host was lost"))
+
+    def _failed(self, why: str) -> None:
+        """Tell that what was decided cannot be had; where the job still runs, it goes on as it is."""
+        with self._change:
+            if self._dead or self._closed:
+                return
+            running = self._have is not None
+            if running:
+                self._want = self._have
+        if running:
+            self._tell_of(self.number, Told("dropped", self.progress.steps, why=why))
+        else:
+            with self._change:
+                self._want = None
+            self._tell_of(self.number, Told("failed", self.progress.saved, why=why))
+
+    # --- what the job tells
+
+    def _follow(self) -> None:
+        self.progress = Progress(steps=self.progress.steps, saved=self.progress.saved)
+        threading.Thread(target=self._hear, args=(self.home,), name=f"{self.task} events", daemon=True).start()
+
+    def _hear(self, home: str) -> None:
+        """Follow the events of the job until it has ended, over as many connections as that takes."""
+        offset = 0
+        while not self._closed and not self._dead:
+            agent = None
+            try:
+                agent = self._hosts.agent(home)
+                lines = agent.follow(self._hosts.run, task=self.task, file=EVENTS, offset=offset)
+                for line in lines:
+                    offset = lines.last
+                    self._heard(json.loads(line))
+                self._ended(home)
+                return
+            except (AgentGone, AgentTimeout, HostError):
+                if agent is not None:
+                    self._hosts.lost(home, agent)
+                with self._change:
+                    self._change.wait_for(lambda: self._closed or self._dead, 0.5)
+            except (LabkitError, OSError, ValueError) as error:
+                self._over(Told("failed", self.progress.saved, why=str(error)))
+                return
+
+    def _heard(self, event: dict[str, Any]) -> None:
+        told = self.progress.note(event)
+        if event["event"] == "saved" and self.progress.saved < self._n_steps:
+            threading.Thread(target=self._back_up, daemon=True).start()
+        if told is not None:
+            self._tell_of(self.number, told)
+
+    def _back_up(self) -> None:
+        with suppress(LabkitError, OSError):
+            self._fetch(self.home)
+
+    def _fetch(self, home: str) -> None:
+        machine = self._hosts.fleet.inventory[home]
+        folder = machine.path("runs", self._hosts.run, self.task)
+        self._backups.fetch(machine, folder=folder, task=self.task)
+
+    def _ended(self, home: str) -> None:
+        """Tell how it ended: done, stopped, or failed."""
+        piece = self._hosts.agent(home).read(self._hosts.run, task=self.task, file="result.json")
+        result = json.loads(piece.data)
+        steps = float(result["steps"] or 0)
+        if result["failure"]:
+            self._over(Told("failed", self.progress.saved, why=result["failure"]))
+        elif steps >= self._n_steps:
+            self._over(Told("done", steps))
+        else:
+            self.progress.saved = int(steps)
+            self._fetch(home)
+            self._over(Told("stopped", steps))
+
+    def _over(self, told: Told) -> None:
+        with self._change:
+            self._have, self._dead, self.home = None, False, ""
+            self._launchers.clear()
+            if told.what != "stopped":
+                self._want = None
+            self._change.notify_all()
+        self._tell_of(self.number, told)
+
+
+class suppress_running:  # noqa: N801 - reads like contextlib's
+    """Go on where a task runs already: it was started before."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> bool:
+        return isinstance(error, AgentRefused) and error.kind == "exists"

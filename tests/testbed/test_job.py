@@ -1,0 +1,117 @@
+"""A job as a task: started from a file, asked over its socket, placed on another host, and gone on with."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from labkit.core.errors import InputError
+from labkit.elastic.launch import running
+from labkit.testbed.desk import ask
+from labkit.testbed.job import JOB, RESULT, TASK, Wanted
+
+WITHIN_S = 60.0
+WANTED: dict[str, Any] = {
+    "name": "cnn", "width": 0.1, "steps": 30, "batch": 32, "optimizer": "momentum", "lr": 0.05, "save_every": 5,
+    "data": {"size": 128, "seed": 0}, "lease_s": 1.5, "network": "tls",
+    "sites": [
+        {"name": "a/0", "host": "a", "address": "127.0.0.1"}, {"name": "b/0", "host": "b", "address": "127.0.0.2"},
+    ],
+    "place": {"a/0": [1, 1]},
+}  # fmt: skip
+
+
+class Task:
+    """A job's process, and the launcher of its other host."""
+
+    def __init__(self, folder: Path, **other: Any) -> None:
+        self.folder = folder
+        folder.chmod(0o700)
+        (folder / JOB).write_text(json.dumps({**WANTED, **other}))
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def spawn(self, module: str, folder: Path) -> subprocess.Popen[bytes]:
+        with (self.folder / f"{module}.log").open("ab") as log:
+            self.processes.append(subprocess.Popen([sys.executable, "-m", module, str(folder)], stdout=log, stderr=log))
+        return self.processes[-1]
+
+    def ask(self, **order: Any) -> dict[str, Any]:
+        """Ask as soon as there is somebody to ask."""
+        until = time.monotonic() + WITHIN_S
+        while True:
+            try:
+                return ask(self.folder / TASK, order)
+            except (FileNotFoundError, ConnectionError):
+                assert time.monotonic() < until, "nobody to ask"
+                threading.Event().wait(0.1)
+
+    def until(self, event: str, *, n: int = 1) -> None:
+        file, until = self.folder / "job" / "events.jsonl", time.monotonic() + WITHIN_S
+        while not file.exists() or file.read_text().count(f'"event": "{event}"') < n:
+            assert time.monotonic() < until, file.read_text()[-3000:] if file.exists() else "no events"
+            threading.Event().wait(0.05)
+
+    def result(self) -> dict[str, Any]:
+        return dict(json.loads((self.folder / RESULT).read_text()))
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> Iterator[Task]:
+    made = Task(tmp_path)
+    yield made
+    for process in made.processes:
+        process.kill()
+        process.wait()
+    for pid in running(tmp_path).values():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_a_task_takes_orders_and_its_job_moves_to_another_host(task: Task) -> None:
+    job = task.spawn("labkit.testbed.job", task.folder)
+    answer = task.ask(do="host_home", host="b")
+    home = task.folder / "b"
+    home.mkdir(mode=0o700)
+    (home / "home.tar").write_bytes(base64.b64decode(answer["archive"]))
+    assert stat.S_IMODE((task.folder / TASK).stat().st_mode) == 0o600
+    launcher = task.spawn("labkit.elastic.host", home)
+    assert "scaling" in task.ask(do="place", place={"b/0": [1, 1]})
+    assert "no order" in task.ask(do="dance")["error"]
+    assert "Did you mean 'a/0'" in task.ask(do="place", place={"a/O": [1, 1]})["error"]
+    status = task.ask(do="status")
+    assert {"phase", "step", "loss", "members"} == set(status)
+    assert job.wait(WITHIN_S) == 0
+    assert launcher.wait(WITHIN_S) == 0
+    result = task.result()
+    assert (result["steps"], result["failure"]) == (30, "")
+    assert result["last_loss"] < result["first_loss"]
+    assert not running(task.folder)
+    assert not (task.folder / TASK).exists()
+    assert not [path for path in home.rglob("*") if path.suffix != ".log"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "what"),
+    [
+        ({"steps": "many"}, "steps: Input should be a valid integer"),
+        ({"wdith": 1}, "wdith: Unexpected keyword argument"),
+        ({"program": True}, "either the name of a model"),
+    ],
+)
+def test_a_description_that_makes_no_sense_is_told_with_what_is_wrong(tmp_path: Path, wrong: Any, what: str) -> None:
+    (tmp_path / JOB).write_text(json.dumps({**WANTED, **wrong}))
+    with pytest.raises(InputError, match=what):
+        Wanted.read(tmp_path / JOB)
