@@ -16,7 +16,7 @@ import numpy as np
 from labkit.core import checks
 from labkit.core.complaints import complaint
 from labkit.core.errors import InputError, PlacementError
-from labkit.core.events import NO_EVENTS, Events, Kind, Role, events, relaxed
+from labkit.core.events import NEWS, NO_EVENTS, Events, Kind, Role, events, relaxed
 from labkit.core.jobs import Jobs
 from labkit.core.ledger import DONE, HOLDING, Ledger
 from labkit.core.placement import Placement
@@ -29,9 +29,7 @@ from labkit.testbed.progress import REPORT_S, Told
 from labkit.testbed.training import Place, Training, place_of, site_names, sites_of
 
 STATE: Final = "testbed.json"
-NEWS: Final = frozenset({Kind.ARRIVED, Kind.COMPLETED, Kind.FAILED, Kind.LEFT, Kind.JOINED, Kind.DROPPED})
-"""What a scheduler should know at once."""
-
+NOTES: Final = "notes.txt"
 MOST_FAILURES: Final = 5
 """A job that fails so often on end without a step is given up."""
 
@@ -119,8 +117,8 @@ class SshBackend:
         folder: Path,
         training: Training | None = None,
         python: Program = own_python,
-        history: Events = NO_EVENTS,
         lease_s: float = 600.0,
+        began_at: float | None = None,
     ) -> None:
         self.jobs, self.inventory, self.cluster = jobs, inventory, inventory.cluster()
         self.training = training or Training()
@@ -134,9 +132,10 @@ class SshBackend:
         self._n_failures: dict[int, tuple[int, float]] = {}
         self._done_early: dict[int, float] = {}
         self._steps = np.zeros(len(jobs))
-        self._history = history
+        self._history = NO_EVENTS
         self._places: dict[int, Place] = {}
-        self._began_at, self._zero_s = wall_s(), time.monotonic()
+        self._began_at = wall_s() if began_at is None else began_at
+        self._zero_s = time.monotonic()
         self.fleet = Fleet(inventory)
         self.hosts = Hosts(self.fleet, run=run, python=python, changed=self._host_changed, lease_s=lease_s)
         self._backups = Backups(self.fleet, folder / "checkpoints")
@@ -146,7 +145,10 @@ class SshBackend:
             self.fleet.close()
             raise InputError("; ".join(failed.values()))
         self.hosts.watch()
-        self._remember()
+        self._zero_s = time.monotonic()
+        if began_at is None:
+            self._began_at = wall_s()
+            self._remember()
 
     def _deployment(self, number: int) -> Deployment:
         def wanted(home: str, place: Place) -> dict[str, Any]:
@@ -294,16 +296,18 @@ class SshBackend:
         told, job = heard.told, heard.job
         self._steps[job] = told.steps
         if told.why:
-            self.notes.append(f"{self.now_s:.1f} s: job {self.jobs.id[job]}: {told.what}: {told.why}")
+            self._note(f"job {self.jobs.id[job]} {told.what}: {told.why}")
         if self._ledger.belief["phase"][job] != HOLDING:
             if told.what == "done":
                 self._done_early[job] = told.steps
             return []
         if told.what in ("done", "failed"):
             return self._came_to_an_end(job, told)
-        if told.what == "progressed":
-            return [*self._progressed(job, told)]
-        kind = {"began": Kind.STARTED, "scaled": Kind.RESCALED}.get(told.what)
+        if told.what == "progressed" and np.isfinite(self._ledger.belief["first_start_s"][job]):
+            return self._progressed(job, told)
+        if told.what in ("began", "progressed"):
+            self._remember()  # it has a home now
+        kind = {"began": Kind.STARTED, "progressed": Kind.STARTED, "scaled": Kind.RESCALED}.get(told.what)
         return [] if kind is None else [_row(kind, job=job, value=told.steps, speed=self._speed(job, told))]
 
     def _progressed(self, job: int, told: Told) -> list[Events]:
@@ -371,7 +375,34 @@ class SshBackend:
         self._ledger.fold(batch)
         return batch
 
+    def _note(self, what: str) -> None:
+        """Keep a sentence for people."""
+        line = f"{self.now_s:.1f} s: {what}"
+        self.notes.append(line)
+        with (self.folder / NOTES).open("a") as file:
+            file.write(line + "\n")
+
     # --- going on after this process
+
+    def go_on(self, history: Events, *, homes: dict[str, str], places: dict[str, dict[str, list[int]]]) -> None:
+        """Take over a run of another process: its events so far are the first that `advance` returns."""
+        self._history = history
+        self._ledger.fold(history)
+        last_s = float(history["time_s"][-1]) if len(history) else 0.0
+        self._zero_s = time.monotonic() - max(wall_s() - self._began_at, last_s)
+        self._n_arrived = int(np.count_nonzero(history["kind"] == Kind.ARRIVED))
+        self._steps[:] = self._ledger.belief["steps"]
+        for name, up in zip(self.cluster.machines, self._ledger.up.tolist(), strict=True):
+            if not up:
+                self._host_changed(name, True)
+        for job in np.flatnonzero(self._ledger.belief["phase"] == HOLDING).tolist():
+            _, role, group, count = self._ledger.book.of(np.array([job], np.int32))
+            place = place_of(self.cluster, role=role, group=group, count=count)
+            self._places[job] = place
+            if home := homes.get(str(job)):
+                was = {site: (w, s) for site, (w, s) in places.get(str(job), {}).items()}
+                self._deployments[job].adopt(home, was or place)
+            self._deployments[job].want(place)
 
     def _remember(self) -> None:
         """Write down what a process after this one must know to attach."""

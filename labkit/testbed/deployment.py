@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from labkit.core.errors import LabkitError
+from labkit.testbed.agent.client import Agent
 from labkit.testbed.agent.errors import AgentError, AgentGone, AgentRefused, AgentTimeout
 from labkit.testbed.backups import Backups
 from labkit.testbed.errors import HostError
@@ -18,6 +19,9 @@ from labkit.testbed.progress import Progress, Told
 from labkit.testbed.training import Place
 
 EVENTS: Final = "job/events.jsonl"
+LOG_TAIL: Final = 500
+"""Bytes of the log of a job that died without a word."""
+
 STOP_S: Final = 60.0
 """A job that is told to stop and does not is ended after so long."""
 
@@ -76,6 +80,7 @@ class Deployment:
         self._have: Place | None = None
         self._closed = self._dead = False
         self._launchers: set[str] = set()
+        self._fetching = threading.Lock()
         self._thread: threading.Thread | None = None
 
     # --- what others say
@@ -90,7 +95,7 @@ class Deployment:
         """Go on with a job that runs already."""
         with self._change:
             self.home, self._have, self._want = home, dict(place), dict(place)
-            self._follow()
+            self._follow(caught_up=False)
             self._wake()
 
     def host_lost(self, host: str, rest: Place | None) -> None:
@@ -146,11 +151,7 @@ class Deployment:
         agent = self._hosts.agent(home)
         self._restore(home)
         job = self._wanted(home, place)
-        argv = [*self._hosts.python(self._hosts.fleet.inventory[home]), "-m", "labkit.testbed.job", "."]
-        agent.start(
-            self._hosts.run, task=self.task, argv=argv, env=ENV, files={"job.json": json.dumps(job).encode()},
-            lease_s=self._hosts.lease_s,
-        )  # fmt: skip
+        self._begin(agent, module="labkit.testbed.job", files={"job.json": json.dumps(job).encode()})
         with self._change:
             self.home, self._have = home, dict(place)
         self._follow()
@@ -183,15 +184,21 @@ class Deployment:
             self._launch(host)
 
     def _launch(self, host: str) -> None:
-        run = self._hosts.run
         said = self._ask(do="host_home", host=host)
         archive = base64.b64decode(said["archive"])
-        argv = [*self._hosts.python(self._hosts.fleet.inventory[host]), "-m", "labkit.elastic.host", "."]
-        with suppress_running():
-            self._hosts.agent(host).start(
-                run, task=self.task, argv=argv, env=ENV, files={"home.tar": archive}, lease_s=self._hosts.lease_s
-            )
+        self._begin(self._hosts.agent(host), module="labkit.elastic.host", files={"home.tar": archive})
         self._launchers.add(host)
+
+    def _begin(self, agent: Agent, *, module: str, files: dict[str, bytes]) -> None:
+        """Start a module of the labkit that the agent's bridge came from, unless it runs already."""
+        path = agent.bridge.get("path")
+        env = {**ENV, **({} if path is None else {"PYTHONPATH": str(path)})}
+        argv = [str(agent.bridge["python"]), "-m", module, "."]
+        try:
+            agent.start(self._hosts.run, task=self.task, argv=argv, env=env, files=files, lease_s=self._hosts.lease_s)
+        except AgentRefused as error:
+            if error.kind != "exists":
+                raise
 
     def _place(self, place: Place) -> None:
         self._admit(place)
@@ -244,21 +251,28 @@ class Deployment:
 
     # --- what the job tells
 
-    def _follow(self) -> None:
+    def _follow(self, *, caught_up: bool = True) -> None:
         self.progress = Progress(steps=self.progress.steps, saved=self.progress.saved)
-        threading.Thread(target=self._hear, args=(self.home,), name=f"{self.task} events", daemon=True).start()
+        target, arguments = self._hear, (self.home, caught_up)
+        threading.Thread(target=target, args=arguments, name=f"{self.task} events", daemon=True).start()
 
-    def _hear(self, home: str) -> None:
-        """Follow the events of the job until it has ended, over as many connections as that takes."""
-        offset = 0
+    def _hear(self, home: str, caught_up: bool) -> None:
+        """Follow the events of the job until it has ended, over as many connections as that takes.
+
+        What has happened before this process came is not told again, only what it came to.
+        """
+        offset, known = 0, 0
         while not self._closed and not self._dead:
             agent = None
             try:
                 agent = self._hosts.agent(home)
+                if not caught_up:
+                    known = agent.read(self._hosts.run, task=self.task, file=EVENTS, n_bytes=1).size
                 lines = agent.follow(self._hosts.run, task=self.task, file=EVENTS, offset=offset)
                 for line in lines:
                     offset = lines.last
-                    self._heard(json.loads(line))
+                    self._heard(json.loads(line), quiet=offset < known)
+                    caught_up = caught_up or offset >= known
                 self._ended(home)
                 return
             except (AgentGone, AgentTimeout, HostError):
@@ -270,8 +284,10 @@ class Deployment:
                 self._over(Told("failed", self.progress.saved, why=str(error)))
                 return
 
-    def _heard(self, event: dict[str, Any]) -> None:
+    def _heard(self, event: dict[str, Any], *, quiet: bool) -> None:
         told = self.progress.note(event)
+        if quiet:
+            return
         if event["event"] == "saved" and self.progress.saved < self._n_steps:
             threading.Thread(target=self._back_up, daemon=True).start()
         if told is not None:
@@ -284,12 +300,12 @@ class Deployment:
     def _fetch(self, home: str) -> None:
         machine = self._hosts.fleet.inventory[home]
         folder = machine.path("runs", self._hosts.run, self.task)
-        self._backups.fetch(machine, folder=folder, task=self.task)
+        with self._fetching:
+            self._backups.fetch(machine, folder=folder, task=self.task)
 
     def _ended(self, home: str) -> None:
         """Tell how it ended: done, stopped, or failed."""
-        piece = self._hosts.agent(home).read(self._hosts.run, task=self.task, file="result.json")
-        result = json.loads(piece.data)
+        result = self._result(home)
         steps = float(result["steps"] or 0)
         if result["failure"]:
             self._over(Told("failed", self.progress.saved, why=result["failure"]))
@@ -300,6 +316,18 @@ class Deployment:
             self._fetch(home)
             self._over(Told("stopped", steps))
 
+    def _result(self, home: str) -> dict[str, Any]:
+        """Return what the job has written at its end; where it could not, the end of its log as its failure."""
+        agent, run = self._hosts.agent(home), self._hosts.run
+        try:
+            return dict(json.loads(agent.read(run, task=self.task, file="result.json").data))
+        except AgentRefused as error:
+            if error.kind != "no_file":
+                raise
+        size = agent.read(run, task=self.task, file="log", n_bytes=1).size
+        tail = agent.read(run, task=self.task, file="log", offset=max(size - LOG_TAIL, 0)).data.decode(errors="replace")
+        return {"steps": None, "failure": f"it died: {tail.strip()[-LOG_TAIL:] or 'its log is empty'}"}
+
     def _over(self, told: Told) -> None:
         with self._change:
             self._have, self._dead, self.home = None, False, ""
@@ -308,13 +336,3 @@ class Deployment:
                 self._want = None
             self._change.notify_all()
         self._tell_of(self.number, told)
-
-
-class suppress_running:  # noqa: N801 - reads like contextlib's
-    """Go on where a task runs already: it was started before."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, _: object) -> bool:
-        return isinstance(error, AgentRefused) and error.kind == "exists"
