@@ -121,6 +121,8 @@ class Session:
         return self.log.rows
 
     def _note(self, happened: Events) -> None:
+        if not len(happened):
+            return
         self.ledger.fold(happened)
         self.log.append(happened)
         for observer in self.observers:

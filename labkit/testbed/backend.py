@@ -131,6 +131,7 @@ class SshBackend:
         self._n_arrived = 0
         self._n_failures: dict[int, tuple[int, float]] = {}
         self._done_early: dict[int, float] = {}
+        self._training: set[int] = set()
         self._steps = np.zeros(len(jobs))
         self._history = NO_EVENTS
         self._places: dict[int, Place] = {}
@@ -250,7 +251,7 @@ class SshBackend:
         if not mine.any():
             if phase != HOLDING:
                 return []
-            self._places.pop(number, None)
+            self._let_go(number)
             self._deployments[number].want(None)
             return [_row(Kind.PREEMPTED, job=number, value=self._steps[number], speed=0.0)]
         columns = {name: getattr(placement, name)[mine] for name in ("role", "group", "count")}
@@ -303,12 +304,18 @@ class SshBackend:
             return []
         if told.what in ("done", "failed"):
             return self._came_to_an_end(job, told)
-        if told.what == "progressed" and np.isfinite(self._ledger.belief["first_start_s"][job]):
-            return self._progressed(job, told)
-        if told.what in ("began", "progressed"):
+        return self._went_on(job, told)
+
+    def _went_on(self, job: int, told: Told) -> list[Events]:
+        if told.what not in ("began", "scaled", "progressed"):
+            return []
+        if job not in self._training:
+            self._training.add(job)
             self._remember()  # it has a home now
-        kind = {"began": Kind.STARTED, "progressed": Kind.STARTED, "scaled": Kind.RESCALED}.get(told.what)
-        return [] if kind is None else [_row(kind, job=job, value=told.steps, speed=self._speed(job, told))]
+            return [_row(Kind.STARTED, job=job, value=told.steps, speed=self._speed(job, told))]
+        if told.what == "scaled":
+            return [_row(Kind.RESCALED, job=job, value=told.steps, speed=self._speed(job, told))]
+        return self._progressed(job, told)
 
     def _progressed(self, job: int, told: Told) -> list[Events]:
         rows = [_row(Kind.PROGRESSED, job=job, value=told.steps, speed=self._speed(job, told))]
@@ -320,8 +327,12 @@ class SshBackend:
         """Return the speed that was measured; where none was yet, the last one known."""
         return told.speed if np.isfinite(told.speed) else float(self._ledger.belief["speed"][job])
 
-    def _came_to_an_end(self, job: int, told: Told) -> list[Events]:
+    def _let_go(self, job: int) -> None:
         self._places.pop(job, None)
+        self._training.discard(job)
+
+    def _came_to_an_end(self, job: int, told: Told) -> list[Events]:
+        self._let_go(job)
         if told.what == "done":
             self._backups.forget(self._deployments[job].task)
             return [_row(Kind.COMPLETED, job=job, value=told.steps, speed=0.0)]
@@ -354,7 +365,7 @@ class SshBackend:
     def _gone_on(self, job: int, rest: Place | None) -> list[Events]:
         """Return that a job goes on with what is left, or failed."""
         if rest is None:
-            self._places.pop(job, None)
+            self._let_go(job)
             return [_row(Kind.FAILED, job=job, value=float(self._deployments[job].progress.saved), speed=0.0)]
         self._places[job] = rest
         names = site_names(self.cluster)
@@ -399,6 +410,8 @@ class SshBackend:
             _, role, group, count = self._ledger.book.of(np.array([job], np.int32))
             place = place_of(self.cluster, role=role, group=group, count=count)
             self._places[job] = place
+            if np.isfinite(self._ledger.belief["first_start_s"][job]):
+                self._training.add(job)
             if home := homes.get(str(job)):
                 was = {site: (w, s) for site, (w, s) in places.get(str(job), {}).items()}
                 self._deployments[job].adopt(home, was or place)

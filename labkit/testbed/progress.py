@@ -69,7 +69,7 @@ class Progress:
         elif kind == "scaled":
             self._recent.clear()
             return Told("scaled", self.steps)
-        elif kind in ("dropped", "lost_host"):
+        elif kind in ("dropped", "lost_host") and event.get("why") != "training has ended":
             return Told(kind, self.steps, why=str(event.get("why", "")))
         return None
 
