@@ -26,6 +26,10 @@ GRACE_S = 1.0
 MARK = "labkit-group "
 LEADER = f'cd 2>/dev/null; echo "{MARK}$$" >&2; exec "$@"'
 """The command takes the place of the shell that the server started, which leads its process group: $$ is the group."""
+END = """kill -TERM -$1 || exit 0
+for i in 1 2 3 4 5 6 7 8 9 10; do sleep $2; kill -0 -$1 || exit 0; done
+kill -KILL -$1 || ! kill -0 -$1"""
+"""Ends a process group: asks it, and makes it."""
 MAX_NOISE = 64 << 10
 """Bytes that the login's own shell may say on the error output before our command begins."""
 
@@ -219,14 +223,12 @@ class Call:
         group = self._err.group
         if group is None:
             return False
-        script = f"kill -TERM -- -{group}; for i in 1 2 3 4 5 6 7 8 9 10; do kill -0 -- -{group} || exit 0; "
-        script += f"sleep {GRACE_S / 10}; done; kill -KILL -- -{group}"
         with (
             suppress(paramiko.SSHException, OSError, EOFError),
             self.transport.open_session(timeout=GRACE_S) as channel,
         ):
-            channel.exec_command(f"exec /bin/sh -c {shlex.quote(script)} 2>/dev/null")
-            return bool(channel.status_event.wait(3 * GRACE_S))
+            channel.exec_command(f"exec /bin/sh -c {shlex.quote(END)} sh {group} {GRACE_S / 10} 2>/dev/null")
+            return bool(channel.status_event.wait(3 * GRACE_S)) and channel.recv_exit_status() == 0
         return False
 
 

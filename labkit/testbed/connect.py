@@ -8,8 +8,8 @@ import socket
 import stat
 import subprocess
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -65,23 +65,20 @@ class Connection(fabric.Connection):  # type: ignore[misc]
         """
         if self.is_connected:
             return
-        machine, sock = self.machine, None
+        machine, known_hosts, timeout_s = self.machine, self.known_hosts, self.timeout_s
         _refuse_open_key(machine)
-        until_s = time.monotonic() + self.timeout_s
-        try:
+        until_s = time.monotonic() + timeout_s
+        with explained(machine, known_hosts=known_hosts, timeout_s=timeout_s):
             self._load_known_keys()
-            way, sock = way_to(machine, known_hosts=self.known_hosts, timeout_s=self.timeout_s)
-            self._set(way=way)
-            self.connect_kwargs |= {"sock": sock, "timeout": max(until_s - time.monotonic(), 0.1)}
-            super().open()
-            self.transport.set_keepalive(KEEPALIVE_S)
-        except BaseException as error:
-            self.close()
-            if sock is not None:
-                sock.close()
-            if isinstance(error, HostError) or not isinstance(error, Exception):
+            way, sock = way_to(machine, known_hosts=known_hosts, timeout_s=timeout_s)
+            try:
+                self._set(way=way)
+                self.connect_kwargs |= {"sock": sock, "timeout": max(until_s - time.monotonic(), 0.1)}
+                super().open()
+                self.transport.set_keepalive(KEEPALIVE_S)
+            except BaseException:
+                self.close()
                 raise
-            _explain(error, machine=machine, known_hosts=self.known_hosts, timeout_s=self.timeout_s)
 
     def close(self) -> None:
         """Close the connection and what led to it."""
@@ -203,8 +200,21 @@ def _refuse_open_key(machine: Machine) -> None:
         raise LoginError(f"host {machine.name}: key {machine.key} is open to others; chmod 600 {machine.key}.")
 
 
-def _explain(error: Exception, *, machine: Machine, known_hosts: Path, timeout_s: float) -> NoReturn:
-    """Raise what an error of paramiko or of the system means, in our words."""
+@contextmanager
+def explained(machine: Machine, *, known_hosts: Path, timeout_s: float) -> Iterator[None]:
+    """Tell errors of paramiko and of the system in our words."""
+    late_s = time.monotonic() + timeout_s
+    try:
+        yield
+    except HostError:
+        raise
+    except Exception as error:
+        late = isinstance(error, TimeoutError) or time.monotonic() > late_s  # paramiko tells lateness in many ways
+        _explain(error, machine=machine, known_hosts=known_hosts, timeout_s=timeout_s if late else None)
+
+
+def _explain(error: Exception, *, machine: Machine, known_hosts: Path, timeout_s: float | None) -> NoReturn:
+    """Raise what an error of paramiko or of the system means, in our words; `timeout_s` if it was late."""
     where = f"host {machine.name} ({machine.place})"
     if isinstance(error, paramiko.BadHostKeyException):
         raise ChangedKeyError(
@@ -219,7 +229,7 @@ def _explain(error: Exception, *, machine: Machine, known_hosts: Path, timeout_s
             f"{where} refuses the login with {tried}: {error}. Put the public key into ~/.ssh/authorized_keys there, "
             "or name another user or key in the host's ssh table."
         ) from None
-    if isinstance(error, TimeoutError) or _is_late(error):
+    if timeout_s is not None:
         raise OverdueError(
             f"{where} did not answer within {timeout_s:g} s; is it up, and does a firewall let SSH through?"
         ) from None
@@ -232,8 +242,3 @@ def _explain(error: Exception, *, machine: Machine, known_hosts: Path, timeout_s
 
 def _no_method(error: Exception) -> bool:
     return isinstance(error, paramiko.SSHException) and "authentication methods" in str(error)
-
-
-def _is_late(error: Exception) -> bool:
-    late = ("Timeout", "timed out", "No existing session")
-    return isinstance(error, paramiko.SSHException) and any(word in str(error) for word in late)

@@ -6,8 +6,7 @@ import os
 import posixpath
 import secrets
 import stat
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -36,7 +35,7 @@ def there(path: str, machine: Machine) -> str:
 
 
 def put(
-    sftp: paramiko.SFTPClient, source: Path | bytes, target: str, *, mode: int | None = None, until_s: float
+    sftp: paramiko.SFTPClient, source: Path | bytes, target: str, *, check: Callable[[], None], mode: int | None = None
 ) -> None:
     """Write a file there, beside its place first; make the folders above it.
 
@@ -44,8 +43,8 @@ def put(
     ----------
     mode : int, optional
         Of the file; by default that of the source, 0600 for bytes.
-    until_s : float
-        When it must be done, by `time.monotonic`.
+    check : callable
+        Called before each part; it raises where there is no more time.
     """
     if mode is None:
         mode = 0o600 if isinstance(source, bytes) else stat.S_IMODE(source.stat().st_mode)
@@ -57,7 +56,7 @@ def put(
                 file.chmod(0o600)
                 file.set_pipelined(True)
                 for chunk in _chunks(source):
-                    _in_time(until_s, target)
+                    check()
                     file.write(chunk)
                 file.set_pipelined(False)
                 file.chmod(mode)
@@ -68,8 +67,8 @@ def put(
             raise
 
 
-def get(sftp: paramiko.SFTPClient, source: str, target: Path, *, until_s: float) -> int:
-    """Read a file from there into one here, beside its place first; return its size."""
+def get(sftp: paramiko.SFTPClient, source: str, target: Path, *, check: Callable[[], None]) -> int:
+    """Read a file from there into one here, beside its place first; return its size. `check` as for `put`."""
     with _told(f"read {source}"):
         target.parent.mkdir(parents=True, exist_ok=True)
         beside = target.with_name(f"{target.name}.{secrets.token_hex(4)}.part")
@@ -79,7 +78,7 @@ def get(sftp: paramiko.SFTPClient, source: str, target: Path, *, until_s: float)
                 about = file.stat()
                 file.prefetch(about.st_size)
                 while chunk := file.read(CHUNK):
-                    _in_time(until_s, source)
+                    check()
                     size += here.write(chunk)
                 os.chmod(beside, stat.S_IMODE(about.st_mode or 0o600) & 0o777)
             beside.replace(target)
@@ -113,11 +112,6 @@ def _make_folders(sftp: paramiko.SFTPClient, folder: str) -> None:
             sftp.mkdir(folder, 0o700)
         except OSError:
             sftp.stat(folder)  # somebody else made it meanwhile
-
-
-def _in_time(until_s: float, path: str) -> None:
-    if time.monotonic() > until_s:
-        raise OverdueError(f"{path} took too long; nothing was put in its place.")
 
 
 @contextmanager

@@ -6,8 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from pathlib import Path, PurePosixPath
 from typing import Self, TextIO, TypeVar
 
@@ -17,7 +16,7 @@ from labkit.testbed import files
 from labkit.testbed.answers import Answer, Answers
 from labkit.testbed.call import Call, Stop
 from labkit.testbed.connect import CONNECT_S, Connection
-from labkit.testbed.errors import CutError, HostError
+from labkit.testbed.errors import CutError, HostError, OverdueError
 from labkit.testbed.inventory import Inventory, Machine
 from labkit.testbed.stream import Stream
 
@@ -150,12 +149,14 @@ class Fleet:
         """
         content = Path(source) if isinstance(source, str) else source
 
-        def one(machine: Machine, _: Stop) -> Answer:
-            until_s = time.monotonic() + timeout_s
-            link = self._link(machine)
-            with link.files_lock:
-                sftp = self._with(machine, link.sftp)
-                files.put(sftp, content, files.there(target, machine), mode=mode, until_s=until_s)
+        def one(machine: Machine, stop: Stop) -> Answer:
+            check = _in_time(timeout_s, stop)
+            link, path = self._link(machine), files.there(target, machine)
+            with link.files_lock:  # whole or not at all: so it may be begun again
+                self._with(
+                    machine,
+                    lambda transport, s: files.put(link.sftp(transport, s), content, path, check=check, mode=mode),
+                )
             return Answer(machine.name, exited=0)
 
         return self._each(one, only)
@@ -171,12 +172,12 @@ class Fleet:
             As `target` of `put`.
         """
 
-        def one(machine: Machine, _: Stop) -> Answer:
-            until_s = time.monotonic() + timeout_s
+        def one(machine: Machine, stop: Stop) -> Answer:
+            check = _in_time(timeout_s, stop)
             target = Path(folder) / machine.name / PurePosixPath(source).name
-            link = self._link(machine)
+            link, path = self._link(machine), files.there(source, machine)
             with link.files_lock:
-                files.get(self._with(machine, link.sftp), files.there(source, machine), target, until_s=until_s)
+                self._with(machine, lambda transport, s: files.get(link.sftp(transport, s), path, target, check=check))
             return Answer(machine.name, exited=0, stdout=str(target))
 
         return self._each(one, only)
@@ -229,15 +230,12 @@ class Fleet:
 
         waiting: list[Future[Answer]] = [self._pool.submit(one, machine) for machine in machines]
         try:
-            return Answers(tuple(each.result() for each in waiting))
-        except BaseException:
-            stop.set()
-            for each in waiting:
-                with suppress(BaseException):
-                    each.result()
-            raise
+            wait(waiting, return_when=FIRST_EXCEPTION)
         finally:
+            stop.set()  # changes nothing where all are done
+            wait(waiting)
             stop.close()
+        return Answers(tuple(each.result() for each in waiting))
 
 
 class _Link:
@@ -284,6 +282,18 @@ def prefixed(file: TextIO | None = None) -> Told:
         print(f"{host} | {line}", file=file or sys.stdout, flush=True)
 
     return tell
+
+
+def _in_time(timeout_s: float, stop: Stop) -> Callable[[], None]:
+    """Return what raises once a copy has taken too long, or somebody stopped it."""
+    until_s = time.monotonic() + timeout_s
+
+    def check() -> None:
+        if stop.is_set or time.monotonic() > until_s:
+            why = "was stopped" if stop.is_set else f"did not end within {timeout_s:g} s"
+            raise OverdueError(f"the copy {why}; nothing was put in the file's place.")
+
+    return check
 
 
 def _opened(call: Call, timeout_s: float) -> Call:

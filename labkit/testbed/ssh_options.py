@@ -156,7 +156,7 @@ class SshConfig:
         there = [str(key) for key in keys if key.exists()] or [str(key) for key in keys]
         return Options(
             address=said.get("hostname"),
-            port=int(said["port"]) if "port" in said else None,
+            port=int(said["port"]) if said.get("port", "").isdigit() else None,
             user=said.get("user"),
             key=there[0] if there else None,
             proxy_command=said.get("proxycommand"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from labkit.doctor import which
-from labkit.testbed.bed import Bed
+from labkit.testbed.bed import Bed, down
 from labkit.testbed.fleet import Fleet
 from labkit.testbed.inventory import Inventory
 
@@ -51,4 +50,10 @@ def own_folder() -> Iterator[Path]:
     """A short folder for a bed of one test; nothing may be left in it."""
     folder = Path(tempfile.mkdtemp(prefix="lk-", dir="/tmp"))
     yield folder / "bed"
-    os.rmdir(folder)
+    left = list(folder.iterdir())
+    if left:
+        down(folder / "bed")
+        shutil.rmtree(folder, ignore_errors=True)
+    else:
+        folder.rmdir()
+    assert not left

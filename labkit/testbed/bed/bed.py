@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import shutil
 import socket
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
@@ -12,9 +13,11 @@ from typing import Self
 from labkit.core.errors import InputError, unknown
 from labkit.testbed.bed.inventory_text import inventory_text, ssh_config_text
 from labkit.testbed.bed.keys import make_keys
+from labkit.testbed.bed.namespaces import build, entry, free_subnet, possible, remove, whole
 from labkit.testbed.bed.plan import STATE, Plan, Spot, alone, usual_folder, write_private
 from labkit.testbed.bed.processes import Process, end
 from labkit.testbed.bed.server import all_of, server_of, sshd_program, start, write_config
+from labkit.testbed.bed.shape import PORT, addresses, rate_gbps
 from labkit.testbed.errors import BedError
 from labkit.testbed.inventory import Inventory
 
@@ -73,6 +76,7 @@ class Bed:
         cpus: float | None = None,
         memory_gb: float | None = None,
         server: str | None = None,
+        shaped: str | float | None = None,
     ) -> Self:
         """Start a testbed on this machine: OpenSSH servers as this user, on loopback addresses, with keys of their own.
 
@@ -90,6 +94,9 @@ class Bed:
             The same for cores and memory; by default each host's share of this machine.
         server : str, optional
             "sshd", or "paramiko", a server in Python; by default sshd, and paramiko where there is none.
+        shaped : str or float, optional
+            Rate of each host's link in either direction, "200mbit" or in Gbps. Hosts then have networks of their own,
+            as root or in a user namespace. Where the machine cannot do this they have none, and a note tells why.
 
         Raises
         ------
@@ -102,17 +109,21 @@ class Bed:
         if not 1 <= n_hosts <= MAX_HOSTS:
             raise InputError(f"{n_hosts} hosts; expected 1 to {MAX_HOSTS}.")
         server, notes = _server(server)
+        gbps = None if shaped is None else rate_gbps(shaped)
         with alone(where):
             plan = Plan.read(where)
             if plan is None:
                 _refuse_strangers(where)
-                plan = Plan(where, secrets.token_hex(8), server, _spots(n_hosts))
-                plan.write()
-            elif len(plan.spots) != n_hosts or plan.server != server:
+                plan, more = _new(where, n_hosts, server=server, gbps=gbps)
+                notes += more
+            elif (len(plan.spots), plan.server) != (n_hosts, server) or not whole(plan):
+                state = "up" if whole(plan) else "half up"
                 raise BedError(
-                    f"a bed of {len(plan.spots)} hosts ({plan.server}) is up in {where}; labkit bed down ends it, or "
-                    "give another --folder."
+                    f"a bed of {len(plan.spots)} hosts ({plan.server}) is {state} in {where}; labkit bed down ends it, "
+                    "or give another --folder."
                 )
+            elif plan.shaped_gbps != gbps:
+                notes += (f"the bed that is up {_links(plan)}; to change that, labkit bed down first.",)
             plan = _started(plan)
             write_private(plan.folder / "ssh_config", ssh_config_text(plan))
             write_private(plan.hosts_file, inventory_text(plan, gpus=gpus, cpus=cpus, memory_gb=memory_gb))
@@ -191,24 +202,52 @@ def down(folder: str | Path | None = None) -> bool:
         left = end(lambda: all_of(plan))
         if left:
             raise BedError(f"these processes of the bed do not end: {', '.join(map(_told, left))}.")
+        remove(plan)
         for path in sorted(
             where.iterdir(), key=lambda path: path.name == STATE
         ):  # the plan last: half a removal can go on
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         where.rmdir()
+    if where == usual_folder().absolute():
+        with suppress(OSError):  # somebody else's files are in it
+            where.parent.rmdir()
     return True
+
+
+def _new(where: Path, n_hosts: int, *, server: str, gbps: float | None) -> tuple[Plan, tuple[str, ...]]:
+    """Return a new plan, written down, with its networks made where links are to be limited; and what is not so."""
+    token = secrets.token_hex(8)
+    plain = Plan(where, token, server, _spots(n_hosts))
+    kind, qdisc, why = ("", "", "") if gbps is None else possible()
+    if kind:
+        there = addresses(n_hosts, subnet=free_subnet(token))
+        spots = tuple(Spot(f"h{i}", address, PORT) for i, address in enumerate(there))
+        plan = Plan(where, token, server, spots, shaped_gbps=gbps, network=kind)
+        plan.write()
+        try:
+            build(plan, qdisc=qdisc)
+            return plan, ()
+        except BedError as error:
+            end(lambda: all_of(plan))
+            remove(plan)
+            why = str(error)
+    plain.write()
+    return plain, () if gbps is None else (f"links are not limited: {why}.",)
+
+
+def _links(plan: Plan) -> str:
+    return "has links without limits" if plan.shaped_gbps is None else f"has links of {plan.shaped_gbps:g} Gbps"
 
 
 def _started(plan: Plan) -> Plan:
     """Start the servers that do not run; those whose port was taken meanwhile get another one."""
     for _ in range(ATTEMPTS):
         missing = [spot for spot in plan.spots if server_of(plan, spot) is None]
-        for spot in missing:
-            plan.control(spot).mkdir(mode=0o700, parents=True, exist_ok=True)
+        plan.make_folders()
         make_keys(plan)
         for spot in missing:
             write_config(plan, spot)
-        taken = start(plan, missing)
+        taken = start(plan, missing, inside=entry(plan))
         if not taken:
             return plan
         spots = [replace(spot, port=free_port(spot.address)) if spot in taken else spot for spot in plan.spots]

@@ -21,12 +21,15 @@ def up(
     hosts: Annotated[int, typer.Option(help="How many hosts.", min=1, max=64)] = 4,
     folder: Folder = None,
     gpus: Annotated[int, typer.Option(help="GPUs that each host says it has.", min=0)] = 0,
+    shaped: Annotated[
+        str | None, typer.Option(help="Rate of each host's link, such as 200mbit: hosts in networks of their own.")
+    ] = None,
     server: Annotated[str | None, typer.Option(help="sshd, or paramiko: a server in Python.")] = None,
 ) -> None:
     """Start it, and say how to use it; what runs already is left as it is."""
     from labkit.testbed.bed import Bed
 
-    bed = Bed.up(hosts, folder=folder, gpus=gpus, server=server)
+    bed = Bed.up(hosts, folder=folder, gpus=gpus, server=server, shaped=shaped)
     for note in bed.notes:
         print(f"note: {note}")
     _show(bed)
@@ -56,7 +59,8 @@ def status(folder: Folder = None) -> None:
 
 
 def _show(bed: Bed) -> None:
-    print(f"{bed.plan.server} on {len(bed.plan.spots)} hosts, in {bed.folder}")
+    links = "" if bed.plan.shaped_gbps is None else f" with links of {bed.plan.shaped_gbps:g} Gbps"
+    print(f"{bed.plan.server} on {len(bed.plan.spots)} hosts{links}, in {bed.folder}")
     for host in bed.status():
         state = f"process {host.pid}" if host.alive else "GONE: labkit bed up starts it again"
         print(f"  {host.name:<4} {host.address}:{host.port:<6} {state}")

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 
+from labkit.testbed.bed.namespaces import proxy_command
 from labkit.testbed.bed.plan import Plan
 from labkit.testbed.bed.server import user_name
 
@@ -15,7 +16,8 @@ def inventory_text(plan: Plan, *, gpus: int, cpus: float | None, memory_gb: floa
     n = len(plan.spots)
     cpus = cpus if cpus is not None else max(round((os.cpu_count() or 1) / n, 2), 0.1)
     memory_gb = memory_gb if memory_gb is not None else max(round(_memory_gb() / n, 2), 0.1)
-    common = {
+    proxy = proxy_command(plan, python=sys.executable)
+    common = ({"proxy_command": proxy} if proxy else {}) | {
         "user": user_name(),
         "key": str(plan.key),
         "known_hosts": str(plan.known_hosts),
@@ -42,7 +44,8 @@ def inventory_text(plan: Plan, *, gpus: int, cpus: float | None, memory_gb: floa
 def ssh_config_text(plan: Plan) -> str:
     """Return what `ssh -F` needs to log in to the hosts by name."""
     blocks = [f"Host {spot.name}\n  HostName {spot.address}\n  Port {spot.port}\n" for spot in plan.spots]
-    common = {
+    proxy = proxy_command(plan, python=sys.executable)
+    common = ({"ProxyCommand": proxy} if proxy else {}) | {
         "User": user_name(),
         "IdentityFile": f'"{plan.key}"',
         "IdentitiesOnly": "yes",

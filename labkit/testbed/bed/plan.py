@@ -99,6 +99,12 @@ class Plan:
         """The keys of the hosts."""
         return self.folder / "known_hosts"
 
+    def make_folders(self) -> None:
+        """Make the folders that are missing; only their owner may enter."""
+        ends = [folder for spot in self.spots for folder in (self.home(spot), self.control(spot))]
+        for folder in [*dict.fromkeys(end.parent for end in ends), *ends]:
+            folder.mkdir(mode=0o700, exist_ok=True)
+
     def write(self) -> None:
         """Write the plan, whole or not at all."""
         content = asdict(self) | {"kind": KIND, "folder": str(self.folder)}

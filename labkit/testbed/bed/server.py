@@ -8,7 +8,7 @@ import pwd
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from labkit.testbed.bed.plan import VARIABLE, Plan, Spot, write_private
@@ -39,7 +39,6 @@ def program(name: str) -> str:
 
 def write_config(plan: Plan, spot: Spot) -> None:
     """Write the configuration of a host's server."""
-    plan.home(spot).mkdir(mode=0o700, parents=True, exist_ok=True)
     told = standin_config if plan.server == "paramiko" else sshd_config
     write_private(plan.config(spot), told(plan, spot, environment=environment(plan, spot)))
 
@@ -117,20 +116,32 @@ def _quoted(value: str) -> str:
     return f'"{value}"'
 
 
-def start_command(plan: Plan, spot: Spot) -> list[str]:
-    """Return the command that starts a host's server; it goes to the background by itself."""
-    if plan.server == "paramiko":
-        return [sys.executable, "-m", "labkit.testbed.bed.standin", str(plan.config(spot))]
-    return [sshd_program(), "-f", str(plan.config(spot)), "-E", str(plan.control(spot) / "log")]
+def start_commands(plan: Plan, spots: Sequence[Spot], *, inside: Callable[[Spot], list[str]]) -> list[list[str]]:
+    """Return the commands that start hosts' servers, which go to the background by themselves.
+
+    Parameters
+    ----------
+    inside : callable
+        Returns the words in front of a host's command: what enters its network.
+    """
+    standin = [sys.executable, "-m", "labkit.testbed.bed.standin"]
+    if plan.server == "sshd":
+        sshd = sshd_program()
+        return [
+            [*inside(spot), sshd, "-f", str(plan.config(spot)), "-E", str(plan.control(spot) / "log")] for spot in spots
+        ]
+    if plan.network == "loopback":  # one Python is started, and becomes one process per host
+        return [[*standin, *(str(plan.config(spot)) for spot in spots)]] if spots else []
+    return [[*inside(spot), *standin, str(plan.config(spot))] for spot in spots]
 
 
-def start(plan: Plan, spots: Sequence[Spot], *, inside: Sequence[str] = ()) -> list[Spot]:
+def start(plan: Plan, spots: Sequence[Spot], *, inside: Callable[[Spot], list[str]]) -> list[Spot]:
     """Start servers, all at once, and wait until they listen; return those whose port somebody else has.
 
     Parameters
     ----------
-    inside : sequence of str
-        Words in front of each command, with "{name}" for the host's: what enters its network.
+    inside : callable
+        As in `start_commands`.
 
     Raises
     ------
@@ -139,18 +150,17 @@ def start(plan: Plan, spots: Sequence[Spot], *, inside: Sequence[str] = ()) -> l
     """
     if plan.server == "sshd" and os.getuid() == 0:
         Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # sshd's empty folder; other servers may use it too
-    started = []
     for spot in spots:
         (plan.control(spot) / "pid").unlink(missing_ok=True)
         (plan.control(spot) / "log").unlink(missing_ok=True)
-        words = [word.format(name=spot.name) for word in inside] + start_command(plan, spot)
-        started.append(
-            subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        )
-    for spot, starter in zip(spots, started, strict=True):
-        said = starter.communicate(timeout=PATIENCE_S)[0].decode(errors="replace").strip()
-        if starter.returncode:
-            raise BedError(f"the server of {spot.name} does not start: {said or _log(plan, spot)}")
+    started = [
+        subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        for words in start_commands(plan, spots, inside=inside)
+    ]
+    said = [starter.communicate(timeout=PATIENCE_S)[0].decode(errors="replace").strip() for starter in started]
+    if failed := [what for what, starter in zip(said, started, strict=True) if starter.returncode]:
+        logs = [_log(plan, spot) for spot in spots]
+        raise BedError(f"a server of the bed does not start: {'; '.join(filter(None, [*failed, *logs]))}")
     return [spot for spot in spots if not _listens(plan, spot)]
 
 
@@ -183,10 +193,10 @@ def server_of(plan: Plan, spot: Spot) -> Process | None:
 
 def is_server(each: Process, config: Path) -> bool:
     """Return whether a process is the server that has this configuration."""
-    words = each.command
-    return (
-        (words.startswith("sshd:") or Path(words.split(" ", 1)[0]).name == "sshd") and f"-f {config} " in f"{words} "
-    ) or (f"-m labkit.testbed.bed.standin {config}" in words)
+    words = f"{each.command} "
+    if " -m labkit.testbed.bed.standin " in words:
+        return f" {config} " in words
+    return Path(words.split(" ", 1)[0]).name in ("sshd", "sshd:") and f" -f {config} " in words
 
 
 def all_of(plan: Plan) -> list[Process]:
