@@ -40,10 +40,23 @@ def reach(folder: Path, *, start: bool) -> socket.socket:
         raise Refused("no_agent", f"the agent of {folder} cannot be reached: {error.strerror}") from None
 
 
+def search_path() -> str | None:
+    """Return the PYTHONPATH that leads to this labkit from any folder."""
+    given = os.environ.get("PYTHONPATH")
+    root = str(Path(__file__).parents[3])
+    if not sys.path or Path(sys.path[0]).absolute() != Path(root):
+        return given
+    return root if given is None else f"{root}{os.pathsep}{given}"  # found in the working folder
+
+
 def _start(folder: Path) -> None:
     argv = [sys.executable, "-m", "labkit.testbed.agent", str(folder)]
+    path = search_path()
+    env = os.environ if path is None else {**os.environ, "PYTHONPATH": path}
     try:
-        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=START_S, check=False)
+        done = subprocess.run(
+            argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=START_S, check=False, env=env, cwd="/"
+        )
         said = json.loads(done.stdout)
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
         raise Refused("no_agent", f"the agent of {folder} did not start ({type(error).__name__})") from None
@@ -79,8 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("folder", help="of the agent")
     parser.add_argument("--no-start", action="store_true", help="do not start an agent where none runs")
     asked = parser.parse_args(argv)
-    path = os.environ.get("PYTHONPATH")
-    me = {"protocol": PROTOCOL, "build": build(), "python": sys.executable, "path": path}
+    me = {"protocol": PROTOCOL, "build": build(), "python": sys.executable, "path": search_path()}
     try:
         _write_all(1, MARK + pack(me))
         sock = reach(own_folder(asked.folder), start=not asked.no_start)

@@ -247,7 +247,7 @@ def accept(listener: socket.socket) -> socket.socket | None:
     """Return the next client, or None; one of another user is told so and sent away."""
     try:
         sock, _ = listener.accept()
-    except OSError:
+    except (BlockingIOError, ConnectionError):  # it has gone again
         return None
     if peer_uid(sock) == os.getuid():
         return sock

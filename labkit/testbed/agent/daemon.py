@@ -10,11 +10,12 @@ import select
 import signal
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from labkit.testbed.agent import logs
+from labkit.testbed.agent.adoption import adopt
 from labkit.testbed.agent.build import build
 from labkit.testbed.agent.connections import Connection, accept
 from labkit.testbed.agent.journal import Log
@@ -30,6 +31,8 @@ from labkit.testbed.agent.wire import PROTOCOL, Refused, now_s, wall_s
 IDLE_S: Final = 3600.0
 TAKEN_S: Final = 10.0
 AGAIN_S: Final = 0.02
+MOST: Final = 256
+"""Connections at a time."""
 
 
 def lock(folder: Path) -> int | None:
@@ -109,9 +112,15 @@ class Daemon:
         self.runs.ender.results = self._code_of
         self._connections: set[Connection] = set()
         self._busy_s = now_s()
-        self._next: tuple[Sequence[str], Mapping[str, str]] | None = None
+        self._next: tuple[str, Mapping[str, str]] | None = None
         self.service = Service(
-            folder, runs=self.runs, loop=self.loop, log=self.log, failed=self.log.error, leave=self._leave
+            folder,
+            runs=self.runs,
+            loop=self.loop,
+            log=self.log,
+            failed=self.log.error,
+            leave=self._leave,
+            n_clients=lambda: len(self._connections),
         )
 
     def run(self) -> None:
@@ -127,8 +136,8 @@ class Daemon:
         build()
         self._write_state()
         self.log("began")
-        self.runs.adopt()
-        self.loop.on(self._listener, self._accept)
+        adopt(self.runs)
+        self._listen()
         self._second()
         self.loop.run()
         self._close()
@@ -159,9 +168,20 @@ class Daemon:
     def _code_of(self, key: Key) -> int | None:
         return code_of(self.runs.folder / key.run, key.task)
 
+    def _listen(self) -> None:
+        self.loop.on(self._listener, self._accept)
+
     def _accept(self, _: int) -> None:
-        sock = accept(self._listener)
-        if sock is not None:
+        try:
+            sock = accept(self._listener)
+        except OSError as error:  # too many files are open: try again when some may be closed
+            self.log(f"cannot take calls: {error.strerror}")
+            self.loop.off(self._listener)
+            self.loop.after(AGAIN_S, self._listen)
+            return
+        if sock is not None and len(self._connections) >= MOST:
+            sock.close()
+        elif sock is not None:
             client = Connection(sock, loop=self.loop, serve=self.service.serve, closed=self._connections.discard)
             self._connections.add(client)
 
@@ -174,27 +194,45 @@ class Daemon:
             run.events.flush()
             for task in run.record.running:
                 logs.bound(run.folder / task.name)
-        if self._connections or self.runs.busy or any(not run.record.over for run in self.runs):
+        if not self._folder_is_ours():
+            self._give_up()
+        elif self._connections or self.runs.busy or any(not run.record.over for run in self.runs):
             self._busy_s = now_s()
         elif now_s() - self._busy_s > self._idle_s:
             self.log("nothing to do")
             self._leave(None, {})
 
-    def _leave(self, argv: Sequence[str] | None, env: Mapping[str, str]) -> None:
-        self._next = None if argv is None else (argv, env)
+    def _folder_is_ours(self) -> bool:
+        """Whether the lock that is held is that of the folder: somebody may have removed it."""
+        try:
+            return os.stat(self._folder / LOCK).st_ino == os.fstat(self._held).st_ino
+        except OSError:
+            return False
+
+    def _give_up(self) -> None:
+        """End everything: without its folder nobody can reach this agent any more."""
+        if not self.runs.busy:
+            self._leave(None, {})
+        for run in self.runs:
+            if not run.record.over:
+                self.runs.stop(run.record.run, None, grace_s=GRACE_S)
+
+    def _leave(self, python: str | None, env: Mapping[str, str]) -> None:
+        self._next = None if python is None else (python, env)
         self.loop.stopped = True
 
     def _close(self) -> None:
         """Leave the folder to the next agent, or become it."""
+        self.service.close()
         if self._next is not None:
             self._become(*self._next)
-        (self._folder / SOCKET).unlink(missing_ok=True)
+        if self._folder_is_ours():
+            (self._folder / SOCKET).unlink(missing_ok=True)
         self._listener.close()
         self.log("left")
 
-    def _become(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
+    def _become(self, python: str, env: Mapping[str, str]) -> None:
         """Be another labkit's agent in the same process, so that its children stay its children."""
-        python = argv[0] or sys.executable
         for handle in (self._held, self._listener.fileno()):
             os.set_inheritable(handle, True)
         kept = f"{self._held},{self._listener.fileno()}"

@@ -144,15 +144,13 @@ class Ender:
         """See what is left of those that are being ended."""
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
+        self._timer = self._loop.after(LOOK_S, self._look) if self._doomed else None
         found = self._processes.find(self.sessions())
         for key in list(self._doomed):
             if left := found.get(key, []):
                 self._press(key, left)
             elif self._reapable(key):
                 self._finish(key)
-        if self._doomed:
-            self._timer = self._loop.after(LOOK_S, self._look)
 
     def _press(self, key: Key, left: Sequence[Stat]) -> None:
         doom = self._doomed[key]

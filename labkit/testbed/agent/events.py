@@ -63,6 +63,8 @@ class EventFile:
     def flush(self) -> bool:
         """Write what waits; False if the disk is still full."""
         n_before = len(self.waiting)
+        if not n_before:
+            return True
         with contextlib.suppress(OSError), self._open() as file:
             while self.waiting and self._append(file, self.waiting[0]):
                 del self.waiting[0]

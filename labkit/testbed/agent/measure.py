@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from labkit.testbed.agent.processes import Key, Processes, Stat, read
+from labkit.testbed.agent.sampler import Said, of_tasks
 from labkit.testbed.agent.wire import now_s, wall_s
 
 TICK_S: Final = 1 / os.sysconf("SC_CLK_TCK")
@@ -55,12 +56,22 @@ class Meter:
             self._last = Reading(now_s(), tasks, busy, total)
         return self._last
 
-    def sample(self, before: Reading, now: Reading) -> dict[str, Any]:
+    def sample(self, before: Reading, now: Reading, *, gpus: Said, pss: bool = False) -> dict[str, Any]:
         """Return what was used between two readings, for a reply."""
+        whose = {each.pid: key for key, those in now.tasks.items() for each in those}
+        on_gpus = of_tasks(gpus, whose)
         return {
             "wall_s": wall_s(), "boot_s": round(now.at_s, 3), "over_s": round(now.at_s - before.at_s, 3),
             "host": self._host(before, now),
-            "tasks": [_task(key, before, now) for key in sorted(now.tasks)],
+            "tasks": [
+                {
+                    **_task(key, before, now),
+                    "gpu_memory_mb": on_gpus.get(key, 0.0),
+                    **({"pss_mb": pss_mb(now.tasks[key])} if pss else {}),
+                }
+                for key in sorted(now.tasks)
+            ],
+            "gpus": gpus.get("gpus", []), "gpus_absent": gpus.get("absent", ""),
         }  # fmt: skip
 
     def _host(self, before: Reading, now: Reading) -> dict[str, float]:

@@ -14,12 +14,13 @@ LONGEST: Final = 1 << 20
 """A line of more bytes is told in pieces."""
 
 
-def skip_hole(file: int, offset: int) -> int:
-    """Return where the next data is: a log that was cut has none for a while."""
+def data_from(file: int, offset: int, *, size: int) -> tuple[int, int]:
+    """Return where the next data begins and where it ends: a log that was cut has a hole in it."""
     try:
-        return os.lseek(file, offset, os.SEEK_DATA)
+        start = os.lseek(file, offset, os.SEEK_DATA)
+        return start, max(os.lseek(file, start, os.SEEK_HOLE), start)
     except OSError:  # at the end, or the file system does not know
-        return offset
+        return offset, max(size, offset)
 
 
 class LineReader:
@@ -70,12 +71,13 @@ class LineReader:
         size = os.fstat(self._file).st_size
         if size < self.offset:  # it was cut down: begin again with what is new
             self.offset = 0
-        skipped = skip_hole(self._file, self.offset)
-        data = os.pread(self._file, self._n_bytes, skipped)
-        if skipped != self.offset:
-            cut = data.find(b"\n") + 1  # a hole begins anywhere in a line
-            skipped, data = skipped + cut, data[cut:]
-            self.offset = skipped
+        start, end = data_from(self._file, self.offset, size=size)
+        data = os.pread(self._file, min(self._n_bytes, end - start), start)
+        if start != self.offset:
+            cut = data.find(b"\n") + 1  # what a hole ends in is no whole line
+            self.offset, data = start + cut, data[cut:]
+        elif end < size and len(data) == end - start and b"\n" not in data:
+            self.offset, data = end, b""  # nor is what it begins in
         return data
 
     @property
@@ -98,7 +100,7 @@ def read_range(folder: Path, names: list[str], *, offset: int, n_bytes: int) -> 
         return None
     try:
         size = os.fstat(file).st_size
-        start = skip_hole(file, offset) if offset < size else offset
-        return start, os.pread(file, n_bytes, start), size
+        start, end = data_from(file, offset, size=size)
+        return start, os.pread(file, min(n_bytes, end - start), start), size
     finally:
         os.close(file)

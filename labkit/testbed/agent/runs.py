@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from labkit.testbed.agent import logs
 from labkit.testbed.agent.ending import Ender
 from labkit.testbed.agent.events import EventFile
 from labkit.testbed.agent.loop import Loop
 from labkit.testbed.agent.places import EAR, EVENTS, LABEL, RESULT, RUNS, inside, put_file
-from labkit.testbed.agent.processes import Identity, Key, Processes, alive, stat
+from labkit.testbed.agent.processes import Key, Processes, stat
 from labkit.testbed.agent.records import Phase, Record, Task, boot_id
 from labkit.testbed.agent.spawn import Order, environment, spawn
 from labkit.testbed.agent.wire import Refused, now_s, wall_s
@@ -97,12 +97,12 @@ class Runs:
     """
 
     def __init__(self, folder: Path, *, loop: Loop, log: Callable[[str], None]) -> None:
-        self.folder, self._log = folder / RUNS, log
+        self.folder, self.log = folder / RUNS, log
         self._root = str(folder)
         self.folder.mkdir(mode=0o700, exist_ok=True)
         self.boot = boot_id()
         self.processes = Processes(self._root)
-        self.ender = Ender(loop, processes=self.processes, ended=self._ended, log=log)
+        self.ender = Ender(loop, processes=self.processes, ended=self.ended, log=log)
         self.all: dict[str, Run] = {}
 
     def __iter__(self) -> Iterator[Run]:
@@ -198,21 +198,21 @@ class Runs:
         found = stat(task.pid)
         task.start = found.start if found else 0
         task.phase, task.started_s = Phase.RUNNING, round(now_s(), 3)
-        self._note(here)
+        self.note(here)
         here.events.add("started", task=task.name, pid=task.pid, cores=task.cores, gpus=task.gpus)
         self.ender.follow(Key(here.record.run, task.name), task.who, child=True)
 
     def _failed(self, here: Run, task: Task, error: Refused | OSError) -> Refused:
         told = error if isinstance(error, Refused) else Refused("cannot_start", f"task {task.name!r}: {error}")
         task.phase, task.how, task.ended_s = Phase.ENDED, told.message, wall_s()
-        self._note(here)
+        self.note(here)
         here.events.add("failed", task=task.name, why=told.message)
         return told
 
-    def _note(self, here: Run) -> None:
+    def note(self, here: Run) -> None:
         """Write what has happened already; a full disk does not undo it."""
         if not here.write():
-            self._log(f"run {here.record.run}: the state could not be written")
+            self.log(f"run {here.record.run}: the state could not be written")
 
     # --- end
 
@@ -222,7 +222,7 @@ class Runs:
         names = [task] if task is not None else list(here.record.tasks)
         keys = [Key(run, name) for name in names if here.task(name).phase != Phase.ENDED]
         if task is None:
-            self._over(here, "stopped")
+            self.over(here, "stopped")
         self._end(here, keys, grace_s)
         return keys
 
@@ -230,28 +230,31 @@ class Runs:
         for key in keys:
             here.record.tasks[key.task].phase = Phase.ENDING
         if keys:
-            self._note(here)
+            self.note(here)
         for key in keys:
             here.events.add("stopping", task=key.task, grace_s=grace_s)
         self.ender.end(keys, grace_s=grace_s)
 
-    def _over(self, here: Run, why: str) -> None:
+    def over(self, here: Run, why: str) -> None:
+        """Note that a run is over: nothing of it may start any more."""
         if not here.record.over:
             here.record.over, here.record.over_s = why, wall_s()
-            self._note(here)
-            self._close_if_done(here)
+            self.note(here)
+            self.close_if_done(here)
 
-    def _ended(self, key: Key, code: int | None, signal_name: str | None, how: str) -> None:
+    def ended(self, key: Key, code: int | None, signal_name: str | None, how: str) -> None:
         """Note that a task and all that it started are gone."""
         here = self.all[key.run]
         task = here.record.tasks[key.task]
         task.phase, task.ended_s = Phase.ENDED, wall_s()
         task.code, task.signal, task.how = code, signal_name, how
-        self._note(here)
+        logs.bound(here.folder / task.name)
+        self.note(here)
         here.events.add("ended", task=task.name, code=code, signal=signal_name, how=how)
-        self._close_if_done(here)
+        self.close_if_done(here)
 
-    def _close_if_done(self, here: Run) -> None:
+    def close_if_done(self, here: Run) -> None:
+        """Tell the last event of a run that is over and has no tasks left."""
         if here.record.over and not here.record.running and here.events.last_kind != OVER:
             here.events.add(OVER, why=here.record.over)
             here.events.close()
@@ -264,7 +267,7 @@ class Runs:
         if here.record.over:
             raise Refused("over", f"run {run!r} is over ({here.record.over})")
         here.record.until_s, here.record.lease_s = now_s() + lease_s, lease_s
-        self._note(here)
+        self.note(here)
         return here.record.until_s
 
     def check_leases(self, *, slept_s: float, grace_s: float) -> None:
@@ -278,64 +281,8 @@ class Runs:
             if now_s() >= record.until_s:
                 here.events.add("lease_over", lease_s=record.lease_s)
                 keys = [Key(record.run, task.name) for task in record.running]
-                self._over(here, "lease")
+                self.over(here, "lease")
                 self._end(here, keys, grace_s)
-
-    # --- adoption
-
-    def adopt(self) -> None:
-        """Take over what an agent before this one left."""
-        for folder in sorted(self.folder.iterdir()):
-            record = Record.read(folder) if folder.is_dir() and not folder.is_symlink() else None
-            if record is None:
-                self._log(f"{folder.name!r} in {RUNS} bears no label; left alone")
-                continue
-            self._adopt(Run(record, folder))
-        self._end_orphans()
-
-    def _adopt(self, here: Run) -> None:
-        record = here.record
-        self.all[record.run] = here
-        restarted = record.boot != self.boot
-        for task in record.running:
-            if restarted:
-                self._ended(Key(record.run, task.name), None, None, "unknown: the host was restarted")
-            else:
-                self._adopt_task(here, task)
-        if restarted and not record.over:
-            record.boot, record.until_s = self.boot, now_s()
-            self._over(here, "host restarted")
-        self._close_if_done(here)
-
-    def _adopt_task(self, here: Run, task: Task) -> None:
-        key = Key(here.record.run, task.name)
-        if task.phase == Phase.STARTING:
-            task.pid, task.start = self.processes.leader(key, task.token) or Identity(0, 0)
-        child = self._is_child(task.pid)
-        if not child:
-            here.events.add("adopted", task=task.name, pid=task.pid, alive=alive(task.who))
-        ending = task.phase == Phase.ENDING
-        task.phase = Phase.ENDING if ending else Phase.RUNNING
-        self._note(here)
-        self.ender.follow(key, task.who, child=child)
-        if ending:
-            self.ender.end([key], grace_s=0.0)
-
-    @staticmethod
-    def _is_child(pid: int) -> bool:
-        try:
-            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        except (ChildProcessError, OSError):
-            return False
-        return True
-
-    def _end_orphans(self) -> None:
-        """End what bears our label but no record knows: nobody else would."""
-        known = {Key(here.record.run, task.name) for here in self for task in here.record.running}
-        orphans = [key for key in self.processes.find({}) if key not in known]
-        for key in orphans:
-            self._log(f"task {key.task} of run {key.run} has no record; ended")
-        self.ender.end_unknown(orphans)
 
     # --- what is there
 

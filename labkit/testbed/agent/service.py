@@ -6,21 +6,25 @@ import base64
 import os
 import platform
 import socket
-from collections.abc import Callable, Sequence
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
 
+from labkit.testbed.agent import sweep
 from labkit.testbed.agent.arguments import Arguments
+from labkit.testbed.agent.aside import aside
 from labkit.testbed.agent.build import build, version
 from labkit.testbed.agent.connections import Request
 from labkit.testbed.agent.forward import Forward
 from labkit.testbed.agent.loop import Loop
-from labkit.testbed.agent.measure import Meter, pss_mb
-from labkit.testbed.agent.processes import Key
+from labkit.testbed.agent.measure import Meter
 from labkit.testbed.agent.reading import read_range
 from labkit.testbed.agent.records import Phase
 from labkit.testbed.agent.runs import LEASE_S, Runs, Wish
+from labkit.testbed.agent.sampler import Sampler
 from labkit.testbed.agent.streams import AHEAD, Follow, Measuring, Telling, Watch
 from labkit.testbed.agent.wire import PROTOCOL, Refused, now_s, wall_s
 
@@ -58,10 +62,12 @@ class Service:
         loop: Loop,
         log: Callable[[str], None],
         failed: Callable[[BaseException], None],
-        leave: Callable[[Sequence[str] | None, dict[str, str]], None],
+        leave: Callable[[str | None, dict[str, str]], None],
+        n_clients: Callable[[], int],
     ) -> None:
         self._folder, self._runs, self._loop, self._log, self._leave = folder, runs, loop, log, leave
-        self._failed = failed
+        self._failed, self._n_clients = failed, n_clients
+        self._sampler = Sampler(loop)
         self._meter = Meter(folder, processes=runs.processes, sessions=runs.ender.sessions)
         self._verbs: dict[str, Callable[[Request, Arguments], Any]] = {
             name.removeprefix("do_"): getattr(self, name) for name in dir(self) if name.startswith("do_")
@@ -89,7 +95,7 @@ class Service:
 
     # --- the agent itself
 
-    def do_hello(self, _: Request, arguments: Arguments) -> Any:
+    def do_hello(self, request: Request, arguments: Arguments) -> Any:
         """Say what agent and host are; a client of another protocol is told so."""
         protocol = arguments.whole("protocol", default=0, low=0, high=10**6)
         arguments.done()
@@ -97,12 +103,14 @@ class Service:
             mine = f"this agent speaks protocol {PROTOCOL} (labkit {version()}), the client {protocol}"
             raise Refused("protocol", f"{mine}: restart the agent; its tasks go on")
         cores = sorted(os.sched_getaffinity(0))
-        return {
+        said = {
             "protocol": PROTOCOL, "labkit": version(), "build": build(), "python": platform.python_version(),
             "host": socket.gethostname(), "pid": os.getpid(), "boot": self._runs.boot, "folder": str(self._folder),
             "cores": cores, "memory_mb": _memory_mb(), "wall_s": wall_s(), "boot_s": round(now_s(), 3),
-            "gpus": [], "n_runs": len(self._runs.all),
+            "n_runs": len(self._runs.all), "n_clients": self._n_clients(),
         }  # fmt: skip
+        self._sampler.ask(lambda gpus: request.reply({**said, **_what_gpus(gpus)}))
+        return Later
 
     def do_shutdown(self, request: Request, arguments: Arguments) -> Any:
         """End the agent; it stays as long as anything runs."""
@@ -119,11 +127,11 @@ class Service:
         """Become the agent of another labkit; tasks are not touched."""
         python, path = arguments.maybe_text("python"), arguments.maybe_text("path")
         arguments.done()
-        if python is not None and not os.access(python, os.X_OK):
-            raise Refused("argument", f"restart: python is {python!r}, which is no program")
+        env = {} if path is None else {"PYTHONPATH": path}
+        _check_python(python or sys.executable, env)
         self._log("restarted")
         request.reply({})
-        self._leave([python or ""], {} if path is None else {"PYTHONPATH": path})
+        self._leave(python or sys.executable, env)
         return Later
 
     # --- tasks
@@ -257,30 +265,68 @@ class Service:
         arguments.done()
         if every_s:
             stream = Measuring(
-                request, every_s=max(every_s, SHORT_S), loop=self._loop, sample=self._sampler(every_s), ahead=ahead
+                request, every_s=max(every_s, SHORT_S), loop=self._loop, sample=self._samples(every_s), ahead=ahead
             )
             request.connection.attach(request, stream)
             return Later
-        sample = self._sampler(SHORT_S)
-        self._loop.after(SHORT_S, lambda: request.reply(self._detailed(sample(), pss=pss)))
+        sample = self._samples(SHORT_S)
+        self._loop.after(SHORT_S, lambda: self._sampler.ask(lambda _: request.reply(sample(pss=pss))))
         return Later
 
-    def _sampler(self, every_s: float) -> Callable[[], dict[str, Any]]:
-        before = self._meter.reading(max_age_s=every_s / 2)
+    def do_gc(self, request: Request, arguments: Arguments) -> Any:
+        """Remove the folders of runs that were over for long enough."""
+        older_s = arguments.number("older_s", default=DAY_S, low=0.0, high=1e9)
+        dry_run = arguments.flag("dry_run", default=False)
+        arguments.done()
+        rows = sweep.plan(self._runs, older_s=older_s)
 
-        def sample() -> dict[str, Any]:
+        def done(found: list[dict[str, Any]] | None) -> None:
+            for row in found or ():
+                if row["removed"]:
+                    self._runs.all.pop(row["run"], None)
+                    self._log(f"removed run {row['run']}")
+            if found is None:
+                request.refuse(Refused("fault", "the removal failed; see what is left with gc(dry_run=true)"))
+            else:
+                request.reply(found)
+
+        aside(self._loop, lambda: sweep.carry_out(self._runs.folder, rows, dry_run=dry_run), done=done)
+        return Later
+
+    def _samples(self, every_s: float) -> Callable[..., dict[str, Any]]:
+        """Return a function that measures since it was last called."""
+        before = self._meter.reading(max_age_s=every_s / 2)
+        self._sampler.keep()
+
+        def sample(*, pss: bool = False) -> dict[str, Any]:
             nonlocal before
             now = self._meter.reading(max_age_s=every_s / 2)
             before, last = now, before
-            return self._meter.sample(last, now)
+            return self._meter.sample(last, now, gpus=self._sampler.keep(), pss=pss)
 
         return sample
 
-    def _detailed(self, said: dict[str, Any], *, pss: bool) -> dict[str, Any]:
-        now = self._meter.reading(max_age_s=SHORT_S)
-        for task in said["tasks"] if pss else []:
-            task["pss_mb"] = pss_mb(now.tasks.get(Key(task["run"], task["task"]), []))
-        return said
+    def close(self) -> None:
+        """End what helps the agent."""
+        self._sampler.end()
+
+
+def _check_python(python: str, env: dict[str, str]) -> None:
+    """See whether another labkit's agent can be loaded, before there is no way back."""
+    argv = [python, "-c", "import labkit.testbed.agent.daemon"]
+    try:
+        done = subprocess.run(argv, env={**os.environ, **env}, capture_output=True, timeout=20.0, check=False, cwd="/")
+        fault = done.stderr.decode(errors="replace").strip().rpartition("\n")[2] if done.returncode else ""
+    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+        fault = str(error)
+    if fault:
+        raise Refused("restart", f"{python!r} cannot load an agent: {fault}")
+
+
+def _what_gpus(said: Mapping[str, Any]) -> dict[str, Any]:
+    kept = ("index", "name", "uuid", "memory_mb")
+    gpus = [{name: gpu[name] for name in kept} for gpu in said.get("gpus", ())]
+    return {"gpus": gpus, "gpus_absent": said.get("absent", "")}
 
 
 def _memory_mb() -> int:

@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from labkit.testbed.agent.client import Agent, LocalBridge
+from labkit.testbed.agent.client import Agent
+from labkit.testbed.agent.local import LocalBridge
 from tests.testbed.agent.looking import agent_pid, labelled, wait_for
+
+Dial = Callable[..., Agent]
 
 
 @pytest.fixture
@@ -34,17 +37,21 @@ def end_all(path: Path) -> None:
 
 
 @pytest.fixture
-def dial(folder: Path) -> Iterator[Callable[[], Agent]]:
-    """Return a function that connects to the agent of the folder, and starts it if there is none."""
+def dial(folder: Path) -> Iterator[Dial]:
+    """Return a function that connects to the agent of the folder (or of another), and starts it if there is none."""
     with contextlib.ExitStack() as stack:
+        others = set()
 
-        def connect() -> Agent:
-            return stack.enter_context(Agent(LocalBridge(folder)))
+        def connect(path: Path = folder, **options: object) -> Agent:
+            others.add(path)
+            return stack.enter_context(Agent(LocalBridge(path, **options)))
 
         yield connect
+    for path in others - {folder}:
+        end_all(path)
 
 
 @pytest.fixture
-def agent(dial: Callable[[], Agent]) -> Agent:
+def agent(dial: Dial) -> Agent:
     """Return a connection to an agent of its own."""
     return dial()

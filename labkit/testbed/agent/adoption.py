@@ -1,0 +1,72 @@
+"""Take over the processes that an agent before this one has started, and end those that nobody knows."""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+from labkit.testbed.agent.processes import Identity, Key, alive
+from labkit.testbed.agent.records import Phase, Record, Task
+from labkit.testbed.agent.runs import Run, Runs
+from labkit.testbed.agent.wire import now_s
+
+RESTARTED: Final = "host restarted"
+
+
+def adopt(runs: Runs) -> None:
+    """Read all records, and follow what they say is running."""
+    for folder in sorted(runs.folder.iterdir()):
+        record = Record.read(folder) if folder.is_dir() and not folder.is_symlink() else None
+        if record is None:
+            runs.log(f"{folder.name!r} bears no label; left alone")
+            continue
+        here = Run(record, folder)
+        runs.all[record.run] = here
+        _adopt_run(runs, here)
+    _end_orphans(runs)
+
+
+def _adopt_run(runs: Runs, here: Run) -> None:
+    record = here.record
+    restarted = record.boot != runs.boot
+    for task in record.running:
+        if restarted:
+            runs.ended(Key(record.run, task.name), None, None, "unknown: the host was restarted")
+        else:
+            _adopt_task(runs, here, task)
+    if restarted and not record.over:
+        record.boot, record.until_s = runs.boot, now_s()
+        runs.over(here, RESTARTED)
+    runs.close_if_done(here)  # its agent may have died before it could
+
+
+def _adopt_task(runs: Runs, here: Run, task: Task) -> None:
+    key = Key(here.record.run, task.name)
+    if task.phase == Phase.STARTING:  # its agent died before it could write down the number
+        task.pid, task.start = runs.processes.leader(key, task.token) or Identity(0, 0)
+    child = _is_child(task.pid)
+    if not child:
+        here.events.add("adopted", task=task.name, pid=task.pid, alive=alive(task.who))
+    ending = task.phase == Phase.ENDING
+    task.phase = Phase.ENDING if ending else Phase.RUNNING
+    runs.note(here)
+    runs.ender.follow(key, task.who, child=child)
+    if ending:
+        runs.ender.end([key], grace_s=0.0)
+
+
+def _is_child(pid: int) -> bool:
+    """Whether we are its parent: then we have become another program, and will know its exit code."""
+    try:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except OSError:
+        return False
+    return True
+
+
+def _end_orphans(runs: Runs) -> None:
+    known = {Key(here.record.run, task.name) for here in runs for task in here.record.running}
+    orphans = [key for key in runs.processes.find({}) if key not in known]
+    for key in orphans:
+        runs.log(f"task {key.task} of run {key.run} has no record; ended")
+    runs.ender.end_unknown(orphans)

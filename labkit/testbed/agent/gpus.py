@@ -1,0 +1,106 @@
+"""Read NVIDIA GPUs in a process of its own, which a driver that hangs cannot take the agent along with.
+
+`python -m labkit.testbed.agent.gpus EVERY_S` writes a line of JSON now and each so many seconds, until stdin ends.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, Final
+
+from labkit.testbed.agent.wire import now_s
+
+MB: Final = 1e6
+TX, RX = 0, 1
+"""Which way, as NVML counts: from the GPU to the host, and back."""
+
+
+def reading(nvml: Any) -> list[dict[str, Any]]:
+    """Return what each GPU is and does; what a GPU does not tell is None."""
+    count = int(nvml.nvmlDeviceGetCount())
+    return [_device(nvml, index, nvml.nvmlDeviceGetHandleByIndex(index)) for index in range(count)]
+
+
+def _device(nvml: Any, index: int, device: Any) -> dict[str, Any]:
+    def ask(name: str, *given: Any) -> Any:
+        return _maybe(nvml, lambda: getattr(nvml, name)(device, *given))
+
+    memory, busy = ask("nvmlDeviceGetMemoryInfo"), ask("nvmlDeviceGetUtilizationRates")
+    power = ask("nvmlDeviceGetPowerUsage")
+    return {
+        "index": index,
+        "name": _text(ask("nvmlDeviceGetName")),
+        "uuid": _text(ask("nvmlDeviceGetUUID")),
+        "memory_mb": None if memory is None else round(memory.total / MB),
+        "used_mb": None if memory is None else round(memory.used / MB),
+        "busy_percent": None if busy is None else busy.gpu,
+        "memory_busy_percent": None if busy is None else busy.memory,
+        "pcie_tx_mb_s": _mb(ask("nvmlDeviceGetPcieThroughput", TX)),
+        "pcie_rx_mb_s": _mb(ask("nvmlDeviceGetPcieThroughput", RX)),
+        "power_w": None if power is None else power / 1000,
+        "processes": _processes(ask("nvmlDeviceGetComputeRunningProcesses")),
+    }
+
+
+def _maybe(nvml: Any, ask: Callable[[], Any]) -> Any:
+    try:
+        return ask()
+    except nvml.NVMLError:  # not supported by this GPU, or not for us
+        return None
+
+
+def _text(said: Any) -> str | None:
+    return said.decode() if isinstance(said, bytes) else said
+
+
+def _mb(kb: float | None) -> float | None:
+    return None if kb is None else round(kb / 1000, 3)
+
+
+def _processes(those: Any) -> dict[str, float | None]:
+    """Return memory by process; None where the driver does not tell."""
+    return {str(each.pid): None if each.usedGpuMemory is None else each.usedGpuMemory / MB for each in those or ()}
+
+
+def answer() -> Callable[[], dict[str, Any]]:
+    """Return a function that reads the GPUs, or says why there are none."""
+    try:
+        nvml = import_module("pynvml")
+    except ImportError:
+        return lambda: {"absent": "Python has no module pynvml (nvidia-ml-py) here"}
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
+        said = f"NVML: {error}"
+        return lambda: {"absent": said}
+
+    def ask() -> dict[str, Any]:
+        try:
+            return {"gpus": reading(nvml)}
+        except nvml.NVMLError as error:
+            return {"absent": f"NVML: {error}"}
+
+    return ask
+
+
+def main() -> int:
+    """Tell readings until nobody wants them."""
+    every_s = float(sys.argv[1])
+    ask = answer()
+    due_s = now_s()
+    while True:
+        said = ask()
+        print(json.dumps(said), flush=True)
+        if not every_s:
+            return 0
+        due_s = max(due_s + every_s, now_s())
+        if select.select([sys.stdin], [], [], max(0.0, due_s - now_s()))[0]:
+            return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

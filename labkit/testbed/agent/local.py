@@ -1,0 +1,74 @@
+"""Reach the agent of a folder on this very machine, without SSH."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+
+class Piped:
+    """A stream through stdin and stdout of a process.
+
+    Parameters
+    ----------
+    argv : sequence of str
+        Program and arguments.
+    env : mapping, optional
+        Its environment; this process' own, if not given.
+    """
+
+    def __init__(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> None:
+        self._reading = threading.Lock()
+        self.process = subprocess.Popen(
+            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, env=env, cwd="/"
+        )
+
+    def read(self, n: int) -> bytes:
+        """Return up to so many bytes."""
+        assert self.process.stdout is not None
+        with self._reading:
+            return b"" if self.process.stdout.closed else self.process.stdout.read(n) or b""
+
+    def write(self, data: bytes) -> None:
+        """Write all of them."""
+        assert self.process.stdin is not None
+        left = memoryview(data)
+        while left:
+            left = left[self.process.stdin.write(left) or 0 :]
+
+    def close(self) -> None:
+        """End the process; what it talked to goes on."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError):
+            self.process.stdin.close()
+        try:
+            self.process.wait(5.0)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        assert self.process.stdout is not None
+        with self._reading:  # whoever reads has come to the end by now
+            self.process.stdout.close()
+
+
+class LocalBridge(Piped):
+    """A stream to the agent of a folder on this very machine, without SSH.
+
+    Parameters
+    ----------
+    folder : Path
+        Of the agent.
+    start : bool
+        Start an agent if there is none.
+    env : mapping, optional
+        Environment of the bridge, and of an agent that it starts; this process' own, if not given.
+    """
+
+    def __init__(self, folder: Path | str, *, start: bool = True, env: Mapping[str, str] | None = None) -> None:
+        place = str(Path(folder).expanduser().absolute())
+        more = () if start else ("--no-start",)
+        super().__init__([sys.executable, "-m", "labkit.testbed.agent.bridge", place, *more], env=env)

@@ -1,0 +1,127 @@
+"""The process that reads the GPUs, as the agent sees it: begun when somebody measures, ended when nobody does."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from typing import Any, Final
+
+from labkit.testbed.agent.loop import Loop, Timer
+from labkit.testbed.agent.processes import Key
+from labkit.testbed.agent.wire import Lines, Refused
+
+EVERY_S: Final = 1.0
+UNUSED_S: Final = 10.0
+LATE_S: Final = 5.0
+"""NVML takes a second or two to begin where the driver is not kept awake."""
+
+Said = Mapping[str, Any]
+LATE: Final[Said] = {"absent": f"the NVIDIA driver did not answer within {LATE_S:g} s"}
+NONE: Final[Said] = {"absent": "Python has no module pynvml (nvidia-ml-py) here"}
+
+
+class Sampler:
+    """Knows what the GPUs do, and why it does not."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lines = Lines()
+        self._timers: list[Timer] = []
+        self._unused: Timer | None = None
+        self._asking: list[Callable[[Said], None]] = []
+        self.last: Said = NONE if find_spec("pynvml") is None else {}
+
+    def ask(self, call: Callable[[Said], None]) -> None:
+        """Call with the newest reading, or with the next one where there is none yet."""
+        if self.last is NONE:
+            call(NONE)
+            return
+        self._begin()
+        if self.last and self.last is not LATE:
+            call(self.last)
+            return
+        self._asking.append(call)
+        self._timers.append(self._loop.after(LATE_S, self._late))
+
+    def keep(self) -> Said:
+        """Return the newest reading, and go on reading for a while."""
+        if self.last is not NONE:
+            self._begin()
+        return self.last
+
+    def _begin(self) -> None:
+        if self._unused is not None:
+            self._unused.cancel()
+        self._unused = self._loop.after(UNUSED_S, self.end)
+        if self._process is not None:
+            return
+        argv = [sys.executable, "-m", "labkit.testbed.agent.gpus", str(EVERY_S)]
+        self._process = subprocess.Popen(
+            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd="/"
+        )
+        self._lines = Lines()
+        out = self._out()
+        os.set_blocking(out, False)
+        self._loop.on(out, self._hear)
+
+    def _out(self) -> int:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        return self._process.stdout.fileno()
+
+    def _hear(self, _: int) -> None:
+        try:
+            data = os.read(self._out(), 1 << 16)
+            self._lines.feed(data)
+            while (line := self._lines.take()) is not None:
+                self._tell(json.loads(line))
+        except (OSError, ValueError, Refused):
+            data = b""
+        if not data:
+            self._tell({"absent": "the process that reads the GPUs ended"})
+            self.end()
+
+    def _tell(self, said: Said) -> None:
+        self.last = said
+        asking, self._asking = self._asking, []
+        for timer in self._timers:
+            timer.cancel()
+        self._timers = []
+        for call in asking:
+            call(said)
+
+    def _late(self) -> None:
+        self._tell(LATE)
+
+    def end(self) -> None:
+        """End the process."""
+        if self._unused is not None:
+            self._unused.cancel()
+        process = self._process
+        if process is None:
+            return
+        self._loop.off(self._out())
+        self._process = None
+        process.kill()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                pipe.close()
+        process.wait()
+        if self.last is not LATE:
+            self.last = {}  # whoever asks next gets a new one
+
+
+def of_tasks(said: Said, tasks: Mapping[int, Key]) -> dict[Key, float]:
+    """Return the GPU memory of each task in MB; `tasks` says whose a process is."""
+    found: dict[Key, float] = {}
+    for gpu in said.get("gpus", ()):
+        for pid, mb in gpu["processes"].items():
+            key = tasks.get(int(pid))
+            if key is not None and mb is not None:
+                found[key] = found.get(key, 0.0) + mb
+    return found

@@ -1,0 +1,102 @@
+"""Remove the folders of runs that are over: only what bears labkit's label, and never through a link."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from labkit.testbed.agent.places import LABEL
+from labkit.testbed.agent.records import Record
+from labkit.testbed.agent.runs import Runs
+from labkit.testbed.agent.wire import wall_s
+
+DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def plan(runs: Runs, *, older_s: float) -> list[dict[str, Any]]:
+    """Return a row for each thing in the folder of runs: run, remove, why, age_s."""
+    living = {key.run for key in runs.processes.find({})}
+    return [
+        {"run": name, **_judge(runs, name, living=living, older_s=older_s)}
+        for name in sorted(entry.name for entry in os.scandir(runs.folder))
+    ]
+
+
+def _judge(runs: Runs, name: str, *, living: Iterable[str], older_s: float) -> dict[str, Any]:
+    why = _reason_to_keep(runs, name, living)
+    if why:
+        return {"remove": False, "why": why, "age_s": None}
+    age_s = round(wall_s() - (runs.all[name].record.over_s or wall_s()), 1)
+    old = age_s >= older_s
+    return {"remove": old, "why": "over" if old else f"over for {age_s:g} s only", "age_s": age_s}
+
+
+def _reason_to_keep(runs: Runs, name: str, living: Iterable[str]) -> str:
+    folder = runs.folder / name
+    if folder.is_symlink() or not folder.is_dir() or Record.read(folder) is None or name not in runs.all:
+        return "bears no label of labkit"
+    here = runs.all[name]
+    if not here.record.over:
+        return "goes on"
+    if here.record.running or name in living:
+        return "has processes"
+    return ""
+
+
+def carry_out(folder: Path, rows: Iterable[Mapping[str, Any]], *, dry_run: bool) -> list[dict[str, Any]]:
+    """Remove what a plan says (in a process of its own: it may take long), and return its rows with what was found."""
+    return [_carry_out(folder, dict(row), dry_run=dry_run) for row in rows]
+
+
+def _carry_out(folder: Path, row: dict[str, Any], *, dry_run: bool) -> dict[str, Any]:
+    counted = {"n_files": 0, "n_bytes": 0}
+    removed = False
+    if row["remove"]:
+        try:
+            _remove_run(folder, row["run"], counted, dry_run=dry_run)
+            removed = not dry_run
+        except (OSError, RecursionError) as error:
+            row["why"] = f"could not be removed: {error}"
+    return {**row, **counted, "removed": removed}
+
+
+def _remove_run(folder: Path, name: str, counted: dict[str, int], *, dry_run: bool) -> None:
+    """Remove the folder of a run, its label last: what is left half-way still bears it."""
+    runs = os.open(folder, DIRECTORY)
+    try:
+        run = os.open(name, DIRECTORY, dir_fd=runs)
+        try:
+            device = os.fstat(run).st_dev
+            entries = [entry for entry in os.scandir(run) if entry.name != LABEL]
+            for entry in entries:
+                _remove(run, entry, counted, device=device, dry_run=dry_run)
+            counted["n_files"] += 1
+            if not dry_run:
+                os.unlink(LABEL, dir_fd=run)
+                os.rmdir(name, dir_fd=runs)
+        finally:
+            os.close(run)
+    finally:
+        os.close(runs)
+
+
+def _remove(above: int, entry: os.DirEntry[str], counted: dict[str, int], *, device: int, dry_run: bool) -> None:
+    if entry.is_dir(follow_symlinks=False):
+        below = os.open(entry.name, DIRECTORY, dir_fd=above)
+        try:
+            if os.fstat(below).st_dev != device:
+                raise OSError(f"{entry.name!r} is another file system, mounted there")
+            for each in list(os.scandir(below)):
+                _remove(below, each, counted, device=device, dry_run=dry_run)
+        finally:
+            os.close(below)
+        if not dry_run:
+            os.rmdir(entry.name, dir_fd=above)
+        return
+    found = entry.stat(follow_symlinks=False)
+    counted["n_files"] += 1
+    counted["n_bytes"] += found.st_blocks * 512 if found.st_nlink == 1 else 0
+    if not dry_run:
+        os.unlink(entry.name, dir_fd=above)

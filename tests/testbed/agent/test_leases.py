@@ -1,0 +1,100 @@
+"""A run that nobody renews is ended; one that is renewed goes on, whatever becomes of connections."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from labkit.testbed.agent.errors import AgentGone
+from labkit.testbed.agent.places import LABEL
+from labkit.testbed.agent.runs import AWOKEN_S
+from tests.testbed.agent.looking import kill_agent, labelled, runs, wait_for
+
+
+def test_a_lease_that_is_over_ends_the_run_also_what_does_not_listen(agent, folder):
+    agent.start("run", task="t", argv=["sh", "-c", "sleep 1000 & sleep 1000"], lease_s=1.0)
+    events = list(agent.watch("run"))
+    assert [event["kind"] for event in events] == ["opened", "started", "lease_over", "stopping", "ended", "over"]
+    assert events[-1]["why"] == "lease"
+    assert labelled(folder) == []
+
+
+def test_a_renewed_run_goes_on_and_one_renewed_to_nothing_ends(agent):
+    pid = agent.start("run", task="t", argv=["sleep", "1000"], lease_s=1.0)["pid"]
+    agent.renew("run", lease_s=500.0)
+    assert 490 < agent.list("run")[0]["lease_left_s"] <= 500
+    agent.measure()
+    watching = agent.watch("run")
+    assert [watching.next(timeout_s=20)["kind"] for _ in range(2)] == ["opened", "started"]
+    assert runs(pid)
+    agent.renew("run", lease_s=0.0)
+    assert watching.next(timeout_s=20)["kind"] == "lease_over"
+
+
+def test_another_start_never_shortens_a_lease(agent):
+    agent.start("run", task="t", argv=["sleep", "1000"], lease_s=500.0)
+    agent.start("run", task="u", argv=["sleep", "1000"], lease_s=5.0)
+    assert agent.list("run")[0]["lease_left_s"] > 490
+
+
+def test_a_connection_that_is_cut_leaves_tasks_alone(dial, folder):
+    first = dial()
+    pid = first.start("run", task="t", argv=["sleep", "1000"])["pid"]
+    watching = first.watch("run")
+    assert watching.next(timeout_s=20)["n"] == 1
+    first._stream.process.kill()
+    with pytest.raises(AgentGone):
+        list(watching)
+    with pytest.raises(AgentGone):
+        first.list()
+    assert runs(pid)
+    assert dial().list("run")[0]["tasks"]["t"]["phase"] == "running"
+
+
+def test_a_deadline_outlives_the_agent(dial, folder):
+    dial().start("run", task="t", argv=["sleep", "1000"], lease_s=0.5)
+    wait_for(lambda: labelled(folder))
+    kill_agent(folder)
+    kinds = [event["kind"] for event in dial().watch("run")]
+    assert kinds[:2] == ["opened", "started"]
+    assert kinds[-2:] == ["ended", "over"]
+    assert "lease_over" in kinds
+    assert labelled(folder) == []
+
+
+def test_after_a_restart_of_the_host_runs_are_over_and_nothing_is_signalled(dial, folder):
+    agent = dial()
+    pid = agent.start("run", task="t", argv=["sleep", "1000"])["pid"]
+    kill_agent(folder)
+    path = folder / "runs" / "run" / LABEL
+    record = json.loads(path.read_text())
+    bystander = dial(folder.parent / "other")
+    other = bystander.start("run", task="t", argv=["sleep", "1000"])["pid"]
+    record["boot"] = "of another start"
+    record["tasks"]["t"]["pid"] = other  # the number may be anybody's by now
+    path.write_text(json.dumps(record))
+    agent = dial()
+    (run,) = agent.list()
+    assert (run["over"], run["tasks"]["t"]["how"]) == ("host restarted", "unknown: the host was restarted")
+    assert [event["kind"] for event in agent.watch("run")][-2:] == ["ended", "over"]
+    assert runs(other)
+    wait_for(lambda: not runs(pid))  # it bears the label, so it was not the host that ended it
+
+
+def test_a_host_that_slept_gives_its_runs_a_moment_to_be_renewed(tmp_path):
+    from labkit.testbed.agent.loop import Loop
+    from labkit.testbed.agent.runs import Runs, Wish
+
+    loop = Loop(failed=lambda error: pytest.fail(str(error)))
+    here = Runs(tmp_path, loop=loop, log=lambda _: None)
+    here.start("run", Wish("t", ["true"], lease_s=0.0))
+    here.check_leases(slept_s=3600.0, grace_s=0.0)
+    record = here.get("run").record
+    assert not record.over
+    here.renew("run", 0.0)
+    here.check_leases(slept_s=0.0, grace_s=0.0)
+    assert record.over == "lease"
+    while record.running:
+        loop.turn()
+    assert AWOKEN_S > 10

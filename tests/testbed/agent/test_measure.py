@@ -1,0 +1,161 @@
+"""What tasks and host use, from /proc and from NVML."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+
+from labkit.testbed.agent import gpus
+from labkit.testbed.agent.errors import AgentTimeout
+from tests.testbed.agent.looking import runs, wait_for
+
+FAKE = '''
+"""Two GPUs that are not there."""
+import os, time
+class NVMLError(Exception):
+    pass
+class Thing:
+    def __init__(self, **has):
+        self.__dict__.update(has)
+def nvmlInit():
+    if os.path.exists(PLACE + "/hangs"):
+        time.sleep(1000)
+    if os.path.exists(PLACE + "/broken"):
+        raise NVMLError("Driver Not Loaded")
+def nvmlDeviceGetCount(): return 2
+def nvmlDeviceGetHandleByIndex(index): return index
+def nvmlDeviceGetName(device): return b"Fake 9000" if device else "Fake 9000"
+def nvmlDeviceGetUUID(device): return f"GPU-{device}"
+def nvmlDeviceGetMemoryInfo(device): return Thing(total=80_000_000_000, used=10_000_000_000 * (device + 1))
+def nvmlDeviceGetUtilizationRates(device):
+    if device: raise NVMLError("Not Supported")
+    return Thing(gpu=75, memory=30)
+def nvmlDeviceGetPcieThroughput(device, counter): return (1000, 250)[counter]
+def nvmlDeviceGetPowerUsage(device): raise NVMLError("Not Supported")
+def nvmlDeviceGetComputeRunningProcesses(device):
+    pids = [int(pid) for pid in open(PLACE + "/pids").read().split()]
+    return [Thing(pid=pid, usedGpuMemory=2_000_000_000) for pid in pids] + [Thing(pid=1, usedGpuMemory=None)]
+'''
+
+
+@pytest.fixture
+def with_gpus(tmp_path, dial):
+    """Return an agent on a host with two GPUs, and where its tests say what these do."""
+    place = tmp_path / "nvml"
+    place.mkdir()
+    (place / "pynvml.py").write_text(FAKE.replace("PLACE", repr(str(place))))
+    (place / "pids").write_text("")
+    path = os.pathsep.join([str(place), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
+    return lambda **options: dial(env={**os.environ, "PYTHONPATH": path}, **options), place
+
+
+def test_a_task_is_measured_with_all_its_processes(agent):
+    agent.start("run", task="busy", argv=["sh", "-c", "(setsid sh -c 'while :; do :; done' &); sleep 1000"])
+    agent.start("run", task="idle", argv=["sleep", "1000"])
+    samples = agent.measuring(every_s=0.3)
+    seen = [samples.next(timeout_s=20) for _ in range(4)]
+    samples.close()
+    tasks = {task["task"]: task for task in seen[-1]["tasks"]}
+    assert (tasks["busy"]["n_processes"], tasks["idle"]["n_processes"]) == (3, 1)
+    assert tasks["busy"]["cpu_s"] > 0
+    assert max(task["cpu_percent"] for sample in seen for task in sample["tasks"] if task["task"] == "busy") > 1
+    assert tasks["idle"]["cpu_percent"] < 1
+    assert 0.1 < tasks["idle"]["rss_mb"] < 50
+    assert all(sample["over_s"] > 0.1 for sample in seen)
+
+
+def test_the_host_is_measured(agent):
+    said = agent.measure()
+    host = said["host"]
+    assert 0 <= host["cpu_percent"] <= 100 * (os.cpu_count() or 1) + 50
+    assert 0 < host["free_memory_mb"] <= host["memory_mb"]
+    assert host["free_disk_mb"] > 0
+    assert said["gpus"] == []
+    assert said["gpus_absent"]
+    assert said["tasks"] == []
+
+
+def test_shared_memory_is_counted_once_if_asked(agent):
+    program = "import os, time; data = b'x' * 50_000_000; [os.fork() for _ in range(2)]; print('ready', flush=True)"
+    agent.start("run", task="t", argv=[sys.executable, "-c", program + "; time.sleep(1000)"])
+    following = agent.follow("run", task="t")
+    assert [following.next(timeout_s=20) for _ in range(4)] == ["ready"] * 4
+    (task,) = agent.measure(pss=True)["tasks"]
+    assert task["rss_mb"] > 200
+    assert 50 < task["pss_mb"] < 150
+
+
+def test_a_task_that_ended_is_measured_no_more(agent):
+    agent.start("run", task="t", argv=["true"])
+    wait_for(lambda: agent.list("run")[0]["tasks"]["t"]["phase"] == "ended")
+    assert agent.measure()["tasks"] == []
+
+
+def test_gpus_are_told_with_what_they_do_and_for_whom(with_gpus):
+    connect, place = with_gpus
+    agent = connect()
+    assert agent.hello["gpus"] == [
+        {"index": index, "name": "Fake 9000", "uuid": f"GPU-{index}", "memory_mb": 80000} for index in (0, 1)
+    ]
+    pid = agent.start("run", task="t", argv=["sleep", "1000"])["pid"]
+    (place / "pids").write_text(f"{pid} {os.getpid()}")
+    samples = agent.measuring(every_s=0.3)
+    sample = next(each for each in samples if each["tasks"][0]["gpu_memory_mb"])
+    samples.close()
+    assert sample["tasks"][0]["gpu_memory_mb"] == 4000  # on both
+    one, two = sample["gpus"]
+    assert (one["busy_percent"], one["memory_busy_percent"], one["used_mb"], one["power_w"]) == (75, 30, 10000, None)
+    assert (one["pcie_tx_mb_s"], one["pcie_rx_mb_s"]) == (1.0, 0.25)
+    assert (two["busy_percent"], two["used_mb"]) == (None, 20000)
+
+
+def test_a_driver_that_does_not_work_is_told(with_gpus):
+    connect, place = with_gpus
+    (place / "broken").write_text("")
+    agent = connect()
+    assert (agent.hello["gpus"], agent.hello["gpus_absent"]) == ([], "NVML: Driver Not Loaded")
+    assert agent.measure()["gpus_absent"] == "NVML: Driver Not Loaded"
+
+
+def test_a_driver_that_hangs_takes_nothing_along(with_gpus):
+    connect, place = with_gpus
+    (place / "hangs").write_text("")
+    agent = connect()
+    assert agent.hello["gpus_absent"] == "the NVIDIA driver did not answer within 5 s"
+    samples = agent.measuring(every_s=0.3)
+    assert samples.next(timeout_s=20)["gpus"] == []
+    samples.close()
+    assert agent.list() == []
+
+
+def test_the_process_that_reads_gpus_ends_with_the_agent(with_gpus, folder):
+    connect, _ = with_gpus
+    agent = connect()
+    agent.measure()
+    children = [int(pid) for pid in open_children(agent.hello["pid"])]
+    assert len(children) == 1
+    agent.shutdown()
+    wait_for(lambda: not any(runs(pid) for pid in children))
+
+
+def open_children(pid: int) -> list[str]:
+    with open(f"/proc/{pid}/task/{pid}/children") as file:
+        return file.read().split()
+
+
+def test_without_pynvml_the_reason_is_told(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert "no module pynvml" in gpus.answer()()["absent"]
+
+
+def test_samples_that_nobody_takes_are_left_out_and_counted(agent):
+    samples = agent.measuring(every_s=0.2)
+    with pytest.raises(AgentTimeout):
+        agent.request("nothing_answers_this_in_time", wait_s=0.0)
+    wait_for(lambda: samples._items.qsize() >= 8)
+    wait_for(lambda: agent.measure() and samples._items.qsize() == 8)
+    first = [samples.next(timeout_s=5) for _ in range(8)]
+    assert first[-1]["n_missed"] == 0
+    assert samples.next(timeout_s=20)["n_missed"] >= 1

@@ -1,0 +1,103 @@
+"""Messages reach a task over its own socket, and its answers come back."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+
+from labkit.testbed.agent.errors import AgentRefused
+from tests.testbed.agent.looking import wait_for
+
+ENV = {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+TASK = """
+import sys, time
+time.sleep(float(sys.argv[1]))
+from labkit.testbed.agent.task import Ear, label
+def answer(message):
+    if message == "die":
+        sys.stdout.flush()
+        import os; os._exit(3)
+    if message == "fail":
+        raise ValueError("on purpose")
+    return {"heard": message, "as": label()}
+ear = Ear(answer)
+print("listens", flush=True)
+time.sleep(1000)
+"""
+
+
+def begin(agent, name="t", *, delay_s=0.0, run="run"):
+    agent.start(run, task=name, argv=[sys.executable, "-c", TASK, str(delay_s)], env=ENV)
+
+
+def kind_of(call):
+    with pytest.raises(AgentRefused) as caught:
+        call()
+    return caught.value.kind
+
+
+def test_a_message_is_answered_by_the_task_it_is_for(agent):
+    for name in ("a", "b"):
+        begin(agent, name)
+    for name in ("a", "b"):
+        answer = agent.tell("run", task=name, message={"place": [1, "é", None]})
+        assert answer == {"heard": {"place": [1, "é", None]}, "as": ["run", name]}
+
+
+def test_a_task_that_only_begins_to_listen_is_waited_for(agent):
+    begin(agent, delay_s=0.5)
+    assert agent.tell("run", task="t", message="early")["heard"] == "early"
+
+
+def test_a_large_message_arrives_whole(agent):
+    begin(agent)
+    message = "x" * 3_000_000
+    assert agent.tell("run", task="t", message=message)["heard"] == message
+
+
+def test_an_error_of_a_task_is_its_answer(agent):
+    begin(agent)
+    assert agent.tell("run", task="t", message="fail") == {"error": "ValueError: on purpose"}
+
+
+def test_a_task_that_does_not_listen_is_named_deaf(agent):
+    agent.start("run", task="t", argv=["sleep", "1000"])
+    assert kind_of(lambda: agent.tell("run", task="t", message=1, timeout_s=0.2)) == "deaf"
+
+
+def test_a_task_that_dies_over_a_message_is_named(agent):
+    begin(agent)
+    assert kind_of(lambda: agent.tell("run", task="t", message="die")) == "deaf"
+    wait_for(lambda: agent.list("run")[0]["tasks"]["t"]["phase"] == "ended")
+    assert kind_of(lambda: agent.tell("run", task="t", message="more")) == "ended"
+
+
+def test_a_task_that_ends_while_it_is_called_is_named(agent):
+    agent.start("run", task="t", argv=["sleep", "0.3"])
+    assert kind_of(lambda: agent.tell("run", task="t", message=1, timeout_s=20.0)) == "ended"
+
+
+@pytest.mark.parametrize("answer", [b"no JSON\n", b"[" * 100_000 + b"\n", b""])
+def test_an_answer_of_no_use_is_named(agent, folder, answer):
+    program = (
+        "import socket, sys; s = socket.socket(socket.AF_UNIX); s.bind('task.sock'); s.listen(); c, _ = s.accept()"
+    )
+    program += "; c.recv(9999); c.sendall(open('answer', 'rb').read()); c.close(); s.accept()"
+    agent.start("run", task="t", argv=[sys.executable, "-c", program], files={"answer": answer})
+    assert kind_of(lambda: agent.tell("run", task="t", message=1)) == "deaf"
+
+
+def test_paths_that_are_too_long_for_a_socket_are_no_obstacle(dial, tmp_path):
+    agent = dial(tmp_path / ("d" * 120) / ("e" * 120))
+    begin(agent, "t" * 80, run="r" * 80)
+    assert agent.tell("r" * 80, task="t" * 80, message=1)["heard"] == 1
+
+
+def test_an_old_socket_of_a_task_is_not_taken_for_the_new_one(agent):
+    begin(agent)
+    agent.tell("run", task="t", message=1)
+    agent.stop("run", task="t")
+    agent.start("run", task="t", argv=["sleep", "1000"])
+    assert kind_of(lambda: agent.tell("run", task="t", message=1, timeout_s=0.2)) == "deaf"
