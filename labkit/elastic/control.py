@@ -172,8 +172,9 @@ class Control:
         self.launchers, self.there = self._launchers()
         refused = Refusals(lambda **columns: self.inbox.put(("refused", columns)))
         terms: dict[str, Any] = {"welcome": self._welcome, "lease": self.lease, "refused": refused}
+        gate = self.homes.gate(**terms)  # who comes in here may ask for its address
         here = Listener(Address.parse(f"unix:{folder / CONTROLLER}"), access=Access(), **terms)
-        self.listeners = [door for door in (here, self.homes.gate(**terms)) if door is not None]
+        self.listeners = [door for door in (here, gate) if door is not None]
 
     def _launchers(self) -> tuple[dict[str, Launcher], dict[str, There]]:
         """Return who starts members, by host; and those of other hosts, by the name of their launchers."""

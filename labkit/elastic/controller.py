@@ -185,7 +185,7 @@ class Controller(Hosts):
         if member.role == "worker" and self.phase == "training":
             self._begin(name, self.progress + MARGIN, (0, 0))
         elif self.scaling is not None and name in self.scaling.waiting:
-            others = [m for m in self.members.values() if m.joined and m is not member]
+            others = [m for m in self.members.values() if m.joined and not m.leaving and m is not member]
             self.scaling.waiting.discard(name)
             self.scaling.waiting |= {("met", m.name, name) for m in others}
             self.scaling.waiting |= {("met", name, m.name) for m in others if m.role == "server"}  # so it knows the era
@@ -232,6 +232,8 @@ class Controller(Hosts):
             self._died(member)
         elif member.role == "server":
             self._bury()
+        if self.scaling is not None:
+            self._mourn(self.scaling, member)
         if member.role == "server" and self.phase == "training":
             self._tell_workers(do="map", era=self.era, map=self._map())  # what it said last may not have arrived
         self._go_on()
@@ -538,6 +540,8 @@ class Controller(Hosts):
         for worker in self.of("worker"):
             worker.ready = worker.begun = False
         self._tell_workers(do="halt", era=self.era)
+        for name in [m.name for m in self.members.values() if m.role == "worker" and m.leaving]:
+            self._out.append(End(name))  # it was to end its step first, which is given up
 
     def _give_up_scaling(self) -> None:
         """Drop the request under way; one that said who sits where is begun anew later: it means the same then."""

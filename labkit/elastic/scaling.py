@@ -350,10 +350,19 @@ class Scaler(Standby):
 
     def _finish(self, scaling: Scaling) -> None:
         """Come to the end, or begin anew: somebody died, and who was to go got a block back, or still follows."""
+        late = self._late(scaling)
         if self._needed(scaling.going):
             self._assign(scaling)
+        elif late:
+            scaling.waiting = set(late)
         else:
             self._update(scaling)
+
+    def _late(self, scaling: Scaling) -> list[str]:
+        """Return workers that must have their parameters before others go: nobody else who stays has any."""
+        stay = [m for m in self.of("worker") if m.name not in scaling.going]
+        goes = len(stay) < len(self.of("worker"))
+        return [m.name for m in stay] if self.terms.sync and goes and not any(m.ready for m in stay) else []
 
     def _update(self, scaling: Scaling) -> None:
         """Let workers go on with the new owners, and those go who are to go."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
@@ -55,8 +55,8 @@ class Wire:
 class Network:
     """All wires; delivers one frame at a time."""
 
-    def __init__(self, rng: np.random.Generator) -> None:
-        self.rng, self.lock = rng, threading.RLock()
+    def __init__(self, rng: np.random.Generator, *, copies: bool) -> None:
+        self.rng, self.lock, self.copies = rng, threading.RLock(), copies
         self.more = threading.Condition(self.lock)
         self.wires: list[Wire] = []
         self.weights: list[float] = []
@@ -110,6 +110,8 @@ class End_:  # noqa: N801
             raise ClosedError("closed")
         told = json.loads(json.dumps(meta or {}))
         flat = [np.asarray(b).reshape(-1) for b in buffers]
+        if self.out.network.copies:
+            flat = [part.copy() for part in flat]
         return self.out.put(lambda: self.other.arrived(kind, flat, told, block, offset, step, request))
 
     def arrived(
@@ -226,7 +228,7 @@ class Actor:
     """A process: its connections, and what it does with what the controller says."""
 
     def __init__(self, stage: Stage, name: str, role: str) -> None:
-        self.stage, self.name, self.role, self.alive = stage, name, role, True
+        self.stage, self.name, self.role, self.alive, self.host = stage, name, role, True, ""
         self.ends: list[End_] = []
         self.servers: dict[str, End_] = {}
         self.up, self.down = stage.network.wire(), stage.network.wire()
@@ -332,21 +334,25 @@ class Stage:
     ----------
     seed : int
         Of everything that is drawn.
+    copies : bool
+        Whether what is sent is copied at once, as sockets do between hosts, rather than read when it arrives.
     """
 
     def __init__(
         self, seed: int, *, servers: int = 3, workers: int = 3, n_steps: int = 12, n_blocks: int = 6,
-        standby: bool = True, save_every: int = 4,
+        standby: bool = True, save_every: int = 4, sites: Mapping[str, str] | None = None,
+        place: Mapping[str, tuple[int, int]] | None = None, copies: bool = False,
     ) -> None:  # fmt: skip
         self.rng = np.random.default_rng(seed)
-        self.network = Network(self.rng)
+        self.network = Network(self.rng, copies=copies)
         self.n_steps, self.n_shards = n_steps, 4
         self.extents = [(3 * b, 3) for b in range(n_blocks)]
         self.n = 3 * n_blocks
         self.terms = Terms(
             sizes=[3] * n_blocks, n_shards=self.n_shards, n_steps=n_steps, save_every=save_every, restarts=99,
-            standby=standby,
+            standby=standby, sites=sites or {"here": "here"},
         )  # fmt: skip
+        self.n_frames = 0
         self.actors: dict[str, Actor] = {}
         self.notes: list[Note] = []
         self.over: str | None = None
@@ -356,7 +362,7 @@ class Stage:
         self.log: list[str] = []
         self.machine = Controller(self.terms, reassign=reassign)
         self.state: dict[str, Any] = {}
-        self.carry_out(self.machine.start(servers=servers, workers=workers))
+        self.carry_out(self.machine.start(servers=servers, workers=workers, place=place))
 
     # --- what the controller's process does
 
@@ -372,6 +378,7 @@ class Stage:
 
     def start(self, command: Start) -> None:
         actor = self.actors[command.name] = Actor(self, command.name, command.role)
+        actor.host = self.terms.sites[command.site]
         actor.join()
         if actor.thread is not None:
             actor.thread.start()
@@ -471,10 +478,31 @@ class Stage:
         self.log.append(f"--- {name} has left")
         self.carry_out(self.machine.left(name, reason="killed"))
 
+    def lose(self, host: str, *, alive: bool = False) -> None:
+        """Let a host be gone with all who are there; `alive`: for the controller only, they go on until `perish`."""
+        self.log.append(f"--- host {host}")
+        for actor in [actor for actor in self.actors.values() if actor.alive and actor.host == host]:
+            if not alive:
+                self.gone(actor.name, prefix=True)
+            with self.network.lock:
+                actor.up.cut = actor.down.cut = True
+                actor.up.queue.clear()
+                actor.down.queue.clear()
+        self.carry_out(self.machine.host_lost(host))
+
+    def perish(self) -> None:
+        """Let those be gone who live on a host that is lost: nobody tells."""
+        for actor in self.actors.values():
+            if actor.alive and actor.host in self.machine.lost:
+                self.gone(actor.name, prefix=True)
+                with self.network.lock:
+                    actor.up.queue.clear()
+
     def restart_controller(self) -> None:
         """Kill the controller; another one takes over."""
         self.log.append("--- controller")
-        here = [actor for actor in self.actors.values() if actor.alive]
+        known = {member[0] for member in self.state["members"]}
+        here = [actor for actor in self.actors.values() if actor.alive and actor.name in known]
         self.machine = Controller(self.terms, reassign=reassign)
         self.copies.clear()
         gone = [m[0] for m in self.state["members"] if m[0] not in {a.name for a in here}]
@@ -502,7 +530,7 @@ class Stage:
         try:
             while self.over is None:
                 self.network.step()
-                n += 1
+                n = self.n_frames = n + 1
                 for when in [w for w in todo if w <= n]:
                     todo.pop(when)(self)
         except HungError:

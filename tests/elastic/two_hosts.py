@@ -20,7 +20,7 @@ from labkit.elastic.homes import unpack
 from labkit.elastic.launch import running
 from labkit.elastic.sites import Site
 
-NAME, STEPS, LEASE_S, WITHIN_S = "cnn-text-classification", 120, 1.5, 90.0
+NAME, STEPS, LEASE_S, WITHIN_S = "cnn-text-classification", 120, 3.0, 90.0
 SITES = [Site("a/0", "a", "127.0.0.1"), Site("b/0", "b", "127.0.0.2"), Site("c/0", "c", "127.0.0.3")]
 HALF = {"a/0": (1, 1), "b/0": (1, 1)}
 
@@ -53,6 +53,7 @@ class Bed:
         model, data = models.build(NAME, width=0.1), Slow(dataset(NAME, n=128, width=0.1), self.slow)
         self.job: Job = start(model, data, models.loss(NAME), **given)
         self.launchers: dict[str, subprocess.Popen[bytes]] = {}
+        self._all: list[subprocess.Popen[bytes]] = []
         self.homes: list[Path] = []
 
     def bring(self, host: str, *, again: str = "") -> subprocess.Popen[bytes]:
@@ -66,6 +67,7 @@ class Bed:
                 [sys.executable, "-m", "labkit.elastic.host", str(home)], stdin=subprocess.DEVNULL, stdout=log,
                 stderr=log, start_new_session=True,
             )  # fmt: skip
+        self._all.append(self.launchers[host])
         return self.launchers[host]
 
     def events(self) -> list[dict[str, Any]]:
@@ -119,7 +121,7 @@ class Bed:
         """End everything, however the test has gone."""
         with contextlib.suppress(Exception):
             self.job.__exit__()
-        for process in self.launchers.values():
+        for process in self._all:
             process.kill()
             process.wait()
         for pid in running(self.folder).values():
