@@ -54,7 +54,7 @@ class Backups:
         partial.rename(self.path(task))
 
     def bring(self, machine: Machine, *, task: str) -> str:
-        """Bring the checkpoints of a task to a host; return where they are there, "" if there are none.
+        """Bring the checkpoints of a task to a host; return where below its folder they are, "" if there are none.
 
         Raises
         ------
@@ -63,7 +63,7 @@ class Backups:
         """
         if not self.path(task).exists():
             return ""
-        there = machine.path("incoming", f"{self._folder.name}-{task}.tar")
+        there = f"incoming/{self._folder.parent.name}-{task}.tar"
         self._fleet.run(["mkdir", "-p", machine.path("incoming")], only=[machine.name]).checked()
         self._fleet.put(self.path(task), there, only=[machine.name]).checked()
         return there

@@ -145,6 +145,8 @@ class Deployment:
                     self._place(want)
             except (LabkitError, OSError) as error:
                 self._failed(str(error))
+            except Exception as error:  # a fault of ours ends this job, not the run
+                self._failed(f"{type(error).__name__}: {error}")
 
     def _start(self, place: Place) -> None:
         home = next((site for site, (workers, _) in place.items() if workers), next(iter(place))).rpartition("/")[0]
@@ -159,8 +161,9 @@ class Deployment:
 
     def _restore(self, home: str) -> None:
         """Bring the newest checkpoint to a host that has none, or an older one."""
-        there = self._backups.bring(self._hosts.fleet.inventory[home], task=self.task)
-        if there:
+        brought = self._backups.bring(self._hosts.fleet.inventory[home], task=self.task)
+        if brought:
+            there = f"{self._hosts.agent(home).hello['folder']}/{brought}"
             self._once(home, ["tar", "-xf", there])
             self._hosts.fleet.run(["rm", "-f", there], only=[home])
 
@@ -172,7 +175,7 @@ class Deployment:
         watching = agent.watch(run, since=since)
         while True:
             event = watching.next(timeout_s=UNPACK_S)
-            if event.get("task") == self.task and event["event"] == "ended":
+            if event.get("task") == self.task and event["kind"] == "ended":
                 break
         if event.get("code") != 0:
             raise HostError(f"host {host}: {argv[0]} ended with {event.get('how') or event.get('code')}.")
