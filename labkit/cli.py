@@ -13,6 +13,7 @@ import typer
 
 from labkit.core.errors import LabkitError
 from labkit.elastic.command import train
+from labkit.experiment.command import attach, run
 from labkit.testbed.bed.command import app as bed_app
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ app = typer.Typer(
 traces_app = typer.Typer(help="Describe, list and download traces of jobs.", no_args_is_help=True)
 app.add_typer(traces_app, name="traces")
 app.command()(train)
+app.command()(run)
+app.command()(attach)
 app.add_typer(bed_app, name="bed")
 
 DEMO_SCHEDULERS = "fifo,srtf,las,drf,tetris,optimus"
