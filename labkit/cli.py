@@ -15,6 +15,7 @@ from labkit.cli_sweep import sweep
 from labkit.core.errors import LabkitError
 from labkit.core.text import split_names
 from labkit.elastic.command import train
+from labkit.experiment.command import attach, run
 from labkit.testbed.bed.command import app as bed_app
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ traces_app = typer.Typer(help="Describe, list and download traces of jobs.", no_
 app.add_typer(traces_app, name="traces")
 app.command()(train)
 app.command()(sweep)
+app.command()(run)
+app.command()(attach)
 app.add_typer(bed_app, name="bed")
 
 DEMO_SCHEDULERS = "fifo,srtf,las,drf,tetris,optimus"

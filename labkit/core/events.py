@@ -57,6 +57,10 @@ class Kind(IntEnum):
     """A scheduler gave up a goal of a job that cannot be met, such as its SLO; the job goes on."""
 
 
+NEWS: Final = (Kind.ARRIVED, Kind.COMPLETED, Kind.FAILED, Kind.LEFT, Kind.JOINED, Kind.DROPPED)
+"""The kinds after which a scheduler should decide anew."""
+
+
 class Role(IntEnum):
     """What a task does."""
 

@@ -1,6 +1,7 @@
 """Experiments: a session over a backend, a run from start to end, comparisons of runs, and sweeps."""
 
 from labkit.experiment.cadence import Cadence, at_events, every_slot
+from labkit.experiment.deploy import attach, deploy
 from labkit.experiment.grid import Grid
 from labkit.experiment.run import Experiment, compare, replay, simulate
 from labkit.experiment.session import Session
@@ -13,7 +14,9 @@ __all__ = [
     "Grid",
     "Session",
     "at_events",
+    "attach",
     "compare",
+    "deploy",
     "every_slot",
     "replay",
     "simulate",

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from labkit.core.errors import InputError, StalledError
-from labkit.core.events import EventLog, Events
+from labkit.core.events import NEWS, EventLog, Events
 from labkit.core.ledger import HOLDING, Ledger
 from labkit.core.placement import Placement
 from labkit.core.protocols import Backend, Scheduler
@@ -121,6 +121,8 @@ class Session:
         return self.log.rows
 
     def _note(self, happened: Events) -> None:
+        if not len(happened):
+            return
         self.ledger.fold(happened)
         self.log.append(happened)
         for observer in self.observers:
@@ -130,22 +132,31 @@ class Session:
         cadence, now_s = self.cadence, self.backend.now_s
         slot_end_s = math.inf if cadence.slot_s == math.inf else cadence.next_slot_s(now_s)
         if not cadence.events:
-            self._note(self.backend.advance(slot_end_s, stop_at_event=False))
+            self._pass(slot_end_s, stop_at_event=False)
             return
-        if cadence.gap_s:
-            n_before = len(self.log)
-            self._note(self.backend.advance(min(now_s + cadence.gap_s, slot_end_s), stop_at_event=False))
-            if len(self.log) > n_before:
-                return
-        self._note(self.backend.advance(slot_end_s, stop_at_event=True))
+        if cadence.gap_s and self._pass(min(now_s + cadence.gap_s, slot_end_s), stop_at_event=False):
+            return
+        self._pass(slot_end_s, stop_at_event=True)
+
+    def _pass(self, until_s: float, *, stop_at_event: bool) -> bool:
+        """Let time pass; return whether something happened that a scheduler should know.
+
+        A live backend comes back now and then to tell how far jobs are; that is not yet the moment to decide.
+        """
+        live = getattr(self.backend, "live", False)
+        while True:
+            happened = self.backend.advance(until_s, stop_at_event=stop_at_event)
+            self._note(happened)
+            news = len(happened) > 0 if not live else bool(np.isin(happened["kind"], NEWS).any())
+            if not live or (news and stop_at_event) or self.backend.now_s >= until_s or self.backend.idle:
+                return news
 
     def _wait_for_work(self) -> None:
         """Pass over the time in which no job is there, up to the slot in which the next one is."""
         while not self.ledger.n_active and not self.done and not self.backend.idle:
-            self._note(self.backend.advance(math.inf, stop_at_event=True))
+            self._pass(math.inf, stop_at_event=True)
             if not self.cadence.events:
-                boundary_s = self.cadence.this_slot_s(self.backend.now_s)
-                self._note(self.backend.advance(boundary_s, stop_at_event=False))
+                self._pass(self.cadence.this_slot_s(self.backend.now_s), stop_at_event=False)
 
     def _refuse_standstill(self) -> None:
         if self.backend.idle and not self.ledger.n_holding:

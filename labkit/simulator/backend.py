@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
+from labkit.core import checks
 from labkit.core.book import Book, release
 from labkit.core.cluster import Cluster
+from labkit.core.complaints import complaint
 from labkit.core.errors import InputError, PlacementError
 from labkit.core.events import EVENT, NO_EVENTS, Events, Kind, events, relaxed
 from labkit.core.jobs import Jobs
 from labkit.core.placement import Placement
 from labkit.core.protocols import Running, SpeedModel
 from labkit.core.resources import Floats, Ints
-from labkit.simulator import checks, state
-from labkit.simulator.complaints import complaint
+from labkit.simulator import state
 from labkit.simulator.disturbances import Faults, Losses, Overheads, Variation
 
 _LAST_S = np.finfo(np.float64).max
@@ -129,8 +130,8 @@ class Simulator:
         self._refuse_pairs(placement)
         fault, where = checks.check(
             placement.set_jobs, placement.partner, placement.job, placement.role, placement.group, placement.count,
-            self._truth, book.held, book.tasks, book.free, book.demand, self._machine_up, self._group_machine,
-            self._first_row, self._mate,
+            self._truth, state.DONE, book.held, book.tasks, book.free, book.demand, self._machine_up,
+            self._group_machine, self._first_row, self._mate,
         )  # fmt: skip
         if fault != checks.OK:
             self._first_row[:] = self._mate[:] = -1

@@ -8,7 +8,6 @@ from numpy.typing import NDArray
 
 from labkit.core.book import Records, add_held
 from labkit.core.resources import GPUS, Bools, Floats, Ints
-from labkit.simulator.state import DONE, WAITING
 
 OK, NO_SUCH_JOB, SET_TWICE, SCATTERED, OVERFULL, NOT_SET, BAD_ROW, DOWN, NO_PAIR, UNLIKE, APART = range(11)
 SLACK = 1e-9
@@ -16,11 +15,12 @@ SLACK = 1e-9
 
 @njit(cache=True)
 def _check_jobs(
-    set_jobs: Ints, truth: Records, held: Records, tasks: Records, demand: Floats, trial: Floats, first_row: Ints
-) -> tuple[int, int]:
+    set_jobs: Ints, phases: Records, over: int, held: Records, tasks: Records, demand: Floats, trial: Floats,
+    first_row: Ints,
+) -> tuple[int, int]:  # fmt: skip
     """Return what is wrong with the jobs of a placement; give back in `trial` what they hold."""
     for j in set_jobs:
-        if j < 0 or j >= len(truth) or not (WAITING <= truth[j].phase < DONE):
+        if j < 0 or j >= len(phases) or not (0 < phases[j].phase < over):
             return NO_SUCH_JOB, j
         if first_row[j] != -1:
             return SET_TWICE, j
@@ -81,20 +81,23 @@ def _together(
 
 @njit(cache=True)
 def check(  # noqa: C901 - one pass over a kernel's rows, a branch for each fault
-    set_jobs: Ints, partner: Ints, job: Ints, role: NDArray[np.int8], group: Ints, count: Ints, truth: Records,
-    held: Records, tasks: Records, free: Floats, demand: Floats, up: Bools, group_machine: Ints, first_row: Ints,
-    mate: Ints,
+    set_jobs: Ints, partner: Ints, job: Ints, role: NDArray[np.int8], group: Ints, count: Ints, phases: Records,
+    over: int, held: Records, tasks: Records, free: Floats, demand: Floats, up: Bools, group_machine: Ints,
+    first_row: Ints, mate: Ints,
 ) -> tuple[int, int]:  # fmt: skip
-    """Return what is wrong with a placement, and with which job or row; note the first row of each job (else -2)."""
+    """Return what is wrong with a placement, and with which job or row; note the first row of each job (else -2).
+
+    `phases` are records with a field `phase`: 0 for jobs that have not arrived, `over` for those that are over.
+    """
     trial = free.copy()
-    fault, where = _check_jobs(set_jobs, truth, held, tasks, demand, trial, first_row)
+    fault, where = _check_jobs(set_jobs, phases, over, held, tasks, demand, trial, first_row)
     if fault == OK and len(partner):
-        fault, where = _check_pairs(set_jobs, partner, len(truth), demand, first_row, mate)
+        fault, where = _check_pairs(set_jobs, partner, len(phases), demand, first_row, mate)
     if fault != OK:
         return fault, where
     for p in range(len(job)):
         j = job[p]
-        if j < 0 or j >= len(truth) or first_row[j] == -1:
+        if j < 0 or j >= len(phases) or first_row[j] == -1:
             return NOT_SET, j
         if role[p] < 0 or role[p] > 1 or count[p] < 1 or group[p] < 0 or group[p] >= len(free):
             return BAD_ROW, p

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from labkit.core import checks
 from labkit.core.cluster import Cluster
 from labkit.core.jobs import Jobs
 from labkit.core.placement import Placement
 from labkit.core.resources import GPUS, Floats
-from labkit.simulator import checks
 
 _OF_A_JOB = {
     checks.NO_SUCH_JOB: "the placement sets job {job}, which is not active; name only jobs of snapshot.jobs.number.",

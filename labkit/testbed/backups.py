@@ -1,0 +1,73 @@
+"""The newest checkpoint of each job, kept here: a job goes on elsewhere when it is moved, or its host is gone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from labkit.testbed.errors import FileError
+from labkit.testbed.fleet import Fleet
+from labkit.testbed.inventory import Machine
+
+CHUNK = 1 << 20
+SAVED = "job/checkpoints"
+"""Of the folder of a job's task: where its checkpoints are."""
+
+
+class Backups:
+    """Checkpoints on this machine, a tar file for each job.
+
+    Parameters
+    ----------
+    fleet : Fleet
+        Connections to the hosts.
+    folder : Path
+        Where they are kept.
+    """
+
+    def __init__(self, fleet: Fleet, folder: Path) -> None:
+        self._fleet, self._folder = fleet, folder
+
+    def path(self, task: str) -> Path:
+        """Return where the checkpoints of a task are kept."""
+        return self._folder / f"{task}.tar"
+
+    def fetch(self, machine: Machine, *, folder: str, task: str) -> None:
+        """Bring the checkpoints of a task here; those kept before stay until the new ones are whole.
+
+        Raises
+        ------
+        HostError
+            If it does not succeed.
+        """
+        self._folder.mkdir(parents=True, exist_ok=True)
+        partial = self._folder / f".{task}.tar"
+        with (
+            self._fleet.stream(machine, ["tar", "-C", folder, "-cf", "-", SAVED]) as stream,
+            partial.open("wb") as file,
+        ):
+            while data := stream.read(CHUNK):
+                file.write(data)
+            if stream.exited != 0:
+                raise FileError(
+                    f"host {machine.name}: the checkpoints of {task} cannot be read: {stream.errors[-300:]}"
+                )
+        partial.rename(self.path(task))
+
+    def bring(self, machine: Machine, *, task: str) -> str:
+        """Bring the checkpoints of a task to a host; return where below its folder they are, "" if there are none.
+
+        Raises
+        ------
+        FleetError
+            If it does not succeed.
+        """
+        if not self.path(task).exists():
+            return ""
+        there = f"incoming/{self._folder.parent.name}-{task}.tar"
+        self._fleet.run(["mkdir", "-p", machine.path("incoming")], only=[machine.name]).checked()
+        self._fleet.put(self.path(task), there, only=[machine.name]).checked()
+        return there
+
+    def forget(self, task: str) -> None:
+        """Remove what is kept of a task."""
+        self.path(task).unlink(missing_ok=True)

@@ -1,0 +1,341 @@
+"""One job on the testbed: a thread that brings about what was decided, and tells what happens."""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final
+
+from labkit.core.errors import LabkitError
+from labkit.testbed.agent.client import Agent
+from labkit.testbed.agent.errors import AgentError, AgentGone, AgentRefused, AgentTimeout
+from labkit.testbed.backups import Backups
+from labkit.testbed.errors import HostError
+from labkit.testbed.hosts import Hosts
+from labkit.testbed.progress import Progress, Told
+from labkit.testbed.training import Place
+
+EVENTS: Final = "job/events.jsonl"
+LOG_TAIL: Final = 500
+"""Bytes of the log of a job that died without a word."""
+
+STOP_S: Final = 60.0
+"""A job that is told to stop and does not is ended after so long."""
+
+UNPACK_S: Final = 120.0
+ENV: Final = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+Wanted = Callable[[str, Place], dict[str, Any]]
+"""The job.json of a start with a home and a place."""
+
+Tell = Callable[[int, Told], None]
+
+
+class Deployment:
+    """A job of a run.
+
+    `want` says at any time where its tasks are to sit; a thread of its own sees to it. What happens is told as `Told`
+    in that thread or another: began, scaled, progressed, and at the end done, or failed (the job can be started again).
+
+    Parameters
+    ----------
+    number : int
+        Of the job.
+    hosts : Hosts
+        Who starts processes.
+    backups : Backups
+        Where checkpoints are kept.
+    wanted : callable
+        What to write into job.json.
+    n_steps : int
+        Updates after which it is done.
+    tell : callable
+        Hears (number, what happened).
+    strategy : str
+        How it is rescaled.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        *,
+        hosts: Hosts,
+        backups: Backups,
+        wanted: Wanted,
+        n_steps: int,
+        tell: Tell,
+        strategy: str = "handover",
+    ) -> None:
+        self.number, self.task = number, f"job-{number}"
+        self.home = ""
+        """The host of its controller; empty while it does not run."""
+        self.progress = Progress()
+        self._hosts, self._backups, self._wanted, self._tell_of = hosts, backups, wanted, tell
+        self._n_steps, self._strategy = n_steps, strategy
+        self._change = threading.Condition()
+        self._want: Place | None = None
+        self._have: Place | None = None
+        self._closed = self._dead = False
+        self._launchers: set[str] = set()
+        self._fetching = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    # --- what others say
+
+    def want(self, place: Place | None) -> None:
+        """Let its tasks sit there from now on; None: let it stop, with a checkpoint."""
+        with self._change:
+            self._want = place or None
+            self._wake()
+
+    def adopt(self, home: str, place: Place) -> None:
+        """Go on with a job that runs already."""
+        with self._change:
+            self.home, self._have, self._want = home, dict(place), dict(place)
+            self._follow(caught_up=False)
+            self._wake()
+
+    def host_lost(self, host: str, rest: Place | None) -> None:
+        """Go on with the tasks that are left; None: none are."""
+        with self._change:
+            self._launchers.discard(host)
+            if rest is None or host == self.home:
+                self._dead, self._want = True, None
+            else:
+                self._want = dict(rest)
+            self._wake()
+
+    def close(self) -> None:
+        """Bring nothing about any more; what runs goes on."""
+        with self._change:
+            self._closed = True
+            self._change.notify_all()
+
+    def join(self) -> None:
+        """Wait for its thread after `close`."""
+        if self._thread is not None:
+            self._thread.join()
+
+    # --- its thread
+
+    def _wake(self) -> None:
+        if self._thread is None and not self._closed:
+            self._thread = threading.Thread(target=self._run, name=self.task, daemon=True)
+            self._thread.start()
+        self._change.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._change:
+                self._change.wait_for(lambda: self._closed or self._want != self._have or self._dead)
+                if self._closed:
+                    return
+                want, have, dead = self._want, self._have, self._dead
+            try:
+                if dead:
+                    self._bury()
+                elif have is None and want is not None:
+                    self._start(want)
+                elif want is None:
+                    self._stop()
+                else:
+                    self._place(want)
+            except (LabkitError, OSError) as error:
+                self._failed(str(error))
+            except Exception as error:  # a fault of ours ends this job, not the run
+                self._failed(f"{type(error).__name__}: {error}")
+
+    def _start(self, place: Place) -> None:
+        home = next((site for site, (workers, _) in place.items() if workers), next(iter(place))).rpartition("/")[0]
+        agent = self._hosts.agent(home)
+        self._restore(home)
+        job = self._wanted(home, place)
+        self._begin(agent, module="labkit.testbed.job", files={"job.json": json.dumps(job).encode()})
+        with self._change:
+            self.home, self._have = home, dict(place)
+        self._follow()
+        self._admit(place)
+
+    def _restore(self, home: str) -> None:
+        """Bring the newest checkpoint to a host that has none, or an older one."""
+        brought = self._backups.bring(self._hosts.fleet.inventory[home], task=self.task)
+        if brought:
+            there = f"{self._hosts.agent(home).hello['folder']}/{brought}"
+            self._once(home, ["tar", "-xf", there])
+            self._hosts.fleet.run(["rm", "-f", there], only=[home])
+
+    def _once(self, host: str, argv: list[str]) -> None:
+        """Run a short program in the folder of the task, and wait for its end."""
+        agent, run = self._hosts.agent(host), self._hosts.run
+        since = max((int(said["last_event"]) for said in agent.list() if said["run"] == run), default=0)
+        agent.start(run, task=self.task, argv=argv, lease_s=self._hosts.lease_s)
+        watching = agent.watch(run, since=since)
+        while True:
+            event = watching.next(timeout_s=UNPACK_S)
+            if event.get("task") == self.task and event["kind"] == "ended":
+                break
+        if event.get("code") != 0:
+            raise HostError(f"host {host}: {argv[0]} ended with {event.get('how') or event.get('code')}.")
+
+    def _admit(self, place: Place) -> None:
+        """Start a launcher on every other host that gets a task."""
+        others = {site.rpartition("/")[0] for site, counts in place.items() if any(counts)} - {self.home}
+        for host in sorted(others - self._launchers):
+            self._launch(host)
+
+    def _launch(self, host: str) -> None:
+        said = self._ask(do="host_home", host=host)
+        archive = base64.b64decode(said["archive"])
+        self._begin(self._hosts.agent(host), module="labkit.elastic.host", files={"home.tar": archive})
+        self._launchers.add(host)
+
+    def _begin(self, agent: Agent, *, module: str, files: dict[str, bytes]) -> None:
+        """Start a module of the labkit that the agent's bridge came from, unless it runs already."""
+        path = agent.bridge.get("path")
+        env = {**ENV, **({} if path is None else {"PYTHONPATH": str(path)})}
+        argv = [str(agent.bridge["python"]), "-m", module, "."]
+        try:
+            agent.start(self._hosts.run, task=self.task, argv=argv, env=env, files=files, lease_s=self._hosts.lease_s)
+        except AgentRefused as error:
+            if error.kind != "exists":
+                raise
+
+    def _place(self, place: Place) -> None:
+        self._admit(place)
+        self._ask(do="place", place={site: list(counts) for site, counts in place.items()}, strategy=self._strategy)
+        with self._change:
+            self._have = dict(place)
+
+    def _stop(self) -> None:
+        self._ask(do="stop")
+        with self._change:
+            gone = self._change.wait_for(lambda: self._have is None or self._closed or self._dead, STOP_S)
+        if not gone:
+            self._hosts.agent(self.home).stop(self._hosts.run, task=self.task)
+
+    def _ask(self, **order: Any) -> dict[str, Any]:
+        """Ask the job's process on its home host for something.
+
+        Raises
+        ------
+        LabkitError
+            If it refuses, or cannot be reached.
+        """
+        said = self._hosts.agent(self.home).tell(self._hosts.run, task=self.task, message=order)
+        if "error" in said:
+            raise HostError(f"job {self.number} on host {self.home}: {said['error']}")
+        return dict(said)
+
+    def _bury(self) -> None:
+        """Be no more, on whatever hosts are still there."""
+        for host in sorted({*self._launchers, self.home} - {""}):
+            if self._hosts.up[host]:
+                with suppress(AgentError, HostError):
+                    self._hosts.agent(host).stop(self._hosts.run, task=self.task, grace_s=0.5)
+        self._over(Told("failed", self.progress.saved, why="a host was lost"))
+
+    def _failed(self, why: str) -> None:
+        """Tell that what was decided cannot be had; where the job still runs, it goes on as it is."""
+        with self._change:
+            if self._dead or self._closed:
+                return
+            running = self._have is not None
+            if running:
+                self._want = self._have
+        if running:
+            self._tell_of(self.number, Told("dropped", self.progress.steps, why=why))
+        else:
+            with self._change:
+                self._want = None
+            self._tell_of(self.number, Told("failed", self.progress.saved, why=why))
+
+    # --- what the job tells
+
+    def _follow(self, *, caught_up: bool = True) -> None:
+        self.progress = Progress(steps=self.progress.steps, saved=self.progress.saved)
+        target, arguments = self._hear, (self.home, caught_up)
+        threading.Thread(target=target, args=arguments, name=f"{self.task} events", daemon=True).start()
+
+    def _hear(self, home: str, caught_up: bool) -> None:
+        """Follow the events of the job until it has ended, over as many connections as that takes.
+
+        What has happened before this process came is not told again, only what it came to.
+        """
+        offset, known = 0, 0
+        while not self._closed and not self._dead:
+            agent = None
+            try:
+                agent = self._hosts.agent(home)
+                if not caught_up:
+                    known = agent.read(self._hosts.run, task=self.task, file=EVENTS, n_bytes=1).size
+                lines = agent.follow(self._hosts.run, task=self.task, file=EVENTS, offset=offset)
+                for line in lines:
+                    offset = lines.last
+                    self._heard(json.loads(line), quiet=offset < known)
+                    caught_up = caught_up or offset >= known
+                self._ended(home)
+                return
+            except (AgentGone, AgentTimeout, HostError):
+                if agent is not None:
+                    self._hosts.lost(home, agent)
+                with self._change:
+                    self._change.wait_for(lambda: self._closed or self._dead, 0.5)
+            except (LabkitError, OSError, ValueError) as error:
+                self._over(Told("failed", self.progress.saved, why=str(error)))
+                return
+
+    def _heard(self, event: dict[str, Any], *, quiet: bool) -> None:
+        told = self.progress.note(event)
+        if quiet:
+            return
+        if event["event"] == "saved" and self.progress.saved < self._n_steps:
+            threading.Thread(target=self._back_up, daemon=True).start()
+        if told is not None:
+            self._tell_of(self.number, told)
+
+    def _back_up(self) -> None:
+        with suppress(LabkitError, OSError):
+            self._fetch(self.home)
+
+    def _fetch(self, home: str) -> None:
+        machine = self._hosts.fleet.inventory[home]
+        folder = machine.path("runs", self._hosts.run, self.task)
+        with self._fetching:
+            self._backups.fetch(machine, folder=folder, task=self.task)
+
+    def _ended(self, home: str) -> None:
+        """Tell how it ended: done, stopped, or failed."""
+        result = self._result(home)
+        steps = float(result["steps"] or 0)
+        if result["failure"]:
+            self._over(Told("failed", self.progress.saved, why=result["failure"]))
+        elif steps >= self._n_steps:
+            self._over(Told("done", steps))
+        else:
+            self.progress.saved = int(steps)
+            self._fetch(home)
+            self._over(Told("stopped", steps))
+
+    def _result(self, home: str) -> dict[str, Any]:
+        """Return what the job has written at its end; where it could not, the end of its log as its failure."""
+        agent, run = self._hosts.agent(home), self._hosts.run
+        try:
+            return dict(json.loads(agent.read(run, task=self.task, file="result.json").data))
+        except AgentRefused as error:
+            if error.kind != "no_file":
+                raise
+        size = agent.read(run, task=self.task, file="log", n_bytes=1).size
+        tail = agent.read(run, task=self.task, file="log", offset=max(size - LOG_TAIL, 0)).data.decode(errors="replace")
+        return {"steps": None, "failure": f"it died: {tail.strip()[-LOG_TAIL:] or 'its log is empty'}"}
+
+    def _over(self, told: Told) -> None:
+        with self._change:
+            self._have, self._dead, self.home = None, False, ""
+            self._launchers.clear()
+            if told.what != "stopped":
+                self._want = None
+            self._change.notify_all()
+        self._tell_of(self.number, told)

@@ -1,0 +1,214 @@
+"""A trace on the laptop testbed: real SSH, real agents, real training; the same session as a simulation."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from labkit.core import Jobs, Placement
+from labkit.core.errors import InputError, PlacementError
+from labkit.core.events import Events, Kind
+from labkit.core.ledger import Ledger
+from labkit.core.resources import amounts
+from labkit.experiment import Session, attach, deploy
+from labkit.results.record import State
+from labkit.testbed.backend import SshBackend
+from labkit.testbed.bed import Bed
+from labkit.testbed.inventory import Inventory
+from labkit.testbed.training import Training
+
+TINY = Training(width=0.05, samples=256, save_every=20, lease_s=5.0)
+
+
+def jobs_of(n: int = 2, *, steps: int = 60, every_s: float = 0.0, **more: object) -> Jobs:
+    """Jobs that train a small model for so many steps, with one worker and one PS."""
+    return Jobs.of(
+        arrival_s=every_s * np.arange(n), total_steps=steps, model="dssm", duration_s=10.0, n_workers=1, n_ps=1,
+        worker_demand=amounts(gpus=1, cpus=0.01, memory_gb=0.01), ps_demand=amounts(cpus=0.01, memory_gb=0.01), **more,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def ran(rows: Events, kind: Kind) -> list[int]:
+    return rows["job"][rows["kind"] == kind].tolist()
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def backend(bed: Inventory, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[SshBackend]:
+    made = SshBackend(
+        getattr(request, "param", jobs_of()), bed, run=f"t{os.getpid()}-{tmp_path.name[-20:]}", folder=tmp_path,
+        training=TINY,
+    )  # fmt: skip
+    with made:
+        yield made
+
+
+def until(session: Session, kind: Kind, *, n: int = 1) -> None:
+    """Let time pass, without decisions, until something has happened so often."""
+    for _ in range(90):
+        if np.count_nonzero(session.log.rows["kind"] == kind) >= n:
+            return
+        session._note(session.backend.advance(session.now_s + 1.0, stop_at_event=False))
+    raise AssertionError(f"{kind!r} did not happen: {session.log.rows[-3:]}, {session.backend.notes}")  # type: ignore[attr-defined]
+
+
+def on(group: int, job: int = 0, *, workers: int = 1, servers: int = 1) -> Placement:
+    return Placement.of([job], job=[job, job], role=[0, 1], group=[group, group], count=[workers, servers])
+
+
+def test_a_trace_runs_to_its_end_and_is_a_record_like_that_of_a_simulation(bed: Inventory, runs: Path) -> None:
+    seen: list[int] = []
+    record = deploy(
+        jobs_of(3, every_s=0.5), inventory=bed, scheduler="fifo", folder=runs, training=TINY,
+        observers=[lambda batch: seen.append(len(batch))],
+    )  # fmt: skip
+    assert record.info.state == State.DONE
+    assert record.info.backend == "testbed"
+    rows = record.events
+    assert sorted(ran(rows, Kind.COMPLETED)) == [0, 1, 2]
+    assert sorted(ran(rows, Kind.STARTED)) == [0, 1, 2]
+    assert (np.diff(rows["time_s"]) >= 0).all()
+    assert record.summary["n_unfinished"] == 0
+    assert sum(seen) == len(rows)
+    ledger = Ledger(record.jobs, record.cluster)
+    ledger.fold(rows)
+    assert np.allclose(ledger.book.free, record.cluster.capacity)
+    assert set(ran(rows, Kind.LOSS)) == {0, 1, 2}
+
+
+def test_a_placement_that_does_not_fit_is_refused_and_changes_nothing(backend: SshBackend) -> None:
+    session = Session(backend)
+    with pytest.raises(PlacementError, match="does not fit device group 0"):
+        session.step(on(0, workers=2))
+    assert not ran(session.log.rows, Kind.PLACED)
+
+
+def test_a_job_moves_stops_and_goes_on_elsewhere_and_loses_no_step(bed: Inventory, tmp_path: Path) -> None:
+    jobs = jobs_of(1, steps=400)
+    with SshBackend(jobs, bed, run=f"move-{os.getpid()}", folder=tmp_path, training=TINY) as backend:
+        session = Session(backend)
+        session._note(backend.apply(on(0)))
+        until(session, Kind.PROGRESSED, n=2)
+        session._note(backend.apply(on(1)))  # a hot scaling: all its tasks move to another host
+        until(session, Kind.RESCALED)
+        session._note(backend.apply(Placement.of([0])))
+        assert ran(session.log.rows, Kind.PREEMPTED) == [0]
+        gone = backend._deployments[0]
+        with gone._change:
+            assert gone._change.wait_for(lambda: not gone.home, 60)
+        session._note(backend.apply(on(2)))  # another home: its checkpoint is brought there
+        until(session, Kind.COMPLETED)
+        started = session.log.rows[session.log.rows["kind"] == Kind.STARTED]
+        assert started["value"][0] == 0
+        assert started["value"][1] > 0
+        result = json.loads(backend.hosts.agent("h2").read(backend.run, task="job-0", file="result.json").data)
+        assert result["steps"] == 400
+    alone = undisturbed(jobs, tmp_path)
+    assert result["digest"] == alone
+
+
+def undisturbed(jobs: Jobs, folder: Path) -> str:
+    """Return the digest of the same job trained in one place from its beginning to its end."""
+    from labkit.elastic import models, train
+    from labkit.elastic.data import dataset
+
+    name = models.size_of(jobs.models[0], width=TINY.width).name
+    result = train(
+        models.build(name, width=TINY.width, seed=0), dataset(name, n=TINY.samples, seed=0, width=TINY.width),
+        models.loss(name), steps=int(jobs.true_steps[0]), batch=TINY.batch, shards=TINY.shards, workers=1, servers=1,
+        optimizer=TINY.optimizer, lr=models.learning_rate(name), seed=0,
+    )  # fmt: skip
+    return result.digest
+
+
+def test_a_host_that_dies_takes_its_jobs_with_it_and_they_go_on_elsewhere(own_folder: Path, tmp_path: Path) -> None:
+    with Bed.up(2, folder=own_folder, gpus=1) as up:
+        jobs = jobs_of(1, steps=300)
+        with SshBackend(jobs, up.inventory, run="dies", folder=tmp_path, training=TINY) as backend:
+            session = Session(backend)
+            session._note(backend.apply(on(0)))
+            until(session, Kind.PROGRESSED, n=3)
+            kill_host(up, "h0", backend)
+            until(session, Kind.LEFT)
+            rows = session.log.rows
+            assert ran(rows, Kind.FAILED) == [0]
+            assert rows["machine"][rows["kind"] == Kind.LEFT].tolist() == [0]
+            session._note(backend.apply(on(1)))
+            until(session, Kind.COMPLETED)
+            assert session.log.rows["value"][session.log.rows["kind"] == Kind.COMPLETED][-1] == 300
+
+
+def kill_host(up: Bed, name: str, backend: SshBackend) -> None:
+    """End a host as a power cut does: its SSH server, its agent, and all that it runs."""
+    agent = backend.hosts.agent(name)
+    pids = [task["pid"] for run in agent.list() for task in run["tasks"].values()]
+    children = [int(p) for pid in pids for p in subprocess.run(
+        ["ps", "-o", "pid=", "-g", str(pid)], capture_output=True, text=True, check=False).stdout.split()]  # fmt: skip
+    server = next(host.pid for host in up.status() if host.name == name)
+    assert server is not None
+    for pid in (server, int(agent.hello["pid"]), *pids, *children):
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+
+
+def test_a_run_whose_process_is_killed_goes_on_when_another_attaches(bed: Inventory, runs: Path) -> None:
+    script = textwrap.dedent(
+        f"""
+        import sys
+        sys.path.insert(0, {str(Path(__file__).parent)!r})
+        from test_backend import TINY, jobs_of
+        from labkit.experiment import deploy
+        def main():
+            deploy(jobs_of(2, steps=400), inventory={str(bed.path)!r}, scheduler="fifo", folder={str(runs)!r},
+                   training=TINY, observers=[lambda rows: print(*rows["kind"].tolist(), flush=True)])
+        main()
+        """
+    )
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    progressed = str(int(Kind.PROGRESSED))
+    for line in process.stdout:
+        if progressed in line.split():
+            break
+    process.kill()
+    process.wait()
+    (run,) = runs.iterdir()
+    record = attach(run)
+    rows = record.events
+    assert sorted(ran(rows, Kind.ARRIVED)) == [0, 1]
+    assert sorted(ran(rows, Kind.COMPLETED)) == [0, 1]
+    assert sorted(set(ran(rows, Kind.STARTED))) == [0, 1]
+    assert not ran(rows, Kind.FAILED)
+    assert (np.diff(rows["time_s"]) >= 0).all()
+    with pytest.raises(InputError, match="is over"):
+        attach(run)
+
+
+def test_a_job_that_cannot_train_here_is_refused_before_anything_starts(bed: Inventory, runs: Path) -> None:
+    with pytest.raises(InputError, match="unknown model 'alexnet'"):
+        deploy(
+            Jobs.of(arrival_s=0, total_steps=10, model="alexnet", duration_s=5), inventory=bed, scheduler="fifo",
+            folder=runs,
+        )  # fmt: skip
+    assert not runs.exists()
+
+
+def test_a_scheduler_with_leases_is_refused(bed: Inventory, runs: Path) -> None:
+    with pytest.raises(InputError, match="leases, which only the simulator has"):
+        deploy(jobs_of(), inventory=bed, scheduler="gavel_las(published=True)", folder=runs)
+    assert not runs.exists()
