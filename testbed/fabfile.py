@@ -6,6 +6,8 @@ labkit.testbed, as a notebook would.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from invoke.context import Context
 
 from labkit.testbed.fab import fleet, inventory_of, task
@@ -142,23 +144,15 @@ def run(
     trace: str,
     inventory: str = "",
     scheduler: str = "optimus",
-    placer: str = "",
     folder: str = "runs",
-    seed: int = 0,
 ) -> bool:
     """Train the jobs of a trace, under a scheduler."""
-    from labkit.testbed.runs import run
+    from labkit.experiment.command import tell
+    from labkit.experiment.deploy import deploy
 
-    hosts = inventory_of(c, inventory)
-    return bool(run(trace, inventory=hosts, scheduler=scheduler, placer=placer or None, folder=folder, seed=seed))
-
-
-@task(help={**WHERE, "out": "Where the profile goes."})
-def profile(c: Context, inventory: str = "", out: str = "") -> bool:
-    """Measure what the simulator needs to know of hosts."""
-    from labkit.testbed.runs import profile
-
-    return bool(profile(inventory_of(c, inventory), out=out or None))
+    record = deploy(trace, inventory=inventory_of(c, inventory), scheduler=scheduler, folder=folder, progress=True)
+    tell(record, folder=Path(folder), as_json=False)
+    return not record.summary["n_unfinished"]
 
 
 @task(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import secrets
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from labkit.core.errors import InputError
 from labkit.core.events import NO_EVENTS, Events
@@ -19,10 +20,11 @@ from labkit.experiment.session import Observer
 from labkit.results.record import RunInfo, RunRecord, State
 from labkit.results.store import RunWriter, free_id, load
 from labkit.schedulers import make
-from labkit.testbed.backend import STATE, SshBackend, wall_s
-from labkit.testbed.hosts import Program, own_python
-from labkit.testbed.inventory import Inventory
-from labkit.testbed.training import Training
+
+if TYPE_CHECKING:
+    from labkit.testbed.backend import SshBackend
+    from labkit.testbed.inventory import Inventory
+    from labkit.testbed.training import Training
 
 
 def deploy(
@@ -34,7 +36,6 @@ def deploy(
     folder: str | Path = "runs",
     training: Training | None = None,
     progress: bool = False,
-    python: Program = own_python,
     observers: Sequence[Observer] = (),
     **options: Any,
 ) -> RunRecord:
@@ -56,8 +57,6 @@ def deploy(
         How jobs train.
     progress : bool
         Show a progress bar.
-    python : callable
-        The Python on a machine that has labkit.
     observers : sequence of callables
         Each is called with every batch of events.
     options
@@ -73,6 +72,10 @@ def deploy(
     InputError
         If a job cannot train, or a host cannot be reached; nothing has been started then.
     """
+    from labkit.testbed.backend import SshBackend
+    from labkit.testbed.inventory import Inventory
+    from labkit.testbed.training import Training
+
     hosts = inventory if isinstance(inventory, Inventory) else Inventory.read(inventory)
     experiment = Experiment.of(jobs, cluster=hosts.cluster(), **options)
     called = name or (scheduler if isinstance(scheduler, str) else type(scheduler).__name__.lower())
@@ -83,9 +86,7 @@ def deploy(
     (training or Training()).check(experiment.jobs)
     writer = RunWriter.create(folder, info=info, jobs=experiment.jobs, cluster=experiment.cluster)
     with writer:
-        backend = SshBackend(
-            experiment.jobs, hosts, run=run_id(info), folder=writer.folder, training=training, python=python
-        )
+        backend = SshBackend(experiment.jobs, hosts, run=run_id(info), folder=writer.folder, training=training)
         rows = _run(experiment, scheduler, backend, called, writer, observers=observers, progress=progress)
     return RunRecord(info=writer.info, jobs=experiment.jobs, cluster=experiment.cluster, events=rows)
 
@@ -96,7 +97,6 @@ def attach(
     root: str | Path = "runs",
     scheduler: Scheduler | str | None = None,
     progress: bool = False,
-    python: Program = own_python,
     observers: Sequence[Observer] = (),
     **options: Any,
 ) -> RunRecord:
@@ -116,6 +116,10 @@ def attach(
     InputError
         If it is no run on a testbed, or it is over.
     """
+    from labkit.testbed.backend import STATE, SshBackend
+    from labkit.testbed.inventory import Inventory
+    from labkit.testbed.training import Training
+
     record = load(run, root=root)
     path = Path(run) if (Path(run) / STATE).exists() else Path(root) / str(run)
     if not (path / STATE).exists():
@@ -129,7 +133,7 @@ def attach(
     made = make(chosen) if isinstance(chosen, str) else chosen
     with RunWriter.attach(path) as writer:
         backend = SshBackend(
-            record.jobs, hosts, run=said["run"], folder=path, training=Training(**said["training"]), python=python,
+            record.jobs, hosts, run=said["run"], folder=path, training=Training(**said["training"]),
             began_at=said["began_at"],
         )  # fmt: skip
         backend.go_on(record.events, homes=said["homes"], places=said["places"])
@@ -142,7 +146,7 @@ def attach(
 
 def run_id(info: RunInfo) -> str:
     """Return the name of a run on the hosts: several notebooks may use one testbed."""
-    return f"{info.run[:50]}-{int(wall_s() * 1e3):x}"
+    return f"{info.run[:50]}-{secrets.token_hex(4)}"
 
 
 def refuse_leases(scheduler: Scheduler, name: str) -> None:

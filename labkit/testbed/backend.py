@@ -23,9 +23,10 @@ from labkit.core.placement import Placement
 from labkit.testbed.backups import Backups
 from labkit.testbed.deployment import Deployment
 from labkit.testbed.fleet import Fleet
-from labkit.testbed.hosts import Hosts, Program, own_python
+from labkit.testbed.hosts import Hosts
 from labkit.testbed.inventory import Inventory
 from labkit.testbed.progress import REPORT_S, Told
+from labkit.testbed.provision import deploy
 from labkit.testbed.training import Place, Training, place_of, site_names, sites_of
 
 STATE: Final = "testbed.json"
@@ -90,8 +91,6 @@ class SshBackend:
         Of the run here: what is needed to attach to it, and checkpoints.
     training : Training
         How jobs train.
-    python : callable
-        The Python on a machine that has labkit.
 
     Attributes
     ----------
@@ -116,7 +115,6 @@ class SshBackend:
         run: str,
         folder: Path,
         training: Training | None = None,
-        python: Program = own_python,
         lease_s: float = 600.0,
         began_at: float | None = None,
     ) -> None:
@@ -138,18 +136,31 @@ class SshBackend:
         self._began_at = wall_s() if began_at is None else began_at
         self._zero_s = time.monotonic()
         self.fleet = Fleet(inventory)
-        self.hosts = Hosts(self.fleet, run=run, python=python, changed=self._host_changed, lease_s=lease_s)
+        self.hosts = Hosts(self.fleet, run=run, changed=self._host_changed, lease_s=lease_s)
         self._backups = Backups(self.fleet, folder / "checkpoints")
         self._deployments = [self._deployment(number) for number in range(len(jobs))]
-        failed = self.hosts.connect()
-        if failed:
-            self.fleet.close()
-            raise InputError("; ".join(failed.values()))
+        self._get_ready()
         self.hosts.watch()
         self._zero_s = time.monotonic()
         if began_at is None:
             self._began_at = wall_s()
             self._remember()
+
+    def _get_ready(self) -> None:
+        """Bring this labkit to all hosts, and connect to their agents.
+
+        Raises
+        ------
+        InputError
+            If a host cannot be used: which, and why.
+        """
+        failed = {row.host: row.did for row in deploy(self.fleet).rows if not row.ok} or self.hosts.connect()
+        if failed:
+            self.fleet.close()
+            told = "; ".join(f"{host}: {why}" for host, why in failed.items())
+            raise InputError(
+                f"{len(failed)} of {len(self.inventory)} hosts cannot be used: {told} (labkit doctor --hosts)"
+            )
 
     def _deployment(self, number: int) -> Deployment:
         def wanted(home: str, place: Place) -> dict[str, Any]:

@@ -10,23 +10,15 @@ from typing import Final
 from labkit.core.errors import LabkitError
 from labkit.testbed.agent.client import Agent
 from labkit.testbed.agent.errors import AgentError, AgentGone, AgentTimeout
+from labkit.testbed.agents import agent_of
 from labkit.testbed.errors import HostError
 from labkit.testbed.fleet import Fleet
-from labkit.testbed.inventory import Machine
 
 BEAT_S: Final = 1.0
 """Between two signs of life."""
 
 PATIENCE_S: Final = 6.0
 """A host that cannot be reached for so long is gone."""
-
-Program = Callable[[Machine], list[str]]
-"""The Python to run on a machine, as words."""
-
-
-def own_python(machine: Machine) -> list[str]:
-    """Return the Python that the inventory names."""
-    return [machine.python]
 
 
 class Hosts:
@@ -38,8 +30,6 @@ class Hosts:
         Connections to the machines.
     run : str
         Whose lease is renewed while this lives.
-    python : callable
-        The Python on a machine that has labkit.
     changed : callable
         Is told (host, True) when one is back and (host, False) when one is gone, in a thread of its own.
     lease_s : float
@@ -51,11 +41,10 @@ class Hosts:
         fleet: Fleet,
         *,
         run: str,
-        python: Program = own_python,
         changed: Callable[[str, bool], None] = lambda _host, _up: None,
         lease_s: float = 600.0,
     ) -> None:
-        self.fleet, self.run, self.lease_s, self.python = fleet, run, lease_s, python
+        self.fleet, self.run, self.lease_s = fleet, run, lease_s
         self._changed = changed
         self._agents: dict[str, Agent] = {}
         self._locks = {machine.name: threading.Lock() for machine in fleet.inventory}
@@ -98,9 +87,7 @@ class Hosts:
         with self._locks[host]:
             agent = self._agents.get(host)
             if agent is None:
-                machine = self.fleet.inventory[host]
-                argv = [*self.python(machine), "-m", "labkit.testbed.agent.bridge", machine.folder]
-                agent = self._agents[host] = Agent.connect(lambda: self.fleet.stream(machine, argv))
+                agent = self._agents[host] = agent_of(self.fleet, self.fleet.inventory[host])
             return agent
 
     def lost(self, host: str, agent: Agent) -> None:
