@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import select
+import signal
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -15,6 +17,7 @@ from typing import Any, Final
 from labkit.testbed.agent.wire import now_s
 
 MB: Final = 1e6
+PR_SET_PDEATHSIG: Final = 1
 TX, RX = 0, 1
 """Which way, as NVML counts: from the GPU to the host, and back."""
 
@@ -90,6 +93,7 @@ def answer() -> Callable[[], dict[str, Any]]:
 def main() -> int:
     """Tell readings until nobody wants them."""
     every_s = float(sys.argv[1])
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # a driver that hangs never lets it see the end of stdin
     ask = answer()
     due_s = now_s()
     while True:

@@ -9,7 +9,7 @@ import pytest
 
 from labkit.testbed.agent import gpus
 from labkit.testbed.agent.errors import AgentTimeout
-from tests.testbed.agent.looking import runs, wait_for
+from tests.testbed.agent.looking import kill_agent, runs, wait_for
 
 FAKE = '''
 """Two GPUs that are not there."""
@@ -130,13 +130,19 @@ def test_a_driver_that_hangs_takes_nothing_along(with_gpus):
     assert agent.list() == []
 
 
-def test_the_process_that_reads_gpus_ends_with_the_agent(with_gpus, folder):
-    connect, _ = with_gpus
+@pytest.mark.parametrize("hangs", [False, True])
+@pytest.mark.parametrize("killed", [False, True])
+def test_the_process_that_reads_gpus_ends_with_the_agent(with_gpus, folder, hangs, killed):
+    connect, place = with_gpus
+    if hangs:
+        (place / "hangs").write_text("")
     agent = connect()
-    agent.measure()
     children = [int(pid) for pid in open_children(agent.hello["pid"])]
     assert len(children) == 1
-    agent.shutdown()
+    if killed:
+        kill_agent(folder)
+    else:
+        agent.shutdown()
     wait_for(lambda: not any(runs(pid) for pid in children))
 
 

@@ -151,7 +151,7 @@ def test_stop_without_waiting_is_told_by_events(agent):
 )
 def test_what_cannot_be_started_is_told_and_leaves_no_process(agent, folder, argv, said):
     with pytest.raises(AgentRefused, match=said) as caught:
-        agent.start("run", task="t", argv=argv)
+        agent.start("run", task="t", argv=argv, env={"PATH": "/usr/bin:/bin"})
     assert caught.value.kind == "cannot_start"
     assert labelled(folder) == []
     agent.start("run", task="t", argv=["true"])
