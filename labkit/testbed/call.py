@@ -9,7 +9,7 @@ import select
 import shlex
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +20,7 @@ from labkit.testbed.errors import CutError, HostError, OverdueError
 
 Lines = Callable[[str], None]
 CHUNK = 256 * 1024
+WINDOW = 8 << 20
 MAX_KEPT = 64 << 20
 """Bytes of an output that are kept; who says more wants a file."""
 GRACE_S = 1.0
@@ -102,6 +103,8 @@ class Call:
         Called with each line of both outputs as it comes.
     stop : Stop, optional
         Ends the command there once it is set.
+    sink : callable, optional
+        Takes the output instead of its being kept.
     """
 
     def __init__(
@@ -111,17 +114,18 @@ class Call:
         *,
         lines: Lines | None = None,
         stop: Stop | None = None,
+        sink: Callable[[bytes], None] | None = None,
     ) -> None:
         self.transport, self.argv, self._stop = transport, argv, stop
-        self._out, self._err = _Output(lines), _Errors(lines)
+        self._out, self._err = _Output(lines, sink), _Errors(lines)
         self._channel: Any = None
 
     def open(self, *, timeout_s: float) -> None:
         """Open the channel; nothing runs yet, so this may be tried again on another connection."""
-        self._channel = self.transport.open_session(timeout=timeout_s)
+        self._channel = self.transport.open_session(window_size=WINDOW, timeout=timeout_s)
 
-    def run(self, *, timeout_s: float, stdin: bytes = b"") -> Said:
-        """Run the command to its end.
+    def run(self, *, timeout_s: float, stdin: bytes | Iterable[bytes] = b"") -> Said:
+        """Run the command to its end; parts of an input are asked for as they are sent.
 
         Raises
         ------
@@ -151,12 +155,13 @@ class Call:
             watchdog.cancel()
             channel.close()
 
-    def _feed(self, stdin: bytes) -> None:
+    def _feed(self, stdin: bytes | Iterable[bytes]) -> None:
         """Send the command's input; a long one while its output is read, since it may not read all before it writes."""
 
         def send() -> None:
             with suppress(OSError, EOFError, paramiko.SSHException):  # it may end before it has read all
-                self._channel.sendall(stdin)
+                for part in [stdin] if isinstance(stdin, bytes) else stdin:
+                    self._channel.sendall(part)
                 self._channel.shutdown_write()
 
         if stdin:
@@ -218,9 +223,18 @@ class Call:
         self.transport.join(GRACE_S / 10)
         return bool(self.transport.is_active())
 
+    def _group(self) -> int | None:
+        """Return the command's process group; where it has hardly begun, wait a moment for it to tell."""
+        ready, until_s = select.poll(), time.monotonic() + GRACE_S
+        ready.register(self._channel.fileno(), select.POLLIN)
+        while self._err.group is None and not self._channel.closed and (left_s := until_s - time.monotonic()) > 0:
+            if not self._take():
+                ready.poll(left_s * 1000)
+        return self._err.group
+
     def _end_group(self) -> bool:
         """Send SIGTERM and then SIGKILL to the command's process group, through a channel of its own."""
-        group = self._err.group
+        group = self._group()
         if group is None:
             return False
         with (
@@ -239,13 +253,16 @@ def _cut(transport: paramiko.Transport) -> None:
 class _Output:
     """One of the outputs of a command: kept, and told line by line."""
 
-    def __init__(self, lines: Lines | None) -> None:
+    def __init__(self, lines: Lines | None, sink: Callable[[bytes], None] | None = None) -> None:
         self.kept = bytearray()
-        self._lines, self._rest = lines, ""
+        self._sink, self._lines, self._rest = sink, lines, ""
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def take(self, data: bytes) -> None:
         """Take the next bytes."""
+        if self._sink is not None:
+            self._sink(data)
+            return
         self.kept += data
         if self._lines is not None:
             *whole, self._rest = (self._rest + self._decoder.decode(data)).split("\n")

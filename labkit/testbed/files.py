@@ -1,127 +1,142 @@
-"""Files to and from a host: whole or not at all."""
+"""Files to and from a host: whole or not at all, as fast as the connection.
+
+They go through `cat` rather than through a file session, which has a request and an answer for each 32 KiB.
+"""
 
 from __future__ import annotations
 
 import os
-import posixpath
+import re
 import secrets
 import stat
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
-import paramiko
-
-from labkit.testbed.errors import FileError, OverdueError
+from labkit.testbed.call import Call, Said
+from labkit.testbed.errors import FileError
 from labkit.testbed.inventory import Machine
 
-CHUNK = 1 << 20
-WINDOW = 4 << 20
+CHUNK = 1 << 18
+PUT = """umask 077
+part=$1.$2.part
+trap 'rm -f -- "$part"' EXIT
+trap 'exit 1' HUP INT TERM
+trap '' PIPE
+if [ -d "$1" ]; then echo "it is a folder" >&2; exit 1; fi
+folder=$(dirname -- "$1") && { [ -d "$folder" ] || mkdir -p -- "$folder"; } && cat >"$part" || exit 1
+came=$(($(wc -c <"$part")))
+if [ "$came" -ne "$3" ]; then echo "$came of $3 bytes arrived" >&2; exit 1; fi
+chmod "$4" "$part" && mv -f -- "$part" "$1"
+"""
+"""A connection that breaks ends the input as a whole file does: so the size is compared."""
+GET = """[ ! -d "$1" ] || { echo "it is a folder" >&2; exit 1; }
+size=$(($(wc -c <"$1"))) && echo "labkit-size $size" >&2 && exec cat -- "$1"
+"""
+Begin = Callable[[Sequence[str], Callable[[bytes], None] | None], Call]
+"""Opens a call for words, and perhaps where its output goes."""
 
 
-def sftp_of(transport: paramiko.Transport, *, timeout_s: float) -> paramiko.SFTPClient:
-    """Return a file session on a connection."""
-    channel = transport.open_session(window_size=WINDOW, timeout=timeout_s)
-    channel.settimeout(timeout_s)
-    channel.invoke_subsystem("sftp")
-    return paramiko.SFTPClient(channel)
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What is to be copied.
+
+    Attributes
+    ----------
+    content : Path or bytes
+        The file, or what shall be in it.
+    mode : int
+        Of the file there.
+    size : int
+        Bytes.
+    """
+
+    content: Path | bytes
+    mode: int
+    size: int
+
+    @classmethod
+    def of(cls, content: str | Path | bytes, *, mode: int | None) -> Source:
+        """Return a source; the mode is by default that of the file, and 0600 for bytes."""
+        if isinstance(content, bytes):
+            return cls(content, 0o600 if mode is None else mode, len(content))
+        path = Path(content)
+        about = path.stat()
+        if not stat.S_ISREG(about.st_mode):
+            raise FileError(f"{path} is no file; give one, and pack folders.")
+        return cls(path, stat.S_IMODE(about.st_mode) if mode is None else mode, about.st_size)
+
+    def chunks(self) -> Iterator[bytes]:
+        """Return its bytes in parts."""
+        if isinstance(self.content, bytes):
+            yield self.content
+            return
+        with self.content.open("rb") as file:
+            while chunk := file.read(CHUNK):
+                yield chunk
 
 
 def there(path: str, machine: Machine) -> str:
-    """Return a path as the file session knows it: a relative one is below the machine's folder."""
-    full = path if path.startswith(("/", "~/")) else machine.path(path)
-    return full[2:] if full.startswith("~/") else full
+    """Return a path on a host: a relative one is below the machine's folder."""
+    return path if path.startswith(("/", "~/")) else machine.path(path)
 
 
-def put(
-    sftp: paramiko.SFTPClient, source: Path | bytes, target: str, *, check: Callable[[], None], mode: int | None = None
-) -> None:
+def put(begin: Begin, source: Source, target: str, *, timeout_s: float) -> None:
     """Write a file there, beside its place first; make the folders above it.
 
-    Parameters
-    ----------
-    mode : int, optional
-        Of the file; by default that of the source, 0600 for bytes.
-    check : callable
-        Called before each part; it raises where there is no more time.
+    Raises
+    ------
+    FileError
+        If it cannot be written: what the host says.
+    HostError
+        As `Call.run`.
     """
-    if mode is None:
-        mode = 0o600 if isinstance(source, bytes) else stat.S_IMODE(source.stat().st_mode)
-    beside = f"{target}.{secrets.token_hex(4)}.part"
-    with _told(f"write {target}"):
-        _make_folders(sftp, posixpath.dirname(target))
-        try:
-            with sftp.open(beside, "wx") as file:
-                file.chmod(0o600)
-                file.set_pipelined(True)
-                for chunk in _chunks(source):
-                    check()
-                    file.write(chunk)
-                file.set_pipelined(False)
-                file.chmod(mode)
-            sftp.posix_rename(beside, target)
-        except BaseException:
-            with suppress(Exception):
-                sftp.remove(beside)
-            raise
+    call = begin(["/bin/sh", "-c", PUT, "sh", target, secrets.token_hex(4), str(source.size), f"{source.mode:o}"], None)
+    _checked(call.run(timeout_s=timeout_s, stdin=source.chunks()), f"write {target}")
 
 
-def get(sftp: paramiko.SFTPClient, source: str, target: Path, *, check: Callable[[], None]) -> int:
-    """Read a file from there into one here, beside its place first; return its size. `check` as for `put`."""
-    with _told(f"read {source}"):
+def get(begin: Begin, source: str, target: Path, *, timeout_s: float) -> int:
+    """Read a file from there into one here, beside its place first; return its size.
+
+    Raises
+    ------
+    FileError
+        If it cannot be read there, or written here.
+    HostError
+        As `Call.run`.
+    """
+    beside = target.with_name(f"{target.name}.{secrets.token_hex(4)}.part")
+    with _told(f"write {target} here"):
         target.parent.mkdir(parents=True, exist_ok=True)
-        beside = target.with_name(f"{target.name}.{secrets.token_hex(4)}.part")
-        size = 0
         try:
-            with sftp.open(source, "rb") as file, beside.open("xb") as here:
-                about = file.stat()
-                file.prefetch(about.st_size)
-                while chunk := file.read(CHUNK):
-                    check()
-                    size += here.write(chunk)
-                os.chmod(beside, stat.S_IMODE(about.st_mode or 0o600) & 0o777)
-            beside.replace(target)
+            with beside.open("xb") as here:
+                written = [0]
+
+                def sink(data: bytes) -> None:
+                    written[0] += here.write(data)
+
+                said = begin(["/bin/sh", "-c", GET, "sh", source], sink).run(timeout_s=timeout_s)
+            size = re.search(rb"labkit-size (\d+)\n", said.stderr)
+            _checked(said, f"read {source}")
+            if size is None or written[0] < int(size[1]):
+                raise FileError(f"cannot read {source}: {written[0]} bytes arrived, fewer than it has.")
+            os.replace(beside, target)
         finally:
             beside.unlink(missing_ok=True)
-    return size
+    return written[0]
 
 
-def _chunks(source: Path | bytes) -> Iterator[bytes]:
-    if isinstance(source, bytes):
-        yield source
-        return
-    with source.open("rb") as file:
-        yield from _read(file)
-
-
-def _read(file: BinaryIO) -> Iterator[bytes]:
-    while chunk := file.read(CHUNK):
-        yield chunk
-
-
-def _make_folders(sftp: paramiko.SFTPClient, folder: str) -> None:
-    """Make a folder and those above it, where they are missing."""
-    if folder in ("", "/"):
-        return
-    try:
-        sftp.stat(folder)
-    except FileNotFoundError:
-        _make_folders(sftp, posixpath.dirname(folder))
-        try:
-            sftp.mkdir(folder, 0o700)
-        except OSError:
-            sftp.stat(folder)  # somebody else made it meanwhile
+def _checked(said: Said, what: str) -> None:
+    if said.exited != 0:
+        why = said.stderr.decode(errors="replace").strip().splitlines()[-1:] or [f"exit code {said.exited}"]
+        raise FileError(f"cannot {what}: {why[0]}.")
 
 
 @contextmanager
 def _told(what: str) -> Iterator[None]:
-    """Tell errors of files in our words."""
+    """Tell errors of files here in our words."""
     try:
         yield
-    except TimeoutError:
-        raise OverdueError(f"cannot {what}: the server stopped answering.") from None
     except OSError as error:
-        reason = error.strerror or str(error)
-        hint = " (is the disk full?)" if reason == "Failure" else ""
-        raise FileError(f"cannot {what}: {reason}{hint}.") from None
+        raise FileError(f"cannot {what}: {error.strerror or error}.") from None

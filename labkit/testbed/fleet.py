@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from pathlib import Path, PurePosixPath
-from typing import Self, TextIO, TypeVar
+from typing import Any, Self, TextIO, TypeVar
 
 import paramiko
 
@@ -16,7 +16,7 @@ from labkit.testbed import files
 from labkit.testbed.answers import Answer, Answers
 from labkit.testbed.call import Call, Stop
 from labkit.testbed.connect import CONNECT_S, Connection
-from labkit.testbed.errors import CutError, HostError, OverdueError
+from labkit.testbed.errors import CutError, HostError
 from labkit.testbed.inventory import Inventory, Machine
 from labkit.testbed.stream import Stream
 
@@ -116,14 +116,10 @@ class Fleet:
                     stream(machine.name, line)  # type: ignore[misc]
 
             words = argv(machine) if callable(argv) else argv
-            call = self._with(
-                machine,
-                lambda transport, s: _opened(Call(transport, words, lines=tell if stream else None, stop=stop), s),
-            )
+            call = self._begin(machine, words, lines=tell if stream else None, stop=stop)
             said = call.run(timeout_s=timeout_s, stdin=stdin)
-            return Answer(
-                machine.name, said.exited, said.stdout.decode(errors="replace"), said.stderr.decode(errors="replace")
-            )
+            out, err = said.stdout.decode(errors="replace"), said.stderr.decode(errors="replace")
+            return Answer(machine.name, said.exited, out, err)
 
         return self._each(one, only)
 
@@ -147,16 +143,11 @@ class Fleet:
         mode : int, optional
             Of the file there; by default as here, and 0600 for bytes.
         """
-        content = Path(source) if isinstance(source, str) else source
+        content = files.Source.of(source, mode=mode)
 
         def one(machine: Machine, stop: Stop) -> Answer:
-            check = _in_time(timeout_s, stop)
-            link, path = self._link(machine), files.there(target, machine)
-            with link.files_lock:  # whole or not at all: so it may be begun again
-                self._with(
-                    machine,
-                    lambda transport, s: files.put(link.sftp(transport, s), content, path, check=check, mode=mode),
-                )
+            begin = self._beginner(machine, stop)
+            self._twice(lambda: files.put(begin, content, files.there(target, machine), timeout_s=timeout_s))
             return Answer(machine.name, exited=0)
 
         return self._each(one, only)
@@ -173,11 +164,9 @@ class Fleet:
         """
 
         def one(machine: Machine, stop: Stop) -> Answer:
-            check = _in_time(timeout_s, stop)
             target = Path(folder) / machine.name / PurePosixPath(source).name
-            link, path = self._link(machine), files.there(source, machine)
-            with link.files_lock:
-                self._with(machine, lambda transport, s: files.get(link.sftp(transport, s), path, target, check=check))
+            begin = self._beginner(machine, stop)
+            self._twice(lambda: files.get(begin, files.there(source, machine), target, timeout_s=timeout_s))
             return Answer(machine.name, exited=0, stdout=str(target))
 
         return self._each(one, only)
@@ -197,6 +186,27 @@ class Fleet:
         except (paramiko.SSHException, EOFError, OSError) as error:
             channel.close()
             raise CutError(f"host {link.machine.name}: the program could not be started ({error}).") from None
+
+    def _begin(self, machine: Machine, words: Command, **options: Any) -> Call:
+        """Return a call that has its channel, on a connection that is there."""
+
+        def opened(transport: paramiko.Transport, timeout_s: float) -> Call:
+            call = Call(transport, words, **options)
+            call.open(timeout_s=timeout_s)
+            return call
+
+        return self._with(machine, opened)
+
+    def _beginner(self, machine: Machine, stop: Stop) -> files.Begin:
+        return lambda words, sink: self._begin(machine, words, sink=sink, stop=stop)
+
+    @staticmethod
+    def _twice(copy: Callable[[], object]) -> None:
+        """Copy once more where the connection broke: it is done wholly or not at all."""
+        try:
+            copy()
+        except CutError:
+            copy()
 
     def _link(self, machine: Machine | str) -> _Link:
         return self._links[machine.name if isinstance(machine, Machine) else self.inventory[machine].name]
@@ -242,10 +252,9 @@ class _Link:
     """The connection to one machine, opened when it is needed."""
 
     def __init__(self, machine: Machine) -> None:
-        self.machine, self.files_lock = machine, threading.RLock()
+        self.machine = machine
         self._lock = threading.Lock()
         self._connection: Connection | None = None
-        self._sftp: tuple[paramiko.Transport, paramiko.SFTPClient] | None = None
 
     def open(self, known_hosts: Path, *, timeout_s: float) -> Connection:
         """Return the connection, opened."""
@@ -256,12 +265,6 @@ class _Link:
                 self._connection.open()
             return self._connection
 
-    def sftp(self, transport: paramiko.Transport, timeout_s: float) -> paramiko.SFTPClient:
-        """Return the file session of a connection."""
-        if self._sftp is None or self._sftp[0] is not transport or self._sftp[1].get_channel().closed:
-            self._sftp = (transport, files.sftp_of(transport, timeout_s=timeout_s))
-        return self._sftp[1]
-
     def close(self, connection: Connection | None = None) -> None:
         """Close the connection; where one is given, only if it is still that one."""
         with self._lock:
@@ -269,7 +272,6 @@ class _Link:
                 self._drop()
 
     def _drop(self) -> None:
-        self._sftp = None
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -282,23 +284,6 @@ def prefixed(file: TextIO | None = None) -> Told:
         print(f"{host} | {line}", file=file or sys.stdout, flush=True)
 
     return tell
-
-
-def _in_time(timeout_s: float, stop: Stop) -> Callable[[], None]:
-    """Return what raises once a copy has taken too long, or somebody stopped it."""
-    until_s = time.monotonic() + timeout_s
-
-    def check() -> None:
-        if stop.is_set or time.monotonic() > until_s:
-            why = "was stopped" if stop.is_set else f"did not end within {timeout_s:g} s"
-            raise OverdueError(f"the copy {why}; nothing was put in the file's place.")
-
-    return check
-
-
-def _opened(call: Call, timeout_s: float) -> Call:
-    call.open(timeout_s=timeout_s)
-    return call
 
 
 def _refused(machine: Machine, error: Exception) -> HostError:

@@ -91,6 +91,21 @@ def test_the_ssh_command_logs_in_with_the_configuration_that_it_writes(up):
     assert done.stdout == f"{up.home('h3')}\n"
 
 
+def test_its_folder_may_have_an_odd_name(own_folder):
+    folder = own_folder.parent / "it's %h ☃"
+    with Bed.up(1, folder=folder) as bed, Fleet(bed.inventory) as fleet:
+        assert fleet.put(b"x", "y").ok
+        assert fleet.run("pwd")["h0"].stdout == f"{folder}/hosts/h0\n"
+        done = subprocess.run(
+            ["ssh", "-F", bed.folder / "ssh_config", "h0", "ls -d .labkit"], stdout=subprocess.PIPE, check=True
+        )
+        assert done.stdout == b".labkit\n"
+        assert all(host.alive for host in Bed.of(folder).status())
+    with pytest.raises(BedError, match="has a quote"):
+        Bed.up(1, folder=own_folder.parent / 'a"b')
+    down(own_folder.parent / 'a"b')
+
+
 def test_up_twice_is_the_same_bed_and_another_one_is_refused(own_folder):
     with Bed.up(2, folder=own_folder) as bed:
         before = bed.status()
@@ -135,19 +150,21 @@ def test_what_was_left_running_on_the_hosts_ends_with_the_bed(own_folder):
 
 
 def test_only_processes_of_this_bed_end(own_folder, up):
-    stranger = subprocess.Popen(["sh", "-c", f"exec sleep 1000 # {own_folder}/servers/h0/config"])
-    editor = subprocess.Popen(
-        ["tail", "-f", "--", "/dev/null", f"{own_folder}/servers/h0/config"], stderr=subprocess.DEVNULL
+    bed = Bed.up(1, folder=own_folder)
+    config = bed.plan.config(bed.plan.spots[0])
+    stranger = subprocess.Popen(
+        ["cat", "-", str(config), "sshd:"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
+    editor = subprocess.Popen(["tail", "-f", "--", "/dev/null", str(config)], stdout=subprocess.DEVNULL)
     try:
-        Bed.up(1, folder=own_folder).down()
+        bed.down()
         assert stranger.poll() is None
         assert editor.poll() is None
         assert all(host.alive for host in up.status())
     finally:
         for each in (stranger, editor):
             each.kill()
-            each.wait()
+            each.communicate()
 
 
 def test_a_later_process_of_the_same_number_is_let_be():

@@ -304,11 +304,39 @@ def test_a_file_that_cannot_be_written_is_a_row_and_leaves_nothing(up, fleet):
     fleet.run(["mkdir", "-p", "there/is"]).checked()
     answers = fleet.put(b"x", "~/there", only=["h0"])
     assert isinstance(answers["h0"].error, FileError)
-    assert "cannot write there" in str(answers["h0"].error)
+    assert str(answers["h0"].error) == "cannot write ~/there: it is a folder."
     assert not list(up.home("h0").glob("*.part"))
-    late = fleet.put(b"x", "late", timeout_s=-1, only=["h0"])
-    assert isinstance(late["h0"].error, OverdueError)
-    assert not list((up.home("h0") / ".labkit").glob("late*"))
+    below = fleet.put(b"x", "/dev/null/file", only=["h0"])
+    assert "cannot write /dev/null/file: " in str(below["h0"].error)
+    assert "File exists" in str(below["h0"].error)
+
+
+def test_a_copy_that_takes_too_long_or_breaks_leaves_nothing(up, bed, tmp_path):
+    endless = tmp_path / "big"
+    with endless.open("wb") as file:
+        file.truncate(4_000_000_000)
+    with asked(bed) as fleet:
+        late = fleet.put(endless, "late/big", timeout_s=0.5, only=["h0"])
+        assert isinstance(late["h0"].error, OverdueError)
+        assert await_that(lambda: not list((up.home("h0") / ".labkit/late").glob("*")), timeout_s=10)
+        short = fleet.put(b"x", "late/small", timeout_s=-1, only=["h0"])
+        assert isinstance(short["h0"].error, OverdueError)
+        fleet.run("echo before >.labkit/late/kept; echo $PPID", only=["h0"]).checked()
+
+        def cut() -> None:
+            part = up.home("h0") / ".labkit/late"
+            await_that(lambda: any(path.stat().st_size > 1_000_000 for path in part.glob("*.part")), timeout_s=30)
+            for session in session_pids[:]:
+                os.kill(session, signal.SIGKILL)
+
+        session_pids = [int(fleet.run("echo $PPID", only=["h0"])["h0"].stdout)]
+        cutter = threading.Thread(target=cut)
+        cutter.start()
+        fleet.put(endless, "late/kept", timeout_s=3, only=["h0"])
+        cutter.join(60)
+        kept = up.home("h0") / ".labkit/late/kept"
+        assert kept.read_text() == "before\n"
+        assert await_that(lambda: os.listdir(kept.parent) == ["kept"], timeout_s=10)
 
 
 def test_a_stream_carries_every_byte_both_ways(fleet):
@@ -326,7 +354,8 @@ def test_a_stream_tells_how_its_program_ended_and_what_it_complained(fleet, bed)
     with fleet.stream(bed["h2"], ["sh", "-c", 'read line; echo "got $line"; echo oops >&2; exit 3']) as stream:
         assert stream.exited is None
         stream.write(b"this\n")
-        assert io.BufferedReader(stream).readline() == b"got this\n"
+        lines = io.BufferedReader(stream)  # closes the stream when it goes
+        assert lines.readline() == b"got this\n"
         assert await_that(lambda: stream.exited == 3, timeout_s=10)
         assert stream.errors == "oops\n"
         with pytest.raises(BrokenPipeError, match="oops"):

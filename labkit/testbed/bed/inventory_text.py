@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from pathlib import Path
 
 from labkit.testbed.bed.namespaces import proxy_command
 from labkit.testbed.bed.plan import Plan
@@ -47,12 +48,17 @@ def ssh_config_text(plan: Plan) -> str:
     proxy = proxy_command(plan, python=sys.executable)
     common = ({"ProxyCommand": proxy} if proxy else {}) | {
         "User": user_name(),
-        "IdentityFile": f'"{plan.key}"',
+        "IdentityFile": _quoted(plan.key),
         "IdentitiesOnly": "yes",
-        "UserKnownHostsFile": f'"{plan.known_hosts}"',
+        "UserKnownHostsFile": _quoted(plan.known_hosts),
         "StrictHostKeyChecking": "yes",
     }
     return "".join([*blocks, "Host *\n", *(f"  {key} {value}\n" for key, value in common.items())])
+
+
+def _quoted(path: Path) -> str:
+    """Return a path as ssh's configuration takes it, where %h would mean the host."""
+    return '"' + str(path).replace("%", "%%") + '"'
 
 
 def _toml(value: object) -> str:

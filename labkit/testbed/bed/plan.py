@@ -81,8 +81,11 @@ class Plan:
         return self.folder / "servers" / spot.name
 
     def config(self, spot: Spot) -> Path:
-        """Return the configuration of a host's server; it stands in the server's command line."""
-        return self.control(spot) / "config"
+        """Return the configuration of a host's server.
+
+        Its name is nobody else's and plain: it tells the server's process, whose title shows odd letters in other ways.
+        """
+        return self.control(spot) / f"{self.token}-{spot.name}"
 
     @property
     def hosts_file(self) -> Path:

@@ -18,6 +18,7 @@ from labkit.testbed.errors import BedError
 PATIENCE_S = 10.0
 CARRIED = ("PYTHONPATH", "NUMBA_CACHE_DIR", "LANG", "LC_ALL", "TMPDIR")
 """Variables that hosts have from whoever starts the bed: they are this machine, and shall import the same labkit."""
+STANDIN = "labkit.testbed.bed.standin"
 NO_SHELL = ("nologin", "false")
 SYSTEM_FOLDERS = ("/usr/local/sbin", "/usr/sbin", "/sbin")
 
@@ -124,7 +125,7 @@ def start_commands(plan: Plan, spots: Sequence[Spot], *, inside: Callable[[Spot]
     inside : callable
         Returns the words in front of a host's command: what enters its network.
     """
-    standin = [sys.executable, "-m", "labkit.testbed.bed.standin"]
+    standin = [sys.executable, "-m", STANDIN]
     if plan.server == "sshd":
         sshd = sshd_program()
         return [
@@ -194,9 +195,8 @@ def server_of(plan: Plan, spot: Spot) -> Process | None:
 def is_server(each: Process, config: Path) -> bool:
     """Return whether a process is the server that has this configuration."""
     words = f"{each.command} "
-    if " -m labkit.testbed.bed.standin " in words:
-        return f" {config} " in words
-    return Path(words.split(" ", 1)[0]).name in ("sshd", "sshd:") and f" -f {config} " in words
+    program = Path(words.split(" ", 1)[0]).name
+    return (program in ("sshd", "sshd:") or STANDIN in words) and f"/{config.name} " in words
 
 
 def all_of(plan: Plan) -> list[Process]:
