@@ -451,7 +451,7 @@ class Control:
 
     def _await(self, name: str) -> None:
         """See to it that a process comes that was started, or is given up."""
-        timer = threading.Timer(self.spec.patience_s, self.inbox.put, [("absent", name)])
+        timer = threading.Timer(self.spec.start_s, self.inbox.put, [("absent", name)])
         timer.daemon = True
         self.awaited[name] = timer
         timer.start()
@@ -463,7 +463,7 @@ class Control:
 
     def _absent(self, name: str) -> None:
         if self.awaited.pop(name, None) is not None and name not in self.ended:
-            why = f"did not come within {self.spec.patience_s:g} s; what it did is in {self.folder / name}.log."
+            why = f"did not come within {self.spec.start_s:g} s; what it did is in {self.folder / name}.log."
             self._carry_out(self.machine.unable(name, why=why))
 
     def _missed(self, name: str) -> None:

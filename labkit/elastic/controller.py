@@ -534,6 +534,8 @@ class Controller(Hosts):
         self._end(f"{member.name}: {columns['why']}")
 
     def _died(self, member: Member) -> None:
+        if self.phase == "over":
+            return
         self.n_deaths += 1
         if self.n_deaths > self.terms.restarts:
             self._end(

@@ -372,6 +372,7 @@ def start(
     save_every: int = 0,
     standby: bool = False,
     lease_s: float = 3.0,
+    start_s: float = 300.0,
     patience_s: float = 300.0,
     devices: Sequence[str] = (),
     folder: Path | None = None,
@@ -413,11 +414,13 @@ def start(
         Whether every block is followed by a second server, which takes the place of a killed one: no step is lost.
         Takes twice the memory on servers and twice the pushes; synchronous training only.
     lease_s : float
-        Seconds after which who does not answer counts as gone; all other timeouts but one derive from it.
+        Seconds after which who does not answer counts as gone; all other timeouts but two derive from it.
+    start_s : float
+        Seconds that a process may take to start. Then it is given up: a request to scale is dropped, a replacement
+        replaced; with the first processes of a job, the job ends and says who did not come.
     patience_s : float
-        Seconds that a process may take to start, and a worker for the gradient of one logical shard (of one minibatch
-        if `sync` is False). Then it is given up and another one takes its place; the second time at the same shard, or
-        with the first processes of a job, the job ends and says where.
+        Seconds that a worker may take for the gradient of one logical shard (of one minibatch if `sync` is False). Then
+        another one takes its place; the second time at the same shard the job ends and says where.
     devices : sequence of str
         Where workers compute: worker i on the (i modulo their number)-th, "cpu" or "cuda:0".
     folder : Path, optional
@@ -441,8 +444,8 @@ def start(
     servers, workers = (sum(of_role(seats, role).values()) for role in ROLES) if seats else (servers, workers)
     program = Program(model, data, loss)
     program.check()
-    if not patience_s > 0:
-        raise InputError(f"a patience of {patience_s} s; expected more than 0.")
+    if not min(start_s, patience_s) > 0:
+        raise InputError(f"start_s is {start_s}, patience_s {patience_s}; expected seconds above 0.")
     check_batch(len(data), batch=batch, n_shards=shards if sync else 1)
     if steps < 1:
         raise InputError(f"a job of {steps} steps; expected at least one.")
@@ -462,7 +465,8 @@ def start(
     program.save(home)
     spec = Spec(
         params=[(p.name, p.first, list(p.shape)) for p in cut.params], extents=list(cut.extents), optimizer=optimizer,
-        options=options, batch=batch, n_shards=shards, n_steps=steps, seed=seed, lease_s=lease_s, patience_s=patience_s,
+        options=options, batch=batch, n_shards=shards, n_steps=steps, seed=seed, lease_s=lease_s,
+        start_s=start_s, patience_s=patience_s,
         devices=tuple(devices), sync=sync, n_samples=len(data), reach=asdict(reach),
         sites=[asdict(site) for site in places],
     )  # fmt: skip

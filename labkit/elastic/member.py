@@ -73,7 +73,7 @@ class Spec:
         Of the dataset.
     lease_s : float
         From which every other timeout derives.
-    patience_s : float
+    start_s, patience_s : float
         How long a process may take to come, and a worker for the gradient of one logical shard or minibatch.
     scheme : str
         Of the connections between processes: shm, unix, tls, tcp.
@@ -94,6 +94,7 @@ class Spec:
     sync: bool = True
     n_samples: int = 0
     lease_s: float = 3.0
+    start_s: float = 300.0
     patience_s: float = 300.0
     scheme: str = "shm"
     devices: tuple[str, ...] = ()

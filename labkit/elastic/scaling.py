@@ -454,6 +454,8 @@ class Scaler(Standby):
 
     def _do_without(self, newcomer: Member, why: str) -> None:
         """Drop the request that a newcomer was started for; a job that has just begun ends; else replace it."""
+        if self.phase == "over":
+            return
         scaling = self.scaling
         if scaling is not None and scaling.phase == "registration" and newcomer.name in scaling.new:
             self._drop(scaling, why)

@@ -454,6 +454,14 @@ def test_a_worker_that_is_stuck_is_ended_and_where_a_second_one_is_stuck_the_job
     assert play.all(Over)[0].failure == f"worker-2: {stuck['why']}."
 
 
+def test_when_nobody_comes_the_job_ends_once_and_starts_nobody_more() -> None:
+    play = Play()
+    for name in ("worker-0", "worker-1", "ps-0"):
+        play.done(play.machine.unable(name, why="did not come within 5 s"))
+    assert [over.failure for over in play.all(Over)] == ["worker-0 did not come within 5 s"]
+    assert len(play.all(Start)) == 4
+
+
 class TakenOver(Play):
     """A play whose controller died, and whose processes tell the next one what they have."""
 

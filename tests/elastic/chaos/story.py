@@ -368,7 +368,7 @@ def costs(events: list[Event], faults: Sequence[tuple[str, float]]) -> list[dict
 def after(events: list[Event], when: float, end: float, *, noticed_by: Sequence[str] = NOTICED) -> dict[str, Any]:
     """Return what a fault cost: seconds to notice and to step again, steps lost, pause in seconds."""
     later = [e for e in events if when <= e["time"] < end]
-    noticed = next((e["time"] for e in later if e["event"] in noticed_by), None)
+    noticed = next((e["time"] for e in later if e["event"] in noticed_by and not e.get("expected")), None)
     back = next((e["time"] for e in later if e["event"] == "goes_back"), None)
     began = next((e for e in later if e["event"] == "began" and back is not None and e["time"] >= back), None)
     lost = 0

@@ -126,8 +126,8 @@ def test_a_sample_that_kills_whoever_reads_it_ends_the_job_by_name() -> None:
 @pytest.mark.parametrize("sync", [True, False])
 def test_a_sample_that_is_never_read_ends_the_job_by_name(sync: bool) -> None:
     """The worker lives and answers; but it does not come forward. At another worker it is the same."""
-    with Story("S3 endless sample", data={"endless": 77}, sync=sync, patience_s=12.0) as story:
-        why = story.ends_with("no gradient after 12 s; the data or the model hangs")
+    with Story("S3 endless sample", data={"endless": 77}, sync=sync, patience_s=6.0) as story:
+        why = story.ends_with("no gradient after 6 s; the data or the model hangs")
     assert why.startswith("worker-")
     assert [e["reason"] for e in story.events if e["event"] == "left" and not e["expected"]] == ["cut off"]
 

@@ -73,7 +73,7 @@ def test_owner_and_follower_together_cost_the_steps_since_the_checkpoint() -> No
 @pytest.mark.parametrize("strategy", ["handover", "suspend", "checkpoint"])
 def test_scaling_moves_blocks_and_those_who_follow_them(strategy: str) -> None:
     """More, fewer, others; at the end a death costs nothing."""
-    with Story(f"S1 {strategy}, followed", standby=True, save_every=10, steps=200) as story:
+    with Story(f"N1 {strategy}, followed", standby=True, save_every=10, steps=200) as story:
         redundant(story).scale(servers=2, workers=1, strategy=strategy)
         story.happens("scaled")
         story.scale(servers=-1, strategy=strategy).happens("scaled")
