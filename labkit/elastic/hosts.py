@@ -23,17 +23,18 @@ class Hosts(Leasing):
         return self._taken()
 
     def host_lost(self, host: str, *, why: str = "") -> list[Command]:
-        """Go on with those who are left: a host is gone, and all who were there."""
-        if host in self.lost:
-            return self._taken()
-        self.lost.add(host)
+        """Go on with those who are left: a host is gone, and all who were there; if they were to go, that is all."""
         gone = [m for m in self.members.values() if self.terms.sites[m.site] == host]
-        self._out.append(Note("lost_host", {"host": host, "members": [m.name for m in gone], "why": why}))
+        missed = [m for m in gone if not m.leaving]
+        if missed:
+            self.lost.add(host)
+            self._out.append(Note("lost_host", {"host": host, "members": [m.name for m in gone], "why": why}))
         for member in gone:
             self._part_with(member, host)
-        if self.phase != "over":
+        if missed and self.phase != "over":
             self._give_up_places(host)
-            self._outlive_all([m for m in gone if not m.leaving], host)
+            self._outlive_all(missed, host)
+        if self.phase != "over":
             self._bury()
         self._go_on()
         return self._taken()
@@ -41,6 +42,8 @@ class Hosts(Leasing):
     def _part_with(self, member: Member, host: str) -> None:
         del self.members[member.name]
         self._forget_worker(member.name)
+        if self.scaling is not None and member.leaving:
+            self._mourn(self.scaling, member)
         columns = {"expected": member.leaving or self.phase == "over", "reason": f"host {host} is lost"}
         self._out.append(Note("left", {"name": member.name, "role": member.role, **columns}))
 
