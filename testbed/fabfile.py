@@ -134,9 +134,7 @@ def logs(
         **WHERE,
         "trace": "The jobs: a trace in any format that `labkit traces info` reads.",
         "scheduler": "A name that `labkit schedulers` lists, with options in brackets.",
-        "placer": "Where tasks go, for schedulers that only count.",
         "folder": "Where the run is kept.",
-        "seed": "Of whatever is drawn.",
     }
 )
 def run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -152,18 +153,19 @@ def test_a_host_that_dies_takes_its_jobs_with_it_and_they_go_on_elsewhere(own_fo
 
 
 def kill_host(up: Bed, name: str, backend: SshBackend) -> None:
-    """End a host as a power cut does: its SSH server, its agent, and all that it runs."""
+    """End a host as a power cut does: its SSH server with all connections, its agent, and all that it runs."""
     agent = backend.hosts.agent(name)
-    pids = [task["pid"] for run in agent.list() for task in run["tasks"].values()]
-    children = [int(p) for pid in pids for p in subprocess.run(
-        ["ps", "-o", "pid=", "-g", str(pid)], capture_output=True, text=True, check=False).stdout.split()]  # fmt: skip
-    server = next(host.pid for host in up.status() if host.name == name)
-    assert server is not None
-    for pid in (server, int(agent.hello["pid"]), *pids, *children):
-        try:
+    roots = [task["pid"] for run in agent.list() for task in run["tasks"].values()]
+    roots += [next(host.pid for host in up.status() if host.name == name), int(agent.hello["pid"])]
+    for pid in [each for root in roots for each in family(root)]:
+        with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
+
+
+def family(pid: int) -> list[int]:
+    """Return a process and all below it."""
+    said = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False).stdout
+    return [pid, *(each for child in said.split() for each in family(int(child)))]
 
 
 def test_a_run_whose_process_is_killed_goes_on_when_another_attaches(bed: Inventory, runs: Path) -> None:
