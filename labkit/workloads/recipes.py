@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 
 from labkit.core.jobs import Jobs
+from labkit.core.resources import amounts
 from labkit.workloads.arrivals import diurnal
 from labkit.workloads.dl2_traces import dl2_jobs
 from labkit.workloads.gavel import PUBLISHED, Throughputs
@@ -53,11 +54,22 @@ def dl2_small() -> Jobs:
     return dl2_jobs("short_48n", seed=1, pattern="poisson", jobs_per_slot=2)
 
 
+def testbed() -> Jobs:
+    """Return three jobs for a small testbed: seconds of training each, one after another, with room to grow."""
+    return Jobs.of(
+        name="testbed", id=["search", "language", "sentences"], model=["dssm", "wlm", "cnn-text-classification"],
+        arrival_s=[0.0, 4.0, 8.0], total_steps=[500, 300, 400], steps_per_epoch=32, duration_s=[20.0, 30.0, 40.0],
+        n_workers=1, n_ps=1, max_workers=2, max_ps=2, worker_demand=amounts(gpus=1, cpus=0.2),
+        ps_demand=amounts(cpus=0.1),
+    )  # fmt: skip
+
+
 TRACES: Final[dict[str, Callable[[], Jobs]]] = {
     "demo.csv": demo,
     "gavel-small.trace": gavel_small,
     "philly-like.csv": philly_small,
     "dl2-small.csv": dl2_small,
+    "testbed.csv": testbed,
 }
 """Each file in `traces/` and its recipe."""
 
