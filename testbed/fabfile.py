@@ -195,3 +195,24 @@ def gc(c: Context, inventory: str = "", dry_run: bool = False, older: float = 24
 
     with fleet(c, inventory) as hosts:
         return show(gc(hosts, older_h=older, dry_run=dry_run))
+
+
+@task(help={**WHERE, "workers": "Processes per host; else one per core.", "folder": "For the address and our own key."})
+def dask_up(c: Context, inventory: str = "", workers: int = 0, folder: str = "") -> bool:
+    """Start a Dask cluster on the hosts, for `labkit sweep --dask FOLDER`."""
+    from labkit.testbed import dask
+
+    with fleet(c, inventory) as hosts:
+        print(dask.up(hosts.inventory, folder=folder or None, workers=workers or None, fleet=hosts))
+    return True
+
+
+@task(help={**WHERE, "folder": "As for dask-up."})
+def dask_down(c: Context, inventory: str = "", folder: str = "") -> bool:
+    """End the Dask cluster of the hosts."""
+    from labkit.testbed import dask
+    from labkit.testbed.outcomes import Outcome, Outcomes
+
+    with fleet(c, inventory) as hosts:
+        rows = dask.down(hosts.inventory, folder=folder or None, fleet=hosts)
+    return show(Outcomes.of(Outcome(row.host, row.ok, row.why or "its Dask processes are gone") for row in rows))

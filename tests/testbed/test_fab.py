@@ -20,7 +20,7 @@ from labkit.testbed.provision import deploy
 from tests.testbed.fabbing import FAB, ROOT, copied, environment, fab, hosts_file
 
 TASKS = {
-    "bench", "deploy", "doctor", "down", "fetch", "gc", "logs", "run", "shape", "start", "status", "stop",
+    "bench", "dask-down", "dask-up", "deploy", "doctor", "down", "fetch", "gc", "logs", "run", "shape", "start", "status", "stop",
     "trust", "up",
 }  # fmt: skip
 
