@@ -48,6 +48,11 @@ class Paced:
         self._from_s, self._since = inner.now_s, time.monotonic()
         self._speedup = _positive(speedup)
 
+    @property
+    def live(self) -> bool:
+        """Whether the backend inside comes back without news, to tell how far jobs are."""
+        return bool(getattr(self.inner, "live", False))
+
     def set_speedup(self, speedup: float) -> None:
         """Go on at another pace from now on."""
         speedup = _positive(speedup)

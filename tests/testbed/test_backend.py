@@ -214,3 +214,36 @@ def test_a_scheduler_with_leases_is_refused(bed: Inventory, runs: Path) -> None:
     with pytest.raises(InputError, match="leases, which only the simulator has"):
         deploy(jobs_of(), inventory=bed, scheduler="gavel_las(published=True)", folder=runs)
     assert not runs.exists()
+
+
+def test_a_live_run_of_a_notebook_takes_machines_as_it_takes_a_simulation(bed: Inventory, tmp_path: Path) -> None:
+    from labkit.experiment import Experiment
+    from labkit.notebook.run import LiveRun
+
+    jobs = jobs_of(1, steps=40)
+    with SshBackend(jobs, bed, run=f"live-{os.getpid()}", folder=tmp_path, training=TINY) as backend:
+        run = LiveRun(Experiment.of(jobs, cluster=bed.cluster()), scheduler="fifo", backend=backend)
+        run.start().wait(90)
+    assert run.state == "done", run.error
+    assert run.metrics["n_done"] == 1
+    assert ran(run.record.events, Kind.COMPLETED) == [0]
+
+
+def test_a_live_run_on_machines_stops_at_once(bed: Inventory, tmp_path: Path) -> None:
+    from labkit.experiment import Experiment
+    from labkit.notebook.run import LiveRun
+
+    jobs = jobs_of(1, steps=100_000)
+    with SshBackend(jobs, bed, run=f"stop-{os.getpid()}", folder=tmp_path, training=TINY) as backend:
+        run = LiveRun(Experiment.of(jobs, cluster=bed.cluster()), scheduler="fifo", backend=backend)
+        run.start()
+        while not run.metrics.get("n_running"):
+            run.wait(0.1)
+        run.stop()
+        run.wait(30)
+        assert run.state == "stopped"
+    with SshBackend(jobs, bed, run=f"after-{os.getpid()}", folder=tmp_path / "b", training=TINY) as after:
+        for name in bed.names:
+            runs = {said["run"]: said for said in after.hosts.agent(name).list()}
+            tasks = runs.get(f"stop-{os.getpid()}", {"tasks": {}})["tasks"].values()
+            assert not [task for task in tasks if task["phase"] != "ended"]
