@@ -1,0 +1,86 @@
+"""A decision on the laptop testbed: how soon its first process starts, and the job its first step.
+
+python -m benchmarks.decision
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks import Row
+from labkit.core import Jobs, Placement
+from labkit.core.events import Kind
+from labkit.core.resources import amounts
+from labkit.testbed.backend import SshBackend
+from labkit.testbed.bed import Bed
+from labkit.testbed.bed.server import sshd_program
+from labkit.testbed.training import Training
+
+COMMAND = "python -m benchmarks.decision"
+N_JOBS = 5
+
+
+def rows() -> list[Row]:
+    """Return one row per figure, none where there is no sshd."""
+    if not sshd_program():
+        return []
+    process_s, step_s = [], []
+    jobs = Jobs.of(
+        arrival_s=[0.0] * N_JOBS, total_steps=100_000, model="dssm", duration_s=60, n_workers=1, n_ps=1,
+        worker_demand=amounts(gpus=1), ps_demand=amounts(cpus=0.01),
+    )  # fmt: skip
+    training = Training(width=0.05, samples=256)
+    with (
+        tempfile.TemporaryDirectory(prefix="lk-", dir="/tmp") as top,
+        Bed.up(4, folder=Path(top) / "bed", gpus=1) as bed,
+        SshBackend(jobs, bed.inventory, run="decision", folder=Path(top) / "run", training=training) as backend,
+    ):
+        backend.advance(0.0, stop_at_event=False)
+        for job in range(N_JOBS):
+            process, step = _decide(backend, job)
+            process_s.append(process)
+            step_s.append(step)
+    return [
+        _row("decision to first changed process", statistics.median(process_s), 0.3),
+        _row("decision to first step, all processes new", statistics.median(step_s), None),
+    ]
+
+
+def _decide(backend: SshBackend, job: int) -> tuple[float, float]:
+    """Start a job, wait for its first step and stop it; return seconds until its first process and its first step."""
+    began = time.monotonic()
+    backend.apply(Placement.of([job], job=[job, job], role=[0, 1], group=[0, 0], count=[1, 1]))
+    agent, process_s = backend.hosts.agent("h0"), 0.0
+    since = 0
+    while not process_s:
+        watching = agent.watch("decision", since=since) if _known(agent) else iter(())
+        for event in watching:
+            since = int(event["n"])
+            if event["kind"] == "started" and event["task"] == f"job-{job}":
+                process_s = time.monotonic() - began
+                break
+    while not (backend.advance(backend.now_s + 0.05, stop_at_event=False)["kind"] == Kind.STARTED).any():
+        continue
+    step_s = time.monotonic() - began
+    backend.apply(Placement.of([job]))
+    deployment = backend._deployments[job]
+    with deployment._change:
+        deployment._change.wait_for(lambda: not deployment.home, 60)
+    return process_s, step_s
+
+
+def _known(agent: object) -> bool:
+    return any(run["run"] == "decision" for run in agent.list())  # type: ignore[attr-defined]
+
+
+def _row(name: str, value: float, goal: float | None) -> Row:
+    return Row(f"testbed: {name}", round(value, 3), "s", goal, False, COMMAND)
+
+
+if __name__ == "__main__":
+    from benchmarks.__main__ import show
+
+    show(rows())
