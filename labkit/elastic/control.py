@@ -147,6 +147,8 @@ class Control:
         self.leases = None if self.spec.sync else (folder / LEASES).open("a", buffering=1)
         self.losses = Losses(self.spec.n_shards)
         self.left_at: dict[str, float] = {}
+        self.absences: dict[str, int] = {}
+        """How often a process was without a connection."""
         self.awaited: dict[str, threading.Timer] = {}
         """Those who were started and have not come."""
         self.over: str | None = None
@@ -443,11 +445,13 @@ class Control:
 
     def _expect(self, name: str, *, leases: int) -> None:
         """See to it that a process without a connection comes back, or is gone."""
-        threading.Thread(target=self._wait_for_return, args=(name, leases * self.lease.base_s), daemon=True).start()
+        self.absences[name] = turn = self.absences.get(name, 0) + 1
+        arguments = (name, turn, leases * self.lease.base_s)
+        threading.Thread(target=self._wait_for_return, args=arguments, daemon=True).start()
 
-    def _wait_for_return(self, name: str, timeout_s: float) -> None:
+    def _wait_for_return(self, name: str, turn: int, timeout_s: float) -> None:
         if not self._launcher(name).wait(name, timeout_s=timeout_s):
-            self.inbox.put(("missed", name))
+            self.inbox.put(("missed", name, turn))
 
     def _await(self, name: str) -> None:
         """See to it that a process comes that was started, or is given up."""
@@ -466,8 +470,9 @@ class Control:
             why = f"did not come within {self.spec.start_s:g} s; what it did is in {self.folder / name}.log."
             self._carry_out(self.machine.unable(name, why=why))
 
-    def _missed(self, name: str) -> None:
-        if name not in self.channels and name not in self.ended:
+    def _missed(self, name: str, turn: int) -> None:
+        """Give up a process that did not come back; one that came and went again has a lease of its own for that."""
+        if turn == self.absences[name] and name not in self.channels and name not in self.ended:
             self._write(now(), "missed", {"name": name})
             self._launcher(name).kill(name)
 

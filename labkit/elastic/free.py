@@ -80,6 +80,7 @@ class FreeWorker:
         self._moves: dict[int, int] = {}
         self._start = self._stop = self._finish = self._afresh = self._asked = False
         self._hold = 0  # number of the standstill that is wanted
+        self._n_holds = 0  # how often one was
         self._pieces: deque[Piece] = deque()
         self._moved: set[int] = set()
         self._missing: set[int] = set()
@@ -167,6 +168,7 @@ class FreeWorker:
 
     def _told_begin(self, meta: dict[str, Any]) -> None:
         self._era, self._start, self._afresh, self._hold = meta["era"], True, True, meta["hold"]
+        self._n_holds += 1
         self._until_s = math.inf
         self._forget()
         for block, owner, moves in meta["map"]:
@@ -199,7 +201,7 @@ class FreeWorker:
             self._pieces = deque(piece for piece in self._pieces if piece.token in meta["tokens"])
 
     def _told_hold(self, meta: dict[str, Any]) -> None:
-        self._hold = meta["number"]
+        self._hold, self._n_holds = meta["number"], self._n_holds + 1
 
     def _told_go_on(self, _: dict[str, Any]) -> None:
         self._hold = 0
@@ -303,14 +305,15 @@ class FreeWorker:
         return self._stop or self._afresh
 
     def _stand_still(self) -> None:
-        while hold := self._hold:
-            self._stand_still_for(hold)
+        """Stand still as often as it is told: a controller that follows one that died counts from the beginning."""
+        while self._hold:
+            self._stand_still_once(self._n_holds, number=self._hold)
 
-    def _stand_still_for(self, number: int) -> None:
+    def _stand_still_once(self, n_holds: int, *, number: int) -> None:
         began = time.perf_counter()
         self._report("holds", version=self.version, number=number)
         with self._changed:
-            self._changed.wait_for(lambda: self._hold != number or self._over())
+            self._changed.wait_for(lambda: not self._hold or self._n_holds != n_holds or self._over())
             self._check()
         self._report("held", version=self.version, seconds=time.perf_counter() - began)
 

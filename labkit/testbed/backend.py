@@ -309,7 +309,7 @@ class SshBackend:
         self._steps[job] = told.steps
         if told.why:
             self._note(f"job {self.jobs.id[job]} {told.what}: {told.why}")
-        if self._ledger.belief["phase"][job] != HOLDING:
+        if job not in self._places:
             if told.what == "done":
                 self._done_early[job] = told.steps
             return []

@@ -104,7 +104,7 @@ def site_names(cluster: Cluster) -> list[str]:
 
     >>> from labkit.topology import no_network
     >>> site_names(no_network(2))[:2]
-    ['server-0/0', 'server-0/1']
+    ['m0/0', 'm0/1']
     """
     counts = np.zeros(cluster.n_machines, int)
     names = []

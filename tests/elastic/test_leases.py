@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from typing import Any
 
@@ -49,6 +50,7 @@ class Alone:
 
     def __init__(self, *, lease_s: float = 0.05) -> None:
         self.asked = threading.Event()
+        self.holds: queue.SimpleQueue[int] = queue.SimpleQueue()
         self.worker = FreeWorker(
             Numbers(4), extents=[(0, 4)], loss_of=lambda *_: None, batch=4, number=0,  # type: ignore[arg-type]
             lease_s=lease_s, channel_of=lambda _: None, report=self._report,  # type: ignore[arg-type, return-value]
@@ -58,9 +60,11 @@ class Alone:
         self.worker.told({"do": "lease", "era": 1, "lease": [7, 0, 0, 8]})
         self.found: list[Piece] = []
 
-    def _report(self, event: str, **_: Any) -> None:
+    def _report(self, event: str, **told: Any) -> None:
         if event == "wants":
             self.asked.set()
+        elif event == "holds":
+            self.holds.put(told["number"])
 
     def lost(self) -> threading.Thread:
         """Lose the controller for longer than the worker may go on; return the thread in which it waits."""
@@ -87,3 +91,19 @@ def test_then_it_waits_and_goes_on_with_what_is_still_its_own(still_its_own: boo
     alone.worker.told({"do": "lease", "era": 1, "lease": [9, 0, 32, 40]})
     thread.join(WITHIN_S)
     assert [piece.token for piece in alone.found] == [7 if still_its_own else 9]
+
+
+def test_it_stands_still_once_more_for_a_controller_that_counts_anew() -> None:
+    """The one that asked first has died; the next one lets it go on, and asks again before it has moved."""
+    alone = Alone(lease_s=1000)
+    alone.worker.told({"do": "hold", "number": 1})
+    thread = threading.Thread(target=alone.worker._next, daemon=True)
+    thread.start()
+    assert alone.holds.get(timeout=WITHIN_S) == 1
+    with alone.worker._changed:
+        alone.worker.told({"do": "go_on"})
+        alone.worker.told({"do": "hold", "number": 1})
+    assert alone.holds.get(timeout=WITHIN_S) == 1
+    alone.worker.told({"do": "go_on"})
+    thread.join(WITHIN_S)
+    assert not thread.is_alive()

@@ -188,7 +188,7 @@ def test_a_run_whose_process_is_killed_goes_on_when_another_attaches(bed: Invent
         if progressed in line.split():
             break
     process.kill()
-    process.wait()
+    process.communicate()
     (run,) = runs.iterdir()
     record = attach(run)
     rows = record.events

