@@ -49,7 +49,7 @@ class Hosts:
         self._agents: dict[str, Agent] = {}
         self._locks = {machine.name: threading.Lock() for machine in fleet.inventory}
         self.up = dict.fromkeys(self._locks, True)
-        self._over = threading.Event()
+        self._over, self._closed = threading.Event(), False
         self._watchers: list[threading.Thread] = []
 
     def connect(self) -> dict[str, str]:
@@ -86,6 +86,8 @@ class Hosts:
         """
         with self._locks[host]:
             agent = self._agents.get(host)
+            if agent is None and self._closed:
+                raise AgentGone("the run is over here")
             if agent is None:
                 agent = self._agents[host] = agent_of(self.fleet, self.fleet.inventory[host])
             return agent
@@ -108,8 +110,9 @@ class Hosts:
                 thread.start()
             for thread in stopping:
                 thread.join()
-        for agent in self._agents.values():
-            agent.close()
+        self._closed = True
+        for host, agent in list(self._agents.items()):
+            self.lost(host, agent)
 
     def _end_run(self, host: str) -> None:
         with suppress(LabkitError, OSError):
