@@ -63,7 +63,7 @@ class Speeds:
         """Return which shards each worker should compute: those of whom nobody knows count as the mean."""
         if not workers:
             return {}
-        ranges = {str(name): (leaves.start, leaves.stop) for name, leaves in deal(n_shards, self._of(workers)).items()}
+        ranges = _cut(n_shards, self._of(workers))
         self.ranges, self._counts = ranges, {}
         return ranges
 
@@ -74,13 +74,17 @@ class Speeds:
             return False
         speeds = self._of(workers)
         n_shards = max(last for _, last in self.ranges.values())
-        better = {str(name): (leaves.start, leaves.stop) for name, leaves in deal(n_shards, speeds).items()}
-        return _longest(better, speeds) <= WORTH * _longest(self.ranges, speeds)
+        return _longest(_cut(n_shards, speeds), speeds) <= WORTH * _longest(self.ranges, speeds)
 
     def _of(self, workers: Iterable[str]) -> dict[int | str, float]:
         known = [self._speeds[worker] for worker in workers if worker in self._speeds]
         mean = sum(known) / len(known) if known else 1.0
         return {worker: self._speeds.get(worker, mean) for worker in workers}
+
+
+def _cut(n_shards: int, speeds: Mapping[int | str, float]) -> dict[str, tuple[int, int]]:
+    """Return which shards each worker gets at these speeds."""
+    return {str(name): (leaves.start, leaves.stop) for name, leaves in deal(n_shards, speeds).items()}
 
 
 def _longest(ranges: Ranges, speeds: Mapping[int | str, float]) -> float:
