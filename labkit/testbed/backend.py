@@ -137,14 +137,13 @@ class SshBackend:
         self._zero_s = time.monotonic()
         self.fleet = Fleet(inventory)
         self.hosts = Hosts(self.fleet, run=run, changed=self._host_changed, lease_s=lease_s)
-        self._backups = Backups(self.fleet, folder / "checkpoints")
+        self._backups = Backups(self.fleet, folder / "checkpoints", run=run)
         self._deployments = [self._deployment(number) for number in range(len(jobs))]
         self._get_ready()
         self.hosts.watch()
         self._zero_s = time.monotonic()
         if began_at is None:
             self._began_at = wall_s()
-            self._remember()
 
     def _get_ready(self) -> None:
         """Bring this labkit to all hosts, and connect to their agents.
@@ -154,7 +153,11 @@ class SshBackend:
         InputError
             If a host cannot be used: which, and why.
         """
-        failed = {row.host: row.did for row in deploy(self.fleet).rows if not row.ok} or self.hosts.connect()
+        failed = (
+            {row.host: row.why for row in self.fleet.connect() if not row.ok}
+            or {row.host: row.did for row in deploy(self.fleet).rows if not row.ok}
+            or self.hosts.connect()
+        )
         if failed:
             self.fleet.close()
             told = "; ".join(f"{host}: {why}" for host, why in failed.items())
@@ -354,6 +357,8 @@ class SshBackend:
         return [_row(kind, job=job, value=told.steps, speed=0.0)]
 
     def _host_came(self, host: str) -> list[Events]:
+        for deployment in self._deployments:
+            deployment.host_back(host)
         machine = self.cluster.machines.index(host)
         return [] if self._ledger.up[machine] else [_row(Kind.JOINED, machine=machine)]
 
@@ -401,6 +406,7 @@ class SshBackend:
         """Keep a sentence for people."""
         line = f"{self.now_s:.1f} s: {what}"
         self.notes.append(line)
+        self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / NOTES).open("a") as file:
             file.write(line + "\n")
 
@@ -427,6 +433,8 @@ class SshBackend:
                 was = {site: (w, s) for site, (w, s) in places.get(str(job), {}).items()}
                 self._deployments[job].adopt(home, was or place)
             self._deployments[job].want(place)
+        for deployment in self._deployments:
+            deployment.doubt(self.hosts.up)
 
     def _remember(self) -> None:
         """Write down what a process after this one must know to attach."""

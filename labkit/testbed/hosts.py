@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
@@ -120,16 +121,14 @@ class Hosts:
 
     def _watch(self, host: str) -> None:
         """Renew the lease of the run, and notice when the host goes and comes."""
-        silent_s = 0.0
+        heard_s = time.monotonic()
         while not self._over.wait(BEAT_S):
             if self._alive(host):
-                silent_s = 0.0
+                heard_s = time.monotonic()
                 if not self.up[host]:
                     self._note(host, up=True)
-            else:
-                silent_s += BEAT_S
-                if silent_s >= PATIENCE_S and self.up[host]:
-                    self._note(host, up=False)
+            elif time.monotonic() - heard_s >= PATIENCE_S and self.up[host]:
+                self._note(host, up=False)
 
     def _note(self, host: str, *, up: bool) -> None:
         self.up[host] = up
@@ -141,7 +140,7 @@ class Hosts:
         except (LabkitError, OSError):
             return False
         try:
-            agent.renew(self.run, lease_s=self.lease_s)
+            agent.renew(self.run, lease_s=self.lease_s, wait_s=PATIENCE_S)
         except (AgentGone, AgentTimeout):
             self.lost(host, agent)
             return False
