@@ -20,6 +20,7 @@ from labkit.core.events import NEWS, NO_EVENTS, Events, Kind, Role, events, rela
 from labkit.core.jobs import Jobs
 from labkit.core.ledger import DONE, HOLDING, Ledger
 from labkit.core.placement import Placement
+from labkit.testbed.agent.wire import Refused, check_name
 from labkit.testbed.backups import Backups
 from labkit.testbed.deployment import Deployment
 from labkit.testbed.fleet import Fleet
@@ -102,7 +103,7 @@ class SshBackend:
     Raises
     ------
     InputError
-        If a job cannot train, or no host can be reached.
+        If a job cannot train, a host cannot be used (all that cannot are named), or the run's name cannot be one.
     """
 
     live = True
@@ -118,6 +119,7 @@ class SshBackend:
         lease_s: float = 600.0,
         began_at: float | None = None,
     ) -> None:
+        _refuse_name(run)
         self.jobs, self.inventory, self.cluster = jobs, inventory, inventory.cluster()
         self.training = training or Training()
         self.training.check(jobs)
@@ -448,6 +450,13 @@ class SshBackend:
         self.folder.mkdir(parents=True, exist_ok=True)
         partial.write_text(json.dumps(state))
         partial.rename(self.folder / STATE)
+
+
+def _refuse_name(run: str) -> None:
+    try:
+        check_name(run, "run")
+    except Refused as error:
+        raise InputError(f"a run's name: {error}.") from None
 
 
 def wall_s() -> float:

@@ -12,7 +12,7 @@ from labkit.testbed.bed import Bed
 from labkit.testbed.bed.processes import below, process, processes
 from tests.testbed.agent.looking import all_pids, environment, runs
 
-SECRET_FILES = ("*.key", "*.pem", "home.tar")
+SECRET_FILES = ("*.key", "home.tar")
 
 
 def server_of(up: Bed, host: str) -> int:
