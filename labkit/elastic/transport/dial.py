@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from labkit.elastic.transport.address import Access, Address, Scheme
+from labkit.elastic.transport.address import Access, Address, Scheme, short
 from labkit.elastic.transport.channel import Handler, Peer
 from labkit.elastic.transport.connection import Connection
 from labkit.elastic.transport.errors import AccessError, TransportError, UnreachableError
@@ -87,7 +87,8 @@ def connected(address: Address, lease: Lease) -> socket.socket:
         sock = socket.socket(socket.AF_UNIX)
         try:
             sock.settimeout(lease.greeting_s)
-            sock.connect(address.path)
+            with short(address.path) as path:
+                sock.connect(path)
         except BaseException:
             sock.close()
             raise

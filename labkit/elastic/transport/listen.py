@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from labkit.elastic.transport.address import Access, Address, Scheme, private_folder
+from labkit.elastic.transport.address import Access, Address, Scheme, private_folder, short
 from labkit.elastic.transport.channel import Handler, Peer
 from labkit.elastic.transport.connection import Connection
 from labkit.elastic.transport.dial import opened
@@ -208,7 +208,8 @@ def _bound_unix(address: Address) -> socket.socket:
         _remove_if_dead(address)
     sock = socket.socket(socket.AF_UNIX)
     try:
-        sock.bind(address.path)
+        with short(address.path) as near:
+            sock.bind(near)
         path.chmod(0o600)
         sock.listen(BACKLOG)
     except OSError as error:
@@ -224,7 +225,8 @@ def _remove_if_dead(address: Address) -> None:
         raise AddressError(f"cannot listen at {address}: something that is no socket is there; remove it.")
     with socket.socket(socket.AF_UNIX) as probe:
         try:
-            probe.connect(address.path)
+            with short(address.path) as near:
+                probe.connect(near)
         except OSError:
             path.unlink(missing_ok=True)
             return

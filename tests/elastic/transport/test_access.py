@@ -28,7 +28,10 @@ from labkit.elastic.transport import (
     new_token,
     private_folder,
 )
+from labkit.elastic.transport.dial import connected
+from labkit.elastic.transport.listen import _bound_unix
 from labkit.elastic.transport.proxy import Proxy
+from labkit.elastic.transport.terms import Lease
 from tests.elastic.transport.conftest import SCHEMES
 from tests.elastic.transport.ends import WITHIN_S, Echo, Noting, drained
 
@@ -252,6 +255,15 @@ def test_an_address_without_its_key_is_refused_before_anything_opens(text, acces
 def test_a_misspelt_address_is_told_what_is_wrong(text, match):
     with pytest.raises(InputError, match=match):
         Address.parse(text)
+
+
+def test_a_socket_may_be_deeper_than_a_sockets_path_may_be_long(tmp_path):
+    address = Address.parse(f"unix:{tmp_path / ('deep' * 30) / ('er' * 50) / 'ps-0.sock'}")
+    for _ in range(2):  # the second time over what the first one left
+        sock = _bound_unix(address)
+        with connected(address, Lease(2.0)), pytest.raises(AddressError, match="another process listens there"):
+            _bound_unix(address)
+        sock.close()
 
 
 @pytest.mark.parametrize("text", ["unix:/run/a", "shm:/run/a", "tls://host:1", "tcp://[::1]:4000"])
