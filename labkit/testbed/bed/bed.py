@@ -199,19 +199,30 @@ def down(folder: str | Path | None = None) -> bool:
             if not any(where.iterdir()):
                 where.rmdir()
             return False
-        left = end(lambda: all_of(plan))
-        if left:
-            raise BedError(f"these processes of the bed do not end: {', '.join(map(_told, left))}.")
+        _end(plan)
         remove(plan)
-        for path in sorted(
-            where.iterdir(), key=lambda path: path.name == STATE
-        ):  # the plan last: half a removal can go on
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        try:
+            _clear(where)
+        except OSError:  # somebody who was just starting wrote meanwhile
+            _end(plan)
+            _clear(where)
         where.rmdir()
     if where == usual_folder().absolute():
         with suppress(OSError):  # somebody else's files are in it
             where.parent.rmdir()
     return True
+
+
+def _end(plan: Plan) -> None:
+    """End all processes of a bed."""
+    if left := end(lambda: all_of(plan)):
+        raise BedError(f"these processes of the bed do not end: {', '.join(map(_told, left))}.")
+
+
+def _clear(where: Path) -> None:
+    """Remove all files of a bed, its plan last: half a removal can go on."""
+    for path in sorted(where.iterdir(), key=lambda path: path.name == STATE):
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 def _new(where: Path, n_hosts: int, *, server: str, gbps: float | None) -> tuple[Plan, tuple[str, ...]]:

@@ -126,7 +126,7 @@ def end(find: Callable[[], list[Process]], *, patience_s: float = 2.0) -> list[P
     """
     until_s = time.monotonic() + patience_s
     sent: set[Process] = set()
-    while found := find():
+    while found := find() or find():  # in the middle of an exec a process shows nothing of itself
         late = time.monotonic() > until_s
         if time.monotonic() > until_s + patience_s:
             return found
