@@ -23,17 +23,19 @@ def trained() -> tuple[RunRecord, RunRecord] | None:
     try:
         twins = train(say=lambda line: print(line, flush=True), progress=sys.stderr.isatty())
     except ImportError as error:
-        return _without(f"{error.name or error} is missing; pip install 'labkit[lab]'")
+        _refuse(f"{error.name or error} is missing; pip install 'labkit[lab]'")
+        return None
     except (LabkitError, OSError) as error:
-        return _without(str(error))
-    done = int(twins.real.summary["n_jobs"] - twins.real.summary["n_unfinished"])
+        _refuse(str(error))
+        return None
     show(twins)
-    if done < twins.real.summary["n_jobs"]:
-        return _without(f"{done} of {len(twins.real.jobs)} jobs were done; {'; '.join(twins.notes[:1]) or 'no notes'}")
+    if n_left := int(twins.real.summary["n_unfinished"]):
+        _refuse(f"{n_left} of {len(twins.real.jobs)} jobs were given up; {twins.notes[0] if twins.notes else ''}")
+        return None
     return twins.real, twins.simulated
 
 
-def _without(why: str) -> None:
+def _refuse(why: str) -> None:
     print(f"labkit: nothing from the testbed in the report: {' '.join(why.split())}", file=sys.stderr)
 
 
@@ -68,7 +70,8 @@ def _in_words(scaled: pd.DataFrame) -> str:
     def count(n: int, what: str) -> str:
         return f"{n} {what}{'s' if n != 1 else ''}"
 
+    columns = (scaled[name].tolist() for name in ("time_s", "steps", "n_workers", "n_ps"))
     return ", then ".join(
-        f"at {row.time_s:.1f} s (step {row.steps:.0f}) to {count(row.n_workers, 'worker')}, {count(row.n_ps, 'PS')}"
-        for row in scaled.itertuples()
+        f"at {time_s:.1f} s (step {steps:.0f}) to {count(n_workers, 'worker')}, {count(n_ps, 'PS')}"
+        for time_s, steps, n_workers, n_ps in zip(*columns, strict=True)
     )
