@@ -15,8 +15,8 @@ from typing import Any, Final
 import numpy as np
 import traitlets
 
-from labkit.core.errors import InputError, LabkitError, StoppedError
-from labkit.core.events import NO_EVENTS, Events
+from labkit.core.errors import InputError, LabkitError, StoppedError, unknown
+from labkit.core.events import NO_EVENTS, Events, Kind
 from labkit.core.protocols import Backend, Scheduler
 from labkit.experiment import Experiment, Session
 from labkit.notebook.board import Board
@@ -190,6 +190,27 @@ class LiveRun(traitlets.HasTraits):
         while not self.over:
             await asyncio.sleep(TICK_S)
         return self
+
+    async def happened(self, kind: str, *, n: int = 1) -> int:
+        """Wait until so many events of a kind were heard, or the run is over; return how many were.
+
+        >>> await run.happened("started", n=3)                                               # doctest: +SKIP
+
+        Raises
+        ------
+        InputError
+            If there are no events of that kind, or the run was never started.
+        """
+        kinds = {each.name.lower(): each for each in Kind}
+        if kind not in kinds:
+            raise unknown("kind of event", kind, kinds)
+        self._refuse_unstarted()
+        while (found := self._count(kinds[kind])) < n and not self.over:
+            await asyncio.sleep(TICK_S)
+        return found
+
+    def _count(self, kind: Kind) -> int:
+        return sum(int(np.count_nonzero(batch["kind"] == kind)) for batch in self._heard[:])
 
     def _refuse_unstarted(self) -> threading.Thread:
         if self._thread is None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import atexit
 import copy
 import math
-from typing import TYPE_CHECKING, Final, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from labkit.core.errors import unknown
 from labkit.core.jobs import Jobs
@@ -17,6 +18,7 @@ from labkit.topology import available as clusters
 
 if TYPE_CHECKING:
     from labkit.testbed.inventory import Inventory
+    from labkit.testbed.training import Training
 
 N_HOSTS: Final = 3
 """Of a laptop testbed that comes up for an app, each with one GPU in name."""
@@ -94,12 +96,41 @@ class Machines:
 
     def run(self, experiment: Experiment, *, scheduler: Scheduler | str, name: str, speedup: float) -> LiveRun:  # noqa: ARG002
         """Return a run on the hosts of the last experiment; time passes there as it does."""
-        from labkit.experiment.machines import OnMachines
-
         assert self._inventory is not None
-        mine = make(scheduler) if isinstance(scheduler, str) else copy.deepcopy(scheduler)
-        backend = OnMachines(experiment, inventory=self._inventory, scheduler=mine, name=name)
-        return LiveRun(experiment, scheduler=mine, name=name, speedup=math.inf, backend=backend)
+        return _on_machines(experiment, self._inventory, scheduler=scheduler, name=name)
+
+
+def live_deploy(
+    jobs: Jobs | str | Path,
+    *,
+    inventory: Inventory | str | Path | None = None,
+    scheduler: Scheduler | str,
+    name: str | None = None,
+    folder: str | Path = "runs",
+    training: Training | None = None,
+    **options: Any,
+) -> LiveRun:
+    """Return a run on a testbed that can be watched and steered; begin it with `start`.
+
+    Parameters and errors are those of `labkit.experiment.deploy`. Where the notebook dies, `labkit.experiment.attach`
+    goes on with the run.
+    """
+    from labkit.testbed.inventory import Inventory
+
+    hosts = inventory if isinstance(inventory, Inventory) else Inventory.read(inventory)
+    experiment = Experiment.of(jobs, cluster=hosts.cluster(), **options)
+    called = name or (scheduler if isinstance(scheduler, str) else type(scheduler).__name__.lower())
+    return _on_machines(experiment, hosts, scheduler=scheduler, name=called, folder=folder, training=training)
+
+
+def _on_machines(
+    experiment: Experiment, inventory: Inventory, *, scheduler: Scheduler | str, name: str, **options: Any
+) -> LiveRun:
+    from labkit.experiment.machines import OnMachines
+
+    mine = make(scheduler) if isinstance(scheduler, str) else copy.deepcopy(scheduler)
+    backend = OnMachines(experiment, inventory=inventory, scheduler=mine, name=name, **options)
+    return LiveRun(experiment, scheduler=mine, name=name, speedup=math.inf, backend=backend)
 
 
 PLACES: Final[dict[str, type[Simulation] | type[Machines]]] = {"simulation": Simulation, "testbed": Machines}

@@ -161,15 +161,46 @@ class Bed:
 
     def home(self, name: str) -> Path:
         """Return the folder of this machine that is a host's home."""
+        return self.plan.home(self._spot(name))
+
+    def _spot(self, name: str) -> Spot:
         for spot in self.plan.spots:
             if spot.name == name:
-                return self.plan.home(spot)
+                return spot
         raise unknown("host", name, [spot.name for spot in self.plan.spots])
 
     def status(self) -> list[HostStatus]:
         """Return how each host is."""
         found = [(spot, server_of(self.plan, spot)) for spot in self.plan.spots]
         return [HostStatus(spot.name, spot.address, spot.port, each.pid if each else None) for spot, each in found]
+
+    def kill(self, name: str) -> None:
+        """End a host as a power cut does: its server and all that runs there, at once; its files stay.
+
+        Raises
+        ------
+        InputError
+            If there is no such host.
+        BedError
+            If something cannot be ended.
+        """
+        spot = self._spot(name)
+        with alone(self.folder):
+            if left := end(lambda: all_of(self.plan, host=spot), at_once=True):
+                raise BedError(f"these processes of {name} do not end: {', '.join(map(_told, left))}.")
+
+    def revive(self) -> None:
+        """Start the servers that are gone, where they were; hosts come back with their files.
+
+        Raises
+        ------
+        BedError
+            If somebody took a port meanwhile; `Bed.up` then finds another one and writes it into the inventory.
+        """
+        with alone(self.folder):
+            moved = _started(self.plan) != self.plan
+        if moved:
+            raise BedError("a host is at another port now, because its own was taken: labkit bed up tells where.")
 
     def down(self) -> None:
         """End all that runs on the hosts, the servers, and remove all files; what is gone already is no error.
