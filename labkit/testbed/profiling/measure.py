@@ -151,7 +151,7 @@ def _links(stage: Stage, found: Found) -> list[Link]:
     except (LabkitError, OSError) as error:
         found.notes.append(f"links: {error}")
         return []
-    return [_link(row) for row in table.to_dict("records")]
+    return [_link({str(key): value for key, value in row.items()}) for row in table.to_dict("records")]
 
 
 def _link(row: Mapping[str, Any]) -> Link:
