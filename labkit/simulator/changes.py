@@ -55,7 +55,7 @@ class Changes:
         return {j: self._before.get(j) or self._held(j) for j in training}
 
     def costs(self, changed: Ints, before: Mapping[int, Tasks]) -> Floats:
-        """Return the seconds of start, restart and rescale of jobs with other tasks than before, (J, 3); (1, 3) for none."""
+        """Return the seconds of start, restart and rescale of jobs that hold other tasks now, (J, 3)."""
         for j in changed.tolist():
             old, new = before.get(j, NOTHING).by_place(), self._held(j).by_place()
             self._n_new[j] = sum(max(n - old.get(place, 0), 0) for place, n in new.items())

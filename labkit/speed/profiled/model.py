@@ -11,6 +11,7 @@ from labkit.core.cluster import Cluster
 from labkit.core.jobs import Jobs
 from labkit.core.protocols import Running
 from labkit.core.resources import Bools, Floats, Ints
+from labkit.speed.profiled.beyond import Beyond
 from labkit.speed.profiled.grid import Grid
 from labkit.speed.profiled.nouns import TestbedProfile
 from labkit.speed.profiled.overheads import Cost, Costs
@@ -30,7 +31,8 @@ class ProfiledSpeed:
 
     A gang alone makes an update in the seconds that were measured, and keeps cpu_s / step_s cores busy. Gangs on one
     machine share its cores: while they want more than there are, these are divided max-min fairly among their
-    processes, and a gang that gets half of what it wants is half as fast. A gang on several machines is as fast as on
+    processes, and a gang that gets half of what it wants is half as fast. What co-located jobs slow each other beyond
+    that, where it was measured, is a factor of its own. A gang on several machines is as fast as on
     the tightest of them. Starts and rescales take their share of the cores too, and take longer beside others: it is a
     `ChangeModel`.
 
@@ -63,6 +65,7 @@ class ProfiledSpeed:
         ]
 
         self._costs = [Costs(profile, model) for model in jobs.models]
+        self._beyond = Beyond.of(profile)
         self._known_costs: dict[tuple[int, int], tuple[Cost, Cost, Cost]] = {}
 
     def speeds(self, running: Running) -> Floats:
@@ -70,7 +73,7 @@ class ProfiledSpeed:
         if not len(running.job):
             return np.empty(0)
         gangs = self.alone(running)
-        return self.shares(gangs.cores, gangs.weight) / gangs.step_s
+        return self.shares(gangs.cores, gangs.weight) / gangs.step_s / self._beyond.slowdown(gangs.cores)
 
     def change_s(self, jobs: Ints, *, n_new: Ints) -> Floats:
         """Return the seconds of a start, a restart and a rescale with nobody beside it, (J, 3)."""
@@ -87,8 +90,8 @@ class ProfiledSpeed:
         cores = np.concatenate([gangs.cores * trains[:, None], wanted])
         weight = np.concatenate([gangs.weight, np.maximum(wanted, 1.0)])
         share = self.shares(cores, weight)
-        n = len(running.job)
-        return np.where(trains, share[:n] / gangs.step_s, 0.0), share[n:]
+        n, beyond = len(running.job), self._beyond.slowdown(cores)
+        return np.where(trains, share[:n] / gangs.step_s / beyond[:n], 0.0), share[n:]
 
     def _change_cores(self, running: Running) -> Floats:
         """Return the cores that the change of each job wants, (J,); 0 without one."""
