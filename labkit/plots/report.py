@@ -29,7 +29,12 @@ MOST_MARKS = 2000
 
 
 def write_report(
-    records: Sequence[RunRecord], path: Path | str, *, title: str = "labkit report", command: str = ""
+    records: Sequence[RunRecord],
+    path: Path | str,
+    *,
+    title: str = "labkit report",
+    command: str = "",
+    beside: Sequence[RunRecord] = (),
 ) -> Path:
     """Write one HTML file with everything about some runs; the file is whole or not there.
 
@@ -43,6 +48,8 @@ def write_report(
         Heading of the page.
     command : str
         What makes this report again; by default that of the first run.
+    beside : sequence of RunRecord
+        Runs of other jobs: one on machines and its simulation. They are laid over each other in a section of their own.
 
     Returns
     -------
@@ -63,8 +70,8 @@ def write_report(
         lead=_lead(records),
         cards=_cards(records),
         table=_table(records),
-        sections=_sections(records),
-        provenance=_provenance(records),
+        sections=[*_sections(records), *_beside(beside)],
+        provenance=_provenance([*records, *beside]),
         command=command or records[0].info.command,
     )
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -189,6 +196,29 @@ def _sections(records: Sequence[RunRecord]) -> list[page.Section]:
     in_depth = list(by_name.items())[:MOST_RUNS_IN_DEPTH]
     each = 2 * MOST_MARKS // max(len(in_depth), 2)
     return sections + [_run(name, record, limit=each) for name, record in in_depth]
+
+
+def _beside(records: Sequence[RunRecord]) -> list[page.Section]:
+    """Return a section about runs of the same jobs, on one axis of time; none where there are no runs."""
+    if not records:
+        return []
+    by_name = dict(zip(labels(records), records, strict=True))
+    until_s = max(float(record.events["time_s"].max()) for record in records)
+    charts = [
+        plot_gantt(
+            gantt(record.events, record.jobs, record.cluster), record.table, heading=f"{name}: who ran when",
+            limit=MOST_MARKS, until_s=until_s,
+        )
+        for name, record in by_name.items()
+    ]  # fmt: skip
+    time = plot_overheads({name: record.table for name, record in by_name.items()})
+    return [page.Section("On machines, and simulated", [*charts, time], _note(by_name))]
+
+
+def _note(by_name: Mapping[str, RunRecord]) -> str:
+    first = next(iter(by_name.values()))
+    jcts = ", ".join(f"{human_s(record.summary['mean_jct_s'])} ({name})" for name, record in by_name.items())
+    return f"{len(first.jobs):,} jobs of {first.jobs.name} on {first.cluster}. Mean JCT: {jcts}."
 
 
 def _run(name: str, record: RunRecord, *, limit: int) -> page.Section:

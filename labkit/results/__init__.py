@@ -7,6 +7,7 @@ from labkit.results.fairness import fair_share_s, finish_time_fairness, jain_ind
 from labkit.results.intervals import gantt, heat_map, time_split, utilisation
 from labkit.results.metrics import compare, jct_cdf, job_table, summary
 from labkit.results.record import RunInfo, RunRecord, State, labels
+from labkit.results.rescalings import rescalings
 from labkit.results.store import RunWriter, free_id, known_runs, load
 from labkit.results.sweep_folder import read_sweep
 from labkit.results.sweeps import cell_table, sweep_differences, sweep_means
@@ -30,6 +31,7 @@ __all__ = [
     "labels",
     "load",
     "read_sweep",
+    "rescalings",
     "summary",
     "sweep_differences",
     "sweep_means",
