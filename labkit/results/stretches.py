@@ -1,0 +1,194 @@
+"""What each job was doing from when to when, with the steps that it made: a life cut where an event says so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from labkit.core.events import Events, Kind
+from labkit.core.jobs import Jobs
+from labkit.results.intervals import by_job, end_s, is_kind
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+class Doing(StrEnum):
+    """What a job is doing."""
+
+    WAITING = "waiting"
+    """It holds no tasks: it has arrived, or was preempted."""
+    STARTING = "starting"
+    """It holds tasks and has not made a step with them."""
+    RESCALING = "rescaling"
+    """It is to go on with another gang: it is paused, or trains on as it was until the change is done."""
+    TRAINING = "training"
+    """It makes steps."""
+    RECOVERY = "recovery"
+    """It lost its tasks to a failure and does not train yet, or does again what it lost."""
+    FINISHING = "finishing"
+    """All its steps are done, and it still holds its tasks."""
+    OVER = "over"
+
+
+Gang = tuple[int, int]
+"""Workers and PSs."""
+
+_GANG: Final = (Kind.STARTED, Kind.RESCALED)
+_ENDS: Final = (Kind.PREEMPTED, Kind.FAILED, Kind.COMPLETED, Kind.DROPPED)
+_TELLS: Final = (*_GANG, Kind.PROGRESSED, Kind.PAUSED, *_ENDS)
+"""The kinds whose value is the number of steps done."""
+
+_THEN: Final = {
+    Kind.ARRIVED: Doing.WAITING,
+    Kind.PREEMPTED: Doing.WAITING,
+    Kind.FAILED: Doing.RECOVERY,
+    Kind.PAUSED: Doing.RESCALING,
+    **dict.fromkeys((*_GANG, Kind.PROGRESSED), Doing.TRAINING),
+    **dict.fromkeys((Kind.COMPLETED, Kind.DROPPED), Doing.OVER),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """An event at which a job may begin to do something else, and the steps done by then."""
+
+    time_s: float
+    kind: Kind
+    steps: float
+    speed: float
+    gang: Gang
+
+
+@dataclass(slots=True)
+class _Piece:
+    """What a job did between two marks."""
+
+    doing: Doing
+    gang: Gang
+    start_s: float
+    end_s: float
+    reached: tuple[float, float]  # steps done at its start, and at its end
+    made: float = 0.0  # of them, how many count: those that were lost do not
+    lost_s: float = 0.0
+
+
+def stretches(rows: Events, jobs: Jobs) -> pd.DataFrame:
+    """Return what each job was doing from its arrival to its end, or to the end of the log.
+
+    Between two events that tell steps they are spread evenly over the time. A training job that is placed anew goes on
+    with the gang that it had, until it says that it was rescaled.
+
+    Returns
+    -------
+    DataFrame
+        A row per piece, job after job, in order of time and without gaps: job, doing (`Doing`), n_workers, n_ps (with
+        which gang it trains; while it is rescaled, the one that it has afterwards), start_s, end_s, steps (made, and
+        not lost later), lost_s (of the piece, seconds for steps that were lost).
+    """
+    import pandas as pd
+
+    found: list[tuple[Any, ...]] = []
+    until_s = end_s(rows)
+    for job, marks in _lives(rows, jobs):
+        for piece in _pieces(marks, until_s):
+            place = piece.gang if piece.doing in (Doing.TRAINING, Doing.RESCALING) else (0, 0)
+            found.append((job, piece.doing, *place, piece.start_s, piece.end_s, piece.made, piece.lost_s))
+    names = ["job", "doing", "n_workers", "n_ps", "start_s", "end_s", "steps", "lost_s"]
+    return pd.DataFrame(found, columns=names).astype(dict.fromkeys(names[4:], np.float64))
+
+
+def _lives(rows: Events, jobs: Jobs) -> Iterator[tuple[int, list[_Mark]]]:
+    """Yield the marks of each job in order of the log."""
+    job, time_s = rows["job"], rows["time_s"]
+    placed = is_kind(rows, Kind.PLACED)
+    begins = placed.copy()  # the first row of each placement
+    begins[1:] &= ~(placed[:-1] & (job[1:] == job[:-1]) & (time_s[1:] == time_s[:-1]))
+    counts = np.zeros((len(rows), 2), np.int64)
+    first_row = np.flatnonzero(begins)[np.cumsum(begins)[placed] - 1]
+    np.add.at(counts, (first_row, rows["role"][placed]), rows["value"][placed].astype(np.int64))
+    index = by_job(rows, begins | is_kind(rows, Kind.ARRIVED, *_TELLS))
+    cuts = np.flatnonzero(np.diff(job[index])) + 1
+    for mine in np.split(index, cuts) if len(index) else []:
+        steps = _steps(rows[mine])
+        yield (
+            int(job[mine[0]]),
+            [
+                _Mark(float(row["time_s"]), Kind(row["kind"]), float(done), float(row["speed"]), (int(w), int(p)))
+                for row, done, (w, p) in zip(rows[mine], steps, counts[mine], strict=True)
+            ],
+        )
+
+
+def _steps(mine: Events) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """Return the steps done at each event of a job; one that does not say stands on the line between two that do."""
+    told = np.where(is_kind(mine, *_TELLS), mine["value"], np.nan)
+    told[mine["kind"] == Kind.ARRIVED] = 0.0
+    known = np.isfinite(told)
+    return np.where(known, told, np.interp(mine["time_s"], mine["time_s"][known], told[known], left=0.0))
+
+
+def _pieces(marks: list[_Mark], until_s: float) -> list[_Piece]:
+    """Return the life of a job in pieces."""
+    last = marks[-1]
+    ends = [*marks, _Mark(max(until_s, last.time_s), Kind.PROGRESSED, last.steps, 0.0, (0, 0))]
+    pieces: list[_Piece] = []
+    doing, trains, given, changing_since = Doing.WAITING, (0, 0), (0, 0), -1
+    for mark, after in pairwise(ends):
+        if mark.kind == Kind.PLACED:
+            given = mark.gang
+            if doing == Doing.WAITING:
+                doing = Doing.STARTING
+            elif doing in (Doing.TRAINING, Doing.RESCALING) and changing_since < 0:
+                changing_since = len(pieces)
+        else:
+            doing = _THEN[mark.kind]
+            if mark.kind == Kind.RESCALED and changing_since >= 0:
+                for piece in pieces[changing_since:]:
+                    piece.doing, piece.gang = Doing.RESCALING, given
+            if mark.kind in (*_GANG, *_ENDS):
+                trains, changing_since = given, -1
+        if doing == Doing.OVER:
+            break
+        pieces.append(_Piece(doing, trains, mark.time_s, after.time_s, (mark.steps, _reached(mark, after))))
+    _count(pieces, [mark.steps for mark in ends[1 : len(pieces) + 1]])
+    if last.kind == Kind.COMPLETED and last.steps > 0:
+        _finish(pieces, last.steps)
+    return pieces
+
+
+def _reached(mark: _Mark, after: _Mark) -> float:
+    """Return the steps done when the next event came: one that failed had done more than what is safe."""
+    if after.kind != Kind.FAILED:
+        return after.steps
+    foretold = mark.steps + mark.speed * (after.time_s - mark.time_s) if mark.speed > 0 else mark.steps
+    return max(after.steps, foretold)
+
+
+def _count(pieces: list[_Piece], kept: list[float]) -> None:
+    """Tell which steps of each piece count; `kept`: the steps done after it."""
+    safe = np.inf
+    for piece, steps in zip(reversed(pieces), reversed(kept), strict=True):
+        safe = min(safe, steps)
+        if piece.doing not in (Doing.TRAINING, Doing.RESCALING):
+            continue
+        before, reached = piece.reached
+        piece.made = max(min(reached, safe) - before, 0.0)
+        done = max(reached, before) - before
+        lost = 1 - piece.made / done if done > 0 else float(before > safe)
+        piece.lost_s = lost * (piece.end_s - piece.start_s)
+
+
+def _finish(pieces: list[_Piece], steps: float) -> None:
+    """Mark the pieces at the end of a job in which no step was left to do."""
+    for piece in reversed(pieces):
+        if piece.doing != Doing.TRAINING or piece.reached[0] < steps:
+            return
+        piece.doing = Doing.FINISHING
+
+
