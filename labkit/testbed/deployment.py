@@ -255,7 +255,7 @@ class Deployment:
     # --- what the job tells
 
     def _follow(self, *, caught_up: bool = True) -> None:
-        self.progress = Progress(steps=self.progress.steps, saved=self.progress.saved)
+        self.progress = Progress(steps=self.progress.steps, saved=self.progress.saved, n_steps=self._n_steps)
         target, arguments = self._hear, (self.home, caught_up)
         threading.Thread(target=target, args=arguments, name=f"{self.task} events", daemon=True).start()
 
