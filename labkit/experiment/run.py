@@ -23,12 +23,14 @@ from labkit.experiment.cadence import Cadence, at_events
 from labkit.experiment.fluid import fluid
 from labkit.experiment.pre_run import PreRunning, measurer
 from labkit.experiment.profile import Profiled, measure_profile
+from labkit.experiment.profiled import profiled
 from labkit.experiment.session import Observer, Session
 from labkit.experiment.speeds import declared, speed_model
 from labkit.results.record import RunInfo, RunRecord, State
 from labkit.results.store import RunWriter, free_id
 from labkit.schedulers import make
 from labkit.simulator import Faults, Losses, Overheads, Replay, Simulator, Variation
+from labkit.speed.profiled import TestbedProfile
 from labkit.topology import presets
 from labkit.workloads import readers
 
@@ -66,14 +68,22 @@ class Experiment:
         cls,
         jobs: Jobs | str | Path,
         *,
-        cluster: Cluster | str,
+        cluster: Cluster | str | None = None,
         speed: SpeedModel | str = "auto",
         throughputs: str | Path | None = None,
         strict: bool = False,
+        profile: TestbedProfile | str | Path | None = None,
         **options: Any,
     ) -> Experiment:
-        """Return an experiment; a trace may be a path, a cluster a preset or an expression, a speed model a name."""
+        """Return an experiment; a trace may be a path, a cluster a preset or an expression, a speed model a name.
+
+        A profile of a testbed (`labkit profile`) gives cluster, speeds and overheads, unless they are given too.
+        """
         jobs = jobs if isinstance(jobs, Jobs) else readers.read(jobs)
+        if profile is not None:
+            cluster, speed, options = profiled(jobs, profile, cluster=cluster, speed=speed, options=options)
+        if cluster is None:
+            raise InputError("neither a cluster nor a profile is given; cluster='demo', say, or profile=FILE.")
         cluster = cluster if isinstance(cluster, Cluster) else presets.build(cluster)
         if isinstance(speed, str):
             speed = speed_model(jobs, cluster, kind=speed, throughputs=throughputs, strict=strict)
@@ -193,13 +203,13 @@ class Experiment:
 def simulate(
     jobs: Jobs | str | Path,
     *,
-    cluster: Cluster | str,
+    cluster: Cluster | str | None = None,
     scheduler: Scheduler | str,
     folder: str | Path | None = None,
     progress: bool = False,
     **options: Any,
 ) -> RunRecord:
-    """Simulate one scheduler on a trace; the options are those of `Experiment.of`.
+    """Simulate one scheduler on a trace; the options are those of `Experiment.of`, such as `profile`.
 
     >>> from labkit.core import Jobs
     >>> from labkit.topology import no_network
@@ -213,7 +223,7 @@ def simulate(
 def compare(
     jobs: Jobs | str | Path,
     *,
-    cluster: Cluster | str,
+    cluster: Cluster | str | None = None,
     schedulers: Iterable[Scheduler | str],
     folder: str | Path | None = None,
     progress: bool = False,
