@@ -16,6 +16,7 @@ from labkit.core.errors import LabkitError
 from labkit.core.text import split_names
 from labkit.elastic.command import train
 from labkit.experiment.command import attach, run
+from labkit.experiment.fidelity_command import fidelity
 from labkit.experiment.profile_command import simulate
 from labkit.testbed.bed.command import app as bed_app
 
@@ -32,6 +33,7 @@ app.command()(train)
 app.command()(sweep)
 app.command()(run)
 app.command()(attach)
+app.command()(fidelity)
 app.command()(simulate)
 app.add_typer(bed_app, name="bed")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, cast
 
 import altair as alt
 import numpy as np
@@ -15,8 +15,11 @@ from labkit.results.fidelity import PARTS
 PALETTE: Final = (
     "#2563d8", "#e59a2b", "#0f9d9a", "#d4345f", "#9254d6", "#2b9f5c", "#4fb3d9", "#c4571b", "#7b8798", "#8a6d1d",
 )  # fmt: skip
-SLOWER, FASTER: Final = "#e5484d", "#2b9f5c"
+SLOWER: Final = "#e5484d"
+FASTER: Final = "#2b9f5c"
 MOST_JOBS: Final = 40
+ROW: Final = 18
+"""Height of a job in a Gantt chart."""
 LOG_FROM: Final = 20.0
 """Longest over shortest JCT from which on both axes are logarithmic."""
 
@@ -75,8 +78,8 @@ def plot_fidelity(
     charts = [right, points]
     if few:
         charts.append(_names(shown, x, y))
-    drawn = layered(*charts, height=400, title=title(heading, "dashed: as foretold; above it, reality took longer", note))
-    return drawn.properties(width=400)
+    said = "dashed: as foretold; above it, reality took longer"
+    return layered(*charts, height=400, title=title(heading, said, note)).properties(width=400)
 
 
 def _names(shown: pd.DataFrame, x: alt.X, y: alt.Y) -> alt.Chart:
@@ -89,76 +92,59 @@ def _names(shown: pd.DataFrame, x: alt.X, y: alt.Y) -> alt.Chart:
 
 
 def plot_gantts(
-    bars: dict[str, pd.DataFrame], tables: dict[str, pd.DataFrame], *, limit: int = MAX_ROWS
+    held: dict[str, pd.DataFrame], tables: dict[str, pd.DataFrame], *, limit: int = MAX_ROWS
 ) -> alt.VConcatChart:
     """Draw a Gantt chart over another one, with one axis of time and the same colour for a job in both.
 
-    A thin line goes from a job's arrival to its completion; a bar says that it holds tasks, and its height how many
-    workers: all that the job ever had in either run is the full height.
+    A thin line goes from a job's arrival to its completion; a bar is as high as it has workers, against the most that it
+    has in either run. It is pale while it holds them and makes no step.
 
     Parameters
     ----------
-    bars, tables : dict
-        Name of the run -> from `labkit.results.gantt`, and from `labkit.results.job_table`.
+    held, tables : dict
+        Name of the run -> from `labkit.results.lanes`, and from `labkit.results.job_table`.
     limit : int
-        The most stretches to draw per run; the longest are kept.
+        The most bars to draw per run; the longest are kept.
     """
     ids = list(dict.fromkeys(name for table in tables.values() for name in table["id"]))[:MOST_JOBS]
-    until_s = max((float(table["completion_s"].max()) for table in tables.values() if len(table)), default=0.0)
-    until_s = max([until_s, 1e-9, *(float(each["end_s"].max()) for each in bars.values() if len(each))])
-    workers = {name: _workers(each[each["id"].isin(ids)], limit=limit) for name, each in bars.items()}
-    most = pd.concat(workers.values()).groupby("id")["workers"].max() if workers else pd.Series(dtype=float)
+    shown = {name: each[each["id"].isin(ids)] for name, each in held.items()}
+    ends = [float(each["end_s"].max()) for each in shown.values() if len(each)]
+    until_s = max([1e-9, *ends])
+    most = pd.concat(shown.values()).groupby("id")["workers"].max() if shown else pd.Series(dtype=float)
+    charts = []
+    for name, table in tables.items():
+        bars = shown[name].assign(share=shown[name]["workers"] / shown[name]["id"].map(most))
+        longest = (bars["end_s"] - bars["start_s"]).nlargest(limit).index.sort_values()
+        jobs = table[table["id"].isin(ids)]
+        charts.append(_gantt(name, bars.loc[longest], jobs, ids=ids, until_s=until_s))
+    return cast(alt.VConcatChart, alt.vconcat(*charts, spacing=14).resolve_scale(color="shared"))
+
+
+def _gantt(name: str, held: pd.DataFrame, jobs: pd.DataFrame, *, ids: list[str], until_s: float) -> alt.LayerChart:
     scale_s, unit = time_unit(until_s)
-    charts = [
-        _gantt(name, workers[name].assign(share=lambda f: f["workers"] / f["id"].map(most)), table, ids, until_s, scale_s, unit)
-        for name, table in tables.items()
-    ]
-    return alt.vconcat(*charts, spacing=14).resolve_scale(color="shared")
-
-
-def _workers(bars: pd.DataFrame, *, limit: int) -> pd.DataFrame:
-    """Return the workers of each job from when to when: id, start_s, end_s, workers."""
-    held = bars[(bars["role"] == "worker") & (bars["end_s"] > bars["start_s"])]
-    held = held.groupby(["id", "start_s", "end_s"], as_index=False, sort=False)["count"].sum()
-    held["seconds"] = held["end_s"] - held["start_s"]
-    return held.nlargest(limit, "seconds").sort_index().rename(columns={"count": "workers"})
-
-
-def _gantt(
-    name: str,
-    held: pd.DataFrame,
-    table: pd.DataFrame,
-    ids: list[str],
-    until_s: float,
-    scale_s: float,
-    unit: str,
-) -> alt.LayerChart:
-    jobs = table[table["id"].isin(ids)]
     lives = jobs.assign(start=jobs["arrival_s"] / scale_s, end=jobs["completion_s"].fillna(until_s) / scale_s)
-    row = 18
-    half = 0.45 * held["share"] * row
-    shown = held.assign(start=held["start_s"] / scale_s, end=held["end_s"] / scale_s, half=half)
+    lives = lives[["id", "start", "end"]].round(4)
+    shown = held.assign(start=held["start_s"] / scale_s, end=held["end_s"] / scale_s, height=0.9 * held["share"] * ROW)
+    shown = shown[["id", "start", "end", "workers", "works", "height"]].round(4)
     y = alt.Y("id:N", sort=ids, title=None, axis=alt.Axis(grid=False, domain=False, ticks=False, labelLimit=130))
     x = alt.X("start:Q", title=f"Time ({unit})", scale=alt.Scale(domain=[0, until_s / scale_s], nice=False))
-    waits = (
-        alt.Chart(lives[["id", "start", "end"]].round(4)).mark_rule(color=LINE, strokeWidth=1.4).encode(x=x, x2="end:Q", y=y)
-    )
-    works = (
-        alt.Chart(shown[["id", "start", "end", "workers", "half"]].round(4))
-        .mark_bar(cornerRadiusEnd=0)
-        .encode(
-            x=x, x2="end:Q", y=y,
-            size=alt.Size("half:Q", legend=None, scale=alt.Scale(domain=[0, row], range=[0, 2 * row])),
-            color=alt.Color("id:N", scale=job_colours(ids), legend=None),
-            tooltip=[
-                alt.Tooltip("id:N", title="job"),
-                alt.Tooltip("start:Q", title=f"from ({unit})", format=",.2f"),
-                alt.Tooltip("end:Q", title=f"to ({unit})", format=",.2f"),
-                alt.Tooltip("workers:Q"),
-            ],
-        )
+    waits = alt.Chart(lives).mark_rule(color=LINE, strokeWidth=1.4).encode(x=x, x2="end:Q", y=y)
+    bars = alt.Chart(shown).encode(
+        x=x, x2="end:Q", y=y,
+        size=alt.Size("height:Q", legend=None, scale=alt.Scale(domain=[0, ROW], range=[0, ROW])),
+        color=alt.Color("id:N", scale=job_colours(ids), legend=None),
+        tooltip=[
+            alt.Tooltip("id:N", title="job"),
+            alt.Tooltip("start:Q", title=f"from ({unit})", format=",.2f"),
+            alt.Tooltip("end:Q", title=f"to ({unit})", format=",.2f"),
+            alt.Tooltip("workers:Q"),
+        ],
     )  # fmt: skip
-    return layered(waits, works, height=alt.Step(row), title=title(name))
+    pale = bars.mark_bar(cornerRadiusEnd=0, opacity=0.35).transform_filter("!datum.works")
+    full = bars.mark_bar(cornerRadiusEnd=0).transform_filter("datum.works")
+    return layered(
+        waits, pale, full, height=alt.Step(ROW), title=title(name, "pale: it holds workers and makes no step")
+    )
 
 
 def plot_explained(table: pd.DataFrame, *, heading: str = "What explains the gap") -> alt.LayerChart:
@@ -181,8 +167,8 @@ def plot_explained(table: pd.DataFrame, *, heading: str = "What explains the gap
     reach = max(float(shown["gap"].abs().max()), 1e-9)
     span = [min(1.6 * float(shown["gap"].min()), -0.35 * reach), max(1.6 * float(shown["gap"].max()), 0.35 * reach)]
     y = alt.Y("part:N", sort=list(PARTS), title=None, axis=alt.Axis(labelFontSize=12, labelColor=INK, grid=False))
-    x = alt.X("gap:Q", title=f"Real - simulated, mean per job ({unit})", scale=alt.Scale(domain=span, nice=False))
-    tooltip = ["part:N", "what:N", alt.Tooltip("gap:Q", title=unit, format="+,.3f"), alt.Tooltip("percent:Q", format="+.2f")]
+    x = alt.X("gap:Q", title=f"Real minus simulated, mean per job ({unit})", scale=alt.Scale(domain=span, nice=False))
+    tooltip = ["part:N", "what:N", alt.Tooltip("gap:Q", title=unit, format="+,.3f"), "percent:Q"]
     bars = (
         alt.Chart(shown)
         .mark_bar(height=18)
@@ -197,7 +183,8 @@ def plot_explained(table: pd.DataFrame, *, heading: str = "What explains the gap
     above = text.mark_text(align="left", dx=6, fontSize=11, color=MUTED).transform_filter("datum.gap >= 0")
     below = text.mark_text(align="right", dx=-6, fontSize=11, color=MUTED).transform_filter("datum.gap < 0")
     zero = alt.Chart(pd.DataFrame({"gap": [0.0]})).mark_rule(color=INK, strokeWidth=1).encode(x=x)
-    gap = _says(float(table.loc["all", "gap_s"]) / scale_s, float(table.loc["all", "percent"]), unit)
+    whole = table[["gap_s", "percent"]].loc["all"].to_numpy(np.float64)
+    gap = _says(float(whole[0]) / scale_s, float(whole[1]), unit)
     note = f"all together {gap} of the real mean JCT; red: reality took longer"
     return layered(bars, zero, above, below, height=alt.Step(30), title=title(heading, note))
 
@@ -209,5 +196,3 @@ def _says(gap: float, percent: float, unit: str) -> str:
     ('+1.23 s, +5.0 %', '0')
     """
     return f"{gap:+,.2f} {unit}, {percent:+.1f} %" if gap else "0"
-
-

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from labkit.core.errors import InputError
-from labkit.plots import page
+from labkit.plots import fidelity_page, page
 from labkit.plots.fairness import plot_fairness
 from labkit.plots.gantt import plot_gantt
 from labkit.plots.heat_map import plot_heat_map
@@ -29,7 +29,12 @@ MOST_MARKS = 2000
 
 
 def write_report(
-    records: Sequence[RunRecord], path: Path | str, *, title: str = "labkit report", command: str = ""
+    records: Sequence[RunRecord],
+    path: Path | str,
+    *,
+    title: str = "labkit report",
+    command: str = "",
+    beside: tuple[RunRecord, RunRecord] | None = None,
 ) -> Path:
     """Write one HTML file with everything about some runs; the file is whole or not there.
 
@@ -43,6 +48,9 @@ def write_report(
         Heading of the page.
     command : str
         What makes this report again; by default that of the first run.
+    beside : tuple of RunRecord, optional
+        A real run and the one that foretold it: the report tells the gap between them. By default each run on a testbed
+        whose simulation, of the same jobs with the same scheduler, is among the runs.
 
     Returns
     -------
@@ -58,12 +66,13 @@ def write_report(
         raise InputError("a report needs at least one run; give run ids or folders.")
     target = Path(path)
     refuse_odd(target)
+    pairs = fidelity_page.pairs(records) if beside is None else [beside]
     text = page.html(
         heading=title,
         lead=_lead(records),
-        cards=_cards(records),
+        cards=[*(card for pair in pairs[:1] for card in fidelity_page.cards(*pair)), *_cards(records)],
         table=_table(records),
-        sections=_sections(records),
+        sections=[*_fidelity(pairs), *_sections(records)],
         provenance=_provenance(records),
         command=command or records[0].info.command,
     )
@@ -189,6 +198,15 @@ def _sections(records: Sequence[RunRecord]) -> list[page.Section]:
     in_depth = list(by_name.items())[:MOST_RUNS_IN_DEPTH]
     each = 2 * MOST_MARKS // max(len(in_depth), 2)
     return sections + [_run(name, record, limit=each) for name, record in in_depth]
+
+
+def _fidelity(pairs: Sequence[tuple[RunRecord, RunRecord]]) -> list[page.Section]:
+    """Return a section for each real run with its simulation beside it."""
+    several = len(pairs) > 1
+    return [
+        fidelity_page.section(real, foretold, heading=f"Fidelity: {real.info.scheduler}" if several else "Fidelity")
+        for real, foretold in pairs
+    ]
 
 
 def _run(name: str, record: RunRecord, *, limit: int) -> page.Section:

@@ -6,6 +6,7 @@ A metric is a pure function of (events, jobs, cluster) in `metrics`, `intervals`
 from labkit.results.fairness import fair_share_s, finish_time_fairness, jain_index
 from labkit.results.fidelity import explained, fidelity_summary, gap_parts, job_fidelity
 from labkit.results.intervals import gantt, heat_map, time_split, utilisation
+from labkit.results.lanes import lanes
 from labkit.results.metrics import compare, jct_cdf, job_table, summary
 from labkit.results.record import RunInfo, RunRecord, State, labels
 from labkit.results.store import RunWriter, free_id, known_runs, load
@@ -34,6 +35,7 @@ __all__ = [
     "job_table",
     "known_runs",
     "labels",
+    "lanes",
     "load",
     "read_sweep",
     "stretches",

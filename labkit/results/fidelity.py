@@ -6,7 +6,8 @@ reality took longer.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -65,7 +66,7 @@ def job_fidelity(real: RunRecord, foretold: RunRecord) -> pd.DataFrame:
     spent = {"real": _Spent(real), "simulated": _Spent(foretold)}
     for state in STATES:
         for name, times in spent.items():
-            table[f"{name}_{state}_s"] = times.seconds[state].reindex(table["job"]).fillna(0.0).to_numpy()
+            table[f"{name}_{state}_s"] = times.of(table["job"], state)
     return table
 
 
@@ -96,8 +97,9 @@ def gap_parts(real: RunRecord, foretold: RunRecord) -> pd.DataFrame:
     for state in STATES:
         if state != Doing.TRAINING:
             parts[str(state)] = table[f"real_{state}_s"] - table[f"simulated_{state}_s"]
-    training = _training_parts(_Spent(real), _Spent(foretold)).reindex(table["job"]).fillna(0.0)
-    parts["speed"], parts["other gangs"] = training["speed"].to_numpy(), training["gangs"].to_numpy()
+    training = _training_parts(_Spent(real), _Spent(foretold))
+    both = [training.get(job, (0.0, 0.0)) for job in table["job"].tolist()]
+    parts["speed"], parts["other gangs"] = [speed for speed, _ in both], [gangs for _, gangs in both]
     return parts[["job", "id", "gap_s", *PARTS]]
 
 
@@ -121,7 +123,10 @@ def explained(table: pd.DataFrame, parts: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for part, what in PARTS.items():
         state = Doing.TRAINING if part == "speed" else part
-        both = [float(table[name].mean()) if name in table else np.nan for name in (f"real_{state}_s", f"simulated_{state}_s")]
+        both = [
+            float(table[name].mean()) if name in table else np.nan
+            for name in (f"real_{state}_s", f"simulated_{state}_s")
+        ]
         rows.append((part, *both, float(parts[part].mean()), what))
     rows.append(("all", jct_s, float(table["simulated_jct_s"].mean()), float(parts["gap_s"].mean()), "JCT"))
     frame = pd.DataFrame(rows, columns=["part", "real_s", "simulated_s", "gap_s", "what"]).set_index("part")
@@ -171,72 +176,87 @@ def refuse_others(jobs: Jobs, others: Jobs) -> None:
         if (differ := np.flatnonzero(mine != theirs)).size:
             j = int(differ[0])
             raise InputError(
-                f"job number {j} {what} {mine[j]} in one run and {theirs[j]} in the other; compare two runs of one trace."
+                f"job number {j} {what} {mine[j]} in one run and {theirs[j]} in the other; compare runs of one trace."
             )
 
 
+Key = tuple[int, int, int]
+"""A job, and the workers and PSs of a gang."""
+
+
 class _Spent:
-    """How each job of a run spent its time: `seconds` by (job, state), and `gangs`: steps and seconds by gang."""
+    """How each job of a run spent its time.
+
+    Attributes
+    ----------
+    seconds : dict
+        (job, state) -> seconds.
+    gangs : dict
+        (job, workers, PSs) -> steps made while training, and seconds.
+    """
 
     def __init__(self, record: RunRecord) -> None:
-        pieces = stretches(record.events, record.jobs)
-        pieces["model"] = record.jobs.model_names()[pieces["job"]].astype(str)
+        self._model = record.jobs.model
+        self.seconds: defaultdict[tuple[int, str], float] = defaultdict(float)
+        self.gangs: defaultdict[Key, tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
+        pieces = stretches(record.events)
         pieces["seconds"] = pieces["end_s"] - pieces["start_s"] - pieces["lost_s"]
-        self.gangs, self._alike = _by_gang(pieces[pieces["doing"] == Doing.TRAINING])
-        self._carry_over(pieces[pieces["doing"] == Doing.RESCALING])
-        self.seconds = pieces.pivot_table(index="job", columns="doing", values="seconds", aggfunc="sum", fill_value=0.0)
-        lost = pieces.groupby("job")["lost_s"].sum()
-        for state in STATES:
-            if state not in self.seconds:
-                self.seconds[state] = 0.0
-        self.seconds[Doing.RECOVERY] += lost
-        trained = self.gangs.groupby("job")["seconds"].sum()
-        moved = trained.reindex(self.seconds.index).fillna(0.0) - self.seconds[Doing.TRAINING]
-        self.seconds[Doing.TRAINING] += moved
-        self.seconds[Doing.RESCALING] -= moved
+        columns = ["job", "doing", "n_workers", "n_ps", "seconds", "steps", "lost_s"]
+        rows = list(zip(*(pieces[name].tolist() for name in columns), strict=True))
+        for job, doing, n_workers, n_ps, seconds, steps, lost_s in rows:
+            self.seconds[job, doing] += seconds
+            self.seconds[job, Doing.RECOVERY] += lost_s
+            if doing == Doing.TRAINING:
+                self._train((job, n_workers, n_ps), steps, seconds)
+        self._alike = self._by_model()
+        known = {key: self.step_s(key) for key in self.gangs}
+        for job, doing, n_workers, n_ps, seconds, steps, _ in rows:
+            if doing == Doing.RESCALING and steps > 0:
+                self._carry_over((job, n_workers, n_ps), steps, seconds, known)
 
-    def _carry_over(self, rescaling: pd.DataFrame) -> None:
+    def of(self, jobs: pd.Series[Any], state: str) -> Floats:
+        """Return the seconds that each of some jobs spent in a state."""
+        return np.array([self.seconds.get((job, state), 0.0) for job in jobs.tolist()], dtype=np.float64)
+
+    def step_s(self, key: Key) -> float:
+        """Return the seconds per step of a job with a gang, or of its model's jobs with such a gang; NaN: unknown."""
+        steps, seconds = self.gangs.get(key, (0.0, 0.0))
+        return seconds / steps if steps > 0 else self._alike.get((int(self._model[key[0]]), *key[1:]), np.nan)
+
+    def _train(self, key: Key, steps: float, seconds: float) -> None:
+        before = self.gangs[key]
+        self.gangs[key] = before[0] + steps, before[1] + seconds
+
+    def _by_model(self) -> dict[tuple[int, int, int], float]:
+        """Return the seconds per step of (model, workers, PSs)."""
+        total: defaultdict[tuple[int, int, int], tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
+        for (job, n_workers, n_ps), (steps, seconds) in self.gangs.items():
+            key = (int(self._model[job]), n_workers, n_ps)
+            total[key] = total[key][0] + steps, total[key][1] + seconds
+        return {key: seconds / steps for key, (steps, seconds) in total.items() if steps > 0}
+
+    def _carry_over(self, key: Key, steps: float, seconds: float, known: dict[Key, float]) -> None:
         """Count steps that were made during a rescaling as if the new gang had made them."""
-        for row in rescaling[rescaling["steps"] > 0].itertuples():
-            gang = (row.job, row.model, row.n_workers, row.n_ps)
-            own = self.gangs.loc[gang] if gang in self.gangs.index else None
-            each_s = own["seconds"] / own["steps"] if own is not None and own["steps"] > 0 else np.nan
-            if np.isnan(each_s):
-                each_s = self._alike.get(gang[1:], row.seconds / row.steps)
-            before = (0.0, 0.0) if own is None else (own["steps"], own["seconds"])
-            self.gangs.loc[gang, ["steps", "seconds"]] = before[0] + row.steps, before[1] + row.steps * each_s
-
-    def step_s(self, index: pd.MultiIndex) -> Floats:
-        """Return the seconds per step of each job and gang, or of the model's jobs with such a gang; NaN: unknown."""
-        gangs = self.gangs.reindex(index)
-        own = (gangs["seconds"] / gangs["steps"].where(gangs["steps"] > 0)).to_numpy(np.float64)
-        alike = np.array([self._alike.get(key[1:], np.nan) for key in index], dtype=np.float64)
-        found: Floats = np.where(np.isnan(own), alike, own)
-        return found
+        each_s = known.get(key, np.nan)
+        each_s = self.step_s(key) if np.isnan(each_s) else each_s
+        moved_s = seconds if np.isnan(each_s) else steps * each_s
+        self._train(key, steps, moved_s)
+        self.seconds[key[0], Doing.TRAINING] += moved_s
+        self.seconds[key[0], Doing.RESCALING] -= moved_s
 
 
-def _by_gang(training: pd.DataFrame) -> tuple[pd.DataFrame, dict[tuple[str, int, int], float]]:
-    """Return steps and seconds by (job, model, workers, PSs), and seconds per step by (model, workers, PSs)."""
-    keys = ["job", "model", "n_workers", "n_ps"]
-    gangs = training.groupby(keys)[["steps", "seconds"]].sum()
-    alike = gangs.groupby(keys[1:]).sum()
-    alike = alike[alike["steps"] > 0]
-    return gangs, (alike["seconds"] / alike["steps"]).to_dict()
-
-
-def _training_parts(real: _Spent, foretold: _Spent) -> pd.DataFrame:
+def _training_parts(real: _Spent, foretold: _Spent) -> dict[int, tuple[float, float]]:
     """Return the difference in training time of each job in two parts: speed and gangs."""
-    import pandas as pd
-
-    index = real.gangs.index.union(foretold.gangs.index)
-    mine, theirs = (spent.gangs.reindex(index).fillna(0.0) for spent in (real, foretold))
-    t, u = real.step_s(index), foretold.step_s(index)
-    t, u = np.where(np.isnan(t), u, t), np.where(np.isnan(u), t, u)
-    t, u = np.nan_to_num(t), np.nan_to_num(u)
-    n, m = mine["steps"].to_numpy(), theirs["steps"].to_numpy()
-    still = np.where(n > 0, 0.0, mine["seconds"]) - np.where(m > 0, 0.0, theirs["seconds"])
-    parts = {"speed": (n + m) / 2 * (t - u) + still, "gangs": (t + u) / 2 * (n - m)}
-    return pd.DataFrame(parts, index=index).groupby("job").sum()
+    parts: dict[int, tuple[float, float]] = {}
+    for key in sorted({*real.gangs, *foretold.gangs}):
+        (n, seconds), (m, theirs) = real.gangs.get(key, (0.0, 0.0)), foretold.gangs.get(key, (0.0, 0.0))
+        t, u = real.step_s(key), foretold.step_s(key)
+        t, u = (u if np.isnan(t) else t), (t if np.isnan(u) else u)
+        t, u = (0.0, 0.0) if np.isnan(t) else (t, u)
+        still = (0.0 if n > 0 else seconds) - (0.0 if m > 0 else theirs)
+        before = parts.get(key[0], (0.0, 0.0))
+        parts[key[0]] = before[0] + (n + m) / 2 * (t - u) + still, before[1] + (t + u) / 2 * (n - m)
+    return parts
 
 
 def _percent(real: float, foretold: float) -> float:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from labkit.core.events import Events, Kind
-from labkit.core.jobs import Jobs
 from labkit.results.intervals import by_job, end_s, is_kind
 
 if TYPE_CHECKING:
@@ -78,7 +77,7 @@ class _Piece:
     lost_s: float = 0.0
 
 
-def stretches(rows: Events, jobs: Jobs) -> pd.DataFrame:
+def stretches(rows: Events) -> pd.DataFrame:
     """Return what each job was doing from its arrival to its end, or to the end of the log.
 
     Between two events that tell steps they are spread evenly over the time. A training job that is placed anew goes on
@@ -95,7 +94,7 @@ def stretches(rows: Events, jobs: Jobs) -> pd.DataFrame:
 
     found: list[tuple[Any, ...]] = []
     until_s = end_s(rows)
-    for job, marks in _lives(rows, jobs):
+    for job, marks in _lives(rows):
         for piece in _pieces(marks, until_s):
             place = piece.gang if piece.doing in (Doing.TRAINING, Doing.RESCALING) else (0, 0)
             found.append((job, piece.doing, *place, piece.start_s, piece.end_s, piece.made, piece.lost_s))
@@ -103,7 +102,7 @@ def stretches(rows: Events, jobs: Jobs) -> pd.DataFrame:
     return pd.DataFrame(found, columns=names).astype(dict.fromkeys(names[4:], np.float64))
 
 
-def _lives(rows: Events, jobs: Jobs) -> Iterator[tuple[int, list[_Mark]]]:
+def _lives(rows: Events) -> Iterator[tuple[int, list[_Mark]]]:
     """Yield the marks of each job in order of the log."""
     job, time_s = rows["job"], rows["time_s"]
     placed = is_kind(rows, Kind.PLACED)
@@ -137,29 +136,52 @@ def _pieces(marks: list[_Mark], until_s: float) -> list[_Piece]:
     """Return the life of a job in pieces."""
     last = marks[-1]
     ends = [*marks, _Mark(max(until_s, last.time_s), Kind.PROGRESSED, last.steps, 0.0, (0, 0))]
-    pieces: list[_Piece] = []
-    doing, trains, given, changing_since = Doing.WAITING, (0, 0), (0, 0), -1
+    walk = _Walk()
     for mark, after in pairwise(ends):
-        if mark.kind == Kind.PLACED:
-            given = mark.gang
-            if doing == Doing.WAITING:
-                doing = Doing.STARTING
-            elif doing in (Doing.TRAINING, Doing.RESCALING) and changing_since < 0:
-                changing_since = len(pieces)
-        else:
-            doing = _THEN[mark.kind]
-            if mark.kind == Kind.RESCALED and changing_since >= 0:
-                for piece in pieces[changing_since:]:
-                    piece.doing, piece.gang = Doing.RESCALING, given
-            if mark.kind in (*_GANG, *_ENDS):
-                trains, changing_since = given, -1
-        if doing == Doing.OVER:
+        walk.pass_by(mark)
+        if walk.doing == Doing.OVER:
             break
-        pieces.append(_Piece(doing, trains, mark.time_s, after.time_s, (mark.steps, _reached(mark, after))))
+        walk.go(mark, after)
+    pieces = walk.pieces
     _count(pieces, [mark.steps for mark in ends[1 : len(pieces) + 1]])
     if last.kind == Kind.COMPLETED and last.steps > 0:
         _finish(pieces, last.steps)
     return pieces
+
+
+class _Walk:
+    """Goes through the marks of a job and notes what it is doing."""
+
+    def __init__(self) -> None:
+        self.pieces: list[_Piece] = []
+        self.doing = Doing.WAITING
+        self._trains: Gang = (0, 0)
+        self._given: Gang = (0, 0)
+        self._changing_since = -1  # piece in which it was placed anew, and has not been rescaled yet
+
+    def pass_by(self, mark: _Mark) -> None:
+        """Note what an event changes."""
+        if mark.kind == Kind.PLACED:
+            self._placed(mark.gang)
+            return
+        self.doing = _THEN[mark.kind]
+        if mark.kind == Kind.RESCALED and self._changing_since >= 0:
+            for piece in self.pieces[self._changing_since :]:
+                piece.doing, piece.gang = Doing.RESCALING, self._given
+        if mark.kind in (*_GANG, *_ENDS):
+            self._trains, self._changing_since = self._given, -1
+
+    def _placed(self, gang: Gang) -> None:
+        self._given = gang
+        if self.doing == Doing.WAITING:
+            self.doing = Doing.STARTING
+        elif self.doing in (Doing.TRAINING, Doing.RESCALING) and self._changing_since < 0:
+            self._changing_since = len(self.pieces)
+
+    def go(self, mark: _Mark, after: _Mark) -> None:
+        """Note what it does until the next mark."""
+        steps = (mark.steps, _reached(mark, after))
+        self.pieces.append(_Piece(self.doing, self._trains, mark.time_s, after.time_s, steps))
 
 
 def _reached(mark: _Mark, after: _Mark) -> float:
@@ -190,5 +212,3 @@ def _finish(pieces: list[_Piece], steps: float) -> None:
         if piece.doing != Doing.TRAINING or piece.reached[0] < steps:
             return
         piece.doing = Doing.FINISHING
-
-

@@ -390,7 +390,7 @@ class SshBackend:
         return [*rows, _row(Kind.RESCALED, job=job, value=self._steps[job], speed=float("nan"))]
 
     def _told(self, rows: list[Events]) -> Events:
-        """Fold what happened into what is known here, and return it: in order of time, and never before what was told."""
+        """Fold what happened into what is known here, and return it in order of time."""
         if not rows:
             return NO_EVENTS
         batch = np.concatenate(rows)
