@@ -96,7 +96,7 @@ def plot_gantts(
 ) -> alt.VConcatChart:
     """Draw a Gantt chart over another one, with one axis of time and the same colour for a job in both.
 
-    A thin line goes from a job's arrival to its completion; a bar is as high as it has workers, against the most that it
+    A thin line goes from a job's arrival to its completion; a bar is as high as it has workers, against the most it
     has in either run. It is pale while it holds them and makes no step.
 
     Parameters
