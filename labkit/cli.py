@@ -18,6 +18,7 @@ from labkit.elastic.command import train
 from labkit.experiment.command import attach, run
 from labkit.experiment.fidelity_command import fidelity
 from labkit.experiment.profile_command import simulate
+from labkit.experiment.profile_command import profile, simulate
 from labkit.testbed.bed.command import app as bed_app
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ app.command()(sweep)
 app.command()(run)
 app.command()(attach)
 app.command()(fidelity)
+app.command()(profile)
 app.command()(simulate)
 app.add_typer(bed_app, name="bed")
 

@@ -56,6 +56,8 @@ class Deployment:
         Hears (number, what happened).
     strategy : str
         How it is rescaled.
+    hear : callable
+        Hears every event of the job's elastic runtime too, as it comes.
     """
 
     def __init__(
@@ -68,13 +70,14 @@ class Deployment:
         n_steps: int,
         tell: Tell,
         strategy: str = "handover",
+        hear: Callable[[dict[str, Any]], None] = lambda _: None,
     ) -> None:
         self.number, self.task = number, f"job-{number}"
         self.home = ""
         """The host of its controller; empty while it does not run."""
         self.progress = Progress()
         self._hosts, self._backups, self._wanted, self._tell_of = hosts, backups, wanted, tell
-        self._n_steps, self._strategy = n_steps, strategy
+        self._n_steps, self._strategy, self._hear_of = n_steps, strategy, hear
         self._change = threading.Condition()
         self._want: Place | None = None
         self._have: Place | None = None
@@ -291,6 +294,7 @@ class Deployment:
         told = self.progress.note(event)
         if quiet:
             return
+        self._hear_of(event)
         if event["event"] == "saved" and self.progress.saved < self._n_steps:
             threading.Thread(target=self._back_up, daemon=True).start()
         if told is not None:

@@ -72,10 +72,14 @@ class Cell(Row):
         Processor seconds that an update takes, of all its processes.
     ps_cpu_s : float or None
         That part of it that parameter servers take; None where nobody can tell.
+    home_cpu_s : float
+        That part of it that the job's own processes take, which lead the others.
     n_steps : int
         Updates that were measured.
     spread_s : float
         Half of the range between the first and the last quarter of the seconds of single updates.
+    busy_cores : float
+        Cores of the machine that something else kept busy meanwhile: 0 on a quiet testbed.
     failed : str
         Why there is no measurement.
     """
@@ -88,8 +92,10 @@ class Cell(Row):
     step_s: Positive | None
     cpu_s: Amount = 0.0
     ps_cpu_s: Amount | None = None
+    home_cpu_s: Amount = 0.0
     n_steps: Count = 0
     spread_s: Amount = 0.0
+    busy_cores: Amount = 0.0
     failed: str = ""
 
 
