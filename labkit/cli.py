@@ -17,7 +17,6 @@ from labkit.core.text import split_names
 from labkit.elastic.command import train
 from labkit.experiment.command import attach, run
 from labkit.experiment.fidelity_command import fidelity
-from labkit.experiment.profile_command import simulate
 from labkit.experiment.profile_command import profile, simulate
 from labkit.testbed.bed.command import app as bed_app
 
