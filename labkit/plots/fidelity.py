@@ -113,7 +113,7 @@ def plot_gantts(
     most = pd.concat(shown.values()).groupby("id")["workers"].max() if shown else pd.Series(dtype=float)
     charts = []
     for name, table in tables.items():
-        bars = shown[name].assign(share=shown[name]["workers"] / shown[name]["id"].map(most))
+        bars = shown[name].assign(share=shown[name]["workers"] / shown[name]["id"].map(most).astype(float))
         longest = (bars["end_s"] - bars["start_s"]).nlargest(limit).index.sort_values()
         jobs = table[table["id"].isin(ids)]
         charts.append(_gantt(name, bars.loc[longest], jobs, ids=ids, until_s=until_s))
