@@ -101,7 +101,7 @@ class Fidelity:
 
         runs = [self.real, self.simulated]
         heading = f"Fidelity: {self.real.info.scheduler} on {self.real.info.trace or self.real.jobs.name}"
-        return write_report(runs, path, title=heading, command=command, beside=(self.real, self.simulated))
+        return write_report(runs, path, title=heading, command=command, pair=(self.real, self.simulated))
 
     def __str__(self) -> str:
         """Return both tables and the numbers as text."""

@@ -34,7 +34,7 @@ def write_report(
     *,
     title: str = "labkit report",
     command: str = "",
-    beside: tuple[RunRecord, RunRecord] | None = None,
+    pair: tuple[RunRecord, RunRecord] | None = None,
 ) -> Path:
     """Write one HTML file with everything about some runs; the file is whole or not there.
 
@@ -48,7 +48,7 @@ def write_report(
         Heading of the page.
     command : str
         What makes this report again; by default that of the first run.
-    beside : tuple of RunRecord, optional
+    pair : tuple of RunRecord, optional
         A real run and the one that foretold it: the report tells the gap between them. By default each run on a testbed
         whose simulation, of the same jobs with the same scheduler, is among the runs.
 
@@ -66,11 +66,11 @@ def write_report(
         raise InputError("a report needs at least one run; give run ids or folders.")
     target = Path(path)
     refuse_odd(target)
-    pairs = fidelity_page.pairs(records) if beside is None else [beside]
+    pairs = fidelity_page.pairs(records) if pair is None else [pair]
     text = page.html(
         heading=title,
         lead=_lead(records),
-        cards=[*(card for pair in pairs[:1] for card in fidelity_page.cards(*pair)), *_cards(records)],
+        cards=[*(card for two in pairs[:1] for card in fidelity_page.cards(*two)), *_cards(records)],
         table=_table(records),
         sections=[*_fidelity(pairs), *_sections(records)],
         provenance=_provenance(records),

@@ -107,7 +107,7 @@ def test_a_report_of_runs_that_do_not_foretell_each_other_tells_none(tmp_path: P
 
 def test_two_simulations_are_compared_where_that_is_asked_for(tmp_path: Path):
     runs = (foretold(), replace(foretold(), info=replace(foretold().info, run="other")))
-    text = write_report(runs, tmp_path / "report.html", beside=runs).read_text()
+    text = write_report(runs, tmp_path / "report.html", pair=runs).read_text()
     assert "Gap of mean JCT" in text
 
 
