@@ -65,7 +65,7 @@ def testbed() -> Jobs:
 
 
 def fidelity() -> Jobs:
-    """Return nine jobs for a small testbed: more than six GPUs serve at once, so that who comes or goes moves others."""
+    """Return nine jobs for a small testbed: too many at times for six GPUs, so that they are rescaled."""
     return Jobs.of(
         name="fidelity", id=[f"{name}-{n}" for n in (1, 2, 3) for name in ("search", "language", "sentences")],
         model=["dssm", "wlm", "cnn-text-classification"] * 3, arrival_s=[0, 2, 4, 16, 24, 32, 44, 52, 60],
