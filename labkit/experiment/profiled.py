@@ -8,7 +8,7 @@ from typing import Any
 
 from labkit.core.cluster import Cluster
 from labkit.core.jobs import Jobs
-from labkit.core.protocols import SpeedModel
+from labkit.core.protocols import ChangeModel, SpeedModel
 from labkit.simulator import Overheads
 from labkit.speed.profiled import ProfiledSpeed, TestbedProfile, read
 from labkit.speed.profiled.overheads import typical
@@ -33,11 +33,13 @@ def profiled(
     known = profile if isinstance(profile, TestbedProfile) else read(profile)
     there = known.cluster() if cluster is None else presets.build(cluster) if isinstance(cluster, str) else cluster
     made = ProfiledSpeed(jobs, there, profile=known) if speed == "auto" else speed
+    if isinstance(made, ChangeModel):  # it knows what starts and rescales take beside others
+        return there, made, dict(options)
     return there, made, {**options, "overheads": options.get("overheads") or overheads(known)}
 
 
 def overheads(profile: TestbedProfile) -> Overheads:
-    """Return what starts and rescales cost, as the simulator counts it."""
+    """Return what starts and rescales cost where the speed model does not know: the same whatever runs beside them."""
     return Overheads(
         start_s=typical(profile, "start"), restart_s=typical(profile, "restart"), rescale_s=typical(profile, "rescale")
     )

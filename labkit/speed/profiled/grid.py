@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -33,7 +33,8 @@ class Grid:
     def of(cls, cells: Sequence[Cell], *, max_ps: int, max_workers: int) -> Grid:
         """Return the grid of one model's measured gangs.
 
-        A measured gang has its measured numbers. One that was measured over another number of hosts only has those.
+        A measured gang has its measured numbers. One that was measured over another number of hosts only is changed as
+        those are that were measured over both.
         Between measured gangs, radial-basis functions as in `SpeedTable.interpolate`, never beyond what was measured;
         outside of them, Optimus' speed function, passing through the nearest measured gang.
         """
@@ -45,11 +46,29 @@ class Grid:
 
 
 def _nearest(cells: Sequence[Cell], span: int) -> list[Cell]:
-    """Return one cell of each gang, that over the most similar number of hosts."""
+    """Return one cell of each gang: that over so many hosts, or the most similar number, changed as others change."""
     best: dict[tuple[int, int], Cell] = {}
     for cell in sorted(cells, key=lambda cell: (abs(cell.n_hosts - span), cell.n_hosts)):
         best.setdefault((cell.n_ps, cell.n_workers), cell)
-    return list(best.values())
+    return [cell if cell.n_hosts == span else _spread(cell, cells, span) for cell in best.values()]
+
+
+def _spread(cell: Cell, cells: Sequence[Cell], span: int) -> Cell:
+    """Return what a gang would do over another number of hosts: as gangs that were measured over both."""
+    there = {(each.n_ps, each.n_workers): each for each in cells if each.n_hosts == span}
+    both = [
+        (each, there[each.n_ps, each.n_workers])
+        for each in cells
+        if each.n_hosts == cell.n_hosts and (each.n_ps, each.n_workers) in there
+    ]
+    if not both or cell.step_s is None:
+        return cell
+    slower = np.mean([(to.step_s or 1.0) / (of.step_s or 1.0) for of, to in both])
+    costlier = np.mean([to.cpu_s / of.cpu_s for of, to in both if of.cpu_s > 0] or [1.0])
+    return replace(
+        cell, step_s=float(cell.step_s * slower), cpu_s=float(cell.cpu_s * costlier),
+        ps_cpu_s=None if cell.ps_cpu_s is None else float(cell.ps_cpu_s * costlier),
+    )  # fmt: skip
 
 
 def _layer(cells: Sequence[Cell], max_ps: int, max_workers: int) -> tuple[Floats, Floats, Floats]:

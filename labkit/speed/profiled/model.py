@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -9,18 +11,30 @@ from labkit.core.cluster import Cluster
 from labkit.core.jobs import Jobs
 from labkit.core.protocols import Running
 from labkit.core.resources import Bools, Floats, Ints
+from labkit.speed.profiled.beyond import Beyond
 from labkit.speed.profiled.grid import Grid
 from labkit.speed.profiled.nouns import TestbedProfile
+from labkit.speed.profiled.overheads import Cost, Costs
 from labkit.speed.profiled.sharing import max_min
+
+
+class Gangs(NamedTuple):
+    """What gangs do alone: seconds of an update (J,); cores that they keep busy, and processes that compete, (J, K)."""
+
+    step_s: Floats
+    cores: Floats
+    weight: Floats
 
 
 class ProfiledSpeed:
     """Steps per second as on the testbed that a profile describes.
 
     A gang alone makes an update in the seconds that were measured, and keeps cpu_s / step_s cores busy. Gangs on one
-    machine share its cores: while they want more than there are, these are divided max-min fairly, by the number of
-    processes, and a gang that gets half of what it wants is half as fast. A gang on several machines is as fast as on
-    the tightest of them.
+    machine share its cores: while they want more than there are, these are divided max-min fairly among their
+    processes, and a gang that gets half of what it wants is half as fast. What co-located jobs slow each other beyond
+    that, where it was measured, is a factor of its own. A gang on several machines is as fast as on
+    the tightest of them. Starts and rescales take their share of the cores too, and take longer beside others: it is a
+    `ChangeModel`.
 
     Parameters
     ----------
@@ -50,16 +64,53 @@ class ProfiledSpeed:
             for model, sync in kinds
         ]
 
+        self._costs = [Costs(profile, model) for model in jobs.models]
+        self._beyond = Beyond.of(profile)
+        self._known_costs: dict[tuple[int, int], tuple[Cost, Cost, Cost]] = {}
+
     def speeds(self, running: Running) -> Floats:
         """Return steps per second of each job, (J,)."""
         if not len(running.job):
             return np.empty(0)
-        step_s, cores, weight = self.alone(running)
-        share = self.shares(cores, weight)
-        return share / step_s
+        gangs = self.alone(running)
+        return self.shares(gangs.cores, gangs.weight) / gangs.step_s / self._beyond.slowdown(gangs.cores)
 
-    def alone(self, running: Running) -> tuple[Floats, Floats, Floats]:
-        """Return what each gang does alone: seconds of an update (J,); cores (J, K) and processes (J, K) by pool."""
+    def change_s(self, jobs: Ints, *, n_new: Ints) -> Floats:
+        """Return the seconds of a start, a restart and a rescale with nobody beside it, (J, 3)."""
+        found = [self._costs_of(job, n) for job, n in zip(jobs.tolist(), n_new.tolist(), strict=True)]
+        return np.array([[cost.seconds for cost in costs] for costs in found]).reshape(-1, 3)
+
+    def rates(self, running: Running) -> tuple[Floats, Floats]:
+        """Return steps per second of each job, 0 of those that start, and the pace of its change, (J,) each."""
+        if not len(running.changing):
+            return self.speeds(running), np.ones(len(running.job))
+        gangs, trains = self.alone(running), running.changing != 1
+        here = self.tasks_by_pool(running).sum(axis=0)
+        wanted = self._change_cores(running)[:, None] * here / here.sum(axis=1, keepdims=True)
+        cores = np.concatenate([gangs.cores * trains[:, None], wanted])
+        weight = np.concatenate([gangs.weight, np.maximum(wanted, 1.0)])
+        share = self.shares(cores, weight)
+        n, beyond = len(running.job), self._beyond.slowdown(cores)
+        return np.where(trains, share[:n] / gangs.step_s / beyond[:n], 0.0), share[n:]
+
+    def _change_cores(self, running: Running) -> Floats:
+        """Return the cores that the change of each job wants, (J,); 0 without one."""
+        cores = np.zeros(len(running.job))
+        for i in np.flatnonzero(running.changing):
+            start, _, rescale = self._costs_of(int(running.job[i]), int(running.n_new[i]))
+            cost = start if running.changing[i] == 1 else rescale
+            cores[i] = cost.cpu_s / cost.seconds if cost.seconds > 0 else 0.0
+        return cores
+
+    def _costs_of(self, job: int, n_new: int) -> tuple[Cost, Cost, Cost]:
+        key = int(self.jobs.model[job]), n_new
+        if key not in self._known_costs:
+            costs = self._costs[key[0]]
+            self._known_costs[key] = costs.start(n_new), costs.start(n_new, again=True), costs.rescale(n_new)
+        return self._known_costs[key]
+
+    def alone(self, running: Running) -> Gangs:
+        """Return what each gang does alone."""
         n_hosts = self._n_hosts(running)
         step_s, worker_s, ps_s = (np.empty(len(running.job)) for _ in range(3))
         kind = self._kind[running.job]
@@ -75,14 +126,23 @@ class ProfiledSpeed:
                 grid.ps_cpu_s[where],
             )
         here = self.tasks_by_pool(running)
-        no_ps = running.n_ps == 0  # its PS sits beside its first worker
-        each = np.stack([worker_s / running.n_workers, np.where(no_ps, 0.0, ps_s / np.maximum(running.n_ps, 1))])
-        each[0] += np.where(no_ps, ps_s / running.n_workers, 0.0)
-        cores = np.einsum("rj,rjk->jk", each / step_s, here)
-        return step_s, cores, here.sum(axis=0)
+        here[1] += np.where((running.n_ps == 0)[:, None], here[0] / np.maximum(running.n_workers, 1)[:, None], 0.0)
+        each = np.stack([worker_s / np.maximum(running.n_workers, 1), ps_s / np.maximum(running.n_ps, 1)]) / step_s
+        cores = here[0] * each[0][:, None] + here[1] * each[1][:, None]
+        busiest = np.where(here > 0, each[:, :, None], 0.0).max(axis=0)
+        weight = np.divide(cores, busiest, out=np.ones_like(cores), where=busiest > 0)
+        return Gangs(step_s, cores, weight)
 
     def shares(self, cores: Floats, weight: Floats) -> Floats:
-        """Return which part of the cores that it wants each gang gets, (J,), of those that it wants (J, K)."""
+        """Return which part of the cores that it wants each gang gets, (J,).
+
+        Parameters
+        ----------
+        cores : array
+            (J, K) what each wants in each pool.
+        weight : array
+            (J, K) processes that compete there.
+        """
         part = np.ones(len(cores))
         for pool, there in enumerate(self.pool_cores):
             wants = cores[:, pool] > 0
@@ -115,8 +175,7 @@ class ProfiledSpeed:
             job=np.arange(n, dtype=np.int32), first=np.zeros(n + 1, np.int32), role=np.empty(0, np.int8),
             group=np.empty(0, np.int32), count=np.empty(0, np.int32), n_workers=jobs.n_workers, n_ps=jobs.n_ps,
         )  # fmt: skip
-        step_s, _, _ = self.alone(running)
-        return jobs.total_steps * step_s
+        return jobs.total_steps * self.alone(running).step_s
 
 
 def _kinds(jobs: Jobs) -> tuple[NDArray[np.intp], list[tuple[str, bool]]]:

@@ -11,6 +11,7 @@ import numpy as np
 
 from labkit.core.errors import LabkitError
 from labkit.speed.profiled.nouns import Cell
+from labkit.testbed.errors import HostError
 from labkit.testbed.profiling.gangs import Gang, Kind, place_of, walk
 from labkit.testbed.profiling.stage import Stage
 from labkit.testbed.profiling.trainee import Trainee
@@ -19,8 +20,12 @@ from labkit.testbed.profiling.usage import Look, Usage
 SETTLE: Final = 5
 """Updates that are not counted after a change."""
 
-LEAST_STEPS, LEAST_S, MOST_S, SETTLE_S = 15, 1.5, 12.0, 0.3
+LEAST_STEPS, LEAST_S, MOST_S, SETTLE_S = 15, 1.2, 12.0, 0.2
 """A measurement: so many updates and so many seconds; what takes longer than `MOST_S` is measured with fewer."""
+
+TRIES: Final = 3
+BUSY: Final = 0.15
+"""While something else keeps more cores busy than that, a measurement is tried again; the quietest one counts."""
 
 FEWEST: Final = 4
 
@@ -97,22 +102,27 @@ class Found:
 
 
 def pace(trainee: Trainee, *, least_s: float = LEAST_S) -> Pace:
-    """Return how fast a job trains now, and what it uses.
+    """Return how fast a job trains now, and what it uses; where something else runs, in the quietest of a few tries.
 
     Raises
     ------
     HostError
         If it ends meanwhile, or hardly makes a step.
     """
-    stage = trainee.stage
     trainee.more_steps(SETTLE, least_s=SETTLE_S, most_s=MOST_S)
+    found: list[Pace] = []
+    while len(found) < TRIES and all(each.busy_cores > BUSY for each in found):
+        found.append(_try(trainee, least_s))
+    return min(found, key=lambda each: each.busy_cores)
+
+
+def _try(trainee: Trainee, least_s: float) -> Pace:
+    stage = trainee.stage
     before, first = stage.look(), len(trainee.steps)
     trainee.more_steps(LEAST_STEPS, least_s=least_s, most_s=MOST_S)
     last, after = len(trainee.steps), stage.look()
     times = np.array([step.time_s for step in trainee.steps[first:last]])
     if len(times) < FEWEST:
-        from labkit.testbed.errors import HostError
-
         raise HostError(f"it made {len(times)} updates in {MOST_S:g} s; expected {FEWEST} at least")
     return _pace(trainee, np.sort(times), Usage(before, after))
 

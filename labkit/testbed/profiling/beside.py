@@ -12,7 +12,7 @@ from labkit.testbed.profiling.gangs import Gang, place_of
 from labkit.testbed.profiling.stage import Stage
 from labkit.testbed.profiling.trainee import Trainee
 
-SHARED_S: Final = 1.5
+SHARED_S: Final = 1.2
 
 
 def beside_load(trainee: Trainee, gang: Gang, found: Found, *, loads: tuple[int, ...], say: Say) -> list[Beside]:

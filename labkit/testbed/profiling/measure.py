@@ -16,7 +16,7 @@ from labkit.speed.profiled import Beside, Link, Made, Overhead, Pool, TestbedPro
 from labkit.speed.profiled.fits import interference, speed_functions
 from labkit.testbed.inventory import Inventory
 from labkit.testbed.links import measure as measure_links
-from labkit.testbed.profiling.alone import Change, Found, Say, alone
+from labkit.testbed.profiling.alone import BUSY, Change, Found, Say, alone
 from labkit.testbed.profiling.beside import beside_load, pair, smallest
 from labkit.testbed.profiling.cores import pools
 from labkit.testbed.profiling.gangs import Gang, Kind, walk
@@ -29,8 +29,6 @@ LOADS = (1, 2)
 
 LINK_S = 0.2
 MOST_PAIRS = 2
-BUSY = 0.15
-"""Cores that something else may keep busy before a measurement is doubtful."""
 
 
 def measure(
@@ -151,7 +149,7 @@ def _links(stage: Stage, found: Found) -> list[Link]:
     except (LabkitError, OSError) as error:
         found.notes.append(f"links: {error}")
         return []
-    return [_link(row) for row in table.to_dict("records")]
+    return [_link({str(key): value for key, value in row.items()}) for row in table.to_dict("records")]
 
 
 def _link(row: Mapping[str, Any]) -> Link:
