@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from labkit.speed.profiled import TestbedProfile
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Fidelity:
     """Two runs of the same jobs: a real one, and one that foretold it. A gap is real minus simulated.
 
@@ -102,6 +102,11 @@ class Fidelity:
         runs = [self.real, self.simulated]
         heading = f"Fidelity: {self.real.info.scheduler} on {self.real.info.trace or self.real.jobs.name}"
         return write_report(runs, path, title=heading, command=command, pair=(self.real, self.simulated))
+
+    def __repr__(self) -> str:
+        """Say it in a line."""
+        gap = self.summary["gap_percent"]
+        return f"<{type(self).__name__}: {len(self.jobs)} jobs, gap of the mean JCT {gap:+.1f} %>"
 
     def __str__(self) -> str:
         """Return both tables and the numbers as text."""

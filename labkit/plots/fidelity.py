@@ -164,8 +164,9 @@ def plot_explained(table: pd.DataFrame, *, heading: str = "What explains the gap
     shown["percent"] = rows["percent"].round(3).to_numpy()
     shown["sign"] = np.where(shown["gap"] < 0, "faster", "slower")
     shown["says"] = [_says(gap, percent, unit) for gap, percent in zip(shown["gap"], shown["percent"], strict=True)]
-    reach = max(float(shown["gap"].abs().max()), 1e-9)
-    span = [min(1.6 * float(shown["gap"].min()), -0.35 * reach), max(1.6 * float(shown["gap"].max()), 0.35 * reach)]
+    least, most = min(float(shown["gap"].min()), 0.0), max(float(shown["gap"].max()), 0.0)
+    room = 0.4 * max(most - least, 1e-9)  # for words beside the bars
+    span = [least - (room if least < 0 else 0.1 * room), most + room]
     y = alt.Y("part:N", sort=list(PARTS), title=None, axis=alt.Axis(labelFontSize=12, labelColor=INK, grid=False))
     x = alt.X("gap:Q", title=f"Real minus simulated, mean per job ({unit})", scale=alt.Scale(domain=span, nice=False))
     tooltip = ["part:N", "what:N", alt.Tooltip("gap:Q", title=unit, format="+,.3f"), "percent:Q"]

@@ -70,7 +70,7 @@ def write_report(
     text = page.html(
         heading=title,
         lead=_lead(records),
-        cards=[*(card for two in pairs[:1] for card in fidelity_page.cards(*two)), *_cards(records)],
+        cards=_first_cards(records, pairs),
         table=_table(records),
         sections=[*_fidelity(pairs), *_sections(records)],
         provenance=_provenance(records),
@@ -100,6 +100,14 @@ def _lead(records: Sequence[RunRecord]) -> str:
     what = f"{n_schedulers} scheduler{'s' if n_schedulers > 1 else ''}"
     traces = ", ".join(dict.fromkeys(record.info.trace or record.jobs.name for record in records))
     return f"{what} on {len(first.jobs):,} jobs of {traces}; cluster {first.cluster}"
+
+
+def _first_cards(records: Sequence[RunRecord], pairs: Sequence[tuple[RunRecord, RunRecord]]) -> list[page.Card]:
+    """Return the cards; of a run and its simulation alone, which of the two is best says nothing."""
+    usual = _cards(records)
+    if not pairs:
+        return usual
+    return [*fidelity_page.cards(*pairs[0]), *(usual[:1] if len(records) == 2 else usual)]
 
 
 def _cards(records: Sequence[RunRecord]) -> list[page.Card]:
