@@ -51,6 +51,8 @@ class Experiment:
         What makes the run less than ideal.
     seed : int
         Of the simulator's generator.
+    believed : SpeedModel or None
+        Where schedulers measure before the run; None: `speed`.
     """
 
     jobs: Jobs
@@ -62,6 +64,7 @@ class Experiment:
     faults: Faults | None = None
     losses: Losses | None = None
     seed: int = 0
+    believed: SpeedModel | None = None
 
     @classmethod
     def of(
@@ -110,11 +113,12 @@ class Experiment:
 
         It runs on `backend`, by default on a fresh simulator, with leases if the scheduler has a `lease_s`.
         """
+        believed = self.believed or self.speed
         if isinstance(scheduler, PreRunning):
-            scheduler.pre_run(self.jobs, measurer(self.jobs, self.cluster, speed=self.speed))
+            scheduler.pre_run(self.jobs, measurer(self.jobs, self.cluster, speed=believed))
         if isinstance(scheduler, Profiled):
             pairs = scheduler.wants_pairs
-            scheduler.learn(measure_profile(self.jobs, self.cluster, speed=self.speed, pairs=pairs))
+            scheduler.learn(measure_profile(self.jobs, self.cluster, speed=believed, pairs=pairs))
         cadence = self.cadence or at_events(quantum_s=getattr(scheduler, "quantum_s", math.inf))
         backend = backend or self.simulator(lease_s=getattr(scheduler, "lease_s", None))
         return Session(backend, cadence=cadence, runs_on=self.speed.runs_on(), observers=observers)

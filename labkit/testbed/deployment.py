@@ -83,6 +83,7 @@ class Deployment:
         self._have: Place | None = None
         self._closed = self._dead = False
         self._launchers: set[str] = set()
+        self._n_starts: dict[str, int] = {}
         self._fetching = threading.Lock()
         self._thread: threading.Thread | None = None
 
@@ -155,6 +156,7 @@ class Deployment:
         home = next((site for site, (workers, _) in place.items() if workers), next(iter(place))).rpartition("/")[0]
         agent = self._hosts.agent(home)
         self._restore(home)
+        self._set_aside(home)
         job = self._wanted(home, place)
         self._begin(agent, module="labkit.testbed.job", files={"job.json": json.dumps(job).encode()})
         with self._change:
@@ -169,6 +171,14 @@ class Deployment:
             there = f"{self._hosts.agent(home).hello['folder']}/{brought}"
             self._once(home, ["tar", "-xf", there])
             self._hosts.fleet.run(["rm", "-f", there], only=[home])
+
+    def _set_aside(self, home: str) -> None:
+        """Set aside what an earlier start here told: who follows the file would take it for news."""
+        if (n := self._n_starts.get(home, 0)) > 0:
+            folder = f"{self._hosts.agent(home).hello['folder']}/runs/{self._hosts.run}/{self.task}"
+            aside = f"{folder}/{EVENTS.replace('/', f'/{n - 1}-')}"
+            self._hosts.fleet.run(["mv", "-f", f"{folder}/{EVENTS}", aside], only=[home])
+        self._n_starts[home] = n + 1
 
     def _once(self, host: str, argv: list[str]) -> None:
         """Run a short program in the folder of the task, and wait for its end."""
@@ -258,7 +268,7 @@ class Deployment:
     # --- what the job tells
 
     def _follow(self, *, caught_up: bool = True) -> None:
-        self.progress = Progress(steps=self.progress.steps, saved=self.progress.saved)
+        self.progress = Progress(steps=self.progress.steps, saved=self.progress.saved, n_steps=self._n_steps)
         target, arguments = self._hear, (self.home, caught_up)
         threading.Thread(target=target, args=arguments, name=f"{self.task} events", daemon=True).start()
 
