@@ -16,6 +16,8 @@ from labkit.core.errors import LabkitError
 from labkit.core.text import split_names
 from labkit.elastic.command import train
 from labkit.experiment.command import attach, run
+from labkit.experiment.fidelity_command import fidelity
+from labkit.experiment.profile_command import profile, simulate
 from labkit.testbed.bed.command import app as bed_app
 
 if TYPE_CHECKING:
@@ -31,6 +33,9 @@ app.command()(train)
 app.command()(sweep)
 app.command()(run)
 app.command()(attach)
+app.command()(fidelity)
+app.command()(profile)
+app.command()(simulate)
 app.add_typer(bed_app, name="bed")
 
 DEMO_SCHEDULERS = "fifo,srtf,las,drf,tetris,optimus"
@@ -73,9 +78,7 @@ def demo(
     records = _compare(trace(), cluster=CLUSTER, schedulers=DEMO_SCHEDULERS, report=None, command=[], options={})
     twins = trained() if testbed else None
     command = command_line(["labkit", "demo", "--folder", str(folder), *([] if testbed else ["--no-testbed"])])
-    written = write_report(
-        records, folder / "demo.html", title=f"demo on {CLUSTER}", command=command, beside=twins or ()
-    )
+    written = write_report(records, folder / "demo.html", title=f"demo on {CLUSTER}", command=command, pair=twins)
     print(f"report: {written.resolve()}")
     print(f"figure: {_save_figure(records, folder / 'demo.svg').resolve()}")
     raise typer.Exit(0 if twins or not testbed else 1)

@@ -156,6 +156,24 @@ def run(
 @task(
     help={
         **WHERE,
+        "trace": "Its models are measured, up to their largest gangs.",
+        "models": "Instead: some by name, as dssm,wlm, up to 2 PSs and 2 workers.",
+        "out": "The file; else profiles/NAME.json, by the name of the testbed.",
+    }
+)
+def profile(c: Context, trace: str = "", models: str = "", inventory: str = "", out: str = "") -> bool:
+    """Measure what a simulation of the testbed needs."""
+    from labkit.testbed.profiling.run import asked, profile, show
+
+    kinds = asked(trace or None, models, max_ps=2, max_workers=2, sync=True)
+    made, there = profile(inventory_of(c, inventory), kinds, out=Path(out) if out else None)
+    show(made, there)
+    return not any(cell.failed for cell in made.cells)
+
+
+@task(
+    help={
+        **WHERE,
         "run": "Its name; else the latest.",
         "folder": "Where runs are kept here: what comes goes to FOLDER/RUN/hosts.",
     }

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from labkit.core.errors import InputError
-from labkit.plots import page
+from labkit.plots import fidelity_page, page
 from labkit.plots.fairness import plot_fairness
 from labkit.plots.gantt import plot_gantt
 from labkit.plots.heat_map import plot_heat_map
@@ -34,7 +34,7 @@ def write_report(
     *,
     title: str = "labkit report",
     command: str = "",
-    beside: Sequence[RunRecord] = (),
+    pair: tuple[RunRecord, RunRecord] | None = None,
 ) -> Path:
     """Write one HTML file with everything about some runs; the file is whole or not there.
 
@@ -48,8 +48,9 @@ def write_report(
         Heading of the page.
     command : str
         What makes this report again; by default that of the first run.
-    beside : sequence of RunRecord
-        Runs of other jobs: one on machines and its simulation. They are laid over each other in a section of their own.
+    pair : tuple of RunRecord, optional
+        A real run and the one that foretold it: the report tells the gap between them. By default each run on a testbed
+        whose simulation, of the same jobs with the same scheduler, is among the runs.
 
     Returns
     -------
@@ -65,13 +66,14 @@ def write_report(
         raise InputError("a report needs at least one run; give run ids or folders.")
     target = Path(path)
     refuse_odd(target)
+    pairs = fidelity_page.pairs(records) if pair is None else [pair]
     text = page.html(
         heading=title,
         lead=_lead(records),
-        cards=_cards(records),
+        cards=_first_cards(records, pairs),
         table=_table(records),
-        sections=[*_sections(records), *_beside(beside)],
-        provenance=_provenance([*records, *beside]),
+        sections=[*_fidelity(pairs), *_sections(records)],
+        provenance=_provenance(records),
         command=command or records[0].info.command,
     )
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -98,6 +100,14 @@ def _lead(records: Sequence[RunRecord]) -> str:
     what = f"{n_schedulers} scheduler{'s' if n_schedulers > 1 else ''}"
     traces = ", ".join(dict.fromkeys(record.info.trace or record.jobs.name for record in records))
     return f"{what} on {len(first.jobs):,} jobs of {traces}; cluster {first.cluster}"
+
+
+def _first_cards(records: Sequence[RunRecord], pairs: Sequence[tuple[RunRecord, RunRecord]]) -> list[page.Card]:
+    """Return the cards; of a run and its simulation alone, which of the two is best says nothing."""
+    usual = _cards(records)
+    if not pairs:
+        return usual
+    return [*fidelity_page.cards(*pairs[0]), *(usual[:1] if len(records) == 2 else usual)]
 
 
 def _cards(records: Sequence[RunRecord]) -> list[page.Card]:
@@ -198,27 +208,13 @@ def _sections(records: Sequence[RunRecord]) -> list[page.Section]:
     return sections + [_run(name, record, limit=each) for name, record in in_depth]
 
 
-def _beside(records: Sequence[RunRecord]) -> list[page.Section]:
-    """Return a section about runs of the same jobs, on one axis of time; none where there are no runs."""
-    if not records:
-        return []
-    by_name = dict(zip(labels(records), records, strict=True))
-    until_s = max(float(record.events["time_s"].max()) for record in records)
-    charts = [
-        plot_gantt(
-            gantt(record.events, record.jobs, record.cluster), record.table, heading=f"{name}: who ran when",
-            limit=MOST_MARKS, until_s=until_s,
-        )
-        for name, record in by_name.items()
-    ]  # fmt: skip
-    time = plot_overheads({name: record.table for name, record in by_name.items()})
-    return [page.Section("On machines, and simulated", [*charts, time], _note(by_name))]
-
-
-def _note(by_name: Mapping[str, RunRecord]) -> str:
-    first = next(iter(by_name.values()))
-    jcts = ", ".join(f"{human_s(record.summary['mean_jct_s'])} ({name})" for name, record in by_name.items())
-    return f"{len(first.jobs):,} jobs of {first.jobs.name} on {first.cluster}. Mean JCT: {jcts}."
+def _fidelity(pairs: Sequence[tuple[RunRecord, RunRecord]]) -> list[page.Section]:
+    """Return a section for each real run with its simulation beside it."""
+    several = len(pairs) > 1
+    return [
+        fidelity_page.section(real, foretold, heading=f"Fidelity: {real.info.scheduler}" if several else "Fidelity")
+        for real, foretold in pairs
+    ]
 
 
 def _run(name: str, record: RunRecord, *, limit: int) -> page.Section:

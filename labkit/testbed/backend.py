@@ -37,8 +37,9 @@ MOST_FAILURES: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class _Heard:
-    """What came in from a thread."""
+    """What came in from a thread, and at which second of the run."""
 
+    at_s: float
     told: Told | None = None
     job: int = -1
     host: str = ""
@@ -131,7 +132,7 @@ class SshBackend:
         self._done_early: dict[int, float] = {}
         self._training: set[int] = set()
         self._steps = np.zeros(len(jobs))
-        self._history = NO_EVENTS
+        self._history, self._told_s = NO_EVENTS, 0.0
         self._places: dict[int, Place] = {}
         self._began_at = wall_s() if began_at is None else began_at
         self._zero_s = time.monotonic()
@@ -195,7 +196,7 @@ class SshBackend:
         for number in placement.set_jobs.tolist():
             rows += self._set(number, placement)
         if len(placement.relaxed):
-            rows.append(relaxed(placement.relaxed, time_s=0.0))
+            rows.append(relaxed(placement.relaxed, time_s=np.nan))
         told = self._told(rows)
         self._remember()
         return told
@@ -213,7 +214,7 @@ class SshBackend:
         while True:
             rows += self._due()
             for heard in self._inbox.taken():
-                rows += self._events_of(heard)
+                rows += _at(self._events_of(heard), heard.at_s)
             now_s = self.now_s
             if now_s >= min(until_s, tick_s) or (stop_at_event and any(row["kind"][0] in NEWS for row in rows)):
                 return self._told(rows)
@@ -286,10 +287,10 @@ class SshBackend:
     # --- what happened
 
     def _heard(self, job: int, told: Told) -> None:
-        self._inbox.put(_Heard(told=told, job=job))
+        self._inbox.put(_Heard(self.now_s, told=told, job=job))
 
     def _host_changed(self, host: str, up: bool) -> None:
-        self._inbox.put(_Heard(host=host, up=up))
+        self._inbox.put(_Heard(self.now_s, host=host, up=up))
 
     def _next_arrival_s(self) -> float:
         return float(self.jobs.arrival_s[self._n_arrived]) if self._n_arrived < len(self.jobs) else np.inf
@@ -298,7 +299,7 @@ class SshBackend:
         """Return the jobs that have arrived by now."""
         rows = []
         while self._next_arrival_s() <= self.now_s:
-            rows.append(_row(Kind.ARRIVED, job=self._n_arrived))
+            rows.append(_row(Kind.ARRIVED, job=self._n_arrived, time_s=self.now_s))
             self._n_arrived += 1
         return rows
 
@@ -390,11 +391,14 @@ class SshBackend:
         return [*rows, _row(Kind.RESCALED, job=job, value=self._steps[job], speed=float("nan"))]
 
     def _told(self, rows: list[Events]) -> Events:
-        """Fold what happened into what is known here, and return it."""
+        """Fold what happened into what is known here, and return it in order of time."""
         if not rows:
             return NO_EVENTS
         batch = np.concatenate(rows)
-        batch["time_s"] = self.now_s
+        now_s = self.now_s
+        batch["time_s"] = np.clip(np.where(np.isnan(batch["time_s"]), now_s, batch["time_s"]), self._told_s, now_s)
+        batch = batch[np.argsort(batch["time_s"], kind="stable")]
+        self._told_s = float(batch["time_s"][-1])
         self._ledger.fold(batch)
         return batch
 
@@ -411,7 +415,7 @@ class SshBackend:
         """Take over a run of another process: its events so far are the first that `advance` returns."""
         self._history = history
         self._ledger.fold(history)
-        last_s = float(history["time_s"][-1]) if len(history) else 0.0
+        last_s = self._told_s = float(history["time_s"][-1]) if len(history) else 0.0
         self._zero_s = time.monotonic() - max(wall_s() - self._began_at, last_s)
         self._n_arrived = int(np.count_nonzero(history["kind"] == Kind.ARRIVED))
         self._steps[:] = self._ledger.belief["steps"]
@@ -446,6 +450,13 @@ class SshBackend:
 def wall_s() -> float:
     """Return the time of day, to go on counting in another process."""
     return datetime.now(UTC).timestamp()
+
+
+def _at(rows: list[Events], time_s: float) -> list[Events]:
+    """Let events have happened at a time."""
+    for row in rows:
+        row["time_s"] = time_s
+    return rows
 
 
 def _row(kind: Kind, **columns: Any) -> Events:

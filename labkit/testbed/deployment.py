@@ -56,6 +56,8 @@ class Deployment:
         Hears (number, what happened).
     strategy : str
         How it is rescaled.
+    hear : callable
+        Hears every event of the job's elastic runtime too, as it comes.
     """
 
     def __init__(
@@ -68,13 +70,14 @@ class Deployment:
         n_steps: int,
         tell: Tell,
         strategy: str = "handover",
+        hear: Callable[[dict[str, Any]], None] = lambda _: None,
     ) -> None:
         self.number, self.task = number, f"job-{number}"
         self.home = ""
         """The host of its controller; empty while it does not run."""
         self.progress = Progress()
         self._hosts, self._backups, self._wanted, self._tell_of = hosts, backups, wanted, tell
-        self._n_steps, self._strategy = n_steps, strategy
+        self._n_steps, self._strategy, self._hear_of = n_steps, strategy, hear
         self._change = threading.Condition()
         self._want: Place | None = None
         self._have: Place | None = None
@@ -82,6 +85,7 @@ class Deployment:
         self._life = 0
         """Counts starts."""
         self._launchers: set[str] = set()
+        self._n_starts: dict[str, int] = {}
         self._fetching = threading.Lock()
         self._thread: threading.Thread | None = None
 
@@ -154,6 +158,7 @@ class Deployment:
         home = next((site for site, (workers, _) in place.items() if workers), next(iter(place))).rpartition("/")[0]
         agent = self._hosts.agent(home)
         self._restore(home)
+        self._set_aside(home)
         job = self._wanted(home, place)
         self._begin(agent, module="labkit.testbed.job", files={"job.json": json.dumps(job).encode()})
         with self._change:
@@ -168,6 +173,14 @@ class Deployment:
             there = f"{self._hosts.agent(home).hello['folder']}/{brought}"
             self._once(home, ["tar", "-xf", there])
             self._hosts.fleet.run(["rm", "-f", there], only=[home])
+
+    def _set_aside(self, home: str) -> None:
+        """Set aside what an earlier start here told: who follows the file would take it for news."""
+        if (n := self._n_starts.get(home, 0)) > 0:
+            folder = f"{self._hosts.agent(home).hello['folder']}/runs/{self._hosts.run}/{self.task}"
+            aside = f"{folder}/{EVENTS.replace('/', f'/{n - 1}-')}"
+            self._hosts.fleet.run(["mv", "-f", f"{folder}/{EVENTS}", aside], only=[home])
+        self._n_starts[home] = n + 1
 
     def _once(self, host: str, argv: list[str]) -> None:
         """Run a short program in the folder of the task, and wait for its end."""
@@ -260,7 +273,7 @@ class Deployment:
     # --- what the job tells
 
     def _follow(self, *, caught_up: bool = True) -> None:
-        self.progress = Progress(steps=self.progress.steps, saved=self.progress.saved)
+        self.progress = Progress(steps=self.progress.steps, saved=self.progress.saved, n_steps=self._n_steps)
         self._life += 1
         target, arguments = self._hear, (self.home, caught_up, self._life)
         threading.Thread(target=target, args=arguments, name=f"{self.task} events", daemon=True).start()
@@ -309,6 +322,7 @@ class Deployment:
         told = self.progress.note(event)
         if quiet:
             return
+        self._hear_of(event)
         if event["event"] == "saved" and self.progress.saved < self._n_steps:
             threading.Thread(target=self._back_up, daemon=True).start()
         if told is not None:

@@ -64,12 +64,24 @@ def testbed() -> Jobs:
     )  # fmt: skip
 
 
+def fidelity() -> Jobs:
+    """Return nine jobs for a small testbed: too many at times for six GPUs, so that they are rescaled."""
+    return Jobs.of(
+        name="fidelity", id=[f"{name}-{n}" for n in (1, 2, 3) for name in ("search", "language", "sentences")],
+        model=["dssm", "wlm", "cnn-text-classification"] * 3, arrival_s=[0, 2, 4, 16, 24, 32, 44, 52, 60],
+        total_steps=[1200, 500, 700, 600, 400, 500, 800, 300, 400], steps_per_epoch=32,
+        duration_s=[24, 25, 28, 12, 20, 20, 16, 15, 16], n_workers=[1, 2, 1, 2, 1, 2, 1, 2, 1], n_ps=1, max_workers=2,
+        max_ps=2, worker_demand=amounts(gpus=1, cpus=0.2), ps_demand=amounts(cpus=0.1),
+    )  # fmt: skip
+
+
 TRACES: Final[dict[str, Callable[[], Jobs]]] = {
     "demo.csv": demo,
     "gavel-small.trace": gavel_small,
     "philly-like.csv": philly_small,
     "dl2-small.csv": dl2_small,
     "testbed.csv": testbed,
+    "fidelity.csv": fidelity,
 }
 """Each file in `traces/` and its recipe."""
 

@@ -64,9 +64,9 @@ def test_three_jobs_train_where_there_is_no_sshd_and_one_is_rescaled_on_the_way(
     assert (scaled["n_workers"].isin([1, 2])).all()
     told = [str(cell) for cell in cli_demo.table_of(twins).columns[3].cells]
     assert np.count_nonzero(told) == scaled["job"].nunique()
-    text = write_report([twins.simulated], tmp_path / "a.html", beside=(twins.real, twins.simulated)).read_text()
-    assert "On machines, and simulated" in text
-    assert "optimus (testbed): who ran when" in text
+    text = write_report([twins.simulated], tmp_path / "a.html", pair=(twins.real, twins.simulated)).read_text()
+    assert "Fidelity" in text
+    assert "Real: optimus (testbed)" in text
     assert gone(str(tmp_path))
 
 
