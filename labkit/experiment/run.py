@@ -127,6 +127,8 @@ class Experiment:
         """Return the options of a run, as JSON can hold them."""
         parts: dict[str, Any] = {"scheduler": scheduler, "cadence": self.cadence, "overheads": self.overheads}
         parts |= {"variation": self.variation, "faults": self.faults}
+        if (profile := getattr(self.speed, "profile", None)) is not None:
+            parts["profile"] = f"{profile.name}, {profile.made.at}"
         told = {name: _plain(part) for name, part in parts.items() if part is not None}
         return told | {"speed": type(self.speed).__name__}
 

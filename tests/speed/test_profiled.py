@@ -17,6 +17,7 @@ from labkit.core.errors import InputError, ProfileError
 from labkit.core.protocols import ChangeModel, Running
 from labkit.core.resources import amounts
 from labkit.experiment import simulate
+from labkit.experiment.speeds import speed_model
 from labkit.simulator import Overheads
 from labkit.speed.profiled import (
     Beside,
@@ -219,6 +220,15 @@ def test_a_simulation_takes_cluster_speeds_and_overheads_from_a_profile(tmp_path
     plain = simulate(jobs("m"), scheduler="fifo", profile=path, overheads=Overheads())
     assert plain.summary["mean_jct_s"] == pytest.approx(10.0)
     assert simulate(jobs("m"), scheduler="fifo", profile=path, cluster="no_network(3)").cluster.n_machines == 3
+
+
+def test_a_profile_is_also_a_table_of_speeds_for_what_schedulers_measure_before_a_run(tmp_path: Path) -> None:
+    path = write(profile(overheads=OVERHEADS), tmp_path / "p.json")
+    speed = speed_model(jobs("m"), profile().cluster(), throughputs=path)
+    assert isinstance(speed, ProfiledSpeed)
+    assert speed.durations_s() == pytest.approx([10.0])
+    with pytest.raises(InputError, match="'profiled' needs a testbed's profile"):
+        speed_model(jobs("m"), profile().cluster(), kind="profiled")
 
 
 def test_neither_cluster_nor_profile_is_refused() -> None:

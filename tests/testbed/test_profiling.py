@@ -11,7 +11,6 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from fabbing import environment
 
 from labkit.core import Jobs
 from labkit.core.errors import InputError
@@ -26,6 +25,7 @@ from labkit.testbed.profiling.measure import measure, overheads
 from labkit.testbed.profiling.run import asked, profile, table
 from labkit.testbed.training import Training
 from labkit.topology import no_network
+from tests.testbed.fabbing import environment
 
 TINY = Training(width=0.05, samples=256)
 
@@ -76,7 +76,7 @@ def test_a_place_seats_exactly_the_gang(gang: Gang) -> None:
 
 def test_a_trace_is_measured_up_to_its_largest_gangs_and_names_up_to_those_asked_for() -> None:
     jobs = Jobs.of(
-        arrival_s=0.0, total_steps=[5, 5, 5], model=["dssm", "wlm", "dssm"], n_ps=1, max_workers=[1, 2, 4],
+        arrival_s=[0.0] * 3, total_steps=5, model=["dssm", "wlm", "dssm"], n_ps=1, max_workers=[1, 2, 4],
         max_ps=[2, 1, 1], sync=[True, False, True],
     )  # fmt: skip
     assert kinds_of(jobs) == [Kind("dssm", True, 2, 4), Kind("wlm", False, 1, 2)]

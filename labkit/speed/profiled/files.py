@@ -36,6 +36,15 @@ def read(path: str | Path) -> TestbedProfile:
     return profile
 
 
+def is_profile(path: str | Path) -> bool:
+    """Tell whether a file begins as a profile of a testbed does."""
+    try:
+        with Path(path).open(encoding="utf-8") as file:
+            return FORMAT in file.read(200)
+    except (OSError, ValueError):
+        return False
+
+
 def write(profile: TestbedProfile, path: str | Path) -> Path:
     """Write a profile, as a whole or not at all; return where it is.
 
