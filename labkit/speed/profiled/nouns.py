@@ -277,11 +277,10 @@ class TestbedProfile(Row):
     def pool_of(self, cluster: Cluster) -> tuple[np.ndarray[Any, np.dtype[np.int32]], np.ndarray[Any, Any]]:
         """Return the pool of each device group of a cluster, (G,), and the cores of each pool.
 
-        A machine that the profile does not know has a pool of its own with the cores of its groups. No pool gives less
-        than a gang on one host was seen to use while it was measured, as far as its hosts have so many.
+        A machine that the profile does not know has a pool of its own with the cores of its groups.
         """
         index = {host: k for k, pool in enumerate(self.pools) for host in pool.hosts}
-        cores = [max(pool.cores, min(self.used_cores, self._declared_cores(pool))) for pool in self.pools]
+        cores = [pool.cores for pool in self.pools]
         own = np.bincount(cluster.group_machine, weights=cluster.capacity[:, 1], minlength=cluster.n_machines)
         machine = np.zeros(cluster.n_machines, np.int32)
         for m, name in enumerate(cluster.machines):
@@ -289,14 +288,6 @@ class TestbedProfile(Row):
                 cores.append(float(own[m]))
             machine[m] = index.get(name, len(cores) - 1)
         return machine[cluster.group_machine], np.array(cores)
-
-    @property
-    def used_cores(self) -> float:
-        """The most cores that a gang on one host kept busy while it was measured; 0 without any."""
-        return max((cell.cpu_s / cell.step_s for cell in self.cells if cell.step_s and cell.n_hosts == 1), default=0.0)
-
-    def _declared_cores(self, pool: Pool) -> float:
-        return float(sum(host.cpus for host in self.hosts if host.name in pool.hosts))
 
 
 def _pool_faults(pools: list[Pool], names: list[str]) -> list[str]:
