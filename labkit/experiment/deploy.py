@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import secrets
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -184,12 +183,10 @@ def _run(
         if len(batch) > known:
             writer.append(batch[known:])
 
-    began = time.perf_counter()
     with backend, ExitStack() as stack:
         watchers = [write, *observers]
         if progress:
             watchers.append(stack.enter_context(ProgressBar(name, total=len(experiment.jobs))))
         session = experiment.session(scheduler, observers=watchers, backend=backend)
         rows = session.run(scheduler)
-    writer.info = replace(writer.info, wall_s=time.perf_counter() - began)
     return rows if len(rows) else NO_EVENTS

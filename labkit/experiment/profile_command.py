@@ -50,7 +50,7 @@ def profile(
     asynchronous: Annotated[bool, typer.Option("--asynchronous", help="With --models: train asynchronously.")] = False,
     width: Annotated[float, typer.Option(help="Scale of the models, as for `labkit run`.")] = 0.1,
     loads: Annotated[str, typer.Option(help="Busy cores to measure a job beside.")] = "1,2",
-    pairs: Annotated[int, typer.Option(help="Pairs of jobs to measure beside each other.", min=0)] = 2,
+    pairs: Annotated[int, typer.Option(help="Pairs of jobs to measure beside each other.", min=0)] = 1,
 ) -> None:
     """Measure on a testbed what a simulation of it needs."""
     from labkit.core.text import split_names

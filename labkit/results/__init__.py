@@ -9,6 +9,7 @@ from labkit.results.intervals import gantt, heat_map, time_split, utilisation
 from labkit.results.lanes import lanes
 from labkit.results.metrics import compare, jct_cdf, job_table, summary
 from labkit.results.record import RunInfo, RunRecord, State, labels
+from labkit.results.rescalings import rescalings
 from labkit.results.store import RunWriter, free_id, known_runs, load
 from labkit.results.stretches import stretches
 from labkit.results.sweep_folder import read_sweep
@@ -38,6 +39,7 @@ __all__ = [
     "lanes",
     "load",
     "read_sweep",
+    "rescalings",
     "stretches",
     "summary",
     "sweep_differences",

@@ -142,10 +142,7 @@ class SshBackend:
         self._deployments = [self._deployment(number) for number in range(len(jobs))]
         self._get_ready()
         self.hosts.watch()
-        self._zero_s = time.monotonic()
-        if began_at is None:
-            self._began_at = wall_s()
-            self._remember()
+        self._begun = began_at is not None
 
     def _get_ready(self) -> None:
         """Bring this labkit to all hosts, and connect to their agents.
@@ -177,8 +174,8 @@ class SshBackend:
 
     @property
     def now_s(self) -> float:
-        """Seconds since the run began."""
-        return time.monotonic() - self._zero_s
+        """Seconds since the run began: since `advance` was first called, so pre-runs of schedulers do not count."""
+        return time.monotonic() - self._zero_s if self._begun else 0.0
 
     @property
     def idle(self) -> bool:
@@ -206,6 +203,9 @@ class SshBackend:
 
     def advance(self, until_s: float, *, stop_at_event: bool) -> Events:
         """Wait until `until_s`, until there are news, or for a second."""
+        if not self._begun:
+            self._begun, self._zero_s, self._began_at = True, time.monotonic(), wall_s()
+            self._remember()
         if len(self._history):
             history, self._history = self._history, NO_EVENTS
             return history

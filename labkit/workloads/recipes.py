@@ -58,7 +58,7 @@ def testbed() -> Jobs:
     """Return three jobs for a small testbed: seconds of training each, one after another, with room to grow."""
     return Jobs.of(
         name="testbed", id=["search", "language", "sentences"], model=["dssm", "wlm", "cnn-text-classification"],
-        arrival_s=[0.0, 4.0, 8.0], total_steps=[500, 300, 400], steps_per_epoch=32, duration_s=[20.0, 30.0, 40.0],
+        arrival_s=[0.0, 2.0, 4.0], total_steps=[1500, 500, 800], steps_per_epoch=32, duration_s=[12.0, 8.0, 13.0],
         n_workers=1, n_ps=1, max_workers=2, max_ps=2, worker_demand=amounts(gpus=1, cpus=0.2),
         ps_demand=amounts(cpus=0.1),
     )  # fmt: skip

@@ -202,6 +202,12 @@ def test_too_few_measurements_fit_nothing() -> None:
     assert interference([beside(1.0, 1.0, 1.1)], cores=2.0) is None
 
 
+def test_what_was_measured_while_something_else_ran_is_not_believed() -> None:
+    rows = [beside(own, others, 1.25) for own in (0.5, 1.0) for others in (0.2, 0.5, 0.8, 1.0)]
+    assert interference(rows, cores=4.0) is not None
+    assert interference([replace(row, busy_cores=0.5) for row in rows], cores=4.0) is None
+
+
 # --- in a simulation
 
 

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Self
 
 from labkit.core.errors import unknown
 from labkit.elastic.transport.errors import AccessError, AddressError
+from labkit.elastic.transport.unix import UNIX_PATH_BYTES, fits
 
 if TYPE_CHECKING:
     from labkit.elastic.transport.certificates import Certificates
 
-UNIX_PATH_BYTES = 107
-"""Longest path of a unix socket, in bytes [sun_path of unix(7), less its final zero]."""
 TOKEN_BYTES = 32
 
 
@@ -78,10 +77,10 @@ class Address:
 def _checked_path(path: str, text: str) -> str:
     if not path.startswith("/") or "\0" in path:
         raise AddressError(f"'{text}' is no address; expected an absolute path, for example unix:/run/user/1000/ps-0.")
-    if len(os.fsencode(path)) > UNIX_PATH_BYTES:
+    if not fits(path):
         raise AddressError(
             f"'{text}': a unix socket's path has at most {UNIX_PATH_BYTES} bytes; this one has "
-            f"{len(os.fsencode(path))}. Put it into a shorter folder, for example /tmp/labkit-JOB."
+            f"{len(os.fsencode(path))}. Give it a shorter name or folder, for example /tmp/labkit-JOB."
         )
     return path
 

@@ -16,6 +16,7 @@ from labkit.elastic.transport.greeting import Greeting
 from labkit.elastic.transport.intake import Intake
 from labkit.elastic.transport.streams import SocketStream, Stream
 from labkit.elastic.transport.terms import DEFAULT_LEASE, DEFAULT_LIMITS, GREETING_LIMITS, Counts, Lease, Limits
+from labkit.elastic.transport.unix import reached
 
 if TYPE_CHECKING:
     from ssl import SSLContext
@@ -87,7 +88,8 @@ def connected(address: Address, lease: Lease) -> socket.socket:
         sock = socket.socket(socket.AF_UNIX)
         try:
             sock.settimeout(lease.greeting_s)
-            sock.connect(address.path)
+            with reached(address.path) as short:
+                sock.connect(short)
         except BaseException:
             sock.close()
             raise

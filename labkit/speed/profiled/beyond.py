@@ -8,7 +8,7 @@ import numpy as np
 
 from labkit.core.resources import Floats
 from labkit.speed.interference.factors import FACTORS
-from labkit.speed.profiled.fits import foreseen
+from labkit.speed.profiled.fits import foreseen, quiet
 from labkit.speed.profiled.nouns import TestbedProfile
 
 
@@ -34,7 +34,7 @@ class Beyond:
     @classmethod
     def of(cls, profile: TestbedProfile) -> Beyond:
         """Return what a profile says."""
-        rows = profile.beside
+        rows = quiet(profile.beside)
         if profile.interference is None or not rows or not profile.pools:
             return cls()
         measured = np.array([row.shared_s / row.alone_s for row in rows]) / foreseen(rows, cores=profile.pools[0].cores)

@@ -9,7 +9,7 @@ import numpy as np
 from labkit.core.errors import ProfileError
 from labkit.core.resources import Floats
 from labkit.speed.optimus import PRIOR, SpeedFunction
-from labkit.speed.profiled.nouns import Beside, Cell, Fitted
+from labkit.speed.profiled.nouns import QUIET, Beside, Cell, Fitted
 from labkit.speed.profiled.sharing import max_min
 
 
@@ -29,6 +29,11 @@ def _fitted(model: str, sync: bool, cells: Sequence[Cell], batch: float) -> Fitt
     return Fitted(model=model, sync=sync, theta=theta, batch=batch, error=round(function.error, 4))
 
 
+def quiet(rows: Sequence[Beside]) -> list[Beside]:
+    """Return the measurements during which nothing else ran."""
+    return [row for row in rows if row.busy_cores <= QUIET]
+
+
 def foreseen(rows: Sequence[Beside], *, cores: float) -> Floats:
     """Return the slowdown of each measured job by the sharing of cores alone, (n,)."""
     slowdown = np.ones(len(rows))
@@ -40,11 +45,12 @@ def foreseen(rows: Sequence[Beside], *, cores: float) -> Floats:
 
 
 def interference(rows: Sequence[Beside], *, cores: float) -> list[float] | None:
-    """Return the coefficients of what jobs slow each other beyond the sharing of cores; None for too few rows."""
+    """Return the coefficients of what jobs slow each other beyond the sharing of cores; None for too few quiet rows."""
     import pandas as pd
 
     from labkit.speed.interference import InterferenceModel
 
+    rows = quiet(rows)
     beyond = np.array([row.shared_s / row.alone_s for row in rows]) / foreseen(rows, cores=cores)
     table = pd.DataFrame(
         {

@@ -15,6 +15,9 @@ from labkit.topology.inventory import Host, cluster_of
 VERSION: Final = 1
 """Of the file."""
 
+QUIET: Final = 0.15
+"""Cores that something else may keep busy while a measurement is believed."""
+
 Name = Annotated[str, Len(1)]
 Count = Annotated[int, Ge(0)]
 Positive = Annotated[float, Gt(0), Lt(float("inf"))]
@@ -164,6 +167,8 @@ class Beside(Row):
         Processes that compete for cores, its own and the others'.
     alone_s, shared_s : float
         Seconds of an update, alone and beside them.
+    busy_cores : float
+        Cores that something else kept busy meanwhile; where it is more than `QUIET`, nothing is fitted to this.
     """
 
     job: Name
@@ -174,6 +179,7 @@ class Beside(Row):
     co_weight: Positive = 1.0
     alone_s: Positive
     shared_s: Positive
+    busy_cores: Amount = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

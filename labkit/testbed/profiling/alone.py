@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from labkit.core.errors import LabkitError
-from labkit.speed.profiled.nouns import Cell
+from labkit.speed.profiled.nouns import QUIET, Cell
 from labkit.testbed.errors import HostError
 from labkit.testbed.profiling.gangs import Gang, Kind, place_of, walk
 from labkit.testbed.profiling.stage import Stage
@@ -24,8 +24,7 @@ LEAST_STEPS, LEAST_S, MOST_S, SETTLE_S = 15, 1.2, 12.0, 0.2
 """A measurement: so many updates and so many seconds; what takes longer than `MOST_S` is measured with fewer."""
 
 TRIES: Final = 3
-BUSY: Final = 0.15
-"""While something else keeps more cores busy than that, a measurement is tried again; the quietest one counts."""
+"""While something else runs, a measurement is tried again; the quietest one counts."""
 
 FEWEST: Final = 4
 
@@ -111,7 +110,7 @@ def pace(trainee: Trainee, *, least_s: float = LEAST_S) -> Pace:
     """
     trainee.more_steps(SETTLE, least_s=SETTLE_S, most_s=MOST_S)
     found: list[Pace] = []
-    while len(found) < TRIES and all(each.busy_cores > BUSY for each in found):
+    while len(found) < TRIES and all(each.busy_cores > QUIET for each in found):
         found.append(_try(trainee, least_s))
     return min(found, key=lambda each: each.busy_cores)
 

@@ -58,4 +58,5 @@ def _row(job: str, beside: str, alone: Pace, shared: Pace, *, co_cores: float, c
         "cpu_cores": alone.cores, "co_cpu_cores": co_cores, "weight": alone.weight, "co_weight": co_weight,
         "alone_s": alone.step_s, "shared_s": shared.step_s,
     }  # fmt: skip
+    numbers["busy_cores"] = max(alone.busy_cores, shared.busy_cores)
     return Beside(job=job, co_runners=beside, **{name: float(f"{value:.5g}") for name, value in numbers.items()})

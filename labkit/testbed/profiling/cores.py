@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import statistics
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -15,11 +14,10 @@ from labkit.speed.profiled.nouns import Pool
 from labkit.testbed.agent.client import Agent
 from labkit.testbed.errors import HostError
 from labkit.testbed.profiling.stage import LEASE_S, Stage
+from labkit.testbed.profiling.usage import Usage
 
 SPIN: Final = "labkit.testbed.profiling.spin"
 ALONE_S, TOGETHER_S = 0.3, 1.0
-ROUNDS: Final = 3
-"""Of which the middle one counts: in a single one, something else may just have been busy."""
 _numbers = count()
 
 
@@ -27,25 +25,26 @@ def pools(stage: Stage) -> list[Pool]:
     """Return the machines of a testbed, and how many cores each one gives, measured.
 
     A generator of load alone says what a second of a core is worth; as many as there are cores say how many such
-    seconds the machine gives in a second.
+    seconds the machine gives in a second. What something else uses meanwhile is counted as if it were free.
     """
     return [
-        Pool(name=stage.hosts.agent(hosts[0]).hello["host"] or boot[:8], hosts=hosts, cores=_cores(stage, hosts[0]))
+        Pool(name=stage.hosts.agent(hosts[0]).hello["host"] or boot[:8], hosts=hosts, cores=_cores(stage, hosts))
         for boot, hosts in stage.machines.items()
     ]
 
 
-def _cores(stage: Stage, host: str) -> float:
+def _cores(stage: Stage, hosts: list[str]) -> float:
+    host = hosts[0]
     n = len(stage.hosts.agent(host).hello["cores"])
     (alone,) = _spun(stage, host, 1, ALONE_S)
-    rate = alone["loops"] / max(alone["cpu_s"], 1e-3)
-    return round(min(statistics.median(_together(stage, host, n) for _ in range(ROUNDS)) / rate, float(n)), 3)
-
-
-def _together(stage: Stage, host: str, n: int) -> float:
-    """Return the loops per second of so many loads at once."""
+    before = stage.look()
     many = _spun(stage, host, n, TOGETHER_S)
-    return sum(said["loops"] for said in many) / max(said["wall_s"] for said in many)
+    used = Usage(before, stage.look())
+    loops, cpu_s = (sum(said[what] for said in many) for what in ("loops", "cpu_s"))
+    worth = loops / max(cpu_s, 1e-3) / (alone["loops"] / max(alone["cpu_s"], 1e-3))
+    got = cpu_s / max(said["wall_s"] for said in many)
+    others = max(used.others(hosts) - cpu_s / used.over_s(host), 0.0)  # the loads are gone: nobody's tasks any more
+    return round(min((got + others) * worth, float(n)), 3)
 
 
 def _spun(stage: Stage, host: str, n: int, seconds: float) -> list[dict[str, float]]:

@@ -14,9 +14,10 @@ import numpy as np
 from labkit.core.errors import LabkitError
 from labkit.speed.profiled import Beside, Link, Made, Overhead, Pool, TestbedProfile
 from labkit.speed.profiled.fits import interference, speed_functions
+from labkit.speed.profiled.nouns import QUIET
 from labkit.testbed.inventory import Inventory
 from labkit.testbed.links import measure as measure_links
-from labkit.testbed.profiling.alone import BUSY, Change, Found, Say, alone
+from labkit.testbed.profiling.alone import Change, Found, Say, alone
 from labkit.testbed.profiling.beside import beside_load, pair, smallest
 from labkit.testbed.profiling.cores import pools
 from labkit.testbed.profiling.gangs import Gang, Kind, walk
@@ -28,7 +29,7 @@ LOADS = (1, 2)
 """Busy cores beside a job."""
 
 LINK_S = 0.2
-MOST_PAIRS = 2
+MOST_PAIRS = 1
 
 
 def measure(
@@ -165,7 +166,7 @@ def _made(command: str, how: Training, found: Found, machines: Sequence[Pool], *
 
     busy = max((cell.busy_cores for cell in found.cells), default=0.0)
     notes = list(found.notes)
-    if busy > BUSY:
+    if busy > QUIET:
         notes.append(
             f"something else kept up to {busy:.1f} cores busy meanwhile (cells tell when): measure on a quiet testbed"
         )

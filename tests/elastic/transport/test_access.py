@@ -246,7 +246,7 @@ def test_an_address_without_its_key_is_refused_before_anything_opens(text, acces
         ("tls://10.0.0.1:65536", "is no address"),
         ("tls:10.0.0.1:1", "is no address"),
         ("unix:relative", "absolute path"),
-        ("shm:/" + "x" * 107, "at most 107 bytes; this one has 108"),
+        ("shm:/" + "x" * 107, "at most 107 bytes; this one has 108. Give it a shorter name"),
     ],
 )
 def test_a_misspelt_address_is_told_what_is_wrong(text, match):
@@ -272,6 +272,23 @@ def test_a_taken_address_is_told_and_a_dead_one_reused(listening, accesses, addr
     left.close()
     Listener(dead, welcome=lambda peer: Noting(), access=accesses["unix"]).close()
     assert not os.path.exists(dead.path)
+
+
+@pytest.mark.parametrize("scheme", ["unix", "shm"])
+def test_a_socket_may_lie_in_a_folder_of_any_depth(folder, accesses, scheme):
+    deep = folder / "/".join(["deeper-and-deeper"] * 12)
+    deep.mkdir(parents=True)
+    deep.chmod(0o700)
+    address = Address.parse(f"{scheme}:{deep}/controller.sock")
+    listener = Listener(address, welcome=lambda peer: Echo(), access=accesses[scheme])
+    join(listener, accesses[scheme]).close()
+    with refused("another process listens there", AddressError):
+        Listener(address, welcome=lambda peer: Noting(), access=accesses[scheme])
+    listener.close()
+    assert not os.path.exists(address.path)
+    with refused("nobody answers at", UnreachableError):
+        join(listener, accesses[scheme])
+    assert stat.S_IMODE(deep.stat().st_mode) == 0o700
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
