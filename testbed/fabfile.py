@@ -20,7 +20,7 @@ WHERE = {"inventory": "File that describes the hosts; else testbed/hosts.toml, e
     help={
         **WHERE,
         "hosts": "How many, of a laptop testbed; else as many as it has, 4 for a new one.",
-        "gpus": "That each host of a laptop testbed says it has.",
+        "gpus": "That each host of a laptop testbed says it has; else as many as it says, 1 in a new one.",
         "shaped": "Rate of each link of a laptop testbed, such as 200mbit.",
     }
 )
@@ -29,7 +29,7 @@ def up(c: Context, inventory: str = "", hosts: int = 0, gpus: int = 0, shaped: s
     from labkit.testbed.upkeep import standing, up
 
     found = inventory_of(c, inventory) if inventory or standing() else None
-    return show(up(found, n_hosts=hosts or None, gpus=gpus, shaped=shaped or None))
+    return show(up(found, n_hosts=hosts or None, gpus=gpus or None, shaped=shaped or None))
 
 
 @task(help={**WHERE, "runs": "End what runs on real hosts too; a laptop testbed ends with all that runs on it."})

@@ -15,7 +15,7 @@ from labkit.core.events import NO_EVENTS, Events
 from labkit.core.jobs import Jobs
 from labkit.core.protocols import Scheduler
 from labkit.experiment.run import Experiment, ProgressBar
-from labkit.experiment.session import Observer
+from labkit.experiment.session import Observer, refuse_unfit
 from labkit.results.record import RunInfo, RunRecord, State
 from labkit.results.store import RunWriter, free_id, load
 from labkit.schedulers import make
@@ -69,7 +69,7 @@ def deploy(
     Raises
     ------
     InputError
-        If a job cannot train, or a host cannot be reached; nothing has been started then.
+        If a job cannot train or fits no host, or a host cannot be reached; nothing has been started then.
     """
     from labkit.testbed.backend import SshBackend
     from labkit.testbed.inventory import Inventory
@@ -83,6 +83,7 @@ def deploy(
     info = experiment.info(scheduler, name=called)
     info = replace(info, run=free_id(folder, info.run), backend="testbed")
     (training or Training()).check(experiment.jobs)
+    refuse_unfit(experiment.simulator(), experiment.speed.runs_on())
     writer = RunWriter.create(folder, info=info, jobs=experiment.jobs, cluster=experiment.cluster)
     with writer:
         backend = SshBackend(experiment.jobs, hosts, run=run_id(info), folder=writer.folder, training=training)

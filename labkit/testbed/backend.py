@@ -377,6 +377,7 @@ class SshBackend:
     def _gone_on(self, job: int, rest: Place | None) -> list[Events]:
         """Return that a job goes on with what is left, or failed."""
         if rest is None:
+            self._note(f"job {self.jobs.id[job]} failed: its host was lost")
             self._let_go(job)
             return [_row(Kind.FAILED, job=job, value=float(self._deployments[job].progress.saved), speed=0.0)]
         self._places[job] = rest

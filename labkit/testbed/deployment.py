@@ -82,6 +82,8 @@ class Deployment:
         self._want: Place | None = None
         self._have: Place | None = None
         self._closed = self._dead = False
+        self._life = 0
+        """Counts starts."""
         self._launchers: set[str] = set()
         self._n_starts: dict[str, int] = {}
         self._fetching = threading.Lock()
@@ -243,12 +245,15 @@ class Deployment:
         return dict(said)
 
     def _bury(self) -> None:
-        """Be no more, on whatever hosts are still there."""
+        """Be no more, on whatever hosts are still there; who said that a host is lost has told what that means."""
         for host in sorted({*self._launchers, self.home} - {""}):
             if self._hosts.up[host]:
                 with suppress(AgentError, HostError):
                     self._hosts.agent(host).stop(self._hosts.run, task=self.task, grace_s=0.5)
-        self._over(Told("failed", self.progress.saved, why="a host was lost"))
+        with self._change:
+            self._have, self._dead, self.home = None, False, ""
+            self._life += 1
+            self._launchers.clear()
 
     def _failed(self, why: str) -> None:
         """Tell that what was decided cannot be had; where the job still runs, it goes on as it is."""
@@ -269,16 +274,18 @@ class Deployment:
 
     def _follow(self, *, caught_up: bool = True) -> None:
         self.progress = Progress(steps=self.progress.steps, saved=self.progress.saved, n_steps=self._n_steps)
-        target, arguments = self._hear, (self.home, caught_up)
+        self._life += 1
+        target, arguments = self._hear, (self.home, caught_up, self._life)
         threading.Thread(target=target, args=arguments, name=f"{self.task} events", daemon=True).start()
 
-    def _hear(self, home: str, caught_up: bool) -> None:
+    def _hear(self, home: str, caught_up: bool, life: int) -> None:
         """Follow the events of the job until it has ended, over as many connections as that takes.
 
-        What has happened before this process came is not told again, only what it came to.
+        What has happened before this process came is not told again, only what it came to. A job whose host was lost
+        is another one when it starts again: what its old host says, should it come back, is not heard.
         """
         offset, known = 0, 0
-        while not self._closed and not self._dead:
+        while self._lives(life):
             agent = None
             try:
                 agent = self._hosts.agent(home)
@@ -286,19 +293,30 @@ class Deployment:
                     known = agent.read(self._hosts.run, task=self.task, file=EVENTS, n_bytes=1).size
                 lines = agent.follow(self._hosts.run, task=self.task, file=EVENTS, offset=offset)
                 for line in lines:
+                    if not self._lives(life):
+                        return
                     offset = lines.last
                     self._heard(json.loads(line), quiet=offset < known)
                     caught_up = caught_up or offset >= known
                 self._ended(home)
                 return
             except (AgentGone, AgentTimeout, HostError):
-                if agent is not None:
-                    self._hosts.lost(home, agent)
-                with self._change:
-                    self._change.wait_for(lambda: self._closed or self._dead, 0.5)
+                self._lost(home, agent, life=life)
             except (LabkitError, OSError, ValueError) as error:
-                self._over(Told("failed", self.progress.saved, why=str(error)))
+                if self._lives(life):
+                    self._over(Told("failed", self.progress.saved, why=str(error)))
                 return
+
+    def _lost(self, home: str, agent: Agent | None, *, life: int) -> None:
+        """Let go of a connection that broke, and wait a little."""
+        if agent is not None:
+            self._hosts.lost(home, agent)
+        with self._change:
+            self._change.wait_for(lambda: not self._lives(life), 0.5)
+
+    def _lives(self, life: int) -> bool:
+        """Return whether what a start tells is to be heard."""
+        return life == self._life and not self._closed and not self._dead
 
     def _heard(self, event: dict[str, Any], *, quiet: bool) -> None:
         told = self.progress.note(event)
