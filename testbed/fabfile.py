@@ -20,7 +20,7 @@ WHERE = {"inventory": "File that describes the hosts; else testbed/hosts.toml, e
     help={
         **WHERE,
         "hosts": "How many, of a laptop testbed; else as many as it has, 4 for a new one.",
-        "gpus": "That each host of a laptop testbed says it has.",
+        "gpus": "That each host of a laptop testbed says it has; else as many as it says, 1 in a new one.",
         "shaped": "Rate of each link of a laptop testbed, such as 200mbit.",
     }
 )
@@ -29,7 +29,7 @@ def up(c: Context, inventory: str = "", hosts: int = 0, gpus: int = 0, shaped: s
     from labkit.testbed.upkeep import standing, up
 
     found = inventory_of(c, inventory) if inventory or standing() else None
-    return show(up(found, n_hosts=hosts or None, gpus=gpus, shaped=shaped or None))
+    return show(up(found, n_hosts=hosts or None, gpus=gpus or None, shaped=shaped or None))
 
 
 @task(help={**WHERE, "runs": "End what runs on real hosts too; a laptop testbed ends with all that runs on it."})
@@ -151,6 +151,24 @@ def run(
     record = deploy(trace, inventory=inventory_of(c, inventory), scheduler=scheduler, folder=folder, progress=True)
     tell(record, folder=Path(folder), as_json=False)
     return not record.summary["n_unfinished"]
+
+
+@task(
+    help={
+        **WHERE,
+        "trace": "Its models are measured, up to their largest gangs.",
+        "models": "Instead: some by name, as dssm,wlm, up to 2 PSs and 2 workers.",
+        "out": "The file; else profiles/NAME.json, by the name of the testbed.",
+    }
+)
+def profile(c: Context, trace: str = "", models: str = "", inventory: str = "", out: str = "") -> bool:
+    """Measure what a simulation of the testbed needs."""
+    from labkit.testbed.profiling.run import asked, profile, show
+
+    kinds = asked(trace or None, models, max_ps=2, max_workers=2, sync=True)
+    made, there = profile(inventory_of(c, inventory), kinds, out=Path(out) if out else None)
+    show(made, there)
+    return not any(cell.failed for cell in made.cells)
 
 
 @task(

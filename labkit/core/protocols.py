@@ -34,6 +34,11 @@ class Running:
         (J,) tasks of each job by role.
     partner : array
         (J,) number of the job with which each one shares its GPUs, or -1; empty: nobody shares.
+    changing : array
+        (J,) what is under way: 0 nothing, 1 a start (it does not train yet), 2 a rescale (it trains with these tasks
+        until that is over); empty: nobody changes. For a `ChangeModel` only.
+    n_new : array
+        (J,) processes that are started by that.
     """
 
     job: Ints
@@ -44,6 +49,8 @@ class Running:
     n_workers: Ints
     n_ps: Ints
     partner: Ints = field(default_factory=lambda: np.empty(0, np.int32))
+    changing: Ints = field(default_factory=lambda: np.empty(0, np.int32))
+    n_new: Ints = field(default_factory=lambda: np.empty(0, np.int32))
 
     def row_job(self) -> Ints:
         """Return the position in `job` that each task row belongs to, (P,)."""
@@ -75,6 +82,25 @@ class SpeedModel(Protocol):
 
     def durations_s(self) -> Floats:
         """Return seconds that each job takes with the gang it asked for, alone on its best device type, (N,)."""
+        ...
+
+
+@runtime_checkable
+class ChangeModel(Protocol):
+    """A speed model that is not local and knows what starts and rescales take, and how they slow others down.
+
+    With one, a job that is rescaled goes on with its old tasks until the new ones are ready.
+    """
+
+    def change_s(self, jobs: Ints, *, n_new: Ints) -> Floats:
+        """Return the seconds that a start, a restart and a rescale take with nobody beside it, (J, 3)."""
+        ...
+
+    def rates(self, running: Running) -> tuple[Floats, Floats]:
+        """Return steps per second of each job, 0 of those that start, and the pace of its change, (J,) each.
+
+        A change at pace 1 takes as long as with nobody beside it, at 0.5 twice as long.
+        """
         ...
 
 

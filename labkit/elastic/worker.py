@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import defaultdict, deque
@@ -213,7 +214,12 @@ class Worker:
                     self._turn(block, owner, moves)
 
     def reconnected(self, server: str) -> None:
-        """Ask again, and push again, what was on its way when a connection broke; what comes twice is ignored."""
+        """Show a server where gradients lie; ask and push again what was on its way when a connection broke.
+
+        What comes twice is ignored.
+        """
+        with contextlib.suppress(TransportError):
+            self._show(self._channel_of(server))
         with self._changed:
             self._orders.moved |= {block for block in self._missing if self._orders.owner.get(block) == server}
             self._beside.again.add(server)
@@ -351,11 +357,15 @@ class Worker:
         """Send to a server; where that fails, its blocks will have another owner or training goes back."""
         try:
             channel = self._channel_of(owner)
-            if self.flat.lender is not None:
-                self.flat.lender.lend(channel)
+            self._show(channel)
             self._out[channel] = channel.send(kind, *buffers, **columns)
         except TransportError:
             return
+
+    def _show(self, channel: Channel) -> None:
+        """Let a server on this host read the memory of gradients."""
+        if self.flat.lender is not None:
+            self.flat.lender.lend(channel)
 
     def _compute(self, version: int) -> None:
         """Compute and push the logical shards that it has, as far as they are not computed yet."""

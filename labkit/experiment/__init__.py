@@ -2,6 +2,7 @@
 
 from labkit.experiment.cadence import Cadence, at_events, every_slot
 from labkit.experiment.deploy import attach, deploy
+from labkit.experiment.fidelity import Fidelity, fidelity, foretell
 from labkit.experiment.grid import Grid
 from labkit.experiment.run import Experiment, compare, replay, simulate
 from labkit.experiment.session import Session
@@ -11,6 +12,7 @@ from labkit.experiment.sweeping import sweep
 __all__ = [
     "Cadence",
     "Experiment",
+    "Fidelity",
     "Grid",
     "Session",
     "at_events",
@@ -18,6 +20,8 @@ __all__ = [
     "compare",
     "deploy",
     "every_slot",
+    "fidelity",
+    "foretell",
     "replay",
     "simulate",
     "speed_model",

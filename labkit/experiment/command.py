@@ -46,7 +46,7 @@ def run(
     first: Annotated[int | None, typer.Option(help="Only the first so many jobs.", min=1)] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train the jobs of a trace on a testbed, under a scheduler."""
+    """Train the jobs of a trace on a testbed, under a scheduler; exit code 1 where a job was given up."""
     import numpy as np
 
     from labkit.experiment.deploy import deploy
@@ -61,6 +61,7 @@ def run(
         throughputs=throughputs,
     )  # fmt: skip
     tell(record, folder=folder, as_json=as_json)
+    raise typer.Exit(1 if record.summary["n_unfinished"] else 0)
 
 
 def attach(
@@ -72,7 +73,9 @@ def attach(
     """Go on with a run on a testbed that was cut off here; its jobs went on."""
     from labkit.experiment.deploy import attach as go_on
 
-    tell(go_on(run, root=folder, progress=not as_json, throughputs=throughputs), folder=folder, as_json=as_json)
+    record = go_on(run, root=folder, progress=not as_json, throughputs=throughputs)
+    tell(record, folder=folder, as_json=as_json)
+    raise typer.Exit(1 if record.summary["n_unfinished"] else 0)
 
 
 def tell(record: RunRecord, *, folder: Path, as_json: bool) -> None:

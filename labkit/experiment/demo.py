@@ -1,15 +1,48 @@
-"""The main job: the shipped trace and the cluster that `labkit demo` compares schedulers on."""
+"""What `labkit demo` runs: a trace and a cluster to compare schedulers on, and three jobs that really train."""
 
 from __future__ import annotations
 
+import signal
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Final
 
 from labkit.core.errors import InputError
 from labkit.core.jobs import Jobs
+from labkit.experiment.run import simulate
 from labkit.workloads import readers
 
+if TYPE_CHECKING:
+    from labkit.results.record import RunRecord
+
 CLUSTER = "demo"
-TRACE = Path(__file__).parents[2] / "traces" / "demo.csv"
+TRACES = Path(__file__).parents[2] / "traces"
+TRACE = TRACES / "demo.csv"
+TO_TRAIN = TRACES / "testbed.csv"
+N_HOSTS: Final = 3
+"""Each with one GPU in name: two jobs have room to grow, three have not."""
+SCHEDULER: Final = "optimus"
+
+
+@dataclass(frozen=True, slots=True)
+class Twins:
+    """Jobs that really trained, and the simulation of the same.
+
+    Attributes
+    ----------
+    real, simulated : RunRecord
+        The runs.
+    notes : list of str
+        What went wrong on the way, in words.
+    """
+
+    real: RunRecord
+    simulated: RunRecord
+    notes: list[str]
 
 
 def trace() -> Jobs:
@@ -20,6 +53,81 @@ def trace() -> Jobs:
     InputError
         If labkit was installed without its traces/ folder.
     """
-    if not TRACE.is_file():
+    return _shipped(TRACE)
+
+
+def train(*, say: Callable[[str], None], progress: bool = False) -> Twins:
+    """Train three jobs on a laptop testbed of their own, and simulate the same.
+
+    The testbed is gone afterwards, also after Ctrl-C.
+
+    Parameters
+    ----------
+    say : callable
+        Hears in a line what goes on.
+    progress : bool
+        Show a progress bar.
+
+    Raises
+    ------
+    LabkitError, ImportError, OSError
+        If there cannot be such a testbed here, or nothing could be trained on it.
+    """
+    from labkit.experiment.deploy import deploy
+    from labkit.testbed.backend import NOTES
+    from labkit.testbed.bed import Bed
+
+    jobs = _shipped(TO_TRAIN)
+    with _bed_folder() as folder:
+        bed = Bed.up(N_HOSTS, folder=folder, gpus=1)
+        for note in bed.notes:
+            say(f"note: {note}")
+        say(f"{len(jobs)} jobs train on a laptop testbed of {N_HOSTS} hosts ({bed.plan.server}), under {SCHEDULER} ...")
+        real = deploy(
+            jobs, inventory=bed.inventory, scheduler=SCHEDULER, folder=folder.with_name("runs"), speed="recorded",
+            progress=progress,
+        )  # fmt: skip
+        notes = folder.with_name("runs") / real.info.run / NOTES
+        told = notes.read_text().splitlines() if notes.exists() else []
+    return Twins(real, simulate(jobs, cluster=real.cluster, scheduler=SCHEDULER, speed="recorded"), told)
+
+
+def _shipped(path: Path) -> Jobs:
+    if not path.is_file():
         raise InputError("the demo's trace is not there; run it in a checkout of labkit, with 'make demo'.")
-    return readers.read(TRACE)
+    return readers.read(path)
+
+
+@contextmanager
+def _bed_folder() -> Iterator[Path]:
+    """Yield where a laptop testbed may be; afterwards it is gone, also one that was interrupted while it came up."""
+    from labkit.testbed.bed import down
+
+    short = "/tmp" if Path("/tmp").is_dir() else None
+    with (
+        _handled(_interrupt, signal.SIGTERM, signal.SIGHUP),
+        tempfile.TemporaryDirectory(prefix="labkit-", dir=short) as made,
+    ):
+        try:
+            yield Path(made) / "bed"
+        finally:
+            with _handled(signal.SIG_IGN, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # whoever is impatient, waits
+                down(Path(made) / "bed")
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    """Do what Ctrl-C does."""
+    raise KeyboardInterrupt
+
+
+@contextmanager
+def _handled(
+    handler: Callable[[int, FrameType | None], None] | signal.Handlers, *signals: signal.Signals
+) -> Iterator[None]:
+    """Let signals be handled in another way."""
+    before = {number: signal.signal(number, handler) for number in signals}
+    try:
+        yield
+    finally:
+        for number, was in before.items():
+            signal.signal(number, was)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import secrets
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -16,7 +15,7 @@ from labkit.core.events import NO_EVENTS, Events
 from labkit.core.jobs import Jobs
 from labkit.core.protocols import Scheduler
 from labkit.experiment.run import Experiment, ProgressBar
-from labkit.experiment.session import Observer
+from labkit.experiment.session import Observer, refuse_unfit
 from labkit.results.record import RunInfo, RunRecord, State
 from labkit.results.store import RunWriter, free_id, load
 from labkit.schedulers import make
@@ -70,7 +69,7 @@ def deploy(
     Raises
     ------
     InputError
-        If a job cannot train, or a host cannot be reached; nothing has been started then.
+        If a job cannot train or fits no host, or a host cannot be reached; nothing has been started then.
     """
     from labkit.testbed.backend import SshBackend
     from labkit.testbed.inventory import Inventory
@@ -84,6 +83,7 @@ def deploy(
     info = experiment.info(scheduler, name=called)
     info = replace(info, run=free_id(folder, info.run), backend="testbed")
     (training or Training()).check(experiment.jobs)
+    refuse_unfit(experiment.simulator(), experiment.speed.runs_on())
     place = Path(folder) / info.run
     backend = SshBackend(experiment.jobs, hosts, run=run_id(info), folder=place, training=training)
     try:  # nothing is written here before all hosts are ready
@@ -189,12 +189,10 @@ def _run(
         if len(batch) > known:
             writer.append(batch[known:])
 
-    began = time.perf_counter()
     with backend, ExitStack() as stack:
         watchers = [write, *observers]
         if progress:
             watchers.append(stack.enter_context(ProgressBar(name, total=len(experiment.jobs))))
         session = experiment.session(scheduler, observers=watchers, backend=backend)
         rows = session.run(scheduler)
-    writer.info = replace(writer.info, wall_s=time.perf_counter() - began)
     return rows if len(rows) else NO_EVENTS

@@ -23,12 +23,14 @@ from labkit.experiment.cadence import Cadence, at_events
 from labkit.experiment.fluid import fluid
 from labkit.experiment.pre_run import PreRunning, measurer
 from labkit.experiment.profile import Profiled, measure_profile
+from labkit.experiment.profiled import profiled
 from labkit.experiment.session import Observer, Session
 from labkit.experiment.speeds import declared, speed_model
 from labkit.results.record import RunInfo, RunRecord, State
 from labkit.results.store import RunWriter, free_id
 from labkit.schedulers import make
 from labkit.simulator import Faults, Losses, Overheads, Replay, Simulator, Variation
+from labkit.speed.profiled import TestbedProfile
 from labkit.topology import presets
 from labkit.workloads import readers
 
@@ -49,6 +51,8 @@ class Experiment:
         What makes the run less than ideal.
     seed : int
         Of the simulator's generator.
+    believed : SpeedModel or None
+        Where schedulers measure before the run; None: `speed`.
     """
 
     jobs: Jobs
@@ -60,20 +64,29 @@ class Experiment:
     faults: Faults | None = None
     losses: Losses | None = None
     seed: int = 0
+    believed: SpeedModel | None = None
 
     @classmethod
     def of(
         cls,
         jobs: Jobs | str | Path,
         *,
-        cluster: Cluster | str,
+        cluster: Cluster | str | None = None,
         speed: SpeedModel | str = "auto",
         throughputs: str | Path | None = None,
         strict: bool = False,
+        profile: TestbedProfile | str | Path | None = None,
         **options: Any,
     ) -> Experiment:
-        """Return an experiment; a trace may be a path, a cluster a preset or an expression, a speed model a name."""
+        """Return an experiment; a trace may be a path, a cluster a preset or an expression, a speed model a name.
+
+        A profile of a testbed (`labkit profile`) gives cluster, speeds and overheads, unless they are given too.
+        """
         jobs = jobs if isinstance(jobs, Jobs) else readers.read(jobs)
+        if profile is not None:
+            cluster, speed, options = profiled(jobs, profile, cluster=cluster, speed=speed, options=options)
+        if cluster is None:
+            raise InputError("neither a cluster nor a profile is given; cluster='demo', say, or profile=FILE.")
         cluster = cluster if isinstance(cluster, Cluster) else presets.build(cluster)
         if isinstance(speed, str):
             speed = speed_model(jobs, cluster, kind=speed, throughputs=throughputs, strict=strict)
@@ -100,11 +113,12 @@ class Experiment:
 
         It runs on `backend`, by default on a fresh simulator, with leases if the scheduler has a `lease_s`.
         """
+        believed = self.believed or self.speed
         if isinstance(scheduler, PreRunning):
-            scheduler.pre_run(self.jobs, measurer(self.jobs, self.cluster, speed=self.speed))
+            scheduler.pre_run(self.jobs, measurer(self.jobs, self.cluster, speed=believed))
         if isinstance(scheduler, Profiled):
             pairs = scheduler.wants_pairs
-            scheduler.learn(measure_profile(self.jobs, self.cluster, speed=self.speed, pairs=pairs))
+            scheduler.learn(measure_profile(self.jobs, self.cluster, speed=believed, pairs=pairs))
         cadence = self.cadence or at_events(quantum_s=getattr(scheduler, "quantum_s", math.inf))
         backend = backend or self.simulator(lease_s=getattr(scheduler, "lease_s", None))
         return Session(backend, cadence=cadence, runs_on=self.speed.runs_on(), observers=observers)
@@ -113,6 +127,8 @@ class Experiment:
         """Return the options of a run, as JSON can hold them."""
         parts: dict[str, Any] = {"scheduler": scheduler, "cadence": self.cadence, "overheads": self.overheads}
         parts |= {"variation": self.variation, "faults": self.faults}
+        if (profile := getattr(self.speed, "profile", None)) is not None:
+            parts["profile"] = f"{profile.name}, {profile.made.at}"
         told = {name: _plain(part) for name, part in parts.items() if part is not None}
         return told | {"speed": type(self.speed).__name__}
 
@@ -193,13 +209,13 @@ class Experiment:
 def simulate(
     jobs: Jobs | str | Path,
     *,
-    cluster: Cluster | str,
+    cluster: Cluster | str | None = None,
     scheduler: Scheduler | str,
     folder: str | Path | None = None,
     progress: bool = False,
     **options: Any,
 ) -> RunRecord:
-    """Simulate one scheduler on a trace; the options are those of `Experiment.of`.
+    """Simulate one scheduler on a trace; the options are those of `Experiment.of`, such as `profile`.
 
     >>> from labkit.core import Jobs
     >>> from labkit.topology import no_network
@@ -213,7 +229,7 @@ def simulate(
 def compare(
     jobs: Jobs | str | Path,
     *,
-    cluster: Cluster | str,
+    cluster: Cluster | str | None = None,
     schedulers: Iterable[Scheduler | str],
     folder: str | Path | None = None,
     progress: bool = False,

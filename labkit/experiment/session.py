@@ -109,6 +109,10 @@ class Session:
             self._refuse_standstill()
         self._wait_for_work()
 
+    def look(self, seconds: float) -> None:
+        """Let time pass without a decision, and take note of what happens: jobs on machines wait for nobody."""
+        self._note(self.backend.advance(self.backend.now_s + seconds, stop_at_event=True))
+
     def run(self, scheduler: Scheduler) -> Events:
         """Ask one scheduler until every job has completed, and return all events."""
         clock, decide_s = time.perf_counter, self.decide_s.append

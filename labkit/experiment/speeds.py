@@ -11,7 +11,7 @@ from labkit.core.errors import InputError, unknown
 from labkit.core.jobs import Jobs
 from labkit.core.protocols import SpeedModel
 
-KINDS = ("auto", "gavel", "measured", "recorded", "step-time")
+KINDS = ("auto", "gavel", "measured", "profiled", "recorded", "step-time")
 
 
 def speed_model(
@@ -28,11 +28,12 @@ def speed_model(
     ----------
     kind : str
         "gavel": Gavel's measured throughputs by model, GPUs and device type. "measured": a table of speeds by
-        (PS, workers), read from `throughputs`. "step-time": computation and communication over the network.
+        (PS, workers), read from `throughputs`. "profiled": a testbed's profile, read from there. "step-time":
+        computation and communication over the network.
         "recorded": the trace's own durations. "auto": the first of gavel, step-time and recorded that knows all
         models and device types; measured where `throughputs` is not JSON.
     throughputs : path, optional
-        Gavel's JSON, or a table of measured speeds.
+        Gavel's JSON, a table of measured speeds, or a testbed's profile.
     strict : bool
         Refuse throughputs that would have to be estimated.
 
@@ -57,6 +58,8 @@ def speed_model(
         if throughputs is None:
             raise InputError("speed model 'measured' needs a table of speeds; give it with --throughputs FILE.")
         return MeasuredSpeed(jobs, cluster, table=SpeedTable.read(throughputs))
+    if kind == "profiled":
+        return _profiled(jobs, cluster, throughputs)
     if kind == "step-time":
         from labkit.speed.step_time import step_time
 
@@ -66,10 +69,22 @@ def speed_model(
     return Recorded(jobs, cluster)
 
 
+def _profiled(jobs: Jobs, cluster: Cluster, path: str | Path | None) -> SpeedModel:
+    from labkit.speed.profiled import ProfiledSpeed, read
+
+    if path is None:
+        raise InputError("speed model 'profiled' needs a testbed's profile; give it with --throughputs FILE.")
+    return ProfiledSpeed(jobs, cluster, profile=read(path))
+
+
 def _fitting(jobs: Jobs, cluster: Cluster, throughputs: str | Path | None) -> str:
     """Return the kind of speed model that knows these jobs."""
     if throughputs is not None:
-        return "gavel" if str(throughputs).endswith(".json") else "measured"
+        if not str(throughputs).endswith(".json"):
+            return "measured"
+        from labkit.speed.profiled.files import is_profile
+
+        return "profiled" if is_profile(throughputs) else "gavel"
     from labkit.workloads.gavel import Throughputs
 
     published = Throughputs.published()

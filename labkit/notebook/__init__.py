@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from labkit.notebook.run import LiveRun
     from labkit.notebook.training import watch
     from labkit.notebook.views import LiveCards, LiveGantt, LiveHeatMap
+    from labkit.notebook.where import live_deploy
 
 _HOME = {
     "LabApp": "app",
@@ -22,9 +23,19 @@ _HOME = {
     "LiveGantt": "views",
     "LiveHeatMap": "views",
     "LiveRun": "run",
+    "live_deploy": "where",
 }
 
-__all__ = ["LabApp", "LiveCards", "LiveGantt", "LiveHeatMap", "LiveRun", "load_ipython_extension", "watch"]
+__all__ = [
+    "LabApp",
+    "LiveCards",
+    "LiveGantt",
+    "LiveHeatMap",
+    "LiveRun",
+    "live_deploy",
+    "load_ipython_extension",
+    "watch",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -13,12 +13,12 @@ import ipywidgets as ipw
 from labkit.core.errors import LabkitError
 from labkit.core.jobs import Jobs
 from labkit.core.protocols import Scheduler
-from labkit.experiment import Experiment
 from labkit.notebook.code import Choice
 from labkit.notebook.controls import CodePanel, Controls, Form
 from labkit.notebook.html import runs_html
 from labkit.notebook.run import READY, LiveRun, one_line, running_loop
 from labkit.notebook.views import Ghost, LiveCards, LiveGantt, LiveHeatMap
+from labkit.notebook.where import place
 from labkit.results import RunRecord
 from labkit.schedulers import available
 
@@ -40,6 +40,9 @@ class LabApp(ipw.VBox):  # type: ignore[misc]
         What to run; a path can be changed in the form.
     cluster, scheduler : str
         What the form shows first.
+    where : str
+        "simulation"; or "testbed": jobs really train, on the hosts of an inventory that the form names instead of a
+        cluster. Where there is none, a laptop testbed comes up, and ends with the notebook's kernel.
     schedulers : mapping, optional
         Schedulers of your own, by the name of the variable that holds them.
     seed : int
@@ -61,6 +64,7 @@ class LabApp(ipw.VBox):  # type: ignore[misc]
         *,
         cluster: str = "demo",
         scheduler: str = "srtf",
+        where: str = "simulation",
         schedulers: Mapping[str, Scheduler] | None = None,
         seed: int = 0,
         speedup: float = 3600.0,
@@ -70,12 +74,14 @@ class LabApp(ipw.VBox):  # type: ignore[misc]
         self._jobs = trace if isinstance(trace, Jobs) else None
         self._own = dict(schedulers or {})
         self._loop: asyncio.AbstractEventLoop | None = running_loop()
+        self._where = place(where)
         self._form = Form(
             trace=trace.name if isinstance(trace, Jobs) else str(trace),
-            fixed=self._jobs is not None, cluster=cluster, scheduler=scheduler,
+            fixed=self._jobs is not None, where=self._where,
+            cluster=self._where.suggestions()[0] if self._where.machines else cluster, scheduler=scheduler,
             schedulers=[*self._own, *available()], seed=seed, speedup=speedup,
         )  # fmt: skip
-        self._controls = Controls(run=self.start, pause=self.pause, step=self.step, stop=self.stop)
+        self._controls = Controls(run=self.start, pause=self.pause, step=self.step, stop=self.stop, where=self._where)
         self._cards, self._gantt, self._heat_map = LiveCards(), LiveGantt(), LiveHeatMap()
         self._code = CodePanel()
         self._table = ipw.HTML(layout=ipw.Layout(display="none", margin="0", overflow="auto"))
@@ -155,6 +161,7 @@ class LabApp(ipw.VBox):  # type: ignore[misc]
             scheduler=form.scheduler.value,
             own=form.scheduler.value in self._own,
             seed=form.seed.value,
+            machines=self._where.machines,
         )
 
     def _prepare(self) -> None:
@@ -164,11 +171,11 @@ class LabApp(ipw.VBox):  # type: ignore[misc]
         choice = self.choice
         self._code.show(choice)
         try:
-            experiment = Experiment.of(
-                self._jobs if self._jobs is not None else choice.trace, cluster=choice.cluster, seed=choice.seed
-            )
+            trace = self._jobs if self._jobs is not None else choice.trace
+            experiment = self._where.experiment(trace, choice.cluster, seed=choice.seed)
             scheduler = self._own.get(choice.scheduler, choice.scheduler)
-            run = LiveRun(experiment, scheduler=scheduler, name=choice.scheduler, speedup=self._form.speedup.value)
+            pace = self._form.speedup.value
+            run = self._where.run(experiment, scheduler=scheduler, name=choice.scheduler, speedup=pace)
         except (LabkitError, OSError) as error:
             self.run = None
             self._controls.show("failed", one_line(error))
@@ -197,7 +204,7 @@ class LabApp(ipw.VBox):  # type: ignore[misc]
         """Follow the run's state."""
         if run is not self.run:
             return
-        self._controls.show(run.state, run.error)
+        self._controls.show(run.state, run.error or (run.notes[-1] if run.notes else ""))
         self._form.enable(run.state == READY or run.over)
         if run.over and run.board.n_arrived:
             self.records.append(run.record)

@@ -23,6 +23,8 @@ class Choice:
         The scheduler is an object of the notebook, named `scheduler` there.
     seed : int
         Of the simulator.
+    machines : bool
+        Jobs really train, on the hosts of the inventory that `cluster` names.
     """
 
     trace: str
@@ -30,6 +32,7 @@ class Choice:
     scheduler: str
     own: bool = False
     seed: int = 0
+    machines: bool = False
 
     def python(self) -> str:
         """Return the run as Python.
@@ -42,19 +45,25 @@ class Choice:
         """
         trace = _quoted(self.trace) if self.trace else KNOWN_HERE
         scheduler = self.scheduler if self.own else _quoted(self.scheduler)
-        call = f"simulate({trace}, cluster={_quoted(self.cluster)}, scheduler={scheduler}, seed={self.seed})"
-        return f"from labkit.experiment import simulate\n\nrecord = {call}\nrecord.summary"
+        verb, on = ("deploy", "inventory") if self.machines else ("simulate", "cluster")
+        seed = "" if self.machines else f", seed={self.seed}"
+        call = f"{verb}({trace}, {on}={_quoted(self.cluster)}, scheduler={scheduler}{seed})"
+        return f"from labkit.experiment import {verb}\n\nrecord = {call}\nrecord.summary"
 
     def shell(self) -> str:
         """Return the run as a command, or why there is none.
 
         >>> Choice(trace="a b.csv", cluster="demo", scheduler="srtf", seed=1).shell()
         "labkit compare 'a b.csv' --schedulers srtf --cluster demo --seed 1"
+        >>> Choice(trace="a.csv", cluster="hosts.toml", scheduler="srtf", machines=True).shell()
+        'labkit run a.csv --scheduler srtf --hosts hosts.toml'
         """
         if not self.trace:
             return "# the command line needs the trace as a file"
         if self.own:
             return "# the command line needs the scheduler as a file in labkit/schedulers"
+        if self.machines:
+            return shlex.join(["labkit", "run", self.trace, "--scheduler", self.scheduler, "--hosts", self.cluster])
         words = ["labkit", "compare", self.trace, "--schedulers", self.scheduler, "--cluster", self.cluster]
         return shlex.join([*words, "--seed", str(self.seed)])
 

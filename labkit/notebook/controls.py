@@ -14,7 +14,7 @@ import traitlets
 from labkit.notebook.code import Choice
 from labkit.notebook.run import PAUSED, RUNNING, STOPPING
 from labkit.notebook.views import source
-from labkit.topology import available as clusters
+from labkit.notebook.where import Where
 
 PACES: Final = {
     "10 min per second": 600.0,
@@ -32,13 +32,13 @@ class Form:
     """What is to be run: trace, cluster, scheduler, seed, pace."""
 
     def __init__(
-        self, *, trace: str, fixed: bool, cluster: str, scheduler: str, schedulers: Sequence[str], seed: int,
-        speedup: float,
+        self, *, trace: str, fixed: bool, where: Where, cluster: str, scheduler: str, schedulers: Sequence[str],
+        seed: int, speedup: float,
     ) -> None:  # fmt: skip
         wide = ipw.Layout(width="100%", margin="0 0 6px 0")
         self.trace = ipw.Text(trace, disabled=fixed, continuous_update=False, layout=wide)
         self.cluster = ipw.Combobox(
-            value=cluster, options=list(clusters()), ensure_option=False, continuous_update=False, layout=wide
+            value=cluster, options=list(where.suggestions()), ensure_option=False, continuous_update=False, layout=wide
         )
         names = [*schedulers, *([scheduler] if scheduler not in schedulers else [])]
         self.scheduler = ipw.Dropdown(options=names, value=scheduler, layout=wide)
@@ -47,9 +47,10 @@ class Form:
         self.speedup = ipw.Dropdown(options=paces, value=speedup, layout=wide)
         self._fixed = fixed
         self._fields = {
-            "Trace": self.trace, "Cluster": self.cluster, "Scheduler": self.scheduler, "Seed": self.seed,
-            "Pace": self.speedup,
+            "Trace": self.trace, where.field: self.cluster, "Scheduler": self.scheduler,
         }  # fmt: skip
+        if not where.machines:  # there, time passes as it does, and nothing is drawn by lot
+            self._fields |= {"Seed": self.seed, "Pace": self.speedup}
         parts = [part for name, field in self._fields.items() for part in (_label(name), field)]
         self.box = ipw.VBox(parts, layout=ipw.Layout(width="190px", flex="0 0 190px"))
         self.box.add_class("labkit-form")
@@ -74,10 +75,11 @@ class Controls:
     """Run, Pause, Step and Stop, and how the run is doing."""
 
     def __init__(
-        self, *, run: Callable[[], None], pause: Callable[[], None], step: Callable[[], None], stop: Callable[[], None]
-    ) -> None:
+        self, *, run: Callable[[], None], pause: Callable[[], None], step: Callable[[], None], stop: Callable[[], None],
+        where: Where,
+    ) -> None:  # fmt: skip
         self.run = _button("Run", "play", "Begin, or go on", run, style="primary")
-        self.pause = _button("Pause", "pause", "Hold the clock", pause)
+        self.pause = _button("Pause", "pause", where.pause, pause)
         self.step = _button("Step", "step-forward", "One decision", step)
         self.stop = _button("Stop", "stop", "End this run; it stays in the comparison", stop)
         self.status = ipw.HTML(layout=ipw.Layout(margin="0 0 0 10px"))

@@ -29,6 +29,7 @@ class Gantt {
     this.line.look = content.look;
     this.jobs = content.jobs.map(([id, model]) => ({ id, model, changes: [], at: 0, painted: 0 }));
     this.line.stage.style.height = `${Math.max(160, Math.min(460, this.jobs.length * 14)) + BOTTOM}px`;
+    this.line.left = Math.max(72, Math.min(150, 34 + 6 * Math.max(...this.jobs.map(({ id }) => id.length))));
     this.line.title.textContent = content.title;
     this.keys();
   }

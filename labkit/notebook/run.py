@@ -15,10 +15,10 @@ from typing import Any, Final
 import numpy as np
 import traitlets
 
-from labkit.core.errors import InputError, LabkitError, StoppedError
-from labkit.core.events import NO_EVENTS, Events
+from labkit.core.errors import InputError, LabkitError, StoppedError, unknown
+from labkit.core.events import NO_EVENTS, Events, Kind
 from labkit.core.protocols import Backend, Scheduler
-from labkit.experiment import Experiment
+from labkit.experiment import Experiment, Session
 from labkit.notebook.board import Board
 from labkit.results import RunInfo, RunRecord, State
 from labkit.schedulers import make
@@ -26,6 +26,9 @@ from labkit.simulator import Paced
 
 TICK_S: Final = 0.05
 """Traits change at most this often."""
+
+LOOK_S: Final = 0.2
+"""Between two looks at machines while no decisions are made."""
 
 MOST_EVENTS_PER_TICK: Final = 8_000
 """What is folded at once, so that the kernel goes on answering."""
@@ -58,7 +61,7 @@ class LiveRun(traitlets.HasTraits):
     speedup : float
         Seconds of the run per second of waiting; inf: as fast as possible.
     backend : Backend, optional
-        Where jobs run; a fresh simulator by default.
+        Where jobs run; a fresh simulator by default. One that can be closed is closed when the run is over.
 
     Attributes
     ----------
@@ -95,7 +98,8 @@ class LiveRun(traitlets.HasTraits):
         self.exception: BaseException | None = None
         self.board = Board(experiment.jobs, experiment.cluster)
         self._scheduler: Scheduler = make(scheduler) if isinstance(scheduler, str) else copy.deepcopy(scheduler)
-        self._paced = Paced(backend or experiment.simulator(), speedup=speedup)
+        self._backend = backend or experiment.simulator()
+        self._paced = Paced(self._backend, speedup=speedup)
         self._heard: list[Events] = []
         self._n_folded, self._folded_at = 0, 0.0
         self._info: RunInfo | None = None
@@ -121,12 +125,13 @@ class LiveRun(traitlets.HasTraits):
         return self
 
     def pause(self) -> None:
-        """Stop the clock and make no further decision until `start` or `step`."""
+        """Make no further decision until `start` or `step`, and stop the clock, unless it is that of real machines."""
         if self._thread is None or self.over:
             return
         with self._gate:
             self._paused, self._tickets = True, 0
-        self._paced.hold()
+        if not self.live:
+            self._paced.hold()
         self._enter(PAUSED)
 
     def step(self) -> None:
@@ -147,6 +152,16 @@ class LiveRun(traitlets.HasTraits):
             self._gate.notify_all()
         self._paced.interrupt()
         self._set(state=STOPPING)
+
+    @property
+    def live(self) -> bool:
+        """True where jobs really train: their time cannot be held or hurried."""
+        return self._paced.live
+
+    @property
+    def notes(self) -> list[str]:
+        """What went wrong on machines on the way, in words."""
+        return list(getattr(self._backend, "notes", ()))
 
     @property
     def over(self) -> bool:
@@ -176,6 +191,27 @@ class LiveRun(traitlets.HasTraits):
             await asyncio.sleep(TICK_S)
         return self
 
+    async def happened(self, kind: str, *, n: int = 1) -> int:
+        """Wait until so many events of a kind were heard, or the run is over; return how many were.
+
+        >>> await run.happened("started", n=3)                                               # doctest: +SKIP
+
+        Raises
+        ------
+        InputError
+            If there are no events of that kind, or the run was never started.
+        """
+        kinds = {each.name.lower(): each for each in Kind}
+        if kind not in kinds:
+            raise unknown("kind of event", kind, kinds)
+        self._refuse_unstarted()
+        while (found := self._count(kinds[kind])) < n and not self.over:
+            await asyncio.sleep(TICK_S)
+        return found
+
+    def _count(self, kind: Kind) -> int:
+        return sum(int(np.count_nonzero(batch["kind"] == kind)) for batch in self._heard[:])
+
     def _refuse_unstarted(self) -> threading.Thread:
         if self._thread is None:
             raise InputError("this run was not started; call start() first, e.g. await run.start().")
@@ -194,7 +230,8 @@ class LiveRun(traitlets.HasTraits):
         return RunRecord(info=info, jobs=self.experiment.jobs, cluster=self.experiment.cluster, events=rows)
 
     def _new_info(self) -> RunInfo:
-        return self.experiment.info(self._scheduler, name=self.name)
+        info = self.experiment.info(self._scheduler, name=self.name)
+        return replace(info, backend="testbed") if self.live else info
 
     def listen(self, listener: Listener) -> None:
         """Call a view after every change of the board."""
@@ -226,6 +263,10 @@ class LiveRun(traitlets.HasTraits):
             ended = "stopped"
         except Exception as error:  # a notebook must hear of it, not the thread's stderr
             self.exception = error
+        try:
+            self._let_go()
+        except Exception as error:
+            ended, self.exception = "failed", self.exception or error
         self._wall_s = time.monotonic() - self._began
         self._ended = ended
         if self._loop is None:
@@ -235,16 +276,30 @@ class LiveRun(traitlets.HasTraits):
         self._info = self._new_info()
         observers: Sequence[Callable[[Events], None]] = [self._hear]
         session = self.experiment.session(self._scheduler, observers=observers, backend=self._paced)
-        while not session.done and self._may_go():
+        while not session.done and self._may_go(session):
             session.step(self._scheduler.schedule(session.snapshot()))
         return "done" if session.done else "stopped"
 
-    def _may_go(self) -> bool:
+    def _may_go(self, session: Session) -> bool:
+        """Wait while the run is paused; tell whether a decision is to be made then."""
+        while self._held() and not session.done:
+            if self.live:
+                session.look(LOOK_S)
+            else:
+                with self._gate:
+                    self._gate.wait_for(lambda: not self._held())
         with self._gate:
-            while self._paused and not self._tickets and not self._stopping:
-                self._gate.wait()
             self._tickets = max(self._tickets - 1, 0)
-            return not self._stopping
+            return not self._stopping and not session.done
+
+    def _held(self) -> bool:
+        return self._paused and not self._tickets and not self._stopping
+
+    def _let_go(self) -> None:
+        """Close a backend that can be closed: machines are let go of."""
+        close = getattr(self._backend, "close", None)
+        if close is not None:
+            close()
 
     def _hear(self, batch: Events) -> None:
         if not len(batch):

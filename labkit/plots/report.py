@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from labkit.core.errors import InputError
-from labkit.plots import page
+from labkit.plots import fidelity_page, page
 from labkit.plots.fairness import plot_fairness
 from labkit.plots.gantt import plot_gantt
 from labkit.plots.heat_map import plot_heat_map
@@ -29,7 +29,12 @@ MOST_MARKS = 2000
 
 
 def write_report(
-    records: Sequence[RunRecord], path: Path | str, *, title: str = "labkit report", command: str = ""
+    records: Sequence[RunRecord],
+    path: Path | str,
+    *,
+    title: str = "labkit report",
+    command: str = "",
+    pair: tuple[RunRecord, RunRecord] | None = None,
 ) -> Path:
     """Write one HTML file with everything about some runs; the file is whole or not there.
 
@@ -43,6 +48,9 @@ def write_report(
         Heading of the page.
     command : str
         What makes this report again; by default that of the first run.
+    pair : tuple of RunRecord, optional
+        A real run and the one that foretold it: the report tells the gap between them. By default each run on a testbed
+        whose simulation, of the same jobs with the same scheduler, is among the runs.
 
     Returns
     -------
@@ -58,12 +66,13 @@ def write_report(
         raise InputError("a report needs at least one run; give run ids or folders.")
     target = Path(path)
     refuse_odd(target)
+    pairs = fidelity_page.pairs(records) if pair is None else [pair]
     text = page.html(
         heading=title,
         lead=_lead(records),
-        cards=_cards(records),
+        cards=_first_cards(records, pairs),
         table=_table(records),
-        sections=_sections(records),
+        sections=[*_fidelity(pairs), *_sections(records)],
         provenance=_provenance(records),
         command=command or records[0].info.command,
     )
@@ -91,6 +100,14 @@ def _lead(records: Sequence[RunRecord]) -> str:
     what = f"{n_schedulers} scheduler{'s' if n_schedulers > 1 else ''}"
     traces = ", ".join(dict.fromkeys(record.info.trace or record.jobs.name for record in records))
     return f"{what} on {len(first.jobs):,} jobs of {traces}; cluster {first.cluster}"
+
+
+def _first_cards(records: Sequence[RunRecord], pairs: Sequence[tuple[RunRecord, RunRecord]]) -> list[page.Card]:
+    """Return the cards; of a run and its simulation alone, which of the two is best says nothing."""
+    usual = _cards(records)
+    if not pairs:
+        return usual
+    return [*fidelity_page.cards(*pairs[0]), *(usual[:1] if len(records) == 2 else usual)]
 
 
 def _cards(records: Sequence[RunRecord]) -> list[page.Card]:
@@ -189,6 +206,15 @@ def _sections(records: Sequence[RunRecord]) -> list[page.Section]:
     in_depth = list(by_name.items())[:MOST_RUNS_IN_DEPTH]
     each = 2 * MOST_MARKS // max(len(in_depth), 2)
     return sections + [_run(name, record, limit=each) for name, record in in_depth]
+
+
+def _fidelity(pairs: Sequence[tuple[RunRecord, RunRecord]]) -> list[page.Section]:
+    """Return a section for each real run with its simulation beside it."""
+    several = len(pairs) > 1
+    return [
+        fidelity_page.section(real, foretold, heading=f"Fidelity: {real.info.scheduler}" if several else "Fidelity")
+        for real, foretold in pairs
+    ]
 
 
 def _run(name: str, record: RunRecord, *, limit: int) -> page.Section:

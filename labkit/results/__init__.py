@@ -4,10 +4,14 @@ A metric is a pure function of (events, jobs, cluster) in `metrics`, `intervals`
 """
 
 from labkit.results.fairness import fair_share_s, finish_time_fairness, jain_index
+from labkit.results.fidelity import explained, fidelity_summary, gap_parts, job_fidelity
 from labkit.results.intervals import gantt, heat_map, time_split, utilisation
+from labkit.results.lanes import lanes
 from labkit.results.metrics import compare, jct_cdf, job_table, summary
 from labkit.results.record import RunInfo, RunRecord, State, labels
+from labkit.results.rescalings import rescalings
 from labkit.results.store import RunWriter, free_id, known_runs, load
+from labkit.results.stretches import stretches
 from labkit.results.sweep_folder import read_sweep
 from labkit.results.sweeps import cell_table, sweep_differences, sweep_means
 
@@ -18,18 +22,25 @@ __all__ = [
     "State",
     "cell_table",
     "compare",
+    "explained",
     "fair_share_s",
+    "fidelity_summary",
     "finish_time_fairness",
     "free_id",
     "gantt",
+    "gap_parts",
     "heat_map",
     "jain_index",
     "jct_cdf",
+    "job_fidelity",
     "job_table",
     "known_runs",
     "labels",
+    "lanes",
     "load",
     "read_sweep",
+    "rescalings",
+    "stretches",
     "summary",
     "sweep_differences",
     "sweep_means",

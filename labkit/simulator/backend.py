@@ -12,9 +12,10 @@ from labkit.core.errors import InputError, PlacementError
 from labkit.core.events import EVENT, NO_EVENTS, Events, Kind, events, relaxed
 from labkit.core.jobs import Jobs
 from labkit.core.placement import Placement
-from labkit.core.protocols import Running, SpeedModel
+from labkit.core.protocols import ChangeModel, Running, SpeedModel
 from labkit.core.resources import Floats, Ints
 from labkit.simulator import state
+from labkit.simulator.changes import Changes
 from labkit.simulator.disturbances import Faults, Losses, Overheads, Variation
 
 _LAST_S = np.finfo(np.float64).max
@@ -38,7 +39,8 @@ class Simulator:
         when the last lease is over. A job whose lease has no step, or fewer than its gang has GPUs, makes no progress
         in it; after five of these on end it is given up. As in Gavel's published simulator; None: jobs go on.
     overheads, variation, faults, losses
-        What makes the run less than ideal; none by default.
+        What makes the run less than ideal; none by default. Without overheads, a speed model that knows what starts and
+        rescales take (`ChangeModel`) tells them.
     rng : Generator
         Source of all randomness; needed with `variation`, `faults` or `losses`.
     """
@@ -65,7 +67,7 @@ class Simulator:
         if not self._lease_s > 0:
             raise InputError(f"lease_s is {lease_s}; expected seconds > 0, e.g. 360, or None for no leases.")
         self._overheads = overheads or Overheads()
-        self._overhead_s = np.array([self._overheads.start_s, self._overheads.restart_s, self._overheads.rescale_s])
+        self._overhead_s = np.array([[self._overheads.start_s, self._overheads.restart_s, self._overheads.rescale_s]])
         self._variation, self._faults, self._losses = variation, faults, losses
         if losses is not None and len(losses.curve) != len(jobs):
             raise InputError(f"there are {len(losses.curve)} curves of losses for {len(jobs)} jobs; give one for each.")
@@ -74,6 +76,7 @@ class Simulator:
         self._truth["factor"] = 1.0
         self._truth["until_steps"] = jobs.true_steps
         self._book = Book(jobs, cluster)
+        self._changes = self._known_changes(overheads)
         self._running = np.empty(len(jobs), np.int32)
         self._counts = np.zeros(3, np.int32)
         self._first_row = np.full(len(jobs), -1, np.int32)
@@ -90,6 +93,11 @@ class Simulator:
             self._machine_next_s = self._faults_rng.exponential(faults.mtbf_s, cluster.n_machines)
         if variation:
             self._truth["factor"] = variation.factors(len(jobs), rng=self._variation_rng)
+
+    def _known_changes(self, overheads: Overheads | None) -> Changes | None:
+        if overheads is not None or self.speed.local or not isinstance(self.speed, ChangeModel):
+            return None
+        return Changes(self.speed, self._book, self._truth)
 
     @property
     def now_s(self) -> float:
@@ -136,6 +144,7 @@ class Simulator:
         if fault != checks.OK:
             self._first_row[:] = self._mate[:] = -1
             raise PlacementError(complaint(fault, where, placement, self.jobs, self.cluster, book.free))
+        before = self._changes.note(placement.set_jobs) if self._changes else {}
         changed = np.empty(n_set, np.int32)
         n, n_changed = state.carry_out(
             placement.set_jobs, placement.job, placement.role, placement.group, placement.count, self._now_s,
@@ -144,22 +153,24 @@ class Simulator:
         )  # fmt: skip
         others = NO_EVENTS
         if n_changed or self._counts[state.N_OTHERS]:
-            n, others = self._begin(changed[:n_changed], n)
+            costs = self._changes.costs(changed[:n_changed], before) if self._changes else self._overhead_s
+            n, others = self._begin(changed[:n_changed], n, costs)
         elif n > 1 and not self.speed.local:
             others = self._retime_all()
         happened = self._out[:n].copy()
         return np.concatenate([happened, others]) if len(others) else happened
 
-    def _begin(self, changed: Ints, n: int) -> tuple[int, Events]:
+    def _begin(self, changed: Ints, n: int, costs: Floats) -> tuple[int, Events]:
         """Start or rescale jobs, and slow down those beside them; return the events written and those of the others."""
         others = self._unpaired() if self.speed.local else self._ready()
         if len(others):
             others = np.setdiff1d(others, changed)
         speeds = self._speeds(np.concatenate([changed, others]) if len(others) else changed)
         n = state.begin(
-            changed, speeds, self._overhead_s, self._now_s, self._truth, self._running, self._counts, self._out, n,
+            changed, speeds, costs, self._changes is not None and np.isinf(self._lease_s), self._now_s, self._truth,
+            self._running, self._counts, self._out, n,
         )  # fmt: skip
-        if not self.speed.local and self._overhead_s.any():  # the changed ones may not run yet
+        if not self.speed.local and costs.any():  # the changed ones may not run yet
             return n, self._retime_all()
         return n, self._retime(others, speeds[len(changed) :]) if len(others) else NO_EVENTS
 
@@ -253,10 +264,23 @@ class Simulator:
 
     def _retime_all(self) -> Events:
         """Let every running job go on at the speed that it has beside the others."""
+        if self._changes is not None:
+            return self._repace(self._changes)
         jobs = self._in_phase(state.RUNNING)
         if not len(jobs):
             return NO_EVENTS
         return self._retime(jobs, self._speeds(jobs))
+
+    def _repace(self, changes: Changes) -> Events:
+        """Let jobs that train, start or are rescaled go on as fast as they can beside the others."""
+        jobs = self._running[: self._counts[state.N_RUNNING]].copy()
+        if not len(jobs):
+            return NO_EVENTS
+        speeds, paces = changes.rates(jobs)
+        in_change = np.isin(self._truth["phase"][jobs], (state.STARTING, state.RESCALING))
+        out = np.empty(len(jobs), dtype=EVENT)
+        n = state.repace(jobs[in_change], speeds[in_change], paces[in_change], self._now_s, self._truth, out)
+        return np.concatenate([out[:n], self._retime(jobs[~in_change], speeds[~in_change])])
 
     def _retime(self, jobs: Ints, base_speeds: Floats) -> Events:
         out = np.empty(len(jobs), dtype=EVENT)

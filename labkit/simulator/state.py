@@ -23,6 +23,9 @@ TRUTH: Final = np.dtype(
         ("base_speed", np.float64),
         ("factor", np.float64),
         ("next_s", np.float64),
+        ("ready_s", np.float64),
+        ("pace", np.float64),
+        ("then_speed", np.float64),
         ("until_steps", np.float64),
         ("started_s", np.float64),
         ("started_steps", np.float64),
@@ -30,7 +33,8 @@ TRUTH: Final = np.dtype(
     align=True,
 )
 """`steps` done at `since_s`, growing by `speed` = `base_speed` * `factor`; `next_s`: when it is ready, or has done
-`until_steps`: all of them, or those of its lease. `n_futile`: leases on end that were too short for it."""
+`until_steps`: all of them, or those of its lease. In an overhead: it is over at `ready_s`, if it goes on at `pace`, and
+`then_speed` follows. `n_futile`: leases on end that were too short for it."""
 
 UNSEEN, WAITING, STARTING, RESCALING, RUNNING, FUTILE, RESTING, DONE = range(8)
 N_RUNNING, NEXT_ARRIVAL, N_OTHERS = range(3)
@@ -87,9 +91,9 @@ def _same(
 
 @njit(cache=True)
 def settle(truth: Records, job: int, now_s: float) -> None:
-    """Bring a job's steps up to now."""
+    """Bring a job's steps up to now; one that is rescaled while it goes on makes steps too."""
     at = truth[job]
-    if at.phase == RUNNING:
+    if at.phase == RUNNING or at.phase == RESCALING:
         at.steps += at.speed * (now_s - at.since_s)
     at.since_s = now_s
 
@@ -217,19 +221,25 @@ def grant(
 
 @njit(cache=True)
 def begin(
-    changed: Ints, speeds: Floats, overheads: Floats, now_s: float, truth: Records, running: Ints, counts: Ints,
-    out: Events, n: int,
+    changed: Ints, speeds: Floats, overheads: Floats, hot: bool, now_s: float, truth: Records, running: Ints,
+    counts: Ints, out: Events, n: int,
 ) -> int:  # fmt: skip
-    """Start or rescale the jobs whose tasks changed, at once or after their overhead; return the events written."""
+    """Start or rescale the jobs whose tasks changed, at once or after their overhead; return the events written.
+
+    `overheads` has a row for all jobs or one for each: start, restart, rescale. `hot`: who is rescaled goes on as it
+    was until that is over.
+    """
     for i in range(len(changed)):
         j = changed[i]
         fresh = truth[j].phase == WAITING
         was_starting = truth[j].phase == STARTING
         was_running = truth[j].phase == RUNNING or truth[j].phase == FUTILE
-        overhead = overheads[1 if truth[j].n_starts else 0] if fresh else overheads[2]
+        costs = overheads[i if len(overheads) > 1 else 0]
+        overhead = costs[1 if truth[j].n_starts else 0] if fresh else costs[2]
         if was_starting or truth[j].phase == RESCALING:  # what was under way is not cut short
-            overhead = max(overhead, truth[j].next_s - now_s)
-        truth[j].base_speed = speeds[i]
+            overhead = max(overhead, (truth[j].ready_s - now_s) * truth[j].pace)
+        goes_on = hot and not fresh and not was_starting and truth[j].speed > 0
+        truth[j].then_speed = speeds[i]
         if fresh:
             running[counts[N_RUNNING]] = j
             counts[N_RUNNING] += 1
@@ -237,16 +247,50 @@ def begin(
             truth[j].started_s = now_s
             truth[j].started_steps = truth[j].steps
         if overhead > 0:
-            if was_running:
-                n = write(out, n, now_s, _PAUSED, j, truth[j].steps, 0.0, -1, -1)
             truth[j].phase = STARTING if fresh or was_starting else RESCALING
             truth[j].since_s = now_s
+            truth[j].ready_s = now_s + overhead
+            truth[j].pace = 1.0
+            if goes_on:
+                _await(truth, j, now_s)
+                continue
+            if was_running:
+                n = write(out, n, now_s, _PAUSED, j, truth[j].steps, 0.0, -1, -1)
             truth[j].speed = 0.0
             truth[j].next_s = now_s + overhead
         else:
+            truth[j].base_speed = speeds[i]
             go_on(truth, j, now_s)
             kind = _STARTED if fresh or was_starting else _RESCALED
             n = write(out, n, now_s, kind, j, truth[j].steps, truth[j].speed, -1, -1)
+    return n
+
+
+@njit(cache=True)
+def _await(truth: Records, job: int, now_s: float) -> None:
+    """Let a job go on as it is until its overhead is over, or it is done before."""
+    at = truth[job]
+    done_s = now_s + (at.until_steps - at.steps) / at.speed if at.speed > 0 else np.inf
+    at.next_s = min(at.ready_s, done_s)
+
+
+@njit(cache=True)
+def repace(jobs: Ints, base_speeds: Floats, paces: Floats, now_s: float, truth: Records, out: Events) -> int:
+    """Let jobs in an overhead come along at other paces from now on; return the events of those whose speed changed."""
+    n = 0
+    for i in range(len(jobs)):
+        j = jobs[i]
+        settle(truth, j, now_s)
+        left_s = (truth[j].ready_s - now_s) * truth[j].pace
+        truth[j].pace = paces[i]
+        truth[j].ready_s = now_s + left_s / paces[i] if paces[i] > 0 else np.inf
+        before = truth[j].speed
+        if truth[j].phase == RESCALING and before > 0:
+            truth[j].base_speed = base_speeds[i]
+            truth[j].speed = base_speeds[i] * truth[j].factor
+        _await(truth, j, now_s)
+        if truth[j].speed != before:
+            n = write(out, n, now_s, _PROGRESSED, j, truth[j].steps, truth[j].speed, -1, -1)
     return n
 
 
@@ -312,7 +356,8 @@ def run_until(  # noqa: C901 - the loop over time, a branch for each thing that 
         kept = 0
         for i in range(counts[N_RUNNING]):
             j = running[i]
-            if truth[j].next_s <= now_s and truth[j].phase >= RUNNING:
+            ends = truth[j].phase >= RUNNING or (truth[j].phase == RESCALING and truth[j].ready_s > now_s)
+            if truth[j].next_s <= now_s and ends:
                 kind = _end(truth, j, now_s, true_steps)
                 n = write(out, n, now_s, kind, j, truth[j].steps, 0.0, -1, -1)
                 moved = True
@@ -325,6 +370,8 @@ def run_until(  # noqa: C901 - the loop over time, a branch for each thing that 
                     continue
             elif truth[j].next_s <= now_s:
                 kind = _STARTED if truth[j].phase == STARTING else _RESCALED
+                settle(truth, j, now_s)
+                truth[j].base_speed = truth[j].then_speed
                 if leased:
                     lease(truth, j, now_s, lease_s, true_steps, held, demand)
                 else:
@@ -355,7 +402,7 @@ def retime(jobs: Ints, base_speeds: Floats, now_s: float, truth: Records, out: E
         j = jobs[i]
         speed = base_speeds[i] * truth[j].factor
         if truth[j].phase != RUNNING or speed == truth[j].speed:
-            truth[j].base_speed = base_speeds[i]
+            truth[j].base_speed = truth[j].then_speed = base_speeds[i]
             continue
         settle(truth, j, now_s)
         truth[j].base_speed = base_speeds[i]

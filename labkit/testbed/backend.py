@@ -27,7 +27,6 @@ from labkit.testbed.fleet import Fleet
 from labkit.testbed.hosts import Hosts
 from labkit.testbed.inventory import Inventory
 from labkit.testbed.progress import REPORT_S, Told
-from labkit.testbed.provision import deploy
 from labkit.testbed.training import Place, Training, place_of, site_names, sites_of
 
 STATE: Final = "testbed.json"
@@ -38,8 +37,9 @@ MOST_FAILURES: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class _Heard:
-    """What came in from a thread."""
+    """What came in from a thread, and at which second of the run."""
 
+    at_s: float
     told: Told | None = None
     job: int = -1
     host: str = ""
@@ -133,7 +133,7 @@ class SshBackend:
         self._done_early: dict[int, float] = {}
         self._training: set[int] = set()
         self._steps = np.zeros(len(jobs))
-        self._history = NO_EVENTS
+        self._history, self._told_s = NO_EVENTS, 0.0
         self._places: dict[int, Place] = {}
         self._began_at = wall_s() if began_at is None else began_at
         self._zero_s = time.monotonic()
@@ -141,31 +141,13 @@ class SshBackend:
         self.hosts = Hosts(self.fleet, run=run, changed=self._host_changed, lease_s=lease_s)
         self._backups = Backups(self.fleet, folder / "checkpoints", run=run)
         self._deployments = [self._deployment(number) for number in range(len(jobs))]
-        self._get_ready()
-        self.hosts.watch()
-        self._zero_s = time.monotonic()
-        if began_at is None:
-            self._began_at = wall_s()
-
-    def _get_ready(self) -> None:
-        """Bring this labkit to all hosts, and connect to their agents.
-
-        Raises
-        ------
-        InputError
-            If a host cannot be used: which, and why.
-        """
-        failed = (
-            {row.host: row.why for row in self.fleet.connect() if not row.ok}
-            or {row.host: row.did for row in deploy(self.fleet).rows if not row.ok}
-            or self.hosts.connect()
-        )
-        if failed:
+        try:
+            self.hosts.get_ready()
+        except BaseException:
             self.fleet.close()
-            told = "; ".join(f"{host}: {why}" for host, why in failed.items())
-            raise InputError(
-                f"{len(failed)} of {len(self.inventory)} hosts cannot be used: {told} (labkit doctor --hosts)"
-            )
+            raise
+        self.hosts.watch()
+        self._begun = began_at is not None
 
     def _deployment(self, number: int) -> Deployment:
         def wanted(home: str, place: Place) -> dict[str, Any]:
@@ -181,8 +163,8 @@ class SshBackend:
 
     @property
     def now_s(self) -> float:
-        """Seconds since the run began."""
-        return time.monotonic() - self._zero_s
+        """Seconds since the run began: since `advance` was first called, so pre-runs of schedulers do not count."""
+        return time.monotonic() - self._zero_s if self._begun else 0.0
 
     @property
     def idle(self) -> bool:
@@ -203,13 +185,16 @@ class SshBackend:
         for number in placement.set_jobs.tolist():
             rows += self._set(number, placement)
         if len(placement.relaxed):
-            rows.append(relaxed(placement.relaxed, time_s=0.0))
+            rows.append(relaxed(placement.relaxed, time_s=np.nan))
         told = self._told(rows)
         self._remember()
         return told
 
     def advance(self, until_s: float, *, stop_at_event: bool) -> Events:
         """Wait until `until_s`, until there are news, or for a second."""
+        if not self._begun:
+            self._begun, self._zero_s, self._began_at = True, time.monotonic(), wall_s()
+            self._remember()
         if len(self._history):
             history, self._history = self._history, NO_EVENTS
             return history
@@ -218,7 +203,7 @@ class SshBackend:
         while True:
             rows += self._due()
             for heard in self._inbox.taken():
-                rows += self._events_of(heard)
+                rows += _at(self._events_of(heard), heard.at_s)
             now_s = self.now_s
             if now_s >= min(until_s, tick_s) or (stop_at_event and any(row["kind"][0] in NEWS for row in rows)):
                 return self._told(rows)
@@ -291,10 +276,10 @@ class SshBackend:
     # --- what happened
 
     def _heard(self, job: int, told: Told) -> None:
-        self._inbox.put(_Heard(told=told, job=job))
+        self._inbox.put(_Heard(self.now_s, told=told, job=job))
 
     def _host_changed(self, host: str, up: bool) -> None:
-        self._inbox.put(_Heard(host=host, up=up))
+        self._inbox.put(_Heard(self.now_s, host=host, up=up))
 
     def _next_arrival_s(self) -> float:
         return float(self.jobs.arrival_s[self._n_arrived]) if self._n_arrived < len(self.jobs) else np.inf
@@ -303,7 +288,7 @@ class SshBackend:
         """Return the jobs that have arrived by now."""
         rows = []
         while self._next_arrival_s() <= self.now_s:
-            rows.append(_row(Kind.ARRIVED, job=self._n_arrived))
+            rows.append(_row(Kind.ARRIVED, job=self._n_arrived, time_s=self.now_s))
             self._n_arrived += 1
         return rows
 
@@ -383,6 +368,7 @@ class SshBackend:
     def _gone_on(self, job: int, rest: Place | None) -> list[Events]:
         """Return that a job goes on with what is left, or failed."""
         if rest is None:
+            self._note(f"job {self.jobs.id[job]} failed: its host was lost")
             self._let_go(job)
             return [_row(Kind.FAILED, job=job, value=float(self._deployments[job].progress.saved), speed=0.0)]
         self._places[job] = rest
@@ -396,11 +382,14 @@ class SshBackend:
         return [*rows, _row(Kind.RESCALED, job=job, value=self._steps[job], speed=float("nan"))]
 
     def _told(self, rows: list[Events]) -> Events:
-        """Fold what happened into what is known here, and return it."""
+        """Fold what happened into what is known here, and return it in order of time."""
         if not rows:
             return NO_EVENTS
         batch = np.concatenate(rows)
-        batch["time_s"] = self.now_s
+        now_s = self.now_s
+        batch["time_s"] = np.clip(np.where(np.isnan(batch["time_s"]), now_s, batch["time_s"]), self._told_s, now_s)
+        batch = batch[np.argsort(batch["time_s"], kind="stable")]
+        self._told_s = float(batch["time_s"][-1])
         self._ledger.fold(batch)
         return batch
 
@@ -418,7 +407,7 @@ class SshBackend:
         """Take over a run of another process: its events so far are the first that `advance` returns."""
         self._history = history
         self._ledger.fold(history)
-        last_s = float(history["time_s"][-1]) if len(history) else 0.0
+        last_s = self._told_s = float(history["time_s"][-1]) if len(history) else 0.0
         self._zero_s = time.monotonic() - max(wall_s() - self._began_at, last_s)
         self._n_arrived = int(np.count_nonzero(history["kind"] == Kind.ARRIVED))
         self._steps[:] = self._ledger.belief["steps"]
@@ -462,6 +451,13 @@ def _refuse_name(run: str) -> None:
 def wall_s() -> float:
     """Return the time of day, to go on counting in another process."""
     return datetime.now(UTC).timestamp()
+
+
+def _at(rows: list[Events], time_s: float) -> list[Events]:
+    """Let events have happened at a time."""
+    for row in rows:
+        row["time_s"] = time_s
+    return rows
 
 
 def _row(kind: Kind, **columns: Any) -> Events:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import json
 import shutil
 import tarfile
+from contextlib import suppress
 from pathlib import Path
 
 from labkit.core.errors import InputError
@@ -21,7 +23,7 @@ WINDOW = 1 << 20
 
 
 def fetch(fleet: Fleet, run: str = "", *, folder: str | Path = "runs") -> Outcomes:
-    """Copy what a run left on the hosts to `folder`/RUN/hosts/HOST, whole or not at all.
+    """Copy what a run left on the hosts to the run's folder here, RUN/hosts/HOST, whole or not at all.
 
     Parameters
     ----------
@@ -47,7 +49,7 @@ def fetch(fleet: Fleet, run: str = "", *, folder: str | Path = "runs") -> Outcom
         check_name(run, "run")
     except Refused as error:
         raise InputError(f"{error}.") from None
-    target = Path(folder) / run / "hosts"
+    target = _home(Path(folder), run) / "hosts"
 
     def one(machine: Machine) -> Outcome:
         try:
@@ -62,6 +64,15 @@ def fetch(fleet: Fleet, run: str = "", *, folder: str | Path = "runs") -> Outcom
             )
 
     return Outcomes.of(together(one, fleet.inventory, give_up=fleet.close))
+
+
+def _home(folder: Path, run: str) -> Path:
+    """Return the folder of a run here: that of its record, which may have another name than the run has on hosts."""
+    for state in folder.glob("*/testbed.json"):
+        with suppress(OSError, ValueError, AttributeError):
+            if json.loads(state.read_bytes()).get("run") == run:
+                return state.parent
+    return folder / run
 
 
 def _latest(fleet: Fleet) -> str:

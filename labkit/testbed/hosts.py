@@ -8,12 +8,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-from labkit.core.errors import LabkitError
+from labkit.core.errors import InputError, LabkitError
 from labkit.testbed.agent.client import Agent
 from labkit.testbed.agent.errors import AgentError, AgentGone, AgentTimeout
 from labkit.testbed.agents import agent_of
 from labkit.testbed.errors import HostError
 from labkit.testbed.fleet import Fleet
+from labkit.testbed.provision import deploy
 
 BEAT_S: Final = 1.0
 """Between two signs of life."""
@@ -52,6 +53,25 @@ class Hosts:
         self.up = dict.fromkeys(self._locks, True)
         self._over, self._closed = threading.Event(), False
         self._watchers: list[threading.Thread] = []
+
+    def get_ready(self) -> None:
+        """Bring this labkit to all hosts, and connect to their agents; nothing is begun unless all can be reached.
+
+        Raises
+        ------
+        InputError
+            If a host cannot be used: which, and why.
+        """
+        failed = (
+            {row.host: row.why for row in self.fleet.connect() if not row.ok}
+            or {row.host: row.did for row in deploy(self.fleet).rows if not row.ok}
+            or self.connect()
+        )
+        if failed:
+            told = "; ".join(f"{host}: {why}" for host, why in failed.items())
+            raise InputError(
+                f"{len(failed)} of {len(self._locks)} hosts cannot be used: {told} (labkit doctor --hosts)"
+            )
 
     def connect(self) -> dict[str, str]:
         """Connect to all agents, starting those that do not run; return why some could not be reached."""

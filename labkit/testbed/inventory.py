@@ -156,7 +156,7 @@ class Inventory:
 
 
 def usual() -> Path:
-    """Return the inventory that is meant where none is named.
+    """Return the inventory that is meant where none is named; notebooks find that of their checkout.
 
     Raises
     ------
@@ -168,7 +168,7 @@ def usual() -> Path:
     if named := os.environ.get("LABKIT_HOSTS"):
         return Path(named).expanduser()
     bed = usual_folder() / "hosts.toml"
-    found = next((path for path in (USUAL, bed) if path.exists()), None)
+    found = next((path for path in (USUAL, ".." / USUAL, bed) if path.exists()), None)
     if found is None:
         raise InputError(
             f"there is no inventory: neither {USUAL} nor a laptop testbed. Copy testbed/hosts.example.toml to {USUAL} "

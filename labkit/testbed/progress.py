@@ -44,6 +44,13 @@ class Told:
 class Progress:
     """Folds the events of one job, one at a time.
 
+    How far it is, is told once a second, and when its last step is done.
+
+    Parameters
+    ----------
+    n_steps : float
+        Updates that it is to make.
+
     Attributes
     ----------
     steps : int
@@ -54,6 +61,7 @@ class Progress:
 
     steps: int = 0
     saved: int = 0
+    n_steps: float = float("inf")
     _recent: deque[tuple[float, int]] = field(default_factory=deque)
     _reported_s: float = float("-inf")
     _began: bool = False
@@ -94,7 +102,7 @@ class Progress:
         self._recent.append((at_s, steps))
         while at_s - self._recent[0][0] > WINDOW_S and len(self._recent) > 2:
             self._recent.popleft()
-        if at_s - self._reported_s < REPORT_S:
+        if at_s - self._reported_s < REPORT_S and self.steps < self.n_steps:
             return None
         self._reported_s = at_s
         return Told("progressed", self.steps, self.speed, loss)

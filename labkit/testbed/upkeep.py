@@ -15,10 +15,16 @@ from labkit.testbed.inventory import Inventory, Machine, usual
 from labkit.testbed.outcomes import Outcome, Outcomes
 
 USUAL_HOSTS = 4
+USUAL_GPUS = 1
+"""In name only, but a job asks for one."""
 
 
 def up(
-    inventory: Inventory | None = None, *, n_hosts: int | None = None, gpus: int = 0, shaped: str | None = None
+    inventory: Inventory | None = None,
+    *,
+    n_hosts: int | None = None,
+    gpus: int | None = None,
+    shaped: str | None = None,
 ) -> Outcomes:
     """Start a laptop testbed, or the agents of other hosts.
 
@@ -28,8 +34,8 @@ def up(
         The hosts; None: a laptop testbed in its usual place. Servers of one that is up already are left as they are.
     n_hosts : int, optional
         Of a laptop testbed; by default as many as it has, 4 for a new one.
-    gpus : int
-        That each host of a laptop testbed says it has.
+    gpus : int, optional
+        That each host of a laptop testbed says it has; by default as many as it says, 1 in a new one.
     shaped : str, optional
         Rate of the links of a laptop testbed, such as "200mbit"; by default as it is, without limits for a new one.
     """
@@ -39,6 +45,8 @@ def up(
     folder = None if inventory is None else inventory.path.parent
     there = None if inventory is None else Plan.read(inventory.path.absolute().parent)
     n_hosts = n_hosts or (len(there.spots) if there else USUAL_HOSTS)
+    if gpus is None:
+        gpus = USUAL_GPUS if inventory is None else int(next(iter(inventory)).host.gpus)
     bed = Bed.up(n_hosts, folder=folder, gpus=gpus, shaped=shaped or (there.shaped_gbps if there else None))
     rows = [Outcome(each.name, True, f"{bed.plan.server} at {each.address}:{each.port}") for each in bed.status()]
     return Outcomes.of(rows)

@@ -58,9 +58,20 @@ def testbed() -> Jobs:
     """Return three jobs for a small testbed: seconds of training each, one after another, with room to grow."""
     return Jobs.of(
         name="testbed", id=["search", "language", "sentences"], model=["dssm", "wlm", "cnn-text-classification"],
-        arrival_s=[0.0, 4.0, 8.0], total_steps=[500, 300, 400], steps_per_epoch=32, duration_s=[20.0, 30.0, 40.0],
+        arrival_s=[0.0, 2.0, 4.0], total_steps=[1500, 500, 800], steps_per_epoch=32, duration_s=[12.0, 8.0, 13.0],
         n_workers=1, n_ps=1, max_workers=2, max_ps=2, worker_demand=amounts(gpus=1, cpus=0.2),
         ps_demand=amounts(cpus=0.1),
+    )  # fmt: skip
+
+
+def fidelity() -> Jobs:
+    """Return nine jobs for a small testbed: too many at times for six GPUs, so that they are rescaled."""
+    return Jobs.of(
+        name="fidelity", id=[f"{name}-{n}" for n in (1, 2, 3) for name in ("search", "language", "sentences")],
+        model=["dssm", "wlm", "cnn-text-classification"] * 3, arrival_s=[0, 2, 4, 16, 24, 32, 44, 52, 60],
+        total_steps=[1200, 500, 700, 600, 400, 500, 800, 300, 400], steps_per_epoch=32,
+        duration_s=[24, 25, 28, 12, 20, 20, 16, 15, 16], n_workers=[1, 2, 1, 2, 1, 2, 1, 2, 1], n_ps=1, max_workers=2,
+        max_ps=2, worker_demand=amounts(gpus=1, cpus=0.2), ps_demand=amounts(cpus=0.1),
     )  # fmt: skip
 
 
@@ -70,6 +81,7 @@ TRACES: Final[dict[str, Callable[[], Jobs]]] = {
     "philly-like.csv": philly_small,
     "dl2-small.csv": dl2_small,
     "testbed.csv": testbed,
+    "fidelity.csv": fidelity,
 }
 """Each file in `traces/` and its recipe."""
 

@@ -98,7 +98,7 @@ def test_a_placement_that_does_not_fit_is_refused_and_changes_nothing(backend: S
 
 
 def test_a_job_moves_stops_and_goes_on_elsewhere_and_loses_no_step(bed: Inventory, tmp_path: Path) -> None:
-    jobs = jobs_of(1, steps=400)
+    jobs = jobs_of(1, steps=1200)
     with SshBackend(jobs, bed, run=f"move-{os.getpid()}", folder=tmp_path, training=TINY) as backend:
         session = Session(backend)
         session._note(backend.apply(on(0)))
@@ -116,9 +116,29 @@ def test_a_job_moves_stops_and_goes_on_elsewhere_and_loses_no_step(bed: Inventor
         assert started["value"][0] == 0
         assert started["value"][1] > 0
         result = json.loads(backend.hosts.agent("h2").read(backend.run, task="job-0", file="result.json").data)
-        assert result["steps"] == 400
+        assert result["steps"] == 1200
     alone = undisturbed(jobs, tmp_path)
     assert result["digest"] == alone
+
+
+def test_a_job_that_starts_again_where_it_was_tells_nothing_of_its_earlier_life(bed: Inventory, tmp_path: Path) -> None:
+    with SshBackend(jobs_of(1, steps=1500), bed, run=f"again-{os.getpid()}", folder=tmp_path, training=TINY) as backend:
+        session = Session(backend)
+        session._note(backend.apply(on(0)))
+        until(session, Kind.PROGRESSED, n=2)
+        session._note(backend.apply(Placement.of([0])))
+        gone = backend._deployments[0]
+        with gone._change:
+            assert gone._change.wait_for(lambda: not gone.home, 60)
+        session._note(backend.advance(session.now_s, stop_at_event=False))
+        saved = gone.progress.saved
+        session._note(backend.apply(on(0)))
+        until(session, Kind.COMPLETED)
+    rows = session.log.rows
+    again = rows[np.flatnonzero(rows["kind"] == Kind.PREEMPTED)[0] :]
+    assert again["value"][again["kind"] == Kind.STARTED].tolist() == [saved]
+    assert (again["value"][again["kind"] == Kind.PROGRESSED] >= saved).all()
+    assert again["value"][again["kind"] == Kind.PROGRESSED][-1] == 1500  # the last step is told
 
 
 def undisturbed(jobs: Jobs, folder: Path) -> str:

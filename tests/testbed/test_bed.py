@@ -13,13 +13,15 @@ from pathlib import Path
 import pytest
 
 from labkit.core.errors import InputError
+from labkit.testbed.agents import agent_of
 from labkit.testbed.bed import Bed, down, keys
 from labkit.testbed.bed import bed as module
-from labkit.testbed.bed.plan import STATE, Plan, usual_folder
-from labkit.testbed.bed.processes import Process, await_that, process, processes, send
+from labkit.testbed.bed.plan import STATE, VARIABLE, Plan, usual_folder
+from labkit.testbed.bed.processes import Process, await_that, has_variable, process, processes, send
 from labkit.testbed.bed.server import all_of, server_of
 from labkit.testbed.errors import BedError, LoginError
 from labkit.testbed.fleet import Fleet
+from labkit.testbed.provision import deploy
 from labkit.topology import from_inventory
 
 LABKIT = [sys.executable, "-m", "labkit.cli"]
@@ -43,6 +45,32 @@ def test_four_hosts_come_up_answer_and_leave_nothing(own_folder):
     assert not own_folder.exists()
     assert names(own_folder) == []
     assert not down(own_folder)
+
+
+def test_agents_and_their_tasks_end_with_it_and_with_their_host_alone(own_folder):
+    bed = Bed.up(2, folder=own_folder)
+    pids = {}
+    with Fleet(bed.inventory) as fleet:
+        deploy(fleet)
+        for name in ("h0", "h1"):
+            with agent_of(fleet, bed.inventory[name]) as agent:
+                task = agent.start("run", task="t", argv=["sh", "-c", "setsid sleep 1000 & exec sleep 1000"])
+                pids[name] = [int(agent.hello["pid"]), task["pid"]]
+    bed.kill("h0")
+    assert [process(pid) is None for pid in pids["h0"] + pids["h1"]] == [True, True, False, False]
+    assert [host.alive for host in bed.status()] == [False, True]
+    assert (bed.home("h0") / ".labkit").exists()
+    bed.revive()
+    with Fleet(bed.inventory) as fleet:
+        assert fleet.run(["true"]).ok
+    bed.down()
+    assert not [pid for pid in pids["h1"] if process(pid)]
+    assert not [each for each in processes() if has_variable(each.pid, f"{VARIABLE}={bed.plan.token}")]
+
+
+def test_only_hosts_of_the_bed_can_be_killed(up):
+    with pytest.raises(InputError, match="unknown host 'h9'"):
+        up.kill("h9")
 
 
 def test_its_inventory_is_one_that_topology_reads_too(up, bed):

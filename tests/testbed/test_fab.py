@@ -20,8 +20,8 @@ from labkit.testbed.provision import deploy
 from tests.testbed.fabbing import FAB, ROOT, copied, environment, fab, hosts_file
 
 TASKS = {
-    "bench", "dask-down", "dask-up", "deploy", "doctor", "down", "fetch", "gc", "logs", "run", "shape", "start",
-    "status", "stop", "trust", "up",
+    "bench", "dask-down", "dask-up", "deploy", "doctor", "down", "fetch", "gc", "logs", "profile", "run", "shape",
+    "start", "status", "stop", "trust", "up",
 }  # fmt: skip
 
 

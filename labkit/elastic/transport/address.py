@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -14,15 +12,11 @@ from typing import TYPE_CHECKING, Self
 
 from labkit.core.errors import unknown
 from labkit.elastic.transport.errors import AccessError, AddressError
+from labkit.elastic.transport.unix import UNIX_PATH_BYTES, fits
 
 if TYPE_CHECKING:
     from labkit.elastic.transport.certificates import Certificates
 
-UNIX_PATH_BYTES = 107
-"""Longest path of a unix socket, in bytes [sun_path of unix(7), less its final zero]."""
-OWN_FILES = "/proc/self/fd"
-UNIX_NAME_BYTES = UNIX_PATH_BYTES - len(f"{OWN_FILES}/99999999/")
-"""Longest name of a socket in a folder whose own path is longer: Linux reaches it through an open folder."""
 TOKEN_BYTES = 32
 
 
@@ -83,27 +77,12 @@ class Address:
 def _checked_path(path: str, text: str) -> str:
     if not path.startswith("/") or "\0" in path:
         raise AddressError(f"'{text}' is no address; expected an absolute path, for example unix:/run/user/1000/ps-0.")
-    name = os.fsencode(path).rpartition(b"/")[2]
-    if len(os.fsencode(path)) > UNIX_PATH_BYTES and (len(name) > UNIX_NAME_BYTES or not os.path.isdir(OWN_FILES)):
+    if not fits(path):
         raise AddressError(
             f"'{text}': a unix socket's path has at most {UNIX_PATH_BYTES} bytes; this one has "
-            f"{len(os.fsencode(path))}. Put it into a shorter folder, for example /tmp/labkit-JOB."
+            f"{len(os.fsencode(path))}. Give it a shorter name or folder, for example /tmp/labkit-JOB."
         )
     return path
-
-
-@contextmanager
-def short(path: str) -> Iterator[str]:
-    """Yield a path to a unix socket that is short enough for the system, however deep its folder is."""
-    if len(os.fsencode(path)) <= UNIX_PATH_BYTES:
-        yield path
-        return
-    folder, _, name = path.rpartition("/")
-    handle = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield f"{OWN_FILES}/{handle}/{name}"
-    finally:
-        os.close(handle)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from labkit.elastic.transport.address import Access, Address, Scheme, short
+from labkit.elastic.transport.address import Access, Address, Scheme
 from labkit.elastic.transport.channel import Handler, Peer
 from labkit.elastic.transport.connection import Connection
 from labkit.elastic.transport.errors import AccessError, TransportError, UnreachableError
@@ -16,6 +16,7 @@ from labkit.elastic.transport.greeting import Greeting
 from labkit.elastic.transport.intake import Intake
 from labkit.elastic.transport.streams import SocketStream, Stream
 from labkit.elastic.transport.terms import DEFAULT_LEASE, DEFAULT_LIMITS, GREETING_LIMITS, Counts, Lease, Limits
+from labkit.elastic.transport.unix import reached
 
 if TYPE_CHECKING:
     from ssl import SSLContext
@@ -87,8 +88,8 @@ def connected(address: Address, lease: Lease) -> socket.socket:
         sock = socket.socket(socket.AF_UNIX)
         try:
             sock.settimeout(lease.greeting_s)
-            with short(address.path) as path:
-                sock.connect(path)
+            with reached(address.path) as short:
+                sock.connect(short)
         except BaseException:
             sock.close()
             raise

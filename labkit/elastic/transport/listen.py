@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from labkit.elastic.transport.address import Access, Address, Scheme, private_folder, short
+from labkit.elastic.transport.address import Access, Address, Scheme, private_folder
 from labkit.elastic.transport.channel import Handler, Peer
 from labkit.elastic.transport.connection import Connection
 from labkit.elastic.transport.dial import opened
@@ -20,6 +20,7 @@ from labkit.elastic.transport.errors import AddressError, TransportError
 from labkit.elastic.transport.greeting import Greeting
 from labkit.elastic.transport.intake import Intake
 from labkit.elastic.transport.terms import DEFAULT_LEASE, DEFAULT_LIMITS, GREETING_LIMITS, Counts, Lease, Limits
+from labkit.elastic.transport.unix import reached
 
 if TYPE_CHECKING:
     from ssl import SSLContext
@@ -208,8 +209,8 @@ def _bound_unix(address: Address) -> socket.socket:
         _remove_if_dead(address)
     sock = socket.socket(socket.AF_UNIX)
     try:
-        with short(address.path) as near:
-            sock.bind(near)
+        with reached(address.path) as short:
+            sock.bind(short)
         path.chmod(0o600)
         sock.listen(BACKLOG)
     except OSError as error:
@@ -225,8 +226,8 @@ def _remove_if_dead(address: Address) -> None:
         raise AddressError(f"cannot listen at {address}: something that is no socket is there; remove it.")
     with socket.socket(socket.AF_UNIX) as probe:
         try:
-            with short(address.path) as near:
-                probe.connect(near)
+            with reached(address.path) as short:
+                probe.connect(short)
         except OSError:
             path.unlink(missing_ok=True)
             return

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from labkit.testbed.agent.daemon import IDLE_S, Daemon, inherited, listen, lock, told
 from labkit.testbed.agent.journal import NAME
 from labkit.testbed.agent.places import own_folder
+from labkit.testbed.agent.spawn import BED
 from labkit.testbed.agent.wire import Refused
 
 
@@ -38,8 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _clean_environment() -> None:
-    """Drop the label of a task in which this was started: the agent is none of it."""
-    labels = [name for name in os.environ if name.startswith("LABKIT_")]
+    """Drop the label of a task in which this was started: the agent is none of it. That of a laptop testbed stays."""
+    labels = [name for name in os.environ if name.startswith("LABKIT_") and name not in BED]
     if labels:
         env = {name: value for name, value in os.environ.items() if name not in labels}
         os.execve(sys.executable, [sys.executable, "-m", "labkit.testbed.agent", *sys.argv[1:]], env)

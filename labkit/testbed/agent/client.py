@@ -181,9 +181,12 @@ class Agent(Link):
         """Return runs (or one) with their tasks: run, over, over_s, lease_left_s, last_event, tasks by name."""
         return list(self.request("list", run=run))
 
-    def measure(self, *, pss: bool = False) -> dict[str, Any]:
-        """Return what host and tasks use now; `pss` counts shared memory once, and takes longer."""
-        return dict(self.request("measure", pss=pss))
+    def measure(self, *, pss: bool = False, each: bool = False) -> dict[str, Any]:
+        """Return what host and tasks use now.
+
+        `pss` counts shared memory once, and takes longer; `each` tells the processor seconds of each process too.
+        """
+        return dict(self.request("measure", pss=pss, each=each))
 
     def measuring(self, *, every_s: float = 1.0) -> Watching[dict[str, Any]]:
         """Return a measurement each so many seconds, without end."""

@@ -56,8 +56,10 @@ class Meter:
             self._last = Reading(now_s(), tasks, busy, total)
         return self._last
 
-    def sample(self, before: Reading, now: Reading, *, gpus: Said, pss: bool = False) -> dict[str, Any]:
-        """Return what was used between two readings, for a reply."""
+    def sample(
+        self, before: Reading, now: Reading, *, gpus: Said, pss: bool = False, each: bool = False
+    ) -> dict[str, Any]:
+        """Return what was used between two readings, for a reply; `each`: by each process too."""
         whose = {each.pid: key for key, those in now.tasks.items() for each in those}
         on_gpus = of_tasks(gpus, whose)
         return {
@@ -68,6 +70,7 @@ class Meter:
                     **_task(key, before, now),
                     "gpu_memory_mb": on_gpus.get(key, 0.0),
                     **({"pss_mb": pss_mb(now.tasks[key])} if pss else {}),
+                    **({"processes": {str(one.pid): one.ticks * TICK_S for one in now.tasks[key]}} if each else {}),
                 }
                 for key in sorted(now.tasks)
             ],
@@ -80,6 +83,7 @@ class Meter:
         ticks = max(now.all_ticks - before.all_ticks, 1)
         return {
             "cpu_percent": round(100 * (os.cpu_count() or 1) * (now.busy_ticks - before.busy_ticks) / ticks, 1),
+            "busy_s": round(now.busy_ticks * TICK_S, 2),
             "load": round(os.getloadavg()[0], 2),
             "memory_mb": round(memory["MemTotal"]),
             "free_memory_mb": round(memory["MemAvailable"]),

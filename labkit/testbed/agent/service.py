@@ -260,7 +260,7 @@ class Service:
     def do_measure(self, request: Request, arguments: Arguments) -> Any:
         """Measure tasks and host: once, or each so many seconds."""
         every_s = arguments.number("every_s", default=0.0, low=0.0, high=3600.0)
-        pss = arguments.flag("pss", default=False)
+        pss, each = arguments.flag("pss", default=False), arguments.flag("each", default=False)
         ahead = arguments.whole("ahead", default=AHEAD, low=1, high=10**6)
         arguments.done()
         if every_s:
@@ -270,7 +270,7 @@ class Service:
             request.connection.attach(request, stream)
             return Later
         sample = self._samples(SHORT_S)
-        self._loop.after(SHORT_S, lambda: self._sampler.ask(lambda _: request.reply(sample(pss=pss))))
+        self._loop.after(SHORT_S, lambda: self._sampler.ask(lambda _: request.reply(sample(pss=pss, each=each))))
         return Later
 
     def do_gc(self, request: Request, arguments: Arguments) -> Any:
@@ -298,11 +298,11 @@ class Service:
         before = self._meter.reading(max_age_s=every_s / 2)
         self._sampler.keep()
 
-        def sample(*, pss: bool = False) -> dict[str, Any]:
+        def sample(*, pss: bool = False, each: bool = False) -> dict[str, Any]:
             nonlocal before
             now = self._meter.reading(max_age_s=every_s / 2)
             before, last = now, before
-            return self._meter.sample(last, now, gpus=self._sampler.keep(), pss=pss)
+            return self._meter.sample(last, now, gpus=self._sampler.keep(), pss=pss, each=each)
 
         return sample
 

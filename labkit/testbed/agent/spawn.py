@@ -13,7 +13,9 @@ from typing import Final, NoReturn
 from labkit.testbed.agent.places import LOG
 from labkit.testbed.agent.wire import Refused
 
-BASE: Final = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ", "TMPDIR", "XDG_RUNTIME_DIR")
+BED: Final = ("LABKIT_BED", "LABKIT_BED_HOST")
+"""Marks of a laptop testbed: what has them ends with it."""
+BASE: Final = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ", "TMPDIR", "XDG_RUNTIME_DIR", *BED)
 """What a task has of the agent's environment."""
 
 RESET: Final = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)

@@ -161,15 +161,46 @@ class Bed:
 
     def home(self, name: str) -> Path:
         """Return the folder of this machine that is a host's home."""
+        return self.plan.home(self._spot(name))
+
+    def _spot(self, name: str) -> Spot:
         for spot in self.plan.spots:
             if spot.name == name:
-                return self.plan.home(spot)
+                return spot
         raise unknown("host", name, [spot.name for spot in self.plan.spots])
 
     def status(self) -> list[HostStatus]:
         """Return how each host is."""
         found = [(spot, server_of(self.plan, spot)) for spot in self.plan.spots]
         return [HostStatus(spot.name, spot.address, spot.port, each.pid if each else None) for spot, each in found]
+
+    def kill(self, name: str) -> None:
+        """End a host as a power cut does: its server and all that runs there, at once; its files stay.
+
+        Raises
+        ------
+        InputError
+            If there is no such host.
+        BedError
+            If something cannot be ended.
+        """
+        spot = self._spot(name)
+        with alone(self.folder):
+            if left := end(lambda: all_of(self.plan, host=spot), at_once=True):
+                raise BedError(f"these processes of {name} do not end: {', '.join(map(_told, left))}.")
+
+    def revive(self) -> None:
+        """Start the servers that are gone, where they were; hosts come back with their files.
+
+        Raises
+        ------
+        BedError
+            If somebody took a port meanwhile; `Bed.up` then finds another one and writes it into the inventory.
+        """
+        with alone(self.folder):
+            moved = _started(self.plan) != self.plan
+        if moved:
+            raise BedError("a host is at another port now, because its own was taken: labkit bed up tells where.")
 
     def down(self) -> None:
         """End all that runs on the hosts, the servers, and remove all files; what is gone already is no error.
@@ -199,19 +230,30 @@ def down(folder: str | Path | None = None) -> bool:
             if not any(where.iterdir()):
                 where.rmdir()
             return False
-        left = end(lambda: all_of(plan))
-        if left:
-            raise BedError(f"these processes of the bed do not end: {', '.join(map(_told, left))}.")
+        _end(plan)
         remove(plan)
-        for path in sorted(
-            where.iterdir(), key=lambda path: path.name == STATE
-        ):  # the plan last: half a removal can go on
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        try:
+            _clear(where)
+        except OSError:  # somebody who was just starting wrote meanwhile
+            _end(plan)
+            _clear(where)
         where.rmdir()
     if where == usual_folder().absolute():
         with suppress(OSError):  # somebody else's files are in it
             where.parent.rmdir()
     return True
+
+
+def _end(plan: Plan) -> None:
+    """End all processes of a bed."""
+    if left := end(lambda: all_of(plan)):
+        raise BedError(f"these processes of the bed do not end: {', '.join(map(_told, left))}.")
+
+
+def _clear(where: Path) -> None:
+    """Remove all files of a bed, its plan last: half a removal can go on."""
+    for path in sorted(where.iterdir(), key=lambda path: path.name == STATE):
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 def _new(where: Path, n_hosts: int, *, server: str, gbps: float | None) -> tuple[Plan, tuple[str, ...]]:

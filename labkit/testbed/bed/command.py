@@ -20,7 +20,7 @@ Folder = Annotated[
 def up(
     hosts: Annotated[int, typer.Option(help="How many hosts.", min=1, max=64)] = 4,
     folder: Folder = None,
-    gpus: Annotated[int, typer.Option(help="GPUs that each host says it has.", min=0)] = 0,
+    gpus: Annotated[int, typer.Option(help="GPUs that each host says it has: jobs ask for them.", min=0)] = 1,
     shaped: Annotated[
         str | None, typer.Option(help="Rate of each host's link, such as 200mbit: hosts in networks of their own.")
     ] = None,

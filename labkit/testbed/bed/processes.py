@@ -116,18 +116,20 @@ def _open_files(pid: int) -> set[str]:
     return found
 
 
-def end(find: Callable[[], list[Process]], *, patience_s: float = 2.0) -> list[Process]:
+def end(find: Callable[[], list[Process]], *, patience_s: float = 2.0, at_once: bool = False) -> list[Process]:
     """End processes: ask them, and after a while make them; return those that are left.
 
     Parameters
     ----------
     find : callable
         Returns those to end; asked again until there are none, since what ends may have started others.
+    at_once : bool
+        Do not ask them.
     """
     until_s = time.monotonic() + patience_s
     sent: set[Process] = set()
-    while found := find():
-        late = time.monotonic() > until_s
+    while found := find() or find():  # in the middle of an exec a process shows nothing of itself
+        late = at_once or time.monotonic() > until_s
         if time.monotonic() > until_s + patience_s:
             return found
         for each in found:

@@ -18,6 +18,7 @@ from labkit.testbed.errors import BedError
 PATIENCE_S = 10.0
 CARRIED = ("PYTHONPATH", "NUMBA_CACHE_DIR", "LANG", "LC_ALL", "TMPDIR")
 """Variables that hosts have from whoever starts the bed: they are this machine, and shall import the same labkit."""
+HOST_VARIABLE = "LABKIT_BED_HOST"
 STANDIN = "labkit.testbed.bed.standin"
 NO_SHELL = ("nologin", "false")
 SYSTEM_FOLDERS = ("/usr/local/sbin", "/usr/sbin", "/sbin")
@@ -47,7 +48,7 @@ def write_config(plan: Plan, spot: Spot) -> None:
 def environment(plan: Plan, spot: Spot) -> dict[str, str]:
     """Return what is in the environment of all that runs on a host: a home of its own, and the bed's mark."""
     carried = {name: os.environ[name] for name in CARRIED if os.environ.get(name)}
-    return carried | {"HOME": str(plan.home(spot)), VARIABLE: plan.token, "LABKIT_BED_HOST": spot.name}
+    return carried | {"HOME": str(plan.home(spot)), VARIABLE: plan.token, HOST_VARIABLE: spot.name}
 
 
 def sshd_config(plan: Plan, spot: Spot, *, environment: Mapping[str, str]) -> str:
@@ -199,13 +200,13 @@ def is_server(each: Process, config: Path) -> bool:
     return (program in ("sshd", "sshd:") or STANDIN in words) and f"/{config.name} " in words
 
 
-def all_of(plan: Plan) -> list[Process]:
-    """Return all processes of a bed: servers, their sessions, and all that was started there."""
-    now = processes()
-    mark = f"{VARIABLE}={plan.token}"
-    servers = {each.pid for each in now for spot in plan.spots if is_server(each, plan.config(spot))}
-    marked = {each.pid for each in now if has_variable(each.pid, mark)}
-    holders = holders_of([(spot.address, spot.port) for spot in plan.spots])
+def all_of(plan: Plan, *, host: Spot | None = None) -> list[Process]:
+    """Return all processes of a bed, or of one host: servers, their sessions, and all that was started there."""
+    now, spots = processes(), plan.spots if host is None else (host,)
+    marks = [f"{VARIABLE}={plan.token}", *([] if host is None else [f"{HOST_VARIABLE}={host.name}"])]
+    servers = {each.pid for each in now for spot in spots if is_server(each, plan.config(spot))}
+    marked = {each.pid for each in now if all(has_variable(each.pid, mark) for mark in marks)}
+    holders = holders_of([(spot.address, spot.port) for spot in spots])
     sessions = {each.pid for each in now if each.pid in holders and each.command.startswith("sshd")}
     wanted = below(servers | marked | sessions, now) - {os.getpid()}
     return [each for each in now if each.pid in wanted]

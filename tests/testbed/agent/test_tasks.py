@@ -26,6 +26,7 @@ def test_a_task_has_the_environment_that_was_given_and_a_small_base(agent, monke
     seen = dict(line.split("=", 1) for line in agent.follow("run", task="t"))
     ours = {"LABKIT_FOLDER", "LABKIT_RUN", "LABKIT_TASK", "LABKIT_START"}
     base = {"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ", "TMPDIR", "XDG_RUNTIME_DIR"}
+    base |= {"LABKIT_BED", "LABKIT_BED_HOST"}
     assert set(seen) <= ours | base | {"A"}
     assert (seen["A"], seen["LABKIT_RUN"]) == ("1", "run")
     assert "CUDA_VISIBLE_DEVICES" not in seen

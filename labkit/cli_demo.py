@@ -1,0 +1,77 @@
+"""The part of `labkit demo` that trains: three jobs on a laptop testbed, told beside their simulation."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from labkit.core.errors import LabkitError
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.table import Table
+
+    from labkit.experiment.demo import Twins
+    from labkit.results.record import RunRecord
+
+
+def trained() -> tuple[RunRecord, RunRecord] | None:
+    """Train the jobs, and print what came out; where that does not work, say why in one line and return None."""
+    from labkit.experiment.demo import train
+
+    print()
+    try:
+        twins = train(say=lambda line: print(line, flush=True), progress=sys.stderr.isatty())
+    except ImportError as error:
+        _refuse(f"{error.name or error} is missing; pip install 'labkit[lab]'")
+        return None
+    except (LabkitError, OSError) as error:
+        _refuse(str(error))
+        return None
+    show(twins)
+    if n_left := int(twins.real.summary["n_unfinished"]):
+        _refuse(f"{n_left} of {len(twins.real.jobs)} jobs were given up; {twins.notes[0] if twins.notes else ''}")
+        return None
+    return twins.real, twins.simulated
+
+
+def _refuse(why: str) -> None:
+    print(f"labkit: nothing from the testbed in the report: {' '.join(why.split())}", file=sys.stderr)
+
+
+def show(twins: Twins) -> None:
+    """Print a row for each job: when it was done, there and in the simulation, and how it was rescaled."""
+    from rich.console import Console
+
+    Console(width=None if sys.stdout.isatty() else 120).print(table_of(twins))
+
+
+def table_of(twins: Twins) -> Table:
+    """Return that table."""
+    from rich.table import Table
+
+    from labkit.results import rescalings
+
+    table = Table(box=None, header_style="bold")
+    for heading in ("job", "JCT (s)", "simulated (s)"):
+        table.add_column(heading, justify="left" if heading == "job" else "right", no_wrap=True)
+    table.add_column("rescaled while it trained")
+    scaled = rescalings(twins.real.events)
+    pairs = zip(twins.real.table.itertuples(), twins.simulated.table.itertuples(), strict=True)
+    for real, simulated in pairs:
+        mine = scaled[scaled["job"] == real.job]
+        table.add_row(str(real.id), f"{real.jct_s:.2f}", f"{simulated.jct_s:.2f}", _in_words(mine))
+    return table
+
+
+def _in_words(scaled: pd.DataFrame) -> str:
+    """Return when a job was rescaled, and to what."""
+
+    def count(n: int, what: str) -> str:
+        return f"{n} {what}{'s' if n != 1 else ''}"
+
+    columns = (scaled[name].tolist() for name in ("time_s", "steps", "n_workers", "n_ps"))
+    return ", then ".join(
+        f"at {time_s:.1f} s (step {steps:.0f}) to {count(n_workers, 'worker')}, {count(n_ps, 'PS')}"
+        for time_s, steps, n_workers, n_ps in zip(*columns, strict=True)
+    )

@@ -1,0 +1,41 @@
+"""Unix sockets wherever they lie: a socket's address has room for 107 bytes, folders of users may be deeper."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+UNIX_PATH_BYTES: Final = 107
+"""Longest address of a unix socket, in bytes [sun_path of unix(7), less its final zero]."""
+OPEN_FILES: Final = Path("/proc/self/fd")
+"""Linux has a short name there for every file and folder that is open."""
+NAME_BYTES: Final = UNIX_PATH_BYTES - len(f"{OPEN_FILES}/{2**31}/")
+"""Longest name of a socket in its folder."""
+
+
+def fits(path: str) -> bool:
+    """Return whether there can be a socket at a path.
+
+    >>> fits("/tmp/a"), fits("/tmp/" + "a" * 100 + "/a"), fits("/tmp/" + "a" * 103)
+    (True, True, False)
+    """
+    if len(os.fsencode(path)) <= UNIX_PATH_BYTES:
+        return True
+    return OPEN_FILES.is_dir() and len(os.fsencode(os.path.basename(path))) <= NAME_BYTES
+
+
+@contextmanager
+def reached(path: str) -> Iterator[str]:
+    """Yield what to bind or connect to: the path itself or, where it is too long, a short way into its folder."""
+    if len(os.fsencode(path)) <= UNIX_PATH_BYTES:
+        yield path
+        return
+    folder, name = os.path.split(path)
+    handle = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"{OPEN_FILES}/{handle}/{name}"
+    finally:
+        os.close(handle)

@@ -1,0 +1,55 @@
+"""`labkit fidelity`: a run on a testbed beside its simulation, from the shell."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from labkit.core.errors import InputError
+from labkit.experiment.command import AsJson
+
+
+def fidelity(
+    run: Annotated[str, typer.Argument(help="Folder of a run, or its id under --root.", metavar="RUN")],
+    profile: Annotated[
+        Path | None, typer.Option(help="Of the testbed, from `labkit profile`, measured before the run.")
+    ] = None,
+    against: Annotated[
+        str | None, typer.Option(help="Compare with this run instead of simulating one.", metavar="RUN")
+    ] = None,
+    scheduler: Annotated[str | None, typer.Option(help="By default that of the run.")] = None,
+    root: Annotated[Path, typer.Option(help="Where runs are kept.")] = Path("runs"),
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the simulated run, beside the others.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="The report; by default reports/fidelity-RUN.html.", metavar="FILE")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Simulate a run with what was measured of its testbed, and tell the gap and what explains it."""
+    from labkit.experiment.fidelity import Fidelity
+    from labkit.experiment.fidelity import fidelity as compare
+    from labkit.results.store import load
+
+    if (profile is None) == (against is None):
+        raise InputError(
+            "give either --profile FILE, to simulate the run, or --against RUN, to compare it with another."
+        )
+    real = load(run, root=root)
+    if against is not None:
+        found = Fidelity(real, load(against, root=root))
+    else:
+        found = compare(real, profile=profile, scheduler=scheduler, folder=root if keep else None)
+    target = out or Path("reports") / f"fidelity-{real.info.run}.html"
+    written = found.report(target, command=shlex.join(["labkit", *sys.argv[1:]]))
+    if as_json:
+        clean = {key: None if value != value else value for key, value in found.summary.items()}
+        parts = {str(part): float(gap_s) for part, gap_s in found.explained["gap_s"].items()}
+        print(json.dumps({"run": real.info.run, **clean, "gap_s": parts, "report": str(written)}))
+        return
+    print(found)
+    print(f"report: {written.resolve()}")

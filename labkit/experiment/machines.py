@@ -1,0 +1,120 @@
+"""A testbed as the backend of a live run: opened when time first passes, and written down as it goes on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from labkit.core.events import Events, Kind
+from labkit.core.placement import Placement
+from labkit.core.protocols import Scheduler
+from labkit.experiment.deploy import refuse_leases, run_id
+from labkit.experiment.run import Experiment
+from labkit.results.record import State
+from labkit.results.store import RunWriter, free_id
+
+if TYPE_CHECKING:
+    from labkit.testbed.backend import SshBackend
+    from labkit.testbed.inventory import Inventory
+    from labkit.testbed.training import Training
+
+
+class OnMachines:
+    """Hosts of an inventory, as a live run takes them; nothing is asked of them before time first passes.
+
+    The run has a folder of its own, as that of `deploy`: where the notebook dies, `attach` goes on with it.
+
+    Parameters
+    ----------
+    experiment : Experiment
+        Jobs, and the inventory's cluster.
+    inventory : Inventory
+        The hosts.
+    scheduler : Scheduler
+        Whose run it is.
+    name : str
+        What the run is called.
+    folder : path
+        Where runs are kept.
+    training : Training, optional
+        How jobs train.
+
+    Raises
+    ------
+    InputError
+        If a job cannot train on machines, or the scheduler needs a simulator.
+    """
+
+    live = True
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        *,
+        inventory: Inventory,
+        scheduler: Scheduler,
+        name: str,
+        folder: str | Path = "runs",
+        training: Training | None = None,
+    ) -> None:
+        from labkit.testbed.training import Training
+
+        self.jobs, self.cluster = experiment.jobs, experiment.cluster
+        self.inventory, self.folder, self.training = inventory, Path(folder), training or Training()
+        self.training.check(self.jobs)
+        refuse_leases(scheduler, name)
+        self._info = replace(experiment.info(scheduler, name=name), backend="testbed")
+        self._backend: SshBackend | None = None
+        self._writer: RunWriter | None = None
+        self._n_over = 0
+
+    @property
+    def now_s(self) -> float:
+        """Seconds since the run began."""
+        return 0.0 if self._backend is None else self._backend.now_s
+
+    @property
+    def idle(self) -> bool:
+        """True when nothing will happen unless a scheduler starts a job."""
+        return self._backend is not None and self._backend.idle
+
+    @property
+    def notes(self) -> list[str]:
+        """What went wrong on the way, in words."""
+        return [] if self._backend is None else self._backend.notes
+
+    def apply(self, placement: Placement) -> Events:
+        """Carry out a decision."""
+        return self._noted(self._opened().apply(placement))
+
+    def advance(self, until_s: float, *, stop_at_event: bool) -> Events:
+        """Wait until `until_s`, until there are news, or for a second."""
+        return self._noted(self._opened().advance(until_s, stop_at_event=stop_at_event))
+
+    def close(self) -> None:
+        """End what is left of the run on the hosts, and say how it ended."""
+        if self._backend is not None:
+            self._backend.close()
+        if self._writer is not None:
+            self._writer.close(State.DONE if self._n_over == len(self.jobs) else State.STOPPED)
+        self._writer = None
+
+    def _opened(self) -> SshBackend:
+        if self._backend is None:
+            from labkit.testbed.backend import SshBackend
+
+            info = replace(self._info, run=free_id(self.folder, self._info.run))
+            self._writer = RunWriter.create(self.folder, info=info, jobs=self.jobs, cluster=self.cluster)
+            self._backend = SshBackend(
+                self.jobs, self.inventory, run=run_id(info), folder=self._writer.folder, training=self.training
+            )
+        return self._backend
+
+    def _noted(self, happened: Events) -> Events:
+        if self._writer is not None and len(happened):
+            self._writer.append(happened)
+        self._n_over += int(np.isin(happened["kind"], (Kind.COMPLETED, Kind.DROPPED)).sum())
+        return happened

@@ -1,0 +1,80 @@
+"""`labkit profile` and `labkit simulate`: measure a testbed, and simulate a trace on it, from the shell."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from labkit.experiment.command import AsJson, Hosts, tell
+
+Trace = Annotated[Path, typer.Argument(help="A trace in any format that `labkit traces info` reads.", metavar="TRACE")]
+
+
+def simulate(
+    trace: Trace,
+    scheduler: Annotated[str, typer.Option(help="A name, with options in brackets: drf(placer=pack).")] = "optimus",
+    profile: Annotated[
+        Path | None, typer.Option(help="Of a testbed, from `labkit profile`: its hosts, speeds and overheads.")
+    ] = None,
+    cluster: Annotated[
+        str | None, typer.Option(help="Another cluster than the profile's: a preset, an expression, or hosts.toml.")
+    ] = None,
+    folder: Annotated[Path, typer.Option(help="Where runs are kept, each in a folder of its own.")] = Path("runs"),
+    seed: Annotated[int, typer.Option(help="Of the simulator.", min=0)] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Simulate one scheduler on a trace, and keep the run."""
+    from labkit.experiment import simulate as run
+
+    shown = not as_json and sys.stderr.isatty()
+    record = run(
+        trace, cluster=cluster, scheduler=scheduler, profile=profile, folder=folder, seed=seed, progress=shown
+    )  # fmt: skip
+    tell(record, folder=folder, as_json=as_json)
+
+
+def profile(
+    hosts: Hosts = None,
+    models: Annotated[str, typer.Option(help="What to train: dssm,wlm,...")] = "",
+    trace: Annotated[
+        Path | None, typer.Option(help="Instead: the models of a trace, up to their largest gangs.", metavar="TRACE")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The file; by default profiles/NAME.json by the name of the testbed.")
+    ] = None,
+    max_ps: Annotated[int, typer.Option(help="Of a gang, with --models.", min=1)] = 2,
+    max_workers: Annotated[int, typer.Option(help="Of a gang, with --models.", min=1)] = 2,
+    asynchronous: Annotated[bool, typer.Option("--asynchronous", help="With --models: train asynchronously.")] = False,
+    width: Annotated[float, typer.Option(help="Scale of the models, as for `labkit run`.")] = 0.1,
+    loads: Annotated[str, typer.Option(help="Busy cores to measure a job beside.")] = "1,2",
+    pairs: Annotated[int, typer.Option(help="Pairs of jobs to measure beside each other.", min=0)] = 1,
+) -> None:
+    """Measure on a testbed what a simulation of it needs."""
+    from labkit.core.text import split_names
+    from labkit.testbed.inventory import Inventory
+    from labkit.testbed.profiling.run import asked, show
+    from labkit.testbed.profiling.run import profile as measured
+    from labkit.testbed.training import Training
+
+    kinds = asked(trace, models, max_ps=max_ps, max_workers=max_workers, sync=not asynchronous)
+    made, there = measured(
+        Inventory.read(hosts), kinds, out=out, training=Training(width=width), n_pairs=pairs,
+        loads=[whole(text, "--loads") for text in split_names(loads)], progress=sys.stderr.isatty(),
+    )  # fmt: skip
+    show(made, there)
+
+
+def whole(text: str, option: str) -> int:
+    """Return the number >= 1 that a text is.
+
+    >>> whole("2", "--loads")
+    2
+    """
+    from labkit.core.errors import InputError
+
+    if not text.isdecimal() or int(text) < 1:
+        raise InputError(f"{option}: '{text}' is no number of cores; expected 1, 2, ...")
+    return int(text)

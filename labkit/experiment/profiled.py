@@ -1,0 +1,45 @@
+"""A simulation of a measured testbed: what its profile says, where nothing else was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from labkit.core.cluster import Cluster
+from labkit.core.jobs import Jobs
+from labkit.core.protocols import ChangeModel, SpeedModel
+from labkit.simulator import Overheads
+from labkit.speed.profiled import ProfiledSpeed, TestbedProfile, read
+from labkit.speed.profiled.overheads import typical
+from labkit.topology import presets
+
+
+def profiled(
+    jobs: Jobs,
+    profile: TestbedProfile | str | Path,
+    *,
+    cluster: Cluster | str | None,
+    speed: SpeedModel | str,
+    options: Mapping[str, Any],
+) -> tuple[Cluster, SpeedModel | str, dict[str, Any]]:
+    """Return cluster, speed model and options of an experiment: those given, else the profile's.
+
+    Raises
+    ------
+    InputError
+        If the profile cannot be read, or does not know a model of the jobs.
+    """
+    known = profile if isinstance(profile, TestbedProfile) else read(profile)
+    there = known.cluster() if cluster is None else presets.build(cluster) if isinstance(cluster, str) else cluster
+    made = ProfiledSpeed(jobs, there, profile=known) if speed == "auto" else speed
+    if isinstance(made, ChangeModel):  # it knows what starts and rescales take beside others
+        return there, made, dict(options)
+    return there, made, {**options, "overheads": options.get("overheads") or overheads(known)}
+
+
+def overheads(profile: TestbedProfile) -> Overheads:
+    """Return what starts and rescales cost where the speed model does not know: the same whatever runs beside them."""
+    return Overheads(
+        start_s=typical(profile, "start"), restart_s=typical(profile, "restart"), rescale_s=typical(profile, "rescale")
+    )

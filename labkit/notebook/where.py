@@ -1,0 +1,158 @@
+"""Where the lab's runs take place: in a simulation, or on machines. One word switches between them."""
+
+from __future__ import annotations
+
+import atexit
+import copy
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from labkit.core.errors import unknown
+from labkit.core.jobs import Jobs
+from labkit.core.protocols import Scheduler
+from labkit.experiment import Experiment
+from labkit.notebook.run import LiveRun
+from labkit.schedulers import make
+from labkit.topology import available as clusters
+
+if TYPE_CHECKING:
+    from labkit.testbed.inventory import Inventory
+    from labkit.testbed.training import Training
+
+N_HOSTS: Final = 3
+"""Of a laptop testbed that comes up for an app, each with one GPU in name."""
+
+
+class Where(Protocol):
+    """A place of runs.
+
+    Attributes
+    ----------
+    machines : bool
+        Whether jobs really train.
+    field : str
+        Heading of the form's field that says on what.
+    pause : str
+        What holding a run means.
+    """
+
+    machines: bool
+    field: str
+    pause: str
+
+    def suggestions(self) -> tuple[str, ...]:
+        """Return what the field offers."""
+
+    def experiment(self, trace: Jobs | str, on: str, *, seed: int) -> Experiment:
+        """Return all that defines a run but its scheduler."""
+
+    def run(self, experiment: Experiment, *, scheduler: Scheduler | str, name: str, speedup: float) -> LiveRun:
+        """Return a run that can be started."""
+
+
+class Simulation:
+    """Runs in virtual time, as fast as one likes."""
+
+    machines, field, pause = False, "Cluster", "Hold the clock"
+
+    def suggestions(self) -> tuple[str, ...]:
+        """Return the clusters that have a name."""
+        return tuple(clusters())
+
+    def experiment(self, trace: Jobs | str, on: str, *, seed: int) -> Experiment:
+        """Return a simulation but for its scheduler."""
+        return Experiment.of(trace, cluster=on, seed=seed)
+
+    def run(self, experiment: Experiment, *, scheduler: Scheduler | str, name: str, speedup: float) -> LiveRun:
+        """Return a run in a fresh simulator."""
+        return LiveRun(experiment, scheduler=scheduler, name=name, speedup=speedup)
+
+
+class Machines:
+    """Runs on the hosts of an inventory, in real time.
+
+    Where no inventory is to be found, a laptop testbed comes up, and ends with this process.
+    """
+
+    machines, field, pause = True, "Hosts", "Make no decisions; jobs train on"
+
+    def __init__(self) -> None:
+        self._inventory: Inventory | None = None
+
+    def suggestions(self) -> tuple[str, ...]:
+        """Return the inventory that is meant where none is named."""
+        from labkit.testbed.upkeep import standing
+
+        found = standing() or _laptop()
+        return (str(found.path),)
+
+    def experiment(self, trace: Jobs | str, on: str, *, seed: int) -> Experiment:
+        """Return a run on those hosts but for its scheduler."""
+        from labkit.testbed.inventory import Inventory
+
+        self._inventory = Inventory.read(on or None)
+        return Experiment.of(trace, cluster=self._inventory.cluster(), seed=seed)
+
+    def run(self, experiment: Experiment, *, scheduler: Scheduler | str, name: str, speedup: float) -> LiveRun:  # noqa: ARG002
+        """Return a run on the hosts of the last experiment; time passes there as it does."""
+        assert self._inventory is not None
+        return _on_machines(experiment, self._inventory, scheduler=scheduler, name=name)
+
+
+def live_deploy(
+    jobs: Jobs | str | Path,
+    *,
+    inventory: Inventory | str | Path | None = None,
+    scheduler: Scheduler | str,
+    name: str | None = None,
+    folder: str | Path = "runs",
+    training: Training | None = None,
+    **options: Any,
+) -> LiveRun:
+    """Return a run on a testbed that can be watched and steered; begin it with `start`.
+
+    Parameters and errors are those of `labkit.experiment.deploy`. Where the notebook dies, `labkit.experiment.attach`
+    goes on with the run.
+    """
+    from labkit.testbed.inventory import Inventory
+
+    hosts = inventory if isinstance(inventory, Inventory) else Inventory.read(inventory)
+    experiment = Experiment.of(jobs, cluster=hosts.cluster(), **options)
+    called = name or (scheduler if isinstance(scheduler, str) else type(scheduler).__name__.lower())
+    return _on_machines(experiment, hosts, scheduler=scheduler, name=called, folder=folder, training=training)
+
+
+def _on_machines(
+    experiment: Experiment, inventory: Inventory, *, scheduler: Scheduler | str, name: str, **options: Any
+) -> LiveRun:
+    from labkit.experiment.machines import OnMachines
+
+    mine = make(scheduler) if isinstance(scheduler, str) else copy.deepcopy(scheduler)
+    backend = OnMachines(experiment, inventory=inventory, scheduler=mine, name=name, **options)
+    return LiveRun(experiment, scheduler=mine, name=name, speedup=math.inf, backend=backend)
+
+
+PLACES: Final[dict[str, type[Simulation] | type[Machines]]] = {"simulation": Simulation, "testbed": Machines}
+
+
+def place(name: str) -> Where:
+    """Return a place by its name.
+
+    Raises
+    ------
+    InputError
+        If it is neither "simulation" nor "testbed".
+    """
+    if name not in PLACES:
+        raise unknown("place of runs", name, PLACES)
+    return PLACES[name]()
+
+
+def _laptop() -> Inventory:
+    """Start a laptop testbed that ends with this process."""
+    from labkit.testbed.bed import Bed
+
+    bed = Bed.up(N_HOSTS, gpus=1)
+    atexit.register(bed.down)
+    return bed.inventory

@@ -1,0 +1,272 @@
+"""How true a prediction was: two runs of the same jobs, side by side, and what explains the gap between them.
+
+One run is real (or takes the part of it), the other was foretold. A gap is always real minus foretold: positive where
+reality took longer.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from labkit.core.errors import InputError
+from labkit.core.jobs import Jobs
+from labkit.core.resources import Floats
+from labkit.results.record import RunRecord
+from labkit.results.stretches import Doing, stretches
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+STATES: Final = (
+    Doing.WAITING, Doing.STARTING, Doing.RESCALING, Doing.TRAINING, Doing.RECOVERY, Doing.FINISHING,
+)  # fmt: skip
+
+PARTS: Final = {
+    "waiting": "in the queue, without tasks",
+    "starting": "from its tasks to its first step",
+    "rescaling": "pauses, and steps of the old gang until the new one takes over",
+    "speed": "the same steps with the same gangs, slower or faster",
+    "other gangs": "the scheduler gave other gangs",
+    "recovery": "lost steps, and failures until it trains again",
+    "finishing": "from its last step to its end",
+}
+"""The parts of a gap, and what each is."""
+
+
+def job_fidelity(real: RunRecord, foretold: RunRecord) -> pd.DataFrame:
+    """Return both runs side by side, a row per job that completed in both, in order of arrival.
+
+    Columns: job, id, model; real_jct_s, simulated_jct_s, gap_s (real - simulated), error (gap_s / real_jct_s); and for
+    each of `STATES` the seconds spent in it, real_waiting_s, simulated_waiting_s and so on. They add up to the JCT.
+
+    * waiting: without tasks, after its arrival or a preemption.
+    * starting: from getting tasks to the first step, at first or after a preemption.
+    * rescaling: from being placed anew to being rescaled, less the time that the steps made meanwhile take with the new
+      gang. So a pause counts in full; training on with the old gang counts for what the new one would have saved, and
+      is negative where the old one is the faster.
+    * training: all other time in which steps are made that are not lost later.
+    * recovery: time for steps that were lost later, and from a failure to the next step.
+    * finishing: from the last step to the end. 0 where no event tells the last step before the job is completed.
+
+    Raises
+    ------
+    InputError
+        If the runs are not of the same jobs.
+    """
+    refuse_others(real.jobs, foretold.jobs)
+    both = real.table.merge(foretold.table, on="job", suffixes=("", "_foretold"))
+    both = both[both["completion_s"].notna() & both["completion_s_foretold"].notna()].reset_index(drop=True)
+    table = both[["job", "id", "model"]].copy()
+    table["real_jct_s"], table["simulated_jct_s"] = both["jct_s"], both["jct_s_foretold"]
+    table["gap_s"] = table["real_jct_s"] - table["simulated_jct_s"]
+    table["error"] = table["gap_s"] / table["real_jct_s"]
+    spent = {"real": _Spent(real), "simulated": _Spent(foretold)}
+    for state in STATES:
+        for name, times in spent.items():
+            table[f"{name}_{state}_s"] = times.of(table["job"], state)
+    return table
+
+
+def gap_parts(real: RunRecord, foretold: RunRecord) -> pd.DataFrame:
+    """Return what explains the gap of each job: job, id, gap_s, and a column of seconds for each of `PARTS`.
+
+    The parts of a job add up to its gap. All but two are differences of what `job_fidelity` tells. The rest, the
+    difference in training time, divides into *speed* and *other gangs*. With n steps made with a gang g (workers and
+    PSs) at t seconds per step, training takes sum_g n_g t_g, and
+
+        sum n_g t_g - sum n'_g t'_g  =  sum (n_g + n'_g) / 2 (t_g - t'_g)  +  sum (t_g + t'_g) / 2 (n_g - n'_g)
+                                        speed                                 other gangs
+
+    so that neither run is the yardstick: with the runs exchanged, each part changes its sign and nothing else. For a
+    gang that a job has in one run only, t of the other run is that of its other jobs of the same model with such a
+    gang; where there is none, the two are taken to be equal. Placement and neighbours are part of speed. Training time
+    with a gang that made no step at all counts as speed.
+
+    This is bookkeeping and not a cause: a job may wait longer because another one was slower.
+
+    Raises
+    ------
+    InputError
+        If the runs are not of the same jobs.
+    """
+    table = job_fidelity(real, foretold)
+    parts = table[["job", "id", "gap_s"]].copy()
+    for state in STATES:
+        if state != Doing.TRAINING:
+            parts[str(state)] = table[f"real_{state}_s"] - table[f"simulated_{state}_s"]
+    training = _training_parts(_Spent(real), _Spent(foretold))
+    both = [training.get(job, (0.0, 0.0)) for job in table["job"].tolist()]
+    parts["speed"], parts["other gangs"] = [speed for speed, _ in both], [gangs for _, gangs in both]
+    return parts[["job", "id", "gap_s", *PARTS]]
+
+
+def explained(table: pd.DataFrame, parts: pd.DataFrame) -> pd.DataFrame:
+    """Return what explains the gap between the mean JCTs, a row per part and their sum.
+
+    Parameters
+    ----------
+    table, parts : DataFrame
+        From `job_fidelity` and `gap_parts`.
+
+    Returns
+    -------
+    DataFrame
+        Index part; real_s and simulated_s (mean seconds per job; training stands in the row of speed, and other gangs
+        have none of their own), gap_s (mean), percent (of the real mean JCT), what.
+    """
+    import pandas as pd
+
+    jct_s = float(table["real_jct_s"].mean()) if len(table) else np.nan
+    rows = []
+    for part, what in PARTS.items():
+        state = Doing.TRAINING if part == "speed" else part
+        both = [
+            float(table[name].mean()) if name in table else np.nan
+            for name in (f"real_{state}_s", f"simulated_{state}_s")
+        ]
+        rows.append((part, *both, float(parts[part].mean()), what))
+    rows.append(("all", jct_s, float(table["simulated_jct_s"].mean()), float(parts["gap_s"].mean()), "JCT"))
+    frame = pd.DataFrame(rows, columns=["part", "real_s", "simulated_s", "gap_s", "what"]).set_index("part")
+    frame.insert(3, "percent", 100 * frame["gap_s"] / jct_s)
+    return frame
+
+
+def fidelity_summary(real: RunRecord, foretold: RunRecord) -> dict[str, float]:
+    """Return a comparison in a few numbers, over the jobs that completed in both runs.
+
+    Returns
+    -------
+    dict
+        n_jobs (compared), n_left_out; real_mean_jct_s, simulated_mean_jct_s, gap_percent ((real - simulated) / real);
+        real_makespan_s, simulated_makespan_s, makespan_gap_percent; mean_abs_error_percent (mean over jobs of
+        |gap| / real JCT); order (Spearman's correlation of the two orders of JCTs; NaN with fewer than two jobs).
+    """
+    table = job_fidelity(real, foretold)
+    means = {name: float(table[f"{name}_jct_s"].mean()) if len(table) else np.nan for name in ("real", "simulated")}
+    spans = {name: record.summary["makespan_s"] for name, record in (("real", real), ("simulated", foretold))}
+    return {
+        "n_jobs": len(table),
+        "n_left_out": len(real.jobs) - len(table),
+        "real_mean_jct_s": means["real"],
+        "simulated_mean_jct_s": means["simulated"],
+        "gap_percent": _percent(means["real"], means["simulated"]),
+        "real_makespan_s": spans["real"],
+        "simulated_makespan_s": spans["simulated"],
+        "makespan_gap_percent": _percent(spans["real"], spans["simulated"]),
+        "mean_abs_error_percent": 100 * float(table["error"].abs().mean()) if len(table) else np.nan,
+        "order": _order(table["real_jct_s"].to_numpy(), table["simulated_jct_s"].to_numpy()),
+    }
+
+
+def refuse_others(jobs: Jobs, others: Jobs) -> None:
+    """Raise if two runs are not of the same jobs.
+
+    Raises
+    ------
+    InputError
+        With the first difference.
+    """
+    if len(jobs) != len(others):
+        raise InputError(f"the runs have {len(jobs)} and {len(others)} jobs; compare two runs of one trace.")
+    for name, what in (("id", "is called"), ("true_steps", "has so many steps:"), ("arrival_s", "arrives (s) at")):
+        mine, theirs = getattr(jobs, name), getattr(others, name)
+        if (differ := np.flatnonzero(mine != theirs)).size:
+            j = int(differ[0])
+            raise InputError(
+                f"job number {j} {what} {mine[j]} in one run and {theirs[j]} in the other; compare runs of one trace."
+            )
+
+
+Key = tuple[int, int, int]
+"""A job, and the workers and PSs of a gang."""
+
+
+class _Spent:
+    """How each job of a run spent its time.
+
+    Attributes
+    ----------
+    seconds : dict
+        (job, state) -> seconds.
+    gangs : dict
+        (job, workers, PSs) -> steps made while training, and seconds.
+    """
+
+    def __init__(self, record: RunRecord) -> None:
+        self._model = record.jobs.model
+        self.seconds: defaultdict[tuple[int, str], float] = defaultdict(float)
+        self.gangs: defaultdict[Key, tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
+        pieces = stretches(record.events)
+        pieces["seconds"] = pieces["end_s"] - pieces["start_s"] - pieces["lost_s"]
+        columns = ["job", "doing", "n_workers", "n_ps", "seconds", "steps", "lost_s"]
+        rows = list(zip(*(pieces[name].tolist() for name in columns), strict=True))
+        for job, doing, n_workers, n_ps, seconds, steps, lost_s in rows:
+            self.seconds[job, doing] += seconds
+            self.seconds[job, Doing.RECOVERY] += lost_s
+            if doing == Doing.TRAINING:
+                self._train((job, n_workers, n_ps), steps, seconds)
+        self._alike = self._by_model()
+        known = {key: self.step_s(key) for key in self.gangs}
+        for job, doing, n_workers, n_ps, seconds, steps, _ in rows:
+            if doing == Doing.RESCALING and steps > 0:
+                self._carry_over((job, n_workers, n_ps), steps, seconds, known)
+
+    def of(self, jobs: pd.Series[Any], state: str) -> Floats:
+        """Return the seconds that each of some jobs spent in a state."""
+        return np.array([self.seconds.get((job, state), 0.0) for job in jobs.tolist()], dtype=np.float64)
+
+    def step_s(self, key: Key) -> float:
+        """Return the seconds per step of a job with a gang, or of its model's jobs with such a gang; NaN: unknown."""
+        steps, seconds = self.gangs.get(key, (0.0, 0.0))
+        return seconds / steps if steps > 0 else self._alike.get((int(self._model[key[0]]), *key[1:]), np.nan)
+
+    def _train(self, key: Key, steps: float, seconds: float) -> None:
+        before = self.gangs[key]
+        self.gangs[key] = before[0] + steps, before[1] + seconds
+
+    def _by_model(self) -> dict[tuple[int, int, int], float]:
+        """Return the seconds per step of (model, workers, PSs)."""
+        total: defaultdict[tuple[int, int, int], tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
+        for (job, n_workers, n_ps), (steps, seconds) in self.gangs.items():
+            key = (int(self._model[job]), n_workers, n_ps)
+            total[key] = total[key][0] + steps, total[key][1] + seconds
+        return {key: seconds / steps for key, (steps, seconds) in total.items() if steps > 0}
+
+    def _carry_over(self, key: Key, steps: float, seconds: float, known: dict[Key, float]) -> None:
+        """Count steps that were made during a rescaling as if the new gang had made them."""
+        each_s = known.get(key, np.nan)
+        each_s = self.step_s(key) if np.isnan(each_s) else each_s
+        moved_s = seconds if np.isnan(each_s) else steps * each_s
+        self._train(key, steps, moved_s)
+        self.seconds[key[0], Doing.TRAINING] += moved_s
+        self.seconds[key[0], Doing.RESCALING] -= moved_s
+
+
+def _training_parts(real: _Spent, foretold: _Spent) -> dict[int, tuple[float, float]]:
+    """Return the difference in training time of each job in two parts: speed and gangs."""
+    parts: dict[int, tuple[float, float]] = {}
+    for key in sorted({*real.gangs, *foretold.gangs}):
+        (n, seconds), (m, theirs) = real.gangs.get(key, (0.0, 0.0)), foretold.gangs.get(key, (0.0, 0.0))
+        t, u = real.step_s(key), foretold.step_s(key)
+        t, u = (u if np.isnan(t) else t), (t if np.isnan(u) else u)
+        t, u = (0.0, 0.0) if np.isnan(t) else (t, u)
+        still = (0.0 if n > 0 else seconds) - (0.0 if m > 0 else theirs)
+        before = parts.get(key[0], (0.0, 0.0))
+        parts[key[0]] = before[0] + (n + m) / 2 * (t - u) + still, before[1] + (t + u) / 2 * (n - m)
+    return parts
+
+
+def _percent(real: float, foretold: float) -> float:
+    return 100 * (real - foretold) / real if real > 0 else np.nan
+
+
+def _order(first: Floats, second: Floats) -> float:
+    """Return Spearman's correlation; NaN where one of the two has no order."""
+    from scipy.stats import rankdata
+
+    if len(first) < 2 or np.ptp(first) == 0 or np.ptp(second) == 0:
+        return np.nan
+    return float(np.corrcoef(rankdata(first), rankdata(second))[0, 1])

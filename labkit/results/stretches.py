@@ -1,0 +1,214 @@
+"""What each job was doing from when to when, with the steps that it made: a life cut where an event says so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from labkit.core.events import Events, Kind
+from labkit.results.intervals import by_job, end_s, is_kind
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+class Doing(StrEnum):
+    """What a job is doing."""
+
+    WAITING = "waiting"
+    """It holds no tasks: it has arrived, or was preempted."""
+    STARTING = "starting"
+    """It holds tasks and has not made a step with them."""
+    RESCALING = "rescaling"
+    """It is to go on with another gang: it is paused, or trains on as it was until the change is done."""
+    TRAINING = "training"
+    """It makes steps."""
+    RECOVERY = "recovery"
+    """It lost its tasks to a failure and does not train yet, or does again what it lost."""
+    FINISHING = "finishing"
+    """All its steps are done, and it still holds its tasks."""
+    OVER = "over"
+
+
+Gang = tuple[int, int]
+"""Workers and PSs."""
+
+_GANG: Final = (Kind.STARTED, Kind.RESCALED)
+_ENDS: Final = (Kind.PREEMPTED, Kind.FAILED, Kind.COMPLETED, Kind.DROPPED)
+_TELLS: Final = (*_GANG, Kind.PROGRESSED, Kind.PAUSED, *_ENDS)
+"""The kinds whose value is the number of steps done."""
+
+_THEN: Final = {
+    Kind.ARRIVED: Doing.WAITING,
+    Kind.PREEMPTED: Doing.WAITING,
+    Kind.FAILED: Doing.RECOVERY,
+    Kind.PAUSED: Doing.RESCALING,
+    **dict.fromkeys((*_GANG, Kind.PROGRESSED), Doing.TRAINING),
+    **dict.fromkeys((Kind.COMPLETED, Kind.DROPPED), Doing.OVER),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """An event at which a job may begin to do something else, and the steps done by then."""
+
+    time_s: float
+    kind: Kind
+    steps: float
+    speed: float
+    gang: Gang
+
+
+@dataclass(slots=True)
+class _Piece:
+    """What a job did between two marks."""
+
+    doing: Doing
+    gang: Gang
+    start_s: float
+    end_s: float
+    reached: tuple[float, float]  # steps done at its start, and at its end
+    made: float = 0.0  # of them, how many count: those that were lost do not
+    lost_s: float = 0.0
+
+
+def stretches(rows: Events) -> pd.DataFrame:
+    """Return what each job was doing from its arrival to its end, or to the end of the log.
+
+    Between two events that tell steps they are spread evenly over the time. A training job that is placed anew goes on
+    with the gang that it had, until it says that it was rescaled.
+
+    Returns
+    -------
+    DataFrame
+        A row per piece, job after job, in order of time and without gaps: job, doing (`Doing`), n_workers, n_ps (with
+        which gang it trains; while it is rescaled, the one that it has afterwards), start_s, end_s, steps (made, and
+        not lost later), lost_s (of the piece, seconds for steps that were lost).
+    """
+    import pandas as pd
+
+    found: list[tuple[Any, ...]] = []
+    until_s = end_s(rows)
+    for job, marks in _lives(rows):
+        for piece in _pieces(marks, until_s):
+            place = piece.gang if piece.doing in (Doing.TRAINING, Doing.RESCALING) else (0, 0)
+            found.append((job, piece.doing, *place, piece.start_s, piece.end_s, piece.made, piece.lost_s))
+    names = ["job", "doing", "n_workers", "n_ps", "start_s", "end_s", "steps", "lost_s"]
+    return pd.DataFrame(found, columns=names).astype(dict.fromkeys(names[4:], np.float64))
+
+
+def _lives(rows: Events) -> Iterator[tuple[int, list[_Mark]]]:
+    """Yield the marks of each job in order of the log."""
+    job, time_s = rows["job"], rows["time_s"]
+    placed = is_kind(rows, Kind.PLACED)
+    begins = placed.copy()  # the first row of each placement
+    begins[1:] &= ~(placed[:-1] & (job[1:] == job[:-1]) & (time_s[1:] == time_s[:-1]))
+    counts = np.zeros((len(rows), 2), np.int64)
+    first_row = np.flatnonzero(begins)[np.cumsum(begins)[placed] - 1]
+    np.add.at(counts, (first_row, rows["role"][placed]), rows["value"][placed].astype(np.int64))
+    index = by_job(rows, begins | is_kind(rows, Kind.ARRIVED, *_TELLS))
+    cuts = np.flatnonzero(np.diff(job[index])) + 1
+    for mine in np.split(index, cuts) if len(index) else []:
+        steps = _steps(rows[mine])
+        yield (
+            int(job[mine[0]]),
+            [
+                _Mark(float(row["time_s"]), Kind(row["kind"]), float(done), float(row["speed"]), (int(w), int(p)))
+                for row, done, (w, p) in zip(rows[mine], steps, counts[mine], strict=True)
+            ],
+        )
+
+
+def _steps(mine: Events) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """Return the steps done at each event of a job; one that does not say stands on the line between two that do."""
+    told = np.where(is_kind(mine, *_TELLS), mine["value"], np.nan)
+    told[mine["kind"] == Kind.ARRIVED] = 0.0
+    known = np.isfinite(told)
+    return np.where(known, told, np.interp(mine["time_s"], mine["time_s"][known], told[known], left=0.0))
+
+
+def _pieces(marks: list[_Mark], until_s: float) -> list[_Piece]:
+    """Return the life of a job in pieces."""
+    last = marks[-1]
+    ends = [*marks, _Mark(max(until_s, last.time_s), Kind.PROGRESSED, last.steps, 0.0, (0, 0))]
+    walk = _Walk()
+    for mark, after in pairwise(ends):
+        walk.pass_by(mark)
+        if walk.doing == Doing.OVER:
+            break
+        walk.go(mark, after)
+    pieces = walk.pieces
+    _count(pieces, [mark.steps for mark in ends[1 : len(pieces) + 1]])
+    if last.kind == Kind.COMPLETED and last.steps > 0:
+        _finish(pieces, last.steps)
+    return pieces
+
+
+class _Walk:
+    """Goes through the marks of a job and notes what it is doing."""
+
+    def __init__(self) -> None:
+        self.pieces: list[_Piece] = []
+        self.doing = Doing.WAITING
+        self._trains: Gang = (0, 0)
+        self._given: Gang = (0, 0)
+        self._changing_since = -1  # piece in which it was placed anew, and has not been rescaled yet
+
+    def pass_by(self, mark: _Mark) -> None:
+        """Note what an event changes."""
+        if mark.kind == Kind.PLACED:
+            self._placed(mark.gang)
+            return
+        self.doing = _THEN[mark.kind]
+        if mark.kind == Kind.RESCALED and self._changing_since >= 0:
+            for piece in self.pieces[self._changing_since :]:
+                piece.doing, piece.gang = Doing.RESCALING, self._given
+        if mark.kind in (*_GANG, *_ENDS):
+            self._trains, self._changing_since = self._given, -1
+
+    def _placed(self, gang: Gang) -> None:
+        self._given = gang
+        if self.doing == Doing.WAITING:
+            self.doing = Doing.STARTING
+        elif self.doing in (Doing.TRAINING, Doing.RESCALING) and self._changing_since < 0:
+            self._changing_since = len(self.pieces)
+
+    def go(self, mark: _Mark, after: _Mark) -> None:
+        """Note what it does until the next mark."""
+        steps = (mark.steps, _reached(mark, after))
+        self.pieces.append(_Piece(self.doing, self._trains, mark.time_s, after.time_s, steps))
+
+
+def _reached(mark: _Mark, after: _Mark) -> float:
+    """Return the steps done when the next event came: one that failed had done more than what is safe."""
+    if after.kind != Kind.FAILED:
+        return after.steps
+    foretold = mark.steps + mark.speed * (after.time_s - mark.time_s) if mark.speed > 0 else mark.steps
+    return max(after.steps, foretold)
+
+
+def _count(pieces: list[_Piece], kept: list[float]) -> None:
+    """Tell which steps of each piece count; `kept`: the steps done after it."""
+    safe = np.inf
+    for piece, steps in zip(reversed(pieces), reversed(kept), strict=True):
+        safe = min(safe, steps)
+        if piece.doing not in (Doing.TRAINING, Doing.RESCALING):
+            continue
+        before, reached = piece.reached
+        piece.made = max(min(reached, safe) - before, 0.0)
+        done = max(reached, before) - before
+        lost = 1 - piece.made / done if done > 0 else float(before > safe)
+        piece.lost_s = lost * (piece.end_s - piece.start_s)
+
+
+def _finish(pieces: list[_Piece], steps: float) -> None:
+    """Mark the pieces at the end of a job in which no step was left to do."""
+    for piece in reversed(pieces):
+        if piece.doing != Doing.TRAINING or piece.reached[0] < steps:
+            return
+        piece.doing = Doing.FINISHING

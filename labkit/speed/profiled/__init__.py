@@ -1,0 +1,15 @@
+"""The profile of a testbed: what was measured on it, its file, and the speed model that a simulation takes from it.
+
+`nouns` says what a measurement is, `files` reads and writes a profile as JSON, `grid` fills in gangs that were not
+measured, `sharing` divides the cores of a machine, `model` is the speed model, `overheads` says what starts and
+rescales cost. `labkit profile` measures one.
+"""
+
+from labkit.speed.profiled.files import read, write
+from labkit.speed.profiled.model import ProfiledSpeed
+from labkit.speed.profiled.nouns import Beside, Cell, Link, Made, Overhead, Pool, TestbedProfile
+from labkit.speed.profiled.sharing import max_min
+
+__all__ = [
+    "Beside", "Cell", "Link", "Made", "Overhead", "Pool", "ProfiledSpeed", "TestbedProfile", "max_min", "read", "write",
+]  # fmt: skip

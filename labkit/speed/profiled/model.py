@@ -1,0 +1,184 @@
+"""The speed model of a measured testbed: each gang as fast as it was alone, slowed by those that share its cores."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from labkit.core.cluster import Cluster
+from labkit.core.jobs import Jobs
+from labkit.core.protocols import Running
+from labkit.core.resources import Bools, Floats, Ints
+from labkit.speed.profiled.beyond import Beyond
+from labkit.speed.profiled.grid import Grid
+from labkit.speed.profiled.nouns import TestbedProfile
+from labkit.speed.profiled.overheads import Cost, Costs
+from labkit.speed.profiled.sharing import max_min
+
+
+class Gangs(NamedTuple):
+    """What gangs do alone: seconds of an update (J,); cores that they keep busy, and processes that compete, (J, K)."""
+
+    step_s: Floats
+    cores: Floats
+    weight: Floats
+
+
+class ProfiledSpeed:
+    """Steps per second as on the testbed that a profile describes.
+
+    A gang alone makes an update in the seconds that were measured, and keeps cpu_s / step_s cores busy. Gangs on one
+    machine share its cores: while they want more than there are, these are divided max-min fairly among their
+    processes, and a gang that gets half of what it wants is half as fast. What co-located jobs slow each other beyond
+    that, where it was measured, is a factor of its own. A gang on several machines is as fast as on
+    the tightest of them. Starts and rescales take their share of the cores too, and take longer beside others: it is a
+    `ChangeModel`.
+
+    Parameters
+    ----------
+    jobs, cluster : Jobs, Cluster
+        Who trains, and where.
+    profile : TestbedProfile
+        What was measured.
+
+    Raises
+    ------
+    InputError
+        If the profile does not know a model.
+    """
+
+    local = False
+
+    def __init__(self, jobs: Jobs, cluster: Cluster, *, profile: TestbedProfile) -> None:
+        self.jobs, self.cluster, self.profile = jobs, cluster, profile
+        self.group_pool, self.pool_cores = profile.pool_of(cluster)
+        self._kind, kinds = _kinds(jobs)
+        self._grids = [
+            Grid.of(
+                profile.of(model, sync=sync),
+                max_ps=max(int(jobs.max_ps.max()), 1) + 1,
+                max_workers=int(jobs.max_workers.max()) + 1,
+            )
+            for model, sync in kinds
+        ]
+
+        self._costs = [Costs(profile, model) for model in jobs.models]
+        self._beyond = Beyond.of(profile)
+        self._known_costs: dict[tuple[int, int], tuple[Cost, Cost, Cost]] = {}
+
+    def speeds(self, running: Running) -> Floats:
+        """Return steps per second of each job, (J,)."""
+        if not len(running.job):
+            return np.empty(0)
+        gangs = self.alone(running)
+        return self.shares(gangs.cores, gangs.weight) / gangs.step_s / self._beyond.slowdown(gangs.cores)
+
+    def change_s(self, jobs: Ints, *, n_new: Ints) -> Floats:
+        """Return the seconds of a start, a restart and a rescale with nobody beside it, (J, 3)."""
+        found = [self._costs_of(job, n) for job, n in zip(jobs.tolist(), n_new.tolist(), strict=True)]
+        return np.array([[cost.seconds for cost in costs] for costs in found]).reshape(-1, 3)
+
+    def rates(self, running: Running) -> tuple[Floats, Floats]:
+        """Return steps per second of each job, 0 of those that start, and the pace of its change, (J,) each."""
+        if not len(running.changing):
+            return self.speeds(running), np.ones(len(running.job))
+        gangs, trains = self.alone(running), running.changing != 1
+        here = self.tasks_by_pool(running).sum(axis=0)
+        wanted = self._change_cores(running)[:, None] * here / here.sum(axis=1, keepdims=True)
+        cores = np.concatenate([gangs.cores * trains[:, None], wanted])
+        weight = np.concatenate([gangs.weight, np.maximum(wanted, 1.0)])
+        share = self.shares(cores, weight)
+        n, beyond = len(running.job), self._beyond.slowdown(cores)
+        return np.where(trains, share[:n] / gangs.step_s / beyond[:n], 0.0), share[n:]
+
+    def _change_cores(self, running: Running) -> Floats:
+        """Return the cores that the change of each job wants, (J,); 0 without one."""
+        cores = np.zeros(len(running.job))
+        for i in np.flatnonzero(running.changing):
+            start, _, rescale = self._costs_of(int(running.job[i]), int(running.n_new[i]))
+            cost = start if running.changing[i] == 1 else rescale
+            cores[i] = cost.cpu_s / cost.seconds if cost.seconds > 0 else 0.0
+        return cores
+
+    def _costs_of(self, job: int, n_new: int) -> tuple[Cost, Cost, Cost]:
+        key = int(self.jobs.model[job]), n_new
+        if key not in self._known_costs:
+            costs = self._costs[key[0]]
+            self._known_costs[key] = costs.start(n_new), costs.start(n_new, again=True), costs.rescale(n_new)
+        return self._known_costs[key]
+
+    def alone(self, running: Running) -> Gangs:
+        """Return what each gang does alone."""
+        n_hosts = self._n_hosts(running)
+        step_s, worker_s, ps_s = (np.empty(len(running.job)) for _ in range(3))
+        kind = self._kind[running.job]
+        for k in np.unique(kind):
+            mine, grid = kind == k, self._grids[k]
+            where = tuple(
+                np.minimum(numbers[mine], size - 1)
+                for numbers, size in zip((n_hosts, running.n_ps, running.n_workers), grid.step_s.shape, strict=True)
+            )
+            step_s[mine], worker_s[mine], ps_s[mine] = (
+                grid.step_s[where],
+                grid.worker_cpu_s[where],
+                grid.ps_cpu_s[where],
+            )
+        here = self.tasks_by_pool(running)
+        here[1] += np.where((running.n_ps == 0)[:, None], here[0] / np.maximum(running.n_workers, 1)[:, None], 0.0)
+        each = np.stack([worker_s / np.maximum(running.n_workers, 1), ps_s / np.maximum(running.n_ps, 1)]) / step_s
+        cores = here[0] * each[0][:, None] + here[1] * each[1][:, None]
+        busiest = np.where(here > 0, each[:, :, None], 0.0).max(axis=0)
+        weight = np.divide(cores, busiest, out=np.ones_like(cores), where=busiest > 0)
+        return Gangs(step_s, cores, weight)
+
+    def shares(self, cores: Floats, weight: Floats) -> Floats:
+        """Return which part of the cores that it wants each gang gets, (J,).
+
+        Parameters
+        ----------
+        cores : array
+            (J, K) what each wants in each pool.
+        weight : array
+            (J, K) processes that compete there.
+        """
+        part = np.ones(len(cores))
+        for pool, there in enumerate(self.pool_cores):
+            wants = cores[:, pool] > 0
+            if cores[wants, pool].sum() > there:
+                got = max_min(cores[wants, pool], there, weight=weight[wants, pool])
+                part[wants] = np.minimum(part[wants], got / cores[wants, pool])
+        return part
+
+    def tasks_by_pool(self, running: Running) -> Floats:
+        """Return how many tasks of each role each gang has in each pool, (2, J, K)."""
+        tasks = np.zeros((2, len(running.job), len(self.pool_cores)))
+        np.add.at(tasks, (running.role, running.row_job(), self.group_pool[running.group]), running.count)
+        return tasks
+
+    def _n_hosts(self, running: Running) -> Ints:
+        """Return over how many hosts each gang is spread, (J,)."""
+        machine = self.cluster.group_machine[running.group].astype(np.int64)
+        pairs = np.unique(running.row_job() * np.int64(self.cluster.n_machines) + machine)
+        counts: Ints = np.bincount(pairs // self.cluster.n_machines, minlength=len(running.job)).astype(np.int32)
+        return counts
+
+    def runs_on(self) -> Bools:
+        """Return which jobs can run on which device types: all, (N, T)."""
+        return np.ones((len(self.jobs), len(self.cluster.device_types)), np.bool_)
+
+    def durations_s(self) -> Floats:
+        """Return seconds that each job takes with the gang it asked for, alone on one host, (N,)."""
+        jobs, n = self.jobs, len(self.jobs)
+        running = Running(
+            job=np.arange(n, dtype=np.int32), first=np.zeros(n + 1, np.int32), role=np.empty(0, np.int8),
+            group=np.empty(0, np.int32), count=np.empty(0, np.int32), n_workers=jobs.n_workers, n_ps=jobs.n_ps,
+        )  # fmt: skip
+        return jobs.total_steps * self.alone(running).step_s
+
+
+def _kinds(jobs: Jobs) -> tuple[NDArray[np.intp], list[tuple[str, bool]]]:
+    """Return the kind of each job, (N,), and the kinds: what trains, and whether synchronously."""
+    pairs, kind = np.unique(np.stack([jobs.model, jobs.sync.astype(np.int32)]), axis=1, return_inverse=True)
+    return kind.ravel(), [(jobs.models[model], bool(sync)) for model, sync in pairs.T]

@@ -1,0 +1,83 @@
+"""What starts and rescales take on a measured testbed: seconds with nobody beside them, and processor time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from labkit.speed.profiled.nouns import Overhead, TestbedProfile
+
+
+class Cost(NamedTuple):
+    """Seconds with nobody beside it, and processor seconds."""
+
+    seconds: float
+    cpu_s: float
+
+
+class Costs:
+    """What changes of one model's jobs take.
+
+    Parameters
+    ----------
+    profile : TestbedProfile
+        Where a model was not measured, what is typical of the others counts.
+    model : str
+        Which.
+    """
+
+    def __init__(self, profile: TestbedProfile, model: str) -> None:
+        self._rows = {kind: _rows_of(profile, kind, model) for kind in ("start", "restart", "rescale", "stop")}
+        self._each_cpu_s = _each_cpu_s(self._rows["rescale"])
+        """Processor seconds of a process that joins."""
+
+    def start(self, n_new: int, *, again: bool = False) -> Cost:
+        """Return what a start of so many workers and servers takes, with the end of the job, which holds its tasks."""
+        row = _nearest(self._rows["restart" if again else "start"], n_new)
+        if row is None:
+            return Cost(0.0, 0.0)
+        more = max(n_new - row.n_new, 0) * self._each_cpu_s
+        return Cost(row.median_s + self.finish_s, row.cpu_s + more)
+
+    @property
+    def finish_s(self) -> float:
+        """Seconds from the last update until its tasks are free."""
+        row = _nearest(self._rows["stop"], 0)
+        return 0.0 if row is None else row.median_s
+
+    def rescale(self, n_new: int) -> Cost:
+        """Return what a rescale takes that starts so many processes."""
+        row = _nearest(self._rows["rescale"], n_new)
+        if row is None:
+            return Cost(0.0, 0.0)
+        return Cost(row.median_s, row.cpu_s + (n_new - row.n_new) * self._each_cpu_s if n_new else 0.0)
+
+
+def _rows_of(profile: TestbedProfile, kind: str, model: str) -> list[Overhead]:
+    """Return the measurements of a model, else of all; restarts that were not measured are like starts."""
+    found = [row for row in profile.overheads if row.kind == kind]
+    if not found and kind == "restart":
+        return _rows_of(profile, "start", model)
+    return [row for row in found if row.model == model] or found
+
+
+def _nearest(rows: Sequence[Overhead], n_new: int) -> Overhead | None:
+    """Return the measurement with the most similar number of new processes; the middle one of several."""
+    if not rows:
+        return None
+    nearest = min(abs(row.n_new - n_new) for row in rows)
+    chosen = sorted((row for row in rows if abs(row.n_new - n_new) == nearest), key=lambda row: row.median_s)
+    return chosen[len(chosen) // 2]
+
+
+def _each_cpu_s(rows: Sequence[Overhead]) -> float:
+    each = [row.cpu_s / row.n_new for row in rows if row.n_new]
+    return float(np.median(each)) if each else 0.0
+
+
+def typical(profile: TestbedProfile, kind: str) -> float:
+    """Return the seconds that something takes, of all models that it was measured on: median of their medians."""
+    found = [row.median_s for row in profile.overheads if row.kind == kind]
+    return float(np.median(found)) if found else 0.0

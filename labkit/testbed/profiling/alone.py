@@ -1,0 +1,225 @@
+"""A model alone on the testbed: one job walks through its gangs by hot scaling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from labkit.core.errors import LabkitError
+from labkit.speed.profiled.nouns import QUIET, Cell
+from labkit.testbed.errors import HostError
+from labkit.testbed.profiling.gangs import Gang, Kind, place_of, walk
+from labkit.testbed.profiling.stage import Stage
+from labkit.testbed.profiling.trainee import Trainee
+from labkit.testbed.profiling.usage import Look, Usage
+
+SETTLE: Final = 5
+"""Updates that are not counted after a change."""
+
+LEAST_STEPS, LEAST_S, MOST_S, SETTLE_S = 15, 1.2, 12.0, 0.2
+"""A measurement: so many updates and so many seconds; what takes longer than `MOST_S` is measured with fewer."""
+
+TRIES: Final = 3
+"""While something else runs, a measurement is tried again; the quietest one counts."""
+
+FEWEST: Final = 4
+
+Say = Callable[[str], None]
+"""Is told what has been done: a step of the progress bar."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """A gang that trained for a while.
+
+    Attributes
+    ----------
+    step_s, spread_s, n_steps : float, float, int
+        Seconds of an update, their spread, and how many there were.
+    cpu_s, ps_cpu_s, home_cpu_s : float
+        Processor seconds of an update, of all processes, of parameter servers, and of the job's own processes.
+    busiest : float
+        Cores that its busiest process keeps busy.
+    busy_cores : float
+        Cores that others kept busy.
+    """
+
+    step_s: float
+    spread_s: float
+    n_steps: int
+    cpu_s: float
+    ps_cpu_s: float
+    home_cpu_s: float
+    busiest: float
+    busy_cores: float
+
+    @property
+    def cores(self) -> float:
+        """Cores that it keeps busy."""
+        return self.cpu_s / self.step_s
+
+    @property
+    def weight(self) -> float:
+        """Processes that compete for cores, as if all were as busy as the busiest."""
+        return max(self.cores / self.busiest, 1.0) if self.busiest > 0 else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a start, a rescale or a stop took."""
+
+    kind: str
+    model: str
+    n_new: int
+    seconds: float
+    cpu_s: float = 0.0
+
+
+@dataclass(slots=True)
+class Found:
+    """What has been measured so far."""
+
+    cells: list[Cell] = field(default_factory=list)
+    changes: list[Change] = field(default_factory=list)
+    paces: dict[tuple[int, Gang], Pace] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def failed(self, kind: Kind, gang: Gang, why: str) -> None:
+        """Note a gang that could not be measured."""
+        told = " ".join(why.split())[-300:]
+        self.cells.append(
+            Cell(
+                model=kind.model, sync=kind.sync, n_ps=gang.n_ps, n_workers=gang.n_workers, n_hosts=gang.n_hosts,
+                step_s=None, failed=told,
+            )
+        )  # fmt: skip
+        self.notes.append(f"{kind}, {gang}: {told}")
+
+
+def pace(trainee: Trainee, *, least_s: float = LEAST_S) -> Pace:
+    """Return how fast a job trains now, and what it uses; where something else runs, in the quietest of a few tries.
+
+    Raises
+    ------
+    HostError
+        If it ends meanwhile, or hardly makes a step.
+    """
+    trainee.more_steps(SETTLE, least_s=SETTLE_S, most_s=MOST_S)
+    found: list[Pace] = []
+    while len(found) < TRIES and all(each.busy_cores > QUIET for each in found):
+        found.append(_try(trainee, least_s))
+    return min(found, key=lambda each: each.busy_cores)
+
+
+def _try(trainee: Trainee, least_s: float) -> Pace:
+    stage = trainee.stage
+    before, first = stage.look(), len(trainee.steps)
+    trainee.more_steps(LEAST_STEPS, least_s=least_s, most_s=MOST_S)
+    last, after = len(trainee.steps), stage.look()
+    times = np.array([step.time_s for step in trainee.steps[first:last]])
+    if len(times) < FEWEST:
+        raise HostError(f"it made {len(times)} updates in {MOST_S:g} s; expected {FEWEST} at least")
+    return _pace(trainee, np.sort(times), Usage(before, after))
+
+
+def _pace(trainee: Trainee, times: np.ndarray, used: Usage) -> Pace:
+    stage, each = trainee.stage, np.diff(times)
+    step_s = float(times[-1] - times[0]) / len(each)
+    quarters = np.quantile(each, [0.25, 0.75])
+    cores = used.cores(trainee.task, run=stage.run)
+    by_role = {
+        role: [used.cores_of(trainee.task, [member], run=stage.run) for member in trainee.pids(role)]
+        for role in ("server", "worker")
+    }
+    servers, workers = (sum(by_role[role]) for role in ("server", "worker"))
+    return Pace(
+        step_s=step_s, spread_s=float(quarters[1] - quarters[0]) / 2, n_steps=len(each), cpu_s=cores * step_s,
+        ps_cpu_s=servers * step_s, home_cpu_s=max(cores - servers - workers, 0.0) * step_s,
+        busiest=max([*by_role["server"], *by_role["worker"]], default=0.0),
+        busy_cores=max(used.others(names) for names in stage.machines.values()),
+    )  # fmt: skip
+
+
+def cell_of(kind: Kind, gang: Gang, found: Pace) -> Cell:
+    """Return a measurement as the profile has it."""
+    return Cell(
+        model=kind.model, sync=kind.sync, n_ps=gang.n_ps, n_workers=gang.n_workers, n_hosts=gang.n_hosts,
+        step_s=_short(found.step_s), cpu_s=_short(found.cpu_s), ps_cpu_s=_short(found.ps_cpu_s),
+        home_cpu_s=_short(found.home_cpu_s), n_steps=found.n_steps, spread_s=_short(found.spread_s),
+        busy_cores=_short(found.busy_cores),
+    )  # fmt: skip
+
+
+def _short(value: float) -> float:
+    """Return a number with five digits, which is more than was measured."""
+    return float(f"{value:.5g}")
+
+
+@contextmanager
+def alone(stage: Stage, number: int, found: Found, say: Say) -> Iterator[Trainee | None]:
+    """Measure a kind in all its gangs, and yield its job, which trains with the last of them; it is stopped then.
+
+    None where it did not train at all. What fails is noted.
+    """
+    kind = stage.kinds[number]
+    gangs = walk(kind, stage.cluster)
+    trainee = Trainee(stage, number)
+    started = False
+    for gang in gangs:
+        try:
+            _measure(trainee, kind, gang, found, start=not started)
+            started = True
+        except (LabkitError, OSError) as error:
+            found.failed(kind, gang, str(error))
+        say(f"{kind}: {gang}")
+        if not started:
+            for other in gangs[1:]:
+                found.failed(kind, other, "the job did not start")
+                say(f"{kind}: {other}")
+            break
+    yield trainee if started else None
+    if started:
+        try:
+            found.changes.append(Change("stop", kind.model, 0, trainee.stop()))
+        except LabkitError as error:
+            found.notes.append(f"{kind}: {error}")
+
+
+def _measure(trainee: Trainee, kind: Kind, gang: Gang, found: Found, *, start: bool) -> None:
+    stage = trainee.stage
+    before, n_before, members = stage.look(), len(trainee.steps), dict(trainee.members)
+    began_s = _last(found, trainee.number)
+    took_s = trainee.place(place_of(gang, stage.cluster))
+    new = [name for name in trainee.members if name not in members]
+    now = pace(trainee)
+    found.paces[trainee.number, gang] = now
+    found.cells.append(cell_of(kind, gang, now))
+    used = _extra_cpu_s(trainee, before, n_before, began_s, now)
+    if start:
+        took_s += warm_up_s(trainee, now.step_s)
+    found.changes.append(Change("start" if start else "rescale", kind.model, len(new), took_s, used))
+
+
+def _last(found: Found, number: int) -> Pace | None:
+    """Return the pace that was measured last of a job."""
+    mine = [pace for (of, _), pace in found.paces.items() if of == number]
+    return mine[-1] if mine else None
+
+
+def _extra_cpu_s(trainee: Trainee, before: Look, n_before: int, old: Pace | None, new: Pace) -> float:
+    """Return the processor seconds since a look beside those of the updates that were made."""
+    used = Usage(before, trainee.stage.look()).seconds(trainee.task, run=trainee.stage.run)
+    n_steps = len(trainee.steps) - n_before
+    each = new.cpu_s if old is None else (old.cpu_s + new.cpu_s) / 2
+    return max(used - n_steps * each, 0.0)
+
+
+def warm_up_s(trainee: Trainee, step_s: float) -> float:
+    """Return the seconds by which the first updates of a start were slower than those to come."""
+    n = min(len(trainee.steps), SETTLE + 1)
+    first, last = trainee.steps[0], trainee.steps[n - 1]
+    return max(last.time_s - first.time_s - (n - 1) * step_s, 0.0)

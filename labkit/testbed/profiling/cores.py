@@ -1,0 +1,111 @@
+"""How many cores a machine really has, and loads that keep some of them busy."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from itertools import count
+from typing import Any, Final
+
+from labkit.core.errors import LabkitError
+from labkit.speed.profiled.nouns import Pool
+from labkit.testbed.agent.client import Agent
+from labkit.testbed.errors import HostError
+from labkit.testbed.profiling.stage import LEASE_S, Stage
+from labkit.testbed.profiling.usage import Usage
+
+SPIN: Final = "labkit.testbed.profiling.spin"
+ALONE_S, TOGETHER_S = 0.3, 1.0
+_numbers = count()
+
+
+def pools(stage: Stage) -> list[Pool]:
+    """Return the machines of a testbed, and how many cores each one gives, measured.
+
+    A generator of load alone says what a second of a core is worth; as many as there are cores say how many such
+    seconds the machine gives in a second. What something else uses meanwhile is counted as if it were free.
+    """
+    return [
+        Pool(name=stage.hosts.agent(hosts[0]).hello["host"] or boot[:8], hosts=hosts, cores=_cores(stage, hosts))
+        for boot, hosts in stage.machines.items()
+    ]
+
+
+def _cores(stage: Stage, hosts: list[str]) -> float:
+    host = hosts[0]
+    n = len(stage.hosts.agent(host).hello["cores"])
+    (alone,) = _spun(stage, host, 1, ALONE_S)
+    before = stage.look()
+    many = _spun(stage, host, n, TOGETHER_S)
+    used = Usage(before, stage.look())
+    loops, cpu_s = (sum(said[what] for said in many) for what in ("loops", "cpu_s"))
+    worth = loops / max(cpu_s, 1e-3) / (alone["loops"] / max(alone["cpu_s"], 1e-3))
+    got = cpu_s / max(said["wall_s"] for said in many)
+    others = max(used.others(hosts) - cpu_s / used.over_s(host), 0.0)  # the loads are gone: nobody's tasks any more
+    return round(min((got + others) * worth, float(n)), 3)
+
+
+def _spun(stage: Stage, host: str, n: int, seconds: float) -> list[dict[str, float]]:
+    """Return what some loads at once have done in so many seconds."""
+    agent = stage.hosts.agent(host)
+    watching = agent.watch(stage.run, since=_last_event(agent, stage.run)) if _known(agent, stage.run) else None
+    tasks = {_start(stage, agent, str(seconds)) for _ in range(n)}
+    watching = watching or agent.watch(stage.run)
+    left = set(tasks)
+    while left:
+        event = watching.next(timeout_s=seconds + 60.0)
+        if event["kind"] == "ended":
+            left.discard(event.get("task", ""))
+    return [json.loads(agent.read(stage.run, task=task, file="log").data) for task in sorted(tasks)]
+
+
+def _known(agent: Agent, run: str) -> bool:
+    return any(said["run"] == run for said in agent.list())
+
+
+def _last_event(agent: Agent, run: str) -> int:
+    return max((int(said["last_event"]) for said in agent.list() if said["run"] == run), default=0)
+
+
+def _start(stage: Stage, agent: Agent, *words: str) -> str:
+    path = agent.bridge.get("path")
+    task = f"spin-{next(_numbers)}"
+    agent.start(
+        stage.run, task=task, argv=[str(agent.bridge["python"]), "-m", SPIN, *words],
+        env={} if path is None else {"PYTHONPATH": str(path)}, lease_s=LEASE_S,
+    )  # fmt: skip
+    return task
+
+
+@contextmanager
+def load(stage: Stage, host: str, n_cores: int) -> Iterator[None]:
+    """Keep some cores of a host busy.
+
+    Raises
+    ------
+    HostError
+        If the load does not begin.
+    """
+    agent = stage.hosts.agent(host)
+    tasks = [_start(stage, agent) for _ in range(n_cores)]
+    try:
+        _await_busy(stage, agent, tasks)
+        yield
+    finally:
+        for task in tasks:
+            with suppress(LabkitError):
+                agent.stop(stage.run, task=task, grace_s=0.0)
+
+
+def _await_busy(stage: Stage, agent: Agent, tasks: list[str]) -> None:
+    """Wait until all loads have used some time of a core."""
+    for _ in range(100):
+        used: dict[str, Any] = {
+            row["task"]: row["cpu_s"] for row in agent.measure()["tasks"] if row["run"] == stage.run
+        }
+        if all(used.get(task, 0.0) > 0.1 for task in tasks):
+            return
+        threading.Event().wait(0.05)
+    raise HostError("the load does not begin to use the processor")

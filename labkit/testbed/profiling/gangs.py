@@ -1,0 +1,162 @@
+"""Which gangs of which models to measure, and where their tasks sit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from labkit.core.cluster import Cluster
+from labkit.core.errors import InputError
+from labkit.core.jobs import Jobs
+from labkit.core.resources import GPUS
+from labkit.testbed.training import Place, site_names
+
+
+@dataclass(frozen=True, slots=True)
+class Gang:
+    """Parameter servers, workers, and over how many hosts."""
+
+    n_ps: int
+    n_workers: int
+    n_hosts: int = 1
+
+    def __str__(self) -> str:
+        spread = f" on {self.n_hosts} hosts" if self.n_hosts > 1 else ""
+        return f"{self.n_ps} PS, {self.n_workers} workers{spread}"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What is measured together: a model, trained in one way.
+
+    Attributes
+    ----------
+    model, sync : str, bool
+        What, and how.
+    max_ps, max_workers : int
+        The largest gang.
+    """
+
+    model: str
+    sync: bool = True
+    max_ps: int = 2
+    max_workers: int = 2
+
+    def __str__(self) -> str:
+        return self.model if self.sync else f"{self.model} (asynchronous)"
+
+
+def kinds_of(jobs: Jobs) -> list[Kind]:
+    """Return what the jobs of a trace train, up to their largest gangs."""
+    found: dict[tuple[str, bool], Kind] = {}
+    for number in range(len(jobs)):
+        name, sync = jobs.models[jobs.model[number]], bool(jobs.sync[number])
+        before = found.get((name, sync), Kind(name, sync, 1, 1))
+        found[name, sync] = Kind(
+            name, sync, max(before.max_ps, int(jobs.max_ps[number])),
+            max(before.max_workers, int(jobs.max_workers[number])),
+        )  # fmt: skip
+    return list(found.values())
+
+
+def kinds_named(models: Iterable[str], *, max_ps: int = 2, max_workers: int = 2, sync: bool = True) -> list[Kind]:
+    """Return some models by name, all up to the same gang.
+
+    Raises
+    ------
+    InputError
+        If no model is named, or a gang has nobody.
+    """
+    names = list(dict.fromkeys(models))
+    if not names:
+        raise InputError("no model is named; labkit profile --models dssm,wlm, or --trace FILE.")
+    for what, n in (("max_ps", max_ps), ("max_workers", max_workers)):
+        if n < 1:
+            raise InputError(f"{what} is {n}; expected at least 1.")
+    return [Kind(name, sync, max_ps, max_workers) for name in names]
+
+
+def walk(kind: Kind, cluster: Cluster) -> list[Gang]:
+    """Return the gangs to measure, one after the other, each a small change of the one before.
+
+    Every gang up to 3 by 3, else those of `labkit.speed.optimus.pre_runs`; and where there are several hosts, the
+    largest one also spread over two.
+
+    >>> from labkit.topology import single_switch
+    >>> [str(gang) for gang in walk(Kind("dssm"), single_switch(2))]  # doctest: +NORMALIZE_WHITESPACE
+    ['1 PS, 1 workers', '1 PS, 2 workers', '2 PS, 2 workers', '2 PS, 2 workers on 2 hosts', '2 PS, 1 workers']
+    """
+    chosen = _chosen(kind)
+    largest = max(chosen, key=lambda gang: (gang.n_workers + gang.n_ps, gang.n_workers))
+    gangs = [
+        gang if fits(gang, cluster) else Gang(gang.n_ps, gang.n_workers, _fewest(gang, cluster)) for gang in chosen
+    ]
+    if cluster.n_machines > 1 and largest in gangs and largest.n_workers + largest.n_ps > 2:
+        gangs.insert(gangs.index(largest) + 1, Gang(largest.n_ps, largest.n_workers, 2))
+    return gangs
+
+
+def _chosen(kind: Kind) -> list[Gang]:
+    if max(kind.max_ps, kind.max_workers) <= 3:
+        rows = [range(1, kind.max_workers + 1), range(kind.max_workers, 0, -1)]
+        return [Gang(p, w) for p in range(1, kind.max_ps + 1) for w in rows[(p - 1) % 2]]
+    from labkit.speed.optimus import pre_runs
+
+    ps, workers = pre_runs(max_ps=kind.max_ps, max_workers=kind.max_workers)
+    return [Gang(p, w) for p, w in sorted(zip(ps.tolist(), workers.tolist(), strict=True))]
+
+
+def fits(gang: Gang, cluster: Cluster) -> bool:
+    """Tell whether the workers of a gang have room on as many hosts as it is to have."""
+    return bool(gang.n_workers <= _room(cluster)[: gang.n_hosts].sum())
+
+
+def _fewest(gang: Gang, cluster: Cluster) -> int:
+    """Return on how many hosts its workers have room; all where they have not."""
+    room = np.cumsum(_room(cluster))
+    return min(int(np.searchsorted(room, gang.n_workers)) + 1, cluster.n_machines)
+
+
+def _room(cluster: Cluster) -> np.ndarray:
+    """Return the workers that each host has room for, (M,); hosts that say that they have no GPU take one."""
+    gpus = np.bincount(cluster.group_machine, weights=cluster.capacity[:, GPUS], minlength=cluster.n_machines)
+    return np.maximum(gpus, 1)
+
+
+def place_of(gang: Gang, cluster: Cluster, *, first: int = 0) -> Place:
+    """Return where the tasks of a gang sit: host by host from one on, GPU by GPU, servers spread as workers are.
+
+    Parameters
+    ----------
+    gang : Gang
+        Who.
+    cluster : Cluster
+        Where.
+    first : int
+        The machine to begin with.
+    """
+    machines = [(first + i) % cluster.n_machines for i in range(gang.n_hosts)]
+    sites = {m: [name for name, of in zip(site_names(cluster), cluster.group_machine, strict=True) if of == m]
+             for m in machines}  # fmt: skip
+    room = _room(cluster)[machines].astype(int)
+    workers = _dealt(gang.n_workers, room.tolist())
+    servers = _dealt(gang.n_ps, [gang.n_ps] * len(machines))
+    place: Place = {}
+    for m, w, p in zip(machines, workers, servers, strict=True):
+        groups = len(sites[m])
+        for i, name in enumerate(sites[m]):
+            counts = (w + groups - 1 - i) // groups, (p + groups - 1 - i) // groups
+            if any(counts):
+                place[name] = counts
+    return place
+
+
+def _dealt(n: int, room: Sequence[int]) -> list[int]:
+    """Return how many of n each gets, evenly as far as there is room; what finds none goes to the last."""
+    got = [0] * len(room)
+    for _ in range(n):
+        open_ = [i for i, there in enumerate(room) if got[i] < there]
+        got[min(open_, key=lambda i: got[i]) if open_ else len(room) - 1] += 1
+    return got

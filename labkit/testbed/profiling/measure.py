@@ -1,0 +1,177 @@
+"""Measure a testbed, whole: hosts, speeds, overheads, slowdowns, links; and fit what is fitted to them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+
+from labkit.core.errors import LabkitError
+from labkit.speed.profiled import Beside, Link, Made, Overhead, Pool, TestbedProfile
+from labkit.speed.profiled.fits import interference, speed_functions
+from labkit.speed.profiled.nouns import QUIET
+from labkit.testbed.inventory import Inventory
+from labkit.testbed.links import measure as measure_links
+from labkit.testbed.profiling.alone import Change, Found, Say, alone
+from labkit.testbed.profiling.beside import beside_load, pair, smallest
+from labkit.testbed.profiling.cores import pools
+from labkit.testbed.profiling.gangs import Gang, Kind, walk
+from labkit.testbed.profiling.stage import Stage
+from labkit.testbed.profiling.trainee import Trainee
+from labkit.testbed.training import Training
+
+LOADS = (1, 2)
+"""Busy cores beside a job."""
+
+LINK_S = 0.2
+MOST_PAIRS = 1
+
+
+def measure(
+    inventory: Inventory,
+    kinds: Sequence[Kind],
+    *,
+    training: Training | None = None,
+    loads: Sequence[int] = LOADS,
+    n_pairs: int = MOST_PAIRS,
+    name: str = "",
+    command: str = "",
+    say: Say = lambda _: None,
+    total: Callable[[int], None] = lambda _: None,
+) -> TestbedProfile:
+    """Measure what a simulation of a testbed needs.
+
+    Parameters
+    ----------
+    inventory : Inventory
+        The hosts; nothing else should run there.
+    kinds : sequence of Kind
+        What to train, and up to which gangs.
+    training : Training, optional
+        How jobs train: as those of the runs that are to be simulated.
+    loads : sequence of int
+        Busy cores beside a job, one measurement each.
+    n_pairs : int
+        Pairs of jobs to measure.
+    name, command : str
+        Of the testbed, and what was typed, for the profile.
+    say : callable
+        Is told each thing that was measured.
+    total : callable
+        Is told how many there will be.
+
+    Returns
+    -------
+    TestbedProfile
+        What could not be measured is a row that says why.
+
+    Raises
+    ------
+    InputError
+        If a model is not known, or a host cannot be used; nothing runs then.
+    """
+    began, how = time.monotonic(), training or Training()
+    listed, found = list(kinds), Found()
+    cluster = inventory.cluster()
+    n_pairs = min(n_pairs, len(listed) - 1)
+    total(sum(len(walk(kind, cluster)) + len(loads) for kind in listed) + n_pairs + 2)
+    with Stage(inventory, listed, training=how) as stage:
+        machines = pools(stage)
+        say("cores")
+        beside = _jobs(stage, found, loads=tuple(loads), n_pairs=n_pairs, say=say)
+        links = _links(stage, found)
+        say("links")
+    profile = TestbedProfile(
+        name=name or inventory.path.stem, hosts=[replace(machine.host, ssh=None) for machine in inventory],
+        pools=machines, cells=found.cells, overheads=overheads(found.changes), beside=beside, links=links,
+        functions=speed_functions(found.cells, batch=float(how.batch)),
+        interference=interference(beside, cores=machines[0].cores),
+    )  # fmt: skip
+    return replace(profile, made=_made(command, how, found, machines, took_s=time.monotonic() - began))
+
+
+def _jobs(stage: Stage, found: Found, *, loads: tuple[int, ...], n_pairs: int, say: Say) -> list[Beside]:
+    rows: list[Beside] = []
+    before: list[Trainee] = []
+    for number, kind in enumerate(stage.kinds):
+        with alone(stage, number, found, say) as trainee:
+            gang = walk(kind, stage.cluster)[-1]
+            if trainee is not None:
+                rows += beside_load(trainee, gang, found, loads=loads, say=say)
+            if trainee is not None and number == len(stage.kinds) - 1:
+                rows += _pairs(stage, before[:n_pairs], trainee, gang, found, say=say)
+            if trainee is not None:
+                before.append(trainee)
+    return rows
+
+
+def _pairs(
+    stage: Stage, others: Sequence[Trainee], trainee: Trainee, gang: Gang, found: Found, *, say: Say
+) -> list[Beside]:
+    """Return how a job and some others slow each other, pair by pair."""
+    rows: list[Beside] = []
+    for other in others:
+        names = f"{stage.kinds[other.number]} beside {stage.kinds[trainee.number]}"
+        small, place = smallest(stage, first=1)
+        try:
+            other.place(place)
+            rows += pair(stage, other, trainee, (small, gang), found)
+        except (LabkitError, OSError) as error:
+            found.notes.append(f"{names}: {error}")
+        with suppress(LabkitError):
+            other.stop()
+        say(names)
+    return rows
+
+
+def overheads(changes: Sequence[Change]) -> list[Overhead]:
+    """Return what starts, rescales and stops took: a row for each model and number of new processes."""
+    rows = []
+    for kind, model, n_new in dict.fromkeys((change.kind, change.model, change.n_new) for change in changes):
+        mine = [change for change in changes if (change.kind, change.model, change.n_new) == (kind, model, n_new)]
+        seconds, cpu_s = ([getattr(change, what) for change in mine] for what in ("seconds", "cpu_s"))
+        rows.append(
+            Overhead(
+                kind=kind, model=model, n_new=n_new, median_s=round(float(np.median(seconds)), 3),
+                p90_s=round(float(np.quantile(seconds, 0.9)), 3), cpu_s=round(float(np.mean(cpu_s)), 3), n=len(mine),
+            )
+        )  # fmt: skip
+    return rows
+
+
+def _links(stage: Stage, found: Found) -> list[Link]:
+    try:
+        table = measure_links(stage.fleet, seconds=LINK_S)
+    except (LabkitError, OSError) as error:
+        found.notes.append(f"links: {error}")
+        return []
+    return [_link({str(key): value for key, value in row.items()}) for row in table.to_dict("records")]
+
+
+def _link(row: Mapping[str, Any]) -> Link:
+    well = not row["error"]
+    return Link(
+        source=row["source"], target=row["target"] or "?", error=row["error"],
+        gbps=round(row["gbps"], 3) if well else None, rtt_ms=round(row["rtt_ms"], 3) if well else None,
+    )  # fmt: skip
+
+
+def _made(command: str, how: Training, found: Found, machines: Sequence[Pool], *, took_s: float) -> Made:
+    from labkit.testbed.agent.build import version
+
+    busy = max((cell.busy_cores for cell in found.cells), default=0.0)
+    notes = list(found.notes)
+    if busy > QUIET:
+        notes.append(
+            f"something else kept up to {busy:.1f} cores busy meanwhile (cells tell when): measure on a quiet testbed"
+        )
+    notes += [f"machine {pool.name} gives {pool.cores:g} cores to {len(pool.hosts)} hosts" for pool in machines]
+    return Made(
+        at=datetime.now(UTC).isoformat(timespec="seconds"), labkit=version(), command=command, took_s=round(took_s, 1),
+        training=how.to_json(), notes=notes,
+    )  # fmt: skip

@@ -1,0 +1,145 @@
+"""`labkit profile` and `fab profile`: measure a testbed, write its profile, and show what is in it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from labkit.core.errors import InputError
+from labkit.core.text import split_names
+from labkit.speed.profiled import TestbedProfile, write
+from labkit.testbed.inventory import Inventory
+from labkit.testbed.profiling.gangs import Kind, kinds_named, kinds_of
+from labkit.testbed.profiling.measure import LOADS, MOST_PAIRS, measure
+from labkit.testbed.training import Training
+from labkit.workloads import read as read_trace
+
+
+def asked(trace: str | Path | None, models: str, *, max_ps: int, max_workers: int, sync: bool) -> list[Kind]:
+    """Return what is to be measured: the models of a trace up to their largest gangs, or some by name.
+
+    Raises
+    ------
+    InputError
+        If neither or both are given.
+    """
+    if (trace is None) == (not models):
+        raise InputError("expected either --models, such as dssm,wlm, or --trace FILE, whose models are measured.")
+    if trace is not None:
+        return kinds_of(read_trace(trace))
+    return kinds_named(split_names(models), max_ps=max_ps, max_workers=max_workers, sync=sync)
+
+
+def usual_path(inventory: Inventory) -> Path:
+    """Return where a profile is written unless it is said: profiles/, by the name of the inventory."""
+    return Path("profiles") / f"{name_of(inventory)}.json"
+
+
+def name_of(inventory: Inventory) -> str:
+    """Return what a testbed is called: as its inventory's file; hosts.toml of the laptop testbed: laptop."""
+    kinds = {machine.host.device_type for machine in inventory}
+    return "laptop" if kinds == {"laptop"} else inventory.path.stem
+
+
+def profile(
+    inventory: Inventory,
+    kinds: Sequence[Kind],
+    *,
+    out: Path | None = None,
+    training: Training | None = None,
+    loads: Sequence[int] = LOADS,
+    n_pairs: int = MOST_PAIRS,
+    progress: bool = True,
+) -> tuple[TestbedProfile, Path]:
+    """Measure a testbed and write its profile, as a whole or not at all; return it, and where it is.
+
+    Parameters
+    ----------
+    inventory : Inventory
+        The hosts.
+    kinds : sequence of Kind
+        What to train.
+    out : Path, optional
+        The file; by default profiles/NAME.json.
+    training, loads, n_pairs
+        As `labkit.testbed.profiling.measure.measure` takes them.
+    progress : bool
+        Show a progress bar.
+    """
+    there = out or usual_path(inventory)
+    if there.is_dir():
+        raise InputError(f"{there} is a folder; expected the name of a file, such as {there / 'laptop.json'}.")
+    with _Bar(shown=progress) as bar:
+        made = measure(
+            inventory, kinds, training=training, loads=loads, n_pairs=n_pairs, name=name_of(inventory),
+            command=_command(), say=bar.say, total=bar.total,
+        )  # fmt: skip
+    return made, write(made, there)
+
+
+class _Bar:
+    """A progress bar: one thing that is measured after the other."""
+
+    def __init__(self, *, shown: bool) -> None:
+        from tqdm.auto import tqdm
+
+        self._bar = tqdm(desc="profile", unit="it", disable=not shown, leave=False)
+
+    def total(self, n: int) -> None:
+        """Say how many there will be."""
+        self._bar.reset(total=n)
+
+    def say(self, what: str) -> None:
+        """Note that one is done."""
+        self._bar.set_postfix_str(what, refresh=False)
+        self._bar.update(1)
+
+    def __enter__(self) -> _Bar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+
+
+def _command() -> str:
+    import shlex
+
+    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]) if sys.argv else ""
+
+
+def show(made: TestbedProfile, path: Path) -> None:
+    """Print what was measured, and where it was written."""
+    from labkit.testbed.shown import show_frame
+
+    show_frame(table(made))
+    for note in made.made.notes:
+        print(f"note: {note}")
+    print(f"{path}: measured in {made.made.took_s:.0f} s")
+
+
+def table(made: TestbedProfile) -> Any:
+    """Return a row for each gang: speed, cores that it keeps busy, and what starts and rescales of its model take."""
+    import pandas as pd
+
+    rows = []
+    for cell in made.cells:
+        done = cell.step_s is not None
+        rows.append(
+            {
+                "model": cell.model + ("" if cell.sync else " (async)"), "PS": cell.n_ps, "workers": cell.n_workers,
+                "hosts": cell.n_hosts, "ms/step": f"{1e3 * (cell.step_s or 0):.1f}" if done else "-",
+                "±": f"{1e3 * cell.spread_s:.1f}" if done else "-",
+                "cores": f"{cell.cpu_s / (cell.step_s or 1):.2f}" if done else "-",
+                "start s": _typical(made, "start", cell.model), "rescale s": _typical(made, "rescale", cell.model),
+                "failed": cell.failed,
+            }
+        )  # fmt: skip
+    frame = pd.DataFrame(rows)
+    return frame if frame["failed"].any() else frame.drop(columns="failed")
+
+
+def _typical(made: TestbedProfile, kind: str, model: str) -> str:
+    found = [row for row in made.overheads if (row.kind, row.model) == (kind, model)]
+    return f"{max(found, key=lambda row: row.n).median_s:.1f}" if found else "-"
