@@ -217,7 +217,7 @@ def gc(c: Context, inventory: str = "", dry_run: bool = False, older: float = 24
 
 @task(help={**WHERE, "workers": "Processes per host; else one per core.", "folder": "For the address and our own key."})
 def dask_up(c: Context, inventory: str = "", workers: int = 0, folder: str = "") -> bool:
-    """Start a Dask cluster on the hosts, for `labkit sweep --dask FOLDER`."""
+    """Start a Dask cluster on the hosts, for `labkit sweep`."""
     from labkit.testbed import dask
 
     with fleet(c, inventory) as hosts:
