@@ -12,6 +12,9 @@ CHUNK = 1 << 20
 SAVED = "job/checkpoints"
 """Of the folder of a job's task: where its checkpoints are."""
 
+GOOD = (0, 1)
+"""Exit codes of tar; 1: the job has made or removed a checkpoint meanwhile. A torn one is known by its digests."""
+
 
 class Backups:
     """Checkpoints on this machine, a tar file for each job.
@@ -44,12 +47,12 @@ class Backups:
         self._folder.mkdir(parents=True, exist_ok=True)
         partial = self._folder / f".{task}.tar"
         with (
-            self._fleet.stream(machine, ["tar", "-C", folder, "-cf", "-", SAVED]) as stream,
+            self._fleet.stream(machine, ["tar", "-C", folder, "--exclude=.*", "-cf", "-", SAVED]) as stream,
             partial.open("wb") as file,
         ):
             while data := stream.read(CHUNK):
                 file.write(data)
-            if stream.exited != 0:
+            if stream.wait() not in GOOD:
                 raise FileError(
                     f"host {machine.name}: the checkpoints of {task} cannot be read: {stream.errors[-300:]}"
                 )
