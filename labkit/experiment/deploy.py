@@ -84,9 +84,14 @@ def deploy(
     info = replace(info, run=free_id(folder, info.run), backend="testbed")
     (training or Training()).check(experiment.jobs)
     refuse_unfit(experiment.simulator(), experiment.speed.runs_on())
-    writer = RunWriter.create(folder, info=info, jobs=experiment.jobs, cluster=experiment.cluster)
+    place = Path(folder) / info.run
+    backend = SshBackend(experiment.jobs, hosts, run=run_id(info), folder=place, training=training)
+    try:  # nothing is written here before all hosts are ready
+        writer = RunWriter.create(folder, info=info, jobs=experiment.jobs, cluster=experiment.cluster)
+    except BaseException:
+        backend.close()
+        raise
     with writer:
-        backend = SshBackend(experiment.jobs, hosts, run=run_id(info), folder=writer.folder, training=training)
         rows = _run(experiment, scheduler, backend, called, writer, observers=observers, progress=progress)
     return RunRecord(info=writer.info, jobs=experiment.jobs, cluster=experiment.cluster, events=rows)
 

@@ -20,13 +20,13 @@ from labkit.core.events import NEWS, NO_EVENTS, Events, Kind, Role, events, rela
 from labkit.core.jobs import Jobs
 from labkit.core.ledger import DONE, HOLDING, Ledger
 from labkit.core.placement import Placement
+from labkit.testbed.agent.wire import Refused, check_name
 from labkit.testbed.backups import Backups
 from labkit.testbed.deployment import Deployment
 from labkit.testbed.fleet import Fleet
 from labkit.testbed.hosts import Hosts
 from labkit.testbed.inventory import Inventory
 from labkit.testbed.progress import REPORT_S, Told
-from labkit.testbed.provision import deploy
 from labkit.testbed.training import Place, Training, place_of, site_names, sites_of
 
 STATE: Final = "testbed.json"
@@ -103,7 +103,7 @@ class SshBackend:
     Raises
     ------
     InputError
-        If a job cannot train, or no host can be reached.
+        If a job cannot train, a host cannot be used (all that cannot are named), or the run's name cannot be one.
     """
 
     live = True
@@ -119,6 +119,7 @@ class SshBackend:
         lease_s: float = 600.0,
         began_at: float | None = None,
     ) -> None:
+        _refuse_name(run)
         self.jobs, self.inventory, self.cluster = jobs, inventory, inventory.cluster()
         self.training = training or Training()
         self.training.check(jobs)
@@ -138,27 +139,15 @@ class SshBackend:
         self._zero_s = time.monotonic()
         self.fleet = Fleet(inventory)
         self.hosts = Hosts(self.fleet, run=run, changed=self._host_changed, lease_s=lease_s)
-        self._backups = Backups(self.fleet, folder / "checkpoints")
+        self._backups = Backups(self.fleet, folder / "checkpoints", run=run)
         self._deployments = [self._deployment(number) for number in range(len(jobs))]
-        self._get_ready()
+        try:
+            self.hosts.get_ready()
+        except InputError:
+            self.fleet.close()
+            raise
         self.hosts.watch()
         self._begun = began_at is not None
-
-    def _get_ready(self) -> None:
-        """Bring this labkit to all hosts, and connect to their agents.
-
-        Raises
-        ------
-        InputError
-            If a host cannot be used: which, and why.
-        """
-        failed = {row.host: row.did for row in deploy(self.fleet).rows if not row.ok} or self.hosts.connect()
-        if failed:
-            self.fleet.close()
-            told = "; ".join(f"{host}: {why}" for host, why in failed.items())
-            raise InputError(
-                f"{len(failed)} of {len(self.inventory)} hosts cannot be used: {told} (labkit doctor --hosts)"
-            )
 
     def _deployment(self, number: int) -> Deployment:
         def wanted(home: str, place: Place) -> dict[str, Any]:
@@ -355,6 +344,8 @@ class SshBackend:
         return [_row(kind, job=job, value=told.steps, speed=0.0)]
 
     def _host_came(self, host: str) -> list[Events]:
+        for deployment in self._deployments:
+            deployment.host_back(host)
         machine = self.cluster.machines.index(host)
         return [] if self._ledger.up[machine] else [_row(Kind.JOINED, machine=machine)]
 
@@ -406,6 +397,7 @@ class SshBackend:
         """Keep a sentence for people."""
         line = f"{self.now_s:.1f} s: {what}"
         self.notes.append(line)
+        self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / NOTES).open("a") as file:
             file.write(line + "\n")
 
@@ -432,6 +424,8 @@ class SshBackend:
                 was = {site: (w, s) for site, (w, s) in places.get(str(job), {}).items()}
                 self._deployments[job].adopt(home, was or place)
             self._deployments[job].want(place)
+        for deployment in self._deployments:
+            deployment.doubt(self.hosts.up)
 
     def _remember(self) -> None:
         """Write down what a process after this one must know to attach."""
@@ -445,6 +439,13 @@ class SshBackend:
         self.folder.mkdir(parents=True, exist_ok=True)
         partial.write_text(json.dumps(state))
         partial.rename(self.folder / STATE)
+
+
+def _refuse_name(run: str) -> None:
+    try:
+        check_name(run, "run")
+    except Refused as error:
+        raise InputError(f"a run's name: {error}.") from None
 
 
 def wall_s() -> float:

@@ -22,10 +22,12 @@ class Backups:
         Connections to the hosts.
     folder : Path
         Where they are kept.
+    run : str
+        Whose they are, on the hosts.
     """
 
-    def __init__(self, fleet: Fleet, folder: Path) -> None:
-        self._fleet, self._folder = fleet, folder
+    def __init__(self, fleet: Fleet, folder: Path, *, run: str) -> None:
+        self._fleet, self._folder, self._run = fleet, folder, run
 
     def path(self, task: str) -> Path:
         """Return where the checkpoints of a task are kept."""
@@ -63,7 +65,7 @@ class Backups:
         """
         if not self.path(task).exists():
             return ""
-        there = f"incoming/{self._folder.parent.name}-{task}.tar"
+        there = f"incoming/{self._run}-{task}.tar"
         self._fleet.run(["mkdir", "-p", machine.path("incoming")], only=[machine.name]).checked()
         self._fleet.put(self.path(task), there, only=[machine.name]).checked()
         return there

@@ -130,12 +130,15 @@ class Call:
         Raises
         ------
         OverdueError
-            If it did not end in time; it and its process group are ended there.
+            If it did not end in time; it and its process group are ended there. No time at all: it is not begun.
         CutError
             If the connection broke.
         HostError
             If it said more than is kept.
         """
+        if timeout_s <= 0:
+            self._channel.close()
+            raise OverdueError(f"there was no time left for the command ({timeout_s:g} s); it was not begun.")
         channel, until_s = self._channel, time.monotonic() + timeout_s
         watchdog = threading.Timer(timeout_s + 6 * GRACE_S, _cut, (self.transport,))  # a server that hangs, too
         watchdog.daemon = True

@@ -5,8 +5,10 @@ from __future__ import annotations
 import base64
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
+from itertools import takewhile
 from typing import Any, Final
 
 from labkit.core.errors import LabkitError
@@ -25,7 +27,14 @@ LOG_TAIL: Final = 500
 STOP_S: Final = 60.0
 """A job that is told to stop and does not is ended after so long."""
 
+START_S: Final = 120.0
+"""For a job's process to begin to listen."""
+
 UNPACK_S: Final = 120.0
+UNPACK: Final = 'exec 3<"$1" && rm -f -- "$1" && exec tar -xf - <&3'
+"""Unpacks a file that is gone whatever happens meanwhile."""
+
+NOTHING_THERE: Final = ("unknown_run", "unknown_task", "ended", "over")
 ENV: Final = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 Wanted = Callable[[str, Place], dict[str, Any]]
@@ -82,10 +91,11 @@ class Deployment:
         self._want: Place | None = None
         self._have: Place | None = None
         self._closed = self._dead = False
-        self._life = 0
+        self._era = 0
         """Counts starts."""
         self._launchers: set[str] = set()
-        self._n_starts: dict[str, int] = {}
+        self._haunted: set[str] = set()
+        self._back: set[str] = set()
         self._fetching = threading.Lock()
         self._thread: threading.Thread | None = None
 
@@ -97,22 +107,36 @@ class Deployment:
             self._want = place or None
             self._wake()
 
+    def doubt(self, hosts: Iterable[str]) -> None:
+        """End what may run of it on hosts before it uses them: of another process, which cannot tell any more."""
+        self._haunted |= {*hosts} - self._launchers - {self.home}
+
     def adopt(self, home: str, place: Place) -> None:
         """Go on with a job that runs already."""
         with self._change:
             self.home, self._have, self._want = home, dict(place), dict(place)
+            self._launchers = {site.rpartition("/")[0] for site, counts in place.items() if any(counts)} - {home}
             self._follow(caught_up=False)
             self._wake()
 
     def host_lost(self, host: str, rest: Place | None) -> None:
         """Go on with the tasks that are left; None: none are."""
         with self._change:
+            if host in self._launchers or host == self.home:
+                self._haunted.add(host)
             self._launchers.discard(host)
             if rest is None or host == self.home:
                 self._dead, self._want = True, None
             else:
                 self._want = dict(rest)
             self._wake()
+
+    def host_back(self, host: str) -> None:
+        """End what may still run on a host that was taken for dead."""
+        with self._change:
+            if host in self._haunted:
+                self._back.add(host)
+                self._wake()
 
     def close(self) -> None:
         """Bring nothing about any more; what runs goes on."""
@@ -134,31 +158,34 @@ class Deployment:
         self._change.notify_all()
 
     def _run(self) -> None:
-        while True:
-            with self._change:
-                self._change.wait_for(lambda: self._closed or self._want != self._have or self._dead)
-                if self._closed:
-                    return
-                want, have, dead = self._want, self._have, self._dead
+        while (todo := self._next()) is not None:
             try:
-                if dead:
-                    self._bury()
-                elif have is None and want is not None:
-                    self._start(want)
-                elif want is None:
-                    self._stop()
-                else:
-                    self._place(want)
+                todo()
             except (LabkitError, OSError) as error:
                 self._failed(str(error))
             except Exception as error:  # a fault of ours ends this job, not the run
                 self._failed(f"{type(error).__name__}: {error}")
 
+    def _next(self) -> Callable[[], None] | None:
+        """Wait until there is something to bring about, and return it; None: nothing any more."""
+        with self._change:
+            self._change.wait_for(lambda: self._closed or self._want != self._have or self._dead or self._back)
+            if self._closed:
+                return None
+            want = self._want
+            if self._back:
+                return self._exorcise_all
+            if self._dead:
+                return self._bury
+            if want is None:
+                return self._stop
+            return partial(self._start if self._have is None else self._place, want)
+
     def _start(self, place: Place) -> None:
         home = next((site for site, (workers, _) in place.items() if workers), next(iter(place))).rpartition("/")[0]
+        self._exorcise(home)
         agent = self._hosts.agent(home)
         self._restore(home)
-        self._set_aside(home)
         job = self._wanted(home, place)
         self._begin(agent, module="labkit.testbed.job", files={"job.json": json.dumps(job).encode()})
         with self._change:
@@ -170,17 +197,7 @@ class Deployment:
         """Bring the newest checkpoint to a host that has none, or an older one."""
         brought = self._backups.bring(self._hosts.fleet.inventory[home], task=self.task)
         if brought:
-            there = f"{self._hosts.agent(home).hello['folder']}/{brought}"
-            self._once(home, ["tar", "-xf", there])
-            self._hosts.fleet.run(["rm", "-f", there], only=[home])
-
-    def _set_aside(self, home: str) -> None:
-        """Set aside what an earlier start here told: who follows the file would take it for news."""
-        if (n := self._n_starts.get(home, 0)) > 0:
-            folder = f"{self._hosts.agent(home).hello['folder']}/runs/{self._hosts.run}/{self.task}"
-            aside = f"{folder}/{EVENTS.replace('/', f'/{n - 1}-')}"
-            self._hosts.fleet.run(["mv", "-f", f"{folder}/{EVENTS}", aside], only=[home])
-        self._n_starts[home] = n + 1
+            self._once(home, ["/bin/sh", "-c", UNPACK, "sh", f"{self._hosts.agent(home).hello['folder']}/{brought}"])
 
     def _once(self, host: str, argv: list[str]) -> None:
         """Run a short program in the folder of the task, and wait for its end."""
@@ -202,6 +219,7 @@ class Deployment:
             self._launch(host)
 
     def _launch(self, host: str) -> None:
+        self._exorcise(host)
         said = self._ask(do="host_home", host=host)
         archive = base64.b64decode(said["archive"])
         self._begin(self._hosts.agent(host), module="labkit.elastic.host", files={"home.tar": archive})
@@ -239,7 +257,7 @@ class Deployment:
         LabkitError
             If it refuses, or cannot be reached.
         """
-        said = self._hosts.agent(self.home).tell(self._hosts.run, task=self.task, message=order)
+        said = self._hosts.agent(self.home).tell(self._hosts.run, task=self.task, message=order, timeout_s=START_S)
         if "error" in said:
             raise HostError(f"job {self.number} on host {self.home}: {said['error']}")
         return dict(said)
@@ -247,13 +265,33 @@ class Deployment:
     def _bury(self) -> None:
         """Be no more, on whatever hosts are still there; who said that a host is lost has told what that means."""
         for host in sorted({*self._launchers, self.home} - {""}):
+            self._haunted.add(host)
             if self._hosts.up[host]:
                 with suppress(AgentError, HostError):
-                    self._hosts.agent(host).stop(self._hosts.run, task=self.task, grace_s=0.5)
+                    self._exorcise(host)
         with self._change:
             self._have, self._dead, self.home = None, False, ""
-            self._life += 1
+            self._era += 1
             self._launchers.clear()
+
+    def _exorcise_all(self) -> None:
+        """End what is left on hosts that are back."""
+        with self._change:
+            back, self._back = self._back, set()
+        for host in sorted(back):
+            with suppress(AgentError, HostError):  # gone again; it is tried once more before the host is used
+                self._exorcise(host)
+
+    def _exorcise(self, host: str) -> None:
+        """End what is left of the job on a host from before it was given up there."""
+        if host not in self._haunted:
+            return
+        try:
+            self._hosts.agent(host).stop(self._hosts.run, task=self.task, grace_s=0.5)
+        except AgentRefused as error:
+            if error.kind not in NOTHING_THERE:
+                raise
+        self._haunted.discard(host)
 
     def _failed(self, why: str) -> None:
         """Tell that what was decided cannot be had; where the job still runs, it goes on as it is."""
@@ -274,49 +312,47 @@ class Deployment:
 
     def _follow(self, *, caught_up: bool = True) -> None:
         self.progress = Progress(steps=self.progress.steps, saved=self.progress.saved, n_steps=self._n_steps)
-        self._life += 1
-        target, arguments = self._hear, (self.home, caught_up, self._life)
+        self._era += 1
+        target, arguments = self._hear, (self.home, caught_up, self._era)
         threading.Thread(target=target, args=arguments, name=f"{self.task} events", daemon=True).start()
 
-    def _hear(self, home: str, caught_up: bool, life: int) -> None:
+    def _hear(self, home: str, caught_up: bool, era: int) -> None:
         """Follow the events of the job until it has ended, over as many connections as that takes.
 
         What has happened before this process came is not told again, only what it came to. A job whose host was lost
         is another one when it starts again: what its old host says, should it come back, is not heard.
         """
         offset, known = 0, 0
-        while self._lives(life):
+        while self._current(era):
             agent = None
             try:
                 agent = self._hosts.agent(home)
+                self._await_start(agent)
                 if not caught_up:
                     known = agent.read(self._hosts.run, task=self.task, file=EVENTS, n_bytes=1).size
                 lines = agent.follow(self._hosts.run, task=self.task, file=EVENTS, offset=offset)
-                for line in lines:
-                    if not self._lives(life):
-                        return
+                for line in takewhile(lambda _: self._current(era), lines):
                     offset = lines.last
                     self._heard(json.loads(line), quiet=offset < known)
                     caught_up = caught_up or offset >= known
-                self._ended(home)
+                self._ended(home, era)
                 return
             except (AgentGone, AgentTimeout, HostError):
-                self._lost(home, agent, life=life)
+                self._lost(home, agent, era=era)
             except (LabkitError, OSError, ValueError) as error:
-                if self._lives(life):
-                    self._over(Told("failed", self.progress.saved, why=str(error)))
+                self._over(Told("failed", self.progress.saved, why=str(error)), era)
                 return
 
-    def _lost(self, home: str, agent: Agent | None, *, life: int) -> None:
+    def _lost(self, home: str, agent: Agent | None, *, era: int) -> None:
         """Let go of a connection that broke, and wait a little."""
         if agent is not None:
             self._hosts.lost(home, agent)
         with self._change:
-            self._change.wait_for(lambda: not self._lives(life), 0.5)
+            self._change.wait_for(lambda: not self._current(era), 0.5)
 
-    def _lives(self, life: int) -> bool:
-        """Return whether what a start tells is to be heard."""
-        return life == self._life and not self._closed and not self._dead
+    def _current(self, era: int) -> bool:
+        """Return whether a start of the job is still the one that counts: what it tells is heard."""
+        return era == self._era and not self._closed and not self._dead
 
     def _heard(self, event: dict[str, Any], *, quiet: bool) -> None:
         told = self.progress.note(event)
@@ -329,8 +365,12 @@ class Deployment:
             self._tell_of(self.number, told)
 
     def _back_up(self) -> None:
-        with suppress(LabkitError, OSError):
-            self._fetch(self.home)
+        home = self.home
+        try:
+            self._fetch(home)
+        except (LabkitError, OSError) as error:
+            if self.home == home and not self._closed:
+                self._tell_of(self.number, Told("unsaved", self.progress.steps, why=f"no copy here: {error}"))
 
     def _fetch(self, home: str) -> None:
         machine = self._hosts.fleet.inventory[home]
@@ -338,18 +378,25 @@ class Deployment:
         with self._fetching:
             self._backups.fetch(machine, folder=folder, task=self.task)
 
-    def _ended(self, home: str) -> None:
+    def _await_start(self, agent: Agent) -> None:
+        """Wait until the job answers, or has ended: the events of a start before it have another name then."""
+        with suppress(AgentRefused):
+            agent.tell(self._hosts.run, task=self.task, message={"do": "status"}, timeout_s=START_S)
+
+    def _ended(self, home: str, era: int) -> None:
         """Tell how it ended: done, stopped, or failed."""
+        if not self._current(era):
+            return
         result = self._result(home)
         steps = float(result["steps"] or 0)
         if result["failure"]:
-            self._over(Told("failed", self.progress.saved, why=result["failure"]))
+            self._over(Told("failed", self.progress.saved, why=result["failure"]), era)
         elif steps >= self._n_steps:
-            self._over(Told("done", steps))
+            self._over(Told("done", steps), era)
         else:
             self.progress.saved = int(steps)
             self._fetch(home)
-            self._over(Told("stopped", steps))
+            self._over(Told("stopped", steps), era)
 
     def _result(self, home: str) -> dict[str, Any]:
         """Return what the job has written at its end; where it could not, the end of its log as its failure."""
@@ -363,9 +410,13 @@ class Deployment:
         tail = agent.read(run, task=self.task, file="log", offset=max(size - LOG_TAIL, 0)).data.decode(errors="replace")
         return {"steps": None, "failure": f"it died: {tail.strip()[-LOG_TAIL:] or 'its log is empty'}"}
 
-    def _over(self, told: Told) -> None:
+    def _over(self, told: Told, era: int | None = None) -> None:
+        """Note that it runs no more, unless it was given up and perhaps started again meanwhile."""
         with self._change:
+            if era is not None and not self._current(era):
+                return
             self._have, self._dead, self.home = None, False, ""
+            self._era += 1
             self._launchers.clear()
             if told.what != "stopped":
                 self._want = None

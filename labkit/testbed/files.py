@@ -20,7 +20,12 @@ from labkit.testbed.inventory import Machine
 
 CHUNK = 1 << 18
 PUT = """umask 077
-part=$1.$2.part
+part=$1.labkit-$2-$$.part
+for old in "$1".labkit-????????-*.part; do
+  pid=${old##*-} pid=${pid%.part}
+  case $pid in *[!0-9]* | '') continue ;; esac
+  kill -0 "$pid" 2>/dev/null || rm -f -- "$old"
+done
 trap 'rm -f -- "$part"' EXIT
 trap 'exit 1' HUP INT TERM
 trap '' PIPE
@@ -30,7 +35,10 @@ came=$(($(wc -c <"$part")))
 if [ "$came" -ne "$3" ]; then echo "$came of $3 bytes arrived" >&2; exit 1; fi
 chmod "$4" "$part" && mv -f -- "$part" "$1"
 """
-"""A connection that breaks ends the input as a whole file does: so the size is compared."""
+"""A connection that breaks ends the input as a whole file does: so the size is compared.
+
+What is not whole yet has the name of its receiver's process: where that was killed, the next copy removes it, or gc.
+"""
 GET = """[ ! -d "$1" ] || { echo "it is a folder" >&2; exit 1; }
 size=$(($(wc -c <"$1"))) && echo "labkit-size $size" >&2 && exec cat -- "$1"
 """

@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path, PurePosixPath
 from typing import Any, Self, TextIO, TypeVar
 
@@ -19,6 +19,7 @@ from labkit.testbed.connect import CONNECT_S, Connection
 from labkit.testbed.errors import CutError, HostError
 from labkit.testbed.inventory import Inventory, Machine
 from labkit.testbed.stream import Stream
+from labkit.testbed.together import awaited
 
 Command = Sequence[str] | str
 """Words, each of which stays one word there whatever is in it; or a script of ours for /bin/sh."""
@@ -57,7 +58,7 @@ class Fleet:
         """Close all connections; commands that run there are not ended by this."""
         self._pool.shutdown(cancel_futures=True)
         for link in self._links.values():
-            link.close()
+            link.close(for_good=True)
 
     def connect(self, *, only: Iterable[str] | None = None) -> Answers:
         """Connect to all hosts; the rows of those that could not be reached tell why."""
@@ -240,7 +241,7 @@ class Fleet:
 
         waiting: list[Future[Answer]] = [self._pool.submit(one, machine) for machine in machines]
         try:
-            wait(waiting, return_when=FIRST_EXCEPTION)
+            awaited(waiting)
         finally:
             stop.set()  # changes nothing where all are done
             wait(waiting)
@@ -255,19 +256,29 @@ class _Link:
         self.machine = machine
         self._lock = threading.Lock()
         self._connection: Connection | None = None
+        self._closed = False
 
     def open(self, known_hosts: Path, *, timeout_s: float) -> Connection:
-        """Return the connection, opened."""
+        """Return the connection, opened.
+
+        Raises
+        ------
+        HostError
+            If it cannot be had; CutError if it was closed for good: who still used it is not to open it again.
+        """
         with self._lock:
+            if self._closed:
+                raise CutError(f"host {self.machine.name}: the connection was closed here.")
             if self._connection is None or not self._connection.is_connected:
                 self._drop()
                 self._connection = Connection(self.machine, known_hosts=known_hosts, timeout_s=timeout_s)
                 self._connection.open()
             return self._connection
 
-    def close(self, connection: Connection | None = None) -> None:
+    def close(self, connection: Connection | None = None, *, for_good: bool = False) -> None:
         """Close the connection; where one is given, only if it is still that one."""
         with self._lock:
+            self._closed = self._closed or for_good
             if connection is None or connection is self._connection:
                 self._drop()
 

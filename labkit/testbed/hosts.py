@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-from labkit.core.errors import LabkitError
+from labkit.core.errors import InputError, LabkitError
 from labkit.testbed.agent.client import Agent
 from labkit.testbed.agent.errors import AgentError, AgentGone, AgentTimeout
 from labkit.testbed.agents import agent_of
 from labkit.testbed.errors import HostError
 from labkit.testbed.fleet import Fleet
+from labkit.testbed.provision import deploy
 
 BEAT_S: Final = 1.0
 """Between two signs of life."""
@@ -52,7 +54,26 @@ class Hosts:
         self._over, self._closed = threading.Event(), False
         self._watchers: list[threading.Thread] = []
 
-    def connect(self) -> dict[str, str]:
+    def get_ready(self) -> None:
+        """Bring this labkit to all hosts, and connect to their agents; those that do not run are started.
+
+        Raises
+        ------
+        InputError
+            If a host cannot be used: which, and why.
+        """
+        failed = (
+            {row.host: row.why for row in self.fleet.connect() if not row.ok}
+            or {row.host: row.did for row in deploy(self.fleet).rows if not row.ok}
+            or self._connect()
+        )
+        if failed:
+            told = "; ".join(f"{host}: {why}" for host, why in failed.items())
+            raise InputError(
+                f"{len(failed)} of {len(self._locks)} hosts cannot be used: {told} (labkit doctor --hosts)"
+            )
+
+    def _connect(self) -> dict[str, str]:
         """Connect to all agents, starting those that do not run; return why some could not be reached."""
         failed: dict[str, str] = {}
 
@@ -120,16 +141,14 @@ class Hosts:
 
     def _watch(self, host: str) -> None:
         """Renew the lease of the run, and notice when the host goes and comes."""
-        silent_s = 0.0
+        heard_s = time.monotonic()
         while not self._over.wait(BEAT_S):
             if self._alive(host):
-                silent_s = 0.0
+                heard_s = time.monotonic()
                 if not self.up[host]:
                     self._note(host, up=True)
-            else:
-                silent_s += BEAT_S
-                if silent_s >= PATIENCE_S and self.up[host]:
-                    self._note(host, up=False)
+            elif time.monotonic() - heard_s >= PATIENCE_S and self.up[host]:
+                self._note(host, up=False)
 
     def _note(self, host: str, *, up: bool) -> None:
         self.up[host] = up
@@ -141,7 +160,7 @@ class Hosts:
         except (LabkitError, OSError):
             return False
         try:
-            agent.renew(self.run, lease_s=self.lease_s)
+            agent.renew(self.run, lease_s=self.lease_s, wait_s=PATIENCE_S)
         except (AgentGone, AgentTimeout):
             self.lost(host, agent)
             return False

@@ -21,7 +21,8 @@ class Told:
     Attributes
     ----------
     what : str
-        began, scaled, progressed, rest (who is left after a host was lost), dropped (a scaling that came to nothing).
+        began, scaled, progressed, lost_host (those left go on), dropped (a scaling that came to nothing), unsaved (a
+        checkpoint that could not be written or brought here).
     steps : float
         Updates done.
     speed : float
@@ -77,7 +78,7 @@ class Progress:
         elif kind == "scaled":
             self._recent.clear()
             return Told("scaled", self.steps)
-        elif kind in ("dropped", "lost_host") and event.get("why") != "training has ended":
+        elif kind in ("dropped", "lost_host", "unsaved") and event.get("why") != "training has ended":
             return Told(kind, self.steps, why=str(event.get("why", "")))
         return None
 

@@ -295,7 +295,7 @@ def sweep(fleet: Fleet, *, dry_run: bool = False) -> Outcomes:
     Returns
     -------
     Outcomes
-        One row per host, with `environments` and `bytes` that went.
+        One row per host, with `environments`, `parts` (copies that were left half done) and `bytes` that went.
     """
     answers = fleet.run(
         lambda machine: [machine.python, "-c", source("sweep"), machine.folder, "no" if dry_run else "yes"],
@@ -307,7 +307,8 @@ def sweep(fleet: Fleet, *, dry_run: bool = False) -> Outcomes:
 def _swept(host: str, told: dict[str, Any] | Outcome, dry_run: bool) -> Outcome:
     if isinstance(told, Outcome):
         return told
-    went = told["removed"]
-    what = f"{'would remove' if dry_run else 'removed'} {len(went)} environments, {told['bytes'] / 1e6:.1f} MB"
-    numbers = {"environments": len(went), "bytes": told["bytes"]}
-    return Outcome(host, True, what if went else "nothing to remove", numbers=numbers)
+    went, parts = told["removed"], told["parts"]
+    things = f"{len(went)} environments" + (f", {parts} copies half done" if parts else "")
+    what = f"{'would remove' if dry_run else 'removed'} {things}, {told['bytes'] / 1e6:.1f} MB"
+    numbers = {"environments": len(went), "parts": parts, "bytes": told["bytes"]}
+    return Outcome(host, True, what if went or parts else "nothing to remove", numbers=numbers)

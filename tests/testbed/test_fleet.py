@@ -33,6 +33,7 @@ from labkit.testbed.errors import (
     UnreachableError,
 )
 from labkit.testbed.fleet import Fleet, prefixed
+from labkit.testbed.provision import sweep
 
 HOSTILE = [
     "", " ", "a b", "it's", '"', "$HOME", "$(touch x)", "`touch x`", "; touch x", "| touch x", "&& touch x", "*", "~",
@@ -337,6 +338,49 @@ def test_a_copy_that_takes_too_long_or_breaks_leaves_nothing(up, bed, tmp_path):
         kept = up.home("h0") / ".labkit/late/kept"
         assert kept.read_text() == "before\n"
         assert await_that(lambda: os.listdir(kept.parent) == ["kept"], timeout_s=10)
+
+
+def test_what_a_killed_receiver_left_goes_with_the_next_copy_or_with_gc_and_nothing_else_does(up, bed, tmp_path):
+    endless = tmp_path / "big"
+    with endless.open("wb") as file:
+        file.truncate(2_000_000_000)
+    place = up.home("h0") / ".labkit/killed"
+    alive = place / f"big.labkit-0123abcd-{os.getpid()}.part"
+    foreign = {
+        ".part",
+        "a.part",
+        "big.part",
+        "big.labkit-0123abcd-x.part",
+        "big.labkit-.part",
+        "big.12.part",
+        alive.name,
+    }
+
+    def parts() -> list[Path]:
+        return [path for path in place.iterdir() if path.name not in foreign | {"big"}]
+
+    def kill() -> None:
+        await_that(lambda: any(path.stat().st_size for path in parts()), timeout_s=30)
+        os.killpg(int(parts()[0].stem.rpartition("-")[2]), signal.SIGKILL)
+
+    def kill_a_receiver() -> None:
+        killer = threading.Thread(target=kill)
+        killer.start()
+        assert not fleet.put(endless, "killed/big", only=["h0"]).ok
+        killer.join(60)
+        assert len(parts()) == 1
+
+    with asked(bed) as fleet:
+        fleet.run(["mkdir", "-p", ".labkit/killed"], only=["h0"]).checked()
+        for name in foreign:
+            (place / name).write_text("mine")
+        kill_a_receiver()
+        fleet.put(b"x", "killed/big", only=["h0"]).checked()
+        assert {path.name for path in place.iterdir()} == {*foreign, "big"}
+        kill_a_receiver()
+        assert sweep(fleet, dry_run=True)["h0"].numbers["parts"] == 1
+        assert [row.numbers["parts"] for row in sweep(fleet).checked()] == [1, 0, 0, 0]
+        assert {path.name for path in place.iterdir()} == {*foreign, "big"}
 
 
 def test_a_stream_carries_every_byte_both_ways(fleet):

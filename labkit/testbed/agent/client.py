@@ -173,9 +173,9 @@ class Agent(Link):
         wait_s = grace_s + 15.0 + self._timeout_s
         return dict(self.request("stop", run=run, task=task, grace_s=grace_s, wait=wait, wait_s=wait_s))
 
-    def renew(self, run: str, *, lease_s: float = 600.0) -> None:
-        """Let a run go on for so long from now; 0 ends it."""
-        self.request("renew", run=run, lease_s=lease_s)
+    def renew(self, run: str, *, lease_s: float = 600.0, wait_s: float | None = None) -> None:
+        """Let a run go on for so long from now; 0 ends it. `wait_s`: for the answer, if not as long as usual."""
+        self.request("renew", run=run, lease_s=lease_s, wait_s=wait_s)
 
     def list(self, run: str | None = None) -> list[dict[str, Any]]:
         """Return runs (or one) with their tasks: run, over, over_s, lease_left_s, last_event, tasks by name."""

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from labkit.testbed.agent import logs
 from labkit.testbed.agent.ending import Ender
+from labkit.testbed.agent.keys import forget_keys
 from labkit.testbed.agent.loop import Loop
 from labkit.testbed.agent.places import EAR, LABEL, RESULT, RUNS, inside, put_file
 from labkit.testbed.agent.processes import Key, Processes, stat
@@ -208,8 +209,9 @@ class Runs:
         self.close_if_done(here)
 
     def close_if_done(self, here: Run) -> None:
-        """Tell the last event of a run that is over and has no tasks left."""
+        """Tell the last event of a run that is over and has no tasks left, and keep none of its keys."""
         if here.record.over and not here.record.running and here.events.last_kind != OVER:
+            forget_keys(here.folder)
             here.tell(OVER, why=here.record.over)
             here.events.close()
 

@@ -2,7 +2,8 @@
 
 What stays: the current one, those that a process of this user runs, and the dependencies of both. Only folders that
 labkit's deploy made are looked at: FOLDER/env/HASH with a manifest, FOLDER/env/base-*, what it left half made, and the
-wheelhouse that it copied.
+wheelhouse that it copied. What a copy left half done goes too, once its receiver is gone, and checkpoints that were
+brought to a host and not unpacked for a day.
 """
 
 from __future__ import annotations
@@ -10,9 +11,14 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import shutil
 import sys
+import time
 from typing import Any
+
+PART = re.compile(r".\.labkit-[0-9a-f]{8}-(\d+)\.part$")
+INCOMING, TAR, DAY_S = "incoming", re.compile(r"-job-\d+\.tar$"), 86400.0
 
 
 def manifest(place: str) -> dict[str, Any]:
@@ -74,15 +80,48 @@ def sweep(env: str, really: bool) -> dict[str, Any]:
     return {"removed": go, "bytes": freed, "kept": sorted(stay)}
 
 
+def half_done(folder: str) -> list[Any]:
+    """Return the files in a folder that copies left half done."""
+    found = []
+    for place, folders, files in os.walk(folder):
+        if place == os.path.join(folder, "env"):
+            folders[:] = [name for name in folders if name == "wheels"]
+        found += [os.path.join(place, name) for name in files if forgotten(os.path.join(place, name))]
+    return sorted(found)
+
+
+def forgotten(path: str) -> bool:
+    """Return whether nobody will ever finish a file, or use it."""
+    place, name = os.path.split(path)
+    part = PART.search(name)
+    if part:
+        return not os.path.exists("/proc/" + part[1])
+    return (
+        os.path.basename(place) == INCOMING and bool(TAR.search(name)) and time.time() - os.lstat(path).st_mtime > DAY_S  # noqa: TID251  its file's clock
+    )
+
+
+def clear(folder: str, really: bool) -> dict[str, Any]:
+    """Remove what copies left; return how much that was."""
+    go = half_done(folder)
+    freed = sum(os.lstat(path).st_size for path in go)
+    for path in go if really else []:
+        os.remove(path)
+    return {"parts": len(go), "bytes": freed}
+
+
 def main(folder: str, really: str) -> None:
     """Sweep, and say what went."""
-    env = os.path.join(os.path.abspath(os.path.expanduser(folder)), "env")
-    said = {"removed": [], "bytes": 0, "kept": []}
+    folder = os.path.abspath(os.path.expanduser(folder))
+    env = os.path.join(folder, "env")
+    said: dict[str, Any] = {"removed": [], "bytes": 0, "kept": [], "parts": 0}
     try:
+        cleared = clear(folder, really == "yes")
         if os.path.isdir(env):
             with open(os.path.join(env, ".lock"), "w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 said = sweep(env, really == "yes")
+        said = {**said, "parts": cleared["parts"], "bytes": said["bytes"] + cleared["bytes"]}
     except OSError as error:
         said = {"error": f"{error.filename or env}: {error.strerror}", "hint": "see who owns it: ls -l"}
     print(json.dumps(said), flush=True)

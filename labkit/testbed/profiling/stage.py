@@ -10,7 +10,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from labkit.core.errors import InputError
 from labkit.core.jobs import Jobs
 from labkit.testbed.backups import Backups
 from labkit.testbed.deployment import Deployment
@@ -20,7 +19,6 @@ from labkit.testbed.inventory import Inventory
 from labkit.testbed.profiling.gangs import Kind
 from labkit.testbed.profiling.usage import Look
 from labkit.testbed.progress import Told
-from labkit.testbed.provision import deploy
 from labkit.testbed.training import Place, Training, sites_of
 
 LEASE_S = 30.0
@@ -66,7 +64,7 @@ class Stage:
         self.fleet = Fleet(inventory)
         self.hosts = Hosts(self.fleet, run=self.run, lease_s=LEASE_S)
         self._folder = tempfile.TemporaryDirectory(prefix="labkit-profile-")
-        self._backups = Backups(self.fleet, Path(self._folder.name) / "checkpoints")
+        self._backups = Backups(self.fleet, Path(self._folder.name) / "checkpoints", run=self.run)
         self._deployments: list[Deployment] = []
         try:
             self._get_ready()
@@ -75,12 +73,7 @@ class Stage:
             raise
 
     def _get_ready(self) -> None:
-        failed = {row.host: row.did for row in deploy(self.fleet).rows if not row.ok} or self.hosts.connect()
-        if failed:
-            told = "; ".join(f"{host}: {why}" for host, why in failed.items())
-            raise InputError(
-                f"{len(failed)} of {len(self.inventory)} hosts cannot be used: {told} (labkit doctor --hosts)"
-            )
+        self.hosts.get_ready()
         self.hosts.watch()
         self.machines: dict[str, list[str]] = {}
         for name in self.inventory.names:

@@ -115,6 +115,22 @@ def test_no_secret_is_written_down_or_shown_in_ps(agent, folder):
     assert (folder / "runs/run/t/key").stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.parametrize("end", ["stop", "lease"])
+def test_a_run_that_is_over_keeps_no_key_and_all_else(agent, folder, tmp_path, end):
+    (tmp_path / "my.key").write_text("of somebody else")
+    script = f"mkdir -p a/b; echo x > a/b/c.key; echo y > a/kept; ln -s {tmp_path} a/link; exec sleep 1000"
+    agent.start("run", task="t", argv=["sh", "-c", script], files={"home.tar": b"x"}, lease_s=600.0)
+    place = folder / "runs/run/t"
+    wait_for(lambda: (place / "a/link").exists())
+    assert (place / "a/b/c.key").exists()
+    agent.stop("run", grace_s=0.1) if end == "stop" else agent.renew("run", lease_s=0.0)
+    wait_for(lambda: agent.list("run")[0]["tasks"]["t"]["phase"] == "ended")
+    wait_for(lambda: not (place / "a/b/c.key").exists())
+    assert not (place / "home.tar").exists()
+    assert (place / "a/kept").read_text() == "y\n"
+    assert (tmp_path / "my.key").read_text() == "of somebody else"
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 def test_another_user_is_sent_away_even_if_the_folder_is_open(folder, agent):
     for path in (folder, folder / SOCKET):
