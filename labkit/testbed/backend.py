@@ -143,7 +143,7 @@ class SshBackend:
         self._deployments = [self._deployment(number) for number in range(len(jobs))]
         try:
             self.hosts.get_ready()
-        except InputError:
+        except BaseException:
             self.fleet.close()
             raise
         self.hosts.watch()

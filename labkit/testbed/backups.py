@@ -9,11 +9,9 @@ from labkit.testbed.fleet import Fleet
 from labkit.testbed.inventory import Machine
 
 CHUNK = 1 << 20
+ATTEMPTS, PATIENCE_S = 3, 10.0
 SAVED = "job/checkpoints"
 """Of the folder of a job's task: where its checkpoints are."""
-
-GOOD = (0, 1)
-"""Exit codes of tar; 1: the job has made or removed a checkpoint meanwhile. A torn one is known by its digests."""
 
 
 class Backups:
@@ -46,17 +44,21 @@ class Backups:
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         partial = self._folder / f".{task}.tar"
-        with (
-            self._fleet.stream(machine, ["tar", "-C", folder, "--exclude=.*", "-cf", "-", SAVED]) as stream,
-            partial.open("wb") as file,
-        ):
+        for _ in range(ATTEMPTS):  # the job may remove an old checkpoint just then
+            why = self._read(machine, ["tar", "-C", folder, "--exclude=.*", "-cf", "-", SAVED], partial)
+            if not why:
+                partial.rename(self.path(task))
+                return
+        partial.unlink()
+        raise FileError(f"host {machine.name}: the checkpoints of {task} cannot be read: {why}")
+
+    def _read(self, machine: Machine, argv: list[str], target: Path) -> str:
+        """Write what a program there says into a file; return why that failed, nothing if it did not."""
+        with self._fleet.stream(machine, argv) as stream, target.open("wb") as file:
             while data := stream.read(CHUNK):
                 file.write(data)
-            if stream.wait() not in GOOD:
-                raise FileError(
-                    f"host {machine.name}: the checkpoints of {task} cannot be read: {stream.errors[-300:]}"
-                )
-        partial.rename(self.path(task))
+            exited = stream.wait(PATIENCE_S)
+            return "" if exited == 0 else stream.errors[-300:].strip() or f"{argv[0]} ended with {exited}"
 
     def bring(self, machine: Machine, *, task: str) -> str:
         """Bring the checkpoints of a task to a host; return where below its folder they are, "" if there are none.

@@ -91,10 +91,11 @@ class Deployment:
         self._want: Place | None = None
         self._have: Place | None = None
         self._closed = self._dead = False
-        self._era = 0
+        self._life = 0
         """Counts starts."""
         self._launchers: set[str] = set()
         self._haunted: set[str] = set()
+        """Hosts on which something of an earlier life may still run."""
         self._back: set[str] = set()
         self._fetching = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -271,7 +272,7 @@ class Deployment:
                     self._exorcise(host)
         with self._change:
             self._have, self._dead, self.home = None, False, ""
-            self._era += 1
+            self._life += 1
             self._launchers.clear()
 
     def _exorcise_all(self) -> None:
@@ -312,18 +313,18 @@ class Deployment:
 
     def _follow(self, *, caught_up: bool = True) -> None:
         self.progress = Progress(steps=self.progress.steps, saved=self.progress.saved, n_steps=self._n_steps)
-        self._era += 1
-        target, arguments = self._hear, (self.home, caught_up, self._era)
+        self._life += 1
+        target, arguments = self._hear, (self.home, caught_up, self._life)
         threading.Thread(target=target, args=arguments, name=f"{self.task} events", daemon=True).start()
 
-    def _hear(self, home: str, caught_up: bool, era: int) -> None:
+    def _hear(self, home: str, caught_up: bool, life: int) -> None:
         """Follow the events of the job until it has ended, over as many connections as that takes.
 
         What has happened before this process came is not told again, only what it came to. A job whose host was lost
         is another one when it starts again: what its old host says, should it come back, is not heard.
         """
         offset, known = 0, 0
-        while self._current(era):
+        while self._lives(life):
             agent = None
             try:
                 agent = self._hosts.agent(home)
@@ -331,28 +332,28 @@ class Deployment:
                 if not caught_up:
                     known = agent.read(self._hosts.run, task=self.task, file=EVENTS, n_bytes=1).size
                 lines = agent.follow(self._hosts.run, task=self.task, file=EVENTS, offset=offset)
-                for line in takewhile(lambda _: self._current(era), lines):
+                for line in takewhile(lambda _: self._lives(life), lines):
                     offset = lines.last
                     self._heard(json.loads(line), quiet=offset < known)
                     caught_up = caught_up or offset >= known
-                self._ended(home, era)
+                self._ended(home, life)
                 return
             except (AgentGone, AgentTimeout, HostError):
-                self._lost(home, agent, era=era)
+                self._lost(home, agent, life=life)
             except (LabkitError, OSError, ValueError) as error:
-                self._over(Told("failed", self.progress.saved, why=str(error)), era)
+                self._over(Told("failed", self.progress.saved, why=str(error)), life)
                 return
 
-    def _lost(self, home: str, agent: Agent | None, *, era: int) -> None:
+    def _lost(self, home: str, agent: Agent | None, *, life: int) -> None:
         """Let go of a connection that broke, and wait a little."""
         if agent is not None:
             self._hosts.lost(home, agent)
         with self._change:
-            self._change.wait_for(lambda: not self._current(era), 0.5)
+            self._change.wait_for(lambda: not self._lives(life), 0.5)
 
-    def _current(self, era: int) -> bool:
-        """Return whether a start of the job is still the one that counts: what it tells is heard."""
-        return era == self._era and not self._closed and not self._dead
+    def _lives(self, life: int) -> bool:
+        """Return whether what a start tells is to be heard."""
+        return life == self._life and not self._closed and not self._dead
 
     def _heard(self, event: dict[str, Any], *, quiet: bool) -> None:
         told = self.progress.note(event)
@@ -383,20 +384,20 @@ class Deployment:
         with suppress(AgentRefused):
             agent.tell(self._hosts.run, task=self.task, message={"do": "status"}, timeout_s=START_S)
 
-    def _ended(self, home: str, era: int) -> None:
+    def _ended(self, home: str, life: int) -> None:
         """Tell how it ended: done, stopped, or failed."""
-        if not self._current(era):
+        if not self._lives(life):
             return
         result = self._result(home)
         steps = float(result["steps"] or 0)
         if result["failure"]:
-            self._over(Told("failed", self.progress.saved, why=result["failure"]), era)
+            self._over(Told("failed", self.progress.saved, why=result["failure"]), life)
         elif steps >= self._n_steps:
-            self._over(Told("done", steps), era)
+            self._over(Told("done", steps), life)
         else:
             self.progress.saved = int(steps)
             self._fetch(home)
-            self._over(Told("stopped", steps), era)
+            self._over(Told("stopped", steps), life)
 
     def _result(self, home: str) -> dict[str, Any]:
         """Return what the job has written at its end; where it could not, the end of its log as its failure."""
@@ -410,13 +411,13 @@ class Deployment:
         tail = agent.read(run, task=self.task, file="log", offset=max(size - LOG_TAIL, 0)).data.decode(errors="replace")
         return {"steps": None, "failure": f"it died: {tail.strip()[-LOG_TAIL:] or 'its log is empty'}"}
 
-    def _over(self, told: Told, era: int | None = None) -> None:
+    def _over(self, told: Told, life: int | None = None) -> None:
         """Note that it runs no more, unless it was given up and perhaps started again meanwhile."""
         with self._change:
-            if era is not None and not self._current(era):
+            if life is not None and not self._lives(life):
                 return
             self._have, self._dead, self.home = None, False, ""
-            self._era += 1
+            self._life += 1
             self._launchers.clear()
             if told.what != "stopped":
                 self._want = None

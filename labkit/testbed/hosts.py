@@ -55,7 +55,7 @@ class Hosts:
         self._watchers: list[threading.Thread] = []
 
     def get_ready(self) -> None:
-        """Bring this labkit to all hosts, and connect to their agents; those that do not run are started.
+        """Bring this labkit to all hosts, and connect to their agents; nothing is begun unless all can be reached.
 
         Raises
         ------
@@ -65,7 +65,7 @@ class Hosts:
         failed = (
             {row.host: row.why for row in self.fleet.connect() if not row.ok}
             or {row.host: row.did for row in deploy(self.fleet).rows if not row.ok}
-            or self._connect()
+            or self.connect()
         )
         if failed:
             told = "; ".join(f"{host}: {why}" for host, why in failed.items())
@@ -73,7 +73,7 @@ class Hosts:
                 f"{len(failed)} of {len(self._locks)} hosts cannot be used: {told} (labkit doctor --hosts)"
             )
 
-    def _connect(self) -> dict[str, str]:
+    def connect(self) -> dict[str, str]:
         """Connect to all agents, starting those that do not run; return why some could not be reached."""
         failed: dict[str, str] = {}
 

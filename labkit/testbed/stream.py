@@ -44,10 +44,10 @@ class Stream(io.RawIOBase):
         """Exit code of the program; None while it runs, -1 if a signal or the end of the connection ended it."""
         return self._channel.recv_exit_status() if self._channel.exit_status_ready() else None
 
-    def wait(self) -> int:
-        """Wait for the program's end after that of its output; return its exit code, -1 as above."""
-        code: int = self._channel.recv_exit_status()
-        return code
+    def wait(self, timeout_s: float) -> int | None:
+        """Return how the program ended, as `exited`; that may come a moment after its last words."""
+        self._channel.status_event.wait(timeout_s)
+        return self.exited
 
     def settimeout(self, seconds: float | None) -> None:
         """Let `read` and `write` raise TimeoutError after so long."""

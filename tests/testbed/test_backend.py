@@ -98,7 +98,7 @@ def test_a_placement_that_does_not_fit_is_refused_and_changes_nothing(backend: S
 
 
 def test_a_job_moves_stops_and_goes_on_elsewhere_and_loses_no_step(bed: Inventory, tmp_path: Path) -> None:
-    jobs = jobs_of(1, steps=1500)
+    jobs = jobs_of(1, steps=1200)
     with SshBackend(jobs, bed, run=f"move-{os.getpid()}", folder=tmp_path, training=TINY) as backend:
         session = Session(backend)
         session._note(backend.apply(on(0)))
@@ -116,7 +116,7 @@ def test_a_job_moves_stops_and_goes_on_elsewhere_and_loses_no_step(bed: Inventor
         assert started["value"][0] == 0
         assert started["value"][1] > 0
         result = json.loads(backend.hosts.agent("h2").read(backend.run, task="job-0", file="result.json").data)
-        assert result["steps"] == 1500
+        assert result["steps"] == 1200
     alone = undisturbed(jobs, tmp_path)
     assert result["digest"] == alone
 
