@@ -1,4 +1,5 @@
-"""A decision on the laptop testbed: how soon its first process starts, and the job its first step.
+"""A decision on the laptop testbed: how soon its first process starts, the job its first step, and how soon a job that
+runs gets another worker.
 
 python -m benchmarks.decision
 """
@@ -16,6 +17,7 @@ from labkit.core.events import Kind
 from labkit.core.resources import amounts
 from labkit.testbed.backend import SshBackend
 from labkit.testbed.bed import Bed
+from labkit.testbed.bed.processes import processes
 from labkit.testbed.bed.server import sshd_program
 from labkit.testbed.training import Training
 
@@ -27,7 +29,7 @@ def rows() -> list[Row]:
     """Return one row per figure, none where there is no sshd."""
     if not sshd_program():
         return []
-    process_s, step_s = [], []
+    process_s, step_s, scaled = [], [], []
     jobs = Jobs.of(
         arrival_s=[0.0] * N_JOBS, total_steps=100_000, model="dssm", duration_s=60, n_workers=1, n_ps=1,
         worker_demand=amounts(gpus=1), ps_demand=amounts(cpus=0.01),
@@ -35,7 +37,7 @@ def rows() -> list[Row]:
     training = Training(width=0.05, samples=256)
     with (
         tempfile.TemporaryDirectory(prefix="lk-", dir="/tmp") as top,
-        Bed.up(4, folder=Path(top) / "bed", gpus=1) as bed,
+        Bed.up(4, folder=Path(top) / "bed", gpus=2) as bed,
         SshBackend(jobs, bed.inventory, run="decision", folder=Path(top) / "run", training=training) as backend,
     ):
         backend.advance(0.0, stop_at_event=False)
@@ -43,14 +45,18 @@ def rows() -> list[Row]:
             process, step = _decide(backend, job)
             process_s.append(process)
             step_s.append(step)
+            scaled.append(_rescale(backend, bed, job))
+            _end(backend, job)
     return [
         _row("decision to first changed process", statistics.median(process_s), 0.3),
         _row("decision to first step, all processes new", statistics.median(step_s), None),
+        _row("decision to the process of another worker", statistics.median(p for p, _ in scaled), 0.3),
+        _row("decision to another worker at work", statistics.median(w for _, w in scaled), None),
     ]
 
 
 def _decide(backend: SshBackend, job: int) -> tuple[float, float]:
-    """Start a job, wait for its first step and stop it; return seconds until its first process and its first step."""
+    """Start a job; return seconds until its first process and its first step."""
     began = time.monotonic()
     backend.apply(Placement.of([job], job=[job, job], role=[0, 1], group=[0, 0], count=[1, 1]))
     agent, process_s = backend.hosts.agent("h0"), 0.0
@@ -64,12 +70,32 @@ def _decide(backend: SshBackend, job: int) -> tuple[float, float]:
                 break
     while not (backend.advance(backend.now_s + 0.05, stop_at_event=False)["kind"] == Kind.STARTED).any():
         continue
-    step_s = time.monotonic() - began
+    return process_s, time.monotonic() - began
+
+
+def _rescale(backend: SshBackend, bed: Bed, job: int) -> tuple[float, float]:
+    """Give a job that runs another worker; return seconds until there is its process, and until it works."""
+    before, began_s = _members(bed), time.monotonic()
+    backend.apply(Placement.of([job], job=[job, job], role=[0, 1], group=[0, 0], count=[2, 1]))
+    while not _members(bed) - before:
+        continue
+    seen_s = time.monotonic() - began_s
+    while not (backend.advance(backend.now_s + 0.05, stop_at_event=False)["kind"] == Kind.RESCALED).any():
+        continue
+    return seen_s, time.monotonic() - began_s
+
+
+def _members(bed: Bed) -> set[int]:
+    """Return the processes of jobs on the bed's hosts."""
+    here = str(bed.folder)
+    return {each.pid for each in processes() if "labkit.elastic" in each.command and here in each.command}
+
+
+def _end(backend: SshBackend, job: int) -> None:
     backend.apply(Placement.of([job]))
     deployment = backend._deployments[job]
     with deployment._change:
         deployment._change.wait_for(lambda: not deployment.home, 60)
-    return process_s, step_s
 
 
 def _known(agent: object) -> bool:
