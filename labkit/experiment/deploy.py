@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from labkit.core.errors import InputError
 from labkit.core.events import NO_EVENTS, Events
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from labkit.testbed.backend import SshBackend
     from labkit.testbed.inventory import Inventory
     from labkit.testbed.training import Training
+
+REHEARSED: Final = 5
+"""Decisions in a simulation before those on machines."""
 
 
 def deploy(
@@ -84,6 +88,7 @@ def deploy(
     info = replace(info, run=free_id(folder, info.run), backend="testbed")
     (training or Training()).check(experiment.jobs)
     refuse_unfit(experiment.simulator(), experiment.speed.runs_on())
+    _rehearse(experiment, scheduler)
     place = Path(folder) / info.run
     backend = SshBackend(experiment.jobs, hosts, run=run_id(info), folder=place, training=training)
     try:  # nothing is written here before all hosts are ready
@@ -147,6 +152,15 @@ def attach(
             n_written=len(record.events),
         )  # fmt: skip
     return RunRecord(info=writer.info, jobs=record.jobs, cluster=experiment.cluster, events=rows)
+
+
+def _rehearse(experiment: Experiment, scheduler: Scheduler) -> None:
+    """Let a copy of a scheduler decide in a simulation: what the first decisions compile is ready when jobs wait."""
+    with suppress(Exception):  # what goes wrong is told by the run itself
+        copy = deepcopy(scheduler)
+        session = experiment.session(copy)
+        while session.n_decisions < REHEARSED and not session.done:
+            session.step(copy.schedule(session.snapshot()))
 
 
 def run_id(info: RunInfo) -> str:

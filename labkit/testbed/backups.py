@@ -45,7 +45,7 @@ class Backups:
         self._folder.mkdir(parents=True, exist_ok=True)
         partial = self._folder / f".{task}.tar"
         for _ in range(ATTEMPTS):  # the job may remove an old checkpoint just then
-            why = self._read(machine, ["tar", "-C", folder, "--exclude=.partial-*", "-cf", "-", SAVED], partial)
+            why = self._read(machine, ["tar", "-C", folder, "--exclude=.*", "-cf", "-", SAVED], partial)
             if not why:
                 partial.rename(self.path(task))
                 return

@@ -65,7 +65,7 @@ def test_three_jobs_train_where_there_is_no_sshd_and_one_is_rescaled_on_the_way(
     told = [str(cell) for cell in cli_demo.table_of(twins).columns[3].cells]
     assert np.count_nonzero(told) == scaled["job"].nunique()
     text = write_report([twins.simulated], tmp_path / "a.html", pair=(twins.real, twins.simulated)).read_text()
-    assert "Fidelity" in text
+    assert ">Fidelity<" in text
     assert "Real: optimus (testbed)" in text
     assert gone(str(tmp_path))
 
@@ -104,7 +104,7 @@ def test_where_the_testbed_does_not_come_up_it_is_said_in_one_line_and_the_rest_
     said = capsys.readouterr()
     assert said.err.splitlines() == ["labkit: nothing from the testbed in the report: no bed for you."]
     assert "report: " in said.out
-    assert "On machines" not in (tmp_path / "demo.html").read_text()
+    assert ">Fidelity<" not in (tmp_path / "demo.html").read_text()
     with pytest.raises(typer.Exit) as left:
         cli.demo(folder=tmp_path, testbed=False)
     assert left.value.exit_code == 0

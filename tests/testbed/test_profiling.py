@@ -36,7 +36,7 @@ def left_over(inventory: Inventory) -> list[str]:
 
     with Fleet(inventory) as fleet:
         hosts = Hosts(fleet, run="look")
-        hosts.connect()
+        hosts.get_ready()
         said = [(name, run) for name in inventory.names for run in hosts.agent(name).list()]
         hosts.close(end_run=False)
     return [
