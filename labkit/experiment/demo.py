@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Final
 
 from labkit.core.errors import InputError
 from labkit.core.jobs import Jobs
-from labkit.experiment.run import simulate
 from labkit.workloads import readers
 
 if TYPE_CHECKING:
@@ -23,6 +22,8 @@ CLUSTER = "demo"
 TRACES = Path(__file__).parents[2] / "traces"
 TRACE = TRACES / "demo.csv"
 TO_TRAIN = TRACES / "testbed.csv"
+PROFILE = TRACES / "testbed-profile.json"
+"""Of a laptop testbed on two cores."""
 N_HOSTS: Final = 3
 """Each with one GPU in name: two jobs have room to grow, three have not."""
 SCHEDULER: Final = "optimus"
@@ -57,7 +58,7 @@ def trace() -> Jobs:
 
 
 def train(*, say: Callable[[str], None], progress: bool = False) -> Twins:
-    """Train three jobs on a laptop testbed of their own, and simulate the same.
+    """Train three jobs on a laptop testbed of their own, and simulate the same with a shipped profile of another one.
 
     The testbed is gone afterwards, also after Ctrl-C.
 
@@ -74,6 +75,7 @@ def train(*, say: Callable[[str], None], progress: bool = False) -> Twins:
         If there cannot be such a testbed here, or nothing could be trained on it.
     """
     from labkit.experiment.deploy import deploy
+    from labkit.experiment.fidelity import foretell
     from labkit.testbed.backend import NOTES
     from labkit.testbed.bed import Bed
 
@@ -89,7 +91,7 @@ def train(*, say: Callable[[str], None], progress: bool = False) -> Twins:
         )  # fmt: skip
         notes = folder.with_name("runs") / real.info.run / NOTES
         told = notes.read_text().splitlines() if notes.exists() else []
-    return Twins(real, simulate(jobs, cluster=real.cluster, scheduler=SCHEDULER, speed="recorded"), told)
+    return Twins(real, foretell(real, profile=PROFILE), told)
 
 
 def _shipped(path: Path) -> Jobs:
