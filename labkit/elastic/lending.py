@@ -7,7 +7,6 @@ copies them looks afterwards whether it is still the one that was announced.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections import defaultdict
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 
 from labkit.core.errors import InputError
 from labkit.elastic.store import Vector
-from labkit.elastic.transport import Channel, Region, TransportError
+from labkit.elastic.transport import Channel, Region
 
 LINE = 16
 """Numbers before the parameters: a cache line, of which the stamp is the first word."""
@@ -139,14 +138,6 @@ class Crates(Lender):
             return None
         np.concatenate(vectors, out=crate)
         return crate
-
-    def prepare(self, n: int, channel: Channel) -> None:
-        """Have a crate for n numbers that a peer sees before the first block goes there."""
-        with self._packing, contextlib.suppress(InputError):
-            if not self._free[n]:
-                self._free[n].append(self.vector(n))
-        with contextlib.suppress(TransportError):
-            self.lend(channel)
 
     def give(self, crate: Vector | None) -> None:
         """Take a crate back."""

@@ -130,9 +130,6 @@ class Server:
         """Note another server, to hand blocks over to."""
         with self._lock:
             self._servers[name] = (channel, address)
-            most = max((sum(map(len, slot.block.vectors())) for slot in self._slots.values() if slot.block), default=0)
-        if most and self.shelf is not None:
-            self._crates.prepare(most, channel)
 
     def lost(self, channel: Channel) -> None:
         """Forget a peer."""

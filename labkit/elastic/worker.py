@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections import defaultdict, deque
@@ -214,12 +213,7 @@ class Worker:
                     self._turn(block, owner, moves)
 
     def reconnected(self, server: str) -> None:
-        """Show a server where gradients lie; ask and push again what was on its way when a connection broke.
-
-        What comes twice is ignored.
-        """
-        with contextlib.suppress(TransportError):
-            self._show(self._channel_of(server))
+        """Ask again, and push again, what was on its way when a connection broke; what comes twice is ignored."""
         with self._changed:
             self._orders.moved |= {block for block in self._missing if self._orders.owner.get(block) == server}
             self._beside.again.add(server)
@@ -357,15 +351,11 @@ class Worker:
         """Send to a server; where that fails, its blocks will have another owner or training goes back."""
         try:
             channel = self._channel_of(owner)
-            self._show(channel)
+            if self.flat.lender is not None:
+                self.flat.lender.lend(channel)
             self._out[channel] = channel.send(kind, *buffers, **columns)
         except TransportError:
             return
-
-    def _show(self, channel: Channel) -> None:
-        """Let a server on this host read the memory of gradients."""
-        if self.flat.lender is not None:
-            self.flat.lender.lend(channel)
 
     def _compute(self, version: int) -> None:
         """Compute and push the logical shards that it has, as far as they are not computed yet."""

@@ -121,10 +121,7 @@ class Regions:
             raise FrameError(f"region {number} is smaller than it says, or could shrink under its readers.")
         access = mmap.PROT_READ | (mmap.PROT_WRITE if told.get("writable") is True else 0)
         try:
-            flags = (
-                mmap.MAP_SHARED | mmap.MAP_POPULATE
-            )  # its pages are found now, not in the first step that reads them
-            mapped = mmap.mmap(handle, n_bytes, flags=flags, prot=access)
+            mapped = mmap.mmap(handle, n_bytes, flags=mmap.MAP_SHARED, prot=access)
         except OSError as error:
             raise FrameError(f"region {number} cannot be mapped: {error.strerror}.") from None
         view = memoryview(mapped)
