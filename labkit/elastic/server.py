@@ -337,31 +337,33 @@ class Server:
         connection: they never ask the wrong one. Gradients of that version wait with the new owner for the block.
         If training is asynchronous, all go at once.
         """
-        notices: dict[str, list[list[int]]] = defaultdict(list)
-        slots = [self.slot(number) for number in moves]
-        for slot in slots:
-            slot.lock.acquire()
-        leaving = [slot for slot in slots if slot.block is not None and slot.leaving is None]
-        for slot, later in zip(leaving, self._departures(leaving, at_once=version is not None, turn=turn), strict=True):
-            block, owner = slot.block, moves[slot.number]
-            if block is None:
-                continue
+        found = {number: (slot.block, slot.leaving) for number, slot in ((n, self.slot(n)) for n in moves)}
+        staying = {number: block for number, (block, leaving) in found.items() if block is not None and leaving is None}
+        departures = self._departures(list(staying.values()), at_once=version is not None, turn=turn)
+        later = dict(zip(staying, departures, strict=True))
+        for number, owner in moves.items():
+            slot = self.slot(number)
+            with slot.lock:  # of one block at a time: the others go on with the step
+                self._let_go(slot, owner, version=version, later=later.get(number, 0))
+
+    def _let_go(self, slot: Slot, owner: str, *, version: int | None, later: int) -> None:
+        """Say to whom a block goes, and from which version on; let it go if that is now."""
+        block = slot.block
+        if block is None:
+            return
+        if slot.leaving is None:
             from_version = block.version + later if version is None else max(version, block.version)
             slot.leaving = owner, from_version
-            notices[owner].append([slot.number, from_version, block.moves + 1])
-        for owner, blocks in notices.items():
-            self._announce(owner, blocks)
-        fault.at("ps.handover.announced")
-        for slot in slots:
-            if slot.block is not None and slot.leaving is not None and slot.leaving[1] <= slot.block.version:
-                self._hand_over(slot, slot.block, slot.leaving[0])
-            slot.lock.release()
+            self._announce(owner, [[slot.number, from_version, block.moves + 1]])
+            fault.at("ps.handover.announced")
+        if slot.leaving[1] <= block.version:
+            self._hand_over(slot, block, slot.leaving[0])
 
-    def _departures(self, slots: list[Slot], *, at_once: bool, turn: tuple[int, int]) -> list[int]:
+    def _departures(self, blocks: list[Block], *, at_once: bool, turn: tuple[int, int]) -> list[int]:
         """Return after how many versions from now each block leaves."""
         if at_once or not self.sync:
-            return [0] * len(slots)
-        n_bytes = [sum(vector.nbytes for vector in slot.block.vectors()) for slot in slots if slot.block is not None]
+            return [0] * len(blocks)
+        n_bytes = [sum(vector.nbytes for vector in block.vectors()) for block in blocks]
         mine, of = turn
         return [1 + of * step + mine for step in departures(n_bytes, per_step=self._pace.bytes_per_step())]
 
