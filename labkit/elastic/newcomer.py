@@ -8,53 +8,13 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 NICE: Final = 10
 """About a tenth of a core is left to it where all are busy, and all that nobody else wants."""
-
-
-GROUP: Final = Path("/proc/self/autogroup")
-AGAIN_S: Final = 0.11
-"""Linux lets users change the priority of a session ten times a second, all of them together."""
-
-
-@contextmanager
-def session_at(nice: int) -> Iterator[None]:
-    """Have a low priority among sessions, if this process leads one of its own.
-
-    Where Linux shares cores among sessions (sched_autogroup, sched(7)), priorities of threads count only within one.
-    """
-    try:
-        before = int(GROUP.read_text().split()[-1])
-        own = os.getsid(0) == os.getpid()
-    except (OSError, ValueError, IndexError):
-        own = False
-    lowered = own and _set_session(nice)
-    try:
-        yield
-    finally:
-        if lowered:
-            _set_session(before)
-
-
-def _set_session(nice: int, *, attempts: int = 50) -> bool:
-    """Set the priority of this session; False where that is not allowed."""
-    pause = threading.Event()
-    for _ in range(attempts):
-        try:
-            GROUP.write_text(str(nice))
-        except BlockingIOError:
-            pause.wait(AGAIN_S)
-        except OSError:
-            return False
-        else:
-            return True
-    return False
 
 
 def gently(do: Callable[[], object], *, nice: int = NICE) -> None:
@@ -98,8 +58,7 @@ def get_ready(folder: Path, role: str) -> None:
 def main(arguments: list[str]) -> None:
     """Get ready, and be a member."""
     folder, role, *_ = arguments
-    with session_at(NICE):
-        gently(partial(get_ready, Path(folder), role))
+    gently(partial(get_ready, Path(folder), role))
     from labkit.elastic import member
 
     member.main(arguments)
