@@ -78,6 +78,8 @@ class Stream(io.RawIOBase):
         """Send all of some bytes to the program; BrokenPipeError where it takes no more."""
         view = memoryview(data).cast("B")
         try:
+            if self._channel.exit_status_ready():  # the end may be told before the channel is closed
+                raise EOFError
             self._channel.sendall(bytes(view))
         except TimeoutError:
             raise
