@@ -12,9 +12,8 @@ MOST_JOBS = 100
 
 
 def plot_gantt(
-    bars: pd.DataFrame, table: pd.DataFrame, *, heading: str = "Who ran when", limit: int = MAX_ROWS,
-    until_s: float | None = None,
-) -> alt.LayerChart:  # fmt: skip
+    bars: pd.DataFrame, table: pd.DataFrame, *, heading: str = "Who ran when", limit: int = MAX_ROWS
+) -> alt.LayerChart:
     """Draw a row per job in order of arrival: thin line from arrival to completion, bars while it holds tasks.
 
     The colour of a bar is the number of GPUs that the job holds.
@@ -29,14 +28,11 @@ def plot_gantt(
         Title of the figure, e.g. the scheduler's name.
     limit : int
         The most stretches to draw; the longest are kept.
-    until_s : float, optional
-        Where the axis of time ends; by default where the bars do.
     """
     jobs, note = _sample(table)
-    if until_s is None:
-        until_s = max(
-            float(bars["end_s"].max()) if len(bars) else 0.0, float(table["arrival_s"].max()) if len(table) else 0.0
-        )
+    until_s = max(
+        float(bars["end_s"].max()) if len(bars) else 0.0, float(table["arrival_s"].max()) if len(table) else 0.0
+    )
     held, left_out = _merged(bars[bars["job"].isin(jobs["job"])], limit=limit)
     scale_s, unit = time_unit(until_s)
     lives = jobs.assign(
