@@ -339,8 +339,8 @@ class Server:
         """
         found = {number: (slot.block, slot.leaving) for number, slot in ((n, self.slot(n)) for n in moves)}
         staying = {number: block for number, (block, leaving) in found.items() if block is not None and leaving is None}
-        departures = self._departures(list(staying.values()), at_once=version is not None, turn=turn)
-        later = dict(zip(staying, departures, strict=True))
+        turns = self._departures(list(staying.values()), at_once=version is not None, turn=turn)
+        later = dict(zip(staying, turns, strict=True))
         for number, owner in moves.items():
             slot = self.slot(number)
             with slot.lock:  # of one block at a time: the others go on with the step
