@@ -136,8 +136,14 @@ class Hosts:
             self.lost(host, agent)
 
     def _end_run(self, host: str) -> None:
+        """End the run there; where the connection breaks just then, over another one."""
         with suppress(LabkitError, OSError):
-            self.agent(host).stop(self.run)
+            agent = self.agent(host)
+            try:
+                agent.stop(self.run)
+            except AgentGone:
+                self.lost(host, agent)
+                self.agent(host).stop(self.run)
 
     def _watch(self, host: str) -> None:
         """Renew the lease of the run, and notice when the host goes and comes."""

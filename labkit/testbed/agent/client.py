@@ -217,8 +217,9 @@ class Agent(Link):
         return tuple(self.request("gc", older_s=older_s, dry_run=dry_run, wait_s=600.0))
 
     def shutdown(self) -> None:
-        """End the agent; refused (busy) while anything runs. The next bridge starts another one."""
+        """End the agent, and wait until it is gone; refused (busy) while anything runs. A bridge starts another one."""
         self.request("shutdown")
+        self.ended()
         self.close()
 
     def restart(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
@@ -46,7 +47,7 @@ class _Answer:
 
 
 class Link:
-    """Asks, and hears answers in a thread of its own.
+    """Asks, and hears answers, in two threads of its own: Ctrl-C, which strikes the main one, cuts no line in half.
 
     Parameters
     ----------
@@ -64,21 +65,30 @@ class Link:
     def __init__(self, stream: Stream, *, timeout_s: float) -> None:
         self._stream, self._timeout_s = stream, timeout_s
         self._numbers = count(1)
-        self._lock, self._writing = threading.Lock(), threading.Lock()
+        self._lock = threading.Lock()
+        self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._waiting: dict[int, _Answer | Watching[Any]] = {}
         self._gone: AgentError | None = None
         self._began = threading.Event()
         self.bridge: dict[str, Any] = {}
         self._reader = threading.Thread(target=self._read, name="agent-reader", daemon=True)
         self._reader.start()
+        self._writer = threading.Thread(target=self._write, name="agent-writer", daemon=True)
+        self._writer.start()
 
     def begun(self) -> None:
         """Wait until the bridge has said what it is."""
         if not self._began.wait(self._timeout_s):
             raise AgentTimeout(f"the bridge did not begin within {self._timeout_s:g} s")
 
+    def ended(self) -> None:
+        """Wait until the other side has ended the connection, but not for ever."""
+        self._reader.join(self._timeout_s)
+
     def close(self) -> None:
-        """End the connection; whatever was started goes on."""
+        """End the connection, once what was asked has been sent; whatever was started goes on."""
+        self._lines.put(None)
+        self._writer.join(1.0)
         self._end(AgentGone("the connection to the agent was closed"))
         with contextlib.suppress(OSError):
             self._stream.close()
@@ -130,14 +140,16 @@ class Link:
             if self._gone is not None:
                 raise self._gone
             self._waiting[number] = answer
+        self._lines.put(line)
+        return number
+
+    def _write(self) -> None:
         try:
-            with self._writing:
+            while (line := self._lines.get()) is not None:
                 self._stream.write(line)
         except (OSError, ValueError) as error:
-            if threading.current_thread() is not self._reader:
-                self._reader.join(1.0)  # the bridge may have said why
+            self._reader.join(1.0)  # the bridge may have said why
             self._end(AgentGone(f"the connection to the agent is gone: {error}"))
-        return number
 
     # --- what is read
 
@@ -185,6 +197,7 @@ class Link:
             self._gone = self._gone or error
             waiting, self._waiting = list(self._waiting.values()), {}
         self._began.set()
+        self._lines.put(None)
         for answer in waiting:
             answer.finish(None, self._gone)
 

@@ -95,14 +95,16 @@ def _hold(plan: Plan, before: Sequence[str], path: Path) -> Process:
     started = subprocess.run(
         ["sh", "-c", f"{line} </dev/null >{shlex.quote(str(log))} 2>&1 &"], env=environment, check=False
     )
-    if started.returncode or not await_that(
-        lambda: path.exists() or (log.exists() and log.stat().st_size > 0), timeout_s=PATIENCE_S
-    ):
-        raise BedError(f"the process that keeps a network does not start: {before}")
-    found = keeper(path)
-    if found is None:
-        raise BedError(f"the process that keeps a network does not start: {log.read_text(errors='replace').strip()}")
-    return found
+    found: list[Process | None] = [None]
+
+    def kept() -> bool:
+        found[0] = keeper(path)  # in the middle of an exec a process shows nothing of itself
+        return found[0] is not None or (log.exists() and log.stat().st_size > 0)
+
+    if started.returncode or not await_that(kept, timeout_s=PATIENCE_S) or found[0] is None:
+        told = log.read_text(errors="replace").strip() if log.exists() else ""
+        raise BedError(f"the process that keeps a network does not start: {told or before}.")
+    return found[0]
 
 
 def keeper(path: Path) -> Process | None:

@@ -210,6 +210,16 @@ class Story:
             self.until(lambda e: e["event"] == "stepped" and e["time"] > began)
         return self
 
+    def gone_on(self, n: int) -> Self:
+        """Wait for some more steps, as the controller tells them: also where no event can be written."""
+        pause, until = threading.Event(), time.monotonic() + WATCHDOG_S
+        done = self.job.status().step + n
+        while self.job.status().step < done:
+            assert time.monotonic() < until, f"{self.row}: no {n} steps\n{self._stacks()}"
+            pause.wait(0.02)
+        self._feed()
+        return self
+
     def happens(self, *names: str) -> Event:
         """Wait for an event by name."""
         return self.until(lambda e: e["event"] in names)

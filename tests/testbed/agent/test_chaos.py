@@ -95,3 +95,28 @@ def test_a_client_that_lost_the_answer_can_ask_again(folder):
         with pytest.raises(AgentError, match="runs already"):
             agent.start("run", task="t", argv=["sleep", "1000"])
     assert len(labelled(folder)) == 1
+
+
+class Interrupted(LocalBridge):
+    """Ctrl-C strikes in the middle of a line."""
+
+    strikes = False
+
+    def write(self, data):
+        super().write(data[: len(data) // 2])
+        if self.strikes:
+            self.strikes = False
+            signal.raise_signal(signal.SIGINT)
+        super().write(data[len(data) // 2 :])
+
+
+def test_ctrl_c_in_the_middle_of_a_request_leaves_a_connection_that_can_end_what_was_started(folder):
+    """Found on a busy machine: half a line went out, and the order to end the run after it was not understood."""
+    stream = Interrupted(folder)
+    with Agent(stream) as agent:
+        agent.start("run", task="t", argv=["sleep", "1000"])
+        stream.strikes = True
+        with pytest.raises(KeyboardInterrupt):
+            agent.measure()
+        agent.stop("run")
+    assert not labelled(folder)
