@@ -50,7 +50,7 @@ def profile(
     asynchronous: Annotated[bool, typer.Option("--asynchronous", help="With --models: train asynchronously.")] = False,
     width: Annotated[float, typer.Option(help="Scale of the models, as for `labkit run`.")] = 0.1,
     loads: Annotated[str, typer.Option(help="Busy cores to measure a job beside.")] = "1,2",
-    pairs: Annotated[int, typer.Option(help="Pairs of jobs to measure beside each other.", min=0)] = 1,
+    crowd: Annotated[int, typer.Option(help="Jobs to measure all at once on one machine; 0: none.", min=0)] = 4,
 ) -> None:
     """Measure on a testbed what a simulation of it needs."""
     from labkit.core.text import split_names
@@ -61,7 +61,7 @@ def profile(
 
     kinds = asked(trace, models, max_ps=max_ps, max_workers=max_workers, sync=not asynchronous)
     made, there = measured(
-        Inventory.read(hosts), kinds, out=out, training=Training(width=width), n_pairs=pairs,
+        Inventory.read(hosts), kinds, out=out, training=Training(width=width), n_crowd=crowd,
         loads=[whole(text, "--loads") for text in split_names(loads)], progress=sys.stderr.isatty(),
     )  # fmt: skip
     show(made, there)

@@ -120,6 +120,11 @@ class Hosts:
                 del self._agents[host]
         agent.close()
 
+    def drop(self) -> None:
+        """End all connections, and with them what is waited for; who asks next connects anew."""
+        for host, agent in list(self._agents.items()):
+            self.lost(host, agent)
+
     def close(self, *, end_run: bool) -> None:
         """Look after nobody any more; end the run on all hosts, or leave it to itself."""
         self._over.set()
@@ -132,8 +137,7 @@ class Hosts:
             for thread in stopping:
                 thread.join()
         self._closed = True
-        for host, agent in list(self._agents.items()):
-            self.lost(host, agent)
+        self.drop()
 
     def _end_run(self, host: str) -> None:
         """End the run there; where the connection breaks just then, over another one."""

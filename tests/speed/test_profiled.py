@@ -31,6 +31,7 @@ from labkit.speed.profiled import (
     read,
     write,
 )
+from labkit.speed.profiled.beyond import Beyond
 from labkit.speed.profiled.fits import foreseen, interference, speed_functions
 from labkit.speed.profiled.grid import Grid
 from labkit.testing.speeds import check_speed_model
@@ -206,6 +207,24 @@ def test_what_was_measured_while_something_else_ran_is_not_believed() -> None:
     rows = [beside(own, others, 1.25) for own in (0.5, 1.0) for others in (0.2, 0.5, 0.8, 1.0)]
     assert interference(rows, cores=4.0) is not None
     assert interference([replace(row, busy_cores=0.5) for row in rows], cores=4.0) is None
+
+
+def test_what_jobs_did_to_each_other_is_believed_rather_than_what_loads_did() -> None:
+    rows = [beside(own, others, 1.25) for own in (0.5, 1.0) for others in (0.2, 0.5, 0.8, 1.0)]
+    loads = [replace(row, co_runners="load-1", shared_s=3.0) for row in rows]
+    assert interference([*rows, *loads], cores=4.0) == interference(rows, cores=4.0)
+    assert interference([*rows[:7], *loads], cores=4.0) != interference(rows, cores=4.0)
+
+
+def test_starts_in_a_crowd_are_slowed_as_measured_there_and_less_where_fewer_crowd() -> None:
+    """Two cores, 3 wanted, fair shares say 1.5 times: it took three times as long, a factor of 2 beyond."""
+    row = replace(beside(1.0, 2.0, 3.0), what="start")
+    press = Beyond.of(profile(beside=[row], cores=2.0)).start
+    assert press.at(0.5) == pytest.approx(2.0)
+    assert press.at(0.25) == pytest.approx(1.5)
+    assert press.at(9.0) == pytest.approx(2.0)
+    assert press.at(-0.5) == 1.0
+    assert Beyond.of(profile(beside=[row], cores=2.0)).rescale.at(0.5) == 1.0
 
 
 # --- in a simulation

@@ -16,6 +16,7 @@ from labkit.core import Jobs
 from labkit.core.errors import InputError
 from labkit.experiment import simulate
 from labkit.speed.profiled import read
+from labkit.testbed.agent.client import Agent
 from labkit.testbed.bed import Bed
 from labkit.testbed.hosts import Hosts
 from labkit.testbed.inventory import Inventory
@@ -23,6 +24,7 @@ from labkit.testbed.profiling.alone import Change
 from labkit.testbed.profiling.gangs import Gang, Kind, kinds_named, kinds_of, place_of, walk
 from labkit.testbed.profiling.measure import measure, overheads
 from labkit.testbed.profiling.run import asked, profile, table
+from labkit.testbed.profiling.stage import Stage
 from labkit.testbed.training import Training
 from labkit.topology import no_network
 from tests.testbed.fabbing import environment
@@ -100,7 +102,9 @@ def test_overheads_are_told_by_kind_model_and_newcomers() -> None:
 
 def test_a_profile_of_a_laptop_testbed_says_what_a_simulation_needs(bed: Inventory, tmp_path: Path) -> None:
     kinds = kinds_named(["dssm"], max_ps=1, max_workers=2)
-    made, path = profile(bed, kinds, out=tmp_path / "p" / "laptop.json", training=TINY, loads=[1], progress=False)
+    made, path = profile(
+        bed, kinds, out=tmp_path / "p" / "laptop.json", training=TINY, loads=[1], n_crowd=2, progress=False
+    )
     assert read(path) == made
     assert [(cell.n_ps, cell.n_workers, cell.n_hosts) for cell in made.cells][:2] == [(1, 1, 1), (1, 2, 2)]
     for cell in made.cells:
@@ -116,7 +120,10 @@ def test_a_profile_of_a_laptop_testbed_says_what_a_simulation_needs(bed: Invento
     assert all(row.median_s > 0 for row in made.overheads)
     start = next(row for row in made.overheads if row.kind == "start")
     assert start.cpu_s > 0.5  # Python and torch, several times
-    assert [row.co_runners for row in made.beside] == ["load-1"]
+    assert [(row.what, row.co_runners) for row in made.beside] == [
+        ("step", "load-1"), ("start", "dssm"), ("step", "dssm"), ("step", "dssm"), ("rescale", "dssm + dssm"),
+    ]  # fmt: skip
+    assert all(row.co_cpu_cores > 0 for row in made.beside)
     assert {(link.source, link.target) for link in made.links} == {
         (a, b) for a in bed.names for b in bed.names if a != b
     }
@@ -137,7 +144,7 @@ def test_a_model_that_is_not_known_is_refused_before_anything_runs(bed: Inventor
 
 def test_a_gang_that_fails_is_a_row_that_says_why_and_the_others_are_measured(bed: Inventory) -> None:
     """There are more servers than blocks of the model: the job refuses that gang, and goes on."""
-    made = measure(bed, [Kind("dssm", True, 40, 1)], training=TINY.changed(), loads=(), n_pairs=0)
+    made = measure(bed, [Kind("dssm", True, 40, 1)], training=TINY.changed(), loads=(), n_crowd=0)
     failed = [cell for cell in made.cells if cell.failed]
     well = [cell for cell in made.cells if cell.step_s is not None]
     assert well
@@ -177,6 +184,27 @@ def test_an_interrupted_profile_leaves_nothing_running_and_no_file(own_folder: P
         assert not list(tmp_path.iterdir())
 
 
+def test_ctrl_c_while_all_hosts_are_asked_what_they_use_ends_the_run_there(
+    bed: Inventory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connections that were waited for are broken then; the end of the run goes over new ones."""
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    def look() -> None:
+        with Stage(bed, kinds_named(["dssm"]), training=TINY) as stage:
+            for name in bed.names:
+                stage.hosts.agent(name).start(stage.run, task="t", argv=["sleep", "1000"])
+            assert len(left_over(bed)) == len(bed.names)
+            monkeypatch.setattr(Agent, "measure", interrupted)
+            stage.look()
+
+    with pytest.raises(KeyboardInterrupt):
+        look()
+    assert not left_over(bed)
+
+
 def test_the_command_line_measures_and_simulates(bed: Inventory, tmp_path: Path) -> None:
     out = tmp_path / "laptop.json"
     words = [
@@ -192,7 +220,7 @@ def test_the_command_line_measures_and_simulates(bed: Inventory, tmp_path: Path)
         "--width",
         "0.05",
     ]
-    done = labkit(*words, "--loads", "1", "--out", str(out))
+    done = labkit(*words, "--loads", "1", "--crowd", "0", "--out", str(out))
     assert done.returncode == 0, done.stderr
     assert f"{out}: measured in" in done.stdout
     trace = tmp_path / "t.csv"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 
@@ -11,6 +12,9 @@ from labkit.core.resources import Floats
 from labkit.speed.optimus import PRIOR, SpeedFunction
 from labkit.speed.profiled.nouns import QUIET, Beside, Cell, Fitted
 from labkit.speed.profiled.sharing import max_min
+
+FEWEST: Final = 8
+"""Measurements that fit four coefficients."""
 
 
 def speed_functions(cells: Sequence[Cell], *, batch: float) -> list[Fitted]:
@@ -45,12 +49,18 @@ def foreseen(rows: Sequence[Beside], *, cores: float) -> Floats:
 
 
 def interference(rows: Sequence[Beside], *, cores: float) -> list[float] | None:
-    """Return the coefficients of what jobs slow each other beyond the sharing of cores; None for too few quiet rows."""
+    """Return the coefficients of what jobs slow each other beyond the sharing of cores; None for too few quiet rows.
+
+    What real jobs did to each other is believed rather than what loads did, where there is enough of it: a load never
+    waits for anybody, and so nobody waits for a load to answer.
+    """
     import pandas as pd
 
     from labkit.speed.interference import InterferenceModel
 
-    rows = quiet(rows)
+    rows = [row for row in quiet(rows) if row.what == "step"]
+    jobs = [row for row in rows if not row.co_runners.startswith("load-")]
+    rows = jobs if len(jobs) >= FEWEST else rows
     beyond = np.array([row.shared_s / row.alone_s for row in rows]) / foreseen(rows, cores=cores)
     table = pd.DataFrame(
         {

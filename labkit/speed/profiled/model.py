@@ -14,7 +14,7 @@ from labkit.core.resources import Bools, Floats, Ints
 from labkit.speed.profiled.beyond import Beyond
 from labkit.speed.profiled.grid import Grid
 from labkit.speed.profiled.nouns import TestbedProfile
-from labkit.speed.profiled.overheads import Cost, Costs
+from labkit.speed.profiled.overheads import Cost, Costs, weight_of
 from labkit.speed.profiled.sharing import max_min
 
 
@@ -64,7 +64,7 @@ class ProfiledSpeed:
             for model, sync in kinds
         ]
 
-        self._costs = [Costs(profile, model) for model in jobs.models]
+        self._costs = [Costs(profile.overheads, model) for model in jobs.models]
         self._beyond = Beyond.of(profile)
         self._known_costs: dict[tuple[int, int], tuple[Cost, Cost, Cost]] = {}
 
@@ -86,21 +86,34 @@ class ProfiledSpeed:
             return self.speeds(running), np.ones(len(running.job))
         gangs, trains = self.alone(running), running.changing != 1
         here = self.tasks_by_pool(running).sum(axis=0)
-        wanted = self._change_cores(running)[:, None] * here / here.sum(axis=1, keepdims=True)
-        cores = np.concatenate([gangs.cores * trains[:, None], wanted])
-        weight = np.concatenate([gangs.weight, np.maximum(wanted, 1.0)])
+        wanted, heavy = self._change_cores(running)
+        part = here / here.sum(axis=1, keepdims=True)
+        cores = np.concatenate([gangs.cores * trains[:, None], wanted[:, None] * part])
+        weight = np.concatenate([gangs.weight, heavy[:, None] * part])
         share = self.shares(cores, weight)
         n, beyond = len(running.job), self._beyond.slowdown(cores)
-        return np.where(trains, share[:n] / gangs.step_s / beyond[:n], 0.0), share[n:]
+        pace = share[n:] / self._press(running, cores)
+        return np.where(trains, share[:n] / gangs.step_s / beyond[:n], 0.0), pace
 
-    def _change_cores(self, running: Running) -> Floats:
-        """Return the cores that the change of each job wants, (J,); 0 without one."""
-        cores = np.zeros(len(running.job))
+    def _change_cores(self, running: Running) -> tuple[Floats, Floats]:
+        """Return the cores that the change of each job wants, (J,), 0 without one, and as how many it competes."""
+        cores, weight = np.zeros(len(running.job)), np.ones(len(running.job))
         for i in np.flatnonzero(running.changing):
             start, _, rescale = self._costs_of(int(running.job[i]), int(running.n_new[i]))
-            cost = start if running.changing[i] == 1 else rescale
+            kind, cost = ("start", start) if running.changing[i] == 1 else ("rescale", rescale)
             cores[i] = cost.cpu_s / cost.seconds if cost.seconds > 0 else 0.0
-        return cores
+            weight[i] = weight_of(kind, float(cores[i]), n_new=int(running.n_new[i]))
+        return cores, weight
+
+    def _press(self, running: Running, cores: Floats) -> Floats:
+        """Return the factor by which the change of each job takes longer than its share of the cores says, (J,)."""
+        pressed = np.ones(len(running.job))
+        excess = cores.sum(axis=0) / self.pool_cores - 1.0
+        for i in np.flatnonzero(running.changing):
+            here = cores[len(running.job) + i] > 0
+            press = self._beyond.start if running.changing[i] == 1 else self._beyond.rescale
+            pressed[i] = press.at(float(excess[here].max(initial=0.0)))
+        return pressed
 
     def _costs_of(self, job: int, n_new: int) -> tuple[Cost, Cost, Cost]:
         key = int(self.jobs.model[job]), n_new

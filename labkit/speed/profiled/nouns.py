@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import Annotated, Any, ClassVar, Final
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 import numpy as np
 from annotated_types import Ge, Gt, Len, Lt
@@ -155,18 +155,20 @@ KINDS: Final = ("start", "restart", "rescale", "stop")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beside(Row):
-    """A job that was measured beside others on the same cores.
+    """A job, or its start or rescale, that was measured beside others on the same cores.
 
     Attributes
     ----------
     job, co_runners : str
-        Its model, and what was beside it: a model, or "load-K", a generator that keeps K cores busy.
+        Its model, and what was beside it: models of jobs, or "load-K", a generator that keeps K cores busy.
+    what : str
+        "step": its updates. "start", "rescale": what it took to start, or to take in a worker more.
     cpu_cores, co_cpu_cores : float
         Cores that it uses alone, and those that the others use alone.
     weight, co_weight : float
         Processes that compete for cores, its own and the others'.
     alone_s, shared_s : float
-        Seconds of an update, alone and beside them.
+        Seconds of an update, or of a change, alone and beside them.
     busy_cores : float
         Cores that something else kept busy meanwhile; where it is more than `QUIET`, nothing is fitted to this.
     """
@@ -180,6 +182,7 @@ class Beside(Row):
     alone_s: Positive
     shared_s: Positive
     busy_cores: Amount = 0.0
+    what: Literal["step", "start", "rescale"] = "step"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from labkit.speed.profiled.nouns import Overhead, TestbedProfile
+
+NEWCOMER: Final = 0.11
+"""What a process that gets ready to join a job that trains is given of a busy core, to the 1 of others: nice 10."""
+
+
+def weight_of(kind: str, cores: float, *, n_new: int) -> float:
+    """Return as how many busy processes a start or a rescale competes for cores, of which it wants so many alone.
+
+    >>> weight_of("start", 1.2, n_new=3), weight_of("rescale", 0.4, n_new=1)
+    (1.2, 0.11)
+    """
+    return max(cores, 1.0) if kind == "start" else NEWCOMER * max(n_new, 1)
 
 
 class Cost(NamedTuple):
@@ -22,14 +34,14 @@ class Costs:
 
     Parameters
     ----------
-    profile : TestbedProfile
+    overheads : sequence of Overhead
         Where a model was not measured, what is typical of the others counts.
     model : str
         Which.
     """
 
-    def __init__(self, profile: TestbedProfile, model: str) -> None:
-        self._rows = {kind: _rows_of(profile, kind, model) for kind in ("start", "restart", "rescale", "stop")}
+    def __init__(self, overheads: Sequence[Overhead], model: str) -> None:
+        self._rows = {kind: _rows_of(overheads, kind, model) for kind in ("start", "restart", "rescale", "stop")}
         self._each_cpu_s = _each_cpu_s(self._rows["rescale"])
         """Processor seconds of a process that joins."""
 
@@ -55,11 +67,11 @@ class Costs:
         return Cost(row.median_s, row.cpu_s + (n_new - row.n_new) * self._each_cpu_s if n_new else 0.0)
 
 
-def _rows_of(profile: TestbedProfile, kind: str, model: str) -> list[Overhead]:
+def _rows_of(overheads: Sequence[Overhead], kind: str, model: str) -> list[Overhead]:
     """Return the measurements of a model, else of all; restarts that were not measured are like starts."""
-    found = [row for row in profile.overheads if row.kind == kind]
+    found = [row for row in overheads if row.kind == kind]
     if not found and kind == "restart":
-        return _rows_of(profile, "start", model)
+        return _rows_of(overheads, "start", model)
     return [row for row in found if row.model == model] or found
 
 

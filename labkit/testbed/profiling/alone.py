@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
@@ -111,19 +111,36 @@ def pace(trainee: Trainee, *, least_s: float = LEAST_S) -> Pace:
     trainee.more_steps(SETTLE, least_s=SETTLE_S, most_s=MOST_S)
     found: list[Pace] = []
     while len(found) < TRIES and all(each.busy_cores > QUIET for each in found):
-        found.append(_try(trainee, least_s))
+        found += _at_once(trainee.stage, [trainee], least_s)
     return min(found, key=lambda each: each.busy_cores)
 
 
-def _try(trainee: Trainee, least_s: float) -> Pace:
-    stage = trainee.stage
-    before, first = stage.look(), len(trainee.steps)
-    trainee.more_steps(LEAST_STEPS, least_s=least_s, most_s=MOST_S)
-    last, after = len(trainee.steps), stage.look()
-    times = np.array([step.time_s for step in trainee.steps[first:last]])
-    if len(times) < FEWEST:
-        raise HostError(f"it made {len(times)} updates in {MOST_S:g} s; expected {FEWEST} at least")
-    return _pace(trainee, np.sort(times), Usage(before, after))
+def paces_of(stage: Stage, trainees: Sequence[Trainee], *, least_s: float = LEAST_S) -> list[Pace]:
+    """Return how fast some jobs train at the same time.
+
+    Raises
+    ------
+    HostError
+        If one ends meanwhile, or hardly makes a step.
+    """
+    for trainee in trainees:
+        trainee.more_steps(SETTLE, least_s=SETTLE_S, most_s=MOST_S)
+    return _at_once(stage, trainees, least_s)
+
+
+def _at_once(stage: Stage, trainees: Sequence[Trainee], least_s: float) -> list[Pace]:
+    before, first = stage.look(), [len(trainee.steps) for trainee in trainees]
+    for trainee, begin in zip(trainees, first, strict=True):
+        left = max(begin + LEAST_STEPS - len(trainee.steps), 0)
+        trainee.more_steps(left, least_s=least_s if trainee is trainees[0] else 0.0, most_s=MOST_S)
+    last, used = [len(trainee.steps) for trainee in trainees], Usage(before, stage.look())
+    found = []
+    for trainee, begin, end in zip(trainees, first, last, strict=True):
+        times = np.array([step.time_s for step in trainee.steps[begin:end]])
+        if len(times) < FEWEST:
+            raise HostError(f"it made {len(times)} updates in {MOST_S:g} s; expected {FEWEST} at least")
+        found.append(_pace(trainee, np.sort(times), used))
+    return found
 
 
 def _pace(trainee: Trainee, times: np.ndarray, used: Usage) -> Pace:

@@ -1,4 +1,4 @@
-"""A job beside others on the same cores: a generator of load, and a job of another model."""
+"""A job beside a generator of load on the same cores."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from labkit.core.errors import LabkitError
 from labkit.speed.profiled.nouns import Beside
 from labkit.testbed.profiling.alone import Found, Pace, Say, pace
 from labkit.testbed.profiling.cores import load
-from labkit.testbed.profiling.gangs import Gang, place_of
-from labkit.testbed.profiling.stage import Stage
+from labkit.testbed.profiling.gangs import Gang
 from labkit.testbed.profiling.trainee import Trainee
 
 SHARED_S: Final = 1.2
@@ -33,30 +32,11 @@ def beside_load(trainee: Trainee, gang: Gang, found: Found, *, loads: tuple[int,
     return rows
 
 
-def pair(stage: Stage, one: Trainee, other: Trainee, gangs: tuple[Gang, Gang], found: Found) -> list[Beside]:
-    """Return how two jobs that train slow each other."""
-    alone = [found.paces.get((job.number, gang)) for job, gang in zip((one, other), gangs, strict=True)]
-    names = [str(stage.kinds[job.number]) for job in (one, other)]
-    rows = []
-    for me, it in ((0, 1), (1, 0)):
-        mine, its = alone[me], alone[it]
-        if mine is None or its is None:
-            continue
-        shared = pace((one, other)[me], least_s=SHARED_S)
-        rows.append(_row(names[me], names[it], mine, shared, co_cores=its.cores, co_weight=its.weight))
-    return rows
-
-
-def smallest(stage: Stage, *, first: int) -> tuple[Gang, dict[str, tuple[int, int]]]:
-    """Return the smallest gang of a kind, and where it sits from a machine on."""
-    gang = Gang(1, 1)
-    return gang, place_of(gang, stage.cluster, first=first % stage.cluster.n_machines)
-
-
 def _row(job: str, beside: str, alone: Pace, shared: Pace, *, co_cores: float, co_weight: float) -> Beside:
     numbers = {
         "cpu_cores": alone.cores, "co_cpu_cores": co_cores, "weight": alone.weight, "co_weight": co_weight,
         "alone_s": alone.step_s, "shared_s": shared.step_s,
     }  # fmt: skip
     numbers["busy_cores"] = max(alone.busy_cores, shared.busy_cores)
-    return Beside(job=job, co_runners=beside, **{name: float(f"{value:.5g}") for name, value in numbers.items()})
+    short = {name: float(f"{value:.5g}") for name, value in numbers.items()}
+    return Beside(job=job, co_runners=beside, what="step", **short)

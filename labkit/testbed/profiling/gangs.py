@@ -110,16 +110,16 @@ def _chosen(kind: Kind) -> list[Gang]:
 
 def fits(gang: Gang, cluster: Cluster) -> bool:
     """Tell whether the workers of a gang have room on as many hosts as it is to have."""
-    return bool(gang.n_workers <= _room(cluster)[: gang.n_hosts].sum())
+    return bool(gang.n_workers <= room(cluster)[: gang.n_hosts].sum())
 
 
 def _fewest(gang: Gang, cluster: Cluster) -> int:
     """Return on how many hosts its workers have room; all where they have not."""
-    room = np.cumsum(_room(cluster))
-    return min(int(np.searchsorted(room, gang.n_workers)) + 1, cluster.n_machines)
+    free = np.cumsum(room(cluster))
+    return min(int(np.searchsorted(free, gang.n_workers)) + 1, cluster.n_machines)
 
 
-def _room(cluster: Cluster) -> np.ndarray:
+def room(cluster: Cluster) -> np.ndarray:
     """Return the workers that each host has room for, (M,); hosts that say that they have no GPU take one."""
     gpus = np.bincount(cluster.group_machine, weights=cluster.capacity[:, GPUS], minlength=cluster.n_machines)
     return np.maximum(gpus, 1)
@@ -140,8 +140,8 @@ def place_of(gang: Gang, cluster: Cluster, *, first: int = 0) -> Place:
     machines = [(first + i) % cluster.n_machines for i in range(gang.n_hosts)]
     sites = {m: [name for name, of in zip(site_names(cluster), cluster.group_machine, strict=True) if of == m]
              for m in machines}  # fmt: skip
-    room = _room(cluster)[machines].astype(int)
-    workers = _dealt(gang.n_workers, room.tolist())
+    free = room(cluster)[machines].astype(int)
+    workers = _dealt(gang.n_workers, free.tolist())
     servers = _dealt(gang.n_ps, [gang.n_ps] * len(machines))
     place: Place = {}
     for m, w, p in zip(machines, workers, servers, strict=True):

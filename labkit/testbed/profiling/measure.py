@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -18,9 +17,10 @@ from labkit.speed.profiled.nouns import QUIET
 from labkit.testbed.inventory import Inventory
 from labkit.testbed.links import measure as measure_links
 from labkit.testbed.profiling.alone import Change, Found, Say, alone
-from labkit.testbed.profiling.beside import beside_load, pair, smallest
+from labkit.testbed.profiling.beside import beside_load
 from labkit.testbed.profiling.cores import pools
-from labkit.testbed.profiling.gangs import Gang, Kind, walk
+from labkit.testbed.profiling.crowd import SIZE, crowd
+from labkit.testbed.profiling.gangs import Gang, Kind, place_of, walk
 from labkit.testbed.profiling.stage import Stage
 from labkit.testbed.profiling.trainee import Trainee
 from labkit.testbed.training import Training
@@ -29,7 +29,6 @@ LOADS = (1, 2)
 """Busy cores beside a job."""
 
 LINK_S = 0.2
-MOST_PAIRS = 1
 
 
 def measure(
@@ -38,7 +37,7 @@ def measure(
     *,
     training: Training | None = None,
     loads: Sequence[int] = LOADS,
-    n_pairs: int = MOST_PAIRS,
+    n_crowd: int = SIZE,
     name: str = "",
     command: str = "",
     say: Say = lambda _: None,
@@ -56,8 +55,8 @@ def measure(
         How jobs train: as those of the runs that are to be simulated.
     loads : sequence of int
         Busy cores beside a job, one measurement each.
-    n_pairs : int
-        Pairs of jobs to measure.
+    n_crowd : int
+        Jobs that train at once at the end, where one machine has GPUs for so many; 0: none.
     name, command : str
         Of the testbed, and what was typed, for the profile.
     say : callable
@@ -78,54 +77,43 @@ def measure(
     began, how = time.monotonic(), training or Training()
     listed, found = list(kinds), Found()
     cluster = inventory.cluster()
-    n_pairs = min(n_pairs, len(listed) - 1)
-    total(sum(len(walk(kind, cluster)) + len(loads) for kind in listed) + n_pairs + 2)
-    with Stage(inventory, listed, training=how) as stage:
+    extra = [listed[i % len(listed)] for i in range(n_crowd)]
+    total(sum(len(walk(kind, cluster)) + len(loads) for kind in listed) + len(extra) + 3)
+    with Stage(inventory, [*listed, *extra, listed[0]], training=how) as stage:
         machines = pools(stage)
         say("cores")
-        beside = _jobs(stage, found, loads=tuple(loads), n_pairs=n_pairs, say=say)
+        _warm_up(stage, found, number=len(stage.kinds) - 1)
+        say("warm-up")
+        beside = _jobs(stage, found, n_kinds=len(listed), loads=tuple(loads), say=say)
         links = _links(stage, found)
         say("links")
+        costs = overheads(found.changes)
+        beside += crowd(stage, found, costs, n_kinds=len(listed), n_crowd=n_crowd, say=say)
     profile = TestbedProfile(
         name=name or inventory.path.stem, hosts=[replace(machine.host, ssh=None) for machine in inventory],
-        pools=machines, cells=found.cells, overheads=overheads(found.changes), beside=beside, links=links,
+        pools=machines, cells=found.cells, overheads=costs, beside=beside, links=links,
         functions=speed_functions(found.cells, batch=float(how.batch)),
         interference=interference(beside, cores=machines[0].cores),
     )  # fmt: skip
     return replace(profile, made=_made(command, how, found, machines, took_s=time.monotonic() - began))
 
 
-def _jobs(stage: Stage, found: Found, *, loads: tuple[int, ...], n_pairs: int, say: Say) -> list[Beside]:
+def _warm_up(stage: Stage, found: Found, *, number: int) -> None:
+    """Start and stop a job on all hosts: the first one there reads from disk what all others find in memory."""
+    trainee, n = Trainee(stage, number), stage.cluster.n_machines
+    try:
+        trainee.place(place_of(Gang(1, n, n), stage.cluster))
+        trainee.stop()
+    except (LabkitError, OSError) as error:
+        found.notes.append(f"warm-up: {error}")
+
+
+def _jobs(stage: Stage, found: Found, *, n_kinds: int, loads: tuple[int, ...], say: Say) -> list[Beside]:
     rows: list[Beside] = []
-    before: list[Trainee] = []
-    for number, kind in enumerate(stage.kinds):
+    for number, kind in enumerate(stage.kinds[:n_kinds]):
         with alone(stage, number, found, say) as trainee:
-            gang = walk(kind, stage.cluster)[-1]
             if trainee is not None:
-                rows += beside_load(trainee, gang, found, loads=loads, say=say)
-            if trainee is not None and number == len(stage.kinds) - 1:
-                rows += _pairs(stage, before[:n_pairs], trainee, gang, found, say=say)
-            if trainee is not None:
-                before.append(trainee)
-    return rows
-
-
-def _pairs(
-    stage: Stage, others: Sequence[Trainee], trainee: Trainee, gang: Gang, found: Found, *, say: Say
-) -> list[Beside]:
-    """Return how a job and some others slow each other, pair by pair."""
-    rows: list[Beside] = []
-    for other in others:
-        names = f"{stage.kinds[other.number]} beside {stage.kinds[trainee.number]}"
-        small, place = smallest(stage, first=1)
-        try:
-            other.place(place)
-            rows += pair(stage, other, trainee, (small, gang), found)
-        except (LabkitError, OSError) as error:
-            found.notes.append(f"{names}: {error}")
-        with suppress(LabkitError):
-            other.stop()
-        say(names)
+                rows += beside_load(trainee, walk(kind, stage.cluster)[-1], found, loads=loads, say=say)
     return rows
 
 

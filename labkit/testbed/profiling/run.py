@@ -11,8 +11,9 @@ from labkit.core.errors import InputError
 from labkit.core.text import split_names
 from labkit.speed.profiled import TestbedProfile, write
 from labkit.testbed.inventory import Inventory
+from labkit.testbed.profiling.crowd import SIZE
 from labkit.testbed.profiling.gangs import Kind, kinds_named, kinds_of
-from labkit.testbed.profiling.measure import LOADS, MOST_PAIRS, measure
+from labkit.testbed.profiling.measure import LOADS, measure
 from labkit.testbed.training import Training
 from labkit.workloads import read as read_trace
 
@@ -50,7 +51,7 @@ def profile(
     out: Path | None = None,
     training: Training | None = None,
     loads: Sequence[int] = LOADS,
-    n_pairs: int = MOST_PAIRS,
+    n_crowd: int = SIZE,
     progress: bool = True,
 ) -> tuple[TestbedProfile, Path]:
     """Measure a testbed and write its profile, as a whole or not at all; return it, and where it is.
@@ -63,7 +64,7 @@ def profile(
         What to train.
     out : Path, optional
         The file; by default profiles/NAME.json.
-    training, loads, n_pairs
+    training, loads, n_crowd
         As `labkit.testbed.profiling.measure.measure` takes them.
     progress : bool
         Show a progress bar.
@@ -73,7 +74,7 @@ def profile(
         raise InputError(f"{there} is a folder; expected the name of a file, such as {there / 'laptop.json'}.")
     with _Bar(shown=progress) as bar:
         made = measure(
-            inventory, kinds, training=training, loads=loads, n_pairs=n_pairs, name=name_of(inventory),
+            inventory, kinds, training=training, loads=loads, n_crowd=n_crowd, name=name_of(inventory),
             command=_command(), say=bar.say, total=bar.total,
         )  # fmt: skip
     return made, write(made, there)

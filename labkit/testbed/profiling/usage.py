@@ -20,7 +20,7 @@ class Look:
     def at(cls, hosts: Hosts) -> Look:
         """Ask all hosts at once."""
         names = list(hosts.up)
-        answers = together(lambda name: hosts.agent(name).measure(each=True), names, give_up=hosts.fleet.close)
+        answers = together(lambda name: hosts.agent(name).measure(each=True), names, give_up=hosts.drop)
         return cls(dict(zip(names, answers, strict=True)))
 
 

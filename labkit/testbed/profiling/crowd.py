@@ -1,0 +1,145 @@
+"""Ever more jobs that train at once on one machine: how they slow each other, and those that start and grow there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+from labkit.core.errors import LabkitError
+from labkit.speed.profiled.nouns import Beside, Overhead
+from labkit.speed.profiled.overheads import Costs, weight_of
+from labkit.testbed.profiling.alone import Found, Pace, Say, paces_of, warm_up_s
+from labkit.testbed.profiling.gangs import Gang, place_of, room
+from labkit.testbed.profiling.stage import Stage
+from labkit.testbed.profiling.trainee import Trainee
+
+SIZE: Final = 4
+"""Jobs at once, where the machine has GPUs for so many; as many extra kinds the stage must have."""
+
+LEAST_S: Final = 2.5
+
+What = Literal["step", "start", "rescale"]
+
+
+@dataclass(slots=True)
+class Member:
+    """A job of a crowd: how fast its gang is alone, and what its start took alone."""
+
+    trainee: Trainee
+    name: str
+    gang: Gang
+    alone: Pace
+    host: int
+
+    def place(self, stage: Stage) -> float:
+        """Let its gang train on its host; return the seconds until it does."""
+        return self.trainee.place(place_of(self.gang, stage.cluster, first=self.host))
+
+
+def crowd(
+    stage: Stage, found: Found, costs: Sequence[Overhead], *, n_kinds: int, n_crowd: int, say: Say
+) -> list[Beside]:
+    """Return how jobs slow each other, job by job that comes: their updates, each start, and at last a rescale.
+
+    They go on to train; the end of the stage ends them.
+
+    Parameters
+    ----------
+    stage : Stage
+        Its first `n_kinds` kinds were measured alone; the next `n_crowd` are the same again, in turn.
+    found : Found
+        What was measured alone; what goes wrong here is noted there.
+    costs : sequence of Overhead
+        What starts and rescales take alone.
+    """
+    members: list[Member] = []
+    rows: list[Beside] = []
+    try:
+        for member in _members(stage, found, n_kinds, n_crowd):
+            rows += _joined(stage, members, member, costs)
+            say(f"{len(members)} jobs at once")
+        rows += _grown(stage, members, costs) if len(members) > 1 else []
+    except (LabkitError, OSError) as error:
+        found.notes.append(f"{len(members) + 1} jobs at once: {error}")
+    return rows
+
+
+def _members(stage: Stage, found: Found, n_kinds: int, n_crowd: int) -> list[Member]:
+    """Return jobs that the machine with most room has GPUs for, small and large gangs in turn; none, if only one."""
+    free = _free(stage)
+    members: list[Member] = []
+    for i, number in enumerate(range(n_kinds, n_kinds + n_crowd)):
+        host = max(free, key=lambda host: free[host])
+        alone = {gang: pace for (of, gang), pace in found.paces.items() if of == i % n_kinds and gang.n_hosts == 1}
+        gangs = sorted(alone, key=lambda gang: (gang.n_ps, gang.n_workers))
+        gang = next((each for each in gangs[i % 2 :] + gangs[:1] if each.n_workers <= free[host]), None)
+        if gang is not None:
+            free[host] -= gang.n_workers
+            members.append(Member(Trainee(stage, number), stage.kinds[number].model, gang, alone[gang], host))
+    return members if len(members) > 1 else []
+
+
+def _free(stage: Stage) -> dict[int, int]:
+    """Return how many workers each host has room for, by number, of the machine that has most."""
+    names, there = list(stage.inventory.names), room(stage.cluster).astype(int)
+    pools = [{host: int(there[host]) for host in map(names.index, hosts)} for hosts in stage.machines.values()]
+    return max(pools, key=lambda free: sum(free.values()))
+
+
+def _joined(stage: Stage, members: list[Member], new: Member, costs: Sequence[Overhead]) -> list[Beside]:
+    """Let one more train; return what its start took beside the others, and how fast all are with it."""
+    others = list(members)
+    members.append(new)
+    took_s = new.place(stage)
+    paces = paces_of(stage, [member.trainee for member in members], least_s=LEAST_S)
+    took_s += warm_up_s(new.trainee, paces[-1].step_s)
+    if not others:
+        return []
+    n_new = new.gang.n_ps + new.gang.n_workers
+    rows = [_change("start", new, others, took_s, costs, n_new=n_new, busy_cores=paces[-1].busy_cores)]
+    for member, pace in zip(members, paces, strict=True):
+        beside = [other for other in members if other is not member]
+        rows.append(_row(member, beside, what="step", alone_s=member.alone.step_s, shared_s=pace.step_s,
+                         cores=member.alone.cores, weight=member.alone.weight, busy_cores=pace.busy_cores))  # fmt: skip
+    return [row for row in rows if row is not None]
+
+
+def _grown(stage: Stage, members: list[Member], costs: Sequence[Overhead]) -> list[Beside]:
+    """Let the first job of the crowd have one worker more; return what that took."""
+    first = members[0]
+    larger = replace(first, gang=replace(first.gang, n_workers=first.gang.n_workers + 1))
+    took_s = larger.place(stage)
+    (pace,) = paces_of(stage, [first.trainee], least_s=0.5)
+    row = _change("rescale", first, members, took_s, costs, n_new=1, busy_cores=pace.busy_cores)
+    return [] if row is None else [row]
+
+
+def _change(
+    what: What, member: Member, others: Sequence[Member], took_s: float, costs: Sequence[Overhead], *, n_new: int,
+    busy_cores: float,
+) -> Beside | None:  # fmt: skip
+    """Return a start or a rescale beside others; None if none was measured alone."""
+    alone = Costs(costs, member.name)
+    cost = alone.start(n_new) if what == "start" else alone.rescale(n_new)
+    alone_s = cost.seconds - (alone.finish_s if what == "start" else 0.0)
+    if alone_s <= 0:
+        return None
+    cores = cost.cpu_s / cost.seconds
+    return _row(member, others, what=what, alone_s=alone_s, shared_s=took_s, cores=cores,
+                weight=weight_of(what, cores, n_new=n_new), busy_cores=busy_cores)  # fmt: skip
+
+
+def _row(
+    member: Member, beside: Sequence[Member], *, what: What, alone_s: float, shared_s: float, cores: float,
+    weight: float, busy_cores: float = 0.0,
+) -> Beside:  # fmt: skip
+    numbers = {
+        "cpu_cores": cores, "co_cpu_cores": sum(other.alone.cores for other in beside), "weight": weight,
+        "co_weight": sum(other.alone.weight for other in beside), "alone_s": alone_s, "shared_s": shared_s,
+        "busy_cores": busy_cores,
+    }  # fmt: skip
+    names = " + ".join(other.name for other in beside)
+    return Beside(
+        job=member.name, co_runners=names, what=what, **{name: float(f"{n:.5g}") for name, n in numbers.items()}
+    )
