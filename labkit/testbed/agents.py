@@ -19,8 +19,17 @@ BRIDGE = "labkit.testbed.agent.bridge"
 NO_AGENT = "no agent runs"
 
 
+NOT_ALLOWED = 126
+"""What a shell says of a program that may not be run."""
+LAST_WORD_S = 1.0
+
+
 class NotDeployedError(HostError):
     """labkit is not on a host."""
+
+
+class ForeignFolderError(HostError):
+    """labkit's folder on a host is not of the user who logs in."""
 
 
 def bridge_of(machine: Machine, *, start: bool = True) -> list[str]:
@@ -44,8 +53,8 @@ def agent_of(fleet: Fleet, machine: Machine, *, start: bool = True, renew: bool 
 
     Raises
     ------
-    NotDeployedError
-        If labkit is not there.
+    NotDeployedError, ForeignFolderError
+        If labkit is not there, or what is there is of another user.
     HostError, AgentError
         If the host or its agent cannot be reached.
     """
@@ -58,8 +67,14 @@ def agent_of(fleet: Fleet, machine: Machine, *, start: bool = True, renew: bool 
     try:
         return Agent.connect(dial, renew=renew)
     except AgentGone:
-        if dialled and dialled[-1].exited == NO_PROGRAM:
+        exited = dialled[-1].wait(LAST_WORD_S) if dialled else None
+        if exited == NO_PROGRAM:
             raise NotDeployedError(f"labkit is not on host {machine.name} yet: fab deploy.") from None
+        if exited == NOT_ALLOWED:
+            raise ForeignFolderError(
+                f"{machine.user} may not run {python_of(machine)} on host {machine.name}: "
+                "the folder belongs to somebody else"
+            ) from None
         raise
 
 
@@ -98,6 +113,8 @@ def each(
 def _told(host: str, error: HostError | AgentError, *, start: bool, needed: bool) -> Outcome:
     if isinstance(error, NotDeployedError):
         return Outcome(host, not needed, "labkit is not there", "fab deploy" if needed else "")
+    if isinstance(error, ForeignFolderError):
+        return Outcome(host, False, str(error), "name a folder of your own in the inventory: ssh = { folder = ... }")
     if isinstance(error, HostError):
         return failure(host, error)
     if isinstance(error, AgentRefused) and error.kind == "no_agent" and not start:
