@@ -12,6 +12,7 @@ from labkit.testbed.fleet import Fleet
 from labkit.testbed.inventory import Machine
 from labkit.testbed.outcomes import NO_PROGRAM, Outcome, Outcomes, failure
 from labkit.testbed.provision import python_of
+from labkit.testbed.run_names import called
 from labkit.testbed.stream import Stream
 from labkit.testbed.together import together
 
@@ -145,12 +146,15 @@ def stop(fleet: Fleet, *, runs: bool | str = False) -> Outcomes:
     fleet : Fleet
         The hosts.
     runs : bool or str
-        False: end agents, but not where anything runs. True: end all runs, and the agents. A name: end that run alone.
+        False: end agents, but not where anything runs. True: end all runs, and the agents. A name, also that of its
+        record here: end that run alone.
     """
 
     def end(machine: Machine, agent: Agent) -> Outcome:
         going = [run["run"] for run in agent.list() if not run["over"]]
-        names = [runs] if isinstance(runs, str) and runs in going else going if runs is True else []
+        names = called(runs, going) if isinstance(runs, str) else going if runs else []
+        if isinstance(runs, str) and len(names) > 1:
+            return Outcome(machine.name, False, f"several runs are called {runs}", f"name one: {', '.join(names)}")
         n_tasks = sum(len(agent.stop(name)) for name in names)
         told = f"ended {len(names)} runs ({n_tasks} tasks)" if names else "no run to end" if runs else ""
         if not isinstance(runs, str):
