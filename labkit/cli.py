@@ -342,7 +342,8 @@ def main() -> None:
     except usage_error as error:
         context = getattr(error, "ctx", None)
         asked = context.command_path if context else "labkit"
-        _refuse(f"{error.format_message().rstrip('.')}. See `{asked} --help`.")  # type: ignore[attr-defined]
+        said = error.format_message().rstrip(".")  # type: ignore[attr-defined]
+        _refuse(f"{said}{'' if said.endswith('?') else '.'} See `{asked} --help`.")
     if code == STOPPED:  # typer may have caught Ctrl-C itself
         print("labkit: stopped", file=sys.stderr)
     sys.exit(code)

@@ -87,7 +87,8 @@ def test_kept_runs_make_a_report(tmp_path):
         ("compare DEMO --cluster demo --runs taken/x", "taken"),
         ("report nosuch", "no run 'nosuch'"),
         ("traces fetch philyl", "unknown public trace 'philyl'. Did you mean 'philly'?"),
-        ("compaer", "compaer"),
+        ("compaer", "No such command 'compaer'. Did you mean 'compare'? See `"),
+        ("attach nosuch", "there are no runs in runs; begin one with 'labkit compare' (simulated) or 'labkit run'"),
     ],
 )
 def test_what_is_typed_wrong_is_told_in_one_line(words, said, tmp_path):

@@ -173,7 +173,8 @@ def _find(path: Path, root: Path) -> Path:
     parent = path.parent if path.parent.name else root
     known = known_runs(parent)
     if not known:
-        raise InputError(f"no run '{path}': there are no runs in {parent}; begin one with 'labkit compare'.")
+        how = "'labkit compare' (simulated) or 'labkit run' (on machines)"
+        raise InputError(f"no run '{path}': there are no runs in {parent}; begin one with {how}.")
     raise unknown("run", path.name, known)
 
 

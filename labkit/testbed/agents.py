@@ -12,6 +12,7 @@ from labkit.testbed.fleet import Fleet
 from labkit.testbed.inventory import Machine
 from labkit.testbed.outcomes import NO_PROGRAM, Outcome, Outcomes, failure
 from labkit.testbed.provision import python_of
+from labkit.testbed.run_names import called
 from labkit.testbed.stream import Stream
 from labkit.testbed.together import together
 
@@ -19,8 +20,17 @@ BRIDGE = "labkit.testbed.agent.bridge"
 NO_AGENT = "no agent runs"
 
 
+NOT_ALLOWED = 126
+"""What a shell says of a program that may not be run."""
+LAST_WORD_S = 1.0
+
+
 class NotDeployedError(HostError):
     """labkit is not on a host."""
+
+
+class ForeignFolderError(HostError):
+    """labkit's folder on a host is not of the user who logs in."""
 
 
 def bridge_of(machine: Machine, *, start: bool = True) -> list[str]:
@@ -44,8 +54,8 @@ def agent_of(fleet: Fleet, machine: Machine, *, start: bool = True, renew: bool 
 
     Raises
     ------
-    NotDeployedError
-        If labkit is not there.
+    NotDeployedError, ForeignFolderError
+        If labkit is not there, or what is there is of another user.
     HostError, AgentError
         If the host or its agent cannot be reached.
     """
@@ -58,8 +68,14 @@ def agent_of(fleet: Fleet, machine: Machine, *, start: bool = True, renew: bool 
     try:
         return Agent.connect(dial, renew=renew)
     except AgentGone:
-        if dialled and dialled[-1].exited == NO_PROGRAM:
+        exited = dialled[-1].wait(LAST_WORD_S) if dialled else None
+        if exited == NO_PROGRAM:
             raise NotDeployedError(f"labkit is not on host {machine.name} yet: fab deploy.") from None
+        if exited == NOT_ALLOWED:
+            raise ForeignFolderError(
+                f"{machine.user} may not run {python_of(machine)} on host {machine.name}: "
+                "the folder belongs to somebody else"
+            ) from None
         raise
 
 
@@ -98,6 +114,8 @@ def each(
 def _told(host: str, error: HostError | AgentError, *, start: bool, needed: bool) -> Outcome:
     if isinstance(error, NotDeployedError):
         return Outcome(host, not needed, "labkit is not there", "fab deploy" if needed else "")
+    if isinstance(error, ForeignFolderError):
+        return Outcome(host, False, str(error), "name a folder of your own in the inventory: ssh = { folder = ... }")
     if isinstance(error, HostError):
         return failure(host, error)
     if isinstance(error, AgentRefused) and error.kind == "no_agent" and not start:
@@ -128,12 +146,15 @@ def stop(fleet: Fleet, *, runs: bool | str = False) -> Outcomes:
     fleet : Fleet
         The hosts.
     runs : bool or str
-        False: end agents, but not where anything runs. True: end all runs, and the agents. A name: end that run alone.
+        False: end agents, but not where anything runs. True: end all runs, and the agents. A name, also that of its
+        record here: end that run alone.
     """
 
     def end(machine: Machine, agent: Agent) -> Outcome:
         going = [run["run"] for run in agent.list() if not run["over"]]
-        names = [runs] if isinstance(runs, str) and runs in going else going if runs is True else []
+        names = called(runs, going) if isinstance(runs, str) else going if runs else []
+        if isinstance(runs, str) and len(names) > 1:
+            return Outcome(machine.name, False, f"several runs are called {runs}", f"name one: {', '.join(names)}")
         n_tasks = sum(len(agent.stop(name)) for name in names)
         told = f"ended {len(names)} runs ({n_tasks} tasks)" if names else "no run to end" if runs else ""
         if not isinstance(runs, str):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shlex
 import socket
 import stat
@@ -187,7 +188,7 @@ class _Refuse(paramiko.MissingHostKeyPolicy):  # type: ignore[misc]
 
 
 def _refuse_open_key(machine: Machine) -> None:
-    """Refuse a private key that is not there, or that others may read."""
+    """Refuse a private key that is not there, that we may not read, or that others may."""
     if machine.key is None:
         return
     try:
@@ -198,6 +199,10 @@ def _refuse_open_key(machine: Machine) -> None:
         ) from None
     if stat.S_IMODE(mode) & 0o077:
         raise LoginError(f"host {machine.name}: key {machine.key} is open to others; chmod 600 {machine.key}.")
+    if not os.access(machine.key, os.R_OK):
+        raise LoginError(
+            f"host {machine.name}: key {machine.key} is another user's; name one of yours in its ssh table."
+        )
 
 
 @contextmanager

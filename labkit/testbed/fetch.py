@@ -16,6 +16,7 @@ from labkit.testbed.fleet import Fleet
 from labkit.testbed.inventory import Machine
 from labkit.testbed.onhost import source
 from labkit.testbed.outcomes import Outcome, Outcomes, failure, said
+from labkit.testbed.run_names import called, no_such
 from labkit.testbed.together import together
 
 PATIENCE_S = 60.0
@@ -30,7 +31,7 @@ def fetch(fleet: Fleet, run: str = "", *, folder: str | Path = "runs") -> Outcom
     fleet : Fleet
         The hosts.
     run : str
-        Its name; by default the one that was written to last on any host.
+        Its name, that of its record here will do; by default, and of several, the one that was written to last.
     folder : str or Path
         Where runs are kept here.
 
@@ -42,11 +43,10 @@ def fetch(fleet: Fleet, run: str = "", *, folder: str | Path = "runs") -> Outcom
     Raises
     ------
     InputError
-        If the name is none that a run can have, or no host has any run.
+        If the name is none that a run can have, or no host has such a run.
     """
-    run = run or _latest(fleet)
     try:
-        check_name(run, "run")
+        run = _latest(fleet, check_name(run, "run") if run else "")
     except Refused as error:
         raise InputError(f"{error}.") from None
     target = _home(Path(folder), run) / "hosts"
@@ -75,16 +75,23 @@ def _home(folder: Path, run: str) -> Path:
     return folder / run
 
 
-def _latest(fleet: Fleet) -> str:
-    """Return the run that was written to last on any host; the hosts' clocks decide."""
+def _latest(fleet: Fleet, run: str) -> str:
+    """Return the run of that name, or any, that was written to last on any host; the hosts' clocks decide."""
     written: dict[str, float] = {}
+    silent = False
     for answer in fleet.run(lambda machine: [machine.python, "-c", source("pack"), machine.folder]):
         told = said(answer, program="pack")
+        silent |= isinstance(told, Outcome)
         for name, moment_s in {} if isinstance(told, Outcome) else told["runs"].items():
             written[name] = max(moment_s, written.get(name, moment_s))
-    if not written:
+    meant = called(run, written) if run else list(written)
+    if run and not meant:
+        if silent:
+            return run  # who does not answer may have it
+        raise no_such(run, written)
+    if not meant:
         raise InputError("no run on any host that answers; `fab status` shows what is there.")
-    return max(written, key=lambda name: written[name])
+    return max(meant, key=lambda name: written[name])
 
 
 def _fetched(fleet: Fleet, machine: Machine, run: str, target: Path) -> Outcome:

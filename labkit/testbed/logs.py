@@ -12,6 +12,7 @@ from labkit.testbed.agents import each
 from labkit.testbed.fleet import Fleet
 from labkit.testbed.inventory import Machine
 from labkit.testbed.outcomes import Outcome, Outcomes
+from labkit.testbed.run_names import called, no_such
 
 LOG = "log"
 TAIL_BYTES = 1 << 20
@@ -48,10 +49,18 @@ def logs(
     -------
     Outcomes
         One row per host: how each task ended, or that it runs.
+
+    Raises
+    ------
+    InputError
+        If every host answers, and none has such a run.
     """
+    known: set[str] = set()
 
     def one(machine: Machine, agent: Agent) -> Outcome:
-        found = _run_of(agent, run)
+        there = agent.list()
+        known.update(each["run"] for each in there)
+        found = _run_of(there, run)
         if found is None:
             return Outcome(machine.name, True, f"no run {run}" if run else "no run")
         reader = _Reader(agent, found["run"], lambda line: tell(machine.name, line), lines=lines)
@@ -63,12 +72,16 @@ def logs(
                 reader.tail(name)
         return Outcome(machine.name, True, _ends(agent, found["run"], task))
 
-    return each(fleet, one, start=False, renew=False)
+    told = each(fleet, one, start=False, renew=False)
+    if run and told.ok and not called(run, known):
+        raise no_such(run, known)
+    return told
 
 
-def _run_of(agent: Agent, run: str) -> dict[str, Any] | None:
+def _run_of(there: list[dict[str, Any]], run: str) -> dict[str, Any] | None:
     """Return a run of a host; of several the one that still goes on, or began last."""
-    found = [each for each in agent.list() if run in ("", each["run"])]
+    meant = called(run, (each["run"] for each in there))
+    found = [each for each in there if not run or each["run"] in meant]
     return max(found, key=lambda each: (not each["over"], _began_s(each)), default=None)
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from labkit.testbed.trust import Table as Keys
 
 COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "bright_cyan", "bright_magenta", "bright_green")
-WIDE = 160
+WIDE = 240
 """Columns of a table that goes to a file."""
 Told = Callable[[str, str], None]
 

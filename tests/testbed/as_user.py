@@ -19,16 +19,7 @@ CLONE_NEWNS = 0x20000
 
 def main(home: str, words: list[str]) -> None:
     """Make the namespace, become the user, and run a program."""
-    if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNS):
-        raise OSError(ctypes.get_errno(), "unshare")
-    mount("--make-rprivate", "/")
-    with tempfile.NamedTemporaryFile("w", prefix="lk-passwd") as passwd:
-        passwd.write(Path("/etc/passwd").read_text() + f"labkit-test:x:{UID}:{UID}::{home}:/bin/sh\n")
-        passwd.flush()
-        os.chmod(passwd.name, 0o644)
-        mount("--bind", passwd.name, "/etc/passwd")
-    for path in {Path(sys.base_prefix), Path(sys.prefix).resolve(), Path(__file__).resolve().parents[2]}:
-        open_way(path)
+    own_namespace({"labkit-test": (UID, Path(home))})
     os.chown(home, UID, UID)
     os.setgroups([])
     os.setgid(UID)
@@ -36,6 +27,21 @@ def main(home: str, words: list[str]) -> None:
     os.environ |= {"HOME": home, "USER": "labkit-test", "LOGNAME": "labkit-test"}
     os.environ.pop("XDG_STATE_HOME", None)
     os.execvp(words[0], words)
+
+
+def own_namespace(accounts: dict[str, tuple[int, Path]]) -> None:
+    """Have a mount namespace from now on with more accounts, by name: number and home; and a way to this Python."""
+    if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNS):
+        raise OSError(ctypes.get_errno(), "unshare")
+    mount("--make-rprivate", "/")
+    with tempfile.NamedTemporaryFile("w", prefix="lk-passwd") as passwd:
+        lines = [f"{name}:x:{uid}:{uid}::{home}:/bin/sh\n" for name, (uid, home) in accounts.items()]
+        passwd.write(Path("/etc/passwd").read_text() + "".join(lines))
+        passwd.flush()
+        os.chmod(passwd.name, 0o644)
+        mount("--bind", passwd.name, "/etc/passwd")
+    for path in {Path(sys.base_prefix), Path(sys.prefix).resolve(), Path(__file__).resolve().parents[2]}:
+        open_way(path)
 
 
 def open_way(path: Path) -> None:

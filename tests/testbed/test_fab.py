@@ -34,9 +34,9 @@ def deployed(bed) -> Iterator[Fleet]:
     assert fab("stop", "--runs", inventory=bed.path).code == 0
 
 
-def start_task(fleet: Fleet, host: str, run: str, script: str) -> None:
+def start_task(fleet: Fleet, host: str, run: str, script: str, *, lease_s: float = 60) -> None:
     with agent_of(fleet, fleet.inventory[host]) as agent:
-        agent.start(run, task="talker", argv=["/bin/sh", "-c", script], lease_s=60)
+        agent.start(run, task="talker", argv=["/bin/sh", "-c", script], lease_s=lease_s)
 
 
 def test_the_list_has_every_task_in_one_line():
@@ -169,6 +169,9 @@ def test_logs_that_are_followed_end_with_the_task(bed, deployed):
     again = fab("logs", "--run", "talk", "--lines", "2", "--host", "h0", inventory=bed.path)
     assert re.findall(r"line \d|odd", again.out) == ["line 3", "odd"]
     assert "h1" not in again.out
+    missed = fab("logs", "--run", "tolk", inventory=bed.path)
+    assert missed.code == 2
+    assert "unknown run 'tolk'. Did you mean 'talk'?" in missed.err
 
 
 def test_ctrl_c_ends_following_with_130_and_the_task_goes_on(bed, deployed):
@@ -202,6 +205,29 @@ def test_agents_are_not_ended_where_something_runs_unless_asked(bed, deployed):
     assert "ended 1 runs (1 tasks)" in one.row("h2")
     assert "agent ended" in fab("-H", "h2", "stop", inventory=bed.path).row("h2")
     assert "no agent runs" in fab("-H", "h2", "status", inventory=bed.path).row("h2")
+
+
+def test_a_run_is_found_by_the_name_of_its_record_here(bed, deployed, tmp_path):
+    for run in ("mine-0-0123abcd", "mine-0-89abcdef", "mine-0-more", "mine-01"):
+        start_task(deployed, "h2", run, "echo done > result.txt; sleep 600", lease_s=600)
+    said = fab("fetch", "--run", "mine-01", "--folder", str(tmp_path), inventory=bed.path)
+    assert said.code == 0, said
+    both = fab("stop", "--run", "mine-0", inventory=bed.path)
+    assert both.code == 1
+    assert "several runs are called mine-0" in both.out
+    assert fab("stop", "--run", "mine-0-0123abcd", inventory=bed.path).code == 0
+    one = fab("stop", "--run", "mine-0", inventory=bed.path)
+    assert "ended 1 runs" in one.row("h2"), one
+    with agent_of(deployed, bed["h2"]) as agent:
+        assert {run["run"] for run in agent.list() if not run["over"]} >= {"mine-0-more", "mine-01"}
+    came = fab("fetch", "--run", "mine-0", "--folder", str(tmp_path), inventory=bed.path)
+    assert came.code == 0, came
+    assert (tmp_path / "mine-0-89abcdef/hosts/h2/talker/result.txt").exists(), "the latest of that name"
+    missed = fab("fetch", "--run", "nine-0", "--folder", str(tmp_path), inventory=bed.path)
+    assert missed.code == 2
+    assert "unknown run 'nine-0'. Did you mean 'mine-" in missed.err
+    for run in ("mine-0-more", "mine-01"):
+        assert fab("stop", "--run", run, inventory=bed.path).code == 0
 
 
 def test_what_a_run_left_comes_back_without_its_keys(bed, deployed, tmp_path):
