@@ -120,9 +120,9 @@ def test_an_unknown_column_of_a_table_is_told_the_nearest() -> None:
 
 
 def test_demands_lie_row_by_row_as_kernels_are_compiled_for() -> None:
-    for jobs in (of(), of(worker_demand=(1, 2, 3), ps_demand=np.ones((3, 2)).T), of().take([1, 0])):
-        assert jobs.worker_demand.flags.c_contiguous
-        assert jobs.ps_demand.flags.c_contiguous
+    for made in (of(), of(worker_demand=(1, 2, 3), ps_demand=np.ones((3, 2)).T), of().take([1, 0])):
+        assert made.worker_demand.flags.c_contiguous
+        assert made.ps_demand.flags.c_contiguous
 
 
 def test_gang_demand_counts_workers_and_servers() -> None:
