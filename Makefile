@@ -11,9 +11,14 @@ help:  ## say what there is
 demo: $(STAMP)  ## compare schedulers on a small trace, and write reports/demo.html
 	$(BIN)/labkit demo
 
+# Many tests wait for something: three workers keep two cores busy.
+WORKERS ?= 3
+# Long ones first: 05 compiles most kernels for all others, meanwhile 06 needs none of them.
+LONG := $(wildcard notebooks/05_*.ipynb notebooks/06_*.ipynb notebooks/08_*.ipynb notebooks/07_*.ipynb)
+NOTEBOOKS := $(LONG) $(filter-out $(LONG), $(sort $(wildcard notebooks/*.ipynb)))
 test: $(STAMP)  ## run all notebooks, then all tests
-	@if ls notebooks/*.ipynb >/dev/null 2>&1; then $(BIN)/pytest -c tests/nbval.ini --rootdir . notebooks; fi
-	$(BIN)/pytest -n 2 --dist loadfile
+	$(if $(NOTEBOOKS),$(BIN)/pytest -c tests/nbval.ini --rootdir . $(NOTEBOOKS))
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 check: $(STAMP)  ## format, lint, types, layers
 	$(BIN)/ruff format --check .

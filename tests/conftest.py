@@ -1,4 +1,4 @@
-"""What all tests share: profiles of Hypothesis, and the reference data that may or may not be there."""
+"""What all tests share: profiles of Hypothesis, who comes first, reference data that may or may not be there."""
 
 from __future__ import annotations
 
@@ -13,7 +13,26 @@ settings.register_profile("dev", max_examples=25, deadline=None, suppress_health
 settings.register_profile("ci", max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
+LONGEST = (
+    "testbed/test_robust", "elastic/test_sites", "testbed/test_backend", "testbed/test_profiling", "elastic/chaos/",
+    "testbed/test_schedulers", "testbed/test_job", "experiment/", "schedulers/", "testbed/", "notebook/", "browser/",
+    "elastic/",
+)  # fmt: skip
+"""Files that take long, by how their paths in this folder begin; they come first, so that none is waited for alone."""
+
 SHARED = Path(__file__).parents[1].parent / "shared" / "data"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Sort files by how long they take, roughly; `--no-loadscope-reorder` lets workers take them in this order."""
+    items.sort(key=lambda item: _place(item.path))
+
+
+def _place(path: Path) -> int:
+    """Return the place of a file in the order: that of its entry in LONGEST, or behind all."""
+    here = Path(__file__).parent
+    name = path.relative_to(here).as_posix() if path.is_relative_to(here) else ""
+    return next((i for i, start in enumerate(LONGEST) if name.startswith(start)), len(LONGEST))
 
 
 @pytest.fixture(scope="session")

@@ -53,7 +53,8 @@ class Columns:
                 f"{self.name}: {key} has the shape {given.shape} for {self.n} jobs; expected ({n_kinds},) or "
                 f"({self.n}, {n_kinds}): GPUs, cores, GB."
             )
-        return np.array(np.broadcast_to(given, (self.n, n_kinds)))
+        # rows in one piece: kernels are compiled anew for another order
+        return np.array(np.broadcast_to(given, (self.n, n_kinds)), order="C")
 
     def names(self, key: str, values: Sequence[str]) -> NDArray[np.object_]:
         """Return (N,) strings."""

@@ -2,6 +2,9 @@
 
 A gang is placed whole or not at all. All its workers get one device type, the first that has room, unless the gang is
 larger than any one type of the cluster: then they may be mixed.
+
+Kernels are compiled for each combination of types, and a constant is a type of its own. So numbers of tasks are of one
+type everywhere, and no constant is given to a kernel that holds others.
 """
 
 from __future__ import annotations
@@ -105,11 +108,12 @@ def _place_pair(
     """Place two jobs on the same GPUs: their workers together, then the PSs of the one and of the other."""
     both = worker + other_worker
     both[GPUS] = worker[GPUS]
-    if not _place_one(rule, site, left, runs_on, device_type, both, ps, n_workers, n_ps, workers, servers, False):
+    none, never = 0 * n_workers, n_workers < 0
+    if not _place_one(rule, site, left, runs_on, device_type, both, ps, n_workers, n_ps, workers, servers, never):
         return False
     nobody, nothing = np.zeros_like(workers), np.zeros_like(worker)
     if n_other_ps == 0 or _place_on(
-        rule, site, left, site.anywhere, nothing, other_ps, 0, n_other_ps, nobody, other_servers, False
+        rule, site, left, site.anywhere, nothing, other_ps, none, n_other_ps, nobody, other_servers, never
     ):
         return True
     give_back(site, left, both, workers)
@@ -136,21 +140,22 @@ def place_gangs(  # noqa: C901 - one pass over the gangs, with the output buffer
     for i in range(len(jobs)):
         j = jobs[i]
         other = partner[i] if len(partner) else -1
+        most_w, most_p = 0 + n_workers[i], 0 + n_ps[i]  # 64 bits
         if other >= 0:
-            w, p = n_workers[i], n_ps[i]
+            w, p = most_w, most_p
             if not _place_pair(
                 rule, site, left, runs_on[j] & runs_on[other], device_type[i], worker_demand[j], ps_demand[j], w, p,
-                worker_demand[other], ps_demand[other], asked_ps[other], workers, servers, other_servers,
+                worker_demand[other], ps_demand[other], 0 + asked_ps[other], workers, servers, other_servers,
             ):  # fmt: skip
                 w, p = 0, 0
         else:
             w, p = _place_or_shrink(
-                rule, site, left, runs_on[j], device_type[i], worker_demand[j], ps_demand[j], n_workers[i], n_ps[i],
+                rule, site, left, runs_on[j], device_type[i], worker_demand[j], ps_demand[j], most_w, most_p,
                 workers, servers, shrinks,
             )  # fmt: skip
         if w == 0 and shrinks and rule == EVEN and other < 0:  # no smaller gang can be split evenly either
             w, p = _place_or_shrink(
-                PACK, site, left, runs_on[j], device_type[i], worker_demand[j], ps_demand[j], n_workers[i], n_ps[i],
+                min(rule, PACK), site, left, runs_on[j], device_type[i], worker_demand[j], ps_demand[j], most_w, most_p,
                 workers, servers, shrinks,
             )  # fmt: skip
         placed[i] = w > 0

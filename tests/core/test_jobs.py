@@ -119,6 +119,12 @@ def test_an_unknown_column_of_a_table_is_told_the_nearest() -> None:
         Jobs.from_frame(of().to_frame().drop(columns="total_steps"))
 
 
+def test_demands_lie_row_by_row_as_kernels_are_compiled_for() -> None:
+    for made in (of(), of(worker_demand=(1, 2, 3), ps_demand=np.ones((3, 2)).T), of().take([1, 0])):
+        assert made.worker_demand.flags.c_contiguous
+        assert made.ps_demand.flags.c_contiguous
+
+
 def test_gang_demand_counts_workers_and_servers() -> None:
     both = of(n_workers=[2, 1], n_ps=[1, 0], worker_demand=(1, 2, 3), ps_demand=(0, 5, 7))
     assert both.gang_demand.tolist() == [[2, 9, 13], [1, 2, 3]]

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -108,14 +109,14 @@ def test_a_task_takes_orders_and_its_job_moves_to_another_host(task: Task) -> No
     assert not [path for path in home.rglob("*") if path.suffix != ".log"]
 
 
-def undisturbed(**other: Any) -> str:
+@cache
+def undisturbed(*, steps: int = WANTED["steps"]) -> str:
     """Return the digest of the same training in one place."""
     from labkit.elastic import models, train
     from labkit.elastic.data import dataset
 
-    wanted = {**WANTED, **other}
     model, data = models.build("cnn", width=0.1), dataset("cnn", n=128, width=0.1)
-    result = train(model, data, models.loss("cnn"), steps=wanted["steps"], batch=32, optimizer="momentum", lr=0.05)
+    result = train(model, data, models.loss("cnn"), steps=steps, batch=32, optimizer="momentum", lr=0.05)
     return result.digest
 
 
