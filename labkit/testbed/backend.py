@@ -21,13 +21,10 @@ from labkit.core.jobs import Jobs
 from labkit.core.ledger import DONE, HOLDING, Ledger
 from labkit.core.placement import Placement
 from labkit.testbed.agent.wire import Refused, check_name
-from labkit.testbed.backups import Backups
-from labkit.testbed.deployment import Deployment
-from labkit.testbed.fleet import Fleet
-from labkit.testbed.hosts import Hosts
 from labkit.testbed.inventory import Inventory
 from labkit.testbed.progress import REPORT_S, Told
-from labkit.testbed.training import Place, Training, place_of, site_names, sites_of
+from labkit.testbed.training import Place, Training, place_of, site_names
+from labkit.testbed.venue import Venue
 
 STATE: Final = "testbed.json"
 NOTES: Final = "notes.txt"
@@ -122,7 +119,6 @@ class SshBackend:
         _refuse_name(run)
         self.jobs, self.inventory, self.cluster = jobs, inventory, inventory.cluster()
         self.training = training or Training()
-        self.training.check(jobs)
         self.run, self.folder = run, folder
         self.notes: list[str] = []
         self._inbox = _Inbox()
@@ -137,27 +133,13 @@ class SshBackend:
         self._places: dict[int, Place] = {}
         self._began_at = wall_s() if began_at is None else began_at
         self._zero_s = time.monotonic()
-        self.fleet = Fleet(inventory)
-        self.hosts = Hosts(self.fleet, run=run, changed=self._host_changed, lease_s=lease_s)
-        self._backups = Backups(self.fleet, folder / "checkpoints", run=run)
-        self._deployments = [self._deployment(number) for number in range(len(jobs))]
-        try:
-            self.hosts.get_ready()
-        except BaseException:
-            self.fleet.close()
-            raise
-        self.hosts.watch()
         self._begun = began_at is not None
-
-    def _deployment(self, number: int) -> Deployment:
-        def wanted(home: str, place: Place) -> dict[str, Any]:
-            sites = sites_of(self.inventory, self.cluster, home=home)
-            return self.training.wanted(self.jobs, number, sites=sites, place=place)
-
-        return Deployment(
-            number, hosts=self.hosts, backups=self._backups, wanted=wanted, tell=self._heard,
-            n_steps=self.training.n_steps(self.jobs, number), strategy=self.training.strategy,
+        self._venue = Venue(
+            inventory, jobs=jobs, training=self.training, run=run, folder=folder / "checkpoints", lease_s=lease_s,
+            changed=self._host_changed,
         )  # fmt: skip
+        self.hosts = self._venue.hosts
+        self._deployments = [self._venue.deployment(number, tell=self._heard) for number in range(len(jobs))]
 
     # --- the protocol of backends
 
@@ -213,12 +195,7 @@ class SshBackend:
 
     def close(self, *, end: bool = True) -> None:
         """Let go of the hosts; with `end`, all that runs there for this run is ended."""
-        for deployment in self._deployments:
-            deployment.close()
-        self.hosts.close(end_run=end)
-        self.fleet.close()
-        for deployment in self._deployments:
-            deployment.join()
+        self._venue.close(end=end)
 
     def __enter__(self) -> SshBackend:
         return self
@@ -335,7 +312,7 @@ class SshBackend:
     def _came_to_an_end(self, job: int, told: Told) -> list[Events]:
         self._let_go(job)
         if told.what == "done":
-            self._backups.forget(self._deployments[job].task)
+            self._venue.backups.forget(self._deployments[job].task)
             return [_row(Kind.COMPLETED, job=job, value=told.steps, speed=0.0)]
         n, steps = self._n_failures.get(job, (0, -1.0))
         n = n + 1 if told.steps <= steps else 1
