@@ -285,6 +285,8 @@ class SshBackend:
         return self._went_on(job, told)
 
     def _went_on(self, job: int, told: Told) -> list[Events]:
+        if told.what == "dropped":
+            return self._stays(job)
         if told.what not in ("began", "scaled", "progressed"):
             return []
         if job not in self._training:
@@ -294,6 +296,38 @@ class SshBackend:
         if told.what == "scaled":
             return [_row(Kind.RESCALED, job=job, value=told.steps, speed=self._speed(job, told))]
         return self._progressed(job, told)
+
+    def _stays(self, job: int) -> list[Events]:
+        """Return that a job is where it was, after a scaling that came to nothing.
+
+        Where its place was given to others meanwhile, it stops and has to be placed again.
+        """
+        place = self._deployments[job].place
+        if place is None or place == self._places[job]:
+            return []  # something else was decided since
+        rows = self._seats(job, place)
+        if self._fits(job, np.concatenate(rows)):
+            self._places[job] = place
+            return rows
+        self._deployments[job].want(None)
+        self._note(f"job {self.jobs.id[job]} stops: where it was, others were placed meanwhile")
+        return self._came_to_an_end(job, Told("failed", self._deployments[job].progress.saved))
+
+    def _seats(self, job: int, place: Place) -> list[Events]:
+        """Return that the tasks of a job sit in a place; the PS of a job that asks for none is ours alone."""
+        names = site_names(self.cluster)
+        return [
+            _row(Kind.PLACED, job=job, role=role, group=names.index(site), value=float(counts[role]))
+            for site, counts in place.items()
+            for role in (Role.WORKER, Role.PS)
+            if counts[role] and (role == Role.WORKER or self.jobs.n_ps[job])
+        ]
+
+    def _fits(self, job: int, rows: Events) -> bool:
+        """Return whether there is room for a job where nobody else was placed."""
+        free = self._ledger.book.free_without(np.array([job], np.int32))
+        np.subtract.at(free, rows["group"], self._ledger.book.demand[rows["role"], job] * rows["value"][:, None])
+        return bool((free >= -1e-9).all())
 
     def _progressed(self, job: int, told: Told) -> list[Events]:
         rows = [_row(Kind.PROGRESSED, job=job, value=told.steps, speed=self._speed(job, told))]
@@ -349,14 +383,7 @@ class SshBackend:
             self._let_go(job)
             return [_row(Kind.FAILED, job=job, value=float(self._deployments[job].progress.saved), speed=0.0)]
         self._places[job] = rest
-        names = site_names(self.cluster)
-        rows = [
-            _row(Kind.PLACED, job=job, role=role, group=names.index(site), value=float(counts[role]))
-            for site, counts in rest.items()
-            for role in (Role.WORKER, Role.PS)
-            if counts[role]
-        ]
-        return [*rows, _row(Kind.RESCALED, job=job, value=self._steps[job], speed=float("nan"))]
+        return [*self._seats(job, rest), _row(Kind.RESCALED, job=job, value=self._steps[job], speed=float("nan"))]
 
     def _told(self, rows: list[Events]) -> Events:
         """Fold what happened into what is known here, and return it in order of time."""
