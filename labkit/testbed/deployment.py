@@ -446,6 +446,7 @@ class Deployment:
                 return
             self._have, self._dead, self.home = None, False, ""
             self._life += 1
+            self._haunted |= self._launchers  # they end by themselves, but perhaps not before it starts again there
             self._launchers.clear()
             if told.what != "stopped":
                 self._want = None
