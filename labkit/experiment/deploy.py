@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 import json
-import secrets
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
-from copy import deepcopy
-from dataclasses import replace
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from labkit.core.errors import InputError
 from labkit.core.events import NO_EVENTS, Events
 from labkit.core.jobs import Jobs
 from labkit.core.protocols import Scheduler
+from labkit.experiment.opener import Opener
 from labkit.experiment.run import Experiment, ProgressBar
-from labkit.experiment.session import Observer, refuse_unfit
-from labkit.results.record import RunInfo, RunRecord, State
-from labkit.results.store import RunWriter, free_id, load
-from labkit.schedulers import make
+from labkit.experiment.session import Observer
+from labkit.results.record import RunRecord, State
+from labkit.results.store import RunWriter, load
+from labkit.schedulers import named
 
 if TYPE_CHECKING:
     from labkit.testbed.backend import SshBackend
     from labkit.testbed.inventory import Inventory
     from labkit.testbed.training import Training
-
-REHEARSED: Final = 5
-"""Decisions in a simulation before those on machines."""
 
 
 def deploy(
@@ -75,29 +70,13 @@ def deploy(
     InputError
         If a job cannot train or fits no host, or a host cannot be reached; nothing has been started then.
     """
-    from labkit.testbed.backend import SshBackend
-    from labkit.testbed.inventory import Inventory
-    from labkit.testbed.training import Training
-
-    hosts = inventory if isinstance(inventory, Inventory) else Inventory.read(inventory)
-    experiment = Experiment.of(jobs, cluster=hosts.cluster(), **options)
-    called = name or (scheduler if isinstance(scheduler, str) else type(scheduler).__name__.lower())
-    scheduler = make(scheduler) if isinstance(scheduler, str) else scheduler
-    refuse_leases(scheduler, called)
-    info = experiment.info(scheduler, name=called)
-    info = replace(info, run=free_id(folder, info.run), backend="testbed")
-    (training or Training()).check(experiment.jobs)
-    refuse_unfit(experiment.simulator(), experiment.speed.runs_on())
-    _rehearse(experiment, scheduler)
-    place = Path(folder) / info.run
-    backend = SshBackend(experiment.jobs, hosts, run=run_id(info), folder=place, training=training)
-    try:  # nothing is written here before all hosts are ready
-        writer = RunWriter.create(folder, info=info, jobs=experiment.jobs, cluster=experiment.cluster)
-    except BaseException:
-        backend.close()
-        raise
+    opener = Opener.of(
+        jobs, inventory=inventory, scheduler=scheduler, name=name, folder=folder, training=training, **options
+    )
+    experiment = opener.experiment
+    backend, writer = opener.open()
     with writer:
-        rows = _run(experiment, scheduler, backend, called, writer, observers=observers, progress=progress)
+        rows = _run(experiment, opener.scheduler, backend, opener.name, writer, observers=observers, progress=progress)
     return RunRecord(info=writer.info, jobs=experiment.jobs, cluster=experiment.cluster, events=rows)
 
 
@@ -139,8 +118,7 @@ def attach(
     said = json.loads((path / STATE).read_text())
     hosts = Inventory.read(said["inventory"])
     experiment = Experiment.of(record.jobs, cluster=hosts.cluster(), **options)
-    chosen = scheduler or record.info.scheduler
-    made = make(chosen) if isinstance(chosen, str) else chosen
+    made, _ = named(scheduler or record.info.scheduler)
     with RunWriter.attach(path) as writer:
         backend = SshBackend(
             record.jobs, hosts, run=said["run"], folder=path, training=Training(**said["training"]),
@@ -152,35 +130,6 @@ def attach(
             n_written=len(record.events),
         )  # fmt: skip
     return RunRecord(info=writer.info, jobs=record.jobs, cluster=experiment.cluster, events=rows)
-
-
-def _rehearse(experiment: Experiment, scheduler: Scheduler) -> None:
-    """Let a copy of a scheduler decide in a simulation: what the first decisions compile is ready when jobs wait."""
-    with suppress(Exception):  # what goes wrong is told by the run itself
-        copy = deepcopy(scheduler)
-        session = experiment.session(copy)
-        while session.n_decisions < REHEARSED and not session.done:
-            session.step(copy.schedule(session.snapshot()))
-
-
-def run_id(info: RunInfo) -> str:
-    """Return the name of a run on the hosts: several notebooks may use one testbed."""
-    return f"{info.run[:50]}-{secrets.token_hex(4)}"
-
-
-def refuse_leases(scheduler: Scheduler, name: str) -> None:
-    """Refuse a scheduler whose jobs rest at the end of a lease, as in Gavel's published simulator.
-
-    Raises
-    ------
-    InputError
-        With what to take instead.
-    """
-    if getattr(scheduler, "lease_s", None) is not None:
-        raise InputError(
-            f"scheduler '{name}' gives leases, which only the simulator has: jobs on a testbed go on until the next "
-            "decision. Take it without published=True."
-        )
 
 
 def _run(

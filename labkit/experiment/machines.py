@@ -2,71 +2,36 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from labkit.core.events import Events, Kind
 from labkit.core.placement import Placement
-from labkit.core.protocols import Scheduler
-from labkit.experiment.deploy import refuse_leases, run_id
-from labkit.experiment.run import Experiment
+from labkit.experiment.opener import Opener
 from labkit.results.record import State
-from labkit.results.store import RunWriter, free_id
+from labkit.results.store import RunWriter
 
 if TYPE_CHECKING:
     from labkit.testbed.backend import SshBackend
-    from labkit.testbed.inventory import Inventory
-    from labkit.testbed.training import Training
 
 
 class OnMachines:
-    """Hosts of an inventory, as a live run takes them; nothing is asked of them before time first passes.
+    """A run on machines as a live run takes it; nothing is asked of the hosts before time first passes.
 
     The run has a folder of its own, as that of `deploy`: where the notebook dies, `attach` goes on with it.
 
     Parameters
     ----------
-    experiment : Experiment
-        Jobs, and the inventory's cluster.
-    inventory : Inventory
-        The hosts.
-    scheduler : Scheduler
-        Whose run it is.
-    name : str
-        What the run is called.
-    folder : path
-        Where runs are kept.
-    training : Training, optional
-        How jobs train.
-
-    Raises
-    ------
-    InputError
-        If a job cannot train on machines, or the scheduler needs a simulator.
+    opener : Opener
+        What begins then.
     """
 
     live = True
 
-    def __init__(
-        self,
-        experiment: Experiment,
-        *,
-        inventory: Inventory,
-        scheduler: Scheduler,
-        name: str,
-        folder: str | Path = "runs",
-        training: Training | None = None,
-    ) -> None:
-        from labkit.testbed.training import Training
-
-        self.jobs, self.cluster = experiment.jobs, experiment.cluster
-        self.inventory, self.folder, self.training = inventory, Path(folder), training or Training()
-        self.training.check(self.jobs)
-        refuse_leases(scheduler, name)
-        self._info = replace(experiment.info(scheduler, name=name), backend="testbed")
+    def __init__(self, opener: Opener) -> None:
+        self.jobs, self.cluster = opener.experiment.jobs, opener.experiment.cluster
+        self._opener = opener
         self._backend: SshBackend | None = None
         self._writer: RunWriter | None = None
         self._n_over = 0
@@ -104,13 +69,7 @@ class OnMachines:
 
     def _opened(self) -> SshBackend:
         if self._backend is None:
-            from labkit.testbed.backend import SshBackend
-
-            info = replace(self._info, run=free_id(self.folder, self._info.run))
-            self._writer = RunWriter.create(self.folder, info=info, jobs=self.jobs, cluster=self.cluster)
-            self._backend = SshBackend(
-                self.jobs, self.inventory, run=run_id(info), folder=self._writer.folder, training=self.training
-            )
+            self._backend, self._writer = self._opener.open()
         return self._backend
 
     def _noted(self, happened: Events) -> Events:

@@ -28,7 +28,7 @@ from labkit.experiment.session import Observer, Session
 from labkit.experiment.speeds import declared, speed_model
 from labkit.results.record import RunInfo, RunRecord, State
 from labkit.results.store import RunWriter, free_id
-from labkit.schedulers import make
+from labkit.schedulers import make, named
 from labkit.simulator import Faults, Losses, Overheads, Replay, Simulator, Variation
 from labkit.speed.profiled import TestbedProfile
 from labkit.topology import presets
@@ -174,8 +174,7 @@ class Experiment:
         RunRecord
             With all events, a table of jobs and a summary.
         """
-        called = name or (scheduler if isinstance(scheduler, str) else type(scheduler).__name__.lower())
-        scheduler = make(scheduler) if isinstance(scheduler, str) else scheduler
+        scheduler, called = named(scheduler, name)
         if getattr(scheduler, "ideal", False):
             return fluid(self)._run(scheduler, called, folder=folder, progress=progress, observers=observers)
         return self._run(scheduler, called, folder=folder, progress=progress, observers=observers)

@@ -21,7 +21,7 @@ from labkit.core.protocols import Backend, Scheduler
 from labkit.experiment import Experiment, Session
 from labkit.notebook.board import Board
 from labkit.results import RunInfo, RunRecord, State
-from labkit.schedulers import make
+from labkit.schedulers import named
 from labkit.simulator import Paced
 
 TICK_S: Final = 0.05
@@ -94,10 +94,10 @@ class LiveRun(traitlets.HasTraits):
     ) -> None:
         super().__init__(speedup=speedup)
         self.experiment = experiment
-        self.name = name or (scheduler if isinstance(scheduler, str) else type(scheduler).__name__.lower())
+        made, self.name = named(scheduler, name)
         self.exception: BaseException | None = None
         self.board = Board(experiment.jobs, experiment.cluster)
-        self._scheduler: Scheduler = make(scheduler) if isinstance(scheduler, str) else copy.deepcopy(scheduler)
+        self._scheduler = copy.deepcopy(made)
         self._backend = backend or experiment.simulator()
         self._paced = Paced(self._backend, speedup=speedup)
         self._heard: list[Events] = []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import copy
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -12,8 +11,9 @@ from labkit.core.errors import unknown
 from labkit.core.jobs import Jobs
 from labkit.core.protocols import Scheduler
 from labkit.experiment import Experiment
+from labkit.experiment.machines import OnMachines
+from labkit.experiment.opener import Opener
 from labkit.notebook.run import LiveRun
-from labkit.schedulers import make
 from labkit.topology import available as clusters
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class Machines:
     def run(self, experiment: Experiment, *, scheduler: Scheduler | str, name: str, speedup: float) -> LiveRun:  # noqa: ARG002
         """Return a run on the hosts of the last experiment; time passes there as it does."""
         assert self._inventory is not None
-        return _on_machines(experiment, self._inventory, scheduler=scheduler, name=name)
+        return _live(Opener(experiment, inventory=self._inventory, scheduler=copy.deepcopy(scheduler), name=name))
 
 
 def live_deploy(
@@ -115,22 +115,15 @@ def live_deploy(
     Parameters and errors are those of `labkit.experiment.deploy`. Where the notebook dies, `labkit.experiment.attach`
     goes on with the run.
     """
-    from labkit.testbed.inventory import Inventory
-
-    hosts = inventory if isinstance(inventory, Inventory) else Inventory.read(inventory)
-    experiment = Experiment.of(jobs, cluster=hosts.cluster(), **options)
-    called = name or (scheduler if isinstance(scheduler, str) else type(scheduler).__name__.lower())
-    return _on_machines(experiment, hosts, scheduler=scheduler, name=called, folder=folder, training=training)
+    mine = copy.deepcopy(scheduler)
+    return _live(
+        Opener.of(jobs, inventory=inventory, scheduler=mine, name=name, folder=folder, training=training, **options)
+    )
 
 
-def _on_machines(
-    experiment: Experiment, inventory: Inventory, *, scheduler: Scheduler | str, name: str, **options: Any
-) -> LiveRun:
-    from labkit.experiment.machines import OnMachines
-
-    mine = make(scheduler) if isinstance(scheduler, str) else copy.deepcopy(scheduler)
-    backend = OnMachines(experiment, inventory=inventory, scheduler=mine, name=name, **options)
-    return LiveRun(experiment, scheduler=mine, name=name, speedup=math.inf, backend=backend)
+def _live(opener: Opener) -> LiveRun:
+    backend = OnMachines(opener)
+    return LiveRun(opener.experiment, scheduler=opener.scheduler, name=opener.name, backend=backend)
 
 
 PLACES: Final[dict[str, type[Simulation] | type[Machines]]] = {"simulation": Simulation, "testbed": Machines}

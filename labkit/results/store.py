@@ -8,6 +8,7 @@ Every file is written under another name, synced and renamed: it is whole, or no
 from __future__ import annotations
 
 import re
+import shutil
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -57,7 +58,7 @@ class RunWriter:
         cluster: Cluster,
         clock: Callable[[], float] = time.monotonic,
     ) -> Self:
-        """Make the folder `root/<info.run>` and begin to write.
+        """Make the folder `root/<info.run>` and begin to write; where that fails, there is no folder.
 
         Raises
         ------
@@ -74,10 +75,14 @@ class RunWriter:
                 f"run '{info.run}' is already in {root}; take another id (labkit.results.free_id finds one), "
                 "or go on with it: RunWriter.attach."
             ) from None
-        files.write_frame(folder / "jobs.parquet", jobs.to_frame(), name=jobs.name)
-        files.write_cluster(folder / "cluster.json", cluster)
-        writer = cls(folder, info, first_part=0, clock=clock)
-        writer._mark(State.RUNNING)
+        try:
+            files.write_frame(folder / "jobs.parquet", jobs.to_frame(), name=jobs.name)
+            files.write_cluster(folder / "cluster.json", cluster)
+            writer = cls(folder, info, first_part=0, clock=clock)
+            writer._mark(State.RUNNING)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
         return writer
 
     @classmethod

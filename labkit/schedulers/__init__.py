@@ -91,6 +91,17 @@ def make(name: str, **options: Any) -> Scheduler:
         ) from None
 
 
+def named(scheduler: Scheduler | str, name: str | None = None) -> tuple[Scheduler, str]:
+    """Return a scheduler, made if a name is given for it, and what to call it.
+
+    >>> named("las")[1], named(make("las"))[1], named("las", "mine")[1]
+    ('las', 'las', 'mine')
+    """
+    if isinstance(scheduler, str):
+        return make(scheduler), name or scheduler
+    return scheduler, name or type(scheduler).__name__.lower()
+
+
 def open_options(name: str) -> dict[str, Any]:
     """Return the options that a scheduler still takes, with their defaults: not those that stand in its name.
 

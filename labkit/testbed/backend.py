@@ -21,13 +21,10 @@ from labkit.core.jobs import Jobs
 from labkit.core.ledger import DONE, HOLDING, Ledger
 from labkit.core.placement import Placement
 from labkit.testbed.agent.wire import Refused, check_name
-from labkit.testbed.backups import Backups
-from labkit.testbed.deployment import Deployment
-from labkit.testbed.fleet import Fleet
-from labkit.testbed.hosts import Hosts
 from labkit.testbed.inventory import Inventory
 from labkit.testbed.progress import REPORT_S, Told
-from labkit.testbed.training import Place, Training, place_of, site_names, sites_of
+from labkit.testbed.training import Place, Training, place_of, site_names
+from labkit.testbed.venue import Venue
 
 STATE: Final = "testbed.json"
 NOTES: Final = "notes.txt"
@@ -122,7 +119,6 @@ class SshBackend:
         _refuse_name(run)
         self.jobs, self.inventory, self.cluster = jobs, inventory, inventory.cluster()
         self.training = training or Training()
-        self.training.check(jobs)
         self.run, self.folder = run, folder
         self.notes: list[str] = []
         self._inbox = _Inbox()
@@ -137,27 +133,13 @@ class SshBackend:
         self._places: dict[int, Place] = {}
         self._began_at = wall_s() if began_at is None else began_at
         self._zero_s = time.monotonic()
-        self.fleet = Fleet(inventory)
-        self.hosts = Hosts(self.fleet, run=run, changed=self._host_changed, lease_s=lease_s)
-        self._backups = Backups(self.fleet, folder / "checkpoints", run=run)
-        self._deployments = [self._deployment(number) for number in range(len(jobs))]
-        try:
-            self.hosts.get_ready()
-        except BaseException:
-            self.fleet.close()
-            raise
-        self.hosts.watch()
         self._begun = began_at is not None
-
-    def _deployment(self, number: int) -> Deployment:
-        def wanted(home: str, place: Place) -> dict[str, Any]:
-            sites = sites_of(self.inventory, self.cluster, home=home)
-            return self.training.wanted(self.jobs, number, sites=sites, place=place)
-
-        return Deployment(
-            number, hosts=self.hosts, backups=self._backups, wanted=wanted, tell=self._heard,
-            n_steps=self.training.n_steps(self.jobs, number), strategy=self.training.strategy,
+        self._venue = Venue(
+            inventory, jobs=jobs, training=self.training, run=run, folder=folder / "checkpoints", lease_s=lease_s,
+            changed=self._host_changed,
         )  # fmt: skip
+        self.hosts = self._venue.hosts
+        self._deployments = [self._venue.deployment(number, tell=self._heard) for number in range(len(jobs))]
 
     # --- the protocol of backends
 
@@ -213,12 +195,7 @@ class SshBackend:
 
     def close(self, *, end: bool = True) -> None:
         """Let go of the hosts; with `end`, all that runs there for this run is ended."""
-        for deployment in self._deployments:
-            deployment.close()
-        self.hosts.close(end_run=end)
-        self.fleet.close()
-        for deployment in self._deployments:
-            deployment.join()
+        self._venue.close(end=end)
 
     def __enter__(self) -> SshBackend:
         return self
@@ -308,6 +285,8 @@ class SshBackend:
         return self._went_on(job, told)
 
     def _went_on(self, job: int, told: Told) -> list[Events]:
+        if told.what == "dropped":
+            return self._stays(job)
         if told.what not in ("began", "scaled", "progressed"):
             return []
         if job not in self._training:
@@ -317,6 +296,38 @@ class SshBackend:
         if told.what == "scaled":
             return [_row(Kind.RESCALED, job=job, value=told.steps, speed=self._speed(job, told))]
         return self._progressed(job, told)
+
+    def _stays(self, job: int) -> list[Events]:
+        """Return that a job is where it was, after a scaling that came to nothing.
+
+        Where its place was given to others meanwhile, it stops and has to be placed again.
+        """
+        place = self._deployments[job].place
+        if place is None or place == self._places[job]:
+            return []  # something else was decided since
+        rows = self._seats(job, place)
+        if self._fits(job, np.concatenate(rows)):
+            self._places[job] = place
+            return rows
+        self._deployments[job].want(None)
+        self._note(f"job {self.jobs.id[job]} stops: where it was, others were placed meanwhile")
+        return self._came_to_an_end(job, Told("failed", self._deployments[job].progress.saved))
+
+    def _seats(self, job: int, place: Place) -> list[Events]:
+        """Return that the tasks of a job sit in a place; the PS of a job that asks for none is ours alone."""
+        names = site_names(self.cluster)
+        return [
+            _row(Kind.PLACED, job=job, role=role, group=names.index(site), value=float(counts[role]))
+            for site, counts in place.items()
+            for role in (Role.WORKER, Role.PS)
+            if counts[role] and (role == Role.WORKER or self.jobs.n_ps[job])
+        ]
+
+    def _fits(self, job: int, rows: Events) -> bool:
+        """Return whether there is room for a job where nobody else was placed."""
+        free = self._ledger.book.free_without(np.array([job], np.int32))
+        np.subtract.at(free, rows["group"], self._ledger.book.demand[rows["role"], job] * rows["value"][:, None])
+        return bool((free >= -1e-9).all())
 
     def _progressed(self, job: int, told: Told) -> list[Events]:
         rows = [_row(Kind.PROGRESSED, job=job, value=told.steps, speed=self._speed(job, told))]
@@ -335,7 +346,7 @@ class SshBackend:
     def _came_to_an_end(self, job: int, told: Told) -> list[Events]:
         self._let_go(job)
         if told.what == "done":
-            self._backups.forget(self._deployments[job].task)
+            self._venue.backups.forget(self._deployments[job].task)
             return [_row(Kind.COMPLETED, job=job, value=told.steps, speed=0.0)]
         n, steps = self._n_failures.get(job, (0, -1.0))
         n = n + 1 if told.steps <= steps else 1
@@ -372,14 +383,7 @@ class SshBackend:
             self._let_go(job)
             return [_row(Kind.FAILED, job=job, value=float(self._deployments[job].progress.saved), speed=0.0)]
         self._places[job] = rest
-        names = site_names(self.cluster)
-        rows = [
-            _row(Kind.PLACED, job=job, role=role, group=names.index(site), value=float(counts[role]))
-            for site, counts in rest.items()
-            for role in (Role.WORKER, Role.PS)
-            if counts[role]
-        ]
-        return [*rows, _row(Kind.RESCALED, job=job, value=self._steps[job], speed=float("nan"))]
+        return [*self._seats(job, rest), _row(Kind.RESCALED, job=job, value=self._steps[job], speed=float("nan"))]
 
     def _told(self, rows: list[Events]) -> Events:
         """Fold what happened into what is known here, and return it in order of time."""

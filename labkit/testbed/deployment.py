@@ -90,6 +90,12 @@ class Deployment:
         self._change = threading.Condition()
         self._want: Place | None = None
         self._have: Place | None = None
+        """What its process was asked for last."""
+        self._sits: Place | None = None
+        """Where it is, while a scaling is under way."""
+        self._asked: dict[int, Place] = {}
+        """Scalings under way, by number."""
+        self._asking = threading.Lock()
         self._closed = self._dead = False
         self._life = 0
         """Counts starts."""
@@ -108,6 +114,12 @@ class Deployment:
             self._want = place or None
             self._wake()
 
+    @property
+    def place(self) -> Place | None:
+        """Where its tasks are to sit: what was wanted last or, where that cannot be had, where they are."""
+        with self._change:
+            return self._want
+
     def doubt(self, hosts: Iterable[str]) -> None:
         """End what may run of it on hosts before it uses them: of another process, which cannot tell any more."""
         self._haunted |= {*hosts} - self._launchers - {self.home}
@@ -115,7 +127,7 @@ class Deployment:
     def adopt(self, home: str, place: Place) -> None:
         """Go on with a job that runs already."""
         with self._change:
-            self.home, self._have, self._want = home, dict(place), dict(place)
+            self.home, self._have, self._want, self._sits = home, dict(place), dict(place), dict(place)
             self._launchers = {site.rpartition("/")[0] for site, counts in place.items() if any(counts)} - {home}
             self._follow(caught_up=False)
             self._wake()
@@ -130,6 +142,7 @@ class Deployment:
                 self._dead, self._want = True, None
             else:
                 self._want = dict(rest)
+                self._sits = {site: n for site, n in (self._sits or {}).items() if site.rpartition("/")[0] != host}
             self._wake()
 
     def host_back(self, host: str) -> None:
@@ -190,7 +203,8 @@ class Deployment:
         job = self._wanted(home, place)
         self._begin(agent, module="labkit.testbed.job", files={"job.json": json.dumps(job).encode()})
         with self._change:
-            self.home, self._have = home, dict(place)
+            self.home, self._have, self._sits = home, dict(place), dict(place)
+            self._asked.clear()
         self._follow()
         self._admit(place)
 
@@ -239,9 +253,11 @@ class Deployment:
 
     def _place(self, place: Place) -> None:
         self._admit(place)
-        self._ask(do="place", place={site: list(counts) for site, counts in place.items()}, strategy=self._strategy)
-        with self._change:
-            self._have = dict(place)
+        seats = {site: list(counts) for site, counts in place.items()}
+        with self._asking:  # it may have come to nothing before the answer is here
+            said = self._ask(do="place", place=seats, strategy=self._strategy)
+            with self._change:
+                self._have = self._asked[int(said["scaling"])] = dict(place)
 
     def _stop(self) -> None:
         self._ask(do="stop")
@@ -357,6 +373,8 @@ class Deployment:
 
     def _heard(self, event: dict[str, Any], *, quiet: bool) -> None:
         told = self.progress.note(event)
+        if event["event"] in ("scaled", "dropped"):
+            self._came_of(int(event["scaling"]), sits=event["event"] == "scaled")
         if quiet:
             return
         self._hear_of(event)
@@ -364,6 +382,16 @@ class Deployment:
             threading.Thread(target=self._back_up, daemon=True).start()
         if told is not None:
             self._tell_of(self.number, told)
+
+    def _came_of(self, scaling: int, *, sits: bool) -> None:
+        """Note what came of a scaling; where it was the last one asked for and came to nothing, all is as it was."""
+        with self._asking, self._change:
+            place = self._asked.pop(scaling, None)
+            if place is not None and sits:
+                self._sits = place
+            elif place is not None and place == self._have and not self._asked:
+                self._want = self._sits if self._want == self._have else self._want
+                self._have = self._sits
 
     def _back_up(self) -> None:
         home = self.home
@@ -418,6 +446,7 @@ class Deployment:
                 return
             self._have, self._dead, self.home = None, False, ""
             self._life += 1
+            self._haunted |= self._launchers  # they end by themselves, but perhaps not before it starts again there
             self._launchers.clear()
             if told.what != "stopped":
                 self._want = None

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from labkit.unix_sockets import reached
+
 LONGEST: Final = 1 << 20
 """Bytes of a line that is read."""
 
@@ -32,16 +34,15 @@ def serving(folder: Path, name: str, answer: Answer) -> Iterator[Path]:
 
 
 def _listening(folder: Path, name: str) -> socket.socket:
-    """Return a socket that only this user can connect to; its path may be longer than a socket's may be."""
+    """Return a socket that only this user can connect to."""
     (folder / name).unlink(missing_ok=True)
     sock = socket.socket(socket.AF_UNIX)
-    where = os.open(folder, os.O_PATH | os.O_DIRECTORY)
     before = os.umask(0o177)
     try:
-        sock.bind(f"/proc/self/fd/{where}/{name}")
+        with reached(folder / name) as address:
+            sock.bind(address)
     finally:
         os.umask(before)
-        os.close(where)
     sock.listen(16)
     return sock
 
@@ -80,16 +81,13 @@ def ask(path: Path, order: dict[str, Any], *, timeout_s: float = 30.0) -> dict[s
     OSError
         If nobody answers.
     """
-    where = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
-    try:
-        with socket.socket(socket.AF_UNIX) as sock:
-            sock.settimeout(timeout_s)
-            sock.connect(f"/proc/self/fd/{where}/{path.name}")
-            sock.sendall(json.dumps(order).encode() + b"\n")
-            with sock.makefile("rb") as lines:
-                answer = lines.readline()
-    finally:
-        os.close(where)
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(timeout_s)
+        with reached(path) as address:
+            sock.connect(address)
+        sock.sendall(json.dumps(order).encode() + b"\n")
+        with sock.makefile("rb") as lines:
+            answer = lines.readline()
     if not answer.endswith(b"\n"):
         raise ConnectionResetError(f"{path} ended before it had answered.")
     return dict(json.loads(answer))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -16,7 +17,7 @@ import pytest
 
 from labkit.core.errors import InputError
 from labkit.core.events import Events, events, from_frame, to_frame
-from labkit.results import RunInfo, RunWriter, State, free_id, known_runs, load
+from labkit.results import RunInfo, RunWriter, State, files, free_id, known_runs, load
 
 from .logs import TWO_MACHINES, by_hand, random_log, three_jobs
 
@@ -230,6 +231,17 @@ def test_a_run_is_never_written_over_another(tmp_path):
 def test_a_run_id_that_cannot_name_a_folder_is_refused(tmp_path, run):
     with pytest.raises(InputError, match="cannot name a folder"):
         begin(tmp_path, run=run)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_whose_beginning_cannot_be_written_leaves_no_folder(tmp_path, monkeypatch):
+    def full(path: Path, _: object) -> None:
+        path.write_text("{")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(files, "write_info", full)
+    with pytest.raises(OSError, match="No space left"):
+        begin(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 

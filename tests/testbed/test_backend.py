@@ -121,6 +121,37 @@ def test_a_job_moves_stops_and_goes_on_elsewhere_and_loses_no_step(bed: Inventor
     assert result["digest"] == alone
 
 
+def test_a_scaling_that_comes_to_nothing_is_taken_back_at_once(backend: SshBackend) -> None:
+    session = Session(backend)
+    session._note(backend.apply(on(0)))
+    until(session, Kind.STARTED)
+    session._note(backend.apply(on(0, servers=9)))  # there are eight shards
+    assert session.ledger.book.held["n_ps"][0] == 9
+    until(session, Kind.PLACED, n=6)
+    assert session.ledger.book.held["n_ps"][0] == 1
+    assert not ran(backend.apply(on(0)), Kind.PLACED), "it is there"
+    until(session, Kind.COMPLETED)
+    assert "9 servers for 8" in backend.notes[0]
+
+
+@pytest.mark.parametrize("backend", [jobs_of(steps=300)], indirect=True)
+def test_a_job_whose_place_was_given_away_when_its_scaling_comes_to_nothing_stops_and_can_be_placed_again(
+    backend: SshBackend,
+) -> None:
+    session = Session(backend)
+    session._note(backend.apply(on(0)))
+    until(session, Kind.STARTED)
+    moved = Placement.of(
+        [0, 1], job=[0, 0, 1, 1], role=[0, 1, 0, 1], group=[1, 1, 0, 0], count=[1, 9, 1, 1]
+    )  # the second job takes the first one's place
+    session._note(backend.apply(moved))
+    until(session, Kind.FAILED)
+    assert ran(session.log.rows, Kind.FAILED) == [0]
+    session._note(backend.apply(on(1)))
+    until(session, Kind.COMPLETED, n=2)
+    assert (session.ledger.book.free >= 0).all()
+
+
 def test_a_job_that_starts_again_where_it_was_tells_nothing_of_its_earlier_life(bed: Inventory, tmp_path: Path) -> None:
     with SshBackend(jobs_of(1, steps=1500), bed, run=f"again-{os.getpid()}", folder=tmp_path, training=TINY) as backend:
         session = Session(backend)

@@ -18,6 +18,7 @@ from labkit.core import Placement
 from labkit.core.errors import InputError
 from labkit.core.events import Kind
 from labkit.experiment import Session, deploy
+from labkit.notebook import live_deploy
 from labkit.testbed.backend import SshBackend
 from labkit.testbed.bed import Bed
 from labkit.testbed.bed.processes import await_that, process
@@ -122,6 +123,11 @@ def test_hosts_that_cannot_be_used_are_named_before_anything_starts_or_is_writte
         with pytest.raises(InputError, match=said):
             deploy(jobs_of(), inventory=inventory, scheduler="fifo", folder=tmp_path / "runs", training=TINY)
         assert not (tmp_path / "runs").exists()
+    live = live_deploy(jobs_of(), inventory=inventory, scheduler="fifo", folder=tmp_path / "runs", training=TINY)
+    live.start().wait(120)
+    assert live.state == "failed"
+    assert re.search(said, live.error)
+    assert not (tmp_path / "runs").exists()
 
 
 FULL = """

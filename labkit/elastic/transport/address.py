@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Self
 
 from labkit.core.errors import unknown
 from labkit.elastic.transport.errors import AccessError, AddressError
-from labkit.elastic.transport.unix import UNIX_PATH_BYTES, fits
+from labkit.unix_sockets import UNIX_PATH_BYTES, fits
 
 if TYPE_CHECKING:
     from labkit.elastic.transport.certificates import Certificates

@@ -20,7 +20,7 @@ from labkit.elastic.transport.errors import AddressError, TransportError
 from labkit.elastic.transport.greeting import Greeting
 from labkit.elastic.transport.intake import Intake
 from labkit.elastic.transport.terms import DEFAULT_LEASE, DEFAULT_LIMITS, GREETING_LIMITS, Counts, Lease, Limits
-from labkit.elastic.transport.unix import reached
+from labkit.unix_sockets import reached
 
 if TYPE_CHECKING:
     from ssl import SSLContext

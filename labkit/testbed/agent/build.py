@@ -1,4 +1,4 @@
-"""Which agent this is: labkit's version, and a digest of the agent's own sources as they were when it started."""
+"""Which agent this is: labkit's version, and a digest of the agent's sources as they were when it started."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import hashlib
 from functools import cache
 from pathlib import Path
 
+from labkit import unix_sockets
+
 
 @cache
 def build() -> str:
-    """Return a digest of the sources of this package."""
+    """Return a digest of the sources of this package, and of what it uses besides."""
     digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    for path in [*sorted(Path(__file__).parent.glob("*.py")), Path(unix_sockets.__file__)]:
         digest.update(path.read_bytes())
     return digest.hexdigest()[:12]
 

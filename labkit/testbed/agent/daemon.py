@@ -20,13 +20,14 @@ from labkit.testbed.agent.build import build
 from labkit.testbed.agent.connections import Connection, accept
 from labkit.testbed.agent.journal import Log
 from labkit.testbed.agent.loop import Loop
-from labkit.testbed.agent.places import LOCK, SOCKET, STATE, call, read_json, short, write_whole
+from labkit.testbed.agent.places import LOCK, SOCKET, STATE, call, read_json, write_whole
 from labkit.testbed.agent.processes import Key
 from labkit.testbed.agent.records import boot_id
 from labkit.testbed.agent.results import code_of
 from labkit.testbed.agent.runs import Runs
 from labkit.testbed.agent.service import GRACE_S, Service
 from labkit.testbed.agent.wire import PROTOCOL, Refused, now_s, wall_s
+from labkit.unix_sockets import reached
 
 IDLE_S: Final = 3600.0
 TAKEN_S: Final = 10.0
@@ -81,7 +82,7 @@ def listen(folder: Path) -> socket.socket:
     with contextlib.suppress(FileNotFoundError):
         (folder / SOCKET).unlink()
     listener = socket.socket(socket.AF_UNIX)
-    with short(folder, SOCKET) as address:
+    with reached(folder / SOCKET) as address:
         listener.bind(address)
     (folder / SOCKET).chmod(0o600)
     listener.listen(64)

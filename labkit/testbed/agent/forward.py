@@ -11,8 +11,9 @@ from typing import Any, Final
 
 from labkit.testbed.agent.connections import Request
 from labkit.testbed.agent.loop import READ, WRITE, Loop
-from labkit.testbed.agent.places import EAR, short
+from labkit.testbed.agent.places import EAR
 from labkit.testbed.agent.wire import Lines, Refused, pack
+from labkit.unix_sockets import reached
 
 AGAIN_S: Final = 0.05
 """How often a task that does not listen yet is called."""
@@ -59,7 +60,7 @@ class Forward:
         sock = socket.socket(socket.AF_UNIX)
         sock.setblocking(False)
         try:
-            with short(self._folder, EAR) as address:
+            with reached(self._folder / EAR) as address:
                 sock.connect(address)
         except OSError:
             sock.close()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from labkit.testbed.agent.wire import Refused, check_name
+from labkit.unix_sockets import reached
 
 SOCKET: Final = "agent.sock"
 LOCK: Final = "agent.lock"
@@ -135,21 +136,11 @@ def put_file(folder: Path, names: list[str], data: bytes, *, mode: int) -> None:
         os.rename(temporary, names[-1], src_dir_fd=handle, dst_dir_fd=handle)
 
 
-@contextlib.contextmanager
-def short(folder: Path, name: str) -> Iterator[str]:
-    """Yield an address of a socket in a folder that is short enough, however long the folder's path is."""
-    handle = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield f"/proc/self/fd/{handle}/{name}"
-    finally:
-        os.close(handle)
-
-
 def call(folder: Path, name: str) -> socket.socket:
     """Connect to the socket of that name in a folder; OSError where nobody listens."""
     sock = socket.socket(socket.AF_UNIX)
     try:
-        with short(folder, name) as address:
+        with reached(folder / name) as address:
             sock.connect(address)
     except OSError:
         sock.close()

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from labkit.testbed.agent.places import EAR, RESULT, short, write_whole
+from labkit.testbed.agent.places import EAR, RESULT, write_whole
 from labkit.testbed.agent.wire import Lines, Refused, pack
+from labkit.unix_sockets import reached
 
 
 class Ear:
@@ -32,7 +33,7 @@ class Ear:
         self._path = (folder or Path.cwd()) / EAR
         self._path.unlink(missing_ok=True)
         self._listener = socket.socket(socket.AF_UNIX)
-        with short(self._path.parent, EAR) as address:
+        with reached(self._path) as address:
             self._listener.bind(address)
         self._path.chmod(0o600)
         self._listener.listen(16)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Final
 
 UNIX_PATH_BYTES: Final = 107
 """Longest address of a unix socket, in bytes [sun_path of unix(7), less its final zero]."""
-OPEN_FILES: Final = Path("/proc/self/fd")
+OPEN_FILES: Final = "/proc/self/fd"
 """Linux has a short name there for every file and folder that is open."""
 NAME_BYTES: Final = UNIX_PATH_BYTES - len(f"{OPEN_FILES}/{2**31}/")
 """Longest name of a socket in its folder."""
@@ -24,14 +23,14 @@ def fits(path: str) -> bool:
     """
     if len(os.fsencode(path)) <= UNIX_PATH_BYTES:
         return True
-    return OPEN_FILES.is_dir() and len(os.fsencode(os.path.basename(path))) <= NAME_BYTES
+    return os.path.isdir(OPEN_FILES) and len(os.fsencode(os.path.basename(path))) <= NAME_BYTES
 
 
 @contextmanager
-def reached(path: str) -> Iterator[str]:
+def reached(path: str | os.PathLike[str]) -> Iterator[str]:
     """Yield what to bind or connect to: the path itself or, where it is too long, a short way into its folder."""
     if len(os.fsencode(path)) <= UNIX_PATH_BYTES:
-        yield path
+        yield os.fspath(path)
         return
     folder, name = os.path.split(path)
     handle = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)

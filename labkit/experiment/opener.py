@@ -1,0 +1,145 @@
+"""How a run on machines begins: it is checked and rehearsed, all hosts get ready, and only then has it a folder."""
+
+from __future__ import annotations
+
+import secrets
+from contextlib import suppress
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from labkit.core.errors import InputError
+from labkit.core.jobs import Jobs
+from labkit.core.protocols import Scheduler
+from labkit.experiment.run import Experiment
+from labkit.experiment.session import refuse_unfit
+from labkit.results.record import RunInfo
+from labkit.results.store import RunWriter, free_id
+from labkit.schedulers import named
+
+if TYPE_CHECKING:
+    from labkit.testbed.backend import SshBackend
+    from labkit.testbed.inventory import Inventory
+    from labkit.testbed.training import Training
+
+REHEARSED: Final = 5
+"""Decisions in a simulation before those on machines."""
+
+
+class Opener:
+    """A run on machines that may begin: its jobs and its scheduler are checked, nothing is asked of the hosts yet.
+
+    Parameters
+    ----------
+    experiment : Experiment
+        Jobs, and the inventory's cluster.
+    inventory : Inventory
+        The hosts.
+    scheduler : Scheduler or str
+        Whose run it is, or its name.
+    name : str, optional
+        What the run is called; by default as its scheduler.
+    folder : path
+        Where runs are kept, each in a folder of its own.
+    training : Training, optional
+        How jobs train.
+
+    Raises
+    ------
+    InputError
+        If a job cannot train or fits no host, or the scheduler needs a simulator.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        *,
+        inventory: Inventory,
+        scheduler: Scheduler | str,
+        name: str | None = None,
+        folder: str | Path = "runs",
+        training: Training | None = None,
+    ) -> None:
+        from labkit.testbed.training import Training
+
+        self.experiment, self.inventory, self.folder = experiment, inventory, Path(folder)
+        self.scheduler, self.name = named(scheduler, name)
+        self.training = training or Training()
+        _refuse_leases(self.scheduler, self.name)
+        self.training.check(experiment.jobs)
+        refuse_unfit(experiment.simulator(), experiment.speed.runs_on())
+
+    @classmethod
+    def of(
+        cls,
+        jobs: Jobs | str | Path,
+        *,
+        inventory: Inventory | str | Path | None = None,
+        scheduler: Scheduler | str,
+        name: str | None = None,
+        folder: str | Path = "runs",
+        training: Training | None = None,
+        **options: Any,
+    ) -> Self:
+        """Return an opener for a trace, which may be a path, on the hosts of an inventory, which may be one too.
+
+        Options are those of `Experiment.of`.
+        """
+        from labkit.testbed.inventory import Inventory
+
+        hosts = inventory if isinstance(inventory, Inventory) else Inventory.read(inventory)
+        experiment = Experiment.of(jobs, cluster=hosts.cluster(), **options)
+        return cls(experiment, inventory=hosts, scheduler=scheduler, name=name, folder=folder, training=training)
+
+    def open(self) -> tuple[SshBackend, RunWriter]:
+        """Rehearse, get all hosts ready, and make the folder of the run; who asks closes both.
+
+        Raises
+        ------
+        InputError
+            If a host cannot be used; nothing has been started and there is no folder then.
+        """
+        from labkit.testbed.backend import SshBackend
+
+        experiment = self.experiment
+        _rehearse(experiment, self.scheduler)
+        info = experiment.info(self.scheduler, name=self.name)
+        info = replace(info, run=free_id(self.folder, info.run), backend="testbed")
+        backend = SshBackend(
+            experiment.jobs, self.inventory, run=_run_id(info), folder=self.folder / info.run, training=self.training
+        )
+        try:
+            return backend, RunWriter.create(self.folder, info=info, jobs=experiment.jobs, cluster=experiment.cluster)
+        except BaseException:
+            backend.close()
+            raise
+
+
+def _rehearse(experiment: Experiment, scheduler: Scheduler) -> None:
+    """Let a copy of a scheduler decide in a simulation: what the first decisions compile is ready when jobs wait."""
+    with suppress(Exception):  # what goes wrong is told by the run itself
+        copy = deepcopy(scheduler)
+        session = experiment.session(copy)
+        while session.n_decisions < REHEARSED and not session.done:
+            session.step(copy.schedule(session.snapshot()))
+
+
+def _run_id(info: RunInfo) -> str:
+    """Return the name of a run on the hosts: several notebooks may use one testbed."""
+    return f"{info.run[:50]}-{secrets.token_hex(4)}"
+
+
+def _refuse_leases(scheduler: Scheduler, name: str) -> None:
+    """Refuse a scheduler whose jobs rest at the end of a lease, as in Gavel's published simulator.
+
+    Raises
+    ------
+    InputError
+        With what to take instead.
+    """
+    if getattr(scheduler, "lease_s", None) is not None:
+        raise InputError(
+            f"scheduler '{name}' gives leases, which only the simulator has: jobs on a testbed go on until the next "
+            "decision. Take it without published=True."
+        )

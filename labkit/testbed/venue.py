@@ -1,0 +1,91 @@
+"""Where jobs run or are measured: connections, agents, checkpoints and jobs, which begin and end together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from labkit.core.jobs import Jobs
+from labkit.testbed.backups import Backups
+from labkit.testbed.deployment import Deployment, Tell
+from labkit.testbed.fleet import Fleet
+from labkit.testbed.hosts import Hosts
+from labkit.testbed.inventory import Inventory
+from labkit.testbed.training import Place, Training, sites_of
+
+
+class Venue:
+    """All hosts of an inventory, ready for the jobs of a run.
+
+    Parameters
+    ----------
+    inventory : Inventory
+        The hosts.
+    jobs : Jobs
+        What may run there.
+    training : Training
+        How jobs train.
+    run : str
+        Name of the run on the hosts.
+    folder : Path
+        Where checkpoints are kept here.
+    lease_s : float
+        So long does the run go on on a host after the last sign of life from here.
+    changed : callable
+        As `Hosts` takes it.
+
+    Raises
+    ------
+    InputError
+        If a job cannot train, or a host cannot be used; nothing runs, and nothing is connected then.
+    """
+
+    def __init__(
+        self,
+        inventory: Inventory,
+        *,
+        jobs: Jobs,
+        training: Training,
+        run: str,
+        folder: Path,
+        lease_s: float,
+        changed: Callable[[str, bool], None] = lambda _host, _up: None,
+    ) -> None:
+        training.check(jobs)
+        self.inventory, self.cluster, self.jobs, self.training = inventory, inventory.cluster(), jobs, training
+        self.fleet = Fleet(inventory)
+        self.hosts = Hosts(self.fleet, run=run, changed=changed, lease_s=lease_s)
+        self.backups = Backups(self.fleet, folder, run=run)
+        self._deployments: list[Deployment] = []
+        try:
+            self.hosts.get_ready()
+        except BaseException:
+            self.close(end=False)
+            raise
+        self.hosts.watch()
+
+    def deployment(
+        self, number: int, *, tell: Tell, hear: Callable[[dict[str, Any]], None] = lambda _: None
+    ) -> Deployment:
+        """Return a job, not started yet; `tell` and `hear` are called as `Deployment` says."""
+
+        def wanted(home: str, place: Place) -> dict[str, Any]:
+            sites = sites_of(self.inventory, self.cluster, home=home)
+            return self.training.wanted(self.jobs, number, sites=sites, place=place)
+
+        made = Deployment(
+            number, hosts=self.hosts, backups=self.backups, wanted=wanted, tell=tell, hear=hear,
+            n_steps=self.training.n_steps(self.jobs, number), strategy=self.training.strategy,
+        )  # fmt: skip
+        self._deployments.append(made)
+        return made
+
+    def close(self, *, end: bool = True) -> None:
+        """Let go of the hosts; with `end`, all that runs there for this run is ended."""
+        for deployment in self._deployments:
+            deployment.close()
+        self.hosts.close(end_run=end)
+        self.fleet.close()
+        for deployment in self._deployments:
+            deployment.join()
