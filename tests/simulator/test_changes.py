@@ -87,10 +87,10 @@ def test_a_job_that_is_rescaled_goes_on_as_it_was_until_the_newcomer_is_ready() 
     rows = made.apply(gang(0, 2))
     assert not at(rows, Kind.PAUSED)
     rows = np.concatenate([rows, run(made)])
-    assert at(rows, Kind.RESCALED) == pytest.approx([9.0])  # 2 s of the core, half of it
+    assert at(rows, Kind.RESCALED) == pytest.approx([13.0])  # 2 s of the core, a quarter of it: it counts as a third
     (scaled,) = rows[rows["kind"] == Kind.RESCALED]
-    assert scaled["value"] == pytest.approx(10 + 4 * 5.0)  # 10 before, then half its speed
-    assert at(rows, Kind.COMPLETED) == pytest.approx([9.0 + 70 / 20])
+    assert scaled["value"] == pytest.approx(10 + 8 * 7.5)  # 10 before, then three quarters of its speed
+    assert at(rows, Kind.COMPLETED) == pytest.approx([13.0 + 30 / 20])
 
 
 def test_a_job_may_be_done_before_its_newcomer_is_ready() -> None:
@@ -100,7 +100,7 @@ def test_a_job_may_be_done_before_its_newcomer_is_ready() -> None:
     made.apply(gang(0, 2))
     rows = run(made)
     assert not at(rows, Kind.RESCALED)
-    assert at(rows, Kind.COMPLETED) == pytest.approx([6.0])
+    assert at(rows, Kind.COMPLETED) == pytest.approx([5.0 + 5 / 7.5])
     assert made.idle
     assert np.allclose(made._book.free, made.cluster.capacity)
 
@@ -113,11 +113,11 @@ def test_a_job_that_is_stopped_while_it_is_rescaled_keeps_its_steps_and_restarts
     run(made, 7.0)
     rows = made.apply(Placement.of([0]))
     (stopped,) = rows[rows["kind"] == Kind.PREEMPTED]
-    assert stopped["value"] == pytest.approx(20.0)
+    assert stopped["value"] == pytest.approx(10 + 2 * 7.5)
     made.apply(gang(0, 1))
     rows = run(made)
     assert at(rows, Kind.STARTED) == pytest.approx([10.0])
-    assert at(rows, Kind.COMPLETED) == pytest.approx([18.0])
+    assert at(rows, Kind.COMPLETED) == pytest.approx([17.5])
 
 
 def test_a_second_change_during_a_rescale_goes_on_with_the_first_gang() -> None:

@@ -221,7 +221,7 @@ def test_starts_in_a_crowd_are_slowed_as_measured_there_and_less_where_fewer_cro
     row = replace(beside(1.0, 2.0, 3.0), what="start")
     press = Beyond.of(profile(beside=[row], cores=2.0)).start
     assert press.at(0.5) == pytest.approx(2.0)
-    assert press.at(0.25) == pytest.approx(1.5)
+    assert press.at(0.25) == pytest.approx(1.5)  # 1 + slope x excess
     assert press.at(9.0) == pytest.approx(2.0)
     assert press.at(-0.5) == 1.0
     assert Beyond.of(profile(beside=[row], cores=2.0)).rescale.at(0.5) == 1.0

@@ -14,23 +14,27 @@ from labkit.speed.profiled.nouns import Beside, TestbedProfile
 
 
 class Press(NamedTuple):
-    """A factor on the seconds of a change, measured where `excess` cores too many were wanted for each there is."""
+    """By how much longer changes take than the sharing of cores says: 1 + slope x excess.
 
-    factor: float = 1.0
-    excess: float = 1.0
+    The excess is how many cores more than there are are wanted, for each there is; it counts up to the most that was
+    measured.
+    """
+
+    slope: float = 0.0
+    most: float = 0.0
 
     @classmethod
     def of(cls, rows: list[Beside], *, cores: float) -> Press:
-        """Return what some measurements say, the middle one; 1 if there are none."""
-        if not rows:
+        """Return the least-squares line through what was measured; none if nothing was."""
+        excess = np.array([max((row.cpu_cores + row.co_cpu_cores) / cores - 1, 0.0) for row in rows])
+        if not excess.any():
             return cls()
-        measured = np.array([row.shared_s / row.alone_s for row in rows]) / foreseen(rows, cores=cores)
-        excess = np.array([(row.cpu_cores + row.co_cpu_cores) / cores - 1 for row in rows])
-        return cls(float(np.median(measured)), max(float(np.median(excess)), 0.05))
+        beyond = np.array([row.shared_s / row.alone_s for row in rows]) / foreseen(rows, cores=cores)
+        return cls(float(excess @ (beyond - 1.0) / (excess @ excess)), float(excess.max()))
 
     def at(self, excess: float) -> float:
-        """Return the factor where so many cores too many are wanted: none up to 0, and no more than was measured."""
-        return 1.0 + (self.factor - 1.0) * min(max(excess / self.excess, 0.0), 1.0)
+        """Return the factor; where fewer cores are wanted than there are, 1."""
+        return 1.0 + self.slope * min(max(excess, 0.0), self.most)
 
 
 NO_PRESS: Final = Press()

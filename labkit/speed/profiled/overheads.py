@@ -9,17 +9,23 @@ import numpy as np
 
 from labkit.speed.profiled.nouns import Overhead, TestbedProfile
 
-NEWCOMER: Final = 0.11
-"""What a process that gets ready to join a job that trains is given of a busy core, to the 1 of others: nice 10."""
+STARTER: Final = 0.8
+"""As how many busy processes a start competes for each core that it wants alone: its processes wait for each other."""
+
+NEWCOMER: Final = 1 / 3
+"""As how many busy processes one competes that gets ready to join a job that trains. It does so at nice 10, a ninth of
+the weight of others, which counts in full only among processes of one session."""
 
 
 def weight_of(kind: str, cores: float, *, n_new: int) -> float:
     """Return as how many busy processes a start or a rescale competes for cores, of which it wants so many alone.
 
-    >>> weight_of("start", 1.2, n_new=3), weight_of("rescale", 0.4, n_new=1)
-    (1.2, 0.11)
+    The two constants are what crowds of jobs showed: see docs/testbed-fidelity.md.
+
+    >>> weight_of("start", 1.0, n_new=3), weight_of("start", 2.5, n_new=5), weight_of("rescale", 0.4, n_new=3)
+    (1.0, 2.0, 1.0)
     """
-    return max(cores, 1.0) if kind == "start" else NEWCOMER * max(n_new, 1)
+    return max(STARTER * cores, 1.0) if kind == "start" else NEWCOMER * max(n_new, 1)
 
 
 class Cost(NamedTuple):
@@ -60,8 +66,8 @@ class Costs:
         return 0.0 if row is None else row.median_s
 
     def rescale(self, n_new: int) -> Cost:
-        """Return what a rescale takes that starts so many processes."""
-        row = _nearest(self._rows["rescale"], n_new)
+        """Return what a rescale takes that starts so many processes; one that only ends some, if not measured, nothing."""
+        row = _nearest([row for row in self._rows["rescale"] if bool(row.n_new) == bool(n_new)], n_new)
         if row is None:
             return Cost(0.0, 0.0)
         return Cost(row.median_s, row.cpu_s + (n_new - row.n_new) * self._each_cpu_s if n_new else 0.0)

@@ -28,6 +28,8 @@ TRIES: Final = 3
 
 FEWEST: Final = 4
 
+SMALLEST: Final = Gang(1, 1)
+
 Say = Callable[[str], None]
 """Is told what has been done: a step of the progress bar."""
 
@@ -201,6 +203,9 @@ def alone(stage: Stage, number: int, found: Found, say: Say) -> Iterator[Trainee
     yield trainee if started else None
     if started:
         try:
+            if gangs[-1] != SMALLEST:
+                took_s = trainee.place(place_of(SMALLEST, stage.cluster))
+                found.changes.append(Change("rescale", kind.model, 0, took_s))
             found.changes.append(Change("stop", kind.model, 0, trainee.stop()))
         except LabkitError as error:
             found.notes.append(f"{kind}: {error}")
