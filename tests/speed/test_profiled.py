@@ -214,6 +214,8 @@ def test_what_jobs_did_to_each_other_is_believed_rather_than_what_loads_did() ->
     loads = [replace(row, co_runners="load-1", shared_s=3.0) for row in rows]
     assert interference([*rows, *loads], cores=4.0) == interference(rows, cores=4.0)
     assert interference([*rows[:7], *loads], cores=4.0) != interference(rows, cores=4.0)
+    assert interference(rows[:3], cores=4.0) == pytest.approx([0, 0, 0, 1.25])  # too few for a fit: their mean
+    assert interference(loads[:3], cores=4.0) is None
 
 
 def test_starts_in_a_crowd_are_slowed_as_measured_there_and_less_where_fewer_crowd() -> None:

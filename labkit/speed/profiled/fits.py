@@ -16,6 +16,9 @@ from labkit.speed.profiled.sharing import max_min
 FEWEST: Final = 8
 """Measurements that fit four coefficients."""
 
+FEW: Final = 2
+"""Measurements of jobs whose mean stands for all, where there are not enough for a fit."""
+
 
 def speed_functions(cells: Sequence[Cell], *, batch: float) -> list[Fitted]:
     """Return Optimus' speed function of each model, fitted to its gangs; `error` is the mean relative residual."""
@@ -52,7 +55,7 @@ def interference(rows: Sequence[Beside], *, cores: float) -> list[float] | None:
     """Return the coefficients of what jobs slow each other beyond the sharing of cores; None for too few quiet rows.
 
     What real jobs did to each other is believed rather than what loads did, where there is enough of it: a load never
-    waits for anybody, and so nobody waits for a load to answer.
+    waits for anybody, and so nobody waits for a load to answer. Where there is too little for a fit, their mean counts.
     """
     import pandas as pd
 
@@ -60,8 +63,10 @@ def interference(rows: Sequence[Beside], *, cores: float) -> list[float] | None:
 
     rows = [row for row in quiet(rows) if row.what == "step"]
     jobs = [row for row in rows if not row.co_runners.startswith("load-")]
-    rows = jobs if len(jobs) >= FEWEST else rows
+    rows = jobs if len(jobs) >= FEWEST or len(rows) < FEWEST else rows
     beyond = np.array([row.shared_s / row.alone_s for row in rows]) / foreseen(rows, cores=cores)
+    if FEW <= len(rows) < FEWEST:
+        return [0.0, 0.0, 0.0, float(f"{np.exp(np.log(beyond).mean()):.6g}")]
     table = pd.DataFrame(
         {
             "job": [row.job for row in rows], "co_runners": "", "pcie_gbps": 0.0, "co_pcie_gbps": 0.0,

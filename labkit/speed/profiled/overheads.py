@@ -66,7 +66,7 @@ class Costs:
         return 0.0 if row is None else row.median_s
 
     def rescale(self, n_new: int) -> Cost:
-        """Return what a rescale takes that starts so many processes; one that only ends some: nothing, if not measured."""
+        """Return what a rescale takes that starts so many processes; nothing, if it ends some and was not measured."""
         row = _nearest([row for row in self._rows["rescale"] if bool(row.n_new) == bool(n_new)], n_new)
         if row is None:
             return Cost(0.0, 0.0)
