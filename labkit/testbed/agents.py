@@ -22,7 +22,6 @@ NO_AGENT = "no agent runs"
 
 NOT_ALLOWED = 126
 """What a shell says of a program that may not be run."""
-LAST_WORD_S = 1.0
 
 
 class NotDeployedError(HostError):
@@ -68,7 +67,7 @@ def agent_of(fleet: Fleet, machine: Machine, *, start: bool = True, renew: bool 
     try:
         return Agent.connect(dial, renew=renew)
     except AgentGone:
-        exited = dialled[-1].wait(LAST_WORD_S) if dialled else None
+        exited = dialled[-1].exited if dialled else None
         if exited == NO_PROGRAM:
             raise NotDeployedError(f"labkit is not on host {machine.name} yet: fab deploy.") from None
         if exited == NOT_ALLOWED:

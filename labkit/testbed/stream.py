@@ -13,6 +13,9 @@ from labkit.testbed.call import command_line
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer, WriteableBuffer
 
+LAST_WORD_S = 1.0
+"""How a program ended may be told so long after the end of its output."""
+
 TAIL = 8192
 """Bytes of the program's error output that are kept: the last ones."""
 
@@ -71,6 +74,8 @@ class Stream(io.RawIOBase):
         view = memoryview(buffer).cast("B")
         self._drain()
         data = self._channel.recv(len(view))
+        if not data:
+            self.wait(LAST_WORD_S)  # whoever closes this now would not hear how it ended
         view[: len(data)] = data
         return len(data)
 

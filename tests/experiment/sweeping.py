@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,7 +46,7 @@ class Noting(Fair):
 
     def schedule(self, snapshot: Snapshot) -> Placement:
         if snapshot.number == 0:
-            (Path(self.folder) / f"{os.getpid()}-{id(snapshot)}").write_text(str(os.getpid()))
+            (Path(self.folder) / f"{os.getpid()}-{uuid.uuid4().hex}").write_text(str(os.getpid()))
             while (Path(self.folder) / "hold").exists():
                 threading.Event().wait(0.01)
         return super().schedule(snapshot)

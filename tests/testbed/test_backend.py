@@ -30,7 +30,7 @@ from labkit.testbed.training import Training
 TINY = Training(width=0.05, samples=256, save_every=20, lease_s=5.0)
 
 
-def jobs_of(n: int = 2, *, steps: int = 60, every_s: float = 0.0, **more: object) -> Jobs:
+def jobs_of(n: int = 2, *, steps: int | list[int] = 60, every_s: float = 0.0, **more: object) -> Jobs:
     """Jobs that train a small model for so many steps, with one worker and one PS."""
     return Jobs.of(
         arrival_s=every_s * np.arange(n), total_steps=steps, model="dssm", duration_s=10.0, n_workers=1, n_ps=1,
@@ -121,6 +121,7 @@ def test_a_job_moves_stops_and_goes_on_elsewhere_and_loses_no_step(bed: Inventor
     assert result["digest"] == alone
 
 
+@pytest.mark.parametrize("backend", [jobs_of(1, steps=5000)], indirect=True)
 def test_a_scaling_that_comes_to_nothing_is_taken_back_at_once(backend: SshBackend) -> None:
     session = Session(backend)
     session._note(backend.apply(on(0)))
@@ -130,11 +131,11 @@ def test_a_scaling_that_comes_to_nothing_is_taken_back_at_once(backend: SshBacke
     until(session, Kind.PLACED, n=6)
     assert session.ledger.book.held["n_ps"][0] == 1
     assert not ran(backend.apply(on(0)), Kind.PLACED), "it is there"
-    until(session, Kind.COMPLETED)
+    until(session, Kind.PROGRESSED, n=len(ran(session.log.rows, Kind.PROGRESSED)) + 2)
     assert "9 servers for 8" in backend.notes[0]
 
 
-@pytest.mark.parametrize("backend", [jobs_of(steps=300)], indirect=True)
+@pytest.mark.parametrize("backend", [jobs_of(steps=[5000, 300])], indirect=True)
 def test_a_job_whose_place_was_given_away_when_its_scaling_comes_to_nothing_stops_and_can_be_placed_again(
     backend: SshBackend,
 ) -> None:
@@ -148,7 +149,9 @@ def test_a_job_whose_place_was_given_away_when_its_scaling_comes_to_nothing_stop
     until(session, Kind.FAILED)
     assert ran(session.log.rows, Kind.FAILED) == [0]
     session._note(backend.apply(on(1)))
-    until(session, Kind.COMPLETED, n=2)
+    until(session, Kind.STARTED, n=3)
+    until(session, Kind.COMPLETED)
+    assert ran(session.log.rows, Kind.STARTED)[-1] == 0
     assert (session.ledger.book.free >= 0).all()
 
 

@@ -289,7 +289,9 @@ def test_gc_removes_what_nobody_uses_and_never_what_runs(one, package, request, 
         running.end()
         while running.read(100):
             pass
-    while one.run(["sh", "-c", 'grep -lz "$1" /proc/[0-9]*/environ 2>/dev/null', "sh", f"env/{old}/lib"])["h0"].stdout:
+    while one.run(["sh", "-c", 'grep -lz "$1" /proc/[0-9]*/environ 2>/dev/null', "sh", f"{folder}/env/{old}/lib"])[
+        "h0"
+    ].stdout:
         pass
     assert sweep(one, dry_run=True)["h0"].numbers["environments"] == 1
     assert old in os.listdir(folder / "env")
