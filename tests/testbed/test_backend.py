@@ -151,7 +151,7 @@ def test_a_job_whose_place_was_given_away_when_its_scaling_comes_to_nothing_stop
     session._note(backend.apply(on(1)))
     until(session, Kind.STARTED, n=3)
     until(session, Kind.COMPLETED)
-    assert ran(session.log.rows, Kind.STARTED)[-1] == 0
+    assert sorted(ran(session.log.rows, Kind.STARTED)) == [0, 0, 1]
     assert (session.ledger.book.free >= 0).all()
 
 
