@@ -9,7 +9,7 @@ import numpy as np
 
 from labkit.core.resources import Floats
 from labkit.speed.interference.factors import FACTORS
-from labkit.speed.profiled.fits import foreseen, quiet
+from labkit.speed.profiled.fits import beyond_sharing, quiet
 from labkit.speed.profiled.nouns import Beside, TestbedProfile
 
 
@@ -29,7 +29,7 @@ class Press(NamedTuple):
         excess = np.array([max((row.cpu_cores + row.co_cpu_cores) / cores - 1, 0.0) for row in rows])
         if not excess.any():
             return cls()
-        beyond = np.array([row.shared_s / row.alone_s for row in rows]) / foreseen(rows, cores=cores)
+        beyond = beyond_sharing(rows, cores=cores)
         return cls(float(excess @ (beyond - 1.0) / (excess @ excess)), float(excess.max()))
 
     def at(self, excess: float) -> float:
@@ -74,7 +74,7 @@ class Beyond:
         steps = [row for row in rows if row.what == "step"]
         if profile.interference is None or not steps:
             return cls(start=start, rescale=rescale)
-        measured = np.array([row.shared_s / row.alone_s for row in steps]) / foreseen(steps, cores=cores)
+        measured = beyond_sharing(steps, cores=cores)
         return cls(
             tuple(profile.interference), max(row.cpu_cores for row in steps), max(row.co_cpu_cores for row in steps),
             max(float(measured.max()), 1.0), start, rescale,

@@ -51,6 +51,11 @@ def foreseen(rows: Sequence[Beside], *, cores: float) -> Floats:
     return slowdown
 
 
+def beyond_sharing(rows: Sequence[Beside], *, cores: float) -> Floats:
+    """Return by how much more each was slowed than the sharing of cores explains, (n,)."""
+    return np.array([row.shared_s / row.alone_s for row in rows]) / foreseen(rows, cores=cores)
+
+
 def interference(rows: Sequence[Beside], *, cores: float) -> list[float] | None:
     """Return the coefficients of what jobs slow each other beyond the sharing of cores; None for too few quiet rows.
 
@@ -64,7 +69,7 @@ def interference(rows: Sequence[Beside], *, cores: float) -> list[float] | None:
     rows = [row for row in quiet(rows) if row.what == "step"]
     jobs = [row for row in rows if not row.co_runners.startswith("load-")]
     rows = jobs if len(jobs) >= FEWEST or len(rows) < FEWEST else rows
-    beyond = np.array([row.shared_s / row.alone_s for row in rows]) / foreseen(rows, cores=cores)
+    beyond = beyond_sharing(rows, cores=cores)
     if FEW <= len(rows) < FEWEST:
         return [0.0, 0.0, 0.0, float(f"{np.exp(np.log(beyond).mean()):.6g}")]
     table = pd.DataFrame(

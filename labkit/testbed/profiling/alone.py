@@ -167,13 +167,13 @@ def cell_of(kind: Kind, gang: Gang, found: Pace) -> Cell:
     """Return a measurement as the profile has it."""
     return Cell(
         model=kind.model, sync=kind.sync, n_ps=gang.n_ps, n_workers=gang.n_workers, n_hosts=gang.n_hosts,
-        step_s=_short(found.step_s), cpu_s=_short(found.cpu_s), ps_cpu_s=_short(found.ps_cpu_s),
-        home_cpu_s=_short(found.home_cpu_s), n_steps=found.n_steps, spread_s=_short(found.spread_s),
-        busy_cores=_short(found.busy_cores),
+        step_s=short(found.step_s), cpu_s=short(found.cpu_s), ps_cpu_s=short(found.ps_cpu_s),
+        home_cpu_s=short(found.home_cpu_s), n_steps=found.n_steps, spread_s=short(found.spread_s),
+        busy_cores=short(found.busy_cores),
     )  # fmt: skip
 
 
-def _short(value: float) -> float:
+def short(value: float) -> float:
     """Return a number with five digits, which is more than was measured."""
     return float(f"{value:.5g}")
 

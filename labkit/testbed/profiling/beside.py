@@ -6,7 +6,7 @@ from typing import Final
 
 from labkit.core.errors import LabkitError
 from labkit.speed.profiled.nouns import Beside
-from labkit.testbed.profiling.alone import Found, Pace, Say, pace
+from labkit.testbed.profiling.alone import Found, Pace, Say, pace, short
 from labkit.testbed.profiling.cores import load
 from labkit.testbed.profiling.gangs import Gang
 from labkit.testbed.profiling.trainee import Trainee
@@ -38,5 +38,5 @@ def _row(job: str, beside: str, alone: Pace, shared: Pace, *, co_cores: float, c
         "alone_s": alone.step_s, "shared_s": shared.step_s,
     }  # fmt: skip
     numbers["busy_cores"] = max(alone.busy_cores, shared.busy_cores)
-    short = {name: float(f"{value:.5g}") for name, value in numbers.items()}
-    return Beside(job=job, co_runners=beside, what="step", **short)
+    rounded = {name: short(value) for name, value in numbers.items()}
+    return Beside(job=job, co_runners=beside, what="step", **rounded)

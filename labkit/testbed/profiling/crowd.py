@@ -9,7 +9,7 @@ from typing import Final, Literal
 from labkit.core.errors import LabkitError
 from labkit.speed.profiled.nouns import Beside, Overhead
 from labkit.speed.profiled.overheads import Costs, weight_of
-from labkit.testbed.profiling.alone import Found, Pace, Say, paces_of, warm_up_s
+from labkit.testbed.profiling.alone import Found, Pace, Say, paces_of, short, warm_up_s
 from labkit.testbed.profiling.gangs import Gang, place_of, room
 from labkit.testbed.profiling.stage import Stage
 from labkit.testbed.profiling.trainee import Trainee
@@ -140,6 +140,4 @@ def _row(
         "busy_cores": busy_cores,
     }  # fmt: skip
     names = " + ".join(other.name for other in beside)
-    return Beside(
-        job=member.name, co_runners=names, what=what, **{name: float(f"{n:.5g}") for name, n in numbers.items()}
-    )
+    return Beside(job=member.name, co_runners=names, what=what, **{name: short(n) for name, n in numbers.items()})
