@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from labkit.elastic.commands import Role
+from labkit.elastic.gpus import bound_to, devices_of
 from labkit.elastic.protocol import Kind
 from labkit.elastic.sites import NOWHERE_ELSE, Site
 from labkit.elastic.transport import Channel, TransportError
@@ -134,23 +135,23 @@ class Processes:
         Raises
         ------
         OSError
-            If that cannot be: the machine does not have its cores, no process is left.
+            If that cannot be: the machine does not have its cores, the job has no GPU here, no process is left.
         """
-        line = [sys.executable, "-m", MODULES[order.gently], str(home), order.role, order.name]
+        line, device = [sys.executable, "-m", MODULES[order.gently], str(home), order.role, order.name], ""
         if order.site != NOWHERE_ELSE:
             device = self._device(order.site) if order.role == "worker" else ""
             self._devices[order.name] = order.site.name, device
             line += [order.site.name, *([device] if device else [])]
         with (self._folder / f"{order.name}.log").open("ab") as log:
-            process = _pinned(order.site.cores, lambda: _popen(line, log))
+            process = _pinned(order.site.cores, lambda: _popen(line, log, bound_to(device)))
         self.pids[order.name] = process.pid
         threading.Thread(target=self._attend, args=(order.name, process), daemon=True).start()
         return process.pid
 
     def _device(self, site: Site) -> str:
-        """Return the device of a site that the fewest workers have."""
-        used = Counter(device for at, device in self._devices.values() if at == site.name)
-        return min(site.devices, key=lambda device: used[device])
+        """Return the device of a site that the fewest workers of the job have."""
+        used = Counter(device for _, device in self._devices.values())
+        return min(devices_of(site), key=lambda device: used[device])
 
     def _attend(self, name: str, process: subprocess.Popen[bytes]) -> None:
         self._gone(name, process.wait())
@@ -184,8 +185,8 @@ class Processes:
         return wait_for_end(self.pids[name], timeout_s=timeout_s)
 
 
-def _popen(line: list[str], log: Any) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+def _popen(line: list[str], log: Any, more: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", **more}
     return subprocess.Popen(
         line, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
     )

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from labkit.core.errors import InputError
 from labkit.elastic import fault
 from labkit.elastic.blocks import Layout, Param
+from labkit.elastic.gpus import local_name
 from labkit.elastic.network import Reach, Refusals, claimed
 from labkit.elastic.protocol import Kind
 from labkit.elastic.sites import NOWHERE_ELSE, Site
@@ -458,7 +459,7 @@ class WorkerMember(Member):
         self.program = Program.load(folder)
         devices = self.spec.devices or ("cpu",)
         number = int(name.rsplit("-", 1)[1])
-        self.device = device or devices[number % len(devices)]
+        self.device = local_name(device) if device else devices[number % len(devices)]
         common: dict[str, Any] = {
             "extents": [(first, n) for first, n in self.spec.extents], "channel_of": self._channel,
             "report": self.report,

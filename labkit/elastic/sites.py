@@ -12,7 +12,7 @@ from labkit.elastic.commands import HERE
 from labkit.elastic.network import Network, checked_host
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/-]{0,99}")
-_DEVICE = re.compile(r"cpu|cuda(:\d+)?")
+_DEVICE = re.compile(r"cpu|cuda(:\d+)?|gpu:\d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,8 @@ class Site:
     address : str
         At which its members listen, and others reach them; empty with network="local".
     devices : sequence of str
-        Where workers compute, "cpu" or "cuda:0": the next one takes the one that the fewest others have.
+        Where workers compute, "cpu" or "cuda:0": the next one takes the one that the fewest others have. "gpu:3" is
+        GPU 3 of the host, in order of the PCI bus, where an agent hands them out: see `labkit.elastic.gpus`.
     cores : sequence of int
         Processor cores that its members may use; none: whatever whoever starts them may.
 
@@ -63,7 +64,7 @@ class Site:
         given = (self.devices,) if isinstance(self.devices, str) else tuple(self.devices)
         for device in given or ("",):
             if not isinstance(device, str) or not _DEVICE.fullmatch(device):
-                raise InputError(f"site '{self.name}' has a device {device!r}; expected 'cpu' or 'cuda:0'.")
+                raise InputError(f"site '{self.name}' has a device {device!r}; expected 'cpu', 'cuda:0' or 'gpu:0'.")
         return given
 
     def _checked_cores(self) -> tuple[int, ...]:

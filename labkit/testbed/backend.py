@@ -139,6 +139,8 @@ class SshBackend:
             changed=self._host_changed,
         )  # fmt: skip
         self.hosts = self._venue.hosts
+        for note in self._venue.notes:
+            self._note(note)
         self._deployments = [self._venue.deployment(number, tell=self._heard) for number in range(len(jobs))]
 
     # --- the protocol of backends
@@ -247,7 +249,7 @@ class SshBackend:
             steps = self._done_early.pop(number)
             return [*rows, _row(Kind.COMPLETED, job=number, value=steps, speed=0.0)]
         self._places[number] = place
-        self._deployments[number].want(place)
+        self._deployments[number].want(place, beside=f"job-{partner}" if partner >= 0 else None)
         return rows
 
     # --- what happened

@@ -15,6 +15,7 @@ from labkit.core.errors import LabkitError
 from labkit.testbed.agent.client import Agent
 from labkit.testbed.agent.errors import AgentError, AgentGone, AgentRefused, AgentTimeout
 from labkit.testbed.backups import Backups
+from labkit.testbed.claims import Asks, AsksOf, Claims
 from labkit.testbed.errors import HostError
 from labkit.testbed.hosts import Hosts
 from labkit.testbed.progress import Progress, Told
@@ -35,7 +36,8 @@ UNPACK: Final = 'exec 3<"$1" && rm -f -- "$1" && exec tar -xf - <&3'
 """Unpacks a file that is gone whatever happens meanwhile."""
 
 NOTHING_THERE: Final = ("unknown_run", "unknown_task", "ended", "over")
-ENV: Final = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+ENV: Final = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+"""Of a job's process and its launchers: GPUs are seen by workers alone, each of which gets its own."""
 
 Wanted = Callable[[str, Place], dict[str, Any]]
 """The job.json of a start with a home and a place."""
@@ -67,6 +69,8 @@ class Deployment:
         How it is rescaled.
     hear : callable
         Hears every event of the job's elastic runtime too, as it comes.
+    gpus : callable
+        Which GPUs a place needs on a host.
     """
 
     def __init__(
@@ -80,6 +84,7 @@ class Deployment:
         tell: Tell,
         strategy: str = "handover",
         hear: Callable[[dict[str, Any]], None] = lambda _: None,
+        gpus: AsksOf = lambda _host, _place: [],
     ) -> None:
         self.number, self.task = number, f"job-{number}"
         self.home = ""
@@ -87,6 +92,7 @@ class Deployment:
         self.progress = Progress()
         self._hosts, self._backups, self._wanted, self._tell_of = hosts, backups, wanted, tell
         self._n_steps, self._strategy, self._hear_of = n_steps, strategy, hear
+        self._claims = Claims(self.task, hosts=hosts, asks=gpus)
         self._change = threading.Condition()
         self._want: Place | None = None
         self._have: Place | None = None
@@ -108,10 +114,10 @@ class Deployment:
 
     # --- what others say
 
-    def want(self, place: Place | None) -> None:
-        """Let its tasks sit there from now on; None: let it stop, with a checkpoint."""
+    def want(self, place: Place | None, *, beside: str | None = None) -> None:
+        """Let its tasks sit there from now on, beside those of a job that it shares GPUs with; None: let it stop."""
         with self._change:
-            self._want = place or None
+            self._want, self._claims.beside = place or None, beside
             self._wake()
 
     @property
@@ -129,6 +135,7 @@ class Deployment:
         with self._change:
             self.home, self._have, self._want, self._sits = home, dict(place), dict(place), dict(place)
             self._launchers = {site.rpartition("/")[0] for site, counts in place.items() if any(counts)} - {home}
+            self._claims.adopt({home, *self._launchers}, place)
             self._follow(caught_up=False)
             self._wake()
 
@@ -138,6 +145,7 @@ class Deployment:
             if host in self._launchers or host == self.home:
                 self._haunted.add(host)
             self._launchers.discard(host)
+            self._claims.forget(host)
             if rest is None or host == self.home:
                 self._dead, self._want = True, None
             else:
@@ -154,6 +162,7 @@ class Deployment:
 
     def close(self) -> None:
         """Bring nothing about any more; what runs goes on."""
+        self._claims.close()
         with self._change:
             self._closed = True
             self._change.notify_all()
@@ -183,7 +192,7 @@ class Deployment:
     def _next(self) -> Callable[[], None] | None:
         """Wait until there is something to bring about, and return it; None: nothing any more."""
         with self._change:
-            self._change.wait_for(lambda: self._closed or self._want != self._have or self._dead or self._back)
+            self._change.wait_for(lambda: self._closed or self._want != self._have or self._dead or self._due)
             if self._closed:
                 return None
             want = self._want
@@ -191,17 +200,24 @@ class Deployment:
                 return self._exorcise_all
             if self._dead:
                 return self._bury
+            if want == self._have:
+                return partial(self._claims.give_back, dict(self._sits or {}))
             if want is None:
                 return self._stop
             return partial(self._start if self._have is None else self._place, want)
 
+    @property
+    def _due(self) -> bool:
+        """Whether something is to be done beside what was decided: end what is left, or give GPUs back."""
+        idle = self._have is not None and not self._asked
+        return bool(self._back) or (idle and self._claims.exceed(self._sits or {}))
+
     def _start(self, place: Place) -> None:
         home = next((site for site, (workers, _) in place.items() if workers), next(iter(place))).rpartition("/")[0]
         self._exorcise(home)
-        agent = self._hosts.agent(home)
         self._restore(home)
         job = self._wanted(home, place)
-        self._begin(agent, module="labkit.testbed.job", files={"job.json": json.dumps(job).encode()})
+        self._begin(home, place, module="labkit.testbed.job", files={"job.json": json.dumps(job).encode()})
         with self._change:
             self.home, self._have, self._sits = home, dict(place), dict(place)
             self._asked.clear()
@@ -231,27 +247,38 @@ class Deployment:
         """Start a launcher on every other host that gets a task."""
         others = {site.rpartition("/")[0] for site, counts in place.items() if any(counts)} - {self.home}
         for host in sorted(others - self._launchers):
-            self._launch(host)
+            self._launch(host, place)
 
-    def _launch(self, host: str) -> None:
+    def _launch(self, host: str, place: Place) -> None:
         self._exorcise(host)
         said = self._ask(do="host_home", host=host)
         archive = base64.b64decode(said["archive"])
-        self._begin(self._hosts.agent(host), module="labkit.elastic.host", files={"home.tar": archive})
+        self._begin(host, place, module="labkit.elastic.host", files={"home.tar": archive})
         self._launchers.add(host)
 
-    def _begin(self, agent: Agent, *, module: str, files: dict[str, bytes]) -> None:
-        """Start a module of the labkit that the agent's bridge came from, unless it runs already."""
+    def _begin(self, host: str, place: Place, *, module: str, files: dict[str, bytes]) -> None:
+        """Start a module of the labkit that the agent's bridge came from, with its GPUs, unless it runs already."""
+        agent = self._hosts.agent(host)
         path = agent.bridge.get("path")
         env = {**ENV, **({} if path is None else {"PYTHONPATH": str(path)})}
         argv = [str(agent.bridge["python"]), "-m", module, "."]
+
+        def begin(gpus: Asks) -> None:
+            agent.start(
+                self._hosts.run, task=self.task, argv=argv, env=env, files=files, lease_s=self._hosts.lease_s,
+                gpus=gpus, beside=self._claims.beside,
+            )  # fmt: skip
+
         try:
-            agent.start(self._hosts.run, task=self.task, argv=argv, env=env, files=files, lease_s=self._hosts.lease_s)
+            self._claims.start(host, place, begin)
         except AgentRefused as error:
             if error.kind != "exists":
                 raise
 
     def _place(self, place: Place) -> None:
+        with self._change:
+            places = [place, self._sits or {}, *self._asked.values()]
+        self._claims.take({self.home, *self._launchers}, places)
         self._admit(place)
         seats = {site: list(counts) for site, counts in place.items()}
         with self._asking:  # it may have come to nothing before the answer is here
@@ -290,6 +317,7 @@ class Deployment:
             self._have, self._dead, self.home = None, False, ""
             self._life += 1
             self._launchers.clear()
+            self._claims.forget()
 
     def _exorcise_all(self) -> None:
         """End what is left on hosts that are back."""
@@ -392,6 +420,7 @@ class Deployment:
             elif place is not None and place == self._have and not self._asked:
                 self._want = self._sits if self._want == self._have else self._want
                 self._have = self._sits
+            self._change.notify_all()  # GPUs may be due to be given back
 
     def _back_up(self) -> None:
         home = self.home
@@ -446,6 +475,7 @@ class Deployment:
                 return
             self._have, self._dead, self.home = None, False, ""
             self._life += 1
+            self._claims.forget()
             self._haunted |= self._launchers  # they end by themselves, but perhaps not before it starts again there
             self._launchers.clear()
             if told.what != "stopped":

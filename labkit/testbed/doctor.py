@@ -13,8 +13,6 @@ from labkit.testbed.wheel import build
 
 TORCH_S = 90.0
 CLOCK_ROUNDS = 5
-PRETENDS = "laptop"
-"""The kind of GPUs that a laptop testbed says it has."""
 
 
 def examine(fleet: Fleet, *, torch: bool = True) -> Examined:
@@ -50,8 +48,10 @@ def examine(fleet: Fleet, *, torch: bool = True) -> Examined:
 
 def _wanted(machine: Machine, hash: str) -> Wanted:
     host = machine.host
-    pretends = host.device_type == PRETENDS
-    return Wanted(machine.name, machine.python, machine.folder, host.gpus, host.cpus, host.memory_gb, hash, pretends)
+    return Wanted(
+        machine.name, machine.python, machine.folder, host.gpus, host.cpus, host.memory_gb, hash,
+        pretends=host.real_gpus < host.gpus, device_type=host.device_type,
+    )  # fmt: skip
 
 
 def _clock(examiner: Examiner, wanted: Wanted) -> list[Finding]:

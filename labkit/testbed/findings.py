@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -16,6 +17,9 @@ OLDEST_PYTHON = (3, 11)
 ROOM_GB, LITTLE_ROOM_GB = 0.5, 5.0
 LATE_S, WRONG_TIME_S = 0.1, 3600.0
 """Clock offsets from which events look out of order, and from which certificates of a job may not hold."""
+ANY_TYPE = "gpu"
+"""What an inventory calls GPUs whose kind it does not say."""
+WORD = re.compile(r"[a-z0-9]+")
 MEMORY_SLACK = 0.9
 """What a machine sold as 64 GB shows of it."""
 
@@ -70,7 +74,9 @@ class Wanted:
     hash : str
         Of the labkit that is here.
     pretends : bool
-        Its GPUs are only said to be there: a laptop testbed's.
+        Its GPUs are only said to be there: those of a host of the type laptop, cpu or none.
+    device_type : str
+        The kind of its GPUs.
     """
 
     name: str
@@ -81,6 +87,7 @@ class Wanted:
     memory_gb: float
     hash: str
     pretends: bool = False
+    device_type: str = ANY_TYPE
 
 
 class Examined:
@@ -216,13 +223,34 @@ def _deployed(wanted: Wanted, deployed: Mapping[str, str]) -> Finding:
 def _gpus(wanted: Wanted, found: Sequence[str]) -> Finding:
     kinds = sorted({line.split(",")[0].strip() for line in found})
     told = f"{len(found)}" + (f" {', '.join(kinds)}" if kinds else "")
-    if len(found) < wanted.gpus and wanted.pretends:
-        return Finding(wanted.name, "GPUs", State.OK, f"{wanted.gpus} said to be there")
+    if wanted.pretends:
+        return Finding(wanted.name, "GPUs", State.OK, f"{wanted.gpus} said to be there" + _unused(wanted, len(found)))
     if len(found) < wanted.gpus:
         hint = f"the inventory says {wanted.gpus}; on the host: nvidia-smi, or correct the inventory"
         return Finding(wanted.name, "GPUs", State.FAULT, told, hint)
-    hint = f"the inventory says {wanted.gpus}; the others are left alone" if len(found) > wanted.gpus else ""
+    hints = [f"the inventory says {wanted.gpus}; the others are left alone"] if len(found) > wanted.gpus else []
+    hints += [other_type(wanted.device_type, kind) for kind in kinds if wanted.gpus]
+    hint = "; ".join(filter(None, hints))
     return Finding(wanted.name, "GPUs", State.NOTE if hint else State.OK, told, hint)
+
+
+def _unused(wanted: Wanted, n_found: int) -> str:
+    """Return that GPUs which are there are left alone, because of what the inventory calls them."""
+    return f', {n_found} real ones left alone: device_type = "{wanted.device_type}"' if n_found else ""
+
+
+def other_type(device_type: str, name: str) -> str:
+    """Return that a GPU is not of the type that the inventory says; empty where its name has all words of the type.
+
+    >>> other_type("v100", "Tesla V100-SXM2-16GB"), other_type("a100-80gb", "NVIDIA A100-SXM4-80GB")
+    ('', '')
+    >>> other_type("t4", "Tesla V100-SXM2-16GB")
+    "the inventory calls them t4, the driver 'Tesla V100-SXM2-16GB': speeds by type will be those of t4"
+    """
+    known = "".join(WORD.findall(name.casefold()))
+    if device_type == ANY_TYPE or all(word in known for word in WORD.findall(device_type.casefold())):
+        return ""
+    return f"the inventory calls them {device_type}, the driver {name!r}: speeds by type will be those of {device_type}"
 
 
 def _cores(wanted: Wanted, facts: Mapping[str, Any]) -> Finding:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar, Final
 
@@ -14,8 +15,8 @@ from labkit.core.jobs import Jobs
 from labkit.core.resources import GPUS
 from labkit.testbed.inventory import Inventory
 
-WITHOUT_GPUS: Final = ("laptop", "cpu", "none")
-"""Device types whose "GPUs" are processor cores: workers compute on the CPU there."""
+ROUNDING: Final = 1e-9
+"""Of shares of GPUs: three times a third is one."""
 
 Place = dict[str, tuple[int, int]]
 """Workers and servers by name of the site."""
@@ -114,8 +115,20 @@ def site_names(cluster: Cluster) -> list[str]:
     return names
 
 
-def sites_of(inventory: Inventory, cluster: Cluster, *, home: str) -> list[dict[str, Any]]:
-    """Return the sites of a job, all device groups of the testbed, those of its home first."""
+def sites_of(inventory: Inventory, cluster: Cluster, *, home: str, on_gpus: bool = True) -> list[dict[str, Any]]:
+    """Return the sites of a job, all device groups of the testbed, those of its home first.
+
+    Parameters
+    ----------
+    inventory : Inventory
+        The hosts.
+    cluster : Cluster
+        Of the inventory.
+    home : str
+        Where the job's controller runs.
+    on_gpus : bool
+        Whether its workers ask for GPUs; others compute on processors everywhere.
+    """
     first_gpu = dict.fromkeys(cluster.machines, 0)
     sites = []
     for name, machine, capacity in zip(site_names(cluster), cluster.group_machine, cluster.capacity, strict=True):
@@ -123,10 +136,26 @@ def sites_of(inventory: Inventory, cluster: Cluster, *, home: str) -> list[dict[
         n_gpus = int(capacity[GPUS])
         gpus = range(first_gpu[host.name], first_gpu[host.name] + n_gpus)
         first_gpu[host.name] += n_gpus
-        real = host.host.device_type not in WITHOUT_GPUS
-        devices = [f"cuda:{gpu}" for gpu in gpus] if real and n_gpus else ["cpu"]
+        devices = [f"gpu:{gpu}" for gpu in gpus] if on_gpus and host.host.real_gpus and n_gpus else ["cpu"]
         sites.append({"name": name, "host": host.name, "address": host.address, "devices": devices})
     return sorted(sites, key=lambda site: site["host"] != home)
+
+
+def gpus_of(sites: Iterable[Mapping[str, Any]], place: Place, *, host: str, per_worker: float) -> list[dict[str, Any]]:
+    """Return what a job asks the agent of a host for, to sit in a place: so many of the GPUs of each device group.
+
+    >>> sites = [{"name": "a/0", "host": "a", "devices": ["gpu:0", "gpu:1"]}, {"name": "b/0", "host": "b",
+    ...          "devices": ["cpu"]}]
+    >>> gpus_of(sites, {"a/0": (2, 1), "b/0": (1, 0)}, host="a", per_worker=0.5)
+    [{'n': 1, 'of': [0, 1]}]
+    """
+    asks = []
+    for site in sites:
+        numbers = [int(device.removeprefix("gpu:")) for device in site["devices"] if device.startswith("gpu:")]
+        n = math.ceil(place.get(site["name"], (0, 0))[0] * per_worker - ROUNDING)
+        if site["host"] == host and numbers and n > 0:
+            asks.append({"n": n, "of": numbers})
+    return asks
 
 
 def place_of(cluster: Cluster, *, role: np.ndarray, group: np.ndarray, count: np.ndarray) -> Place:

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from labkit.core.jobs import Jobs
+from labkit.core.resources import GPUS
 from labkit.testbed.backups import Backups
+from labkit.testbed.claims import checked_gpus
 from labkit.testbed.deployment import Deployment, Tell
 from labkit.testbed.fleet import Fleet
 from labkit.testbed.hosts import Hosts
 from labkit.testbed.inventory import Inventory
-from labkit.testbed.training import Place, Training, sites_of
+from labkit.testbed.training import Place, Training, gpus_of, sites_of
 
 
 class Venue:
@@ -35,10 +37,16 @@ class Venue:
     changed : callable
         As `Hosts` takes it.
 
+    Attributes
+    ----------
+    notes : list of str
+        What should be known of the hosts, in sentences.
+
     Raises
     ------
     InputError
-        If a job cannot train, or a host cannot be used; nothing runs, and nothing is connected then.
+        If a job cannot train, or a host cannot be used or has fewer GPUs than the inventory says; nothing runs, and
+        nothing is connected then.
     """
 
     def __init__(
@@ -60,6 +68,7 @@ class Venue:
         self._deployments: list[Deployment] = []
         try:
             self.hosts.get_ready()
+            self.notes = checked_gpus(inventory, lambda host: self.hosts.agent(host).hello)
         except BaseException:
             self.close(end=False)
             raise
@@ -70,13 +79,17 @@ class Venue:
     ) -> Deployment:
         """Return a job, not started yet; `tell` and `hear` are called as `Deployment` says."""
 
+        per_worker = float(self.jobs.worker_demand[number, GPUS])
+        all_sites = sites_of(self.inventory, self.cluster, home="", on_gpus=per_worker > 0)
+
         def wanted(home: str, place: Place) -> dict[str, Any]:
-            sites = sites_of(self.inventory, self.cluster, home=home)
+            sites = sites_of(self.inventory, self.cluster, home=home, on_gpus=per_worker > 0)
             return self.training.wanted(self.jobs, number, sites=sites, place=place)
 
         made = Deployment(
             number, hosts=self.hosts, backups=self.backups, wanted=wanted, tell=tell, hear=hear,
             n_steps=self.training.n_steps(self.jobs, number), strategy=self.training.strategy,
+            gpus=lambda host, place: gpus_of(all_sites, place, host=host, per_worker=per_worker),
         )  # fmt: skip
         self._deployments.append(made)
         return made

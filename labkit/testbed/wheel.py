@@ -1,6 +1,7 @@
 """A wheel of labkit as it is here: the same files give the same bytes and the same name.
 
-No build tool is asked: labkit is Python files and a little data, so its wheel is those files and four of metadata.
+No build tool is asked: labkit is Python files and a little data, so its wheel is those files and four of metadata. The
+one module through which an agent speaks to NVIDIA's driver goes with them, so that hosts need not install it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from labkit.core.errors import InputError
 SUFFIXES = (".py", ".csv", ".js", ".css", ".json", ".typed")
 """Of the files that belong to labkit; a test compares them with pyproject.toml."""
 HASH_LETTERS = 16
+DRIVER_MODULE = "labkit/testbed/agent/_pynvml.py"
 EPOCH = (1980, 1, 1, 0, 0, 0)
 """The date of every file in a wheel: the oldest that a zip can hold."""
 
@@ -107,9 +110,18 @@ def build(package: str | Path | None = None) -> Wheel:
     own = {f"labkit/{path.relative_to(folder).as_posix()}": path.read_bytes() for path in _sources(folder)}
     if "labkit/__init__.py" not in own:
         raise InputError(f"{folder} has no __init__.py; expected the folder of labkit's modules.")
+    own |= _driver_module()
     about = _about(folder)
     hash = _hash(own, about)
     return Wheel(about, own | _metadata(own, about, hash), hash)
+
+
+def _driver_module() -> dict[str, bytes]:
+    """Return NVIDIA's module pynvml (nvidia-ml-py) as a part of the agent's package; nothing where it is not here."""
+    found = find_spec("pynvml")
+    if found is None or found.origin is None:
+        return {}
+    return {DRIVER_MODULE: Path(found.origin).read_bytes()}
 
 
 def local_version(about: About, hash: str) -> str:

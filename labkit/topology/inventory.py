@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Final
 
 import numpy as np
 from annotated_types import Ge, Gt, Len
@@ -19,6 +19,9 @@ from labkit.core.errors import InputError
 from labkit.core.jobs import told
 from labkit.topology.servers import Server, assemble
 from labkit.topology.single_switch import star
+
+PROCESSORS: Final = ("laptop", "cpu", "none")
+"""Device types whose "GPUs" are processor cores: jobs are counted by them, and compute on the CPU."""
 
 Positive = Annotated[float, Gt(0)]
 Amount = Annotated[float, Ge(0)]
@@ -35,7 +38,7 @@ class Host:
     gpus, cpus, memory_gb : float
         What the host has.
     device_type : str
-        The kind of its GPUs.
+        The kind of its GPUs; laptop, cpu and none say that there are none, and `gpus` counts workers.
     sockets : int
         CPU sockets; GPUs, cores and memory are split over them, the first ones get what is left over.
     link_gbps, pcie_gbps, socket_gbps : float
@@ -56,6 +59,11 @@ class Host:
     pcie_gbps: Positive = 128.0
     socket_gbps: Positive = 300.0
     ssh: dict[str, Any] | None = None
+
+    @property
+    def real_gpus(self) -> int:
+        """How many GPUs it should have that are not processor cores in truth."""
+        return 0 if self.device_type.casefold() in PROCESSORS else self.gpus
 
     def server(self) -> Server:
         """Return the host as an architecture."""

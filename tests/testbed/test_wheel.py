@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from labkit.core.errors import InputError
-from labkit.testbed.wheel import SUFFIXES, build
+from labkit.testbed.agent.gpus import MODULES
+from labkit.testbed.wheel import DRIVER_MODULE, SUFFIXES, build
 
 ROOT = Path(__file__).parents[2]
 
@@ -82,6 +83,12 @@ def test_an_installer_takes_it_and_what_it_installs_builds_the_same_wheel(tmp_pa
         check=True,
     )
     assert done.stdout.split() == [str(target / "labkit" / "__init__.py"), wheel.version]
+
+
+def test_hosts_get_the_module_that_speaks_to_the_driver():
+    pynvml = pytest.importorskip("pynvml", reason="no module pynvml (nvidia-ml-py) here")
+    assert build().files[DRIVER_MODULE] == Path(pynvml.__file__).read_bytes()
+    assert DRIVER_MODULE.removesuffix(".py").replace("/", ".") in MODULES
 
 
 def test_its_record_names_every_file(checkout, tmp_path):

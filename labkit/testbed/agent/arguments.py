@@ -9,13 +9,16 @@ import re
 from difflib import get_close_matches
 from typing import Any, Final
 
+from labkit.testbed.agent.devices import ALLOTMENT, Ask
 from labkit.testbed.agent.places import EAR, LOG, RESULT, parts
 from labkit.testbed.agent.runs import File
 from labkit.testbed.agent.wire import Refused, check_name
 
 GPU: Final = re.compile(r"[A-Za-z0-9-]{1,80}")
 VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-RESERVED: Final = (EAR, LOG, RESULT)
+RESERVED: Final = (EAR, LOG, RESULT, ALLOTMENT)
+MOST_GPUS: Final = 1024
+GPUS: Final = 'how many GPUs, numbers or identifiers of some, or for example [{"n": 1, "of": [0, 1]}]'
 
 
 class Arguments:
@@ -117,18 +120,31 @@ class Arguments:
             raise self._wrong(name, missing, f"cores of this host: {_ranges(allowed)}")
         return sorted(set(value))
 
-    def gpus(self, name: str) -> list[str] | None:
-        """Take numbers or identifiers of GPUs; None leaves them as they are, an empty list hides all."""
+    def gpus(self, name: str) -> list[Ask] | None:
+        """Take GPUs: None leaves them as they are, an empty list hides all.
+
+        A number n asks for any n; a list for each of some, by number or identifier; a list of {"n": 1, "of": [0, 1]}
+        for so many of some.
+        """
         value = self._take(name)
         if value is None:
             return None
-        if not isinstance(value, list) or not all(type(each) in (int, str) for each in value):
-            raise self._wrong(name, value, "a list of numbers or identifiers of GPUs")
-        texts = [str(each) for each in value]
-        for text in texts:
-            if not GPU.fullmatch(text):
-                raise self._wrong(name, text, "numbers or identifiers of GPUs")
-        return texts
+        given = [{"n": value}] if type(value) is int else value
+        if not isinstance(given, list) or len(given) > MOST_GPUS:
+            raise self._wrong(name, value, GPUS)
+        return [ask for ask in (self._ask(name, each) for each in given) if ask.n]
+
+    def _ask(self, name: str, given: object) -> Ask:
+        """Return what is asked for by a number or identifier, or by how many of some."""
+        said = {"n": 1, "of": [given]} if type(given) in (int, str) else given
+        if not isinstance(said, dict) or not {"n"} <= said.keys() <= {"n", "of"}:
+            raise self._wrong(name, given, GPUS)
+        n, among = said["n"], said.get("of", [])
+        if type(n) is not int or not 0 <= n <= MOST_GPUS or not isinstance(among, list):
+            raise self._wrong(name, given, GPUS)
+        if not all(type(each) in (int, str) and GPU.fullmatch(str(each)) for each in among):
+            raise self._wrong(name, given, GPUS)
+        return Ask(n, tuple(str(each) for each in among))
 
     def files(self, name: str) -> list[File]:
         """Take small files: path -> {"data": base64, "mode": "0600"}."""

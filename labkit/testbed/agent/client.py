@@ -13,6 +13,9 @@ from labkit.testbed.agent.link import Link, Stream
 from labkit.testbed.agent.watching import Watching
 from labkit.testbed.agent.wire import PROTOCOL
 
+Gpus = int | Sequence[int | str] | Sequence[Mapping[str, Any]]
+"""How many, numbers or identifiers of some, or so many of some: ``[{"n": 1, "of": [0, 1]}]``."""
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:
@@ -120,7 +123,8 @@ class Agent(Link):
         argv: Sequence[str],
         env: Mapping[str, str] | None = None,
         cores: Sequence[int] | None = None,
-        gpus: Sequence[int | str] | None = None,
+        gpus: Gpus | None = None,
+        beside: str | None = None,
         files: Mapping[str, bytes] | None = None,
         nice: int = 0,
         lease_s: float = 600.0,
@@ -137,8 +141,11 @@ class Agent(Link):
             Its environment, beside a small base (PATH, HOME, ...).
         cores : sequence of int, optional
             It may run on those alone.
-        gpus : sequence, optional
-            It sees those alone; an empty one hides all, None leaves them as they are.
+        gpus : int or sequence, optional
+            It gets those and sees no others, and nobody else gets them until nothing of it is left: how many, numbers
+            or identifiers, or ``[{"n": 1, "of": [0, 1]}]``. 0 hides all, None leaves them as they are.
+        beside : str, optional
+            A task of the same run whose GPUs it may share.
         files : mapping
             Path in its folder to contents, written before it starts, readable by its owner alone.
         nice : int
@@ -156,9 +163,16 @@ class Agent(Link):
             self.request(
                 "start", run=run, task=task, argv=[str(word) for word in argv], env=dict(env or {}),
                 cores=None if cores is None else [int(core) for core in cores],
-                gpus=None if gpus is None else list(gpus), files=sent, nice=nice, lease_s=lease_s,
+                gpus=_listed(gpus), beside=beside, files=sent, nice=nice, lease_s=lease_s,
             )
         )  # fmt: skip
+
+    def claim(self, run: str, *, task: str, gpus: Gpus, beside: str | None = None) -> dict[str, str]:
+        """Give a task that runs other GPUs than it has, as `start` does; return identifiers by number.
+
+        Those that it gives back are free once no process of it sees them.
+        """
+        return dict(self.request("claim", run=run, task=task, gpus=_listed(gpus), beside=beside)["gpus"])
 
     def tell(self, run: str, *, task: str, message: Any, timeout_s: float = 30.0) -> Any:
         """Hand a message to a task, and return its answer; one that only begins to listen is waited for."""
@@ -245,3 +259,10 @@ def _lines(item: Mapping[str, Any]) -> list[tuple[int, str]]:
     raw = [line.encode(errors="surrogateescape") for line in item["lines"]]
     ends = [*(item["offset"] + n for n in accumulate(len(line) + 1 for line in raw[:-1])), item["next"]]
     return [(end, line.decode(errors="replace")) for end, line in zip(ends, raw, strict=True)]
+
+
+def _listed(gpus: Gpus | None) -> Any:
+    """Return GPUs as a request has them."""
+    if gpus is None or isinstance(gpus, int):
+        return gpus
+    return [dict(each) if isinstance(each, Mapping) else each for each in gpus]

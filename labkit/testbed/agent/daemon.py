@@ -138,6 +138,7 @@ class Daemon:
         self._write_state()
         self.log("began")
         adopt(self.runs)
+        self.service.devices.settle()
         self._listen()
         self._second()
         self.loop.run()
@@ -191,6 +192,7 @@ class Daemon:
         self.loop.after(1.0, self._second)
         self.runs.check_leases(slept_s=self.loop.slept_s(), grace_s=GRACE_S)
         self.runs.ender.check()
+        self.service.devices.settle()
         for run in self.runs:
             run.events.flush()
             for task in run.record.running:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import select
@@ -12,12 +13,15 @@ import signal
 import sys
 from collections.abc import Callable
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, Final
 
 from labkit.testbed.agent.wire import now_s
 
 MB: Final = 1e6
 PR_SET_PDEATHSIG: Final = 1
+MODULES: Final = ("pynvml", "labkit.testbed.agent._pynvml")
+ABSENT: Final = "Python has no module pynvml (nvidia-ml-py) here: fab deploy brings it where this side has it"
 TX, RX = 0, 1
 """Which way, as NVML counts: from the GPU to the host, and back."""
 
@@ -45,6 +49,7 @@ def _device(nvml: Any, index: int, device: Any) -> dict[str, Any]:
         "pcie_tx_mb_s": _mb(ask("nvmlDeviceGetPcieThroughput", TX)),
         "pcie_rx_mb_s": _mb(ask("nvmlDeviceGetPcieThroughput", RX)),
         "power_w": None if power is None else power / 1000,
+        "mig": _mig(ask("nvmlDeviceGetMigMode")),
         "processes": _processes(ask("nvmlDeviceGetComputeRunningProcesses")),
     }
 
@@ -52,8 +57,13 @@ def _device(nvml: Any, index: int, device: Any) -> dict[str, Any]:
 def _maybe(nvml: Any, ask: Callable[[], Any]) -> Any:
     try:
         return ask()
-    except nvml.NVMLError:  # not supported by this GPU, or not for us
+    except (nvml.NVMLError, AttributeError):  # not supported by this GPU, not for us, or not known to an old module
         return None
+
+
+def _mig(mode: list[int] | None) -> bool:
+    """Return whether a GPU is cut into parts now."""
+    return bool(mode and mode[0])
 
 
 def _text(said: Any) -> str | None:
@@ -69,12 +79,22 @@ def _processes(those: Any) -> dict[str, float | None]:
     return {str(each.pid): None if each.usedGpuMemory is None else each.usedGpuMemory / MB for each in those or ()}
 
 
+def module() -> str | None:
+    """Return the name of the module that speaks to the driver: this Python's own, or the one that a deploy brought."""
+    for name in MODULES:
+        with contextlib.suppress(ValueError):  # a test took it away
+            if find_spec(name) is not None:
+                return name
+    return None
+
+
 def answer() -> Callable[[], dict[str, Any]]:
     """Return a function that reads the GPUs, or says why there are none."""
+    name = module()
     try:
-        nvml = import_module("pynvml")
+        nvml = import_module(name or "pynvml")
     except ImportError:
-        return lambda: {"absent": "Python has no module pynvml (nvidia-ml-py) here"}
+        return lambda: {"absent": ABSENT}
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:

@@ -32,6 +32,10 @@ class Task:
     ----------
     token : str
         Tells this start from others of the same name.
+    gpus : list of str, optional
+        Identifiers of the GPUs that it holds; None: it was not asked for any, and sees what there is.
+    leaving : list of str
+        GPUs that it has given back, which processes of it may still see.
     code : int, optional
         With which it ended; None if a signal ended it, or if nobody knows.
     how : str
@@ -43,6 +47,7 @@ class Task:
     argv: list[str]
     cores: list[int] | None = None
     gpus: list[str] | None = None
+    leaving: list[str] = field(default_factory=list)
     phase: Phase = Phase.STARTING
     pid: int = 0
     start: int = 0

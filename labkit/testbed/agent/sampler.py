@@ -7,9 +7,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from importlib.util import find_spec
 from typing import Any, Final
 
+from labkit.testbed.agent.gpus import ABSENT, module
 from labkit.testbed.agent.loop import Loop, Timer
 from labkit.testbed.agent.processes import Key
 from labkit.testbed.agent.wire import Lines, Refused
@@ -21,7 +21,7 @@ LATE_S: Final = 5.0
 
 Said = Mapping[str, Any]
 LATE: Final[Said] = {"absent": f"the NVIDIA driver did not answer within {LATE_S:g} s"}
-NONE: Final[Said] = {"absent": "Python has no module pynvml (nvidia-ml-py) here"}
+NONE: Final[Said] = {"absent": ABSENT}
 
 
 class Sampler:
@@ -35,7 +35,7 @@ class Sampler:
         self._timers: list[Timer] = []
         self._unused: Timer | None = None
         self._asking: list[Callable[[Said], None]] = []
-        self.last: Said = NONE if find_spec("pynvml") is None else {}
+        self.last: Said = NONE if module() is None else {}
 
     def ask(self, call: Callable[[Said], None]) -> None:
         """Call with the newest reading, or with the next one where there is none yet."""

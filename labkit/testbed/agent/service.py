@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
@@ -17,13 +18,15 @@ from labkit.testbed.agent.arguments import Arguments
 from labkit.testbed.agent.aside import aside
 from labkit.testbed.agent.build import build, version
 from labkit.testbed.agent.connections import Request
+from labkit.testbed.agent.devices import ALLOTMENT, Ask, Devices, Gpu, allotment, place_of_allotment
 from labkit.testbed.agent.forward import Forward
 from labkit.testbed.agent.loop import Loop
 from labkit.testbed.agent.measure import Meter
+from labkit.testbed.agent.processes import Key
 from labkit.testbed.agent.reading import read_range
 from labkit.testbed.agent.records import Phase
-from labkit.testbed.agent.runs import LEASE_S, Runs, Wish
-from labkit.testbed.agent.sampler import Sampler
+from labkit.testbed.agent.runs import LEASE_S, File, Runs, Wish
+from labkit.testbed.agent.sampler import Said, Sampler
 from labkit.testbed.agent.streams import AHEAD, Follow, Measuring, Telling, Watch
 from labkit.testbed.agent.wire import PROTOCOL, Refused, now_s, wall_s
 
@@ -67,6 +70,7 @@ class Service:
         self._folder, self._runs, self._loop, self._log, self._leave = folder, runs, loop, log, leave
         self._failed, self._n_clients = failed, n_clients
         self._sampler = Sampler(loop)
+        self.devices = Devices(runs)
         self._meter = Meter(folder, processes=runs.processes, sessions=runs.ender.sessions)
         self._verbs: dict[str, Callable[[Request, Arguments], Any]] = {
             name.removeprefix("do_"): getattr(self, name) for name in dir(self) if name.startswith("do_")
@@ -74,8 +78,12 @@ class Service:
 
     def serve(self, request: Request, given: dict[str, Any]) -> None:
         """Answer a request, now or later."""
+        self.serve_later(request, lambda: self._answer(request, given))
+
+    def serve_later(self, request: Request, answered: Callable[[], Any]) -> None:
+        """Answer a request with what a function returns, or why it does not."""
         try:
-            answer = self._answer(request, given)
+            answer = answered()
         except Refused as error:
             request.refuse(error)
         except Exception as error:
@@ -109,7 +117,7 @@ class Service:
             "cores": cores, "memory_mb": _memory_mb(), "wall_s": wall_s(), "boot_s": round(now_s(), 3),
             "n_runs": len(self._runs.all), "n_clients": self._n_clients(),
         }  # fmt: skip
-        self._sampler.ask(lambda gpus: request.reply({**said, **_what_gpus(gpus)}))
+        self._sampler.ask(lambda gpus: request.reply({**said, **_what_gpus(gpus, self.devices.holders())}))
         return Later
 
     def do_shutdown(self, request: Request, arguments: Arguments) -> Any:
@@ -136,23 +144,54 @@ class Service:
 
     # --- tasks
 
-    def do_start(self, _: Request, arguments: Arguments) -> Any:
-        """Start a task."""
+    def do_start(self, request: Request, arguments: Arguments) -> Any:
+        """Start a task; one that asks for GPUs as soon as the driver has told of them."""
         run = arguments.name("run")
         wish = Wish(
             task=arguments.name("task"),
             argv=arguments.words("argv"),
             env=arguments.variables("env"),
             cores=arguments.cores("cores", allowed=os.sched_getaffinity(0)),
-            gpus=arguments.gpus("gpus"),
             files=arguments.files("files"),
             nice=arguments.whole("nice", default=0, low=0, high=19),
             lease_s=arguments.number("lease_s", default=LEASE_S, low=0.1, high=30 * DAY_S),
         )
+        asks, beside = arguments.gpus("gpus"), arguments.maybe_name("beside")
         arguments.done()
+        if not asks:
+            return self._start(run, wish if asks is None else self._with_gpus(run, wish, []))
+
+        def start(said: Said) -> Any:
+            gpus = self.devices.grant(Key(run, wish.task), asks, said=said, beside=beside)
+            return self._start(run, self._with_gpus(run, wish, gpus))
+
+        self._sampler.ask(lambda said: self.serve_later(request, lambda: start(said)))
+        return Later
+
+    def _with_gpus(self, run: str, wish: Wish, gpus: list[Gpu]) -> Wish:
+        """Return a wish for a task that has these GPUs, and sees no others."""
+        env = {**place_of_allotment(self._runs.folder / run / wish.task), **wish.env}
+        file = File([ALLOTMENT], allotment(gpus).encode())
+        return replace(wish, env=env, files=(*wish.files, file), gpus=[gpu.uuid for gpu in gpus])
+
+    def _start(self, run: str, wish: Wish) -> Any:
         task = self._runs.start(run, wish)
         self._log(f"started {run}/{task.name} as {task.pid}")
         return {"pid": task.pid, "folder": str(self._runs.get(run).folder / task.name)}
+
+    def do_claim(self, request: Request, arguments: Arguments) -> Any:
+        """Give a task that runs other GPUs than it has."""
+        key = Key(arguments.name("run"), arguments.name("task"))
+        asks: list[Ask] = arguments.gpus("gpus") or []
+        beside = arguments.maybe_name("beside")
+        arguments.done()
+
+        def change(said: Said) -> Any:
+            gpus = self.devices.change(key, asks, said=said, beside=beside)
+            return {"gpus": {str(gpu.index): gpu.uuid for gpu in gpus}}
+
+        self._sampler.ask(lambda said: self.serve_later(request, lambda: change(said)))
+        return Later
 
     def do_tell(self, request: Request, arguments: Arguments) -> Any:
         """Hand a message to a task."""
@@ -323,9 +362,13 @@ def _check_python(python: str, env: dict[str, str]) -> None:
         raise Refused("restart", f"{python!r} cannot load an agent: {fault}")
 
 
-def _what_gpus(said: Mapping[str, Any]) -> dict[str, Any]:
-    kept = ("index", "name", "uuid", "memory_mb")
-    gpus = [{name: gpu[name] for name in kept} for gpu in said.get("gpus", ())]
+def _what_gpus(said: Said, holders: Mapping[str, set[Key]]) -> dict[str, Any]:
+    kept = ("index", "name", "uuid", "memory_mb", "mig")
+    gpus = [
+        {**{name: gpu[name] for name in kept}, "held_by": [f"{run}/{task}" for run, task in sorted(held)]}
+        for gpu in said.get("gpus", ())
+        for held in [holders.get(gpu["uuid"], set())]
+    ]
     return {"gpus": gpus, "gpus_absent": said.get("absent", "")}
 
 

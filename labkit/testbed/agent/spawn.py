@@ -15,8 +15,11 @@ from labkit.testbed.agent.wire import Refused
 
 BED: Final = ("LABKIT_BED", "LABKIT_BED_HOST")
 """Marks of a laptop testbed: what has them ends with it."""
-BASE: Final = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ", "TMPDIR", "XDG_RUNTIME_DIR", *BED)
-"""What a task has of the agent's environment."""
+BASE: Final = (
+    "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ", "TMPDIR", "XDG_RUNTIME_DIR",
+    "LD_LIBRARY_PATH", *BED,
+)  # fmt: skip
+"""What a task has of the agent's environment; LD_LIBRARY_PATH leads to the NVIDIA driver on some hosts."""
 
 RESET: Final = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 

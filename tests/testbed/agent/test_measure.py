@@ -97,7 +97,8 @@ def test_gpus_are_told_with_what_they_do_and_for_whom(with_gpus):
     connect, place = with_gpus
     agent = connect()
     assert agent.hello["gpus"] == [
-        {"index": index, "name": "Fake 9000", "uuid": f"GPU-{index}", "memory_mb": 80000} for index in (0, 1)
+        {"index": index, "name": "Fake 9000", "uuid": f"GPU-{index}", "memory_mb": 80000, "mig": False, "held_by": []}
+        for index in (0, 1)
     ]
     pid = agent.start("run", task="t", argv=["sleep", "1000"])["pid"]
     (place / "pids").write_text(f"{pid} {os.getpid()}")

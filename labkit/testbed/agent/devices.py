@@ -1,0 +1,255 @@
+"""The GPUs of a host: which task holds which, and what is free; a GPU is held until nothing is left that may use it.
+
+The records of runs are the journal: an agent that takes over from one that was killed knows from them which GPUs its
+tasks hold. Agents of other users are told by a name in the kernel's abstract socket namespace, which goes with the
+process that holds it; programs that no agent started, by what the driver says.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from labkit.testbed.agent.places import write_whole
+from labkit.testbed.agent.processes import Key, read
+from labkit.testbed.agent.records import Phase, Task
+from labkit.testbed.agent.run import Run
+from labkit.testbed.agent.runs import Runs
+from labkit.testbed.agent.wire import Refused
+
+ALLOTMENT: Final = "gpus.json"
+"""In the folder of a task: the GPUs that it has now, by number."""
+VARIABLE: Final = "LABKIT_GPUS"
+"""Tells a task where that file is."""
+VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
+NAME: Final = "\0labkit-gpu/"
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """GPUs that a task is to have: `n` of those with these numbers or identifiers; of all, where there are none."""
+
+    n: int
+    of: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU as the driver tells it; `mig`: it is cut into parts, which labkit leaves alone."""
+
+    index: int
+    uuid: str
+    mig: bool
+    pids: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, said: Mapping[str, Any]) -> Gpu:
+        """Return one of a reading."""
+        pids = tuple(int(pid) for pid in said["processes"])
+        return cls(int(said["index"]), str(said["uuid"]), bool(said.get("mig")), pids)
+
+
+class Names:
+    """Names of GPUs that this agent holds against agents of other users: the kernel gives each name once."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, socket.socket] = {}
+
+    def take(self, uuid: str) -> bool:
+        """Hold the name of a GPU; False if somebody else does."""
+        if uuid in self._held:
+            return True
+        sock = socket.socket(socket.AF_UNIX)
+        try:
+            sock.bind(NAME + uuid)
+        except OSError:
+            sock.close()
+            return False
+        self._held[uuid] = sock
+        return True
+
+    def keep(self, uuids: Iterable[str]) -> None:
+        """Hold these names, as far as they can be had, and no others."""
+        wanted = set(uuids)
+        for uuid in wanted - set(self._held):
+            self.take(uuid)
+        for uuid in set(self._held) - wanted:
+            self._held.pop(uuid).close()
+
+
+@dataclass(slots=True)
+class Devices:
+    """Hands out the GPUs of a host.
+
+    Parameters
+    ----------
+    runs : Runs
+        Whose tasks hold them.
+    """
+
+    runs: Runs
+    _names: Names = field(default_factory=Names)
+
+    def holders(self) -> dict[str, set[Key]]:
+        """Return the tasks that hold each GPU that is held, by identifier."""
+        found: dict[str, set[Key]] = {}
+        for here, task in self._tasks():
+            for uuid in (*(task.gpus or ()), *task.leaving):
+                found.setdefault(uuid, set()).add(Key(here.record.run, task.name))
+        return found
+
+    def _tasks(self) -> Iterable[tuple[Run, Task]]:
+        return ((here, task) for here in self.runs for task in here.record.running if task.gpus or task.leaving)
+
+    def settle(self) -> None:
+        """Let go of GPUs that tasks have given back, once no process of theirs sees them."""
+        leaving = [(here, task) for here, task in self._tasks() if task.leaving]
+        found = self.runs.processes.find(self.runs.ender.sessions()) if leaving else {}
+        for here, task in leaving:
+            seen = _seen(each.pid for each in found.get(Key(here.record.run, task.name), ()))
+            left = [uuid for uuid in task.leaving if uuid in seen]
+            if left != task.leaving:
+                task.leaving = left
+                here.write()
+        self._names.keep(self.holders())
+
+    def grant(self, key: Key, asks: Sequence[Ask], *, said: Mapping[str, Any], beside: str | None = None) -> list[Gpu]:
+        """Return the GPUs that a task gets; those that it has already come first, then those of its partner.
+
+        Parameters
+        ----------
+        key : Key
+            The task.
+        asks : sequence of Ask
+            How many, and of which.
+        said : mapping
+            The newest reading of the driver.
+        beside : str, optional
+            A task of the same run, whose GPUs it may share.
+
+        Raises
+        ------
+        Refused
+            If there are not so many (`no_gpu`), or others hold them (`busy`); nothing has changed then.
+        """
+        self.settle()
+        gpus = [Gpu.of(each) for each in said.get("gpus", ())]
+        if not gpus:
+            raise Refused(
+                "no_gpu", f"no GPU can be handed out here: {said.get('absent') or 'the driver tells of none'}"
+            )
+        holders = self.holders()
+        partner = None if beside is None else Key(key.run, beside)
+        chosen: list[Gpu] = []
+        try:
+            for ask in asks:
+                among = [gpu for gpu in _named(ask, gpus) if gpu not in chosen]
+                chosen += self._choose(ask, among, holders=holders, key=key, partner=partner)
+        finally:
+            self._names.keep({*holders, *(gpu.uuid for gpu in chosen)})
+        return sorted(chosen, key=lambda gpu: gpu.index)
+
+    def _choose(
+        self, ask: Ask, among: Sequence[Gpu], *, holders: Mapping[str, set[Key]], key: Key, partner: Key | None
+    ) -> list[Gpu]:
+        own = [gpu for gpu in among if key in holders.get(gpu.uuid, ())]
+        shared = [gpu for gpu in among if gpu not in own and partner and holders.get(gpu.uuid) == {partner}]
+        found = [*own, *shared]
+        why: dict[int, str] = {}
+        for gpu in among:
+            if len(found) >= ask.n:
+                break
+            if gpu not in found:
+                why[gpu.index] = self._taken(gpu, holders.get(gpu.uuid, set()))
+                found += [] if why[gpu.index] else [gpu]
+        if len(found) < ask.n:
+            told = "; ".join(f"GPU {index}: {reason}" for index, reason in why.items() if reason)
+            asked = f"{ask.n} GPU{'s' if ask.n > 1 else ''} of {len(among)} asked for, {len(found)} can be had"
+            raise Refused("busy", f"task {key.task!r} of run {key.run!r}: {asked} ({told})")
+        return found[: ask.n]
+
+    def _taken(self, gpu: Gpu, holders: set[Key]) -> str:
+        """Return why a GPU cannot be given to a task that has no part in it; empty if it can."""
+        if holders:
+            return " and ".join(f"held by {key.task} of run {key.run}" for key in sorted(holders))
+        if gpu.mig:
+            return "cut by MIG, which is left alone"
+        if not self._names.take(gpu.uuid):
+            return "held by another user's agent"
+        others = [pid for pid in gpu.pids if _is_there(pid)]
+        return f"used by process {others[0]}, which is no task of this agent" if others else ""
+
+    def change(self, key: Key, asks: Sequence[Ask], *, said: Mapping[str, Any], beside: str | None = None) -> list[Gpu]:
+        """Give a task that runs other GPUs; those that it gives back are free once none of its processes sees them.
+
+        Raises
+        ------
+        Refused
+            As `grant`; if it does not run, or the disk is full.
+        """
+        here = self.runs.get(key.run)
+        task = here.task(key.task)
+        if task.phase == Phase.ENDED:
+            raise Refused("ended", f"task {key.task!r} of run {key.run!r} has ended: {task.how}")
+        chosen = self.grant(key, asks, said=said, beside=beside) if asks else []
+        before = task.gpus, task.leaving
+        uuids = [gpu.uuid for gpu in chosen]
+        task.gpus, task.leaving = uuids, [each for each in (*(before[0] or ()), *before[1]) if each not in uuids]
+        if not here.write():
+            task.gpus, task.leaving = before
+            raise Refused("disk", f"the state could not be written to {here.folder}: is the disk full?")
+        write_whole(here.folder / task.name / ALLOTMENT, allotment(chosen))
+        return chosen
+
+
+def allotment(gpus: Iterable[Gpu]) -> str:
+    """Return what a task reads: the GPUs that it has, by number on this host.
+
+    >>> allotment([Gpu(1, "GPU-b", False)])
+    '{"1": "GPU-b"}'
+    """
+    return json.dumps({str(gpu.index): gpu.uuid for gpu in gpus})
+
+
+def place_of_allotment(folder: Path) -> dict[str, str]:
+    """Return the environment that tells a task where its allotment is."""
+    return {VARIABLE: str(folder / ALLOTMENT)}
+
+
+def _named(ask: Ask, gpus: Sequence[Gpu]) -> list[Gpu]:
+    """Return the GPUs that are asked for by number or identifier; all where none is named."""
+    if not ask.of:
+        found = list(gpus)
+    else:
+        by_name = {name: gpu for gpu in gpus for name in (str(gpu.index), gpu.uuid)}
+        found = [by_name[name] for name in dict.fromkeys(ask.of) if name in by_name]
+    if len(found) < ask.n:
+        named = f" of the numbers {', '.join(ask.of)}" if ask.of else ""
+        raise Refused("no_gpu", f"{ask.n} GPUs{named} asked for; this host has {len(gpus)}, numbers from 0")
+    return found
+
+
+def _seen(pids: Iterable[int]) -> set[str]:
+    """Return the identifiers of GPUs that some processes see."""
+    mark, found = f"{VISIBLE}=".encode(), set[str]()
+    for pid in pids:
+        for variable in (read(f"/proc/{pid}/environ") or b"").split(b"\0"):
+            if variable.startswith(mark):
+                found |= set(variable[len(mark) :].decode(errors="replace").split(","))
+    return found
+
+
+def _is_there(pid: int) -> bool:
+    """Whether there is a process of that number, of whatever user; a driver may tell of one that has just ended."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

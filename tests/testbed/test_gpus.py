@@ -1,0 +1,253 @@
+"""From an inventory to the GPU of each worker: real agents, launchers and processes; the driver tells of GPUs that are not there."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from labkit.core.errors import InputError
+from labkit.core.placement import Placement
+from labkit.doctor import which
+from labkit.experiment import Session
+from labkit.testbed.agent.client import Agent
+from labkit.testbed.agent.errors import AgentRefused
+from labkit.testbed.agent.local import LocalBridge
+from labkit.testbed.backend import SshBackend
+from labkit.testbed.bed import Bed
+from labkit.testbed.claims import Claims, checked_gpus
+from labkit.testbed.fleet import Fleet
+from labkit.testbed.inventory import Inventory
+from labkit.testbed.provision import deploy
+from labkit.testbed.training import gpus_of, sites_of
+from tests.testbed.agent.conftest import dial, folder  # noqa: F401 - fixtures
+from tests.testbed.agent.driver import Driver
+from tests.testbed.agent.looking import environment, runs, wait_for
+from tests.testbed.test_backend import TINY, jobs_of
+
+SLEEP = ["sleep", "1000"]
+HOST = (
+    '[[hosts]]\nname = "{}"\ngpus = {}\ncpus = 8\nmemory_gb = 8\ndevice_type = "{}"\nsockets = 2\n'
+    'ssh = {{ address = "127.0.0.1", user = "u" }}\n'
+)
+
+LAUNCHER = """
+import sys, threading
+from pathlib import Path
+from labkit.elastic import launch
+from labkit.elastic.sites import Site
+
+launch.MODULES = ("sits_there", "sits_there")
+socket_0, socket_1 = Site("h/0", "h", devices=("gpu:0", "gpu:1")), Site("h/1", "h", devices=("gpu:2", "gpu:3"))
+
+def spawn(name, role, site):
+    try:
+        print(name, processes.spawn(launch.Order(name, role, site), Path("home")), flush=True)
+    except OSError as error:
+        print(name, error, flush=True)
+
+def ended(name, code):
+    if name == "worker-0":
+        spawn("worker-3", "worker", socket_0)
+
+processes = launch.Processes(Path("."), ended=ended)
+spawn("ps-0", "server", socket_0)
+spawn("worker-0", "worker", socket_0)
+spawn("worker-1", "worker", socket_0)
+spawn("worker-2", "worker", socket_1)
+threading.Event().wait()
+"""
+
+
+@pytest.fixture
+def driver(tmp_path):
+    """A driver that tells of four GPUs."""
+    return Driver(tmp_path / "driver")
+
+
+@pytest.fixture
+def launched(driver, dial, tmp_path):  # noqa: F811
+    """An agent, and what the launcher of a job with GPUs 0 and 1 says."""
+    (tmp_path / "sits_there.py").write_text("import signal; signal.pause()")
+    path = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])])
+    agent = dial(env=driver.environment)
+    env = {"PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""}
+    agent.start("run", task="job", argv=[sys.executable, "-c", LAUNCHER], env=env, gpus=[{"n": 2, "of": [0, 1]}])
+    return agent, agent.follow("run", task="job")
+
+
+def said(lines, n):
+    return dict(lines.next(timeout_s=60).split(" ", 1) for _ in range(n))
+
+
+def seen_by(pid):
+    return environment(int(pid)).get("CUDA_VISIBLE_DEVICES")
+
+
+def test_each_worker_of_a_job_sees_one_gpu_of_its_own_and_a_ps_sees_none(launched, driver):
+    _, lines = launched
+    members = said(lines, 4)
+    assert [seen_by(members[name]) for name in ("worker-0", "worker-1", "ps-0")] == [*driver.uuids[:2], ""]
+    assert environment(int(members["worker-0"]))["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    command = Path(f"/proc/{members['worker-1']}/cmdline").read_text().split("\0")
+    assert command[-3:] == ["h/0", driver.uuids[1], ""]
+    assert members["worker-2"].startswith("site 'h/1': the job has none of the GPUs 2, 3 of this host")
+    os.kill(int(members["worker-0"]), signal.SIGKILL)
+    again = said(lines, 1)
+    assert seen_by(again["worker-3"]) == driver.uuids[0]
+
+
+def test_the_gpus_of_a_job_are_free_when_its_first_process_was_killed_and_its_workers_are_gone(launched, driver):
+    agent, lines = launched
+    members = said(lines, 4)
+    first = agent.list("run")[0]["tasks"]["job"]["pid"]
+    os.kill(first, signal.SIGKILL)
+    wait_for(lambda: agent.list("run")[0]["tasks"]["job"]["phase"] == "ended")
+    assert not any(runs(int(members[name])) for name in ("ps-0", "worker-0", "worker-1"))
+    assert seen_by(agent.start("other", task="job", argv=SLEEP, gpus=4)["pid"]) == ",".join(driver.uuids)
+
+
+def inventory_of(tmp_path, *hosts):
+    path = tmp_path / "hosts.toml"
+    path.write_text("".join(HOST.format(*host) for host in hosts))
+    return Inventory.read(path)
+
+
+def test_a_job_asks_each_host_for_the_gpus_of_the_sockets_that_it_sits_under(tmp_path):
+    inventory = inventory_of(tmp_path, ("a", 3, "v100"), ("b", 2, "cpu"), ("c", 2, "None"))
+    cluster = inventory.cluster()
+    sites = sites_of(inventory, cluster, home="b")
+    assert {site["name"]: site["devices"] for site in sites} == {
+        "a/0": ["gpu:0", "gpu:1"], "a/1": ["gpu:2"], "b/0": ["cpu"], "b/1": ["cpu"], "c/0": ["cpu"], "c/1": ["cpu"],
+    }  # fmt: skip
+    place = {"a/0": (2, 0), "a/1": (1, 1), "b/0": (1, 0)}
+    assert gpus_of(sites, place, host="a", per_worker=1) == [{"n": 2, "of": [0, 1]}, {"n": 1, "of": [2]}]
+    assert gpus_of(sites, place, host="b", per_worker=1) == []
+    without = sites_of(inventory, cluster, home="a", on_gpus=False)
+    assert {device for site in without for device in site["devices"]} == {"cpu"}
+
+
+@pytest.fixture
+def claims(driver, dial):  # noqa: F811
+    """Return a function that makes the claims of a job on host a, and the agent there."""
+    agent = dial(env=driver.environment)
+    hosts = SimpleNamespace(run="run", agent={"a": agent}.__getitem__)
+    sites = [{"name": "a/0", "host": "a", "devices": ["gpu:0", "gpu:1", "gpu:2", "gpu:3"]}]
+
+    def of(task):
+        return Claims(task, hosts=hosts, asks=lambda host, place: gpus_of(sites, place, host=host, per_worker=1))
+
+    return of, agent
+
+
+def start(agent, claims, task, n):
+    claims.start("a", {"a/0": (n, 1)}, lambda gpus: agent.start("run", task=task, argv=SLEEP, gpus=gpus))
+
+
+def holders(agent):
+    tasks = agent.list("run")[0]["tasks"]
+    return {name: len(task["gpus"]) for name, task in tasks.items() if task["phase"] != "ended"}
+
+
+def test_a_job_holds_what_old_and_new_place_need_while_it_is_rescaled_and_then_the_new(claims):
+    of, agent = claims
+    job = of("job")
+    start(agent, job, "job", 1)
+    job.take(["a"], [{"a/0": (3, 1)}, {"a/0": (1, 1)}])
+    assert holders(agent) == {"job": 3}
+    assert not job.exceed({"a/0": (3, 1)})
+    assert job.exceed({"a/0": (1, 1)})
+    job.give_back({"a/0": (1, 1)})
+    assert holders(agent) == {"job": 1}
+    assert not job.exceed({"a/0": (1, 1)})
+
+
+def test_a_job_waits_for_those_that_leave_their_gpus_and_is_refused_where_nobody_does(claims, monkeypatch):
+    of, agent = claims
+    start(agent, of("first"), "first", 4)
+    later = threading.Thread(target=start, args=(agent, of("second"), "second", 2))
+    later.start()
+    agent.stop("run", task="first")
+    later.join(60)
+    assert holders(agent) == {"second": 2}
+    monkeypatch.setattr("labkit.testbed.claims.BUSY_S", 0.5)
+    with pytest.raises(AgentRefused, match="3 GPUs of 4 asked for, 2 can be had"):
+        start(agent, of("third"), "third", 3)
+    assert holders(agent) == {"second": 2}
+
+
+def test_fewer_gpus_than_the_inventory_says_are_told_before_anything_runs(driver, dial, tmp_path):  # noqa: F811
+    driver.mig.add(driver.uuids[1])
+    driver.tell()
+    hello = {"a": dial(env=driver.environment).hello}.__getitem__
+    with pytest.raises(InputError, match='host a: the inventory says gpus = 5, its driver 4 .*device_type = "cpu"'):
+        checked_gpus(inventory_of(tmp_path, ("a", 5, "gpu")), hello)
+    type_note, mig_note = checked_gpus(inventory_of(tmp_path, ("a", 4, "v100")), hello)
+    assert type_note.startswith("host a: the inventory calls them v100, the driver 'Fake-9000'")
+    assert mig_note == "host a: GPU 1 is cut by MIG, so it is not handed out"
+    assert checked_gpus(inventory_of(tmp_path, ("a", 1, "fake-9000"), ("b", 9, "cpu")), hello) == []
+    driver.tell(broken=True)
+    hello = {"a": dial(tmp_path / "broken", env=driver.environment).hello}.__getitem__
+    with pytest.raises(InputError, match="gpus = 1, its driver 0 .NVML: Driver Not Loaded."):
+        checked_gpus(inventory_of(tmp_path, ("a", 1, "gpu")), hello)
+
+
+@pytest.mark.skipif(not which("sshd"), reason="no sshd here")
+def test_two_jobs_of_a_run_on_one_host_are_given_different_gpus(driver, own_folder, tmp_path):
+    """The GPUs are not there, so both jobs end with what CUDA says; each was told another one."""
+    with Bed.up(1, folder=own_folder, gpus=2) as up:
+        with Fleet(up.inventory) as fleet:
+            deploy(fleet).checked()
+        (machine,) = up.inventory
+        home = Path(machine.folder)
+        with Agent(LocalBridge(home, env={**driver.environment, **_marks(home)})) as agent:
+            real = replace(machine, host=replace(machine.host, device_type="fake-9000"))
+            inventory = Inventory(up.inventory.path, (real,), up.inventory.known_hosts)
+            with SshBackend(
+                jobs_of(2), inventory, run="two", folder=tmp_path / "run", training=TINY
+            ) as backend:
+                assert backend.notes == []
+                session = Session(backend)
+                both = Placement.of([0, 1], job=[0, 0, 1, 1], role=[0, 1, 0, 1], group=[0] * 4, count=[1] * 4)
+                session._note(backend.apply(both))
+                wait_for(lambda: len(_started(home)) >= 2, timeout_s=120)
+                wait_for(lambda: len(_bound(home)) >= 2, timeout_s=120)
+            assert sorted(_started(home)) == sorted([uuid] for uuid in driver.uuids[:2])
+            assert _bound(home) == set(driver.uuids[:2])
+            assert agent.hello["gpus"][0]["name"] == "Fake-9000"
+
+
+def _marks(home):
+    """Return the marks of a laptop testbed's host, by which its processes are found."""
+    path = next(Path(f"/proc/{pid}/environ") for pid in _pids() if str(home.parent) in environment(pid).get("LABKIT_BED", ""))
+    return {k: v for k, v in (each.split("=", 1) for each in path.read_text().split("\0") if "=" in each) if "BED" in k}
+
+
+def _pids():
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def _started(home):
+    """Return the GPUs with which the jobs of all runs were started, from the agent's own record of events."""
+    events = [json.loads(line) for path in home.glob("runs/*/events.jsonl") for line in path.read_text().splitlines()]
+    return [event["gpus"] for event in events if event["kind"] == "started" and event["gpus"]]
+
+
+def _bound(home):
+    """Return the GPUs that workers were told, from what their logs say or their command lines show."""
+    found = set()
+    for pid in _pids():
+        if environment(pid).get("LABKIT_FOLDER") == str(home):
+            found |= {each for each in environment(pid).get("CUDA_VISIBLE_DEVICES", "").split(",") if each}
+    BOUND.update(found)
+    return set(BOUND)
+
+
+BOUND: set[str] = set()
