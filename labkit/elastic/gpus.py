@@ -34,8 +34,8 @@ def allotted() -> dict[str, str]:
     if not path:
         return {}
     try:
-        return {str(number): str(uuid) for number, uuid in json.loads(Path(path).read_text()).items()}
-    except ValueError as error:
+        return {str(number): str(uuid) for number, uuid in dict(json.loads(Path(path).read_text())).items()}
+    except (ValueError, TypeError) as error:
         raise OSError(f"{path} is no list of GPUs: {error}") from None
 
 
@@ -53,7 +53,11 @@ def devices_of(site: Site) -> list[str]:
     numbers = [device.removeprefix(NUMBERED) for device in site.devices]
     found = [mine[number] for number in numbers if number in mine]
     if not found:
-        where = f"{os.environ[VARIABLE]} has {', '.join(mine) or 'none'}" if VARIABLE in os.environ else "no agent"
+        where = (
+            f"{os.environ[VARIABLE]} has {', '.join(mine) or 'none'}"
+            if VARIABLE in os.environ
+            else "no agent hands them out"
+        )
         raise OSError(f"site '{site.name}': the job has none of the GPUs {', '.join(numbers)} of this host ({where})")
     return found
 

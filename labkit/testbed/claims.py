@@ -8,16 +8,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
+import numpy as np
+
 from labkit.core.errors import InputError
+from labkit.core.jobs import Jobs
+from labkit.core.resources import GPUS
 from labkit.testbed.agent.errors import AgentError, AgentRefused
 from labkit.testbed.errors import HostError
 from labkit.testbed.findings import other_type
 from labkit.testbed.hosts import Hosts
 from labkit.testbed.inventory import Inventory
-from labkit.testbed.training import Place
+from labkit.testbed.training import ROUNDING, Place
 
-BUSY_S: Final = 20.0
-"""For those that leave a GPU to be gone."""
+BUSY_S: Final = 75.0
+"""For those that leave a GPU to be gone; a job that is told to stop has 60 s to save its state."""
 AGAIN_S: Final = 0.25
 
 Asks = list[dict[str, Any]]
@@ -37,6 +41,8 @@ class Claims:
         Who hands out GPUs.
     asks : callable
         What a place needs on a host; nothing where workers compute on processors.
+    wanted : callable
+        Whether GPUs that others hold are still to be waited for.
 
     Attributes
     ----------
@@ -44,8 +50,8 @@ class Claims:
         The job whose GPUs it shares.
     """
 
-    def __init__(self, task: str, *, hosts: Hosts, asks: AsksOf) -> None:
-        self._task, self._hosts, self._asks = task, hosts, asks
+    def __init__(self, task: str, *, hosts: Hosts, asks: AsksOf, wanted: Callable[[], bool] = lambda: True) -> None:
+        self._task, self._hosts, self._asks, self._wanted = task, hosts, asks, wanted
         self.beside: str | None = None
         self._held: dict[str, Asks] = {}
         self._closed = threading.Event()
@@ -108,10 +114,21 @@ class Claims:
             try:
                 do()
             except AgentRefused as error:
-                if error.kind != "busy" or time.monotonic() > until or self._closed.wait(AGAIN_S):
+                late = time.monotonic() > until or not self._wanted()
+                if error.kind != "busy" or late or self._closed.wait(AGAIN_S):
                     raise
             else:
                 return
+
+
+def parts_of_gpus(jobs: Jobs, inventory: Inventory) -> list[str]:
+    """Return that some jobs ask for parts of GPUs, where there are real ones: those are handed out whole."""
+    wanted = jobs.worker_demand[:, GPUS]
+    odd = np.flatnonzero(wanted % 1 > ROUNDING)
+    if not len(odd) or not any(machine.host.real_gpus for machine in inventory):
+        return []
+    share = f"{wanted[odd[0]]:g} GPUs per worker"
+    return [f"{len(odd)} jobs, the first is {jobs.id[odd[0]]}, ask for {share}: each gets whole GPUs of its own"]
 
 
 def _most(asks: Sequence[Asks]) -> Asks:

@@ -92,7 +92,7 @@ class Deployment:
         self.progress = Progress()
         self._hosts, self._backups, self._wanted, self._tell_of = hosts, backups, wanted, tell
         self._n_steps, self._strategy, self._hear_of = n_steps, strategy, hear
-        self._claims = Claims(self.task, hosts=hosts, asks=gpus)
+        self._claims = Claims(self.task, hosts=hosts, asks=gpus, wanted=lambda: self._want is not None)
         self._change = threading.Condition()
         self._want: Place | None = None
         self._have: Place | None = None

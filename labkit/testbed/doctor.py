@@ -31,7 +31,7 @@ def examine(fleet: Fleet, *, torch: bool = True) -> Examined:
         All findings; a host that cannot be reached has one.
     """
     hash = build().hash
-    wanted = {machine.name: _wanted(machine, hash) for machine in fleet.inventory}
+    wanted = {machine.name: wanted_of(machine, hash) for machine in fleet.inventory}
     doors: dict[str, dict[str, Any]] = {}
 
     def open_door(examiner: Examiner) -> list[Finding]:
@@ -46,7 +46,8 @@ def examine(fleet: Fleet, *, torch: bool = True) -> Examined:
     return Examined(finding for found in hosts.findings.values() for finding in found)
 
 
-def _wanted(machine: Machine, hash: str) -> Wanted:
+def wanted_of(machine: Machine, hash: str) -> Wanted:
+    """Return what the inventory says of a host that can be checked there."""
     host = machine.host
     return Wanted(
         machine.name, machine.python, machine.folder, host.gpus, host.cpus, host.memory_gb, hash,

@@ -9,7 +9,7 @@ from typing import Any
 from labkit.core.jobs import Jobs
 from labkit.core.resources import GPUS
 from labkit.testbed.backups import Backups
-from labkit.testbed.claims import checked_gpus
+from labkit.testbed.claims import checked_gpus, parts_of_gpus
 from labkit.testbed.deployment import Deployment, Tell
 from labkit.testbed.fleet import Fleet
 from labkit.testbed.hosts import Hosts
@@ -69,6 +69,7 @@ class Venue:
         try:
             self.hosts.get_ready()
             self.notes = checked_gpus(inventory, lambda host: self.hosts.agent(host).hello)
+            self.notes += parts_of_gpus(jobs, inventory)
         except BaseException:
             self.close(end=False)
             raise
@@ -78,7 +79,6 @@ class Venue:
         self, number: int, *, tell: Tell, hear: Callable[[dict[str, Any]], None] = lambda _: None
     ) -> Deployment:
         """Return a job, not started yet; `tell` and `hear` are called as `Deployment` says."""
-
         per_worker = float(self.jobs.worker_demand[number, GPUS])
         all_sites = sites_of(self.inventory, self.cluster, home="", on_gpus=per_worker > 0)
 

@@ -144,7 +144,7 @@ def _sources(folder: Path) -> Iterator[Path]:
 
 def _hash(files: Mapping[str, bytes], about: About) -> str:
     whole = hashlib.sha256()
-    for path, content in files.items():
+    for path, content in sorted(files.items()):
         whole.update(f"{path}\0{hashlib.sha256(content).hexdigest()}\n".encode())
     whole.update(json.dumps([about.version, about.python, *about.requires]).encode())
     return whole.hexdigest()[:HASH_LETTERS]

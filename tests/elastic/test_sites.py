@@ -356,7 +356,7 @@ def test_a_launcher_may_not_command_the_job_nor_give_a_copy(tmp_path: Path) -> N
         ({"name": "$(reboot)"}, r"a site named '\$\(reboot\)'"),
         ({"name": "-x"}, "a site named '-x'"),
         ({"host": "a\0"}, "is on a host named"),
-        ({"devices": ("gpu0",)}, "has a device 'gpu0'; expected 'cpu' or 'cuda:0'"),
+        ({"devices": ("gpu0",)}, "has a device 'gpu0'; expected 'cpu', 'cuda:0' or 'gpu:0'"),
         ({"devices": ()}, "has a device ''"),
         ({"cores": (1, 1)}, r"has cores \(1, 1\)"),
         ({"cores": (-1,)}, r"has cores \(-1,\)"),

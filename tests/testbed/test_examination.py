@@ -12,13 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from labkit.testbed.doctor import examine
+from labkit.testbed.doctor import examine, wanted_of
 from labkit.testbed.examiner import visit
 from labkit.testbed.findings import Examined, Finding, State, Wanted, of_clock, of_doors, of_facts, of_torch
 from labkit.testbed.fleet import Fleet
-from labkit.testbed.inventory import Inventory
+from labkit.testbed.inventory import Inventory, Machine
 from labkit.testbed.links import measure
 from labkit.testbed.provision import deploy
+from labkit.topology.inventory import Host
 from tests.testbed.fabbing import ROOT, elsewhere, environment, hosts_file
 
 WANTED = Wanted("a", "python3", "~/.labkit", gpus=2, cpus=8, memory_gb=64, hash="0123456789abcdef")
@@ -64,6 +65,31 @@ def test_what_is_not_as_it_should_be_has_a_hint(check, facts, state, said):
     finding = judged(check, **facts)
     assert finding.state == state
     assert said in finding.hint
+
+
+@pytest.mark.parametrize(
+    ("kind", "gpus", "state", "told"),
+    [
+        ("cpu", [], State.OK, "2 said to be there"),
+        ("none", [], State.OK, "2 said to be there"),
+        ("Laptop", [], State.OK, "2 said to be there"),
+        ("cpu", ["V100, 16 GiB, 1"], State.OK, '1 real ones left alone: device_type = "cpu"'),
+        ("gpu", [], State.FAULT, "the inventory says 2"),
+        ("v100", ["Tesla V100-SXM2-16GB, 16 GiB, 1"] * 2, State.OK, "2 Tesla V100-SXM2-16GB"),
+        ("t4", ["Tesla V100-SXM2-16GB, 16 GiB, 1"] * 2, State.NOTE, "the inventory calls them t4"),
+    ],
+)
+def test_what_the_inventory_calls_gpus_decides_whether_they_must_be_there(kind, gpus, state, told):
+    host = Host(name="a", gpus=2, cpus=8, memory_gb=64, device_type=kind)
+    machine = Machine("a", "127.0.0.1", 22, "u", None, "python3", "~/.labkit", host)
+    (finding,) = [
+        each for each in of_facts(wanted_of(machine, WANTED.hash), FACTS | {"gpus": gpus}) if each.check == "GPUs"
+    ]
+    assert finding.state == state
+    assert told in finding.found + finding.hint
+    assert of_torch(wanted_of(machine, ""), {"version": "2", "gpus": 0, "error": ""}, deployed=True).state == (
+        State.FAULT if kind in ("gpu", "v100", "t4") else State.OK
+    )
 
 
 def test_a_clock_is_judged_by_what_is_certain():

@@ -1,4 +1,4 @@
-"""From an inventory to the GPU of each worker: real agents, launchers and processes; the driver tells of GPUs that are not there."""
+"""From an inventory to the GPU of each worker: real agents, launchers and processes; only the GPUs are not there."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from labkit.core.errors import InputError
+from labkit.core.events import Kind
 from labkit.core.placement import Placement
+from labkit.core.resources import amounts
 from labkit.doctor import which
 from labkit.experiment import Session
-from labkit.testbed.agent.client import Agent
 from labkit.testbed.agent.errors import AgentRefused
-from labkit.testbed.agent.local import LocalBridge
 from labkit.testbed.backend import SshBackend
 from labkit.testbed.bed import Bed
-from labkit.testbed.claims import Claims, checked_gpus
+from labkit.testbed.claims import Claims, checked_gpus, parts_of_gpus
 from labkit.testbed.fleet import Fleet
 from labkit.testbed.inventory import Inventory
 from labkit.testbed.provision import deploy
@@ -30,7 +31,7 @@ from labkit.testbed.training import gpus_of, sites_of
 from tests.testbed.agent.conftest import dial, folder  # noqa: F401 - fixtures
 from tests.testbed.agent.driver import Driver
 from tests.testbed.agent.looking import environment, runs, wait_for
-from tests.testbed.test_backend import TINY, jobs_of
+from tests.testbed.test_backend import TINY, jobs_of, until
 
 SLEEP = ["sleep", "1000"]
 HOST = (
@@ -183,11 +184,28 @@ def test_a_job_waits_for_those_that_leave_their_gpus_and_is_refused_where_nobody
     assert holders(agent) == {"second": 2}
 
 
+def test_a_job_that_is_to_stop_waits_for_gpus_no_more(claims, driver):
+    of, agent = claims
+    start(agent, of("first"), "first", 4)
+    second = of("second")
+    second._wanted = lambda: False
+    with pytest.raises(AgentRefused, match="1 GPU of 4 asked for, 0 can be had"):
+        start(agent, second, "second", 1)
+
+
+def test_jobs_that_ask_for_parts_of_gpus_are_told_at_the_start(tmp_path):
+    halves = replace(jobs_of(2), worker_demand=np.tile(amounts(gpus=0.5, cpus=0.1), (2, 1)))
+    (note,) = parts_of_gpus(halves, inventory_of(tmp_path, ("a", 2, "v100")))
+    assert note.startswith("2 jobs, the first is 0, ask for 0.5 GPUs per worker")
+    assert parts_of_gpus(halves, inventory_of(tmp_path, ("a", 2, "cpu"))) == []
+    assert parts_of_gpus(jobs_of(2), inventory_of(tmp_path, ("a", 2, "v100"))) == []
+
+
 def test_fewer_gpus_than_the_inventory_says_are_told_before_anything_runs(driver, dial, tmp_path):  # noqa: F811
     driver.mig.add(driver.uuids[1])
     driver.tell()
     hello = {"a": dial(env=driver.environment).hello}.__getitem__
-    with pytest.raises(InputError, match='host a: the inventory says gpus = 5, its driver 4 .*device_type = "cpu"'):
+    with pytest.raises(InputError, match=r'host a: the inventory says gpus = 5, its driver 4 .*device_type = "cpu"'):
         checked_gpus(inventory_of(tmp_path, ("a", 5, "gpu")), hello)
     type_note, mig_note = checked_gpus(inventory_of(tmp_path, ("a", 4, "v100")), hello)
     assert type_note.startswith("host a: the inventory calls them v100, the driver 'Fake-9000'")
@@ -195,59 +213,33 @@ def test_fewer_gpus_than_the_inventory_says_are_told_before_anything_runs(driver
     assert checked_gpus(inventory_of(tmp_path, ("a", 1, "fake-9000"), ("b", 9, "cpu")), hello) == []
     driver.tell(broken=True)
     hello = {"a": dial(tmp_path / "broken", env=driver.environment).hello}.__getitem__
-    with pytest.raises(InputError, match="gpus = 1, its driver 0 .NVML: Driver Not Loaded."):
+    with pytest.raises(InputError, match=r"gpus = 1, its driver 0 \(NVML: Driver Not Loaded\)"):
         checked_gpus(inventory_of(tmp_path, ("a", 1, "gpu")), hello)
 
 
 @pytest.mark.skipif(not which("sshd"), reason="no sshd here")
-def test_two_jobs_of_a_run_on_one_host_are_given_different_gpus(driver, own_folder, tmp_path):
+def test_two_jobs_of_a_run_on_one_host_are_given_different_gpus(driver, dial, own_folder, tmp_path):  # noqa: F811
     """The GPUs are not there, so both jobs end with what CUDA says; each was told another one."""
     with Bed.up(1, folder=own_folder, gpus=2) as up:
-        with Fleet(up.inventory) as fleet:
-            deploy(fleet).checked()
         (machine,) = up.inventory
-        home = Path(machine.folder)
-        with Agent(LocalBridge(home, env={**driver.environment, **_marks(home)})) as agent:
-            real = replace(machine, host=replace(machine.host, device_type="fake-9000"))
-            inventory = Inventory(up.inventory.path, (real,), up.inventory.known_hosts)
-            with SshBackend(
-                jobs_of(2), inventory, run="two", folder=tmp_path / "run", training=TINY
-            ) as backend:
-                assert backend.notes == []
-                session = Session(backend)
-                both = Placement.of([0, 1], job=[0, 0, 1, 1], role=[0, 1, 0, 1], group=[0] * 4, count=[1] * 4)
-                session._note(backend.apply(both))
-                wait_for(lambda: len(_started(home)) >= 2, timeout_s=120)
-                wait_for(lambda: len(_bound(home)) >= 2, timeout_s=120)
-            assert sorted(_started(home)) == sorted([uuid] for uuid in driver.uuids[:2])
-            assert _bound(home) == set(driver.uuids[:2])
-            assert agent.hello["gpus"][0]["name"] == "Fake-9000"
+        home = tmp_path / "host"
+        real = replace(machine, folder=str(home), host=replace(machine.host, device_type="fake-9000"))
+        inventory = replace(up.inventory, machines=(real,))
+        with Fleet(inventory) as fleet:
+            deploy(fleet).checked()
+        agent = dial(home, env=driver.environment)  # the one that the run finds there
+        with SshBackend(jobs_of(2), inventory, run="two", folder=tmp_path / "run", training=TINY) as backend:
+            assert backend.notes == []
+            session = Session(backend)
+            both = Placement.of([0, 1], job=[0, 0, 1, 1], role=[0, 1, 0, 1], group=[0] * 4, count=[1] * 4)
+            session._note(backend.apply(both))
+            until(session, Kind.FAILED, n=2)
+            assert sum("CUDA" in note for note in backend.notes) == 2, backend.notes
+        given = [event["gpus"] for event in events_of(home) if event["kind"] == "started"]
+        assert sorted(given) == [driver.uuids[:1], driver.uuids[1:2]]
+        agent.shutdown()
 
 
-def _marks(home):
-    """Return the marks of a laptop testbed's host, by which its processes are found."""
-    path = next(Path(f"/proc/{pid}/environ") for pid in _pids() if str(home.parent) in environment(pid).get("LABKIT_BED", ""))
-    return {k: v for k, v in (each.split("=", 1) for each in path.read_text().split("\0") if "=" in each) if "BED" in k}
-
-
-def _pids():
-    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
-
-
-def _started(home):
-    """Return the GPUs with which the jobs of all runs were started, from the agent's own record of events."""
-    events = [json.loads(line) for path in home.glob("runs/*/events.jsonl") for line in path.read_text().splitlines()]
-    return [event["gpus"] for event in events if event["kind"] == "started" and event["gpus"]]
-
-
-def _bound(home):
-    """Return the GPUs that workers were told, from what their logs say or their command lines show."""
-    found = set()
-    for pid in _pids():
-        if environment(pid).get("LABKIT_FOLDER") == str(home):
-            found |= {each for each in environment(pid).get("CUDA_VISIBLE_DEVICES", "").split(",") if each}
-    BOUND.update(found)
-    return set(BOUND)
-
-
-BOUND: set[str] = set()
+def events_of(home):
+    """Return what the agent of a host has noted of all its runs."""
+    return [json.loads(line) for path in home.glob("runs/*/events.jsonl") for line in path.read_text().splitlines()]
