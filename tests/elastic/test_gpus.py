@@ -27,7 +27,7 @@ def test_a_worker_may_have_those_gpus_of_its_site_that_the_job_has_now(allotment
     assert devices_of(SITE) == ["GPU-c", "GPU-d"]
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '"GPU-a"', "7"])
+@pytest.mark.parametrize("content", ["{", '["GPU-a"]', '"GPU-a"', "7"])
 def test_a_file_that_is_no_allotment_is_told_by_name(allotment: Path, content: str) -> None:
     allotment.write_text(content)
     with pytest.raises(OSError, match=r"gpus\.json is no list of GPUs"):

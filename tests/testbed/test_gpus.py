@@ -15,11 +15,9 @@ import numpy as np
 import pytest
 
 from labkit.core.errors import InputError
-from labkit.core.events import Kind
 from labkit.core.placement import Placement
 from labkit.core.resources import amounts
 from labkit.doctor import which
-from labkit.experiment import Session
 from labkit.testbed.agent.errors import AgentRefused
 from labkit.testbed.backend import SshBackend
 from labkit.testbed.bed import Bed
@@ -30,8 +28,8 @@ from labkit.testbed.provision import deploy
 from labkit.testbed.training import gpus_of, sites_of
 from tests.testbed.agent.conftest import dial, folder  # noqa: F401 - fixtures
 from tests.testbed.agent.driver import Driver
-from tests.testbed.agent.looking import environment, runs, wait_for
-from tests.testbed.test_backend import TINY, jobs_of, until
+from tests.testbed.agent.looking import environment, labelled, runs, wait_for
+from tests.testbed.test_backend import TINY, jobs_of
 
 SLEEP = ["sleep", "1000"]
 HOST = (
@@ -219,7 +217,7 @@ def test_fewer_gpus_than_the_inventory_says_are_told_before_anything_runs(driver
 
 @pytest.mark.skipif(not which("sshd"), reason="no sshd here")
 def test_two_jobs_of_a_run_on_one_host_are_given_different_gpus(driver, dial, own_folder, tmp_path):  # noqa: F811
-    """The GPUs are not there, so both jobs end with what CUDA says; each was told another one."""
+    """The GPUs are not there, so no worker gets further than to look for its own."""
     with Bed.up(1, folder=own_folder, gpus=2) as up:
         (machine,) = up.inventory
         home = tmp_path / "host"
@@ -230,14 +228,22 @@ def test_two_jobs_of_a_run_on_one_host_are_given_different_gpus(driver, dial, ow
         agent = dial(home, env=driver.environment)  # the one that the run finds there
         with SshBackend(jobs_of(2), inventory, run="two", folder=tmp_path / "run", training=TINY) as backend:
             assert backend.notes == []
-            session = Session(backend)
             both = Placement.of([0, 1], job=[0, 0, 1, 1], role=[0, 1, 0, 1], group=[0] * 4, count=[1] * 4)
-            session._note(backend.apply(both))
-            until(session, Kind.FAILED, n=2)
-            assert sum("CUDA" in note for note in backend.notes) == 2, backend.notes
-        given = [event["gpus"] for event in events_of(home) if event["kind"] == "started"]
-        assert sorted(given) == [driver.uuids[:1], driver.uuids[1:2]]
+            backend.apply(both)
+            found: dict[str, set[str]] = {}
+            wait_for(lambda: len(bound(home, found)) == 2, timeout_s=300)
+        given = {event["task"]: set(event["gpus"]) for event in events_of(home) if event["kind"] == "started"}
+        assert found == given
+        assert sorted(map(sorted, given.values())) == [driver.uuids[:1], driver.uuids[1:2]]
         agent.shutdown()
+
+
+def bound(home, found):
+    """Add the GPUs that workers of each job see on a host; those of a worker that has ended stay."""
+    for pid in labelled(home):
+        if seen := environment(pid).get("CUDA_VISIBLE_DEVICES"):
+            found.setdefault(environment(pid)["LABKIT_TASK"], set()).add(seen)
+    return found
 
 
 def events_of(home):

@@ -182,7 +182,7 @@ class Devices:
         if not self._names.take(gpu.uuid):
             return "held by another user's agent"
         others = [pid for pid in gpu.pids if _is_there(pid)]
-        return f"used by process {others[0]}, which is no task of this agent" if others else ""
+        return f"used by process {others[0]}, which did not get it from this agent" if others else ""
 
     def change(self, key: Key, asks: Sequence[Ask], *, said: Mapping[str, Any], beside: str | None = None) -> list[Gpu]:
         """Give a task that runs other GPUs; those that it gives back are free once none of its processes sees them.

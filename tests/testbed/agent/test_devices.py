@@ -178,7 +178,7 @@ def test_a_gpu_that_a_program_of_somebody_else_uses_is_not_given_away(agent, dri
     wait_for(lambda: agent.measure()["gpus"][0]["processes"])
     with pytest.raises(AgentRefused) as refused:
         agent.start("run", task="job", argv=SLEEP, gpus=[0, 1])
-    assert f"GPU 0: used by process {os.getpid()}, which is no task of this agent" in str(refused.value)
+    assert f"GPU 0: used by process {os.getpid()}, which did not get it from this agent" in str(refused.value)
     with pytest.raises(AgentRefused, match="GPU 1: cut by MIG, which is left alone"):
         agent.start("run", task="job", argv=SLEEP, gpus=[1])
     assert visible(agent.start("run", task="job", argv=SLEEP, gpus=2)["pid"]) == driver.uuids[2:]
