@@ -116,6 +116,9 @@ class Scaler(Standby):
         """
         if strategy not in STRATEGIES:
             raise unknown("strategy", strategy, STRATEGIES)
+        for n in (servers, workers):
+            if isinstance(n, bool) or not isinstance(n, int):
+                raise InputError(f"{n!r} servers or workers more; expected whole numbers, below 0 for fewer.")
         asked = Scaling(servers, workers, tuple(replace), strategy)
         if place is not None:
             if servers or workers or replace:
@@ -194,7 +197,8 @@ class Scaler(Standby):
             return
         scaling.going = change.going
         scaling.new = [self._launch(role, site) for role, site in change.starts]
-        scaling.waiting = set(scaling.new)
+        starting = [m.name for m in self.of("server") if not m.joined]  # of a controller that died
+        scaling.waiting = {*scaling.new, *starting}
 
     def _change(self, scaling: Scaling) -> Change:
         """Return who is to start where, and who goes."""
@@ -462,11 +466,11 @@ class Scaler(Standby):
         elif self.phase == "starting" or self._is_new():
             self._end(why)
         else:
-            self._cut_off(newcomer.name)
+            self._cut_off(newcomer.name, why)
 
     def _is_new(self) -> bool:
         """Tell whether the first processes of the job are all there, but not all workers have their parameters yet."""
-        everybody = sum(self._numbers.values()) == len(self.members)
+        everybody = sum(self._numbers.values()) == len(self.members) and all(m.came for m in self.members.values())
         return everybody and self._n_ready() < len(self.of("worker"))
 
     def _mourn(self, scaling: Scaling, member: Member) -> None:
