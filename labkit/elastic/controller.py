@@ -306,9 +306,14 @@ class Controller(Hosts):
 
     def _restore(self) -> None:
         """Give out the blocks of a checkpoint, at first those of the beginning."""
+        missing = [role for role in ROLES if not self.of(role)]
+        if missing:  # those were dropped, or died, who were to stay
+            for role in missing:
+                self._launch(role, self._site_for(role))
+            return
         self.era += 1
         self.phase = "loading"
-        servers = [m.name for m in self.of("server")]
+        servers = self._with_blocks(m.name for m in self.of("server"))
         self.owner = self._reassign({}, self.terms.sizes, servers)
         self.moves = dict.fromkeys(self.owner, 0)
         self._unfollow()
@@ -551,8 +556,16 @@ class Controller(Hosts):
             self._mourn(self.scaling, member)
         if member.role == "worker":
             self._worker_died(member.site)
+        elif self.scaling is not None and self._is_stranded(member):
+            self._strand(self.scaling, f"{member.name} died: {why}")
         else:
             self._server_died(member, going=going)
+
+    def _is_stranded(self, dead: Member) -> bool:
+        """Tell whether the request under way has nobody left to come or stay, and all blocks are with those who go."""
+        going = [] if self.scaling is None else self.scaling.going
+        here = self.phase == "training" and dead.name not in self.owner.values()
+        return here and all(m.name in going for m in self.of("server"))
 
     def _server_died(self, member: Member, *, going: bool) -> None:
         if self.terms.standby and self.phase in ("training", "taking_over"):

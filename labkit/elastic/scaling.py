@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -259,13 +259,28 @@ class Scaler(Standby):
 
     def _assign(self, scaling: Scaling) -> None:
         """Find out which blocks move where."""
-        servers = [m.name for m in self.of("server") if m.name not in scaling.going]
+        servers = self._with_blocks(m.name for m in self.of("server") if m.joined and m.name not in scaling.going)
+        if not servers:
+            self._strand(scaling, "all servers died that were to stay")
+            return
         after = self._reassign(self.owner, self.terms.sizes, servers)
         scaling.moves = {block: name for block, name in after.items() if self.owner[block] != name}
         moved = sum(self.terms.sizes[block] for block in scaling.moves)
         self._phase(
             scaling, "assignment", blocks=len(scaling.moves), parameters=moved, new=scaling.new, going=scaling.going
         )
+
+    def _with_blocks(self, servers: Iterable[str]) -> list[str]:
+        """Return servers that are to have blocks, the oldest: after deaths there may be more servers than blocks."""
+        return list(servers)[: len(self.terms.sizes)]
+
+    def _strand(self, scaling: Scaling, why: str) -> None:
+        """Drop a request after which no server would be left: those stay who were to go."""
+        if scaling.hold is not None or self._still is not None:
+            self._walk_on()
+        self._drop(scaling, why)
+        self._bury()
+        self._follow(self._followers_to_be())
 
     def _migrate(self, scaling: Scaling) -> None:
         """Let the blocks move; those who suspend do it while workers stand still."""
