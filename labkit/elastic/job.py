@@ -95,7 +95,7 @@ class Job:
         self.folder, self._program, self._keep, self._secrets = folder, program, keep, secrets
         self._spec, self._plan = Spec.load(folder), Plan.load(folder)
         self._lease = Lease(self._spec.lease_s)
-        self._ended, self._closing = threading.Event(), False
+        self._ended, self._closing, self._told = threading.Event(), False, False
         self._line = Line(folder, lease=self._lease, ended=self._ended)
         self._result: Result | None = None
         self._process = self._start()
@@ -288,8 +288,9 @@ class Job:
 
     def _with_folder(self, why: str) -> str:
         """Return why the job failed, and where it can go on; a folder of its own without a checkpoint is removed."""
-        saved = max(self._spec.checkpoints(self.folder).steps(), default=0) if self.folder.exists() else 0
+        saved = max(self._spec.checkpoints(self.folder).steps(), default=0)
         if saved:
+            self._keep = self._told = True
             return f"{why} Checkpoints are in {self.folder}: start(..., folder=...) goes on from step {saved}."
         self.delete()
         return why
@@ -320,17 +321,17 @@ class Job:
         """
         if not self._ended.is_set() and (self._keep or kind is not None):
             self._end(save=True)
-            if kind is not None:
-                self._keep = self._tell_where()
+        if kind is not None and self._result is None and not self._told:
+            self._tell_where()
         self.delete()
 
-    def _tell_where(self) -> bool:
-        """Say where the state of a job is that was interrupted; False if there is none."""
-        saved = max(self._spec.checkpoints(self.folder).steps(), default=0)
+    def _tell_where(self) -> None:
+        """Say where the state of a job is whose block was interrupted, and let it stay, if there is any."""
+        saved = max(self._spec.checkpoints(self.folder).steps(), default=0) if self.folder.exists() else 0
         if saved:
+            self._keep = True
             told = f"the job was ended; its state after step {saved} is in {self.folder}"
             print(f"{told}: start(..., folder=...) goes on from there.", file=sys.stderr)
-        return bool(saved) or self._keep
 
 
 class Result:
