@@ -541,6 +541,10 @@ class Controller(Hosts):
         )
         self._died(member, why)
 
+    def _on_no_memory(self, member: Member, columns: Mapping[str, Any]) -> None:
+        """Do without a server that ends because it ran out of memory: nobody has to guess why."""
+        self._cut_off(member.name, str(columns["why"]))
+
     def _on_failed(self, member: Member, columns: Mapping[str, Any]) -> None:
         self._end(f"{member.name}: {columns['why']}")
 

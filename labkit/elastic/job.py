@@ -95,7 +95,7 @@ class Job:
         self.folder, self._program, self._keep, self._secrets = folder, program, keep, secrets
         self._spec, self._plan = Spec.load(folder), Plan.load(folder)
         self._lease = Lease(self._spec.lease_s)
-        self._ended, self._closing, self._told = threading.Event(), False, False
+        self._ended, self._closing, self._failure = threading.Event(), False, ""
         self._line = Line(folder, lease=self._lease, ended=self._ended)
         self._result: Result | None = None
         self._process = self._start()
@@ -120,6 +120,7 @@ class Job:
                 now_s = time.monotonic()
                 deaths = [when for when in deaths if when > now_s - self._plan.restarts_within_s] + [now_s]
                 if len(deaths) > self._plan.restarts:
+                    end_members(self.folder)  # nobody will lead them
                     return
                 self._process = self._start()
         finally:
@@ -270,14 +271,19 @@ class Job:
             told = f"the job is not done after {timeout_s:g} s, and trains on; wait again, or end it with stop()."
             raise NotDoneError(told)
         if self._result is None:
-            if not self.folder.exists():
-                raise JobError(f"the job was deleted, and its folder {self.folder} with it: there is no result.")
-            try:
-                self._result = Result(self)
-            except JobError as error:
-                raise JobError(self._with_folder(str(error))) from None
+            self._result = self._outcome()
             self.delete()  # what it leaves is in the result
         return self._result
+
+    def _outcome(self) -> Result:
+        if not self._failure and not self.folder.exists():
+            self._failure = f"the job was deleted, and its folder {self.folder} with it: there is no result."
+        if not self._failure:
+            try:
+                return Result(self)
+            except JobError as error:
+                self._failure = self._with_folder(str(error))
+        raise JobError(self._failure)
 
     @property
     def pid(self) -> int:
@@ -290,8 +296,8 @@ class Job:
         """Return why the job failed, and where it can go on; a folder of its own without a checkpoint is removed."""
         saved = max(self._spec.checkpoints(self.folder).steps(), default=0)
         if saved:
-            self._keep = self._told = True
-            return f"{why} Checkpoints are in {self.folder}: start(..., folder=...) goes on from step {saved}."
+            self._keep = True
+            return f"{why.rstrip('.')}. Checkpoints are in {self.folder}: start(..., folder=...) goes on from step {saved}."
         self.delete()
         return why
 
@@ -308,6 +314,7 @@ class Job:
             self._closing = True
             self._process.kill()
             end_members(self.folder)
+            self._ended.wait(self._lease.base_s)
 
     def __enter__(self) -> Job:
         """Return the job."""
@@ -321,7 +328,7 @@ class Job:
         """
         if not self._ended.is_set() and (self._keep or kind is not None):
             self._end(save=True)
-        if kind is not None and self._result is None and not self._told:
+        if kind is not None and self._result is None and not self._failure:
             self._tell_where()
         self.delete()
 

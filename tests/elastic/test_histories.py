@@ -44,7 +44,7 @@ class History(Play):
             self.comes, self.comes, self.comes, self.steps, self.scales, self.scales, self.dies, self.newcomer_dies,
             self.newcomer_dies, self.doubted, self.doubted, self.moves, self.moves, self.handed, self.follows,
             self.loads, self.loads, self.ready, self.ready, self.saves, self.told_all, self.taken_over, self.unmet,
-            self.stuck, self.unable,
+            self.memory, self.stuck, self.unable,
         ]  # fmt: skip
 
     def live(self) -> None:
@@ -153,6 +153,10 @@ class History(Play):
     def stuck(self) -> None:
         for worker in self.machine.of("worker")[:1]:
             self.says(worker.name, "stuck", place=[1, int(self.rng.integers(1000))], why="hangs")
+
+    def memory(self) -> None:
+        for server in self.machine.of("server")[-1:]:
+            self.says(server.name, "no_memory", why="out of memory")
 
     def unable(self) -> None:
         self.done(self.machine.unable(self.one(self.machine.members), why="no port"))
