@@ -297,7 +297,8 @@ class Job:
         saved = max(self._spec.checkpoints(self.folder).steps(), default=0)
         if saved:
             self._keep = True
-            return f"{why.rstrip('.')}. Checkpoints are in {self.folder}: start(..., folder=...) goes on from step {saved}."
+            there = f"Checkpoints are in {self.folder}: start(..., folder=...) goes on from step {saved}."
+            return f"{why.rstrip('.')}. {there}"
         self.delete()
         return why
 
