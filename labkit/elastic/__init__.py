@@ -10,15 +10,16 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from labkit.elastic.job import Job, JobError, Result, start, train
+    from labkit.elastic.errors import JobError, NoAnswerError, NotDoneError, OverError
+    from labkit.elastic.job import Job, Result, start, train
 
-__all__ = ["Job", "JobError", "Result", "start", "train"]
+__all__ = ["Job", "JobError", "NoAnswerError", "NotDoneError", "OverError", "Result", "start", "train"]
 
 
 def __getattr__(name: str) -> Any:
     """Import what runs a job only when it is asked for: its processes need little of it."""
     if name in __all__:
-        from labkit.elastic import job
+        from labkit.elastic import errors, job
 
-        return getattr(job, name)
+        return getattr(errors if name.endswith("Error") else job, name)
     raise AttributeError(f"module {__name__} has no attribute {name}")

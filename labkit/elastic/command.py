@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from labkit.elastic.deaths import RESTARTS, WITHIN_S
+
 if TYPE_CHECKING:
     from labkit.elastic import Result
 
@@ -39,6 +41,21 @@ def train(
     standby: Annotated[
         bool, typer.Option("--standby", help="Every block is followed by a second server: a killed one costs no step.")
     ] = False,
+    restarts: Annotated[
+        int, typer.Option(help="Give up when more processes than that died, in a time, without a step forward.")
+    ] = RESTARTS,
+    restarts_within_s: Annotated[
+        float, typer.Option("--restarts-within", help="That time, in seconds.", metavar="SECONDS")
+    ] = WITHIN_S,
+    lease_s: Annotated[
+        float, typer.Option("--lease", help="Who does not answer for so long counts as gone.", metavar="SECONDS")
+    ] = 3.0,
+    start_s: Annotated[
+        float, typer.Option("--start-limit", help="A process may take so long to start.", metavar="SECONDS")
+    ] = 300.0,
+    patience_s: Annotated[
+        float, typer.Option("--patience", help="A worker may take so long for one gradient.", metavar="SECONDS")
+    ] = 300.0,
     folder: Annotated[
         Path | None, typer.Option(help="Keep events, logs and checkpoints here, and go on from them.")
     ] = None,
@@ -64,7 +81,8 @@ def train(
         models.loss(name),
         steps=steps, batch=batch, workers=workers, servers=servers, shards=shards, optimizer=optimizer, seed=seed,
         save_every=save_every, folder=folder, sync=sync, lr=models.learning_rate(name) if lr is None else lr,
-        standby=standby,
+        standby=standby, restarts=restarts, restarts_within_s=restarts_within_s, lease_s=lease_s, start_s=start_s,
+        patience_s=patience_s,
         network=network, hosts=[host.strip() for host in hosts.split(",") if host], ports=ports_of(ports),
     )  # fmt: skip
     with job, _Bar(steps, quiet=as_json) as bar:

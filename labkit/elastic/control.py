@@ -13,8 +13,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -23,10 +24,11 @@ from labkit.elastic import fault
 from labkit.elastic.commands import Command, End, Keep, Load, Note, Over, Start, Tell
 from labkit.elastic.controller import Controller
 from labkit.elastic.crew import Terms
+from labkit.elastic.deaths import RESTARTS, WITHIN_S
 from labkit.elastic.homes import Homes, Secrets
 from labkit.elastic.launch import Here, Launcher, Order, There, wait_for_end
 from labkit.elastic.losses import Losses
-from labkit.elastic.member import CONTROLLER, PATIENCE_LEASES, SPEC, Spec
+from labkit.elastic.member import CONTROLLER, NO_MEMORY, PATIENCE_LEASES, SPEC, Spec
 from labkit.elastic.network import HOST, Network, Reach, Refusals, checked_address, claimed
 from labkit.elastic.program import FILE as PROGRAM
 from labkit.elastic.protocol import Kind, at, era_and_version
@@ -43,8 +45,10 @@ from labkit.elastic.transport import (
     Listener,
     Message,
     Peer,
+    RemoteError,
     TransportError,
 )
+from labkit.elastic.waking import BY_FORCE
 
 PLAN, EVENTS, STATE, LOCK = "plan.json", "events.jsonl", "controller.json", "controller.lock"
 LEASES = "leases.jsonl"
@@ -52,6 +56,10 @@ LEASES = "leases.jsonl"
 
 
 TICKS_OF_A_LEASE = 4
+MEANINGS = {NO_MEMORY: "out of memory", BY_FORCE: "ended by its watchdog"}
+"""Of exit codes."""
+REQUESTS_KNOWN = 64
+"""Requests whose repetition is recognised."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +74,17 @@ class Plan:
     """Process with which the job ends; 0: it goes on by itself."""
     place: dict[str, list[int]] | None = None
     """Workers and servers of each site."""
+    restarts: int = RESTARTS
+    restarts_within_s: float = WITHIN_S
+
+    def save(self, folder: Path) -> None:
+        """Write it into the folder of the job."""
+        (folder / PLAN).write_text(json.dumps(asdict(self)))
+
+    @classmethod
+    def load(cls, folder: Path) -> Plan:
+        """Read it."""
+        return cls(**json.loads((folder / PLAN).read_text()))
 
 
 def now() -> float:
@@ -119,11 +138,10 @@ class Control:
         from labkit.elastic.assign import reassign
 
         self.folder, self.spec = folder, Spec.load(folder)
-        self.plan = Plan(**json.loads((folder / PLAN).read_text()))
+        self.plan = Plan.load(folder)
         self.lease = Lease(self.spec.lease_s)
         self.inbox: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
         self.channels: dict[str, Channel] = {}
-        self.clients: dict[str, Channel] = {}
         self.pids: dict[str, int] = {}
         """Of everybody who was started; 0: nobody knows yet."""
         self.seats: dict[str, str] = {}
@@ -151,6 +169,10 @@ class Control:
         """How often a process was without a connection."""
         self.awaited: dict[str, threading.Timer] = {}
         """Those who were started and have not come."""
+        self.begun: dict[str, float] = {}
+        """When each was started, on a clock that all controllers of this machine have."""
+        self.asked: dict[str, int] = {}
+        """Scalings that were asked for, by what their request is known by."""
         self.over: str | None = None
         self.loss: float | None = None
         self._next_tick_s = 0.0
@@ -160,6 +182,8 @@ class Control:
                 n_shards=self.spec.n_shards,
                 n_steps=self.spec.n_steps,
                 save_every=self.plan.save_every,
+                restarts=self.plan.restarts,
+                restarts_within_s=self.plan.restarts_within_s,
                 standby=self.plan.standby,
                 sync=self.spec.sync,
                 n_samples=self.spec.n_samples,
@@ -231,6 +255,7 @@ class Control:
         while self.over is None or set(self.pids) - self.ended:
             try:
                 item = self.inbox.get(timeout=None if self.spec.sync else self.lease.base_s / TICKS_OF_A_LEASE)
+                self.machine.now_s = time.monotonic()
                 getattr(self, f"_{item[0]}")(*item[1:])
             except queue.Empty:
                 pass
@@ -259,17 +284,25 @@ class Control:
         self.seats.update(state["seats"])
         for name, pid in state["pids"].items():
             self._launcher(name).adopt(name, pid, self.sites[self.seats[name]])
+        self.begun.update(state["begun"])
+        self.asked.update(state["asked"])
         names = [path.stem for path in self.folder.glob("*-*.log")]  # some may have been started unknown to the state
         self._carry_out(self.machine.take_over(state["machine"], names=names, records=known, now_s=time.monotonic()))
-        for name in [name for name, pid in state["pids"].items() if pid]:
-            self._expect(name, leases=2)
+        for name, pid in state["pids"].items():
+            if not self._has_come(name):
+                self._await(name)
+            elif pid:
+                self._expect(name, leases=2)
         for there in self.there.values():
             self._expect_host(there, leases=2 if there.busy else PATIENCE_LEASES)
 
     def _remember(self) -> None:
         """Write down, before anything is done, what a controller after this one must know."""
         pids = {name: pid for name, pid in self.pids.items() if name not in self.ended}
-        state = {"machine": self.machine.state(), "pids": pids, "seats": {name: self.seats[name] for name in pids}}
+        state = {
+            "machine": self.machine.state(), "pids": pids, "seats": {name: self.seats[name] for name in pids},
+            "begun": {name: self.begun[name] for name in pids if not self._has_come(name)}, "asked": dict(self.asked),
+        }  # fmt: skip
         if state == self.written:
             return
         try:
@@ -311,11 +344,8 @@ class Control:
         self._carry_out(self.machine.stop())
 
     def _opened(self, name: str, role: str, address: str, unable: str, channel: Channel) -> None:
-        if role == HOST:
-            return  # it says next who runs there
-        if role == "client":
-            self.clients[name] = channel
-            return
+        if role in (HOST, "client"):
+            return  # it says next who runs there, or what it wants
         pid = self.pids.get(name)
         if pid == 0 and name not in self.ended:
             self.doorstep[name] = name, role, address, unable, channel
@@ -413,13 +443,15 @@ class Control:
 
     def _save(self, version: int, state: dict[int, Block], queue_state: Any) -> None:
         """Write a checkpoint, in a thread of its own."""
-        by_owner: dict[str, list[Block]] = {}
-        for number, block in state.items():
-            by_owner.setdefault(self.machine.owner[number], []).append(block)
         try:
+            by_owner: dict[str, list[Block]] = {}
+            for number, block in state.items():
+                by_owner.setdefault(self.machine.owner[number], []).append(block)
             self.checkpoints.save(version, by_owner, queue=queue_state, mixed=not self.spec.sync)
         except LabkitError as error:
             self.inbox.put(("unsaved", version, str(error)))
+        except (OSError, MemoryError, LookupError) as error:
+            self.inbox.put(("unsaved", version, f"{type(error).__name__}: {error}"))
         else:
             self.inbox.put(("saved", version))
 
@@ -430,7 +462,6 @@ class Control:
         self._carry_out(self.machine.unsaved(version, why))
 
     def _closed(self, name: str, channel: Channel) -> None:
-        self.clients.pop(name, None)
         if name in self.there:
             if self.there[name].away(channel):
                 self._expect_host(self.there[name], leases=2)
@@ -453,9 +484,15 @@ class Control:
         if not self._launcher(name).wait(name, timeout_s=timeout_s):
             self.inbox.put(("missed", name, turn))
 
+    def _has_come(self, name: str) -> bool:
+        """Tell whether a process has ever joined; one that nobody knows any more is not waited for either."""
+        return name not in self.machine.members or self.machine.members[name].came
+
     def _await(self, name: str) -> None:
-        """See to it that a process comes that was started, or is given up."""
-        timer = threading.Timer(self.spec.start_s, self.inbox.put, [("absent", name)])
+        """See to it that a process comes that was started, by this controller or one before, or is given up."""
+        spent_s = time.monotonic() - self.begun.setdefault(name, time.monotonic())
+        left_s = max(self.spec.start_s - spent_s, 2 * self.lease.base_s)
+        timer = threading.Timer(left_s, self.inbox.put, [("absent", name)])
         timer.daemon = True
         self.awaited[name] = timer
         timer.start()
@@ -486,30 +523,48 @@ class Control:
         self._await_no_more(name)
         self.doorstep.pop(name, None)
         self.homes.clear(name)
-        self._carry_out(self.machine.left(name, reason=f"exit code {code}"))
+        told = f": {MEANINGS[code]}" if code in MEANINGS else ""
+        self._carry_out(self.machine.left(name, reason=f"exit code {code}{told}"))
+
+    def _unloaded(self, name: str, era: int, why: str) -> None:
+        """Replace a server that does not take a block of the checkpoint: training would wait for it."""
+        if era == self.machine.era and name not in self.ended:
+            self._write(now(), "unloaded", {"name": name, "why": why})
+            self._launcher(name).kill(name)
 
     def _loaded(self, era: int, version: int, queue_state: Any) -> None:
         if era == self.machine.era:
             self._carry_out(self.machine.loaded(version, queue=queue_state))
 
     def _asked(self, channel: Channel, message: Message) -> None:
-        meta = dict(message.meta)
+        """Do what a client asks for; it may be gone when that is done."""
         try:
-            if meta["do"] == "scale":
-                commands = self.machine.scale(
-                    servers=meta["servers"], workers=meta["workers"], replace=meta["replace"], place=meta["place"],
-                    strategy=meta["strategy"],
-                )  # fmt: skip
-            elif meta["do"] == "status":
-                channel.reply(message, meta=self._status())
-                return
-            else:
-                commands = self.machine.stop(save=meta["save"])
+            answer = self._answer(dict(message.meta))
         except InputError as error:
-            channel.refuse(message, str(error))
-            return
-        channel.reply(message, meta={"scaling": self.machine.n_asked})
-        self._carry_out(commands)
+            with contextlib.suppress(TransportError):
+                channel.refuse(message, str(error))
+        else:
+            with contextlib.suppress(TransportError):
+                channel.reply(message, meta=answer)
+
+    def _answer(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """Return what is answered; a scaling that is asked for again, on another connection, is done once."""
+        if asked.get("do") == "status":
+            return self._status()
+        if asked.get("do") == "stop":
+            self._carry_out(self.machine.stop(save=bool(asked.get("save"))))
+            return {}
+        if asked.get("do") != "scale":
+            raise InputError(f"a request '{str(asked.get('do'))[:40]}'; expected scale, status or stop.")
+        ask = str(asked.get("ask", ""))
+        if ask not in self.asked:
+            commands = self.machine.scale(
+                servers=asked.get("servers", 0), workers=asked.get("workers", 0), replace=asked.get("replace", ()),
+                place=asked.get("place"), strategy=str(asked.get("strategy")),
+            )  # fmt: skip
+            self.asked = {**dict(list(self.asked.items())[-REQUESTS_KNOWN:]), ask: self.machine.n_asked}
+            self._carry_out(commands)
+        return {"scaling": self.asked[ask]}
 
     def _status(self) -> dict[str, Any]:
         """Return where the job is: progress, and who is there to stay."""
@@ -550,6 +605,7 @@ class Control:
     def _start(self, command: Start) -> None:
         scales = self.machine.phase == "training" and self.machine.scaling is not None
         self.pids[command.name], self.seats[command.name] = 0, command.site
+        self.begun[command.name] = time.monotonic()
         order = Order(command.name, command.role, self.sites[command.site], gently=scales)
         launcher = self._launcher(command.name)
         if isinstance(launcher, There) and launcher.channel is None:
@@ -612,15 +668,22 @@ class Control:
         left = len(newest.blocks)
         lock = threading.Lock()
 
-        def settled(_: Any) -> None:
+        def settled(owner: str, done: Future[Message]) -> None:
+            """Count a block that has arrived; where a link broke, its server ends, or comes back and says so."""
             nonlocal left
+            failure = done.exception()
+            if failure is not None:
+                if isinstance(failure, RemoteError):
+                    self.inbox.put(("unloaded", owner, command.era, str(failure)))
+                return
             with lock:
                 left -= 1
                 if not left:
                     self.inbox.put(("loaded", command.era, newest.step, newest.queue))
 
         for number, saved in newest.blocks.items():
-            channel = self.channels.get(command.owner[number])
+            owner = command.owner[number]
+            channel = self.channels.get(owner)
             if channel is None:
                 return  # it died: its end begins another era
             block = Block(
@@ -631,7 +694,7 @@ class Control:
                 reply = channel.request(
                     Kind.STATE, *block.vectors(), meta=block.card(), block=number, step=at(command.era, newest.step)
                 )
-                reply.add_done_callback(settled)
+                reply.add_done_callback(partial(settled, owner))
 
     def _write(self, when: float, event: str, columns: dict[str, Any]) -> None:
         if event == "loss":

@@ -63,10 +63,10 @@ class Controller(Hosts):
         """Return what another controller must know to take over, as JSON has it; progress is told by who is there."""
         waiting = [s for s in (self.scaling, *self.queue) if s is not None]
         return {
-            "members": [[m.name, m.role, m.address, m.leaving, m.site] for m in self.members.values()],
+            "members": [[m.name, m.role, m.address, m.leaving, m.site, m.came] for m in self.members.values()],
             "lost": sorted(self.lost),
             "owner": sorted(self.owner.items()), "moves": sorted(self.moves.items()), "era": self.era,
-            "phase": self.phase, "saved": self.saved, "n_deaths": self.n_deaths, "numbers": self._numbers,
+            "phase": self.phase, "saved": self.saved, "deaths": self.deaths.state(), "numbers": self._numbers,
             "n_scalings": self._n_scalings, "failure": self.failure,
             "scaling": [s.number for s in waiting if not s.repair and s.again() is None],
             "again": [[s.number, s.place, s.strategy, s.last] for s in waiting if s.again() is not None],
@@ -89,11 +89,12 @@ class Controller(Hosts):
         be written: then training goes back to a checkpoint.
         `names` are those that processes have had, `records` are the journal of the shard service, `now_s` the time.
         """
-        for name, role, address, leaving, site in state["members"]:
-            self.members[name] = Member(name, role, address, leaving=leaving, site=site)
+        for name, role, address, leaving, site, came in state["members"]:
+            self.members[name] = Member(name, role, address, leaving=leaving, site=site, came=came)
         self.lost = set(state["lost"])
         self.owner, self.moves = dict(state["owner"]), dict(state["moves"])
-        self.era, self.saved, self.n_deaths = state["era"], state["saved"], state["n_deaths"]
+        self.era, self.saved = state["era"], state["saved"]
+        self.deaths.take_over(state["deaths"])
         self._take_over_standby(state)
         self._numbers, self._n_scalings = dict(state["numbers"]), state["n_scalings"]
         self._reserve(names)
@@ -103,7 +104,7 @@ class Controller(Hosts):
         for member in self.members.values():
             if member.leaving:  # whatever it had is elsewhere
                 self._out.append(End(member.name, kill=True))
-        self.phase = "taking_over" if state["phase"] == "training" else "restoring"
+        self.phase = {"training": "taking_over", "starting": "starting"}.get(state["phase"], "restoring")
         self._out.append(Note("taken_over", {"era": self.era, "phase": state["phase"]}))
         if self.phase == "taking_over" and not self.terms.sync:
             self._replay_leases(records, now_s=now_s)
@@ -203,7 +204,9 @@ class Controller(Hosts):
             return [Tell(name, {"do": "stop"})]
         if member.joined:
             return self._rejoined(member)
-        member.joined, member.address = True, address
+        if not member.came:
+            self.deaths.joined()
+        member.joined, member.came, member.address = True, True, address
         if self.phase == "taking_over":
             self._tell(name, do="tell")
         self._out.append(Note("joined", {"name": name, "role": member.role}))
@@ -257,7 +260,7 @@ class Controller(Hosts):
         self._forget_worker(name, died=not expected)
         self._out.append(Note("left", {"name": name, "role": member.role, "expected": expected, "reason": reason}))
         if not expected:
-            self._died(member)
+            self._died(member, reason)
         elif member.role == "server":
             self._bury()
         if self.scaling is not None:
@@ -272,6 +275,7 @@ class Controller(Hosts):
         take = getattr(self, f"_on_{event}", None)
         if take is not None and name in self.members and columns.get("era", self.era) == self.era:
             take(self.members[name], columns)
+            self.deaths.reached(self.progress)
         self._go_on()
         return self._taken()
 
@@ -294,7 +298,7 @@ class Controller(Hosts):
         """Do the next thing that is due."""
         if self.phase in ("starting", "restoring") and all(m.joined and not m.leaving for m in self.members.values()):
             self._restore()
-        elif self.phase == "taking_over" and all(m.told for m in self.members.values() if not m.leaving):
+        elif self.phase == "taking_over" and all(m.told for m in self.members.values() if m.came and not m.leaving):
             self._resume()
         if self.phase == "training":
             self._try_still()
@@ -302,9 +306,14 @@ class Controller(Hosts):
 
     def _restore(self) -> None:
         """Give out the blocks of a checkpoint, at first those of the beginning."""
+        missing = [role for role in ROLES if not self.of(role)]
+        if missing:  # those were dropped, or died, who were to stay
+            for role in missing:
+                self._launch(role, self._site_for(role))
+            return
         self.era += 1
         self.phase = "loading"
-        servers = [m.name for m in self.of("server")]
+        servers = self._with_blocks(m.name for m in self.of("server"))
         self.owner = self._reassign({}, self.terms.sizes, servers)
         self.moves = dict.fromkeys(self.owner, 0)
         self._unfollow()
@@ -483,7 +492,7 @@ class Controller(Hosts):
         """End a server that could not be given a block to follow: workers would wait for it."""
         name = str(columns["follower"])
         if self.coming.get(int(columns["block"])) == (name, int(columns["turn"])) and name in self.members:
-            self._cut_off(name)
+            self._cut_off(name, str(columns.get("why", "")))
 
     def _on_lacks(self, member: Member, columns: Mapping[str, Any]) -> None:
         """Go back where a server has not what it was believed to follow."""
@@ -500,7 +509,7 @@ class Controller(Hosts):
             self._tell(member.name, do="forget", blocks=[block])
             return
         if owner in self.members:
-            self._cut_off(owner)  # nobody may believe that it has the block
+            self._cut_off(owner, str(columns.get("why", "")))  # nobody may believe that it has the block
         if self.phase != "training":
             return
         self._tell(member.name, do="take_back", blocks=[block])
@@ -521,34 +530,46 @@ class Controller(Hosts):
             self._end(f"{member.name}: {columns['why']}.")
             return
         self._stuck.add(place)
-        self._cut_off(member.name)
+        self._cut_off(member.name, str(columns["why"]))
 
-    def _cut_off(self, name: str) -> None:
+    def _cut_off(self, name: str, why: str) -> None:
         self._out.append(End(name, kill=True))
         member = self.members.pop(name)
         self._forget_worker(name)
-        self._out.append(Note("left", {"name": name, "role": member.role, "expected": False, "reason": "cut off"}))
-        self._died(member)
+        self._out.append(
+            Note("left", {"name": name, "role": member.role, "expected": False, "reason": f"cut off: {why}"})
+        )
+        self._died(member, why)
+
+    def _on_no_memory(self, member: Member, columns: Mapping[str, Any]) -> None:
+        """Do without a server that ends because it ran out of memory: nobody has to guess why."""
+        self._cut_off(member.name, str(columns["why"]))
 
     def _on_failed(self, member: Member, columns: Mapping[str, Any]) -> None:
         self._end(f"{member.name}: {columns['why']}")
 
-    def _died(self, member: Member) -> None:
+    def _died(self, member: Member, why: str) -> None:
         if self.phase == "over":
             return
-        self.n_deaths += 1
-        if self.n_deaths > self.terms.restarts:
-            self._end(
-                f"{self.n_deaths} processes died, the last of them {member.name}; more than {self.terms.restarts}."
-            )
+        enough = self.deaths.note(f"{member.name} ({why})", now_s=self.now_s, joined=member.came)
+        if enough:
+            self._end(enough)
             return
         going = self.scaling is not None and member.name in self.scaling.going
         if self.scaling is not None:
             self._mourn(self.scaling, member)
         if member.role == "worker":
             self._worker_died(member.site)
+        elif self.scaling is not None and self._is_stranded(member):
+            self._strand(self.scaling, f"{member.name} died: {why}")
         else:
             self._server_died(member, going=going)
+
+    def _is_stranded(self, dead: Member) -> bool:
+        """Tell whether the request under way has nobody left to come or stay, and all blocks are with those who go."""
+        going = [] if self.scaling is None else self.scaling.going
+        here = self.phase == "training" and dead.name not in self.owner.values()
+        return here and all(m.name in going for m in self.of("server"))
 
     def _server_died(self, member: Member, *, going: bool) -> None:
         if self.terms.standby and self.phase in ("training", "taking_over"):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from labkit.elastic.commands import HERE, Command, Role, Start, Tell
+from labkit.elastic.deaths import RESTARTS, WITHIN_S, Deaths
 from labkit.elastic.places import Sitter, fewest
 from labkit.elastic.speeds import Speeds
 
@@ -26,8 +27,8 @@ class Terms:
         Of the whole training.
     save_every : int
         Steps between two checkpoints; 0: none but the last state.
-    restarts : int
-        Processes that may die and be replaced before the job is given up.
+    restarts, restarts_within_s : int, float
+        Processes that may die and be replaced within so many seconds and without a step forward; see `Deaths`.
     standby : bool
         Whether every block is followed by another server than its owner.
     sync : bool
@@ -42,7 +43,8 @@ class Terms:
     n_shards: int
     n_steps: int
     save_every: int = 0
-    restarts: int = 10
+    restarts: int = RESTARTS
+    restarts_within_s: float = WITHIN_S
     standby: bool = False
     sync: bool = True
     n_samples: int = 0
@@ -67,6 +69,8 @@ class Member:
     """Whether it was given parameters and leaves of this era."""
     told: bool = False
     """Whether it has told a new controller what it has."""
+    came: bool = False
+    """Whether it has ever joined, this controller or one before: else it is still starting."""
     site: str = HERE
 
 
@@ -93,7 +97,9 @@ class Crew:
         self.era = 0
         self.phase = "starting"
         self.progress = 0
-        self.n_deaths = 0
+        self.deaths = Deaths(restarts=terms.restarts, within_s=terms.restarts_within_s)
+        self.now_s = 0.0
+        """When what it is told now happens; whoever tells it has a clock."""
         self._numbers = {"server": 0, "worker": 0}
         self._claimed: set[int] = set()
         """Blocks of which a controller that takes over has heard."""
@@ -185,7 +191,7 @@ class Crew:
         """End the job."""
         raise NotImplementedError
 
-    def _cut_off(self, name: str) -> None:
+    def _cut_off(self, name: str, why: str) -> None:
         """End somebody at once who cannot be reached, or cannot reach others, and go on without."""
         raise NotImplementedError
 

@@ -37,7 +37,8 @@ class Fault:
     count : int
         The how many-th time that a process comes there.
     what : str
-        `kill`, `stop` (until somebody sends SIGCONT), or the name of an error of the system: ENOSPC, EIO.
+        `kill`, `stop` (until somebody sends SIGCONT), or the name of an error of the system: ENOSPC, EIO. ENOMEM is
+        raised as a MemoryError, as by an allocation.
     times : int
         How often in a row, for errors.
     """
@@ -99,6 +100,8 @@ def _strike(fault: Fault) -> None:
     if fault.what in ("kill", "stop"):
         os.kill(os.getpid(), signal.SIGKILL if fault.what == "kill" else signal.SIGSTOP)
         return
+    if fault.what == "ENOMEM":
+        raise MemoryError("no memory is left (a fault on purpose)")
     number = next(number for number, name in errorcode.items() if name == fault.what)
     raise OSError(number, f"{os.strerror(number)} (a fault on purpose)")
 
@@ -117,7 +120,7 @@ def at(point: str) -> None:
 
     Raises
     ------
-    OSError
+    OSError, MemoryError
         If that is what happens here.
     """
     if _armed is not None:

@@ -72,9 +72,10 @@ class Hosts(Leasing):
         """Go on without members who are gone together: it counts as one death."""
         if not gone:
             return
-        self.n_deaths += 1
-        if self.n_deaths > self.terms.restarts:
-            self._end(f"{self.n_deaths} times processes died, the last time host {host}; more than allowed.")
+        came = any(member.came for member in gone)
+        enough = self.deaths.note(f"all on host {host}", now_s=self.now_s, joined=came)
+        if enough:
+            self._end(enough)
             return
         if not self.members:
             self._end(f"host {host} is lost, and nobody of the job is anywhere else.")

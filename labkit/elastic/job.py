@@ -21,29 +21,22 @@ import numpy as np
 
 from labkit.core.errors import InputError, LabkitError
 from labkit.elastic.blocks import layout, pack, unpack
-from labkit.elastic.control import EVENTS, LEASES, LOCK, PLAN, STATE, Plan, records
+from labkit.elastic.control import EVENTS, LEASES, LOCK, STATE, Plan, records
+from labkit.elastic.deaths import check_restarts
+from labkit.elastic.errors import JobError, NotDoneError, OverError
 from labkit.elastic.following import check_standby
 from labkit.elastic.homes import Homes, Secrets
-from labkit.elastic.member import CONTROLLER, SPEC, Spec
+from labkit.elastic.launch import end_members
+from labkit.elastic.line import Line
+from labkit.elastic.member import SPEC, Spec
 from labkit.elastic.network import Network, Reach
 from labkit.elastic.places import ROLES, Place, checked, of_role
 from labkit.elastic.program import FILE as PROGRAM
 from labkit.elastic.program import Program
-from labkit.elastic.protocol import Kind
 from labkit.elastic.shards import ShardService, check_batch
 from labkit.elastic.sites import Site, checked_sites, hosts_of, launcher_name
 from labkit.elastic.store import Block, Vector
-from labkit.elastic.transport import (
-    Access,
-    Address,
-    Channel,
-    Handler,
-    Lease,
-    TransportError,
-    connect,
-    new_token,
-    private_folder,
-)
+from labkit.elastic.transport import Lease, new_token, private_folder
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -52,12 +45,8 @@ if TYPE_CHECKING:
     from labkit.elastic.checkpoint import Checkpoint
 
 
-CONTROLLERS = 10
-"""Times that a killed controller is started again."""
-
-
-class JobError(LabkitError):
-    """A job ended with an error."""
+LEAVE_S = 60.0
+"""Seconds that a job has to save its state when its user leaves it while it runs."""
 
 
 class RunningError(InputError):
@@ -104,9 +93,11 @@ class Job:
 
     def __init__(self, folder: Path, program: Program, *, keep: bool, secrets: Secrets | None = None) -> None:
         self.folder, self._program, self._keep, self._secrets = folder, program, keep, secrets
-        self._lease = Lease(Spec.load(folder).lease_s)
-        self._channel: Channel | None = None
-        self._ended, self._closing = threading.Event(), False
+        self._spec, self._plan = Spec.load(folder), Plan.load(folder)
+        self._lease = Lease(self._spec.lease_s)
+        self._ended, self._closing, self._failure = threading.Event(), False, ""
+        self._line = Line(folder, lease=self._lease, ended=self._ended)
+        self._result: Result | None = None
         self._process = self._start()
         threading.Thread(target=self._attend, name="controller", daemon=True).start()
 
@@ -122,17 +113,18 @@ class Job:
         return process
 
     def _attend(self) -> None:
-        """Start the controller again if it was killed: training went on meanwhile."""
-        for _ in range(CONTROLLERS):
-            if self._process.wait() >= 0 or self._closing:
-                break
-            if self._channel is not None:
-                self._channel.close()
-                self._channel = None
-            self._process = self._start()
-        else:
-            self._process.wait()
-        self._ended.set()
+        """Start the controller again if it was killed, unless that happens too often: training went on meanwhile."""
+        deaths: list[float] = []
+        try:
+            while self._process.wait() < 0 and not self._closing:
+                now_s = time.monotonic()
+                deaths = [when for when in deaths if when > now_s - self._plan.restarts_within_s] + [now_s]
+                if len(deaths) > self._plan.restarts:
+                    end_members(self.folder)  # nobody will lead them
+                    return
+                self._process = self._start()
+        finally:
+            self._ended.set()
 
     # --- what a user does
 
@@ -148,7 +140,8 @@ class Job:
         InputError
             If nobody would be left, or there would be more servers than blocks; the job goes on as it was.
         """
-        self._ask("scale", servers=servers, workers=workers, replace=list(replace), place=None, strategy=strategy)
+        replaced = list(replace)
+        self._line.ask("scale", servers=servers, workers=workers, replace=replaced, place=None, strategy=strategy)
 
     def place(self, place: Mapping[str, Sequence[int]], *, strategy: str = "handover") -> int:
         """Say how many workers and servers sit on each site: one scaling that adds, removes and moves.
@@ -175,13 +168,27 @@ class Job:
             blocks; the job goes on as it was.
         """
         seats = {site: list(numbers) for site, numbers in place.items()}
-        said = self._ask("scale", servers=0, workers=0, replace=[], place=seats, strategy=strategy)
+        said = self._line.ask("scale", servers=0, workers=0, replace=[], place=seats, strategy=strategy)
         return int(said["scaling"])
 
     def status(self) -> Status:
-        """Return where the job is now."""
-        said = self._ask("status")
+        """Return where the job is now.
+
+        Raises
+        ------
+        NoAnswerError
+            If its controller does not answer; the job goes on.
+        """
+        try:
+            said = self._line.ask("status")
+        except OverError:
+            return self._last_status()
         return Status(said["phase"], said["step"], said["loss"], [Seat(*row) for row in said["members"]])
+
+    def _last_status(self) -> Status:
+        losses = [event for event in self.events(follow=False) if event["event"] == "loss"]
+        last = max(losses, key=lambda event: int(event["version"]), default=None)
+        return Status("over", 0, None, []) if last is None else Status("over", last["version"] + 1, last["loss"], [])
 
     def host_home(self, host: str) -> bytes:
         """Return what is to be brought to a host before `python -m labkit.elastic.host` is started there: a tar.
@@ -196,26 +203,44 @@ class Job:
         JobError
             If the job ends before its controller listens.
         """
-        spec = Spec.load(self.folder)
+        spec = self._spec
         home, *others = hosts_of(spec.places.values())
         if host not in others:
             told = f"host '{host}' is the job's home" if host == home else f"host '{host}' has no site of the job"
             raise InputError(f"{told}; launchers are for {', '.join(others) or 'jobs with sites on other hosts'}.")
-        self._connected()  # it has written its address before it lets anybody in
+        self._line.open()  # it has written its address before it lets anybody in
         homes = Homes(self.folder, reach=Reach(**spec.reach), secrets=self._secrets)
         return homes.archive(launcher_name(host, spec.places.values()), host, files=(SPEC, PROGRAM))
 
     def stop(self, *, save: bool = False) -> None:
         """End the job before its last step; `save`: after a checkpoint, so that no step that is done is lost.
 
-        Another `start` in the same folder goes on from there.
+        Returns as soon as that is under way: `wait` returns the result. Another `start` in the same folder goes on
+        from there. A job that is over stays as it is.
         """
-        self._ask("stop", save=save)
+        with contextlib.suppress(OverError):
+            self._line.ask("stop", save=save)
+
+    def delete(self) -> None:
+        """End the job, if it still runs, and remove its folder, unless you have named it: then that is yours.
+
+        Steps since the last checkpoint are lost, and with a folder of its own all that is not in the result.
+        """
+        if not self._ended.is_set():
+            self._end(save=False)
+        self._line.close()
+        if not self._keep:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     def events(self, *, follow: bool = True) -> Iterator[dict[str, Any]]:
         """Yield what has happened so far, and what happens until the job is over."""
+        if self._result is not None:
+            yield from self._result.events
+            return
         path, pause = self.folder / EVENTS, threading.Event()
-        while not path.exists() and not self._ended.is_set():
+        while not path.exists():
+            if self._ended.is_set():
+                return  # it never began, or was deleted
             pause.wait(0.02)
         with path.open() as file:
             rest = ""
@@ -231,68 +256,90 @@ class Job:
                     pause.wait(0.02)
 
     def wait(self, *, timeout_s: float | None = None) -> Result:
-        """Wait for the end; return the result, with the model trained.
+        """Wait for the end; return the result, with the model trained. Said again, it returns the same.
+
+        To wait changes nothing: a job that is not done in time, or whose waiting is interrupted, trains on.
 
         Raises
         ------
+        NotDoneError
+            If it is not over after `timeout_s` seconds.
         JobError
-            If the job failed.
+            If the job failed. Its folder stays if it holds a checkpoint to go on from; the message says where.
         """
-        try:
-            if not self._ended.wait(timeout_s):
-                raise JobError(f"the job is not done after {timeout_s} s.")
-            return Result(self)
-        finally:
-            self._clear()
+        if not self._ended.wait(timeout_s):
+            told = f"the job is not done after {timeout_s:g} s, and trains on; wait again, or end it with stop()."
+            raise NotDoneError(told)
+        if self._result is None:
+            self._result = self._outcome()
+            self.delete()  # what it leaves is in the result
+        return self._result
+
+    def _outcome(self) -> Result:
+        if not self._failure and not self.folder.exists():
+            self._failure = f"the job was deleted, and its folder {self.folder} with it: there is no result."
+        if not self._failure:
+            try:
+                return Result(self)
+            except JobError as error:
+                self._failure = self._with_folder(str(error))
+        raise JobError(self._failure)
 
     @property
     def pid(self) -> int:
         """Of the controller."""
         return self._process.pid
 
-    # --- how
+    # --- the end
 
-    def _ask(self, do: str, **arguments: Any) -> dict[str, Any]:
-        reply = self._connected().request(Kind.TELL, meta={"do": do, **arguments})
-        try:
-            return dict(reply.result(2 * self._lease.base_s).meta)
-        except TransportError as error:
-            raise InputError(str(error)) from None
+    def _with_folder(self, why: str) -> str:
+        """Return why the job failed, and where it can go on; a folder of its own without a checkpoint is removed."""
+        saved = max(self._spec.checkpoints(self.folder).steps(), default=0)
+        if saved:
+            self._keep = True
+            there = f"Checkpoints are in {self.folder}: start(..., folder=...) goes on from step {saved}."
+            return f"{why.rstrip('.')}. {there}"
+        self.delete()
+        return why
 
-    def _connected(self) -> Channel:
-        address, pause = Address.parse(f"unix:{self.folder / CONTROLLER}"), threading.Event()
-        until = time.monotonic() + 10 * self._lease.base_s
-        while self._channel is None:
+    def _end(self, *, save: bool) -> None:
+        """End the job, if need be by force; with `save` it has a minute to write its state."""
+        with contextlib.suppress(LabkitError):
             try:
-                self._channel = connect(
-                    address, handler=Handler(), access=Access(), hello={"name": "launcher", "role": "client"},
-                    lease=self._lease,
-                )  # fmt: skip
-            except TransportError:
-                if self._ended.is_set() or time.monotonic() > until:
-                    raise
-                pause.wait(0.05)
-        return self._channel
-
-    def _clear(self) -> None:
-        if not self._ended.is_set():
-            with contextlib.suppress(LabkitError, TransportError):
+                self.stop(save=save)
+                if save and not self._ended.wait(LEAVE_S):
+                    self.stop()
+            except KeyboardInterrupt:  # once more: at once
                 self.stop()
-            if not self._ended.wait(5 * self._lease.base_s):
-                self._closing = True
-                self._process.kill()
-        if self._channel is not None:
-            self._channel.close()
-        if not self._keep:
-            shutil.rmtree(self.folder, ignore_errors=True)
+        if not self._ended.wait(5 * self._lease.base_s):
+            self._closing = True
+            self._process.kill()
+            end_members(self.folder)
+            self._ended.wait(self._lease.base_s)
 
     def __enter__(self) -> Job:
         """Return the job."""
         return self
 
-    def __exit__(self, *_: object) -> None:
-        """End it."""
-        self._clear()
+    def __exit__(self, kind: type[BaseException] | None = None, *_: object) -> None:
+        """End the job if it still runs: no job outlives its block.
+
+        What is done so far is saved first if the job has a folder that you have named, or if an exception ends the
+        block, as when you interrupt it: then a line on stderr says where, and how to go on.
+        """
+        if not self._ended.is_set() and (self._keep or kind is not None):
+            self._end(save=True)
+        if kind is not None and self._result is None and not self._failure:
+            self._tell_where()
+        self.delete()
+
+    def _tell_where(self) -> None:
+        """Say where the state of a job is whose block was interrupted, and let it stay, if there is any."""
+        saved = max(self._spec.checkpoints(self.folder).steps(), default=0) if self.folder.exists() else 0
+        if saved:
+            self._keep = True
+            told = f"the job was ended; its state after step {saved} is in {self.folder}"
+            print(f"{told}: start(..., folder=...) goes on from there.", file=sys.stderr)
 
 
 class Result:
@@ -374,6 +421,8 @@ def start(
     lease_s: float = 3.0,
     start_s: float = 300.0,
     patience_s: float = 300.0,
+    restarts: int = 10,
+    restarts_within_s: float = 600.0,
     devices: Sequence[str] = (),
     folder: Path | None = None,
     network: str = "local",
@@ -421,6 +470,9 @@ def start(
     patience_s : float
         Seconds that a worker may take for the gradient of one logical shard (of one minibatch if `sync` is False). Then
         another one takes its place; the second time at the same shard the job ends and says where.
+    restarts, restarts_within_s : int, float
+        The job is given up when more than so many processes died within so many seconds, and training did not get
+        further meanwhile (docs/elastic.md, When a job is given up); so is a controller that is killed as often.
     devices : sequence of str
         Where workers compute: worker i on the (i modulo their number)-th, "cpu" or "cuda:0".
     folder : Path, optional
@@ -446,6 +498,7 @@ def start(
     program.check()
     if not min(start_s, patience_s) > 0:
         raise InputError(f"start_s is {start_s}, patience_s {patience_s}; expected seconds above 0.")
+    check_restarts(restarts, restarts_within_s)
     check_batch(len(data), batch=batch, n_shards=shards if sync else 1)
     if steps < 1:
         raise InputError(f"a job of {steps} steps; expected at least one.")
@@ -476,9 +529,10 @@ def start(
     _save_first(spec, home, pack(model))
     plan = Plan(
         servers=servers, workers=workers, save_every=save_every, standby=standby, parent=os.getpid(),
+        restarts=restarts, restarts_within_s=restarts_within_s,
         place={site: list(numbers) for site, numbers in seats.items()} or None,
     )  # fmt: skip
-    (home / PLAN).write_text(json.dumps(asdict(plan)))
+    plan.save(home)
     secrets = Secrets.of(reach)
     Homes(home, reach=reach, secrets=secrets).close()  # what a run before this one has left in this folder
     return Job(home, program, keep=folder is not None, secrets=secrets)
@@ -568,7 +622,8 @@ def _save_first(spec: Spec, folder: Path, vector: Vector) -> None:
 def train(model: nn.Module, data: Any, loss: Callable[[nn.Module, Any], Any], **options: Any) -> Result:
     """Train a model on parameter servers and workers in processes of their own; return when it is done.
 
-    See `start` for the parameters.
+    See `start` for the parameters. If you interrupt it, the job ends: what is done is saved, and a line on stderr says
+    where and how to go on. Interrupted once more, it ends at once.
 
     Raises
     ------
@@ -577,4 +632,5 @@ def train(model: nn.Module, data: Any, loss: Callable[[nn.Module, Any], Any], **
     JobError
         If the job fails.
     """
-    return start(model, data, loss, **options).wait()
+    with start(model, data, loss, **options) as job:
+        return job.wait()

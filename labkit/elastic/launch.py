@@ -18,11 +18,13 @@ from typing import Any, NamedTuple, Protocol
 
 from labkit.elastic.commands import Role
 from labkit.elastic.gpus import bound_to, devices_of
+from labkit.elastic.homes import MEMBERS
 from labkit.elastic.protocol import Kind
 from labkit.elastic.sites import NOWHERE_ELSE, Site
 from labkit.elastic.transport import Channel, TransportError
 
 MODULES = ("labkit.elastic.member", "labkit.elastic.newcomer")
+LEADERS = ("labkit.elastic.control", "labkit.elastic.host")
 
 Started = Callable[[str, int], None]
 """Is told name and process number of who was started."""
@@ -99,6 +101,35 @@ def running(folder: Path) -> dict[str, int]:
         if words is not None and Path(words.home).is_relative_to(folder):
             found[words.name] = int(path.name)
     return found
+
+
+def end_orphans(home: Path) -> list[str]:
+    """Kill the other members of a job on this machine if neither its controller nor a launcher is here; return them.
+
+    `home` is that of a member: the folder of the job, or one in the members' folder of job or launcher.
+    """
+    folder = home.parent.parent if home.parent.name == MEMBERS else home
+    return [] if _is_led(folder) else end_members(folder, but=os.getpid())
+
+
+def _is_led(folder: Path) -> bool:
+    """Tell whether a controller or launcher of this folder runs on this machine."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            line = path.read_bytes().decode(errors="replace").split("\0")
+            where = next((i for i, word in enumerate(line[:-1]) if word in LEADERS), None)
+            if where is not None and Path(line[where + 1]) == folder:
+                return True
+    return False
+
+
+def end_members(folder: Path, *, but: int = 0) -> list[str]:
+    """Kill the members of a job that run on this machine, all but one process; return their names."""
+    found = {name: pid for name, pid in running(folder).items() if pid != but}
+    for pid in found.values():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return sorted(found)
 
 
 def wait_for_end(pid: int, *, timeout_s: float | None = None) -> bool:

@@ -21,6 +21,7 @@ from labkit.core.errors import InputError
 from labkit.elastic import fault
 from labkit.elastic.blocks import Layout, Param
 from labkit.elastic.gpus import local_name
+from labkit.elastic.launch import end_orphans
 from labkit.elastic.network import Reach, Refusals, claimed
 from labkit.elastic.protocol import Kind
 from labkit.elastic.sites import NOWHERE_ELSE, Site
@@ -34,6 +35,7 @@ from labkit.elastic.transport import (
     TransportError,
     connect,
 )
+from labkit.elastic.waking import Waking, Watchdog
 from labkit.elastic.ways import Ways
 
 if TYPE_CHECKING:
@@ -48,6 +50,10 @@ PATIENCE_LEASES = 10
 """Leases that a process goes on without a controller before it ends itself."""
 LOOKS = 10
 """Times in its patience that a worker looks whether it still comes forward."""
+END_LEASES = 2
+"""Leases that a process has to end by itself; then its watchdog ends it, whatever it is doing."""
+NO_MEMORY = 12
+"""Exit code of a process that ran out of memory."""
 ATTEMPTS = 3
 """To connect to a server that is said to be there."""
 
@@ -141,8 +147,14 @@ class Spec:
 class FromController(Handler):
     """What the controller says, into a queue."""
 
-    def __init__(self, take: Any, *, opened: Callable[[Channel], None]) -> None:
-        self._take, self._opened = take, opened
+    def __init__(
+        self,
+        take: Any,
+        *,
+        opened: Callable[[Channel], None],
+        closed: Callable[[Channel, TransportError | None], None],
+    ) -> None:
+        self._take, self._opened, self._closed = take, opened, closed
 
     def opened(self, channel: Channel) -> None:
         """Make it known before the first order comes: it may ask for an answer."""
@@ -155,9 +167,9 @@ class FromController(Handler):
         elif message.head.kind == Kind.STATE:
             self._take({"do": "install", "channel": channel, "message": message})
 
-    def closed(self, channel: Channel, reason: TransportError | None) -> None:  # noqa: ARG002
+    def closed(self, channel: Channel, reason: TransportError | None) -> None:
         """Note that the controller is away."""
-        self._take({"do": "alone"})
+        self._closed(channel, reason)
 
 
 class Member:
@@ -171,12 +183,17 @@ class Member:
         fault.at("member.begins")
         self.spec = Spec.load(folder)
         self.lease = Lease(self.spec.lease_s)
+        self.watchdog = Watchdog(name)
+        limit_s = self.spec.start_s + PATIENCE_LEASES * self.lease.base_s
+        self.watchdog.limit(limit_s, "it was started, and has not joined its job")
         self.ways = Ways(folder, reach=self.spec.reach_at(site), scheme=self.spec.scheme, name=name, role=self.role)
         self.orders: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self.servers: dict[str, Channel] = {}
         self.addresses: dict[str, str] = {}
         self.seeking: set[str] = set()
         self.over = threading.Event()
+        self.abandoned = False
+        """Whether it ends because there has been no controller for too long."""
         self.met = threading.Lock()
         self.controller: Channel | None = None
 
@@ -204,7 +221,7 @@ class Member:
             try:
                 channel = connect(
                     **self._routed("controller", self.ways.to_controller()), hello=self.hello(), lease=self.lease,
-                    handler=FromController(self.take, opened=self._found),
+                    handler=FromController(self.take, opened=self._found, closed=self._lost),
                 )  # fmt: skip
             except TransportError as error:
                 why = str(error)
@@ -216,7 +233,31 @@ class Member:
         return False
 
     def _found(self, controller: Channel) -> None:
+        self.watchdog.free()
         self.controller = controller
+
+    def _lost(self, controller: Channel, reason: TransportError | None) -> None:  # noqa: ARG002
+        """Note that the controller is away: without one this process ends, in its own time or by force."""
+        if not self.over.is_set():
+            limit_s = (PATIENCE_LEASES + END_LEASES) * self.lease.base_s
+            self.watchdog.limit(limit_s, "it lost its controller")
+        self._check_memory(reason)
+        self.take({"do": "alone"})
+
+    def _check_memory(self, reason: TransportError | None) -> None:
+        """End this process if a connection broke for want of memory: it would break again and again."""
+        if reason is not None and isinstance(reason.__cause__, MemoryError):
+            self.exhausted(reason.__cause__)
+
+    def exhausted(self, error: MemoryError) -> None:
+        """End this process, which ran out of memory: what it has may be half changed."""
+        why = f"out of memory: {error}"[:300]
+        print(f"{self.name} ends: {why}", file=sys.stderr, flush=True)
+        self.report("no_memory", why=why)
+        if self.controller is not None:
+            with contextlib.suppress(TransportError, TimeoutError):
+                self.controller.flush(timeout_s=self.lease.base_s)
+        os._exit(NO_MEMORY)
 
     def _routed(self, to: str, way: dict[str, Any]) -> dict[str, Any]:
         return {**way, "address": fault.route(self.folder, way["address"], of=self.name, to=to)}
@@ -256,6 +297,7 @@ class Member:
     def ended(self, channel: Channel, reason: TransportError | None) -> None:
         """Note the end of a connection to a server; one that broke is made again."""
         self.broke(channel, reason)
+        self._check_memory(reason)
         with self.met:
             name = next((name for name, known in self.servers.items() if known is channel), None)
             if name is not None:
@@ -304,10 +346,12 @@ class Member:
         while True:
             order = self.orders.get()
             if order["do"] == "stop":
+                self.watchdog.limit(END_LEASES * self.lease.base_s, "it was told to stop")
                 return
             if order["do"] == "alone":
                 self.controller = None
                 if not self.join():
+                    self.abandoned = True
                     return
                 continue
             self.do(order)
@@ -346,9 +390,10 @@ class ServerMember(Member):
 
         def welcome(peer: Peer) -> Handler:
             _, role = claimed(peer)
-            return Arrivals(self.server, role=role, ended=self.broke)
+            return Arrivals(self.server, role=role, ended=self._ended_by_peer, exhausted=self.exhausted)
 
-        self._arrivals, self._welcome = Arrivals(self.server, role="server", ended=self.ended), welcome
+        self._welcome = welcome
+        self._arrivals = Arrivals(self.server, role="server", ended=self.ended, exhausted=self.exhausted)
         self._known = {
             "install": self._install, "meet": self._meet_server, "era": self._begin_era, "tell": self._tell_all,
             "hand_over": self._hand_over, "take_back": self._take_back, "copy": self._copy_at,
@@ -363,9 +408,16 @@ class ServerMember(Member):
             with contextlib.suppress(TransportError):  # the next controller asks again
                 channel.send(Kind.SNAPSHOT, *vectors, meta=card, block=block, step=step)
 
+    def _ended_by_peer(self, channel: Channel, reason: TransportError | None) -> None:
+        self.broke(channel, reason)
+        self._check_memory(reason)
+
     def do(self, order: Mapping[str, Any]) -> None:
         """Carry out one order."""
-        self._known[order["do"]](order)
+        try:
+            self._known[order["do"]](order)
+        except MemoryError as error:
+            self.exhausted(error)
 
     def _install(self, order: Mapping[str, Any]) -> None:
         self.server.install(order["channel"], order["message"])
@@ -435,9 +487,20 @@ class ServerMember(Member):
                 refused=Refusals(partial(self.report, "refused")),
             )
             self.loop()
+            if self.abandoned:
+                self._end_orphans()
             if listener is not None:
                 listener.close()
         self.close()
+
+    def _end_orphans(self) -> None:
+        """End those who should have ended by now: a worker may hold its interpreter's lock, and its watchdog up."""
+        self.watchdog.free()
+        threading.Event().wait((END_LEASES + 1) * self.lease.base_s)
+        ended = end_orphans(self.folder)
+        if ended:
+            print(f"{self.name} ended {', '.join(ended)}: no controller, and they hung.", file=sys.stderr, flush=True)
+        self.watchdog.limit(END_LEASES * self.lease.base_s, "it lost its controller")
 
 
 class WorkerMember(Member):
@@ -554,9 +617,12 @@ class WorkerMember(Member):
     def _watch(self) -> None:
         """Tell when data or model take so long that they will never come back."""
         patience_s = self.spec.patience_s
+        waking, seen, since_s = Waking(), self.worker.busy, 0.0
         while not self.over.wait(patience_s / LOOKS):
-            busy = self.worker.busy
-            if busy is not None and time.monotonic() - busy[1] > patience_s:
+            busy, awake_s = self.worker.busy, waking.look(every_s=patience_s / LOOKS)
+            if busy != seen:
+                seen, since_s = busy, awake_s
+            if busy is not None and awake_s - since_s >= patience_s:
                 where = "step {}, logical shard {}" if self.spec.sync else "epoch {}, minibatch at {}"
                 why = f"{where.format(*busy[0])}: no gradient after {patience_s:g} s; the data or the model hangs"
                 self.report("stuck", place=list(busy[0]), why=why)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -116,6 +116,9 @@ class Scaler(Standby):
         """
         if strategy not in STRATEGIES:
             raise unknown("strategy", strategy, STRATEGIES)
+        for n in (servers, workers):
+            if isinstance(n, bool) or not isinstance(n, int):
+                raise InputError(f"{n!r} servers or workers more; expected whole numbers, below 0 for fewer.")
         asked = Scaling(servers, workers, tuple(replace), strategy)
         if place is not None:
             if servers or workers or replace:
@@ -194,7 +197,8 @@ class Scaler(Standby):
             return
         scaling.going = change.going
         scaling.new = [self._launch(role, site) for role, site in change.starts]
-        scaling.waiting = set(scaling.new)
+        starting = [m.name for m in self.of("server") if not m.joined]  # of a controller that died
+        scaling.waiting = {*scaling.new, *starting}
 
     def _change(self, scaling: Scaling) -> Change:
         """Return who is to start where, and who goes."""
@@ -255,13 +259,28 @@ class Scaler(Standby):
 
     def _assign(self, scaling: Scaling) -> None:
         """Find out which blocks move where."""
-        servers = [m.name for m in self.of("server") if m.name not in scaling.going]
+        servers = self._with_blocks(m.name for m in self.of("server") if m.joined and m.name not in scaling.going)
+        if not servers:
+            self._strand(scaling, "all servers died that were to stay")
+            return
         after = self._reassign(self.owner, self.terms.sizes, servers)
         scaling.moves = {block: name for block, name in after.items() if self.owner[block] != name}
         moved = sum(self.terms.sizes[block] for block in scaling.moves)
         self._phase(
             scaling, "assignment", blocks=len(scaling.moves), parameters=moved, new=scaling.new, going=scaling.going
         )
+
+    def _with_blocks(self, servers: Iterable[str]) -> list[str]:
+        """Return servers that are to have blocks, the oldest: after deaths there may be more servers than blocks."""
+        return list(servers)[: len(self.terms.sizes)]
+
+    def _strand(self, scaling: Scaling, why: str) -> None:
+        """Drop a request after which no server would be left: those stay who were to go."""
+        if scaling.hold is not None or self._still is not None:
+            self._walk_on()
+        self._drop(scaling, why)
+        self._bury()
+        self._follow(self._followers_to_be())
 
     def _migrate(self, scaling: Scaling) -> None:
         """Let the blocks move; those who suspend do it while workers stand still."""
@@ -462,11 +481,11 @@ class Scaler(Standby):
         elif self.phase == "starting" or self._is_new():
             self._end(why)
         else:
-            self._cut_off(newcomer.name)
+            self._cut_off(newcomer.name, why)
 
     def _is_new(self) -> bool:
         """Tell whether the first processes of the job are all there, but not all workers have their parameters yet."""
-        everybody = sum(self._numbers.values()) == len(self.members)
+        everybody = sum(self._numbers.values()) == len(self.members) and all(m.came for m in self.members.values())
         return everybody and self._n_ready() < len(self.of("worker"))
 
     def _mourn(self, scaling: Scaling, member: Member) -> None:

@@ -273,7 +273,8 @@ class Server:
             known = -1 if slot.gone is None else int(slot.gone["blocks"][0][2])
             least = known if "shadow" in message.meta else known + 1  # who had it may follow the one who has it now
             if era != self.era or int(message.meta["moves"]) < least:
-                channel.refuse(message, f"block {slot.number} has moved on since, or is of another era")
+                with contextlib.suppress(TransportError):
+                    channel.refuse(message, f"block {slot.number} has moved on since, or is of another era")
                 return
             if "shadow" in message.meta:
                 self.shadows.install(slot, channel, message)
@@ -281,7 +282,8 @@ class Server:
             block = self.put(slot, Block.arrived(slot.number, message.payload, dict(message.meta)))
             self.shadows.settled(slot, message)
             fault.at("ps.install.placed" if block.moves else "ps.load.placed")
-            channel.reply(message)
+            with contextlib.suppress(TransportError):  # whoever sent it asks again, or is gone
+                channel.reply(message)
             fault.at("ps.install.replied" if block.moves else "ps.load.replied")
             self._report("owns", block=slot.number, version=block.version, moves=block.moves, era=era)
             self.settle(slot)
@@ -525,9 +527,14 @@ class Arrivals(Handler):
     """What arrives at a server from one peer."""
 
     def __init__(
-        self, server: Server, *, role: str, ended: Callable[[Channel, TransportError | None], None] | None = None
+        self,
+        server: Server,
+        *,
+        role: str,
+        ended: Callable[[Channel, TransportError | None], None] | None = None,
+        exhausted: Callable[[MemoryError], None] | None = None,
     ) -> None:
-        self._server, self._role, self._ended = server, role, ended
+        self._server, self._role, self._ended, self._exhausted = server, role, ended, exhausted
 
     def opened(self, channel: Channel) -> None:
         """Note a worker."""
@@ -539,7 +546,15 @@ class Arrivals(Handler):
         return self._server.buffer(head.payload_bytes) if head.kind in (Kind.PUSH, Kind.BESIDE) else None
 
     def received(self, channel: Channel, message: Message) -> None:
-        """Take a message."""
+        """Take a message; without the memory for it a block may be half changed, and the server cannot go on."""
+        try:
+            self._take(channel, message)
+        except MemoryError as error:
+            if self._exhausted is not None:
+                self._exhausted(error)
+            raise
+
+    def _take(self, channel: Channel, message: Message) -> None:
         kind = message.head.kind
         if kind in (Kind.PUSH, Kind.BESIDE):
             self._server.push(channel, message)

@@ -6,6 +6,7 @@ bits. It begins as in a hand-over: the owner says from which version on somebody
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -143,11 +144,13 @@ class Shadows:
         turn, moves, block = int(message.meta["shadow"]), int(message.meta["moves"]), slot.block
         mine = block is not None and slot.shadow is None and block.moves >= moves
         if mine or (slot.shadow is not None and slot.shadow >= turn):
-            channel.refuse(message, f"block {slot.number} is here already, and no shadow of an earlier turn")
+            with contextlib.suppress(TransportError):
+                channel.refuse(message, f"block {slot.number} is here already, and no shadow of an earlier turn")
             return
         slot.shadow, slot.follower = turn, None
         self._server.put(slot, Block.arrived(slot.number, message.payload, dict(message.meta)))
-        channel.reply(message)
+        with contextlib.suppress(TransportError):  # whoever sent it is gone: that is noticed elsewhere
+            channel.reply(message)
         self.report_shadow(slot)
         self._server.settle(slot)
 

@@ -222,6 +222,65 @@ def test_a_job_whose_processes_die_again_and_again_is_given_up() -> None:
     assert "3 processes died" in play.all(Over)[0].failure
 
 
+def test_deaths_that_are_long_ago_or_before_a_step_forward_do_not_end_a_job() -> None:
+    play = Play(restarts=2, restarts_within_s=60.0)
+    play.train()
+
+    def dies() -> None:
+        play.done(play.machine.left(play.machine.of("worker")[-1].name, reason="killed"))
+        play.join()
+
+    for version in range(5):
+        dies()
+        dies()
+        play.step(version)
+    play.machine.now_s = 30.0
+    dies()
+    dies()
+    play.machine.now_s = 90.0
+    dies()
+    dies()
+    assert not play.all(Over)
+    dies()
+    assert "3 processes died within 60 s without a step forward" in play.all(Over)[0].failure
+
+
+@pytest.mark.parametrize("phase", ["registration", "migration"])
+def test_a_request_whose_only_newcomer_dies_is_dropped_where_nobody_else_would_be_left(phase: str) -> None:
+    """The only server was to be replaced; with two it would be another's turn."""
+    play = Play(servers=1)
+    play.train()
+    play.done(play.machine.scale(replace=["ps-0"], strategy="handover"))
+    if phase == "migration":
+        play.join()
+        assert play.machine.scaling is not None
+        assert play.machine.scaling.phase == phase
+        lost = {"block": 0, "version": 1, "owner": "ps-1", "moves": 1, "era": play.machine.era, "why": "MemoryError"}
+        play.done(play.machine.reported("ps-0", "unsure", lost))
+    else:
+        play.done(play.machine.left("ps-1", reason="exit code 12"))
+    assert "dropped" in play.notes()
+    assert [m.name for m in play.machine.of("server")] == ["ps-0"]
+    assert set(play.machine.owner.values()) == {"ps-0"}
+    assert play.machine.phase == "training"
+    play.done(play.machine.scale(servers=1, strategy="handover"))
+    assert play.machine.scaling is not None
+
+
+def test_more_servers_than_blocks_after_deaths_leave_some_without_and_end_nothing() -> None:
+    play = Play(servers=2, sizes=[5, 5])
+    play.train()
+    play.done(play.machine.scale(replace=["ps-0"], strategy="handover"))
+    play.join()
+    for name in ("ps-1", "ps-2"):  # one with blocks, and one that comes
+        play.done(play.machine.left(name, reason="killed"))
+        play.join()
+    play.done(play.machine.loaded(0))
+    assert len(play.machine.of("server")) >= 2
+    assert set(play.machine.owner) == {0, 1}
+    assert play.machine.phase == "training"
+
+
 @pytest.mark.parametrize(
     ("request_", "what"),
     [
@@ -229,6 +288,7 @@ def test_a_job_whose_processes_die_again_and_again_is_given_up() -> None:
         ({"servers": 7, "strategy": "handover"}, "9 servers for 8 blocks"),
         ({"replace": ["ps-9"], "strategy": "handover"}, "unknown member 'ps-9'"),
         ({"servers": 1, "strategy": "hand-over"}, "Did you mean 'handover'"),
+        ({"servers": 1.5, "strategy": "handover"}, "expected whole numbers"),
     ],
 )
 def test_requests_that_cannot_be_are_refused_and_change_nothing(request_: dict[str, Any], what: str) -> None:

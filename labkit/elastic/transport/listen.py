@@ -132,13 +132,21 @@ class Listener:
             n_greeting = len(self._greeting)
             full = n_greeting >= self._limits.n_greeting
             full = full or n_greeting + len(self._connections) >= self._limits.n_connections
-            if not full and not self._closed:
-                thread = threading.Thread(target=self._greet, args=(sock,), name="greeting", daemon=True)
-                self._greeting[thread] = sock
-                thread.start()
+            if not full and not self._closed and self._starts(sock):
                 return
             self.counts.refused["full"] += 1
         sock.close()
+
+    def _starts(self, sock: socket.socket) -> bool:
+        """Begin to greet; False if no thread is left: the door stays open, for when there is one again."""
+        thread = threading.Thread(target=self._greet, args=(sock,), name="greeting", daemon=True)
+        self._greeting[thread] = sock
+        try:
+            thread.start()
+        except RuntimeError:
+            del self._greeting[thread]
+            return False
+        return True
 
     def _greet(self, sock: socket.socket) -> None:
         try:
