@@ -12,6 +12,9 @@ from labkit.core.text import shortened
 MAX_LETTERS: Final = 1000
 """The longest expression that is read; what is longer was not typed by a person."""
 
+MAX_WHOLE: Final = 2**63 - 1
+"""The largest whole number that arrays hold."""
+
 _UNREADABLE: Final = (SyntaxError, ValueError, TypeError, RecursionError, MemoryError)
 """What Python's parser raises at odd text: the last two at brackets or signs that are nested too deep."""
 
@@ -70,6 +73,8 @@ def literal(text: str) -> Any:
     try:
         found = ast.literal_eval(_bounded(text))
     except _UNREADABLE:
+        return text
+    if isinstance(found, int) and abs(found) > MAX_WHOLE:
         return text
     return found if isinstance(found, str | int | float | bool | None) else text
 

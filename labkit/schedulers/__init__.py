@@ -145,7 +145,6 @@ _TYPES: dict[type, tuple[type, str]] = {
     bool: (bool, "True or False"),
     int: (Integral, "a whole number"),
     float: (Real, "a number"),
-    dict: (Mapping, "values by name"),
 }
 
 
