@@ -11,6 +11,8 @@ from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 
+import numpy as np
+
 from benchmarks import Row
 from labkit.core.errors import unknown
 
@@ -42,15 +44,22 @@ def measure(names: Sequence[str]) -> tuple[list[Row], list[str]]:
     return rows, failed
 
 
-def write(rows: Sequence[Row], path: Path) -> list[dict[str, object]]:
-    """Put rows into the file of results, beside those that were not measured this time; whole or not at all."""
-    kept = json.loads(path.read_text()) if path.exists() else []
+def write(rows: Sequence[Row], path: Path, *, everything: bool = False) -> list[dict[str, object]]:
+    """Put rows into the file of results, whole or not at all; beside those of before, unless these are `everything`."""
+    kept = json.loads(path.read_text()) if path.exists() and not everything else []
     by_name = {str(row["name"]): row for row in kept} | {row.name: asdict(row) for row in rows}
     results = [by_name[name] for name in sorted(by_name)]
     temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(results, indent=1) + "\n")
+    temporary.write_text(json.dumps(results, indent=1, default=_plain) + "\n")
     temporary.replace(path)
     return results
+
+
+def _plain(value: object) -> object:
+    """Return a numpy number as Python's own."""
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"{value!r} is no number that JSON can hold")
 
 
 def show(rows: Sequence[Row]) -> None:
@@ -82,9 +91,7 @@ def main(arguments: Sequence[str]) -> int:
     rows, failed = measure(names)
     everything = not arguments and not failed
     path = FOLDER / "results.json"
-    if everything:
-        path.unlink(missing_ok=True)  # rows that no module makes any more go
-    write(rows, path)
+    write(rows, path, everything=everything)
     show(rows)
     if failed:
         print(f"could not measure: {', '.join(failed)}", file=sys.stderr)

@@ -6,14 +6,15 @@ import json
 import re
 import sys
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from labkit.cli_sweep import sweep
-from labkit.core.errors import LabkitError
-from labkit.core.text import split_names
+from labkit.core.errors import ComparisonError, LabkitError
+from labkit.core.files import make_writable, refuse_unwritable
 from labkit.elastic.command import train
 from labkit.experiment.command import attach, run
 from labkit.experiment.fidelity_command import fidelity
@@ -150,19 +151,12 @@ def _compare(
     as_json: bool = False,
     runs: Path | None = None,
 ) -> list[RunRecord]:
-    from labkit.experiment import compare as run_all
-
-    def tell(record: RunRecord) -> None:
-        if as_json:
-            told = {"scheduler": record.info.scheduler, "wall_s": record.info.wall_s, **record.summary}
-            print(json.dumps({key: _number(told[key]) for key in JSON_KEYS}), flush=True)
-
-    names = split_names(schedulers)
     _make_room(report, runs)
-    records = run_all(
-        jobs, cluster=cluster, schedulers=names, folder=runs, progress=not as_json and sys.stderr.isatty(),
-        after_each=tell, **options,
-    )  # fmt: skip
+    after_each = _tell_json if as_json else None
+    shown = not as_json and sys.stderr.isatty()
+    records, failed = _all_but_failed(
+        jobs, cluster=cluster, schedulers=schedulers, folder=runs, progress=shown, after_each=after_each, **options
+    )
     if not as_json:
         print(f"{len(jobs)} jobs of {jobs.name} on {records[0].cluster}")
         _print_table(records)
@@ -172,18 +166,42 @@ def _compare(
         written = write_report(records, report, title=f"{jobs.name} on {cluster}", command=command_line(command))
         if not as_json:
             print(f"report: {written.resolve()}")
+    if failed:
+        _tell_failed(failed)
     return records
+
+
+def _all_but_failed(jobs: Any, **options: Any) -> tuple[list[RunRecord], Mapping[str, Exception]]:
+    """Simulate; return the records, and the errors of schedulers that failed beside others that did not."""
+    from labkit.experiment import compare as run_all
+
+    try:
+        return run_all(jobs, **options), {}
+    except ComparisonError as error:
+        if not error.records:
+            raise next(iter(error.failed.values())) from None
+        return error.records, error.failed
+
+
+def _tell_json(record: RunRecord) -> None:
+    told = {"scheduler": record.info.scheduler, "wall_s": record.info.wall_s, **record.summary}
+    print(json.dumps({key: _number(told[key]) for key in JSON_KEYS}), flush=True)
+
+
+def _tell_failed(failed: Mapping[str, Exception]) -> NoReturn:
+    """Say which schedulers are missing in what was printed, and end with exit code 1."""
+    for name, error in failed.items():
+        kind = "" if isinstance(error, LabkitError) else f"{type(error).__name__}: "
+        print(f"labkit: {name} failed, and is left out above: {kind}{' '.join(str(error).split())}", file=sys.stderr)
+    raise typer.Exit(1)
 
 
 def _make_room(report: Path | None, runs: Path | None) -> None:
     """Make the folders, and refuse what cannot be written: rather now than after an hour of simulating."""
     if report is not None:
-        from labkit.plots.report import refuse_odd
-
-        refuse_odd(report)
-    for folder in (runs, report and report.parent):
-        if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
+        refuse_unwritable(report, endings=(".html", ".htm"))
+    if runs is not None:
+        make_writable(runs)
 
 
 def command_line(words: list[str]) -> str:
@@ -340,13 +358,20 @@ def main() -> None:
     except OSError as error:
         _refuse(f"{error.filename or 'a file'}: {error.strerror or error}; check the path and who may write there.")
     except usage_error as error:
-        context = getattr(error, "ctx", None)
-        asked = context.command_path if context else "labkit"
-        said = error.format_message().rstrip(".")  # type: ignore[attr-defined]
-        _refuse(f"{said}{'' if said.endswith('?') else '.'} See `{asked} --help`.")
+        _refuse_usage(error)
     if code == STOPPED:  # typer may have caught Ctrl-C itself
         print("labkit: stopped", file=sys.stderr)
     sys.exit(code)
+
+
+def _refuse_usage(error: Exception) -> NoReturn:
+    """Say in one line what was typed wrong, and where to read what can be typed."""
+    said = error.format_message().rstrip(".")  # type: ignore[attr-defined]
+    if not said:  # nothing was asked, and the help was shown
+        sys.exit(2)
+    context = getattr(error, "ctx", None)
+    asked = context.command_path if context else "labkit"
+    _refuse(f"{said}{'' if said.endswith('?') else '.'} See `{asked} --help`.")
 
 
 def _warn(message: Warning | str, *_: Any, **__: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import sys
 from collections.abc import Iterator
@@ -12,7 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from labkit.core.bounds import MAX_CELLS
+from labkit.core.calls import literal
 from labkit.core.errors import InputError
+from labkit.core.files import refuse_unwritable
 from labkit.core.text import split_names
 
 if TYPE_CHECKING:
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
     from labkit.experiment.grid import Grid
 
+DRAWN = (".svg", ".png", ".html", ".json")
 MANY = "as often as you like, or a list A,B,..."
 
 
@@ -55,7 +58,11 @@ def sweep(
     """Simulate schedulers x seeds x traces x clusters x parameters; resumable."""
     from labkit.experiment.grid import Grid
     from labkit.experiment.sweeping import sweep as run_all
+    from labkit.results.sweeps import refuse_unknown_metric
 
+    refuse_unknown_metric(metric)
+    if figure is not None:
+        refuse_unwritable(figure, endings=DRAWN)
     grid = Grid(
         schedulers=_listed(scheduler), trace=_listed(trace), cluster=_listed(cluster), seeds=seeds_of(seeds),
         **dict(parameter(text) for text in set_ or ()),
@@ -83,10 +90,12 @@ def seeds_of(text: str) -> list[int]:
         if "," in text:
             return [int(part) for part in text.split(",") if part.strip()]
         first, dash, last = text.partition("-")
-        seeds = list(range(int(first), int(last) + 1)) if dash else list(range(int(text)))
+        asked = range(int(first), int(last) + 1) if dash else range(int(text))
     except ValueError:
-        seeds = []
-    if not seeds:
+        asked = range(0)
+    if len(asked) > MAX_CELLS:
+        raise InputError(f"--seeds {text} is {len(asked):,} seeds; expected at most {MAX_CELLS:,}.")
+    if not (seeds := list(asked)):
         raise InputError(f"--seeds is '{text}'; expected how many (5), a range (5-9) or a list (1,4,9).")
     return seeds
 
@@ -102,16 +111,7 @@ def parameter(text: str) -> tuple[str, list[Any]]:
         raise InputError(f"--set '{text}' cannot be read; expected NAME=A,B,..., such as placer=pack,spread.")
     if name.strip() in ("trace", "cluster", "scheduler", "schedulers", "seed", "seeds"):
         raise InputError(f"--set '{text}': {name.strip()} has an option of its own; see `labkit sweep --help`.")
-    return name.strip(), [_value(value) for value in split_names(values)]
-
-
-def _value(text: str) -> Any:
-    """Return a number, a switch or None where the text is one, else the text."""
-    try:
-        found = ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text
-    return found if isinstance(found, str | int | float | bool | None) else text
+    return name.strip(), [literal(value) for value in split_names(values)]
 
 
 def _listed(given: list[str]) -> list[str]:

@@ -1,7 +1,8 @@
 """Keep compiled kernels where they are found again, and only as long as their sources are the same.
 
 numba's own cache looks at the file of a kernel and not at those of the kernels that it calls, so after an update it may
-run an old mixture. Here the cache's folder is named after the contents of all files that hold kernels.
+run an old mixture. Here the cache's folder is named after the contents of all files that hold kernels. What has to be
+compiled all the same is told, and its time is known, so that no scheduler is blamed for it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,11 @@ import os
 import shutil
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 KEPT_DAYS = 14
 
@@ -48,6 +53,61 @@ def use() -> None:
     os.environ["NUMBA_CACHE_DIR"] = str(cache)
     if "numba" in sys.modules:  # it has read its environment already
         sys.modules["numba"].config.CACHE_DIR = str(cache)
+
+
+@dataclass
+class Compiling:
+    """What numba compiled while it was watched.
+
+    Attributes
+    ----------
+    seconds : float
+        Wall-clock seconds that it took.
+    """
+
+    seconds: float = 0.0
+    _depth: int = 0
+    _began: float = 0.0
+
+    def begin(self) -> None:
+        """Note that a kernel is being compiled, perhaps within another one."""
+        self._began = time.perf_counter() if not self._depth else self._began
+        self._depth += 1
+        _tell_once()
+
+    def end(self) -> None:
+        """Note that a kernel is compiled."""
+        self._depth -= 1
+        if not self._depth:
+            self.seconds += time.perf_counter() - self._began
+
+
+@contextmanager
+def watched() -> Iterator[Compiling]:
+    """Watch numba compile: kernels that were compiled before, by any process, are loaded and do not count."""
+    from numba.core import event
+
+    seen = Compiling()
+
+    class Listener(event.Listener):  # type: ignore[misc]
+        def on_start(self, event: Any) -> None:  # noqa: ARG002
+            seen.begin()
+
+        def on_end(self, event: Any) -> None:  # noqa: ARG002
+            seen.end()
+
+    with event.install_listener("numba:compile", Listener()):
+        yield seen
+
+
+_told: list[bool] = []
+
+
+def _tell_once() -> None:
+    """Say in a terminal, once in a process, what the user waits for."""
+    if not _told and sys.stderr.isatty():
+        print("compiling kernels: once after an install or an update, up to a minute or two ...", file=sys.stderr)
+    _told.append(True)
 
 
 def _forget_old(root: Path) -> None:

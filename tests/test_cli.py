@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from labkit.cli import split_names
+from labkit.core.text import split_names
 from labkit.results import load
 from labkit.schedulers import available
 

@@ -7,6 +7,8 @@ import subprocess
 import sys
 import textwrap
 
+import numba
+
 from labkit import kernel_cache
 
 
@@ -56,3 +58,27 @@ def test_one_changed_kernel_changes_the_name(tmp_path, monkeypatch):
     assert kernel_cache.folder() == before
     (package / "a.py").write_text("from numba import njit  # and more\n")
     assert kernel_cache.folder() != before
+
+
+def test_time_to_compile_is_not_the_schedulers(tmp_path):
+    """An empty cache: a first run takes many seconds, next to none of which are the scheduler's."""
+    code = """
+        import time
+        from labkit.core import Jobs
+        from labkit.experiment import simulate
+        jobs = Jobs.of(arrival_s=[0, 5], total_steps=[60, 30], duration_s=[60, 30])
+        began = time.perf_counter()
+        record = simulate(jobs, cluster="no_network(1)", scheduler="fifo")
+        print(record.info.wall_s / (time.perf_counter() - began))
+    """
+    assert float(cache_dir_of(code, XDG_CACHE_HOME=str(tmp_path))) < 0.5
+
+
+def test_a_terminal_is_told_once_that_kernels_are_compiled(capsys, monkeypatch):
+    monkeypatch.setattr(kernel_cache, "_told", [])
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    with kernel_cache.watched() as seen:
+        for _ in range(2):
+            numba.njit(lambda x: x + 1)(1)
+    assert capsys.readouterr().err.count("compiling kernels") == 1
+    assert seen.seconds > 0

@@ -10,6 +10,7 @@ LabkitError
 ├── SolverError         a program that could not be solved
 │   ├── InfeasibleError what it asks for cannot be had together
 │   └── UnboundedError  its objective has no limit
+├── ComparisonError     schedulers failed in a comparison; it holds the records of the others
 ├── SweepError          a sweep cannot go on: a cell failed and was not to, no worker starts
 └── StoppedError        a user stopped the run
 
@@ -18,8 +19,11 @@ A message names the thing, its value, what was expected, and the nearest remedy.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from typing import Any
+
+from labkit.core.text import shortened
 
 
 class LabkitError(Exception):
@@ -70,12 +74,27 @@ class UnboundedError(SolverError, ValueError):
         self.columns = tuple(int(column) for column in columns)
 
 
+class ComparisonError(LabkitError, RuntimeError):
+    """Schedulers failed in a comparison; `failed` maps their names to errors, `records` are those of the others."""
+
+    def __init__(self, failed: Mapping[str, Exception], records: Sequence[Any]) -> None:
+        told = "; ".join(f"{name}: {_said(error)}" for name, error in failed.items())
+        kept = f"; the records of the {len(records)} others are in .records" if records else ""
+        super().__init__(f"{len(failed)} of {len(failed) + len(records)} schedulers failed: {told}{kept}")
+        self.failed, self.records = dict(failed), list(records)
+
+
 class SweepError(LabkitError, RuntimeError):
     """A sweep cannot go on; the cells that are done are kept."""
 
 
 class StoppedError(LabkitError, RuntimeError):
     """A user stopped the run; what had not come out by then did not happen."""
+
+
+def _said(error: Exception) -> str:
+    """Return what an error of labkit's says; of any other, its kind too."""
+    return str(error) if isinstance(error, LabkitError) else f"{type(error).__name__}: {error}"
 
 
 def unknown(thing: str, name: str, known: Iterable[str]) -> InputError:
@@ -86,6 +105,6 @@ def unknown(thing: str, name: str, known: Iterable[str]) -> InputError:
     """
     names = sorted(known)
     plain = {known_name.lower(): known_name for known_name in names}
-    near = get_close_matches(name.lower(), plain, n=1)
+    near = get_close_matches(name[:100].lower(), plain, n=1)
     hint = f" Did you mean '{plain[near[0]]}'?" if near else ""
-    return InputError(f"unknown {thing} '{name}'.{hint} Known: {', '.join(names)}.")
+    return InputError(f"unknown {thing} '{shortened(name)}'.{hint} Known: {', '.join(names)}.")

@@ -1,4 +1,4 @@
-"""Lists that people type."""
+"""Text that people type: lists of names, and text that is too long for a message."""
 
 from __future__ import annotations
 
@@ -17,3 +17,12 @@ def split_names(text: str) -> list[str]:
         else:
             names[-1] += letter
     return [name.strip() for name in names if name.strip()]
+
+
+def shortened(text: str, *, most: int = 100) -> str:
+    """Return a text that fits into a message.
+
+    >>> shortened("poisson(80)"), shortened("(" * 5000, most=4)
+    ('poisson(80)', '((((... (5,000 letters)')
+    """
+    return text if len(text) <= most else f"{text[:most]}... ({len(text):,} letters)"

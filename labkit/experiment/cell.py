@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import product
+from numbers import Real
 from typing import Any, Final
 
 import numpy as np
@@ -130,8 +131,10 @@ def jobs_of(jobs: Jobs, options: Mapping[str, Any], *, seed: int) -> Jobs:
     if options.get("first") is not None:
         jobs = jobs.take(np.arange(_count("first", options["first"], most=len(jobs))))
     if options.get("load", 1) != 1:
+        _number("load", options["load"])
         jobs = scaled(jobs, load=options["load"])
     if options.get("epoch_error", 0):
+        _number("epoch_error", options["epoch_error"])
         stream = np.random.SeedSequence(seed, spawn_key=(EPOCH_STREAM,))
         jobs = with_epoch_error(jobs, error=options["epoch_error"], rng=np.random.default_rng(stream))
     return jobs
@@ -147,6 +150,7 @@ def disturbances(options: Mapping[str, Any]) -> dict[str, Any]:
     """
     made: dict[str, Any] = {}
     if options.get("slot_s") is not None:
+        _number("slot_s", options["slot_s"])
         made["cadence"] = every_slot(options["slot_s"])
     for part, (build, names) in PARTS.items():
         given = {names[name]: value for name, value in options.items() if name in names and value is not None}
@@ -164,6 +168,11 @@ def _count(name: str, value: Any, *, most: int) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise InputError(f"{name} is {value!r}; expected a whole number >= 1.")
     return min(value, most)
+
+
+def _number(name: str, value: Any) -> None:
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise InputError(f"{name} is {value!r}; expected a number.")
 
 
 def _seed_of(scheduler: str | bytes, given: Mapping[str, Any], seed: int) -> dict[str, int]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
+from labkit.core.bounds import MAX_CELLS, whole
 from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError
 from labkit.core.jobs import Jobs
@@ -114,6 +116,9 @@ class Grid:
         object.__setattr__(self, "axes", axes)
         object.__setattr__(self, "traces", traces)
         object.__setattr__(self, "schedulers", chosen)
+        if len(self) > MAX_CELLS:
+            told = " x ".join(f"{len(values):,} of {name}" for name, values in axes.items() if len(values) > 1)
+            raise InputError(f"a sweep of {len(self):,} runs ({told}); expected at most {MAX_CELLS:,}.")
 
     @property
     def parameters(self) -> dict[str, tuple[Scalar, ...]]:
@@ -166,7 +171,10 @@ def _values(axis: str, given: Any) -> tuple[Scalar, ...]:
 
 
 def _seeds(given: int | Iterable[int]) -> tuple[Scalar, ...]:
-    values = _values("seeds", range(given) if isinstance(given, int) and not isinstance(given, bool) else given)
+    if isinstance(given, int) and not isinstance(given, bool):
+        whole("a sweep", at_least=0, at_most=MAX_CELLS, seeds=given)
+        given = range(given)
+    values = _values("seeds", given)
     for value in values:
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
             raise InputError(f"seed {value!r}; expected whole numbers >= 0, such as range(5).")
@@ -187,7 +195,7 @@ def _scalar(axis: str, value: Any) -> Scalar:
 def _refuse_odd(axis: str, values: list[Any]) -> None:
     if not values:
         raise InputError(f"{axis} has no value; give at least one.")
-    told = [json.dumps(value) for value in values]
-    for value, text in zip(values, told, strict=True):
-        if told.count(text) > 1:
+    told = Counter(json.dumps(value) for value in values)
+    for value in values:
+        if told[json.dumps(value)] > 1:
             raise InputError(f"{axis} has '{value}' twice; name it once, or give the two different labels.")

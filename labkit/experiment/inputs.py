@@ -15,6 +15,7 @@ import numpy as np
 
 from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError
+from labkit.core.files import refuse_unreadable
 from labkit.core.jobs import Jobs
 from labkit.core.protocols import Scheduler
 from labkit.experiment.grid import Grid
@@ -105,6 +106,7 @@ def _trace(what: str) -> str | Jobs:
 
 
 def _contents(path: str) -> bytes:
+    refuse_unreadable(path, expected="a file")
     try:
         return Path(path).read_bytes()
     except FileNotFoundError:

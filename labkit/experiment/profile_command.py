@@ -27,7 +27,11 @@ def simulate(
     as_json: AsJson = False,
 ) -> None:
     """Simulate one scheduler on a trace, and keep the run."""
+    from labkit.core.errors import InputError
     from labkit.experiment import simulate as run
+
+    if profile is None and cluster is None:
+        raise InputError("neither --cluster nor --profile is given; expected e.g. --cluster demo.")
 
     shown = not as_json and sys.stderr.isatty()
     record = run(
@@ -62,7 +66,7 @@ def profile(
     kinds = asked(trace, models, max_ps=max_ps, max_workers=max_workers, sync=not asynchronous)
     made, there = measured(
         Inventory.read(hosts), kinds, out=out, training=Training(width=width), n_crowd=crowd,
-        loads=[whole(text, "--loads") for text in split_names(loads)], progress=sys.stderr.isatty(),
+        loads=[whole(text, "--loads") for text in split_names(loads)],
     )  # fmt: skip
     show(made, there)
 

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
+from labkit import kernel_cache
 from labkit.core.cluster import Cluster
-from labkit.core.errors import InputError
+from labkit.core.errors import ComparisonError, InputError
 from labkit.core.events import Events, Kind
 from labkit.core.jobs import Jobs
 from labkit.core.protocols import Backend, Scheduler, SpeedModel
 from labkit.core.resources import Bools
 from labkit.experiment import provenance
+from labkit.experiment.asked import jobs_of, refuse_endless, refuse_odd, refuse_unknown, schedulers_of
 from labkit.experiment.cadence import Cadence, at_events
 from labkit.experiment.fluid import fluid
 from labkit.experiment.pre_run import PreRunning, measurer
@@ -28,11 +31,19 @@ from labkit.experiment.session import Observer, Session
 from labkit.experiment.speeds import declared, speed_model
 from labkit.results.record import RunInfo, RunRecord, State
 from labkit.results.store import RunWriter, free_id
-from labkit.schedulers import make, named
+from labkit.schedulers import named
 from labkit.simulator import Faults, Losses, Overheads, Replay, Simulator, Variation
 from labkit.speed.profiled import TestbedProfile
 from labkit.topology import presets
-from labkit.workloads import readers
+
+KINDS: Final[dict[str, tuple[type, str]]] = {
+    "cadence": (Cadence, "every_slot(600) or at_events()"),
+    "overheads": (Overheads, "Overheads(start_s=20)"),
+    "variation": (Variation, "Variation(period_s=600, error=0.1)"),
+    "faults": (Faults, "Faults(mtbf_s=86400, mttr_s=600, checkpoint_s=60)"),
+    "losses": (Losses, "Losses()"),
+}
+"""What makes a run less than ideal, and its cadence: the type of each, and an example."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -66,6 +77,9 @@ class Experiment:
     seed: int = 0
     believed: SpeedModel | None = None
 
+    def __post_init__(self) -> None:
+        refuse_odd({name: getattr(self, name) for name in KINDS}, kinds=KINDS, seed=self.seed)
+
     @classmethod
     def of(
         cls,
@@ -82,7 +96,8 @@ class Experiment:
 
         A profile of a testbed (`labkit profile`) gives cluster, speeds and overheads, unless they are given too.
         """
-        jobs = jobs if isinstance(jobs, Jobs) else readers.read(jobs)
+        jobs = jobs_of(jobs)
+        refuse_unknown(options, known=[*inspect.signature(cls.of).parameters, *KINDS, "seed", "believed"])
         if profile is not None:
             cluster, speed, options = profiled(jobs, profile, cluster=cluster, speed=speed, options=options)
         if cluster is None:
@@ -90,6 +105,8 @@ class Experiment:
         cluster = cluster if isinstance(cluster, Cluster) else presets.build(cluster)
         if isinstance(speed, str):
             speed = speed_model(jobs, cluster, kind=speed, throughputs=throughputs, strict=strict)
+        elif not isinstance(speed, SpeedModel):
+            raise InputError(f"speed is {speed!r}; expected a SpeedModel, or a name such as 'auto' or 'gavel'.")
         return cls(jobs=declared(jobs, speed), cluster=cluster, speed=speed, **options)
 
     def simulator(self, *, lease_s: float | None = None) -> Simulator:
@@ -120,7 +137,11 @@ class Experiment:
             pairs = scheduler.wants_pairs
             scheduler.learn(measure_profile(self.jobs, self.cluster, speed=believed, pairs=pairs))
         cadence = self.cadence or at_events(quantum_s=getattr(scheduler, "quantum_s", math.inf))
-        backend = backend or self.simulator(lease_s=getattr(scheduler, "lease_s", None))
+        lease_s = getattr(scheduler, "lease_s", None)
+        if backend is None:
+            period_s = math.inf if self.variation is None else self.variation.period_s
+            refuse_endless(self.jobs, every_s=min(cadence.slot_s, lease_s or math.inf, period_s))
+            backend = self.simulator(lease_s=lease_s)
         return Session(backend, cadence=cadence, runs_on=self.speed.runs_on(), observers=observers)
 
     def config(self, scheduler: Scheduler) -> dict[str, Any]:
@@ -197,10 +218,11 @@ class Experiment:
                 info = replace(info, run=free_id(folder, info.run))
                 writer = RunWriter.create(folder, info=info, jobs=self.jobs, cluster=self.cluster)
                 watchers.append(stack.enter_context(writer).append)
+            compiled = stack.enter_context(kernel_cache.watched())
             began = time.perf_counter()
             session = self.session(scheduler, observers=watchers)
             rows = session.run(scheduler)
-            wall_s = time.perf_counter() - began
+            wall_s = time.perf_counter() - began - compiled.seconds
         info = replace(info, state=State.DONE, wall_s=wall_s)
         return RunRecord(info=info, jobs=self.jobs, cluster=self.cluster, events=rows)
 
@@ -229,7 +251,7 @@ def compare(
     jobs: Jobs | str | Path,
     *,
     cluster: Cluster | str | None = None,
-    schedulers: Iterable[Scheduler | str],
+    schedulers: Iterable[Scheduler | str] | str,
     folder: str | Path | None = None,
     progress: bool = False,
     after_each: Callable[[RunRecord], None] | None = None,
@@ -241,20 +263,26 @@ def compare(
     ------
     InputError
         If a scheduler is not known, before anything is simulated.
+    ComparisonError
+        If a scheduler fails, after all others have been simulated; its `records` are theirs.
     """
-    chosen = list(schedulers)
-    if not chosen:
-        raise InputError("no scheduler is named; name at least one, e.g. fifo,srtf.")
+    chosen = schedulers_of(schedulers)
     for scheduler in chosen:
-        if isinstance(scheduler, str):
-            make(scheduler)
+        named(scheduler)
     experiment = Experiment.of(jobs, cluster=cluster, **options)
-    records = []
+    records: list[RunRecord] = []
+    failed: dict[str, Exception] = {}
     for scheduler in chosen:
-        record = experiment.run(scheduler, folder=folder, progress=progress)
+        try:
+            record = experiment.run(scheduler, folder=folder, progress=progress)
+        except Exception as error:  # a user's scheduler may raise anything; the others are to be compared all the same
+            failed[named(scheduler)[1]] = error
+            continue
+        records.append(record)
         if after_each is not None:
             after_each(record)
-        records.append(record)
+    if failed:
+        raise ComparisonError(failed, records) from next(iter(failed.values()))
     return records
 
 

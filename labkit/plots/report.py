@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from labkit.core.errors import InputError
+from labkit.core.files import refuse_unwritable
 from labkit.plots import fidelity_page, page
 from labkit.plots.fairness import plot_fairness
 from labkit.plots.gantt import plot_gantt
@@ -26,6 +27,9 @@ MOST_RUNS_IN_DEPTH = 6
 
 MOST_MARKS = 2000
 """In a figure of all runs, and in the heat-maps of two; the file stays small enough to send around."""
+
+ENDINGS = (".html", ".htm")
+"""Of a report's file."""
 
 
 def write_report(
@@ -65,7 +69,7 @@ def write_report(
     if not records:
         raise InputError("a report needs at least one run; give run ids or folders.")
     target = Path(path)
-    refuse_odd(target)
+    refuse_unwritable(target, endings=ENDINGS)
     pairs = fidelity_page.pairs(records) if pair is None else [pair]
     text = page.html(
         heading=title,
@@ -84,14 +88,6 @@ def write_report(
     finally:
         temporary.unlink(missing_ok=True)
     return target
-
-
-def refuse_odd(path: Path) -> None:
-    """Raise if a path is there and is no plain file: a report would replace a device, and cannot replace a folder."""
-    if path.exists() and not path.is_file():
-        raise InputError(
-            f"{path} is a {'folder' if path.is_dir() else 'device'}; name a file for the report, e.g. report.html."
-        )
 
 
 def _lead(records: Sequence[RunRecord]) -> str:

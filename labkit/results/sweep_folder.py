@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from labkit.core.errors import InputError
+from labkit.core.files import make_writable
 from labkit.results import files
 from labkit.results.record import RunRecord
 from labkit.results.store import RunWriter
@@ -58,10 +59,12 @@ class SweepFolder:
         Raises
         ------
         InputError
-            If another process has the folder, or it holds a sweep whose cells are not all in this one.
+            If another process has the folder, or it holds a sweep whose cells are not all in this one, or files that
+            are no sweep's.
         """
         folder = Path(path)
-        folder.mkdir(parents=True, exist_ok=True)
+        _refuse_foreign(folder)
+        make_writable(folder)
         descriptor = os.open(folder / CELLS, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
         try:
             _lock(descriptor, folder)
@@ -204,6 +207,14 @@ def _read_plan(folder: Path) -> dict[str, Any] | None:
         return None
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path} does not describe a sweep ({error!r}); take another folder.") from error
+
+
+def _refuse_foreign(folder: Path) -> None:
+    """Raise if a folder holds files and none of a sweep: they would be mixed."""
+    if not folder.is_dir() or (folder / GRID).exists() or (folder / CELLS).exists():
+        return
+    if found := sorted(path.name for path in folder.iterdir()):
+        raise InputError(f"{folder} holds other files ({_listed(found)}); name an empty folder, or a new one.")
 
 
 def _lock(descriptor: int, folder: Path) -> None:

@@ -192,6 +192,25 @@ def idle_seeds(table: pd.DataFrame) -> list[str]:
     return found
 
 
+def refuse_unknown_metric(metric: str) -> None:
+    """Raise if no sweep has a metric of that name, before one is run.
+
+    Raises
+    ------
+    InputError
+        With the nearest name.
+    """
+    from labkit.core.events import EventLog
+    from labkit.core.jobs import Jobs
+    from labkit.results.metrics import summary
+    from labkit.topology import no_network
+
+    nothing = EventLog().rows, Jobs.of(arrival_s=[0.0], total_steps=1.0), no_network(1)
+    known = [*summary(*nothing), *LAST]
+    if metric not in known:
+        raise unknown("metric of a sweep", metric, known)
+
+
 def _refuse_unknown(table: pd.DataFrame, metric: str) -> None:
     known = _metrics_of(table)
     if metric not in known:

@@ -7,7 +7,6 @@ To add one, put a file here with a class of the same name (without underscores) 
 
 from __future__ import annotations
 
-import ast
 import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,8 +16,10 @@ from numbers import Integral, Real
 from typing import Any
 
 from labkit import placers
+from labkit.core.calls import read_call
 from labkit.core.errors import InputError, unknown
 from labkit.core.protocols import Placer, Scheduler
+from labkit.core.text import shortened
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +95,22 @@ def make(name: str, **options: Any) -> Scheduler:
 def named(scheduler: Scheduler | str, name: str | None = None) -> tuple[Scheduler, str]:
     """Return a scheduler, made if a name is given for it, and what to call it.
 
+    Raises
+    ------
+    InputError
+        If it is a class, or an object that cannot schedule; or as `make`.
+
     >>> named("las")[1], named(make("las"))[1], named("las", "mine")[1]
     ('las', 'las', 'mine')
     """
     if isinstance(scheduler, str):
         return make(scheduler), name or scheduler
+    if isinstance(scheduler, type):
+        raise InputError(f"scheduler {scheduler.__name__} is a class; give an instance of it: {scheduler.__name__}().")
+    if not callable(getattr(scheduler, "schedule", None)):
+        raise InputError(
+            f"scheduler is {scheduler!r}; expected a name, or an object that has schedule(snapshot) -> Placement."
+        )
     return scheduler, name or type(scheduler).__name__.lower()
 
 
@@ -145,26 +157,13 @@ def _refuse_wrong_type(scheduler: str, option: str, value: Any, default: Any) ->
         raise InputError(f"{scheduler}: {option} is {value!r}; expected {expected}, e.g. {default}.")
 
 
-def _unpacks(call: ast.Call) -> bool:
-    return any(keyword.arg is None for keyword in call.keywords)
-
-
 def _parse(text: str) -> tuple[str, dict[str, Any]]:
     """Return a name and its options: "las(threshold_gpu_s=60)" -> "las", {"threshold_gpu_s": 60}."""
     text = text.strip()
     if "(" not in text:
         return text, {}
-    try:
-        call = ast.parse(text, mode="eval").body
-        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args or _unpacks(call):
-            raise ValueError
-        return call.func.id, {str(k.arg): _value(k.value) for k in call.keywords}
-    except (SyntaxError, ValueError):
-        raise InputError(
-            f"scheduler '{text}' cannot be read; expected a name, or name(option=value, ...), e.g. fifo(backfill=True)."
-        ) from None
-
-
-def _value(node: ast.expr) -> Any:
-    """Return a literal, or a bare word such as the name of a placer as text."""
-    return node.id if isinstance(node, ast.Name) else ast.literal_eval(node)
+    expected = "a name, or name(option=value, ...), e.g. fifo(backfill=True)"
+    call = read_call(text, thing="scheduler", expected=expected, words=True)
+    if call.args:
+        raise InputError(f"scheduler '{shortened(text)}' cannot be read; expected {expected}.")
+    return call.name, call.options

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from labkit.core.errors import ProfileError, unknown
+from labkit.core.files import refuse_unreadable
 from labkit.core.jobs import told
 
 COLUMNS: Final = ("model", "n_ps", "n_workers", "samples_per_s", "batch")
@@ -43,6 +44,7 @@ def read_rows(path: Path) -> list[Row]:
     ProfileError
         If it cannot be read; all its faults at once, each with line and column.
     """
+    refuse_unreadable(path, expected="measured speeds (CSV, or DL2's config_speed.txt)", error=ProfileError)
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
@@ -103,6 +105,8 @@ def _dl2_row(line: str) -> Row:
         raise _FaultError(
             f"character {error.offset}: {error.msg}; expected a tuple ('model', 'dist_sync', 32, ...)"
         ) from None
+    except (ValueError, RecursionError, MemoryError):  # a zero byte, or brackets too deep
+        raise _FaultError("it cannot be read; expected a tuple ('model', 'dist_sync', 32, ...)") from None
     if not isinstance(tree, ast.Tuple) or len(tree.elts) != len(DL2_COLUMNS):
         n = len(tree.elts) if isinstance(tree, ast.Tuple) else 1
         raise _FaultError(f"character {len(text)}: {n} columns; expected {len(DL2_COLUMNS)}: {', '.join(DL2_COLUMNS)}")
@@ -125,8 +129,8 @@ def _literal(node: ast.expr, where: str) -> object:
         raise _FaultError(f"{where}: {ast.unparse(node)}; expected numbers: {_REMEDY}")
     try:
         value: object = ast.literal_eval(node)
-    except ValueError:
-        raise _FaultError(f"{where}: {ast.unparse(node)}; expected a plain value") from None
+    except (ValueError, TypeError, RecursionError, MemoryError):
+        raise _FaultError(f"{where}: expected a plain value") from None
     return value
 
 

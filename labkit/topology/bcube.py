@@ -9,9 +9,10 @@ from itertools import permutations
 
 import numpy as np
 
+from labkit.core.bounds import whole
 from labkit.core.cluster import Cluster
 from labkit.core.resources import Ints
-from labkit.topology.links import Cables, bandwidths, check_size, network, whole
+from labkit.topology.links import Cables, bandwidths, check_size, network
 from labkit.topology.servers import DEFAULT, Servers, assemble, assign
 
 MAX_K = 5  # 720 orders of the digits

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
@@ -12,10 +13,11 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final
 
 import numpy as np
-from annotated_types import Ge, Gt, Len
+from annotated_types import Ge, Gt, Le, Len
 
 from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError
+from labkit.core.files import refuse_unreadable
 from labkit.core.jobs import told
 from labkit.topology.servers import Server, assemble
 from labkit.topology.single_switch import star
@@ -25,6 +27,8 @@ PROCESSORS: Final = ("laptop", "cpu", "none")
 
 Positive = Annotated[float, Gt(0)]
 Amount = Annotated[float, Ge(0)]
+MAX_PER_HOST = 1024
+"""The most GPUs, and the most sockets, that a host is believed to have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +54,11 @@ class Host:
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
     name: Annotated[str, Len(1)]
-    gpus: Annotated[int, Ge(0)]
+    gpus: Annotated[int, Ge(0), Le(MAX_PER_HOST)]
     cpus: Positive
     memory_gb: Positive
     device_type: Annotated[str, Len(1)] = "gpu"
-    sockets: Annotated[int, Ge(1)] = 1
+    sockets: Annotated[int, Ge(1), Le(MAX_PER_HOST)] = 1
     link_gbps: Positive = 10.0
     pcie_gbps: Positive = 128.0
     socket_gbps: Positive = 300.0
@@ -156,23 +160,26 @@ def parse(path: str | Path) -> Content:
     except ValidationError as error:
         faults += [_fault(rows, dict(fault)) for fault in error.errors()]
     faults += [fault for number, row in enumerate(rows, start=1) for fault in _not_finite(number, row)]
-    names = [row.get("name") for row in rows if isinstance(row, dict)]
+    names = Counter(str(row.get("name", "")) for row in rows if isinstance(row, dict))
     faults += [
-        f"host name '{name}' occurs {names.count(name)} times; names must be unique"
-        for name in dict.fromkeys(names)
-        if names.count(name) > 1 and name
+        f"host name '{name}' occurs {times} times; names must be unique"
+        for name, times in names.items()
+        if times > 1 and name
     ]
     return Content(hosts, ssh, faults)
 
 
 def _tables(path: str | Path) -> tuple[list[Any], dict[str, Any], list[str]]:
     """Return the [[hosts]] tables, the [ssh] table, and what is wrong with the file around them."""
+    refuse_unreadable(path, expected="a TOML file of [[hosts]]")
     try:
         content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"inventory {path}: {error.strerror}; expected a TOML file of [[hosts]].") from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise InputError(f"inventory {path} is not TOML: {error}.") from None
+    except (RecursionError, ValueError) as error:  # brackets too deep, numbers too long
+        raise InputError(f"inventory {path} cannot be read: {error}.") from None
     hosts, ssh = content.pop("hosts", []), content.pop("ssh", {})
     faults = [f"unknown table or key '{key}'; expected [[hosts]] and [ssh]" for key in content]
     if not isinstance(ssh, dict):

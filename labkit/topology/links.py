@@ -9,11 +9,10 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import ArrayLike
 
+from labkit.core.bounds import MAX_MACHINES
 from labkit.core.cluster import Network
 from labkit.core.errors import InputError
 from labkit.core.resources import Ints
-
-MAX_MACHINES = 500_000
 
 
 @runtime_checkable
@@ -104,25 +103,6 @@ def up_down(up: Sequence[Ints], *, down: Sequence[Ints], turn: Ints, n_links: in
         paths[climbs, level] = 2 * up[level][climbs]
         paths[climbs, -1 - level] = 2 * down[level][climbs] + 1
     return paths
-
-
-def whole(
-    builder: str, *, at_least: int = 1, at_most: int = MAX_MACHINES, multiple_of: int = 1, **given: object
-) -> None:
-    """Check that arguments of a builder are whole numbers in range.
-
-    Raises
-    ------
-    InputError
-        Naming the builder, the argument, its value and what was expected.
-    """
-    for name, value in given.items():
-        number = value if isinstance(value, int) and not isinstance(value, bool) else -1
-        if not at_least <= number <= at_most or number % multiple_of:
-            multiple = f", a multiple of {multiple_of}" if multiple_of > 1 else ""
-            raise InputError(
-                f"{builder}: {name} is {value!r}; expected a whole number from {at_least} to {at_most}{multiple}."
-            )
 
 
 def bandwidths(builder: str, gbps: Sequence[float], *, levels: Sequence[str]) -> tuple[float, ...]:

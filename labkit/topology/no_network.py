@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from labkit.core.bounds import whole
 from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError
-from labkit.topology.links import check_size, whole
+from labkit.topology.links import check_size
 from labkit.topology.servers import DEFAULT, Server, assemble
 
 
@@ -36,6 +37,7 @@ def no_network(n: int, *, servers: Server | Sequence[tuple[int, Server]] = DEFAU
     check_size(f"no_network({n})", n)
     mix = [(n, servers)] if isinstance(servers, Server) else list(servers)
     counts = [count for count, _ in mix]
+    whole(f"no_network({n})", at_least=0, **{f"servers[{i}]": count for i, count in enumerate(counts)})
     if sum(counts) != n or min(counts) < 0:
         raise InputError(f"no_network({n}): the servers are {counts}; expected counts that add up to {n}.")
     kind = np.repeat(np.arange(len(mix), dtype=np.int32), counts)

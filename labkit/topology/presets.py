@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
+from labkit.core.calls import read_call
 from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError, unknown
 from labkit.topology.bcube import bcube
@@ -24,7 +24,7 @@ BUILDERS: Final[dict[str, Callable[..., Cluster]]] = {
 }
 """What an expression may call."""
 
-MAX_EXPRESSION = 200
+EXPECTED: Final = "a call with plain values such as fat_tree(4) or leaf_spine(4, 2, 8)"
 
 PHILLY: Final = Server("philly", sockets=((8, 32, 512),), device_type="gpu")
 """An 8-GPU machine as one device group; cores and memory are our choice, the trace names none."""
@@ -106,6 +106,8 @@ def build(what: str) -> Cluster:
     >>> print(build("fat_tree(4, servers='dgx1')"))
     fat_tree(4, servers='dgx1'): 16 machines, 128 GPUs (128 v100)
     """
+    if not isinstance(what, str):
+        raise InputError(f"cluster is {what!r}; expected a Cluster, a preset such as 'demo', or fat_tree(4).")
     if what in PRESETS:
         return replace(PRESETS[what][1](), name=what)
     if what.endswith(".toml"):
@@ -124,7 +126,8 @@ def _parameters(builder: Callable[..., Cluster]) -> str:
 
 def _call(what: str) -> Cluster:
     """Return what an expression builds."""
-    name, args, options = _parse(what)
+    call = read_call(what, thing="cluster", expected=EXPECTED)
+    name, args, options = call.name, call.args, call.options
     if name not in BUILDERS:
         raise unknown("topology", name, BUILDERS)
     if "servers" in options:
@@ -148,24 +151,3 @@ def _servers(given: object) -> Server | list[tuple[float, Server]]:
     if len(mix) < len(pairs) or not all(isinstance(share, int | float) for share, _ in mix):
         raise InputError(f"servers is {given!r}; expected a name such as 'dgx1', or a list of (share, name).")
     return [(share, server(name)) for share, name in mix]
-
-
-def _parse(what: str) -> tuple[str, list[Any], dict[str, Any]]:
-    """Return the name, the arguments and the options of a call; literals only, nothing is evaluated."""
-    wrong = InputError(
-        f"cannot read '{what[:MAX_EXPRESSION]}'; "
-        "expected a call with plain values such as fat_tree(4) or leaf_spine(4, 2, 8)."
-    )
-    if len(what) > MAX_EXPRESSION:
-        raise wrong
-    try:
-        call = ast.parse(what.strip(), mode="eval").body
-        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
-            raise wrong
-        args = [ast.literal_eval(arg) for arg in call.args]
-        options = {option.arg: ast.literal_eval(option.value) for option in call.keywords if option.arg}
-    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
-        raise wrong from None
-    if len(options) != len(call.keywords):
-        raise wrong
-    return call.func.id, args, options

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from labkit.core.bounds import whole
 from labkit.core.cluster import Cluster, Network
 from labkit.core.resources import Floats, Ints
-from labkit.topology.links import Cables, bandwidths, check_size, network, up_down, whole
+from labkit.topology.links import Cables, bandwidths, check_size, network, up_down
 from labkit.topology.servers import DEFAULT, Servers, assemble, assign
 
 

@@ -10,12 +10,16 @@ from typing import Final
 
 import numpy as np
 
+from labkit.core.bounds import MAX_JOBS, whole
 from labkit.core.errors import InputError
 from labkit.core.resources import Floats
 
 HOUR_S: Final = 3600.0
 DAY_S: Final = 24 * HOUR_S
 _SLOT_S: Final = 600.0
+
+MIN_PER_HOUR: Final = 1e-4
+"""A job a year: shapes are drawn slot by slot, and time must have an end."""
 
 
 def poisson(n: int, *, per_hour: float, rng: np.random.Generator) -> Floats:
@@ -64,6 +68,8 @@ def google_like(n: int, *, per_hour: float, rng: np.random.Generator, slot_s: fl
     to, or copied from, any published list of arrivals.
     """
     _check(n, per_hour)
+    if not slot_s >= 1:
+        raise InputError(f"slot_s is {slot_s}; expected seconds >= 1.")
     slots = int(np.ceil(4 * n / per_hour * HOUR_S / slot_s)) + 500
     sigma, keep = 0.7, 0.8
     noise = rng.standard_normal(slots)
@@ -91,7 +97,6 @@ def _at_rate(n: int, *, per_hour: float, shape: Floats, slot_s: float, rng: np.r
 
 
 def _check(n: int, per_hour: float) -> None:
-    if n < 1:
-        raise InputError(f"n is {n}; expected at least one job.")
-    if not (np.isfinite(per_hour) and per_hour > 0):
-        raise InputError(f"per_hour is {per_hour}; expected a number of jobs per hour > 0.")
+    whole("arrivals", at_most=MAX_JOBS, n=n)
+    if not MIN_PER_HOUR <= per_hour < np.inf:
+        raise InputError(f"per_hour is {per_hour}; expected a number of jobs per hour >= {MIN_PER_HOUR:g}.")

@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from labkit.core.bounds import MAX_TASKS, whole
 from labkit.core.errors import InputError, unknown
 from labkit.core.jobs import Jobs
 from labkit.core.resources import Floats, Ints
@@ -111,7 +112,7 @@ def dl2_jobs(
     ----------
     .. [1] Peng et al., "DL2", and its published simulator (commit 2e54920).
     """
-    rules = setting(rules) if isinstance(rules, str) else rules
+    rules = rules if isinstance(rules, Setting) else setting(rules)
     rng = np.random.RandomState(seed)  # the published recipe is defined by this legacy stream
     per_slot = _pattern(pattern, jobs_per_slot, rng)
     slots = _slots(per_slot, rules, offset=int(rng.randint(5)))
@@ -137,6 +138,7 @@ def dl2_jobs(
 
 
 def _pattern(pattern: Sequence[int] | str, jobs_per_slot: int, rng: np.random.RandomState) -> Sequence[int]:
+    whole("dl2_jobs", at_least=0, at_most=MAX_TASKS, jobs_per_slot=jobs_per_slot)
     named = {"uniform", "poisson"}
     if isinstance(pattern, str) and pattern not in named:
         raise unknown("DL2 arrival pattern", pattern, named)

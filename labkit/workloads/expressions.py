@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,6 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from labkit.core.calls import read_call
 from labkit.core.errors import InputError, unknown
 from labkit.core.jobs import Jobs
 from labkit.workloads.arrivals import SHAPES
@@ -23,7 +23,7 @@ from labkit.workloads.readers import read
 KINDS: Final[dict[str, Callable[..., Jobs]]] = {"catalogue": catalogue_jobs, "philly": philly_like}
 """What arrives, by the name that `jobs=` takes."""
 
-MAX_EXPRESSION: Final = 400
+EXPECTED: Final = "a file, or a call with plain values such as poisson(80, per_hour=12)"
 
 
 def _arriving(shape: str, n: int, *, seed: int, jobs: str = "catalogue", **options: Any) -> Jobs:
@@ -96,37 +96,20 @@ def trace(what: str | Path, *, seed: int = 0, format: str | None = None) -> Jobs
     text = str(what)
     if not is_generated(text):
         return read(what, format=format)
-    name, args, options = _parse(text)
-    if name not in GENERATORS:
-        raise unknown("generator of traces", name, GENERATORS)
-    if "seed" in options:
+    call = read_call(text, thing="trace", expected=EXPECTED)
+    if call.name not in GENERATORS:
+        raise unknown("generator of traces", call.name, GENERATORS)
+    if "seed" in call.options:
         raise InputError(f"{text}: the seed is given apart from the trace; leave it out here.")
-    generate = GENERATORS[name]
+    generate = GENERATORS[call.name]
     try:
-        inspect.signature(generate).bind(*args, seed=seed, **options)
-        jobs = generate(*args, seed=seed, **options)
-    except TypeError as error:
+        inspect.signature(generate).bind(*call.args, seed=seed, **call.options)
+        jobs = generate(*call.args, seed=seed, **call.options)
+    except InputError:
+        raise
+    except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
         raise InputError(
             f"cannot generate '{text}': {error}; expected e.g. poisson(80, per_hour=12), gavel_jobs(100, "
             "mean_gap_s=120) or dl2_jobs('short_48n')."
         ) from None
     return replace(jobs, name=f"{text} seed {seed}")
-
-
-def _parse(what: str) -> tuple[str, list[Any], dict[str, Any]]:
-    """Return the name, the arguments and the options of a call; plain values only, nothing is evaluated."""
-    wrong = InputError(
-        f"cannot read '{what[:MAX_EXPRESSION]}'; expected a file, or a call with plain values such as "
-        "poisson(80, per_hour=12)."
-    )
-    try:
-        call = ast.parse(what.strip(), mode="eval").body if len(what) <= MAX_EXPRESSION else None
-        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
-            raise wrong
-        args = [ast.literal_eval(arg) for arg in call.args]
-        options = {option.arg: ast.literal_eval(option.value) for option in call.keywords if option.arg}
-    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
-        raise wrong from None
-    if len(options) != len(call.keywords):
-        raise wrong
-    return call.func.id, args, options

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from labkit.core.errors import InputError, unknown
+from labkit.core.files import refuse_unreadable
 from labkit.core.jobs import MAX_FAULTS_TOLD, told
 from labkit.core.resources import Bools, Floats, Ints
 
@@ -237,6 +238,7 @@ def _published_rows() -> tuple[list[tuple[str, int, list[float]]], tuple[str, ..
 def _json(path: Path) -> dict[str, Any]:
     import json
 
+    refuse_unreadable(path, expected="a file of throughputs")
     try:
         raw = json.loads(path.read_text("utf-8"))
     except OSError as error:

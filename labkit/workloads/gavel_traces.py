@@ -13,6 +13,7 @@ from uuid import uuid4
 
 import numpy as np
 
+from labkit.core.bounds import MAX_JOBS, whole
 from labkit.core.errors import InputError
 from labkit.core.jobs import Jobs
 from labkit.core.resources import Floats
@@ -81,8 +82,7 @@ def gavel_jobs(
     ----------
     .. [1] Narayanan et al. (OSDI 2020), sec. 7.1, and the generator in its public repository (commit c4fa400).
     """
-    if n < 1:
-        raise InputError(f"n is {n}; expected at least one job.")
+    whole("gavel_jobs", at_most=MAX_JOBS, n=n)
     if not (math.isfinite(mean_gap_s) and mean_gap_s >= 0):
         raise InputError(f"mean_gap_s is {mean_gap_s}; expected seconds between arrivals >= 0 (0: all at once).")
     draws = _draws(random.Random(seed + 2), multi_gpu=multi_gpu, priorities=priorities)

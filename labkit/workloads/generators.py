@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, cast
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from labkit.core.bounds import MAX_TASKS, whole
+from labkit.core.errors import InputError
 from labkit.core.jobs import Jobs
 from labkit.core.resources import Floats
 from labkit.workloads.catalogue import DL2_MODELS, model, step_s
@@ -61,6 +63,7 @@ def catalogue_jobs(
     name : str
         Name of the trace.
     """
+    _check_catalogue(models, gangs, max_tasks, median_s=median_s, mean_s=mean_s)
     arrival = np.round(np.atleast_1d(np.asarray(arrival_s, np.float64)), 1)
     n = len(arrival)
     chosen = [model(models[i]) for i in rng.integers(len(models), size=n)]
@@ -86,6 +89,19 @@ def catalogue_jobs(
     )
 
 
+def _check_catalogue(models: object, gangs: object, max_tasks: int, *, median_s: float, mean_s: float) -> None:
+    whole("catalogue_jobs", at_most=MAX_TASKS, max_tasks=max_tasks)
+    for name, given, expected in (("models", models, "('cnn', 'vgg')"), ("gangs", gangs, "(1, 2, 4)")):
+        if isinstance(given, str) or not isinstance(given, Sequence) or not len(given):
+            raise InputError(f"catalogue_jobs: {name} is {given!r}; expected at least one, such as {expected}.")
+    for gang in cast("Sequence[object]", gangs):
+        whole("catalogue_jobs", at_most=MAX_TASKS, gangs=gang)
+    if not 0 < median_s < mean_s < np.inf:
+        raise InputError(
+            f"catalogue_jobs: median_s is {median_s} and mean_s {mean_s}; expected seconds, 0 < median_s < mean_s."
+        )
+
+
 def philly_like(
     arrival_s: ArrayLike, *, rng: np.random.Generator, n_users: int = 14, name: str = "philly-like"
 ) -> Jobs:
@@ -93,6 +109,7 @@ def philly_like(
 
     Users (virtual clusters) have shares that fall as 1/rank, as in the public trace a few clusters submit most jobs.
     """
+    whole("philly_like", at_most=MAX_TASKS, n_users=n_users)
     arrival = np.round(np.atleast_1d(np.asarray(arrival_s, np.float64)), 1)
     n = len(arrival)
     shares = np.array(list(PHILLY_GPUS.values()))

@@ -148,7 +148,7 @@ def test_the_generators_of_the_last_test_are_all_there_are():
         ("__import__('os').system('true')", "call with plain values"),
         ("poisson(**{'n': 1})", "call with plain values"),
         ("poisson(5, 6, per_hour=1)", "cannot generate"),
-        ("poisson(" + "1," * 300 + ")", "call with plain values"),
+        ("poisson(" + "1," * 600 + ")", "call with plain values"),
     ],
 )
 def test_what_is_wrong_with_an_expression_is_told(what, said):

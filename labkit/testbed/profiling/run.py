@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from labkit.core.errors import InputError
+from labkit.core.files import refuse_unwritable
 from labkit.core.text import split_names
 from labkit.speed.profiled import TestbedProfile, write
 from labkit.testbed.inventory import Inventory
@@ -70,9 +74,8 @@ def profile(
         Show a progress bar.
     """
     there = out or usual_path(inventory)
-    if there.is_dir():
-        raise InputError(f"{there} is a folder; expected the name of a file, such as {there / 'laptop.json'}.")
-    with _Bar(shown=progress) as bar:
+    refuse_unwritable(there)
+    with _ending_at_sigterm(), _Bar(shown=progress) as bar:
         made = measure(
             inventory, kinds, training=training, loads=loads, n_crowd=n_crowd, name=name_of(inventory),
             command=_command(), say=bar.say, total=bar.total,
@@ -80,22 +83,41 @@ def profile(
     return made, write(made, there)
 
 
+@contextmanager
+def _ending_at_sigterm() -> Iterator[None]:
+    """Take SIGTERM as Ctrl-C: what was started on the hosts ends now, and not when its lease does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 class _Bar:
-    """A progress bar: one thing that is measured after the other."""
+    """A progress bar, one thing that is measured after the other; lines where there is no terminal to draw it in."""
 
     def __init__(self, *, shown: bool) -> None:
         from tqdm.auto import tqdm
 
-        self._bar = tqdm(desc="profile", unit="it", disable=not shown, leave=False)
+        self._lines = shown and not sys.stderr.isatty()
+        self._bar = tqdm(desc="profile", unit="it", disable=not shown or self._lines, leave=False)
+        self._n = self._of = 0
 
     def total(self, n: int) -> None:
         """Say how many there will be."""
+        self._of = n
         self._bar.reset(total=n)
 
     def say(self, what: str) -> None:
         """Note that one is done."""
+        self._n += 1
         self._bar.set_postfix_str(what, refresh=False)
         self._bar.update(1)
+        if self._lines:
+            print(f"profile: {self._n} of {self._of}: {what}", file=sys.stderr, flush=True)
 
     def __enter__(self) -> _Bar:
         return self

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from labkit.core.bounds import MAX_TASKS
 from labkit.core.errors import TraceError
 from labkit.core.jobs import MAX_FAULTS_TOLD, told
 from labkit.core.resources import Bools, Floats, Ints
@@ -19,9 +20,6 @@ from labkit.workloads.readers.files import lines_of, text_of
 
 if TYPE_CHECKING:
     import pandas as pd
-
-MAX_TASKS: Final = 100_000
-"""The largest number of workers of one job that a reader believes."""
 
 MAX_NUMBER: Final = 1e15
 """The largest number that a reader believes."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import gzip
+import io
 import re
 import zlib
+from gzip import BadGzipFile, GzipFile
 from pathlib import Path
 from typing import Final
 
 from labkit.core.errors import TraceError
+from labkit.core.files import MAX_BYTES, refuse_unreadable, too_large
 
 _NEWLINE: Final = re.compile(r"\r\n|\r|\n")
 
@@ -19,17 +21,20 @@ def bytes_of(path: Path, *, expected: str) -> bytes:
     Raises
     ------
     TraceError
-        If it is not there, cannot be read, is empty, or is a truncated gzip file.
+        If it is not there, is no plain file, cannot be read, is empty or too large, or is a truncated gzip file.
     """
+    refuse_unreadable(path, expected=expected, error=TraceError)
     try:
         raw = path.read_bytes()
-        raw = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
+        raw = GzipFile(fileobj=io.BytesIO(raw)).read(MAX_BYTES + 1) if raw[:2] == b"\x1f\x8b" else raw
     except FileNotFoundError:
         raise TraceError(f"{path}: there is no such file; expected {expected}.") from None
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+    except (EOFError, BadGzipFile, zlib.error) as error:
         raise TraceError(f"{path}: broken gzip file ({error}); expected {expected}. Fetch it again.") from None
     except OSError as error:
         raise TraceError(f"{path}: {error.strerror or error}; expected {expected}.") from None
+    if len(raw) > MAX_BYTES:
+        raise too_large(path, expected=expected, error=TraceError)
     if not raw.strip():
         raise TraceError(f"{path}: the file is empty; expected {expected}.")
     return raw

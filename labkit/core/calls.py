@@ -1,0 +1,89 @@
+"""Calls and values as people type them, such as "fat_tree(4, servers='dgx1')": read as literals, never evaluated."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from typing import Any, Final
+
+from labkit.core.errors import InputError
+from labkit.core.text import shortened
+
+MAX_LETTERS: Final = 1000
+"""The longest expression that is read; what is longer was not typed by a person."""
+
+MAX_WHOLE: Final = 2**63 - 1
+"""The largest whole number that arrays hold."""
+
+_UNREADABLE: Final = (SyntaxError, ValueError, TypeError, RecursionError, MemoryError)
+"""What Python's parser raises at odd text: the last two at brackets or signs that are nested too deep."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A name with arguments and options, as it was typed."""
+
+    name: str
+    args: list[Any]
+    options: dict[str, Any]
+
+
+def read_call(text: str, *, thing: str, expected: str, words: bool = False) -> Call:
+    """Return a call as it was typed.
+
+    Parameters
+    ----------
+    text : str
+        Such as "poisson(80, per_hour=12)".
+    thing, expected : str
+        What it is, and what it should look like, for the error.
+    words : bool
+        Take a bare word, such as the name of a placer, as text.
+
+    Raises
+    ------
+    InputError
+        If it is no call of a name with literals, unpacks something, gives an option twice, or has over 1,000 letters.
+
+    Examples
+    --------
+    >>> read_call("drf(placer=pack)", thing="scheduler", expected="a name", words=True)
+    Call(name='drf', args=[], options={'placer': 'pack'})
+    """
+    wrong = InputError(f"{thing} '{shortened(text)}' cannot be read; expected {expected}.")
+    try:
+        call = ast.parse(_bounded(text), mode="eval").body
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+            raise wrong
+        args = [_literal(arg, words=words) for arg in call.args]
+        options = {option.arg: _literal(option.value, words=words) for option in call.keywords if option.arg}
+    except _UNREADABLE:
+        raise wrong from None
+    if len(options) != len(call.keywords):
+        raise wrong
+    return Call(call.func.id, args, options)
+
+
+def literal(text: str) -> Any:
+    """Return a number, a switch, None or a quoted text where a text is one, else the text itself.
+
+    >>> literal("1.5"), literal("True"), literal("pack"), literal("[1]")
+    (1.5, True, 'pack', '[1]')
+    """
+    try:
+        found = ast.literal_eval(_bounded(text))
+    except _UNREADABLE:
+        return text
+    if isinstance(found, int) and abs(found) > MAX_WHOLE:
+        return text
+    return found if isinstance(found, str | int | float | bool | None) else text
+
+
+def _bounded(text: str) -> str:
+    if len(text) > MAX_LETTERS:
+        raise ValueError
+    return text.strip()
+
+
+def _literal(node: ast.expr, *, words: bool) -> Any:
+    return node.id if words and isinstance(node, ast.Name) else ast.literal_eval(node)

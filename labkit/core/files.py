@@ -1,0 +1,85 @@
+"""Files that people name: what cannot be read to its end, or not be written, is refused before any work is done."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from labkit.core.errors import InputError
+
+MAX_BYTES: Final = 2 << 30
+"""The largest file that is read whole, unpacked where it is packed."""
+
+_KINDS: Final = {
+    stat.S_IFIFO: "a pipe; save what comes through it to a file first",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+}
+
+
+def refuse_unreadable(path: str | Path, *, expected: str, error: type[InputError] = InputError) -> None:
+    """Raise if a path is a pipe, a device, a socket, or a file of over 2 GiB; one that is missing is for the caller.
+
+    Raises
+    ------
+    InputError
+        Or the subclass that is given as `error`.
+    """
+    try:
+        found = os.stat(path)
+    except (OSError, ValueError):
+        return
+    if (kind := _KINDS.get(stat.S_IFMT(found.st_mode))) is not None:
+        raise error(f"{path} is {kind}; expected {expected}.")
+    if found.st_size > MAX_BYTES:
+        raise too_large(path, expected=expected, error=error)
+
+
+def too_large(path: str | Path, *, expected: str, error: type[InputError] = InputError) -> InputError:
+    """Return the error for a file whose contents would not fit."""
+    return error(f"{path} holds more than {MAX_BYTES >> 30} GiB; expected {expected}. Cut it into parts.")
+
+
+def refuse_unwritable(path: str | Path, *, endings: Sequence[str] = ()) -> None:
+    """Make the folder of a file that will be written, and raise if it cannot be: rather now than after the work.
+
+    Parameters
+    ----------
+    path : path
+        The file.
+    endings : sequence of str
+        What its name may end in, such as ".html"; anything if there are none.
+
+    Raises
+    ------
+    InputError
+        If the name ends in something else, a folder or a device has it, or nothing can be written beside it.
+    """
+    path = Path(path)
+    if endings and path.suffix.lower() not in endings:
+        raise InputError(f"{path} ends in '{path.suffix}'; expected {' or '.join(endings)}.")
+    if path.exists() and not path.is_file():
+        raise InputError(f"{path} is a {'folder' if path.is_dir() else 'device'}; expected the name of a file.")
+    make_writable(path.parent)
+
+
+def make_writable(folder: str | Path) -> None:
+    """Make a folder, and raise if nothing can be written into it.
+
+    Raises
+    ------
+    InputError
+        With the reason.
+    """
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise InputError(f"{folder}: nothing can be written there ({why}); name another folder.") from None

@@ -1,0 +1,96 @@
+"""What a simulation is asked for, checked before it begins: one line that says what to give instead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from numbers import Integral
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from labkit.core.bounds import MAX_DECISIONS
+from labkit.core.errors import InputError, unknown
+from labkit.core.jobs import Jobs
+from labkit.core.protocols import Scheduler
+from labkit.core.text import split_names
+from labkit.workloads import readers
+
+
+def jobs_of(given: Any) -> Jobs:
+    """Return jobs, read where a trace is named.
+
+    Raises
+    ------
+    InputError
+        If it is neither; or as `labkit.workloads.read`.
+    """
+    if isinstance(given, Jobs):
+        return given
+    if isinstance(given, str | Path):
+        return readers.read(given)
+    raise InputError(
+        f"jobs is a {type(given).__name__}; expected Jobs or the path of a trace. Jobs.of(arrival_s=..., "
+        "total_steps=..., n_workers=...) makes them from columns."
+    )
+
+
+def schedulers_of(given: Any) -> list[Scheduler | str]:
+    """Return the schedulers to compare; a text is a list of names, as on the command line.
+
+    >>> schedulers_of("fifo, las(quantum_s=60)")
+    ['fifo', 'las(quantum_s=60)']
+
+    Raises
+    ------
+    InputError
+        If there is none, or it is no list.
+    """
+    chosen = split_names(given) if isinstance(given, str) else [given] if hasattr(given, "schedule") else given
+    if not isinstance(chosen, Iterable):
+        raise InputError(f"schedulers is a {type(given).__name__}; expected a list of names or schedulers.")
+    if not (found := list(chosen)):
+        raise InputError("no scheduler is named; name at least one, e.g. fifo,srtf.")
+    return found
+
+
+def refuse_unknown(options: Iterable[str], *, known: Iterable[str]) -> None:
+    """Raise if an option of a simulation is misspelt."""
+    names = sorted(known)
+    for option in options:
+        if option not in names:
+            raise unknown("option of a simulation", option, names)
+
+
+def refuse_odd(given: Mapping[str, Any], *, kinds: Mapping[str, tuple[type, str]], seed: Any) -> None:
+    """Raise if a part of a simulation is of another kind than it should be, or a seed is no whole number >= 0.
+
+    Parameters
+    ----------
+    given : mapping
+        Name of a part -> what was given, None where it was left out.
+    kinds : mapping
+        Name of a part -> the type that it must have, and how to make one.
+    """
+    for name, (kind, example) in kinds.items():
+        if given[name] is not None and not isinstance(given[name], kind):
+            raise InputError(f"{name} is {given[name]!r}; expected e.g. {example}.")
+    if not isinstance(seed, Integral) or isinstance(seed, bool) or seed < 0:
+        raise InputError(f"seed is {seed!r}; expected a whole number >= 0.")
+
+
+def refuse_endless(jobs: Jobs, *, every_s: float) -> None:
+    """Raise if slots are so short that decisions would not come to an end within reason.
+
+    Raises
+    ------
+    InputError
+        If they cut the time from the first arrival until the longest job could be over into more than ten million.
+    """
+    last_s = np.nanmax(np.append(jobs.arrival_s + np.nan_to_num(jobs.duration_s), 0.0))
+    span_s = float(last_s - jobs.arrival_s.min(initial=0.0))
+    if span_s > MAX_DECISIONS * every_s:
+        raise InputError(
+            f"a decision every {every_s:g} s over the {span_s:,.0f} s of {jobs.name} is {span_s / every_s:.3g} "
+            f"decisions; expected at most {MAX_DECISIONS:,}: decide every {span_s / MAX_DECISIONS:.2g} s or less often."
+        )
