@@ -38,6 +38,7 @@ from labkit.elastic.transport import (
     AccessError,
     Address,
     Channel,
+    FrameError,
     Handler,
     Lease,
     Listener,
@@ -597,9 +598,17 @@ class Control:
 
     def _say(self, name: str, what: dict[str, Any]) -> None:
         channel = self.channels.get(name)
-        if channel is not None:
-            with contextlib.suppress(TransportError):
-                channel.send(Kind.TELL, meta=what)
+        if channel is None:
+            return
+        try:
+            channel.send(Kind.TELL, meta=what)
+        except FrameError as error:  # to leave it out would let somebody wait for ever
+            self.inbox.put(("hopeless", f"'{what.get('do')}' cannot be told to {name}: {error}"))
+        except TransportError:
+            return
+
+    def _hopeless(self, why: str) -> None:
+        self._carry_out(self.machine.give_up(why))
 
     def _load(self, command: Load) -> None:
         """Send every block of the newest good checkpoint to its owner."""

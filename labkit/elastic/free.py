@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from labkit.elastic.flat import Flat, Vector
 from labkit.elastic.protocol import Kind, at, era_and_version
-from labkit.elastic.transport import Channel, Head, Message, TransportError
+from labkit.elastic.transport import Channel, FrameError, Head, Message, TransportError
 from labkit.elastic.worker import Extent, Halted
 
 LEASES_TOLD = 3
@@ -377,6 +377,8 @@ class FreeWorker:
         try:
             channel = self._channel_of(owner)
             self._out[channel] = channel.send(kind, *buffers, **columns)
+        except FrameError:  # it would fail for any owner
+            raise
         except TransportError:
             return
 

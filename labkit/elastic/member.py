@@ -25,6 +25,7 @@ from labkit.elastic.protocol import Kind
 from labkit.elastic.sites import NOWHERE_ELSE, Site
 from labkit.elastic.transport import (
     Channel,
+    FrameError,
     Handler,
     Lease,
     Message,
@@ -180,12 +181,18 @@ class Member:
         self.controller: Channel | None = None
 
     def report(self, event: str, **columns: Any) -> None:
-        """Tell the controller; what it does not hear it asks for when it is back."""
+        """Tell the controller; what it does not hear it asks for when it is back.
+
+        What cannot be told at all ends the job: to leave it out would let others wait for ever.
+        """
         channel = self.controller
         if channel is None:
             return
         try:
             channel.send(Kind.REPORT, meta={"event": event, **columns})
+        except FrameError as error:
+            with contextlib.suppress(TransportError):
+                channel.send(Kind.REPORT, meta={"event": "failed", "why": f"'{event}' cannot be told: {error}"[:2000]})
         except TransportError:
             return
 

@@ -354,6 +354,8 @@ class Worker:
             if self.flat.lender is not None:
                 self.flat.lender.lend(channel)
             self._out[channel] = channel.send(kind, *buffers, **columns)
+        except FrameError:  # it would fail for any owner
+            raise
         except TransportError:
             return
 
