@@ -43,6 +43,9 @@ def train(
         Path | None, typer.Option(help="Keep events, logs and checkpoints here, and go on from them.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the model and the order of samples.", min=0)] = 0,
+    on_nan: Annotated[
+        str, typer.Option(help="stop: a loss of NaN ends the job, with the checkpoint before; continue: record it.")
+    ] = "stop",
     network: Annotated[
         str, typer.Option(help="local: sockets of this machine; tls: TCP, encrypted; tcp: TCP, parameters in clear.")
     ] = "local",
@@ -64,7 +67,7 @@ def train(
         models.loss(name),
         steps=steps, batch=batch, workers=workers, servers=servers, shards=shards, optimizer=optimizer, seed=seed,
         save_every=save_every, folder=folder, sync=sync, lr=models.learning_rate(name) if lr is None else lr,
-        standby=standby,
+        standby=standby, on_nan=on_nan,
         network=network, hosts=[host.strip() for host in hosts.split(",") if host], ports=ports_of(ports),
     )  # fmt: skip
     with job, _Bar(steps, quiet=as_json) as bar:

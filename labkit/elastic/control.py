@@ -14,18 +14,20 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
 from labkit.core.errors import InputError, LabkitError
 from labkit.elastic import fault
+from labkit.elastic.checkpoint import check_blocks
 from labkit.elastic.commands import Command, End, Keep, Load, Note, Over, Start, Tell
 from labkit.elastic.controller import Controller
 from labkit.elastic.crew import Terms
+from labkit.elastic.failure import last_line
 from labkit.elastic.homes import Homes, Secrets
 from labkit.elastic.launch import Here, Launcher, Order, There, wait_for_end
-from labkit.elastic.losses import Losses
+from labkit.elastic.losses import STOP, Losses, NotFiniteError, encoded
 from labkit.elastic.member import CONTROLLER, PATIENCE_LEASES, SPEC, Spec
 from labkit.elastic.network import HOST, Network, Reach, Refusals, checked_address, claimed
 from labkit.elastic.program import FILE as PROGRAM
@@ -67,6 +69,8 @@ class Plan:
     """Process with which the job ends; 0: it goes on by itself."""
     place: dict[str, list[int]] | None = None
     """Workers and servers of each site."""
+    differs: list[str] = field(default_factory=list)
+    """How it is another training than the one from whose checkpoint it goes on."""
 
 
 def now() -> float:
@@ -153,7 +157,7 @@ class Control:
         self.awaited: dict[str, threading.Timer] = {}
         """Those who were started and have not come."""
         self.over: str | None = None
-        self.loss: float | None = None
+        self.loss: float | str | None = None
         self._next_tick_s = 0.0
         self.machine = Controller(
             Terms(
@@ -251,6 +255,8 @@ class Control:
         if before.exists():
             self._take_over(json.loads(before.read_text()))
             return
+        if plan.differs:
+            self._write(now(), "differs", {"from": plan.differs})
         self._carry_out(self.machine.start(servers=plan.servers, workers=plan.workers, place=plan.place))
 
     def _take_over(self, state: dict[str, Any]) -> None:
@@ -391,7 +397,7 @@ class Control:
         if event == "losses":
             mean = self.losses.told(int(meta["version"]), meta["losses"], again="again" in meta)
             if mean is not None:
-                self._write(when, "loss", {"version": int(meta["version"]), "loss": mean})
+                self._write(when, "loss", {"version": int(meta["version"]), "loss": encoded(mean)})
             return
         if event != "loss":
             self._write(when, event, {"name": name, **meta})
@@ -418,7 +424,11 @@ class Control:
         for number, block in state.items():
             by_owner.setdefault(self.machine.owner[number], []).append(block)
         try:
+            if self.spec.on_nan == STOP:
+                check_blocks(state.values(), self.spec.layout, step=version)
             self.checkpoints.save(version, by_owner, queue=queue_state, mixed=not self.spec.sync)
+        except NotFiniteError as error:
+            self.inbox.put(("hopeless", str(error)))
         except LabkitError as error:
             self.inbox.put(("unsaved", version, str(error)))
         else:
@@ -487,7 +497,9 @@ class Control:
         self._await_no_more(name)
         self.doorstep.pop(name, None)
         self.homes.clear(name)
-        self._carry_out(self.machine.left(name, reason=f"exit code {code}"))
+        said = last_line(self.folder / f"{name}.log") if code > 0 else ""
+        reason = f"exit code {code}{said and f': {said}'}"
+        self._carry_out(self.machine.left(name, reason=reason, by_itself=code > 0))
 
     def _loaded(self, era: int, version: int, queue_state: Any) -> None:
         if era == self.machine.era:

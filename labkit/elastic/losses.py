@@ -6,8 +6,33 @@ from collections.abc import Iterable
 from math import fsum, isfinite
 from typing import Final
 
+from labkit.core.errors import LabkitError
+
 REMEMBERED: Final = 4096
 """Steps, back from the newest one, of which it knows what was told."""
+
+
+STOP, CONTINUE = "stop", "continue"
+"""What a job does where a loss, or what would be saved, is no finite number any more."""
+
+
+class NotFiniteError(LabkitError):
+    """A loss, a parameter, or what the optimizer remembers of one, is NaN or infinite."""
+
+
+def check_finite(loss: float, *, where: str) -> None:
+    """Raise NotFiniteError for NaN and infinity.
+
+    >>> check_finite(float("nan"), where="step 12, logical shard 3")
+    Traceback (most recent call last):
+    labkit.elastic.losses.NotFiniteError: step 12, logical shard 3: the loss is nan. Lower the learning rate, or look \
+at these samples; on_nan="continue" records it and goes on.
+    """
+    if not isfinite(loss):
+        raise NotFiniteError(
+            f"{where}: the loss is {loss}. Lower the learning rate, or look at these samples; "
+            f'on_nan="{CONTINUE}" records it and goes on.'
+        )
 
 
 def encoded(loss: float) -> float | str:
