@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 import numpy as np
 
 from labkit.core.errors import InputError, LabkitError
-from labkit.elastic.blocks import layout, pack, unpack
+from labkit.elastic.blocks import MOST_BLOCKS, layout, pack, unpack
 from labkit.elastic.control import EVENTS, LEASES, LOCK, PLAN, STATE, Plan, records
 from labkit.elastic.failure import failed
 from labkit.elastic.following import check_standby
@@ -493,6 +493,11 @@ def start(
     if steps < 1:
         raise InputError(f"a job of {steps} steps; expected at least one.")
     cut = layout(model)
+    if cut.n_blocks > MOST_BLOCKS:
+        raise InputError(
+            f"{cut.n} numbers in {cut.n_blocks} blocks of parameters; expected at most {MOST_BLOCKS} blocks: "
+            "train fewer parameters (requires_grad_(False))."
+        )
     if servers > cut.n_blocks:
         raise InputError(f"{servers} servers for {cut.n_blocks} blocks of parameters; expected at most one per block.")
     if servers < 1 or workers < 1:

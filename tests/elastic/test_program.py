@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import random  # noqa: TID251 - as users' data may draw
 import subprocess
 import sys
@@ -19,11 +20,14 @@ import pytest
 import torch
 from torch import nn
 
+from labkit.core.errors import InputError
 from labkit.elastic import JobError, train
 from labkit.elastic import job as elastic_job
 from labkit.elastic.blocks import layout
 from labkit.elastic.data import as_dataset
+from labkit.elastic.member import Member
 from labkit.elastic.program import find_modules, module_paths
+from labkit.elastic.transport import Channel, Handler, Message, pair
 
 
 @pytest.fixture(autouse=True)
@@ -123,13 +127,41 @@ def test_modules_are_found_in_the_order_of_the_process_that_started_the_job(
     assert [path for path in sys.path if path in here] == here
 
 
+def test_more_blocks_than_can_be_told_are_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(elastic_job, "layout", partial(layout, block_bytes=4))
+    with pytest.raises(InputError, match="80008 numbers in 80008 blocks of parameters; expected at most 80000"):
+        train(nn.Linear(10_000, 8), ones(), loss, steps=2, batch=16, lr=0.1)
+
+
+def test_what_a_member_cannot_tell_ends_the_job_instead_of_vanishing() -> None:
+    """Before, an event that fitted into no frame, or was no JSON, was dropped, and whoever waited for it waited on."""
+    told: queue.Queue[Any] = queue.Queue()
+
+    class Controller(Handler):
+        def received(self, channel: Channel, message: Message) -> None:
+            told.put(dict(message.meta))
+
+    here, there = pair(Handler(), Controller())
+    member = Member.__new__(Member)
+    member.controller = here
+    member.report("owns", blocks="x" * 5_000_000)
+    member.report("losses", losses=[[0, float("nan")]])
+    member.report("done", version=3)
+    said = [told.get(timeout=60) for _ in range(3)]
+    assert [event["event"] for event in said] == ["failed", "failed", "done"]
+    assert said[0]["why"].startswith("'owns' cannot be told: 0 bytes and a meta part of 5,000,0")
+    assert said[1]["why"].startswith("'losses' cannot be told: meta must be plain JSON")
+    here.close()
+    there.close()
+
+
 @pytest.mark.parametrize("sync", [True, False])
 def test_a_model_of_thousands_of_blocks_trains(sync: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before, the map of more than about 2,000 blocks fitted into no frame: training hung without a word."""
     monkeypatch.setattr(elastic_job, "layout", partial(layout, block_bytes=64))
-    model = nn.Linear(10_000, 8)
-    assert elastic_job.layout(model).n_blocks > 5_000
-    data = as_dataset((torch.ones(16, 10_000), torch.ones(16, 8)))
+    model = nn.Linear(6_000, 8)
+    assert elastic_job.layout(model).n_blocks > 2_900
+    data = as_dataset((torch.ones(16, 6_000), torch.ones(16, 8)))
     result = train(
         model, data, loss, steps=2, batch=8, shards=2, workers=1, servers=1, sync=sync, optimizer="sgd", lr=1e-6
     )
