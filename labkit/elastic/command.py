@@ -107,18 +107,22 @@ class _Bar:
 
 
 def _summary(name: str, result: Result) -> dict[str, Any]:
-    events = [event["event"] for event in result.events]
+    from labkit.elastic.losses import encoded
+
+    events, losses = [event["event"] for event in result.events], [encoded(loss) for loss in result.losses]
     return {
-        "model": name, "steps": result.version, "digest": result.digest, "first_loss": result.losses[0],
-        "last_loss": result.losses[-1], "scaled": events.count("scaled"), "dropped": events.count("dropped"),
+        "model": name, "steps": result.version, "digest": result.digest, "first_loss": losses[0] if losses else None,
+        "last_loss": losses[-1] if losses else None, "scaled": events.count("scaled"),
+        "dropped": events.count("dropped"),
         "went_back": events.count("goes_back"), "promoted": events.count("promoted"),
         "seconds": round(result.events[-1]["time"] - result.events[0]["time"], 3),
     }  # fmt: skip
 
 
 def _sentence(name: str, result: Result) -> str:
-    told = _summary(name, result)
+    told, losses = _summary(name, result), result.losses
+    lost = f"loss {losses[0]:.4g} -> {losses[-1]:.4g}" if losses else "no loss"
     return (
-        f"{name}: {told['steps']} steps, loss {told['first_loss']:.4g} -> {told['last_loss']:.4g}, "
+        f"{name}: {told['steps']} steps, {lost}, "
         f"scaled {told['scaled']} times, digest {told['digest'][:16]}, {told['seconds']:.1f} s"
     )
