@@ -38,6 +38,9 @@ SMALL_BYTES: Final = 4096
 
 FEW_BLOCKS: Final = 8
 
+MOST_BLOCKS: Final = 80_000
+"""Of which a controller can tell in one frame who has and who follows them: 320 GB of parameters."""
+
 LINE: Final = 16
 """Numbers in a cache line: blocks begin at multiples of it."""
 

@@ -23,6 +23,7 @@ from labkit.core.errors import InputError
 from labkit.elastic.blocks import Layout
 from labkit.elastic.disk import Disk
 from labkit.elastic.draft import Draft
+from labkit.elastic.losses import CONTINUE, NotFiniteError
 from labkit.elastic.manifest import (
     FILE,
     QUEUE,
@@ -73,6 +74,8 @@ class Checkpoint:
         Of the optimizer that was used.
     passed_over : tuple of BadCheckpointError
         Newer ones that are no good, newest first: each names itself and says why.
+    training : dict
+        See `Manifest`.
     """
 
     step: int
@@ -80,6 +83,7 @@ class Checkpoint:
     queue: Any
     options: Mapping[str, Any]
     passed_over: tuple[BadCheckpointError, ...] = field(default=())
+    training: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def digest(self) -> str:
@@ -104,15 +108,25 @@ class Checkpoints:
         At least 2: so many good ones stay, older ones are removed.
     disk : Disk
         How the file system is reached.
+    training : mapping, optional
+        What those that are written say of their training: see `Manifest`.
     """
 
     def __init__(
-        self, folder: Path, *, layout: Layout, optimizer: Optimizer, keep: int = 2, disk: Disk | None = None
+        self,
+        folder: Path,
+        *,
+        layout: Layout,
+        optimizer: Optimizer,
+        keep: int = 2,
+        disk: Disk | None = None,
+        training: Mapping[str, Any] | None = None,
     ) -> None:
         if keep < 2:
             raise InputError(f"keep is {keep}; expected 2 or more: the newest checkpoint may turn out to be bad.")
         self.folder, self.layout, self.optimizer, self.keep = folder, layout, optimizer, keep
         self.disk = disk or Disk()
+        self.training = training or {}
         self.in_work: set[Path] = set()
         """Folders of drafts."""
         self.verified: set[int] = set()
@@ -198,6 +212,10 @@ class Checkpoints:
 
     # --- read
 
+    def path(self, step: int) -> Path:
+        """Return where the checkpoint of a step is, or would be."""
+        return self.folder / name_of(step)
+
     def steps(self) -> list[int]:
         """Return the steps of which there are checkpoints, good or bad, in order."""
         if not self.folder.is_dir():
@@ -252,7 +270,7 @@ class Checkpoints:
         if check_sum([queue]) != manifest.queue:
             raise BadCheckpointError(name, f"{QUEUE} is damaged: its digest does not match.")
         self.verified.add(step)
-        return Checkpoint(step, blocks, json.loads(queue), manifest.options, passed_over)
+        return Checkpoint(step, blocks, json.loads(queue), manifest.options, passed_over, manifest.training)
 
     def _manifest(self, step: int) -> Manifest:
         name = name_of(step)
@@ -291,6 +309,20 @@ class Checkpoints:
             return all((self.folder / name / file_of(server)).stat().st_size == n for server, n in files)
         except (BadCheckpointError, OtherModelError, OSError):
             return False
+
+
+def check_blocks(blocks: Iterable[BlockLike], layout: Layout, *, step: int) -> None:
+    """Raise NotFiniteError, with its name, for a parameter that is NaN or infinite, or for what is remembered of it."""
+    for block in sorted(blocks, key=lambda b: b.number):
+        for what, vector in (("", block.params), *sorted(block.state.items())):
+            bad = np.flatnonzero(~np.isfinite(vector))
+            if len(bad):
+                at = layout.extents[block.number][0] + int(bad[0])
+                owner = next(p.name for p in layout.params if p.first <= at < p.first + p.n)
+                raise NotFiniteError(
+                    f"the state at step {step} is not saved: {what and f'{what} of '}parameter '{owner}' has "
+                    f'{vector[bad[0]]}. Lower the learning rate; on_nan="{CONTINUE}" goes on with it.'
+                )
 
 
 def _read(path: Path, name: str) -> bytes:

@@ -60,6 +60,9 @@ def train(
         Path | None, typer.Option(help="Keep events, logs and checkpoints here, and go on from them.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the model and the order of samples.", min=0)] = 0,
+    on_nan: Annotated[
+        str, typer.Option(help="stop: a loss of NaN ends the job, with the checkpoint before; continue: record it.")
+    ] = "stop",
     network: Annotated[
         str, typer.Option(help="local: sockets of this machine; tls: TCP, encrypted; tcp: TCP, parameters in clear.")
     ] = "local",
@@ -82,7 +85,7 @@ def train(
         steps=steps, batch=batch, workers=workers, servers=servers, shards=shards, optimizer=optimizer, seed=seed,
         save_every=save_every, folder=folder, sync=sync, lr=models.learning_rate(name) if lr is None else lr,
         standby=standby, restarts=restarts, restarts_within_s=restarts_within_s, lease_s=lease_s, start_s=start_s,
-        patience_s=patience_s,
+        patience_s=patience_s, on_nan=on_nan,
         network=network, hosts=[host.strip() for host in hosts.split(",") if host], ports=ports_of(ports),
     )  # fmt: skip
     with job, _Bar(steps, quiet=as_json) as bar:
@@ -122,18 +125,22 @@ class _Bar:
 
 
 def _summary(name: str, result: Result) -> dict[str, Any]:
-    events = [event["event"] for event in result.events]
+    from labkit.elastic.losses import encoded
+
+    events, losses = [event["event"] for event in result.events], [encoded(loss) for loss in result.losses]
     return {
-        "model": name, "steps": result.version, "digest": result.digest, "first_loss": result.losses[0],
-        "last_loss": result.losses[-1], "scaled": events.count("scaled"), "dropped": events.count("dropped"),
+        "model": name, "steps": result.version, "digest": result.digest, "first_loss": losses[0] if losses else None,
+        "last_loss": losses[-1] if losses else None, "scaled": events.count("scaled"),
+        "dropped": events.count("dropped"),
         "went_back": events.count("goes_back"), "promoted": events.count("promoted"),
         "seconds": round(result.events[-1]["time"] - result.events[0]["time"], 3),
     }  # fmt: skip
 
 
 def _sentence(name: str, result: Result) -> str:
-    told = _summary(name, result)
+    told, losses = _summary(name, result), result.losses
+    lost = f"loss {losses[0]:.4g} -> {losses[-1]:.4g}" if losses else "no loss"
     return (
-        f"{name}: {told['steps']} steps, loss {told['first_loss']:.4g} -> {told['last_loss']:.4g}, "
+        f"{name}: {told['steps']} steps, {lost}, "
         f"scaled {told['scaled']} times, digest {told['digest'][:16]}, {told['seconds']:.1f} s"
     )

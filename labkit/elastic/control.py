@@ -14,20 +14,22 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
 from labkit.core.errors import InputError, LabkitError
 from labkit.elastic import fault
+from labkit.elastic.checkpoint import check_blocks
 from labkit.elastic.commands import Command, End, Keep, Load, Note, Over, Start, Tell
 from labkit.elastic.controller import Controller
 from labkit.elastic.crew import Terms
 from labkit.elastic.deaths import RESTARTS, WITHIN_S
+from labkit.elastic.failure import last_line
 from labkit.elastic.homes import Homes, Secrets
 from labkit.elastic.launch import Here, Launcher, Order, There, wait_for_end
-from labkit.elastic.losses import Losses
+from labkit.elastic.losses import STOP, Losses, NotFiniteError, encoded
 from labkit.elastic.member import CONTROLLER, NO_MEMORY, PATIENCE_LEASES, SPEC, Spec
 from labkit.elastic.network import HOST, Network, Reach, Refusals, checked_address, claimed
 from labkit.elastic.program import FILE as PROGRAM
@@ -40,6 +42,7 @@ from labkit.elastic.transport import (
     AccessError,
     Address,
     Channel,
+    FrameError,
     Handler,
     Lease,
     Listener,
@@ -76,6 +79,8 @@ class Plan:
     """Workers and servers of each site."""
     restarts: int = RESTARTS
     restarts_within_s: float = WITHIN_S
+    differs: list[str] = field(default_factory=list)
+    """How it is another training than the one from whose checkpoint it goes on."""
 
     def save(self, folder: Path) -> None:
         """Write it into the folder of the job."""
@@ -174,7 +179,7 @@ class Control:
         self.asked: dict[str, int] = {}
         """Scalings that were asked for, by what their request is known by."""
         self.over: str | None = None
-        self.loss: float | None = None
+        self.loss: float | str | None = None
         self._next_tick_s = 0.0
         self.machine = Controller(
             Terms(
@@ -275,6 +280,8 @@ class Control:
         if before.exists():
             self._take_over(json.loads(before.read_text()))
             return
+        if plan.differs:
+            self._write(now(), "differs", {"from": plan.differs})
         self._carry_out(self.machine.start(servers=plan.servers, workers=plan.workers, place=plan.place))
 
     def _take_over(self, state: dict[str, Any]) -> None:
@@ -420,7 +427,7 @@ class Control:
         if event == "losses":
             mean = self.losses.told(int(meta["version"]), meta["losses"], again="again" in meta)
             if mean is not None:
-                self._write(when, "loss", {"version": int(meta["version"]), "loss": mean})
+                self._write(when, "loss", {"version": int(meta["version"]), "loss": encoded(mean)})
             return
         if event != "loss":
             self._write(when, event, {"name": name, **meta})
@@ -444,10 +451,14 @@ class Control:
     def _save(self, version: int, state: dict[int, Block], queue_state: Any) -> None:
         """Write a checkpoint, in a thread of its own."""
         try:
+            if self.spec.on_nan == STOP:
+                check_blocks(state.values(), self.spec.layout, step=version)
             by_owner: dict[str, list[Block]] = {}
             for number, block in state.items():
                 by_owner.setdefault(self.machine.owner[number], []).append(block)
             self.checkpoints.save(version, by_owner, queue=queue_state, mixed=not self.spec.sync)
+        except NotFiniteError as error:
+            self.inbox.put(("hopeless", str(error)))
         except LabkitError as error:
             self.inbox.put(("unsaved", version, str(error)))
         except (OSError, MemoryError, LookupError) as error:
@@ -523,8 +534,9 @@ class Control:
         self._await_no_more(name)
         self.doorstep.pop(name, None)
         self.homes.clear(name)
-        told = f": {MEANINGS[code]}" if code in MEANINGS else ""
-        self._carry_out(self.machine.left(name, reason=f"exit code {code}{told}"))
+        said = MEANINGS.get(code) or (last_line(self.folder / f"{name}.log") if code > 0 else "")
+        reason = f"exit code {code}{said and f': {said}'}"
+        self._carry_out(self.machine.left(name, reason=reason, by_itself=code > 0))
 
     def _unloaded(self, name: str, era: int, why: str) -> None:
         """Replace a server that does not take a block of the checkpoint: training would wait for it."""
@@ -653,9 +665,17 @@ class Control:
 
     def _say(self, name: str, what: dict[str, Any]) -> None:
         channel = self.channels.get(name)
-        if channel is not None:
-            with contextlib.suppress(TransportError):
-                channel.send(Kind.TELL, meta=what)
+        if channel is None:
+            return
+        try:
+            channel.send(Kind.TELL, meta=what)
+        except FrameError as error:  # to leave it out would let somebody wait for ever
+            self.inbox.put(("hopeless", f"'{what.get('do')}' cannot be told to {name}: {error}"))
+        except TransportError:
+            return
+
+    def _hopeless(self, why: str) -> None:
+        self._carry_out(self.machine.give_up(why))
 
     def _load(self, command: Load) -> None:
         """Send every block of the newest good checkpoint to its owner."""

@@ -251,15 +251,17 @@ class Controller(Hosts):
             mine = [[b, to] for b, to in left.items() if self.owner[b] == server.name]
             self._tell(server.name, do="hand_over", moves=mine, version=None)
 
-    def left(self, name: str, *, reason: str = "") -> list[Command]:
-        """Note that a process is gone."""
+    def left(self, name: str, *, reason: str = "", by_itself: bool = False) -> list[Command]:
+        """Note that a process is gone; `by_itself`: it ended with an error, nobody killed it."""
         member = self.members.pop(name, None)
         if member is None:
             return self._taken()
         expected = member.leaving or self.phase == "over"
         self._forget_worker(name, died=not expected)
         self._out.append(Note("left", {"name": name, "role": member.role, "expected": expected, "reason": reason}))
-        if not expected:
+        if by_itself and not member.joined and self.phase == "starting":  # the next one would end as this one did
+            self._end(f"{name} ended before it had begun, {reason}")
+        elif not expected:
             self._died(member, reason)
         elif member.role == "server":
             self._bury()

@@ -96,6 +96,7 @@ class Draft:
         manifest = Manifest(
             step=self.step, layout=home.layout.digest, optimizer=home.optimizer.name, options=home.optimizer.options,
             state=sorted(home.optimizer.state_names), blocks=self._entries, files=self._files, queue=check_sum([text]),
+            training=dict(home.training),
         )  # fmt: skip
         self._write(self.folder / QUEUE, [text])
         self._write(self.folder / FILE, [manifest.to_json()])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -42,39 +43,39 @@ class Flat:
         self.lender = lender
         self._made: list[Vector] = []
         self._spare: list[Vector] = []
+        self._grads: dict[int, list[torch.Tensor]] = {}
+        """Views of the vectors that it has made, by their `id`: to cut them anew for each shard costs time."""
         local = device == "cpu"
         self._there = None if local else torch.empty(self.n, device=device)
         self._grads_there = None if local else torch.zeros(self.n, device=device)
         if self._there is not None:
-            self._point(self._there)
+            self._point(self._cut(self._there))
+        self._views = [self._cut(torch.from_numpy(vector)) for vector in self.versions] if local else []
 
-    def _point(self, flat: torch.Tensor) -> None:
+    def _point(self, views: list[torch.Tensor]) -> None:
         """Let the model's parameters be views of a vector."""
-        for p, first in zip(self._params, self._starts(), strict=True):
-            p.data = flat[first : first + p.numel()].view(p.shape)
+        for p, view in zip(self._params, views, strict=True):
+            p.data = view
 
-    def _starts(self) -> list[int]:
-        starts, so_far = [], 0
-        for p in self._params:
-            starts.append(so_far)
-            so_far += p.numel()
-        return starts
+    def _cut(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        """Return a vector as views, one of each parameter and in its shape."""
+        starts = accumulate((p.numel() for p in self._params), initial=0)
+        return [flat[i : i + p.numel()].view(p.shape) for i, p in zip(starts, self._params, strict=False)]
 
     def use(self, version: int) -> None:
         """Let the model compute with the parameters of a version."""
-        vector = self._torch.from_numpy(self.versions[version % 2])
         if self._there is None:
-            self._point(vector)
+            self._point(self._views[version % 2])
         else:
-            self._there.copy_(vector)
+            self._there.copy_(self._torch.from_numpy(self.versions[version % 2]))
 
     def gradient(self, loss_of: torch.Tensor, into: Vector) -> None:
         """Write the gradient of a loss into a vector."""
         torch = self._torch
         there = torch.from_numpy(into) if self._grads_there is None else self._grads_there
         there.zero_()
-        for p, first in zip(self._params, self._starts(), strict=True):
-            p.grad = there[first : first + p.numel()].view(p.shape)
+        for p, view in zip(self._params, self._grads.get(id(into)) or self._cut(there), strict=True):
+            p.grad = view
         loss_of.backward()  # type: ignore[no-untyped-call]
         if self._grads_there is not None:
             torch.from_numpy(into).copy_(self._grads_there)
@@ -84,6 +85,8 @@ class Flat:
         if not self._spare:
             self._spare.append(self._fresh())
             self._made.append(self._spare[-1])
+            there = self._torch.from_numpy(self._spare[-1]) if self._grads_there is None else self._grads_there
+            self._grads[id(self._spare[-1])] = self._cut(there)
         return self._spare.pop()
 
     def _fresh(self) -> Vector:

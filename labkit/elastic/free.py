@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from labkit.elastic.flat import Flat, Vector
+from labkit.elastic.losses import NotFiniteError, check_finite, encoded
 from labkit.elastic.protocol import Kind, at, era_and_version
-from labkit.elastic.transport import Channel, Head, Message, TransportError
+from labkit.elastic.transport import Channel, FrameError, Head, Message, TransportError
 from labkit.elastic.worker import Extent, Halted
 
 LEASES_TOLD = 3
@@ -56,6 +57,8 @@ class FreeWorker:
         Connection to a server by name; raises TransportError where there is none.
     report : callable
         Tells the controller an event and its columns.
+    finite : bool
+        Whether a loss that is NaN or infinite ends training, before its gradient goes anywhere.
     """
 
     def __init__(
@@ -69,7 +72,9 @@ class FreeWorker:
         lease_s: float,
         channel_of: Callable[[str], Channel],
         report: Callable[..., None],
+        finite: bool = True,
     ) -> None:
+        self._finite = finite
         self.flat, self.extents, self.batch, self.number = flat, extents, batch, number
         self._alone_s = ALONE_LEASES * lease_s
         self._until_s = math.inf  # when it stops without a controller
@@ -333,7 +338,7 @@ class FreeWorker:
                 if end < piece.end:
                     self._pieces.appendleft(rest)
             done = {
-                "version": self.version, "token": piece.token, "until": end, "loss": loss,
+                "version": self.version, "token": piece.token, "until": end, "loss": encoded(loss),
                 "staleness": max(self._stale), "compute_s": computed - began, "wait_s": time.perf_counter() - computed,
             }  # fmt: skip
             self._done[piece.token] = done
@@ -349,7 +354,17 @@ class FreeWorker:
         loss = self._loss_of(epoch, start, end)
         self.flat.gradient(loss, self._gradient)
         self.busy = None
+        if self._finite:
+            self._check_loss(float(loss.detach()), epoch=epoch, start=start)
         return float(loss.detach())
+
+    def _check_loss(self, loss: float, *, epoch: int, start: int) -> None:
+        """Tell a loss that is no number, and raise."""
+        try:
+            check_finite(loss, where=f"epoch {epoch}, minibatch at {start}")
+        except NotFiniteError:
+            self._report("not_finite", version=self.version, epoch=epoch, start=start, loss=encoded(loss))
+            raise
 
     def _update(self) -> None:
         """Push the gradient, and wait until every block has made the update."""
@@ -377,6 +392,8 @@ class FreeWorker:
         try:
             channel = self._channel_of(owner)
             self._out[channel] = channel.send(kind, *buffers, **columns)
+        except FrameError:  # it would fail for any owner
+            raise
         except TransportError:
             return
 

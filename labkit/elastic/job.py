@@ -14,25 +14,38 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 import numpy as np
 
 from labkit.core.errors import InputError, LabkitError
-from labkit.elastic.blocks import layout, pack, unpack
+from labkit.elastic.blocks import MOST_BLOCKS, layout, pack, unpack
 from labkit.elastic.control import EVENTS, LEASES, LOCK, STATE, Plan, records
 from labkit.elastic.deaths import check_restarts
 from labkit.elastic.errors import JobError, NotDoneError, OverError
+from labkit.elastic.failure import failed
 from labkit.elastic.following import check_standby
+from labkit.elastic.given import (
+    ANYWAY,
+    EXACT,
+    check_counts,
+    check_optimizer,
+    check_seconds,
+    check_words,
+    checked_folder,
+)
 from labkit.elastic.homes import Homes, Secrets
 from labkit.elastic.launch import end_members
 from labkit.elastic.line import Line
+from labkit.elastic.losses import STOP, decoded
 from labkit.elastic.member import SPEC, Spec
 from labkit.elastic.network import Network, Reach
 from labkit.elastic.places import ROLES, Place, checked, of_role
 from labkit.elastic.program import FILE as PROGRAM
-from labkit.elastic.program import Program
+from labkit.elastic.program import Program, module_paths
+from labkit.elastic.resume import check_resume, losses_before
 from labkit.elastic.shards import ShardService, check_batch
 from labkit.elastic.sites import Site, checked_sites, hosts_of, launcher_name
 from labkit.elastic.store import Block, Vector
@@ -41,8 +54,6 @@ from labkit.elastic.transport import Lease, new_token, private_folder
 if TYPE_CHECKING:
     import pandas as pd
     from torch import nn
-
-    from labkit.elastic.checkpoint import Checkpoint
 
 
 LEAVE_S = 60.0
@@ -183,7 +194,8 @@ class Job:
             said = self._line.ask("status")
         except OverError:
             return self._last_status()
-        return Status(said["phase"], said["step"], said["loss"], [Seat(*row) for row in said["members"]])
+        loss = None if said["loss"] is None else decoded(said["loss"])
+        return Status(said["phase"], said["step"], loss, [Seat(*row) for row in said["members"]])
 
     def _last_status(self) -> Status:
         losses = [event for event in self.events(follow=False) if event["event"] == "loss"]
@@ -248,7 +260,7 @@ class Job:
                 ended = self._ended.is_set()
                 rest += file.readline()
                 if rest.endswith("\n"):
-                    yield json.loads(rest)
+                    yield _event(rest)
                     rest = ""
                 elif ended or not follow:
                     return
@@ -265,7 +277,7 @@ class Job:
         NotDoneError
             If it is not over after `timeout_s` seconds.
         JobError
-            If the job failed. Its folder stays if it holds a checkpoint to go on from; the message says where.
+            If the job failed. Its folder stays, with logs and checkpoints; the message says where.
         """
         if not self._ended.wait(timeout_s):
             told = f"the job is not done after {timeout_s:g} s, and trains on; wait again, or end it with stop()."
@@ -282,7 +294,8 @@ class Job:
             try:
                 return Result(self)
             except JobError as error:
-                self._failure = self._with_folder(str(error))
+                self._failure = str(error)
+                self._line.close()
         raise JobError(self._failure)
 
     @property
@@ -291,16 +304,6 @@ class Job:
         return self._process.pid
 
     # --- the end
-
-    def _with_folder(self, why: str) -> str:
-        """Return why the job failed, and where it can go on; a folder of its own without a checkpoint is removed."""
-        saved = max(self._spec.checkpoints(self.folder).steps(), default=0)
-        if saved:
-            self._keep = True
-            there = f"Checkpoints are in {self.folder}: start(..., folder=...) goes on from step {saved}."
-            return f"{why.rstrip('.')}. {there}"
-        self.delete()
-        return why
 
     def _end(self, *, save: bool) -> None:
         """End the job, if need be by force; with `save` it has a minute to write its state."""
@@ -342,6 +345,14 @@ class Job:
             print(f"{told}: start(..., folder=...) goes on from there.", file=sys.stderr)
 
 
+def _event(line: str) -> dict[str, Any]:
+    """Return an event as it was told; a loss is a number, NaN and infinity too."""
+    event: dict[str, Any] = json.loads(line)
+    if isinstance(event.get("loss"), str):
+        event["loss"] = decoded(event["loss"])
+    return event
+
+
 class Result:
     """What a job has come to.
 
@@ -364,22 +375,30 @@ class Result:
     def __init__(self, job: Job) -> None:
         self.events = list(job.events(follow=False))
         last = self.events[-1] if self.events else {}
-        if last.get("event") != "over" or last["failure"]:
-            log = (job.folder / "controller.log").read_text()[-2000:]
-            raise JobError(str(last.get("failure") or f"the controller died: {log.strip() or 'it left no message'}"))
         spec = Spec.load(job.folder)
+        if last.get("event") != "over" or last["failure"]:
+            job._keep = True  # its logs tell why, its checkpoints what is left
+            raise JobError(failed(job.folder, str(last.get("failure", "")), checkpoints=spec.checkpoints(job.folder)))
         saved = spec.checkpoints(job.folder).newest()
         self.model: nn.Module = job._program.model
         self.version, self.digest, self.blocks = saved.step, saved.digest, saved.blocks
+        began = next((e["version"] for e in self.events if e["event"] == "began"), 0)
+        self._losses = losses_before(job.folder, step=began)
+        self._losses.update((e["version"], e["loss"]) for e in self.events if e["event"] == "loss")
         self.ledger = () if spec.sync else tuple(ShardService.replay(records(job.folder)).ledger)
         vector = np.concatenate([saved.blocks[number].params for number in sorted(saved.blocks)])
         unpack(vector, self.model)
 
     @property
     def losses(self) -> list[float]:
-        """Mean loss of each step."""
-        by_version = {e["version"]: e["loss"] for e in self.events if e["event"] == "loss"}
-        return [by_version[v] for v in sorted(by_version)]
+        """Mean loss of each step from `losses_from` on: of all steps, also those of jobs before it in its folder."""
+        first = self.losses_from
+        return [self._losses[step] for step in sorted(self._losses) if step >= first]
+
+    @property
+    def losses_from(self) -> int:
+        """Step of the first of `losses`: 0, unless what a job before this one told is not in the folder any more."""
+        return max((step for step in self._losses if step - 1 not in self._losses), default=0)
 
     @property
     def steps(self) -> pd.DataFrame:
@@ -424,7 +443,9 @@ def start(
     restarts: int = 10,
     restarts_within_s: float = 600.0,
     devices: Sequence[str] = (),
-    folder: Path | None = None,
+    folder: Path | str | None = None,
+    resume: str = EXACT,
+    on_nan: str = STOP,
     network: str = "local",
     hosts: Sequence[str] = (),
     ports: Sequence[int] | None = None,
@@ -476,7 +497,15 @@ def start(
     devices : sequence of str
         Where workers compute: worker i on the (i modulo their number)-th, "cpu" or "cuda:0".
     folder : Path, optional
-        Keeps events, logs and checkpoints, and training goes on from the newest good checkpoint that is there.
+        Keeps events, logs and checkpoints, and training goes on from the newest good checkpoint that is there. Without
+        one, a folder in the system's place for temporary ones, which is removed at the end unless the job failed.
+    resume : str
+        "exact": refuse to go on from a checkpoint with another seed, batch, number of shards or dataset, so that
+        training ends with the bits of one that was never interrupted; "anyway": go on with other samples (synchronous
+        training only), and say what differs in an event `differs`.
+    on_nan : str
+        "stop": a loss that is NaN or infinite ends the job before its gradient goes anywhere, and no state with such
+        numbers is saved: the newest checkpoint is from before. "continue": it is recorded, and training goes on.
     network, hosts, ports
         Over what processes talk: "local", "tls" or "tcp", at which addresses (docs/elastic.md, Between hosts).
     sites : sequence of Site
@@ -489,6 +518,13 @@ def start(
     InputError
         If any of it makes no sense, or a job is running in the folder; nothing has been started then.
     """
+    check_counts(
+        steps=steps, batch=batch, workers=workers, servers=servers, shards=shards, seed=seed, save_every=save_every
+    )
+    check_seconds(lease_s=lease_s, start_s=start_s, patience_s=patience_s)
+    check_words(on_nan=on_nan, resume=resume)
+    check_optimizer(optimizer, options, arguments=signature(start).parameters)
+    folder = checked_folder(folder)
     places = checked_sites(sites, network=network, hosts=hosts, devices=devices)
     addresses = hosts or [site.address for site in places if site.address]
     reach = Reach.checked(network, addresses, ports, job=f"job-{new_token().hex()[:12]}")
@@ -496,16 +532,16 @@ def start(
     servers, workers = (sum(of_role(seats, role).values()) for role in ROLES) if seats else (servers, workers)
     program = Program(model, data, loss)
     program.check()
-    if not min(start_s, patience_s) > 0:
-        raise InputError(f"start_s is {start_s}, patience_s {patience_s}; expected seconds above 0.")
     check_restarts(restarts, restarts_within_s)
     check_batch(len(data), batch=batch, n_shards=shards if sync else 1)
     if steps < 1:
         raise InputError(f"a job of {steps} steps; expected at least one.")
-    from labkit.elastic.optimizers import optimizer as by_name
-
-    by_name(optimizer, **options)
     cut = layout(model)
+    if cut.n_blocks > MOST_BLOCKS:
+        raise InputError(
+            f"{cut.n} numbers in {cut.n_blocks} blocks of parameters; expected at most {MOST_BLOCKS} blocks: "
+            "train fewer parameters (requires_grad_(False))."
+        )
     if servers > cut.n_blocks:
         raise InputError(f"{servers} servers for {cut.n_blocks} blocks of parameters; expected at most one per block.")
     if servers < 1 or workers < 1:
@@ -513,29 +549,50 @@ def start(
     if standby:
         check_standby(servers=servers, sync=sync)
     _check_free(reach, places, seats, servers=servers)
-    home = private_folder(Path(tempfile.mkdtemp(prefix="labkit-job-")) if folder is None else folder)
-    _end_run(home)
-    program.save(home)
     spec = Spec(
         params=[(p.name, p.first, list(p.shape)) for p in cut.params], extents=list(cut.extents), optimizer=optimizer,
         options=options, batch=batch, n_shards=shards, n_steps=steps, seed=seed, lease_s=lease_s,
         start_s=start_s, patience_s=patience_s,
         devices=tuple(devices), sync=sync, n_samples=len(data), reach=asdict(reach),
-        sites=[asdict(site) for site in places],
+        sites=[asdict(site) for site in places], on_nan=on_nan, paths=module_paths(),
     )  # fmt: skip
     if network != Network.LOCAL:
         spec = replace(spec, scheme=network)
-    spec.save(home)
-    _save_first(spec, home, pack(model))
     plan = Plan(
         servers=servers, workers=workers, save_every=save_every, standby=standby, parent=os.getpid(),
         restarts=restarts, restarts_within_s=restarts_within_s,
         place={site: list(numbers) for site, numbers in seats.items()} or None,
     )  # fmt: skip
-    plan.save(home)
     secrets = Secrets.of(reach)
-    Homes(home, reach=reach, secrets=secrets).close()  # what a run before this one has left in this folder
-    return Job(home, program, keep=folder is not None, secrets=secrets)
+    with _home(folder) as home:
+        _furnish(home, program, spec, plan, anyway=resume == ANYWAY)
+        Homes(home, reach=reach, secrets=secrets).close()  # what a run before this one has left in this folder
+        return Job(home, program, keep=folder is not None, secrets=secrets)
+
+
+@contextlib.contextmanager
+def _home(folder: Path | None) -> Iterator[Path]:
+    """Make the folder of a job; where it does not come to a job, nothing of it is left."""
+    made = folder is None or not folder.exists()
+    home = Path(tempfile.mkdtemp(prefix="labkit-job-")) if folder is None else folder
+    try:
+        yield private_folder(home)
+    except BaseException:
+        if made:
+            shutil.rmtree(home, ignore_errors=True)
+        raise
+
+
+def _furnish(home: Path, program: Program, spec: Spec, plan: Plan, *, anyway: bool) -> None:
+    """Write what a job needs into its folder; a job that is refused leaves it as it was."""
+    with (home / LOCK).open("a") as lock:
+        _alone(lock, home)
+        differs = check_resume(home, spec, anyway=anyway)
+        program.save(home)
+        _set_aside(home)
+    spec.save(home)
+    _save_first(spec, home, pack(program.model))
+    replace(plan, differs=differs).save(home)
 
 
 def _checked_seats(
@@ -564,53 +621,30 @@ def _check_free(reach: Reach, sites: Sequence[Site], seats: Place, *, servers: i
         replace(reach, hosts=(address,)).check_free(servers=n, controller=address == sites[0].address)
 
 
-def _end_run(folder: Path) -> None:
-    """Set aside what a run before this one has left of itself; its checkpoints stay.
-
-    Raises
-    ------
-    RunningError
-        If it is still running.
-    """
-    with (folder / LOCK).open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            told = f"a job is running in {folder}; wait until it is over, or give another folder."
-            raise RunningError(told) from None
-        (folder / STATE).unlink(missing_ok=True)
-        (folder / LEASES).unlink(missing_ok=True)
-        if (folder / EVENTS).exists():
-            n = sum(1 for _ in folder.glob(f"*-{EVENTS}"))
-            (folder / EVENTS).rename(folder / f"{n}-{EVENTS}")
+def _alone(lock: TextIO, folder: Path) -> None:
+    """Raise RunningError if a job is still running in a folder."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        told = f"a job is running in {folder}; wait until it is over, or give another folder."
+        raise RunningError(told) from None
 
 
-def _check_queue(saved: Checkpoint, spec: Spec) -> None:
-    """Refuse to go on with other samples, or in the other mode."""
-    if not saved.step:
-        return
-    if saved.step >= spec.n_steps:
-        raise InputError(
-            f"the newest checkpoint of this folder is of step {saved.step} of {spec.n_steps}: there is nothing left to "
-            "do; give more steps, or another folder."
-        )
-    if (saved.queue is None) != spec.sync:
-        was, asked = ("asynchronous", "sync=False") if spec.sync else ("synchronous", "sync=True")
-        raise InputError(f"the checkpoints of this folder are of {was} training: go on with {asked}, or elsewhere.")
-    if saved.queue is not None:
-        plan = saved.queue["plan"]
-        known, given = (plan["n_samples"], plan["base_shard"], plan["seed"]), (spec.n_samples, spec.batch, spec.seed)
-        if known != given:
-            raise InputError(
-                f"the checkpoints of this folder are of (samples, batch, seed) {known}; this job has {given}."
-            )
+def _set_aside(folder: Path) -> None:
+    """Set aside what a run before this one has left of itself; its checkpoints stay."""
+    (folder / STATE).unlink(missing_ok=True)
+    (folder / LEASES).unlink(missing_ok=True)
+    if (folder / EVENTS).exists():
+        n = sum(1 for _ in folder.glob(f"*-{EVENTS}"))
+        (folder / EVENTS).rename(folder / f"{n}-{EVENTS}")
 
 
 def _save_first(spec: Spec, folder: Path, vector: Vector) -> None:
     """Write the checkpoint with which training begins, unless there is one to go on from."""
     checkpoints = spec.checkpoints(folder)
+    if checkpoints.steps() == [0]:  # of a job that has not trained: this one begins with what it was given
+        checkpoints.set_aside(0)
     if checkpoints.steps():
-        _check_queue(checkpoints.newest(), spec)  # raises if it is of another model
         return
     blocks = [
         Block(number=number, params=part, state=checkpoints.optimizer.init(len(part)))

@@ -3,11 +3,66 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from math import fsum
+from math import fsum, isfinite
 from typing import Final
+
+from labkit.core.errors import LabkitError
 
 REMEMBERED: Final = 4096
 """Steps, back from the newest one, of which it knows what was told."""
+
+
+STOP, CONTINUE = "stop", "continue"
+"""What a job does where a loss, or what would be saved, is no finite number any more."""
+
+
+class NotFiniteError(LabkitError):
+    """A loss, a parameter, or what the optimizer remembers of one, is NaN or infinite."""
+
+
+def check_finite(loss: float, *, where: str) -> None:
+    """Raise NotFiniteError for NaN and infinity.
+
+    >>> check_finite(float("nan"), where="step 12, logical shard 3")
+    Traceback (most recent call last):
+    labkit.elastic.losses.NotFiniteError: step 12, logical shard 3: the loss is nan. Lower the learning rate, or look \
+at these samples; on_nan="continue" records it and goes on.
+    """
+    if not isfinite(loss):
+        raise NotFiniteError(
+            f"{where}: the loss is {loss}. Lower the learning rate, or look at these samples; "
+            f'on_nan="{CONTINUE}" records it and goes on.'
+        )
+
+
+def encoded(loss: float) -> float | str:
+    """Return a loss for JSON, which has no NaN and no infinity: these as words.
+
+    >>> encoded(0.5), encoded(float("-inf"))
+    (0.5, '-inf')
+    """
+    return loss if isfinite(loss) else str(loss)
+
+
+def decoded(said: float | str) -> float:
+    """Return what `encoded` was given."""
+    return float(said)
+
+
+def mean(losses: Iterable[float]) -> float:
+    """Return the mean of losses, the same bits in whatever order they come; NaN and infinity count as they are.
+
+    >>> mean([1.0, float("inf")]), mean([float("inf"), float("-inf")])
+    (inf, nan)
+    """
+    values = list(losses)
+    lost = [value for value in values if not isfinite(value)]
+    if lost:
+        return sum(lost)
+    try:
+        return fsum(values) / len(values)
+    except OverflowError:  # finite, but their sum is not
+        return fsum(value / len(values) for value in values)
 
 
 class Losses:
@@ -27,7 +82,7 @@ class Losses:
         self._known: dict[int, dict[int, float]] = {}
         self._whole: set[int] = set()
 
-    def told(self, version: int, losses: Iterable[tuple[int, float]], *, again: bool = False) -> float | None:
+    def told(self, version: int, losses: Iterable[tuple[int, float | str]], *, again: bool = False) -> float | None:
         """Note (shard, loss) of a step; return the mean over all its shards once they are known.
 
         What is told `again` counts only of a step that was not whole so far.
@@ -42,12 +97,12 @@ class Losses:
         if again and version in self._whole:
             return None
         known = self._known.setdefault(version, {})
-        known.update((int(shard), float(loss)) for shard, loss in losses)
+        known.update((int(shard), decoded(loss)) for shard, loss in losses)
         if len(known) < self._n_shards:
             return None
         self._whole.add(version)
         self._forget(version - REMEMBERED)
-        return fsum(self._known.pop(version).values()) / self._n_shards
+        return mean(self._known.pop(version).values())
 
     def _forget(self, before: int) -> None:
         """Forget old steps from time to time: a training may have millions."""

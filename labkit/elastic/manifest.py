@@ -190,6 +190,8 @@ class Manifest:
         Bytes in the file of each server.
     queue : str
         BLAKE2b of the file of the shard queue.
+    training : dict
+        What decides which samples a step takes: seed, batch, n_shards, n_samples; empty where nobody said.
     """
 
     step: int
@@ -200,6 +202,7 @@ class Manifest:
     blocks: list[Entry]
     files: dict[str, int]
     queue: str
+    training: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> bytes:
         """Return the text of the file, with a digest of itself."""

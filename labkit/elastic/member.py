@@ -17,16 +17,18 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from labkit.core.errors import InputError
+from labkit.core.errors import InputError, LabkitError
 from labkit.elastic import fault
 from labkit.elastic.blocks import Layout, Param
 from labkit.elastic.gpus import local_name
 from labkit.elastic.launch import end_orphans
+from labkit.elastic.losses import STOP
 from labkit.elastic.network import Reach, Refusals, claimed
 from labkit.elastic.protocol import Kind
 from labkit.elastic.sites import NOWHERE_ELSE, Site
 from labkit.elastic.transport import (
     Channel,
+    FrameError,
     Handler,
     Lease,
     Message,
@@ -88,6 +90,10 @@ class Spec:
         Where processes can be reached: see `Reach`.
     sites : list of dict
         Where they may sit: see `Site`; none for a job that is all in one place.
+    on_nan : str
+        What happens where a loss is no finite number: "stop" or "continue".
+    paths : list of str
+        Where the process that started the job finds modules.
     """
 
     params: list[tuple[str, int, list[int]]]
@@ -107,6 +113,8 @@ class Spec:
     devices: tuple[str, ...] = ()
     reach: dict[str, Any] = field(default_factory=dict)
     sites: list[dict[str, Any]] = field(default_factory=list)
+    on_nan: str = STOP
+    paths: list[str] = field(default_factory=list)
 
     @property
     def places(self) -> dict[str, Site]:
@@ -135,8 +143,14 @@ class Spec:
         from labkit.elastic.optimizers import optimizer
 
         return Checkpoints(
-            folder / CHECKPOINTS, layout=self.layout, optimizer=optimizer(self.optimizer, **self.options)
-        )
+            folder / CHECKPOINTS, layout=self.layout, optimizer=optimizer(self.optimizer, **self.options),
+            training=self.training,
+        )  # fmt: skip
+
+    @property
+    def training(self) -> dict[str, int]:
+        """What decides which samples a step takes, and the order of their sum."""
+        return {"seed": self.seed, "batch": self.batch, "n_shards": self.n_shards, "n_samples": self.n_samples}
 
     @classmethod
     def load(cls, folder: Path) -> Spec:
@@ -198,12 +212,18 @@ class Member:
         self.controller: Channel | None = None
 
     def report(self, event: str, **columns: Any) -> None:
-        """Tell the controller; what it does not hear it asks for when it is back."""
+        """Tell the controller; what it does not hear it asks for when it is back.
+
+        What cannot be told at all ends the job: to leave it out would let others wait for ever.
+        """
         channel = self.controller
         if channel is None:
             return
         try:
             channel.send(Kind.REPORT, meta={"event": event, **columns})
+        except FrameError as error:
+            with contextlib.suppress(TransportError):
+                channel.send(Kind.REPORT, meta={"event": "failed", "why": f"'{event}' cannot be told: {error}"[:2000]})
         except TransportError:
             return
 
@@ -512,24 +532,27 @@ class WorkerMember(Member):
         import torch
 
         from labkit.elastic.flat import Flat
+        from labkit.elastic.forward import Forward
         from labkit.elastic.free import FreeWorker
         from labkit.elastic.lending import Lender
-        from labkit.elastic.program import Program
+        from labkit.elastic.program import Program, find_modules
         from labkit.elastic.worker import FromServers, Worker
 
         super().__init__(folder, name, site)
         torch.set_num_threads(1)
+        find_modules(self.spec.paths)
         self.program = Program.load(folder)
         devices = self.spec.devices or ("cpu",)
         number = int(name.rsplit("-", 1)[1])
         self.device = local_name(device) if device else devices[number % len(devices)]
         common: dict[str, Any] = {
             "extents": [(first, n) for first, n in self.spec.extents], "channel_of": self._channel,
-            "report": self.report,
+            "report": self.report, "finite": self.spec.on_nan == STOP,
         }  # fmt: skip
         spec = self.spec
         lender = Lender() if spec.sync and spec.scheme == Scheme.SHM else None
         flat = Flat(self.program.model, device=self.device, lender=lender)
+        self._forward = Forward(self.program, device=self.device, seed=spec.seed)
         self.worker: Worker | FreeWorker = (
             Worker(flat, loss_of=self._loss, n_shards=spec.n_shards, n_steps=spec.n_steps, **common)
             if spec.sync
@@ -553,23 +576,14 @@ class WorkerMember(Member):
         samples = samples_of(
             step, leaf, n_samples=spec.n_samples, batch=spec.batch, n_shards=spec.n_shards, seed=spec.seed
         )
-        return self._loss_of(samples.tolist(), (step, leaf))
+        return self._forward(samples.tolist(), (step, leaf))
 
     def _loss_between(self, epoch: int, start: int, end: int) -> Any:
         """Return the loss of some positions of the order of an epoch."""
         from labkit.elastic.shards import order
 
         samples = order(self.spec.n_samples, self.spec.seed, epoch)[start:end]
-        return self._loss_of(samples.tolist(), (epoch, start))
-
-    def _loss_of(self, samples: list[int], place: tuple[int, int]) -> Any:
-        import torch
-
-        torch.manual_seed(hash((self.spec.seed, *place)) & 0x7FFFFFFF)
-        batch = self.program.batch(samples)
-        if self.device != "cpu":
-            batch = _moved(batch, self.device)
-        return self.program.loss(self.program.model, batch)
+        return self._forward(samples.tolist(), (epoch, start))
 
     def take(self, order: dict[str, Any]) -> None:
         """Pass on what concerns the steps at once."""
@@ -609,7 +623,8 @@ class WorkerMember(Member):
             self.worker.run()
             self.close()
         except Exception as error:  # the user's model: the job ends with what it said
-            self.report("failed", why=f"{type(error).__name__}: {error}"[:2000])
+            named = "" if isinstance(error, LabkitError) else f"{type(error).__name__}: "
+            self.report("failed", why=f"{named}{error}"[:2000])
             if self.controller is not None:
                 self.controller.flush(timeout_s=self.lease.base_s)
             raise
@@ -630,15 +645,6 @@ class WorkerMember(Member):
     def _attend(self) -> None:
         self.loop()
         self.worker.told({"do": "stop"})
-
-
-def _moved(batch: Any, device: str) -> Any:
-    """Return a batch on another device."""
-    if hasattr(batch, "to"):
-        return batch.to(device, non_blocking=True)
-    if isinstance(batch, (tuple, list)):
-        return type(batch)(_moved(part, device) for part in batch)
-    return batch
 
 
 def main(arguments: list[str]) -> None:

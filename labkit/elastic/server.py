@@ -241,6 +241,9 @@ class Server:
     def _post(self, channel: Channel, kind: Kind, *buffers: Any, **columns: Any) -> int | None:
         try:
             return channel.send(kind, *buffers, **columns)
+        except FrameError as error:
+            self._report("failed", why=f"a frame of kind {kind} cannot be sent: {error}")
+            return None
         except TransportError:
             return None  # whoever it was is gone, and noticed elsewhere
 

@@ -16,6 +16,7 @@ from labkit.elastic import fault
 from labkit.elastic.flat import Flat, Vector
 from labkit.elastic.followers import Beside
 from labkit.elastic.lending import fetch
+from labkit.elastic.losses import NotFiniteError, check_finite, encoded
 from labkit.elastic.protocol import Kind, at, era_and_version
 from labkit.elastic.transport import Channel, FrameError, Handler, Head, Message, TransportError
 from labkit.elastic.transport.frames import SHARED
@@ -78,6 +79,8 @@ class Worker:
         Connection to a server by name; raises TransportError where there is none.
     report : callable
         Tells the controller an event and its columns.
+    finite : bool
+        Whether a loss that is NaN or infinite ends training, before its gradient goes anywhere.
     """
 
     def __init__(
@@ -90,7 +93,9 @@ class Worker:
         n_steps: int,
         channel_of: Callable[[str], Channel],
         report: Callable[..., None],
+        finite: bool = True,
     ) -> None:
+        self._finite = finite
         self.flat, self.extents, self.n_shards, self.n_steps = flat, extents, n_shards, n_steps
         self._loss_of, self._channel_of, self._report = loss_of, channel_of, report
         self._changed = threading.Condition()
@@ -110,7 +115,7 @@ class Worker:
         self._sums: dict[Node, Vector] = {}
         self._out: dict[Channel, int] = {}
         self._losses: dict[int, float] = {}
-        self._told: deque[tuple[int, list[list[float]]]] = deque(maxlen=LOSSES_TOLD)
+        self._told: deque[tuple[int, list[list[float | str]]]] = deque(maxlen=LOSSES_TOLD)
         self.busy: tuple[tuple[int, int], float] | None = None
         """The (step, logical shard) that it computes, and since when (time.monotonic)."""
 
@@ -354,6 +359,8 @@ class Worker:
             if self.flat.lender is not None:
                 self.flat.lender.lend(channel)
             self._out[channel] = channel.send(kind, *buffers, **columns)
+        except FrameError:  # it would fail for any owner
+            raise
         except TransportError:
             return
 
@@ -377,15 +384,25 @@ class Worker:
             self.flat.gradient(loss, gradient)
             self._losses[node.first] = float(loss.detach())
             self.busy = None
+            if self._finite:
+                self._check_loss(version, node.first)
             return gradient
         left, right = (self._sum(half, version) for half in halves(node))
         np.add(left, right, out=left)
         self.flat.give_back([right])
         return left
 
+    def _check_loss(self, version: int, leaf: int) -> None:
+        """Tell a loss that is no number, and raise."""
+        try:
+            check_finite(self._losses[leaf], where=f"step {version}, logical shard {leaf}")
+        except NotFiniteError:
+            self._report("not_finite", version=version, shard=leaf, loss=encoded(self._losses[leaf]), era=self._era)
+            raise
+
     def _tell_losses(self, node: Node, version: int) -> None:
         """Tell the losses before the gradients: if this process dies between, others tell the same ones."""
-        losses = [[leaf, self._losses[leaf]] for leaf in range(node.first, node.last)]
+        losses = [[leaf, encoded(self._losses[leaf])] for leaf in range(node.first, node.last)]
         self._told.append((version, losses))
         self._report("losses", version=version, losses=losses, era=self._era)
 

@@ -201,7 +201,7 @@ class Desk:
 
 
 def summary(result: Result, wanted: Wanted) -> dict[str, Any]:
-    """Return what a job has come to, for result.json; losses are those of this start."""
+    """Return what a job has come to, for result.json; losses are those of all starts in its folder."""
     losses = result.losses
     return {
         "steps": result.version, "done": result.version == wanted.steps, "digest": result.digest,

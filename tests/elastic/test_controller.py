@@ -82,6 +82,24 @@ def test_training_begins_when_all_have_joined_with_every_block_owned_and_every_l
     assert play.covered() == list(range(8))
 
 
+def test_a_first_process_that_ends_with_an_error_ends_the_job_and_one_that_is_killed_is_replaced() -> None:
+    play = Play(servers=1, workers=1)
+    play.done(play.machine.left("worker-0", reason="exit code -9"))
+    assert [start.name for start in play.all(Start)] == ["ps-0", "worker-0", "worker-1"]
+    assert not play.all(Over)
+    play.done(play.machine.left("worker-1", reason="exit code 1: ImportError: no torch", by_itself=True))
+    (over,) = play.all(Over)
+    assert over.failure == "worker-1 ended before it had begun, exit code 1: ImportError: no torch"
+
+
+def test_who_ends_with_an_error_later_is_replaced() -> None:
+    play = Play(servers=1, workers=1)
+    play.train()
+    play.done(play.machine.left("worker-0", reason="exit code 1", by_itself=True))
+    assert play.all(Start)[-1].name == "worker-1"
+    assert not play.all(Over)
+
+
 def test_a_handover_registers_assigns_migrates_and_updates_while_nobody_stands_still() -> None:
     play = Play()
     play.train()

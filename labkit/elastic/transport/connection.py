@@ -23,6 +23,7 @@ from labkit.elastic.transport.frames import (
     ERROR,
     FIRST_KIND,
     LAST_KIND,
+    LONG,
     PING,
     REPLY,
     REQUEST,
@@ -30,6 +31,7 @@ from labkit.elastic.transport.frames import (
     SHARED,
     Head,
     Meta,
+    decode_meta,
     encode_meta,
     views,
 )
@@ -149,6 +151,9 @@ class Connection:
                 self.counts.shared_bytes += len(payload[0])
                 payload, head = [memoryview(reference)], replace(head, flags=head.flags | SHARED)
         raw = encode_meta(meta)
+        longest = min(self._limits.long_bytes, self._limits.payload_bytes)
+        if not payload and self._limits.meta_bytes < len(raw) <= longest and not head.flags & ERROR:
+            payload, raw, head = [memoryview(raw)], b"", replace(head, flags=head.flags | LONG)
         n_bytes = sum(len(view) for view in payload)
         if n_bytes > self._limits.payload_bytes or len(raw) > self._limits.meta_bytes:
             raise OversizedError(
@@ -193,6 +198,9 @@ class Connection:
             self._end()
 
     def _take(self, head: Head, meta: dict[str, Any]) -> None:
+        if head.flags & LONG:
+            meta = decode_meta(self._payload(head, None))
+            head = replace(head, flags=head.flags & ~LONG, payload_bytes=0)
         if head.kind < FIRST_KIND:
             self._take_own(head, meta)
         elif head.flags & REPLY:

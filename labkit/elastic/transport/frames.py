@@ -22,9 +22,12 @@ HEADER = struct.Struct("<2sBBHHIIIQQQI")
 """Magic, version, kind, flags, meta bytes, payload bytes, block, offset, sequence, request, step, check."""
 CHECKED_BYTES = HEADER.size - 4
 
-REQUEST, REPLY, ERROR, SHARED = 1, 2, 4, 8
-"""Flags: wants a reply; is one; tells of a failure; the payload only says where in shared memory the bytes are."""
-FLAGS_ALLOWED = frozenset({0, SHARED, REQUEST, REQUEST | SHARED, REPLY, REPLY | SHARED, REPLY | ERROR})
+REQUEST, REPLY, ERROR, SHARED, LONG = 1, 2, 4, 8, 16
+"""Flags: wants a reply; is one; tells of a failure; the payload only says where in shared memory the bytes are; the
+payload is the meta part, which is too long for its own place."""
+FLAGS_ALLOWED = frozenset(
+    {0, SHARED, LONG, REQUEST, REQUEST | SHARED, REQUEST | LONG, REPLY, REPLY | SHARED, REPLY | LONG, REPLY | ERROR}
+)
 
 HELLO, CHALLENGE, ANSWER, WELCOME, REFUSED, PING, BYE, SHARE = range(1, 9)
 """Kinds that the transport keeps to itself."""
@@ -41,7 +44,7 @@ class Head:
     kind : int
         What the frame is about: 16 to 255 belong to the user of the transport.
     flags : int
-        REQUEST, REPLY, ERROR, SHARED.
+        REQUEST, REPLY, ERROR, SHARED, LONG.
     meta_bytes, payload_bytes : int
         Lengths of what follows the header.
     block, offset, step : int
@@ -102,6 +105,11 @@ def unpack(header: bytes | bytearray | memoryview, *, limits: Limits) -> tuple[H
         raise OversizedError(
             f"a frame of {meta:,} + {payload:,} bytes is beyond {limits.meta_bytes:,} + {limits.payload_bytes:,}; "
             "cut it (slices) or raise Limits on both sides."
+        )
+    if flags & LONG and (meta or kind < FIRST_KIND or payload > limits.long_bytes):
+        raise OversizedError(
+            f"a frame of kind {kind} with a long meta part of {payload:,} bytes and {meta} more; expected at most "
+            f"{limits.long_bytes:,}, no more beside them, and no kind of the transport's own."
         )
     return Head(kind, flags, meta, payload, block, offset, sequence, request, step), check
 

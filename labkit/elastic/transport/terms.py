@@ -63,8 +63,9 @@ class Limits:
 
     Attributes
     ----------
-    payload_bytes, meta_bytes : int
-        Largest payload and largest meta part of a frame; nothing larger is ever allocated.
+    payload_bytes, meta_bytes, long_bytes : int
+        Largest payload and largest meta part of a frame, and largest meta part of a frame that has no payload; nothing
+        larger is ever allocated. A long one takes some ten times its bytes while it is read.
     queued_frames : int
         Frames that wait for a peer which does not read; at more it counts as lost.
     region_bytes, n_regions : int
@@ -75,6 +76,7 @@ class Limits:
 
     payload_bytes: int = 16 * MIB
     meta_bytes: int = 32 * 1024
+    long_bytes: int = 4 * MIB
     queued_frames: int = 65_536
     region_bytes: int = 64 << 30
     n_regions: int = 1024
@@ -90,7 +92,7 @@ class Limits:
 
 DEFAULT_LEASE = Lease()
 DEFAULT_LIMITS = Limits()
-GREETING_LIMITS = Limits(payload_bytes=0, meta_bytes=4096)
+GREETING_LIMITS = Limits(payload_bytes=0, meta_bytes=4096, long_bytes=0)
 """What a peer may send before it has shown who it is."""
 
 

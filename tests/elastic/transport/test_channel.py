@@ -44,6 +44,24 @@ def test_frames_arrive_in_order_with_all_that_they_say(ends, scheme):
 
 
 @every_scheme
+def test_a_meta_part_of_any_length_arrives_and_one_beyond_the_limits_is_refused_where_it_is_sent(ends, scheme):
+    """The map of a model with thousands of blocks is longer than a header can tell."""
+    channel, server, _ = ends(scheme, server=Echo())
+    for n in (1, 2_000, 20_000, 100_000):
+        long = {"map": [[block, "ps-0", 0] for block in range(n)]}
+        channel.send(32, meta=long, block=3, step=n)
+        head, meta, payload = server.next()
+        assert (head.kind, head.block, head.step, head.payload_bytes) == (32, 3, n, 0)
+        assert meta == long
+        assert payload == b""
+        assert channel.request(33, meta=long).result(WITHIN_S).meta == long
+    with pytest.raises(OversizedError, match="a meta part of 5,0"):
+        channel.send(32, meta={"text": "x" * 5_000_000})
+    with pytest.raises(OversizedError, match="a meta part of 40,0"):
+        channel.send(32, np.zeros(1), meta={"text": "x" * 40_000})
+
+
+@every_scheme
 def test_an_answer_is_received_where_it_is_wanted(ends, scheme):
     channel, _, _ = ends(scheme, server=Echo())
     numbers = np.arange(1 << 18, dtype=np.float32)
@@ -113,7 +131,7 @@ def test_a_sent_buffer_may_change_after_flush(ends, scheme):
 
 @every_scheme
 def test_a_payload_beyond_the_limit_is_refused_where_it_is_sent(ends, scheme):
-    channel, _, _ = ends(scheme, server=Echo(), limits=Limits(payload_bytes=1000, meta_bytes=500))
+    channel, _, _ = ends(scheme, server=Echo(), limits=Limits(payload_bytes=1000, meta_bytes=500, long_bytes=500))
     with pytest.raises(OversizedError, match="1,001 bytes"):
         channel.send(20, bytes(1001))
     with pytest.raises(OversizedError, match="meta part of 6"):

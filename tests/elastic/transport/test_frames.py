@@ -15,6 +15,7 @@ from labkit.elastic.transport import FrameError, Head, Limits, OversizedError, R
 from labkit.elastic.transport.frames import (
     FLAGS_ALLOWED,
     HEADER,
+    LONG,
     REPLY,
     REQUEST,
     Order,
@@ -33,7 +34,7 @@ U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
 
 @st.composite
 def heads(draw: st.DrawFn) -> Head:
-    flags = draw(st.sampled_from(sorted(FLAGS_ALLOWED)))
+    flags = draw(st.sampled_from(sorted(flags for flags in FLAGS_ALLOWED if not flags & LONG)))
     request = draw(st.integers(1, 2**64 - 1)) if flags & (REQUEST | REPLY) else 0
     kind = draw(st.integers(16, 255) | st.integers(1, 8))
     return Head(kind, flags, 0, 0, draw(U32), draw(U32), draw(U64), request, draw(U64))
@@ -117,6 +118,18 @@ def test_what_exceeds_the_limits_is_refused_by_its_header_alone():
         header = pack(head, meta)[: HEADER.size]
         with pytest.raises(OversizedError, match="is beyond 2,000 \\+ 1,000; cut it"):
             unpack(header, limits=LIMITS)
+
+
+@pytest.mark.parametrize("head", [Head(16, LONG, payload_bytes=101), Head(6, LONG, payload_bytes=9)])
+def test_a_long_meta_part_has_a_limit_of_its_own_and_is_of_no_kind_of_the_transport(head):
+    with pytest.raises(OversizedError, match=r"a long meta part of \d+ bytes"):
+        unpack(pack(head), limits=Limits(payload_bytes=1000, long_bytes=100))
+
+
+def test_a_long_meta_part_stands_alone():
+    raw = pack(Head(16, LONG, payload_bytes=9), b"{}")[: HEADER.size]
+    with pytest.raises(OversizedError, match="9 bytes and 2 more"):
+        unpack(raw, limits=LIMITS)
 
 
 def test_another_version_is_told_as_such():
