@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from numbers import Integral
 from typing import Final
+
+import numpy as np
 
 from labkit.core.errors import InputError
 
@@ -30,7 +31,7 @@ def whole(where: str, *, at_least: int = 1, at_most: int = MAX_MACHINES, multipl
         Naming the function, the argument, its value and what was expected.
     """
     for name, value in given.items():
-        number = value if isinstance(value, Integral) and not isinstance(value, bool) else -1
+        number = int(value) if isinstance(value, int | np.integer) and not isinstance(value, bool) else -1
         if not at_least <= number <= at_most or number % multiple_of:
             multiple = f", a multiple of {multiple_of}" if multiple_of > 1 else ""
             raise InputError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +74,7 @@ def refuse_odd(given: Mapping[str, Any], *, kinds: Mapping[str, tuple[type, str]
     for name, (kind, example) in kinds.items():
         if given[name] is not None and not isinstance(given[name], kind):
             raise InputError(f"{name} is {given[name]!r}; expected e.g. {example}.")
-    if not isinstance(seed, Integral) or isinstance(seed, bool) or seed < 0:
+    if not isinstance(seed, int | np.integer) or isinstance(seed, bool) or seed < 0:
         raise InputError(f"seed is {seed!r}; expected a whole number >= 0.")
 
 

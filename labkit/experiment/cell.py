@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import product
-from numbers import Real
 from typing import Any, Final
 
 import numpy as np
@@ -171,7 +170,7 @@ def _count(name: str, value: Any, *, most: int) -> int:
 
 
 def _number(name: str, value: Any) -> None:
-    if not isinstance(value, Real) or isinstance(value, bool):
+    if not isinstance(value, int | float) or isinstance(value, bool):
         raise InputError(f"{name} is {value!r}; expected a number.")
 
 

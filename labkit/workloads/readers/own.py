@@ -10,9 +10,10 @@ from uuid import uuid4
 
 import numpy as np
 
+from labkit.core.bounds import MAX_TASKS
 from labkit.core.errors import InputError, TraceError, unknown
 from labkit.core.jobs import Jobs
-from labkit.workloads.readers.base import MAX_TASKS, Table, table_of
+from labkit.workloads.readers.base import Table, table_of
 from labkit.workloads.readers.files import bytes_of, lines_of, text_of
 
 if TYPE_CHECKING:

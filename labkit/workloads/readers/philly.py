@@ -9,9 +9,10 @@ from typing import Any, Final
 
 import numpy as np
 
+from labkit.core.bounds import MAX_TASKS
 from labkit.core.errors import TraceError
 from labkit.core.jobs import Jobs, told
-from labkit.workloads.readers.base import MAX_TASKS, from_zero, per_gpu, table_of
+from labkit.workloads.readers.base import from_zero, per_gpu, table_of
 from labkit.workloads.readers.files import text_of
 
 COLUMNS: Final = ("timestamp", "duration", "num_gpus", "cluster")
