@@ -89,7 +89,7 @@ def watched() -> Iterator[Compiling]:
 
     seen = Compiling()
 
-    class Listener(event.Listener):  # type: ignore[misc]
+    class Listener(event.Listener):
         def on_start(self, event: Any) -> None:  # noqa: ARG002
             seen.begin()
 
