@@ -176,6 +176,8 @@ def status(fleet: Fleet) -> Outcomes:
             f"{here['cpu_percent'] / 100:.1f} cores, "
             f"{(here['memory_mb'] - here['free_memory_mb']) / 1e3:.1f} of {here['memory_mb'] / 1e3:.0f} GB"
         )
+        gpus = [bool(gpu["held_by"]) for gpu in agent.hello["gpus"]]
+        used += f", {sum(gpus)} of {len(gpus)} GPUs" if gpus else ""
         told = f"agent {agent.hello['pid']}; {used} in use; {len(tasks)} tasks" + (
             f": {', '.join(tasks)}" if tasks else ""
         )

@@ -19,6 +19,7 @@ from labkit.core.placement import Placement
 from labkit.core.resources import amounts
 from labkit.doctor import which
 from labkit.testbed.agent.errors import AgentRefused
+from labkit.testbed.agents import status
 from labkit.testbed.backend import SshBackend
 from labkit.testbed.bed import Bed
 from labkit.testbed.claims import Claims, checked_gpus, parts_of_gpus
@@ -232,6 +233,8 @@ def test_two_jobs_of_a_run_on_one_host_are_given_different_gpus(driver, dial, ow
             backend.apply(both)
             found: dict[str, set[str]] = {}
             wait_for(lambda: len(bound(home, found)) == 2, timeout_s=300)
+            with Fleet(inventory) as fleet:
+                assert "2 of 4 GPUs in use" in status(fleet)["h0"].did
         given = {event["task"]: set(event["gpus"]) for event in events_of(home) if event["kind"] == "started"}
         assert found == given
         assert sorted(map(sorted, given.values())) == [driver.uuids[:1], driver.uuids[1:2]]
