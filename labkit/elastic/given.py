@@ -20,10 +20,9 @@ EXACT, ANYWAY = "exact", "anyway"
 """Whether a job that goes on from a checkpoint must be the one that made it."""
 
 
-def check_counts(**given: Any) -> None:
-    """Raise InputError unless these are whole numbers: steps, batch, workers, servers, shards, seed, save_every."""
-    for name, value in given.items():
-        whole(name, value, least=-(2**63))
+def checked_counts(**given: Any) -> list[int]:
+    """Return whole numbers as Python's: steps, batch, ...; InputError if one is none."""
+    return [whole(name, value, least=-(2**63)) for name, value in given.items()]
 
 
 def check_seconds(*, lease_s: Any, **given: Any) -> None:

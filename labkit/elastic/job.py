@@ -30,10 +30,10 @@ from labkit.elastic.following import check_standby
 from labkit.elastic.given import (
     ANYWAY,
     EXACT,
-    check_counts,
     check_optimizer,
     check_seconds,
     check_words,
+    checked_counts,
     checked_folder,
 )
 from labkit.elastic.homes import Homes, Secrets
@@ -518,7 +518,7 @@ def start(
     InputError
         If any of it makes no sense, or a job is running in the folder; nothing has been started then.
     """
-    check_counts(
+    steps, batch, workers, servers, shards, seed, save_every = checked_counts(
         steps=steps, batch=batch, workers=workers, servers=servers, shards=shards, seed=seed, save_every=save_every
     )
     check_seconds(lease_s=lease_s, start_s=start_s, patience_s=patience_s)
@@ -574,9 +574,14 @@ def start(
 def _home(folder: Path | None) -> Iterator[Path]:
     """Make the folder of a job; where it does not come to a job, nothing of it is left."""
     made = folder is None or not folder.exists()
-    home = Path(tempfile.mkdtemp(prefix="labkit-job-")) if folder is None else folder
     try:
-        yield private_folder(home)
+        home = private_folder(Path(tempfile.mkdtemp(prefix="labkit-job-")) if folder is None else folder)
+    except TransportError:
+        raise
+    except OSError as error:
+        raise InputError(f"folder {folder or tempfile.gettempdir()} cannot be made: {error.strerror}.") from None
+    try:
+        yield home
     except BaseException:
         if made:
             shutil.rmtree(home, ignore_errors=True)

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from labkit.core.errors import InputError
+from labkit.core.errors import InputError, LabkitError
 from labkit.elastic import start
 from labkit.elastic.forward import checked, moved, seed_all
 
@@ -93,6 +93,16 @@ def test_a_folder_that_a_refusal_made_is_gone_and_one_that_was_there_is_not(tmp_
             start(nn.Linear(4, 2), Locked(), loss, steps=2, batch=16, servers=1, lr=0.1, folder=folder)
     assert [path.name for path in tmp_path.iterdir()] == ["old"]
     assert not (tmp_path / "old" / "program.pickle").exists()
+
+
+def test_a_folder_that_cannot_be_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "open").mkdir(mode=0o755)
+    for name, what in (("file", r"folder \S+file cannot be made: File exists"), ("open", "0700 is needed")):
+        with pytest.raises(LabkitError, match=what):
+            start(
+                nn.Linear(4, 2), TensorDataset(X, Y), loss, steps=2, batch=16, servers=1, lr=0.1, folder=tmp_path / name
+            )
 
 
 # --- batches on another device: "meta" is one without a GPU
