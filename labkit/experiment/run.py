@@ -27,7 +27,7 @@ from labkit.experiment.profiled import profiled
 from labkit.experiment.session import Observer, Session
 from labkit.experiment.speeds import declared, speed_model
 from labkit.results.record import RunInfo, RunRecord, State
-from labkit.results.store import RunWriter, free_id
+from labkit.results.store import RunWriter
 from labkit.schedulers import make, named
 from labkit.simulator import Faults, Losses, Overheads, Replay, Simulator, Variation
 from labkit.speed.profiled import TestbedProfile
@@ -194,8 +194,8 @@ class Experiment:
             if progress:
                 watchers.append(stack.enter_context(ProgressBar(called, total=len(self.jobs))))
             if folder is not None:
-                info = replace(info, run=free_id(folder, info.run))
-                writer = RunWriter.create(folder, info=info, jobs=self.jobs, cluster=self.cluster)
+                writer = RunWriter.create(folder, info=info, jobs=self.jobs, cluster=self.cluster, numbered=True)
+                info = writer.info
                 watchers.append(stack.enter_context(writer).append)
             began = time.perf_counter()
             session = self.session(scheduler, observers=watchers)
