@@ -17,12 +17,12 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
 from labkit.core.cluster import Cluster
-from labkit.core.errors import InputError, unknown
+from labkit.core.errors import EndedError, InputError, unknown
 from labkit.core.events import EventLog, Events, events
 from labkit.core.jobs import Jobs
 from labkit.results import files
@@ -41,7 +41,8 @@ PART = re.compile(r"events-(\d{5,})(?:-(\d{5,}))?\.parquet")
 class RunWriter:
     """Writes a run while it goes on; use it in a `with`, and append what happens.
 
-    Leaving the block marks the run as done, or as stopped (keyboard interrupt) or failed (any other exception).
+    Leaving the block marks the run as done, as stopped (keyboard interrupt, or ended on its hosts from elsewhere), or
+    as failed (any other exception).
 
     Attributes
     ----------
@@ -57,6 +58,7 @@ class RunWriter:
         self.folder, self.info = folder, info
         self._clock, self._n_parts, self._pending, self._lock = clock, first_part, EventLog(), lock
         self._began_s = self._flushed_s = clock()
+        self._is_first = False
 
     @classmethod
     def create(
@@ -83,6 +85,7 @@ class RunWriter:
         """
         if not RUN_ID.fullmatch(info.run):
             raise InputError(f"run id '{info.run}' cannot name a folder; use letters, digits, '.', '_', '+' and '-'.")
+        is_first = not Path(root).exists()
         folder = _made(Path(root), info.run, numbered=numbered)
         info = replace(info, run=folder.name)
         lock = None
@@ -91,6 +94,7 @@ class RunWriter:
             files.write_frame(folder / "jobs.parquet", jobs.to_frame(), name=jobs.name)
             files.write_cluster(folder / "cluster.json", cluster)
             writer = cls(folder, info, first_part=0, clock=clock, lock=lock)
+            writer._is_first = is_first
             writer._mark(State.RUNNING)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
@@ -124,12 +128,17 @@ class RunWriter:
         """Say that the run goes on."""
         self._mark(State.RUNNING)
 
+    def tell(self, **columns: Any) -> None:
+        """Change what `run.json` says of the run once it ends."""
+        self.info = replace(self.info, **columns)
+
     def discard(self) -> None:
         """Remove the run: it came to nothing."""
         shutil.rmtree(self.folder, ignore_errors=True)
         self._lock.release()
-        with suppress(OSError):  # other runs are in it, or it was there before
-            self.folder.parent.rmdir()
+        if self._is_first:
+            with suppress(OSError):  # others are in it by now
+                self.folder.parent.rmdir()
 
     def let_go(self) -> None:
         """Write no more, and leave what is said of the run as it is."""
@@ -189,7 +198,7 @@ class RunWriter:
         if kind is None:
             self.close()
         else:
-            self.close(State.STOPPED if issubclass(kind, KeyboardInterrupt) else State.FAILED)
+            self.close(State.STOPPED if issubclass(kind, KeyboardInterrupt | EndedError) else State.FAILED)
 
 
 class RunTail:
