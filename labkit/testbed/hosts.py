@@ -25,6 +25,9 @@ PATIENCE_S: Final = 6.0
 SLEPT_S: Final = 3.0
 """A beat that comes so much too late: this process was stopped, or this machine suspended."""
 
+SAVING_S: Final = 15.0
+"""For jobs that are ended to save what they have."""
+
 Changed = Callable[[str, bool, str], None]
 
 
@@ -164,7 +167,8 @@ class Hosts:
 
     def end(self, run: str) -> None:
         """End a run of that name on all hosts that can be reached."""
-        stopping = [threading.Thread(target=self._end_run, args=(name, run)) for name, up in self.up.items() if up]
+        there = [name for name, up in self.up.items() if up]
+        stopping = [threading.Thread(target=self._end_run, args=(name, run), daemon=True) for name in there]
         for thread in stopping:
             thread.start()
         for thread in stopping:
@@ -175,10 +179,10 @@ class Hosts:
         with suppress(LabkitError, OSError):
             agent = self.agent(host)
             try:
-                agent.stop(run or self.run)
+                agent.stop(run or self.run, grace_s=SAVING_S)
             except AgentGone:
                 self.lost(host, agent)
-                self.agent(host).stop(run or self.run)
+                self.agent(host).stop(run or self.run, grace_s=SAVING_S)
 
     def _watch(self, host: str) -> None:
         """Renew the lease of the run, and notice when the host goes and comes."""

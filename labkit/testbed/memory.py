@@ -74,7 +74,10 @@ class Memory:
         try:
             return TypeAdapter(cls).validate_json((folder / STATE).read_bytes())
         except FileNotFoundError:
-            raise InputError(f"run '{folder.name}' did not run on a testbed: it has no {STATE}.") from None
+            raise InputError(
+                f"run '{folder.name}' did not run on a testbed, or was cut off before anything began there: it has no "
+                f"{STATE}."
+            ) from None
         except ValidationError as error:
             fault = error.errors()[0]
             raise InputError(
