@@ -177,7 +177,7 @@ class Happenings:
     def _failed(self, job: int, told: Told) -> list[Events]:
         """Return what follows from the failure of a job: it rests, its host is set aside, or it is given up."""
         others = [host for host in self.cluster.machines if self._in_service(host) and host != told.host]
-        busy = any(told.host in hosts_of(self.places[other]) for other in self.training if other in self.places)
+        busy = any(told.host in hosts_of(place) for place in self.places.values())
         verdict = self._failures.failed(
             job,
             host=told.host,

@@ -133,7 +133,7 @@ class Failures:
         others : collection of str
             Other hosts that take jobs.
         busy : bool
-            Whether other jobs train on that host.
+            Whether other jobs have tasks on that host.
         """
         found = self._jobs.get(job)
         if found is None or steps > found.steps:

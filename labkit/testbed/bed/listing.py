@@ -13,7 +13,8 @@ from labkit.testbed.bed.processes import PROC, Process, end, processes
 from labkit.testbed.bed.server import all_of
 from labkit.testbed.errors import BedError
 
-CONFIG = re.compile(r"(?:^| )(/.*?)/servers/(h\d+)/([0-9a-f]{16})-\2(?= |$)")
+CONFIG = re.compile(r" (/(?:(?! /).)*?)/servers/(h\d+)/([0-9a-f]{16})-\2(?= |$)")
+"""A server's configuration in its command line; a folder may have blanks, but none in front of a slash."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ def beds() -> list[Found]:
     """Return the laptop testbeds of this user whose servers run, by folder."""
     hosts: dict[tuple[str, str], set[str]] = {}
     for each in processes():
-        if _mine(each) and (match := CONFIG.search(each.command)):
+        for match in CONFIG.finditer(each.command) if _mine(each) else ():
             hosts.setdefault((match[1], match[3]), set()).add(match[2])
     return [
         Found(Path(folder), token, tuple(sorted(names)), _is_there(Path(folder), token))
