@@ -145,7 +145,7 @@ class Failures:
             found.hosts[host] = said
         if drop := self._drop(found, now_s, others=others, why=why):
             return Verdict(drop=drop, back=self._forgiven(found))
-        wait_s = min(self.limits.first_s * 2 ** (found.n - 1), self.limits.longest_s)
+        wait_s = min(self.limits.first_s * 2.0 ** min(found.n - 1, 30), self.limits.longest_s)
         if own or elsewhere:  # the same words on two hosts: it is the job
             return Verdict(wait_s=wait_s, back=self._forgiven(found))
         blame = bool(host) and bool(others) and (again or not busy)
@@ -165,7 +165,7 @@ class Failures:
     def _blame(self, found: _Trouble, host: str) -> float:
         n = self._hosts[host] = self._hosts.get(host, 0) + 1
         found.blamed.add(host)
-        return min(self.limits.aside_s * 2 ** (n - 1), self.limits.longest_aside_s)
+        return min(self.limits.aside_s * 2.0 ** min(n - 1, 30), self.limits.longest_aside_s)
 
     def _forgiven(self, found: _Trouble) -> tuple[str, ...]:
         names, found.blamed = tuple(sorted(found.blamed)), set()
