@@ -67,6 +67,7 @@ def run(
     import numpy as np
 
     from labkit.experiment.deploy import deploy
+    from labkit.experiment.opener import LEASE_S
     from labkit.testbed.training import Training
     from labkit.workloads import read
 
@@ -76,7 +77,7 @@ def run(
     record = deploy(
         jobs, inventory=hosts, scheduler=scheduler, folder=folder, training=training, progress=not as_json,
         throughputs=throughputs, name=name, retries=_retries(failures, spread),
-        **({} if lease is None else {"lease_s": lease}),
+        lease_s=LEASE_S if lease is None else lease,
     )  # fmt: skip
     tell(record, folder=folder, as_json=as_json)
     raise typer.Exit(1 if record.summary["n_unfinished"] else 0)

@@ -207,7 +207,7 @@ class SshBackend:
         if not mine.any():
             if phase != HOLDING:
                 return []
-            self._let_go(number)
+            self._happened.let_go(number)
             self._deployments[number].want(None)
             return [row(Kind.PREEMPTED, job=number, value=self._happened.steps[number], speed=0.0)]
         columns = {name: getattr(placement, name)[mine] for name in ("role", "group", "count")}

@@ -139,7 +139,7 @@ class Happenings:
             return rows
         self.deployments[job].want(None)
         self._note(f"job {self.jobs.id[job]} stops: where it was, others were placed meanwhile")
-        self._let_go(job)
+        self.let_go(job)
         return [row(Kind.FAILED, job=job, value=float(self.deployments[job].progress.saved), speed=0.0)]
 
     def _seats(self, job: int, place: Place) -> list[Events]:
@@ -163,12 +163,13 @@ class Happenings:
         """Return the speed that was measured; where none was yet, the last one known."""
         return told.speed if np.isfinite(told.speed) else float(self._ledger.belief["speed"][job])
 
-    def _let_go(self, job: int) -> None:
+    def let_go(self, job: int) -> None:
+        """Note that a job has no tasks."""
         self.places.pop(job, None)
         self.training.discard(job)
 
     def _came_to_an_end(self, job: int, told: Told) -> list[Events]:
-        self._let_go(job)
+        self.let_go(job)
         if told.what == "done":
             self._backups.forget(self.deployments[job].task)
             return [row(Kind.COMPLETED, job=job, value=told.steps, speed=0.0)]
@@ -258,7 +259,7 @@ class Happenings:
         """Return that a job goes on with what is left, or failed."""
         if rest is None:
             self._note(f"job {self.jobs.id[job]} failed: its host was lost")
-            self._let_go(job)
+            self.let_go(job)
             return [row(Kind.FAILED, job=job, value=float(self.deployments[job].progress.saved), speed=0.0)]
         self.places[job] = rest
         return [*self._seats(job, rest), row(Kind.RESCALED, job=job, value=self.steps[job], speed=float("nan"))]
