@@ -86,6 +86,7 @@ def run(
 def attach(
     run: Annotated[str, typer.Argument(help="Folder of a run, or its id under --folder.", metavar="RUN")],
     folder: Root = Path("runs"),
+    scheduler: Annotated[str | None, typer.Option(help="Another one from now on; else that of the run.")] = None,
     throughputs: Throughputs = None,
     lease: Lease = None,
     failures: Failures = None,
@@ -96,7 +97,7 @@ def attach(
     from labkit.experiment.deploy import attach as go_on
 
     record = go_on(
-        run, root=folder, progress=not as_json, throughputs=throughputs, lease_s=lease,
+        run, root=folder, progress=not as_json, throughputs=throughputs, lease_s=lease, scheduler=scheduler,
         retries=_retries(failures, spread),
     )  # fmt: skip
     tell(record, folder=folder, as_json=as_json)

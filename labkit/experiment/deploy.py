@@ -13,7 +13,7 @@ from labkit.core.errors import InputError, LabkitError
 from labkit.core.events import NO_EVENTS, Events
 from labkit.core.jobs import Jobs
 from labkit.core.protocols import Scheduler
-from labkit.experiment.opener import LEASE_S, Opener, name_on_hosts
+from labkit.experiment.opener import ASKED, LEASE_S, Opener, name_on_hosts
 from labkit.experiment.run import Experiment, ProgressBar
 from labkit.experiment.session import Observer
 from labkit.results.record import RunRecord, State
@@ -131,7 +131,7 @@ def attach(
         if record.info.state == State.DONE:
             raise InputError(f"run '{path.name}' is over; labkit report {path} shows it, labkit.results.load reads it.")
         experiment = Experiment.of(record.jobs, cluster=_hosts(memory, record).cluster(), **options)
-        made, _ = named(scheduler or record.info.scheduler)
+        made, _ = named(scheduler or record.info.config.get(ASKED) or record.info.scheduler)
         backend = _taken_over(record, memory, path, lease_s=lease_s, retries=retries)
     except BaseException:
         writer.let_go()

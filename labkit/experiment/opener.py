@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 LEASE_S: Final = 600.0
 SHORTEST_LEASE_S, LONGEST_LEASE_S = 5.0, 30 * 86400.0
+ASKED: Final = "asked"
+"""In the options of a run: the scheduler as it was named, whatever the run is called."""
 REHEARSED: Final = 5
 """Decisions in a simulation before those on machines."""
 
@@ -78,6 +80,7 @@ class Opener:
 
         self.experiment, self.inventory, self.folder = experiment, inventory, Path(folder)
         self.scheduler, self.name = named(scheduler, name)
+        self.asked = scheduler if isinstance(scheduler, str) else ""
         self.training = training or Training()
         _refuse_leases(self.scheduler, self.name)
         self.training.check(experiment.jobs)
@@ -123,6 +126,7 @@ class Opener:
         experiment = self.experiment
         _rehearse(experiment, self.scheduler)
         info = experiment.info(self.scheduler, name=self.name)
+        info = replace(info, config={**info.config, **({ASKED: self.asked} if self.asked else {})})
         writer = RunWriter.create(
             self.folder, info=replace(info, backend="testbed"), jobs=experiment.jobs, cluster=experiment.cluster,
             numbered=True,

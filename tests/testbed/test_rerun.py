@@ -198,7 +198,8 @@ def main():
 main()
 """
 DEPLOY = (
-    "deploy(jobs_of(1, steps={steps}), inventory={hosts!r}, scheduler='fifo', folder={folder!r}, training=TINY, **told)"
+    "deploy(jobs_of(1, steps={steps}), inventory={hosts!r}, scheduler='fifo', name='mine', folder={folder!r},"
+    " training=TINY, **told)"
 )
 
 
