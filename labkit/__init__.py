@@ -12,7 +12,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from labkit import kernel_cache
+from labkit import early, kernel_cache
 
 if TYPE_CHECKING:
     from labkit.core import Cluster, Gangs, Jobs, Placement, Snapshot
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from labkit.topology import build as cluster
     from labkit.workloads import read
 
+early.arm()
 kernel_cache.use()
 
 _HOMES = {

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from labkit import early
 from labkit.cli_sweep import sweep
 from labkit.core.errors import ComparisonError, LabkitError
 from labkit.core.files import make_writable, refuse_unwritable
@@ -19,6 +20,7 @@ from labkit.elastic.command import train
 from labkit.experiment.command import attach, run
 from labkit.experiment.fidelity_command import fidelity
 from labkit.experiment.profile_command import profile, simulate
+from labkit.experiment.watch import watch
 from labkit.testbed.bed.command import app as bed_app
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ app.command()(train)
 app.command()(sweep)
 app.command()(run)
 app.command()(attach)
+app.command()(watch)
 app.command()(fidelity)
 app.command()(profile)
 app.command()(simulate)
@@ -41,8 +44,6 @@ app.add_typer(bed_app, name="bed")
 
 DEMO_SCHEDULERS = "fifo,srtf,las,drf,tetris,optimus"
 JSON_KEYS = ("scheduler", "mean_jct_s", "median_jct_s", "p95_jct_s", "makespan_s", "n_jobs", "utilisation", "wall_s")
-STOPPED = 130
-"""Exit code after Ctrl-C, as shells have it."""
 COLUMNS = {
     "label": "scheduler",
     "mean_jct_s": "mean JCT",
@@ -343,6 +344,7 @@ def doctor(
 def main() -> None:
     """Run the command line; whatever is wrong with what was typed is told in one line, with exit code 2."""
     warnings.showwarning = _warn
+    early.hand_over()
     if odd := next((word for word in sys.argv if word.encode(errors="ignore").decode() != word), None):
         _refuse(f"{odd!r} is not UTF-8; give the file another name.")
     usage_error: type[Exception] = typer.BadParameter.__mro__[2]  # click's ClickException, wherever typer keeps it
@@ -351,7 +353,7 @@ def main() -> None:
     except LabkitError as error:
         _refuse(str(error))
     except (KeyboardInterrupt, typer.Abort):
-        code = STOPPED
+        code = early.STOPPED
     except BrokenPipeError:  # e.g. `| head`
         sys.stderr.close()
         sys.exit(141)
@@ -359,7 +361,8 @@ def main() -> None:
         _refuse(f"{error.filename or 'a file'}: {error.strerror or error}; check the path and who may write there.")
     except usage_error as error:
         _refuse_usage(error)
-    if code == STOPPED:  # typer may have caught Ctrl-C itself
+    early.arm()
+    if code == early.STOPPED:  # typer may have caught Ctrl-C itself
         print("labkit: stopped", file=sys.stderr)
     sys.exit(code)
 

@@ -121,6 +121,28 @@ def test_ctrl_c_stops_with_130_and_marks_the_run(tmp_path):
     assert load(run).info.state == "stopped"
 
 
+@pytest.mark.parametrize("twice", [False, True])
+@pytest.mark.parametrize("module", ["labkit.core", "typer", "labkit.testbed.bed.command"])
+def test_ctrl_c_while_modules_are_loaded_is_one_line_and_130_also_twice(module, twice, tmp_path):
+    running = subprocess.Popen(
+        [sys.executable, "-m", "labkit.cli", "compare", str(DEMO), "--cluster", "demo"], cwd=tmp_path, text=True,
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env={**os.environ, "PYTHONPROFILEIMPORTTIME": "1"},
+    )  # fmt: skip
+    try:
+        for line in running.stderr:  # modules are told as soon as they are loaded
+            if line.rpartition("|")[2].strip() == module or "compare" in line:
+                break
+        for _ in range(1 + twice):
+            running.send_signal(signal.SIGINT)
+        said = [line for line in running.stderr if not line.startswith("import time:")]
+        running.wait(60)
+    finally:
+        running.kill()
+        running.stderr.close()
+    assert running.returncode == 130
+    assert said == ["labkit: stopped\n"]
+
+
 def test_commas_inside_brackets_do_not_split():
     assert split_names("fifo, las(a=1, b=2),srtf") == ["fifo", "las(a=1, b=2)", "srtf"]
 

@@ -46,6 +46,10 @@ class PlacementError(LabkitError, ValueError):
     """A placement that the cluster cannot hold."""
 
 
+class EndedError(LabkitError, RuntimeError):
+    """A run on machines was ended on its hosts from elsewhere."""
+
+
 class StalledError(LabkitError, RuntimeError):
     """Jobs wait, nothing runs, and nothing will ever change."""
 

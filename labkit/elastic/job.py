@@ -49,7 +49,7 @@ from labkit.elastic.resume import check_resume, losses_before
 from labkit.elastic.shards import ShardService, check_batch
 from labkit.elastic.sites import Site, checked_sites, hosts_of, launcher_name
 from labkit.elastic.store import Block, Vector
-from labkit.elastic.transport import Lease, new_token, private_folder
+from labkit.elastic.transport import Lease, TransportError, new_token, private_folder
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -10,7 +10,10 @@ import typer
 
 if TYPE_CHECKING:
     from labkit.results.record import RunRecord
+    from labkit.testbed.retries import Retries
 
+TOLD = 3
+"""Jobs that were given up, of which the last line says why."""
 KEYS = (
     "mean_jct_s",
     "makespan_s",
@@ -29,12 +32,23 @@ Hosts = Annotated[
 ]
 Root = Annotated[Path, typer.Option(help="Where runs are kept, each in a folder of its own.")]
 Throughputs = Annotated[Path | None, typer.Option(help="Measured speeds, from `labkit profile`.")]
+Lease = Annotated[
+    float | None,
+    typer.Option(help="Seconds that hosts keep it alive without a sign of life from here; else 600.", min=5.0),
+]
+Failures = Annotated[int | None, typer.Option(help="Failures of a job on end before it is given up; else 5.", min=1)]
+Spread = Annotated[
+    float | None, typer.Option(help="Seconds between the first and the last of them, at least; else 60.", min=0)
+]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object.")]
 
 
 def run(
     trace: Annotated[Path, typer.Argument(help="A trace; its seconds are real seconds.", metavar="TRACE")],
     scheduler: Annotated[str, typer.Option(help="A name, with options in brackets: drf(placer=pack).")] = "optimus",
+    name: Annotated[
+        str | None, typer.Option(help="What to call the run; else as its scheduler. Its id begins with that.")
+    ] = None,
     hosts: Hosts = None,
     folder: Root = Path("runs"),
     throughputs: Throughputs = None,
@@ -44,12 +58,16 @@ def run(
         str, typer.Option(help="How running jobs are rescaled: handover, suspend, checkpoint.")
     ] = "handover",
     first: Annotated[int | None, typer.Option(help="Only the first so many jobs.", min=1)] = None,
+    lease: Lease = None,
+    failures: Failures = None,
+    spread: Spread = None,
     as_json: AsJson = False,
 ) -> None:
     """Train the jobs of a trace on a testbed, under a scheduler; exit code 1 where a job was given up."""
     import numpy as np
 
     from labkit.experiment.deploy import deploy
+    from labkit.experiment.opener import LEASE_S
     from labkit.testbed.training import Training
     from labkit.workloads import read
 
@@ -58,7 +76,8 @@ def run(
     training = Training(width=width, save_every=save_every, strategy=strategy)
     record = deploy(
         jobs, inventory=hosts, scheduler=scheduler, folder=folder, training=training, progress=not as_json,
-        throughputs=throughputs,
+        throughputs=throughputs, name=name, retries=_retries(failures, spread),
+        lease_s=LEASE_S if lease is None else lease,
     )  # fmt: skip
     tell(record, folder=folder, as_json=as_json)
     raise typer.Exit(1 if record.summary["n_unfinished"] else 0)
@@ -67,13 +86,20 @@ def run(
 def attach(
     run: Annotated[str, typer.Argument(help="Folder of a run, or its id under --folder.", metavar="RUN")],
     folder: Root = Path("runs"),
+    scheduler: Annotated[str | None, typer.Option(help="Another one from now on; else that of the run.")] = None,
     throughputs: Throughputs = None,
+    lease: Lease = None,
+    failures: Failures = None,
+    spread: Spread = None,
     as_json: AsJson = False,
 ) -> None:
-    """Go on with a run on a testbed that was cut off here; its jobs went on."""
+    """Go on with a run on a testbed that was cut off, stopped, or failed; with what its jobs have, or had saved."""
     from labkit.experiment.deploy import attach as go_on
 
-    record = go_on(run, root=folder, progress=not as_json, throughputs=throughputs)
+    record = go_on(
+        run, root=folder, progress=not as_json, throughputs=throughputs, lease_s=lease, scheduler=scheduler,
+        retries=_retries(failures, spread),
+    )  # fmt: skip
     tell(record, folder=folder, as_json=as_json)
     raise typer.Exit(1 if record.summary["n_unfinished"] else 0)
 
@@ -83,10 +109,29 @@ def tell(record: RunRecord, *, folder: Path, as_json: bool) -> None:
     told = {key: record.summary[key] for key in KEYS}
     if as_json:
         clean = {key: None if value != value else value for key, value in told.items()}
-        print(json.dumps({"run": record.info.run, "scheduler": record.info.scheduler, **clean}))
+        whom = {"run": record.info.run, "scheduler": record.info.scheduler}
+        print(json.dumps({**whom, **clean, "dropped": dict(record.info.dropped)}))
         return
     print(
         f"{record.info.scheduler}: {told['n_jobs'] - told['n_unfinished']} of {told['n_jobs']} jobs done, mean JCT "
         f"{told['mean_jct_s']:.1f} s, makespan {told['makespan_s']:.1f} s, {told['n_rescales']} hot scalings, "
-        f"{told['n_preemptions']} preemptions; the run is in {folder / record.info.run}"
+        f"{told['n_preemptions']} preemptions; the run is in {folder / record.info.run}{_given_up(record)}"
     )
+
+
+def _given_up(record: RunRecord) -> str:
+    """Return which jobs were given up and why, for the end of a line."""
+    dropped = record.info.dropped
+    if not dropped:
+        return ""
+    told = "; ".join(f"job {job}: {' '.join(why.split())[:300]}" for job, why in list(dropped.items())[:TOLD])
+    more = f"; and {len(dropped) - TOLD} more, in notes.txt there" if len(dropped) > TOLD else ""
+    return f"; given up: {len(dropped)} ({told}{more})"
+
+
+def _retries(failures: int | None, spread_s: float | None) -> Retries:
+    """Return how patient a run is; what is not given is as usual."""
+    from labkit.testbed.retries import Retries
+
+    given = {"failures": failures, "spread_s": spread_s}
+    return Retries(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]

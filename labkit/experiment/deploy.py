@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from labkit.core.errors import InputError
+import numpy as np
+
+from labkit.core.errors import InputError, LabkitError
 from labkit.core.events import NO_EVENTS, Events
 from labkit.core.jobs import Jobs
 from labkit.core.protocols import Scheduler
-from labkit.experiment.opener import Opener
+from labkit.experiment.opener import ASKED, LEASE_S, Opener, name_on_hosts
 from labkit.experiment.run import Experiment, ProgressBar
 from labkit.experiment.session import Observer
 from labkit.results.record import RunRecord, State
-from labkit.results.store import RunWriter, load
+from labkit.results.store import RunWriter, find, load
 from labkit.schedulers import named
+from labkit.testbed.memory import Memory
 
 if TYPE_CHECKING:
     from labkit.testbed.backend import SshBackend
     from labkit.testbed.inventory import Inventory
+    from labkit.testbed.retries import Retries
     from labkit.testbed.training import Training
 
 
@@ -35,6 +38,8 @@ def deploy(
     training: Training | None = None,
     progress: bool = False,
     observers: Sequence[Observer] = (),
+    lease_s: float = LEASE_S,
+    retries: Retries | None = None,
     **options: Any,
 ) -> RunRecord:
     """Run a trace on a testbed until every job has completed.
@@ -57,6 +62,10 @@ def deploy(
         Show a progress bar.
     observers : sequence of callables
         Each is called with every batch of events.
+    lease_s : float
+        Seconds a host keeps the run alive without a sign of life from this process.
+    retries : Retries, optional
+        How patient it is with jobs that fail and hosts that fail jobs: `labkit.testbed.retries.Retries`.
     options
         As `Experiment.of` takes them: `speed` or `throughputs`, what schedulers measure before the run comes from it.
 
@@ -71,11 +80,12 @@ def deploy(
         If a job cannot train or fits no host, or a host cannot be reached; nothing has been started then.
     """
     opener = Opener.of(
-        jobs, inventory=inventory, scheduler=scheduler, name=name, folder=folder, training=training, **options
-    )
+        jobs, inventory=inventory, scheduler=scheduler, name=name, folder=folder, training=training, lease_s=lease_s,
+        retries=retries, **options,
+    )  # fmt: skip
     experiment = opener.experiment
     backend, writer = opener.open()
-    with writer:
+    with writer, backend:
         rows = _run(experiment, opener.scheduler, backend, opener.name, writer, observers=observers, progress=progress)
     return RunRecord(info=writer.info, jobs=experiment.jobs, cluster=experiment.cluster, events=rows)
 
@@ -87,9 +97,15 @@ def attach(
     scheduler: Scheduler | str | None = None,
     progress: bool = False,
     observers: Sequence[Observer] = (),
+    lease_s: float | None = None,
+    retries: Retries | None = None,
     **options: Any,
 ) -> RunRecord:
-    """Go on with a run on a testbed whose notebook or process ended: its jobs went on meanwhile.
+    """Go on with a run on a testbed that was cut off, stopped, or failed.
+
+    Where its process died, its jobs went on meanwhile, as long as its lease: what happened is told at once. Where it
+    was ended (Ctrl-C, an error), its jobs start again from their newest checkpoints, and the time between does not
+    count. Hosts that cannot be reached have left, and may come back.
 
     Parameters
     ----------
@@ -97,39 +113,74 @@ def attach(
         Its folder, or its id under `root`.
     scheduler : Scheduler or str, optional
         By default that of the run, by its name.
+    lease_s : float, optional
+        By default that of the run.
     options
         As for `deploy`.
 
     Raises
     ------
     InputError
-        If it is no run on a testbed, or it is over.
+        If it is no run on a testbed, it is over, somebody else writes it, its hosts are others now, or none of them can
+        be reached; nothing has changed then.
     """
-    from labkit.testbed.backend import STATE, SshBackend
-    from labkit.testbed.inventory import Inventory
-    from labkit.testbed.training import Training
-
-    record = load(run, root=root)
-    path = Path(run) if (Path(run) / STATE).exists() else Path(root) / str(run)
-    if not (path / STATE).exists():
-        raise InputError(f"run '{run}' did not run on a testbed: it has no {STATE}.")
-    if record.info.state == State.DONE:
-        raise InputError(f"run '{run}' is over; labkit.results.load reads it.")
-    said = json.loads((path / STATE).read_text())
-    hosts = Inventory.read(said["inventory"])
-    experiment = Experiment.of(record.jobs, cluster=hosts.cluster(), **options)
-    made, _ = named(scheduler or record.info.scheduler)
-    with RunWriter.attach(path) as writer:
-        backend = SshBackend(
-            record.jobs, hosts, run=said["run"], folder=path, training=Training(**said["training"]),
-            began_at=said["began_at"],
-        )  # fmt: skip
-        backend.go_on(record.events, homes=said["homes"], places=said["places"])
+    path = find(run, root=root)
+    writer = RunWriter.attach(path)
+    try:
+        record, memory = load(path), Memory.read(path)
+        if record.info.state == State.DONE:
+            raise InputError(f"run '{path.name}' is over; labkit report {path} shows it, labkit.results.load reads it.")
+        experiment = Experiment.of(record.jobs, cluster=_hosts(memory, record).cluster(), **options)
+        made, _ = named(scheduler or record.info.config.get(ASKED) or record.info.scheduler)
+        backend = _taken_over(record, memory, path, lease_s=lease_s, retries=retries)
+    except BaseException:
+        writer.let_go()
+        raise
+    with writer, backend:
+        writer.resume()
         rows = _run(
             experiment, made, backend, record.info.scheduler, writer, observers=observers, progress=progress,
             n_written=len(record.events),
         )  # fmt: skip
     return RunRecord(info=writer.info, jobs=record.jobs, cluster=experiment.cluster, events=rows)
+
+
+def _hosts(memory: Memory, record: RunRecord) -> Inventory:
+    """Return the hosts of a run, if they are still the same."""
+    from labkit.testbed.inventory import Inventory
+
+    try:
+        hosts = Inventory.read(memory.inventory)
+    except LabkitError as error:
+        raise InputError(f"run '{record.info.run}' cannot go on without its hosts: {error}") from None
+    now, then = hosts.cluster(), record.cluster
+    same = now.machines == then.machines and np.array_equal(now.group_machine, then.group_machine)
+    if not (same and np.allclose(now.capacity, then.capacity)):
+        raise InputError(
+            f"run '{record.info.run}' began on {', '.join(then.machines)}; {memory.inventory} now has "
+            f"{', '.join(now.machines)}, or other resources. Put back what it had, or begin another run."
+        )
+    return hosts
+
+
+def _taken_over(
+    record: RunRecord, memory: Memory, path: Path, *, lease_s: float | None, retries: Retries | None
+) -> SshBackend:
+    """Return the backend of a run that goes on; where it was ended on the hosts, under a new name there."""
+    from labkit.testbed.backend import SshBackend
+    from labkit.testbed.training import Training
+
+    backend = SshBackend(
+        record.jobs, _hosts(memory, record), run=name_on_hosts(record.info) if memory.ended else memory.run,
+        folder=path, training=Training(**memory.training), began_at=memory.began_at,
+        lease_s=memory.lease_s if lease_s is None else lease_s, retries=retries, some=True,
+    )  # fmt: skip
+    try:
+        backend.go_on(record.events, memory)
+    except BaseException:
+        backend.close(end=False)
+        raise
+    return backend
 
 
 def _run(
@@ -152,7 +203,8 @@ def _run(
         if len(batch) > known:
             writer.append(batch[known:])
 
-    with backend, ExitStack() as stack:
+    with ExitStack() as stack:
+        stack.callback(lambda: writer.tell(dropped=dict(backend.dropped)))
         watchers = [write, *observers]
         if progress:
             watchers.append(stack.enter_context(ProgressBar(name, total=len(experiment.jobs))))

@@ -64,6 +64,7 @@ class OnMachines:
         if self._backend is not None:
             self._backend.close()
         if self._writer is not None:
+            self._writer.tell(dropped=dict(self._backend.dropped) if self._backend else {})
             self._writer.close(State.DONE if self._n_over == len(self.jobs) else State.STOPPED)
         self._writer = None
 

@@ -15,14 +15,19 @@ from labkit.core.protocols import Scheduler
 from labkit.experiment.run import Experiment
 from labkit.experiment.session import refuse_unfit
 from labkit.results.record import RunInfo
-from labkit.results.store import RunWriter, free_id
+from labkit.results.store import RunWriter
 from labkit.schedulers import named
 
 if TYPE_CHECKING:
     from labkit.testbed.backend import SshBackend
     from labkit.testbed.inventory import Inventory
+    from labkit.testbed.retries import Retries
     from labkit.testbed.training import Training
 
+LEASE_S: Final = 600.0
+SHORTEST_LEASE_S, LONGEST_LEASE_S = 5.0, 30 * 86400.0
+ASKED: Final = "asked"
+"""In the options of a run: the scheduler as it was named, whatever the run is called."""
 REHEARSED: Final = 5
 """Decisions in a simulation before those on machines."""
 
@@ -44,6 +49,10 @@ class Opener:
         Where runs are kept, each in a folder of its own.
     training : Training, optional
         How jobs train.
+    lease_s : float
+        Seconds a host keeps the run alive without a sign of life from this process.
+    retries : Retries, optional
+        How patient it is with jobs that fail and hosts that fail jobs.
 
     Raises
     ------
@@ -60,11 +69,18 @@ class Opener:
         name: str | None = None,
         folder: str | Path = "runs",
         training: Training | None = None,
+        lease_s: float = LEASE_S,
+        retries: Retries | None = None,
     ) -> None:
         from labkit.testbed.training import Training
 
+        if not SHORTEST_LEASE_S <= lease_s <= LONGEST_LEASE_S:
+            raise InputError(f"a lease of {lease_s:g} s; expected {SHORTEST_LEASE_S:g} s to 30 days.")
+        self.lease_s, self.retries = lease_s, retries
+
         self.experiment, self.inventory, self.folder = experiment, inventory, Path(folder)
         self.scheduler, self.name = named(scheduler, name)
+        self.asked = scheduler if isinstance(scheduler, str) else ""
         self.training = training or Training()
         _refuse_leases(self.scheduler, self.name)
         self.training.check(experiment.jobs)
@@ -80,6 +96,8 @@ class Opener:
         name: str | None = None,
         folder: str | Path = "runs",
         training: Training | None = None,
+        lease_s: float = LEASE_S,
+        retries: Retries | None = None,
         **options: Any,
     ) -> Self:
         """Return an opener for a trace, which may be a path, on the hosts of an inventory, which may be one too.
@@ -90,10 +108,13 @@ class Opener:
 
         hosts = inventory if isinstance(inventory, Inventory) else Inventory.read(inventory)
         experiment = Experiment.of(jobs, cluster=hosts.cluster(), **options)
-        return cls(experiment, inventory=hosts, scheduler=scheduler, name=name, folder=folder, training=training)
+        return cls(
+            experiment, inventory=hosts, scheduler=scheduler, name=name, folder=folder, training=training,
+            lease_s=lease_s, retries=retries,
+        )  # fmt: skip
 
     def open(self) -> tuple[SshBackend, RunWriter]:
-        """Rehearse, get all hosts ready, and make the folder of the run; who asks closes both.
+        """Rehearse, make the folder of the run, and get all hosts ready; who asks closes both.
 
         Raises
         ------
@@ -105,15 +126,20 @@ class Opener:
         experiment = self.experiment
         _rehearse(experiment, self.scheduler)
         info = experiment.info(self.scheduler, name=self.name)
-        info = replace(info, run=free_id(self.folder, info.run), backend="testbed")
-        backend = SshBackend(
-            experiment.jobs, self.inventory, run=_run_id(info), folder=self.folder / info.run, training=self.training
-        )
+        info = replace(info, config={**info.config, **({ASKED: self.asked} if self.asked else {})})
+        writer = RunWriter.create(
+            self.folder, info=replace(info, backend="testbed"), jobs=experiment.jobs, cluster=experiment.cluster,
+            numbered=True,
+        )  # fmt: skip
         try:
-            return backend, RunWriter.create(self.folder, info=info, jobs=experiment.jobs, cluster=experiment.cluster)
+            backend = SshBackend(
+                experiment.jobs, self.inventory, run=name_on_hosts(writer.info), folder=writer.folder,
+                training=self.training, lease_s=self.lease_s, retries=self.retries,
+            )  # fmt: skip
         except BaseException:
-            backend.close()
+            writer.discard()
             raise
+        return backend, writer
 
 
 def _rehearse(experiment: Experiment, scheduler: Scheduler) -> None:
@@ -125,7 +151,7 @@ def _rehearse(experiment: Experiment, scheduler: Scheduler) -> None:
             session.step(copy.schedule(session.snapshot()))
 
 
-def _run_id(info: RunInfo) -> str:
+def name_on_hosts(info: RunInfo) -> str:
     """Return the name of a run on the hosts: several notebooks may use one testbed."""
     return f"{info.run[:50]}-{secrets.token_hex(4)}"
 

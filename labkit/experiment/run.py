@@ -30,7 +30,7 @@ from labkit.experiment.profiled import profiled
 from labkit.experiment.session import Observer, Session
 from labkit.experiment.speeds import declared, speed_model
 from labkit.results.record import RunInfo, RunRecord, State
-from labkit.results.store import RunWriter, free_id
+from labkit.results.store import RunWriter
 from labkit.schedulers import named
 from labkit.simulator import Faults, Losses, Overheads, Replay, Simulator, Variation
 from labkit.speed.profiled import TestbedProfile
@@ -215,8 +215,8 @@ class Experiment:
             if progress:
                 watchers.append(stack.enter_context(ProgressBar(called, total=len(self.jobs))))
             if folder is not None:
-                info = replace(info, run=free_id(folder, info.run))
-                writer = RunWriter.create(folder, info=info, jobs=self.jobs, cluster=self.cluster)
+                writer = RunWriter.create(folder, info=info, jobs=self.jobs, cluster=self.cluster, numbered=True)
+                info = writer.info
                 watchers.append(stack.enter_context(writer).append)
             compiled = stack.enter_context(kernel_cache.watched())
             began = time.perf_counter()
@@ -303,18 +303,22 @@ def replay(record: RunRecord, *, runs_on: Bools | None = None) -> Session:
 
 
 class ProgressBar:
-    """A bar that counts the jobs that are over, in a terminal or in a notebook."""
+    """A bar that counts the jobs that are done, in a terminal or in a notebook; those given up are told beside it."""
 
     def __init__(self, name: str, *, total: int) -> None:
         from tqdm.auto import tqdm
 
         self._bar = tqdm(total=total, desc=f"{name:>8}", unit="job", mininterval=0.1, leave=True)
+        self._n_dropped = 0
 
     def __call__(self, batch: Events) -> None:
-        """Count the jobs that completed or were given up in a batch."""
-        done = int(np.count_nonzero((batch["kind"] == Kind.COMPLETED) | (batch["kind"] == Kind.DROPPED)))
+        """Count the jobs that completed in a batch, and those that were given up."""
+        done, dropped = (int(np.count_nonzero(batch["kind"] == kind)) for kind in (Kind.COMPLETED, Kind.DROPPED))
         if done:
             self._bar.update(done)
+        if dropped:
+            self._n_dropped += dropped
+            self._bar.set_postfix_str(f"{self._n_dropped} given up")
 
     def __enter__(self) -> ProgressBar:
         return self

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 NAME_KEY = b"labkit.name"
 
 
+class MissingError(InputError):
+    """A file of a run is not there."""
+
+
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Let `write` fill a temporary file beside `path`, sync it, and rename it to `path`."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -131,7 +135,7 @@ def _read_table(path: Path) -> pa.Table:
     try:
         return pq.read_table(path)
     except FileNotFoundError:
-        raise InputError(f"{path} is missing; the folder is not a whole run.") from None
+        raise MissingError(f"{path} is missing; the folder is not a whole run.") from None
     except (pa.ArrowException, OSError) as error:
         raise InputError(
             f"{path} cannot be read as Parquet ({str(error).splitlines()[0]}); it is cut short or damaged. "

@@ -50,6 +50,8 @@ class RunInfo:
         How far it has come.
     wall_s : float
         Seconds that it took on the wall's clock; NaN: not known.
+    dropped : mapping
+        Jobs that were given up, by id, and why; of runs on machines.
     """
 
     run: str
@@ -66,6 +68,7 @@ class RunInfo:
     started: str = ""
     state: State = State.DONE
     wall_s: float = float("nan")
+    dropped: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)

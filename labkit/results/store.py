@@ -1,8 +1,10 @@
 """Runs on disk: a folder each, written so that a crash loses at most the last second.
 
 `runs/<id>/` holds `run.json` (what was asked), `jobs.parquet`, `cluster.json`, and the events in numbered parts
-`events-00000.parquet`, ...; a run that has ended has one, `events-00000-00041.parquet`, in the place of its 42 parts.
-Every file is written under another name, synced and renamed: it is whole, or not there.
+`events-00000.parquet`, ...; a joined file, `events-00000-00041.parquet`, is in the place of 42 parts. While a run goes
+on, each 32 files of one size are joined, so that a day of a part each second is about a hundred files; a run that has
+ended has one. Every file is written under another name, synced and renamed: it is whole, or not there. `.writer` is
+locked by the process that writes.
 """
 
 from __future__ import annotations
@@ -10,22 +12,28 @@ from __future__ import annotations
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
 from labkit.core.cluster import Cluster
-from labkit.core.errors import InputError, unknown
+from labkit.core.errors import EndedError, InputError, unknown
 from labkit.core.events import EventLog, Events, events
 from labkit.core.jobs import Jobs
 from labkit.results import files
+from labkit.results.lock import RunLock
 from labkit.results.record import RunInfo, RunRecord, State
 
 FLUSH_S = 1.0
+FAN_IN = 32
+"""Event files of one size that are joined into a larger one."""
+READS = 20
+"""Attempts to read a run whose writer joins its files meanwhile."""
 RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]*")
 PART = re.compile(r"events-(\d{5,})(?:-(\d{5,}))?\.parquet")
 
@@ -33,7 +41,8 @@ PART = re.compile(r"events-(\d{5,})(?:-(\d{5,}))?\.parquet")
 class RunWriter:
     """Writes a run while it goes on; use it in a `with`, and append what happens.
 
-    Leaving the block marks the run as done, or as stopped (keyboard interrupt) or failed (any other exception).
+    Leaving the block marks the run as done, as stopped (keyboard interrupt, or ended on its hosts from elsewhere), or
+    as failed (any other exception).
 
     Attributes
     ----------
@@ -43,10 +52,13 @@ class RunWriter:
         As it stands in `run.json`.
     """
 
-    def __init__(self, folder: Path, info: RunInfo, *, first_part: int, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, folder: Path, info: RunInfo, *, first_part: int, clock: Callable[[], float], lock: RunLock
+    ) -> None:
         self.folder, self.info = folder, info
-        self._clock, self._n_parts, self._pending = clock, first_part, EventLog()
+        self._clock, self._n_parts, self._pending, self._lock = clock, first_part, EventLog(), lock
         self._began_s = self._flushed_s = clock()
+        self._is_first = False
 
     @classmethod
     def create(
@@ -57,8 +69,14 @@ class RunWriter:
         jobs: Jobs,
         cluster: Cluster,
         clock: Callable[[], float] = time.monotonic,
+        numbered: bool = False,
     ) -> Self:
         """Make the folder `root/<info.run>` and begin to write; where that fails, there is no folder.
+
+        Parameters
+        ----------
+        numbered : bool
+            Take the next free id (`r`, `r-2`, `r-3`, ...) where another run has it, also one that begins just now.
 
         Raises
         ------
@@ -67,32 +85,64 @@ class RunWriter:
         """
         if not RUN_ID.fullmatch(info.run):
             raise InputError(f"run id '{info.run}' cannot name a folder; use letters, digits, '.', '_', '+' and '-'.")
-        folder = Path(root) / info.run
+        is_first = not Path(root).exists()
+        folder = _made(Path(root), info.run, numbered=numbered)
+        info = replace(info, run=folder.name)
+        lock = None
         try:
-            folder.mkdir(parents=True)
-        except FileExistsError:
-            raise InputError(
-                f"run '{info.run}' is already in {root}; take another id (labkit.results.free_id finds one), "
-                "or go on with it: RunWriter.attach."
-            ) from None
-        try:
+            lock = RunLock(folder)
             files.write_frame(folder / "jobs.parquet", jobs.to_frame(), name=jobs.name)
             files.write_cluster(folder / "cluster.json", cluster)
-            writer = cls(folder, info, first_part=0, clock=clock)
+            writer = cls(folder, info, first_part=0, clock=clock, lock=lock)
+            writer._is_first = is_first
             writer._mark(State.RUNNING)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
+            if lock is not None:
+                lock.release()
             raise
         return writer
 
     @classmethod
     def attach(cls, folder: Path | str, *, clock: Callable[[], float] = time.monotonic) -> Self:
-        """Go on with a run that was stopped or whose writer died; its events so far: `load(folder)`."""
+        """Go on with a run that was stopped or whose writer died; its events so far: `load(folder)`.
+
+        What `run.json` says stays as it is until `resume` or the end.
+
+        Raises
+        ------
+        InputError
+            If somebody else writes it: which process.
+        """
         path = Path(folder)
-        info = files.read_info(path / "run.json")
-        writer = cls(path, info, first_part=_parts(path)[1], clock=clock)
-        writer._mark(State.RUNNING)
-        return writer
+        info = files.read_info(path / "run.json")  # before the lock: what is no run gets no file
+        lock = RunLock(path)
+        try:
+            info = files.read_info(path / "run.json")
+            return cls(path, info, first_part=_parts(path)[1], clock=clock, lock=lock)
+        except BaseException:
+            lock.release()
+            raise
+
+    def resume(self) -> None:
+        """Say that the run goes on."""
+        self._mark(State.RUNNING)
+
+    def tell(self, **columns: Any) -> None:
+        """Change what `run.json` says of the run once it ends."""
+        self.info = replace(self.info, **columns)
+
+    def discard(self) -> None:
+        """Remove the run: it came to nothing."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self._lock.release()
+        if self._is_first:
+            with suppress(OSError):  # others are in it by now
+                self.folder.parent.rmdir()
+
+    def let_go(self) -> None:
+        """Write no more, and leave what is said of the run as it is."""
+        self._lock.release()
 
     def append(self, batch: Events) -> None:
         """Take note of events; they reach the disk at most a second later, when more is appended."""
@@ -106,6 +156,7 @@ class RunWriter:
             files.write_events(self.folder / f"events-{self._n_parts:05d}.parquet", self._pending.rows)
             self._n_parts += 1
             self._pending = EventLog()
+            self._roll()
         self._flushed_s = self._clock()
 
     def close(self, state: State = State.DONE) -> None:
@@ -115,13 +166,22 @@ class RunWriter:
         before_s = 0.0 if np.isnan(self.info.wall_s) else self.info.wall_s
         self.info = replace(self.info, wall_s=before_s + self._clock() - self._began_s)
         self._mark(state)
+        self._lock.release()
 
-    def _join(self) -> None:
-        """Put all parts into one file; until it is whole they stay, and what is left of them then is ignored."""
-        parts, n_parts = _parts(self.folder)
+    def _roll(self) -> None:
+        """Join the last files where there are enough of one size: 32 of a part each, 32 of 32 parts each, ..."""
+        size = FAN_IN
+        while self._n_parts % size == 0:
+            self._join(self._n_parts - size)
+            size *= FAN_IN
+
+    def _join(self, first: int = 0) -> None:
+        """Put all parts from one on into one file; until it is whole they stay, and what is left then is ignored."""
+        spans, n_parts = _spans(self.folder)
+        parts = [path for start, _, path in spans if start >= first]
         if len(parts) > 1:
             rows = np.concatenate([files.read_events(part) for part in parts])
-            files.write_events(self.folder / f"events-00000-{n_parts - 1:05d}.parquet", rows)
+            files.write_events(self.folder / f"events-{first:05d}-{n_parts - 1:05d}.parquet", rows)
             for part in parts:
                 part.unlink()
 
@@ -138,7 +198,50 @@ class RunWriter:
         if kind is None:
             self.close()
         else:
-            self.close(State.STOPPED if issubclass(kind, KeyboardInterrupt) else State.FAILED)
+            self.close(State.STOPPED if issubclass(kind, KeyboardInterrupt | EndedError) else State.FAILED)
+
+
+class RunTail:
+    """What comes new in a run's folder, also while its writer joins files.
+
+    Parameters
+    ----------
+    folder : Path
+        Of the run.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._n_parts = folder, 0
+        self._rows_before = {0: 0}
+        """By number of a part at which a file began or ended: events before it."""
+
+    def news(self) -> Events:
+        """Return the events since the last call; at first, all.
+
+        Raises
+        ------
+        InputError
+            If a part is missing or damaged.
+        """
+        fresh: list[Events] = []
+        for attempt in range(READS):
+            try:
+                fresh += self._read()
+                break
+            except files.MissingError:  # joined with others just now
+                if attempt == READS - 1:
+                    raise
+        return np.concatenate([events(), *fresh])
+
+    def _read(self) -> Iterator[Events]:
+        for first, last, path in _spans(self._folder)[0]:
+            if last < self._n_parts:
+                continue
+            rows = files.read_events(path)
+            known = self._rows_before[self._n_parts] - self._rows_before[first]
+            self._rows_before[last + 1] = self._rows_before[first] + len(rows)
+            self._n_parts = last + 1
+            yield rows[known:]
 
 
 def load(path: Path | str, *, root: Path | str = "runs") -> RunRecord:
@@ -149,13 +252,12 @@ def load(path: Path | str, *, root: Path | str = "runs") -> RunRecord:
     InputError
         If there is no such run ("Did you mean ...?"), or a file of it is missing, cut short or not labkit's.
     """
-    folder = _find(Path(path), Path(root))
-    parts = [files.read_events(part) for part in _parts(folder)[0]]
+    folder = find(path, root=root)
     return RunRecord(
         info=files.read_info(folder / "run.json"),
         jobs=files.read_jobs(folder / "jobs.parquet"),
         cluster=files.read_cluster(folder / "cluster.json"),
-        events=np.concatenate([events(), *parts]),
+        events=RunTail(folder).news(),
     )
 
 
@@ -171,7 +273,15 @@ def free_id(root: Path | str, stem: str) -> str:
     return next(name for name in (stem, *numbered) if name not in taken)
 
 
-def _find(path: Path, root: Path) -> Path:
+def find(path: Path | str, *, root: Path | str = "runs") -> Path:
+    """Return the folder of a run: that of this path, or of this id under `root`.
+
+    Raises
+    ------
+    InputError
+        If there is no such run ("Did you mean ...?").
+    """
+    path, root = Path(path), Path(root)
     for folder in (path, root / path):
         if (folder / "run.json").is_file():
             return folder
@@ -183,23 +293,45 @@ def _find(path: Path, root: Path) -> Path:
     raise unknown("run", path.name, known)
 
 
+def _made(root: Path, run: str, *, numbered: bool) -> Path:
+    """Make the folder of a run, or of `run-2`, `run-3`, ...: whoever makes a folder has that id."""
+    while True:
+        folder = root / (free_id(root, run) if numbered else run)
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            if numbered:
+                continue  # another run took it just now
+            raise InputError(
+                f"run '{run}' is already in {root}; take another id (labkit.results.free_id finds one), "
+                "or go on with it: RunWriter.attach."
+            ) from None
+        return folder
+
+
 def _parts(folder: Path) -> tuple[list[Path], int]:
-    """Return the event parts in order, and the number that the next one gets.
+    """Return the event files in order, and the number that the next part gets."""
+    spans, following = _spans(folder)
+    return [path for _, _, path in spans], following
+
+
+def _spans(folder: Path) -> tuple[list[tuple[int, int, Path]], int]:
+    """Return (first part, last part, file) of the event files in order, and the number that the next part gets.
 
     What is under any other name was never finished; what a joined file holds too, is left over.
     """
-    spans = []
+    found = []
     for path in folder.iterdir():
         if match := PART.fullmatch(path.name):
-            spans.append((int(match[1]), -int(match[2] or match[1]), path))
+            found.append((int(match[1]), -int(match[2] or match[1]), path))
     chosen, following = [], 0
-    for first, minus_last, path in sorted(spans):
+    for first, minus_last, path in sorted(found):
         if first > following:
             raise InputError(
                 f"{folder / f'events-{following:05d}.parquet'} is missing, though later parts are there; "
                 "the run cannot be read without it."
             )
         if first == following:
-            chosen.append(path)
+            chosen.append((first, -minus_last, path))
             following = 1 - minus_last
     return chosen, following

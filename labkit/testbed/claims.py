@@ -17,7 +17,7 @@ from labkit.testbed.agent.errors import AgentError, AgentRefused
 from labkit.testbed.errors import HostError
 from labkit.testbed.findings import other_type
 from labkit.testbed.hosts import Hosts
-from labkit.testbed.inventory import Inventory
+from labkit.testbed.inventory import Inventory, Machine
 from labkit.testbed.training import ROUNDING, Place
 
 BUSY_S: Final = 75.0
@@ -144,13 +144,13 @@ def _most(asks: Sequence[Asks]) -> Asks:
     return [{"n": n, "of": list(of)} for of, n in sorted(found.items())]
 
 
-def checked_gpus(inventory: Inventory, hello: Callable[[str], Mapping[str, Any]]) -> list[str]:
+def checked_gpus(machines: Iterable[Machine], hello: Callable[[str], Mapping[str, Any]]) -> list[str]:
     """Compare what an inventory says of GPUs with what drivers tell; return what should be known, in sentences.
 
     Parameters
     ----------
-    inventory : Inventory
-        The hosts.
+    machines : iterable of Machine
+        The hosts that answer.
     hello : callable
         From a host to what its agent has said.
 
@@ -160,7 +160,7 @@ def checked_gpus(inventory: Inventory, hello: Callable[[str], Mapping[str, Any]]
         If a host has fewer GPUs than the inventory says: all of them, and what each has.
     """
     faults, notes = [], []
-    for machine in inventory:
+    for machine in machines:
         n_wanted = machine.host.real_gpus
         if not n_wanted:
             continue

@@ -5,8 +5,10 @@ from __future__ import annotations
 import base64
 import json
 import threading
+import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from itertools import takewhile
 from typing import Any, Final
@@ -106,11 +108,14 @@ class Deployment:
         self._life = 0
         """Counts starts."""
         self._launchers: set[str] = set()
-        self._haunted: set[str] = set()
+        self._uncleared: set[str] = set()
         """Hosts on which something of an earlier life may still run."""
         self._back: set[str] = set()
         self._fetching = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._not_before_s = 0.0
+        self._at = ""
+        """The host that something is begun on."""
 
     # --- what others say
 
@@ -126,9 +131,14 @@ class Deployment:
         with self._change:
             return self._want
 
+    def rest(self, seconds: float) -> None:
+        """Do not start again before that time has passed."""
+        with self._change:
+            self._not_before_s = time.monotonic() + seconds
+
     def doubt(self, hosts: Iterable[str]) -> None:
         """End what may run of it on hosts before it uses them: of another process, which cannot tell any more."""
-        self._haunted |= {*hosts} - self._launchers - {self.home}
+        self._uncleared |= {*hosts} - self._launchers - {self.home}
 
     def adopt(self, home: str, place: Place) -> None:
         """Go on with a job that runs already."""
@@ -139,11 +149,11 @@ class Deployment:
             self._follow(caught_up=False)
             self._wake()
 
-    def host_lost(self, host: str, rest: Place | None) -> None:
-        """Go on with the tasks that are left; None: none are."""
+    def host_lost(self, host: str, rest: Place | None) -> int:
+        """Go on with the tasks that are left; None: none are. Return the last start of which nothing counts then."""
         with self._change:
             if host in self._launchers or host == self.home:
-                self._haunted.add(host)
+                self._uncleared.add(host)
             self._launchers.discard(host)
             self._claims.forget(host)
             if rest is None or host == self.home:
@@ -152,11 +162,12 @@ class Deployment:
                 self._want = dict(rest)
                 self._sits = {site: n for site, n in (self._sits or {}).items() if site.rpartition("/")[0] != host}
             self._wake()
+            return self._life
 
     def host_back(self, host: str) -> None:
         """End what may still run on a host that was taken for dead."""
         with self._change:
-            if host in self._haunted:
+            if host in self._uncleared:
                 self._back.add(host)
                 self._wake()
 
@@ -185,36 +196,42 @@ class Deployment:
             try:
                 todo()
             except (LabkitError, OSError) as error:
-                self._failed(str(error))
+                self._failed(str(error), ended=isinstance(error, AgentRefused) and error.kind == "over")
             except Exception as error:  # a fault of ours ends this job, not the run
                 self._failed(f"{type(error).__name__}: {error}")
 
     def _next(self) -> Callable[[], None] | None:
         """Wait until there is something to bring about, and return it; None: nothing any more."""
         with self._change:
-            self._change.wait_for(lambda: self._closed or self._want != self._have or self._dead or self._due)
-            if self._closed:
-                return None
-            want = self._want
-            if self._back:
-                return self._exorcise_all
-            if self._dead:
-                return self._bury
-            if want == self._have:
-                return partial(self._claims.give_back, dict(self._sits or {}))
-            if want is None:
-                return self._stop
-            return partial(self._start if self._have is None else self._place, want)
+            while not self._closed:
+                if self._back:
+                    return self._clear_returned
+                if self._dead:
+                    return self._end_all
+                rests_s = self._not_before_s - time.monotonic() if self._have is None and self._want else 0.0
+                if self._want != self._have and rests_s <= 0:
+                    return self._todo(self._want)
+                if self._want == self._have and self._holds_too_much:
+                    return partial(self._claims.give_back, dict(self._sits or {}))
+                self._change.wait(rests_s if rests_s > 0 else None)
+        return None
+
+    def _todo(self, want: Place | None) -> Callable[[], None]:
+        if want is None:
+            return self._stop
+        return partial(self._start if self._have is None else self._place, want)
 
     @property
-    def _due(self) -> bool:
-        """Whether something is to be done beside what was decided: end what is left, or give GPUs back."""
+    def _holds_too_much(self) -> bool:
+        """Whether GPUs can be given back that no task sits on any more."""
         idle = self._have is not None and not self._asked
-        return bool(self._back) or (idle and self._claims.exceed(self._sits or {}))
+        return idle and self._claims.exceed(self._sits or {})
 
     def _start(self, place: Place) -> None:
-        home = next((site for site, (workers, _) in place.items() if workers), next(iter(place))).rpartition("/")[0]
-        self._exorcise(home)
+        home = self._at = next((site for site, (workers, _) in place.items() if workers), next(iter(place))).rpartition(
+            "/"
+        )[0]
+        self._clear(home)
         self._restore(home)
         job = self._wanted(home, place)
         self._begin(home, place, module="labkit.testbed.job", files={"job.json": json.dumps(job).encode()})
@@ -250,7 +267,8 @@ class Deployment:
             self._launch(host, place)
 
     def _launch(self, host: str, place: Place) -> None:
-        self._exorcise(host)
+        self._at = host
+        self._clear(host)
         said = self._ask(do="host_home", host=host)
         archive = base64.b64decode(said["archive"])
         self._begin(host, place, module="labkit.elastic.host", files={"home.tar": archive})
@@ -306,52 +324,54 @@ class Deployment:
             raise HostError(f"job {self.number} on host {self.home}: {said['error']}")
         return dict(said)
 
-    def _bury(self) -> None:
+    def _end_all(self) -> None:
         """Be no more, on whatever hosts are still there; who said that a host is lost has told what that means."""
         for host in sorted({*self._launchers, self.home} - {""}):
-            self._haunted.add(host)
+            self._uncleared.add(host)
             if self._hosts.up[host]:
                 with suppress(AgentError, HostError):
-                    self._exorcise(host)
+                    self._clear(host)
         with self._change:
             self._have, self._dead, self.home = None, False, ""
             self._life += 1
             self._launchers.clear()
             self._claims.forget()
 
-    def _exorcise_all(self) -> None:
+    def _clear_returned(self) -> None:
         """End what is left on hosts that are back."""
         with self._change:
             back, self._back = self._back, set()
         for host in sorted(back):
             with suppress(AgentError, HostError):  # gone again; it is tried once more before the host is used
-                self._exorcise(host)
+                self._clear(host)
 
-    def _exorcise(self, host: str) -> None:
+    def _clear(self, host: str) -> None:
         """End what is left of the job on a host from before it was given up there."""
-        if host not in self._haunted:
+        if host not in self._uncleared:
             return
         try:
             self._hosts.agent(host).stop(self._hosts.run, task=self.task, grace_s=0.5)
         except AgentRefused as error:
             if error.kind not in NOTHING_THERE:
                 raise
-        self._haunted.discard(host)
+        self._uncleared.discard(host)
 
-    def _failed(self, why: str) -> None:
-        """Tell that what was decided cannot be had; where the job still runs, it goes on as it is."""
+    def _failed(self, why: str, *, ended: bool = False) -> None:
+        """Tell that what was decided cannot be had; where the job still runs, it goes on as it is.
+
+        `ended`: a host will have nothing more of the run.
+        """
         with self._change:
             if self._dead or self._closed:
                 return
-            running = self._have is not None
-            if running:
-                self._want = self._have
+            self._want = self._have
+            running, life = self._have is not None, self._life
         if running:
-            self._tell_of(self.number, Told("dropped", self.progress.steps, why=why))
+            told = Told("dropped", self.progress.steps, why=why, life=life)
         else:
-            with self._change:
-                self._want = None
-            self._tell_of(self.number, Told("failed", self.progress.saved, why=why))
+            what = "ended" if ended else "failed"
+            told = Told(what, self.progress.saved, why=why, host=self._at, life=life)
+        self._tell_of(self.number, told)
 
     # --- what the job tells
 
@@ -385,7 +405,8 @@ class Deployment:
             except (AgentGone, AgentTimeout, HostError):
                 self._lost(home, agent, life=life)
             except (LabkitError, OSError, ValueError) as error:
-                self._over(Told("failed", self.progress.saved, why=str(error)), life)
+                blamed = "" if isinstance(error, AgentRefused) and error.kind in NOTHING_THERE else home
+                self._over(Told("failed", self.progress.saved, why=str(error), host=blamed), life)
                 return
 
     def _lost(self, home: str, agent: Agent | None, *, life: int) -> None:
@@ -409,7 +430,7 @@ class Deployment:
         if event["event"] == "saved" and self.progress.saved < self._n_steps:
             threading.Thread(target=self._back_up, daemon=True).start()
         if told is not None:
-            self._tell_of(self.number, told)
+            self._tell_of(self.number, replace(told, life=self._life))
 
     def _came_of(self, scaling: int, *, sits: bool) -> None:
         """Note what came of a scaling; where it was the last one asked for and came to nothing, all is as it was."""
@@ -428,13 +449,23 @@ class Deployment:
             self._fetch(home)
         except (LabkitError, OSError) as error:
             if self.home == home and not self._closed:
-                self._tell_of(self.number, Told("unsaved", self.progress.steps, why=f"no copy here: {error}"))
+                unsaved = Told("unsaved", self.progress.steps, why=f"no copy here: {error}", life=self._life)
+                self._tell_of(self.number, unsaved)
 
     def _fetch(self, home: str) -> None:
         machine = self._hosts.fleet.inventory[home]
         folder = machine.path("runs", self._hosts.run, self.task)
         with self._fetching:
             self._backups.fetch(machine, folder=folder, task=self.task)
+
+    def fetch_from(self, home: str, *, run: str) -> str:
+        """Bring the checkpoints of an earlier run of this job here; return why that fails, and what is here stays."""
+        machine = self._hosts.fleet.inventory[home]
+        try:
+            self._backups.fetch(machine, folder=machine.path("runs", run, self.task), task=self.task)
+        except (LabkitError, OSError) as error:
+            return str(error)
+        return ""
 
     def _await_start(self, agent: Agent) -> None:
         """Wait until the job answers, or has ended: the events of a start before it have another name then."""
@@ -448,7 +479,8 @@ class Deployment:
         result = self._result(home)
         steps = float(result["steps"] or 0)
         if result["failure"]:
-            self._over(Told("failed", self.progress.saved, why=result["failure"]), life)
+            own = bool(result.get("own"))
+            self._over(Told("failed", self.progress.saved, why=result["failure"], host=home, own=own), life)
         elif steps >= self._n_steps:
             self._over(Told("done", steps), life)
         else:
@@ -468,17 +500,19 @@ class Deployment:
         tail = agent.read(run, task=self.task, file="log", offset=max(size - LOG_TAIL, 0)).data.decode(errors="replace")
         return {"steps": None, "failure": f"it died: {tail.strip()[-LOG_TAIL:] or 'its log is empty'}"}
 
-    def _over(self, told: Told, life: int | None = None) -> None:
+    def _over(self, told: Told, life: int) -> None:
         """Note that it runs no more, unless it was given up and perhaps started again meanwhile."""
         with self._change:
-            if life is not None and not self._lives(life):
+            if not self._lives(life):
                 return
             self._have, self._dead, self.home = None, False, ""
             self._life += 1
             self._claims.forget()
-            self._haunted |= self._launchers  # they end by themselves, but perhaps not before it starts again there
+            self._uncleared |= self._launchers  # they end by themselves, but perhaps not before it starts again there
             self._launchers.clear()
             if told.what != "stopped":
                 self._want = None
+            elif self._want is not None:
+                told = replace(told, why="its host ended it, as when a lease is over; it starts again from that step")
             self._change.notify_all()
-        self._tell_of(self.number, told)
+        self._tell_of(self.number, replace(told, life=life))

@@ -16,11 +16,12 @@ import fabric
 from invoke.context import Context
 from invoke.exceptions import Exit
 
+from labkit import early
 from labkit.core.errors import LabkitError, unknown
 from labkit.testbed.fleet import Fleet
 from labkit.testbed.inventory import Inventory
 
-FAILED, WRONG, STOPPED, BROKEN_PIPE = 1, 2, 130, 141
+FAILED, WRONG, STOPPED, BROKEN_PIPE = 1, 2, early.STOPPED, 141
 """Exit codes: some host failed; what was typed or written in a file is wrong; Ctrl-C; nobody reads on."""
 
 
@@ -61,10 +62,13 @@ def task(body: Callable[..., bool | None] | None = None, *, help: Mapping[str, s
 
     @wraps(body)
     def run(context: Context, *args: Any, **options: Any) -> None:
+        early.hand_over()
         try:
             well = body(context, *args, **options)
         except (KeyboardInterrupt, LabkitError, ImportError, OSError) as error:
             raise _told(error) from None
+        finally:
+            early.arm()
         if well is False:
             raise Exit(code=FAILED)
 

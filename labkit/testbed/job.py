@@ -221,7 +221,14 @@ def run(folder: Path) -> dict[str, Any]:
             return summary(job.wait(), wanted)
     except LabkitError as error:
         nothing = dict.fromkeys(("steps", "digest", "first_loss", "last_loss"))
-        return {**nothing, "done": False, "failure": str(error)}
+        return {**nothing, "done": False, "failure": str(error), "own": _own(error)}
+
+
+def _own(error: LabkitError) -> bool:
+    """Whether a job would fail like that on any host: what it is to train is wrong."""
+    from labkit.elastic.job import RunningError
+
+    return isinstance(error, InputError) and not isinstance(error, RunningError)
 
 
 def _stop(job: Job) -> None:

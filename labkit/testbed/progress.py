@@ -31,6 +31,12 @@ class Told:
         NaN where there is none.
     why : str
         In words.
+    host : str
+        Where a job failed; empty: no host has a part in it.
+    own : bool
+        Whether a job that failed says itself that it cannot train.
+    life : int
+        Of which start of the job this is told.
     """
 
     what: str
@@ -38,6 +44,9 @@ class Told:
     speed: float = float("nan")
     loss: float = float("nan")
     why: str = ""
+    host: str = ""
+    own: bool = False
+    life: int = 0
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from labkit.testbed.backups import Backups
 from labkit.testbed.claims import checked_gpus, parts_of_gpus
 from labkit.testbed.deployment import Deployment, Tell
 from labkit.testbed.fleet import Fleet
-from labkit.testbed.hosts import Hosts
+from labkit.testbed.hosts import Changed, Hosts
 from labkit.testbed.inventory import Inventory
 from labkit.testbed.training import Place, Training, gpus_of, sites_of
 
@@ -33,9 +33,11 @@ class Venue:
     folder : Path
         Where checkpoints are kept here.
     lease_s : float
-        So long does the run go on on a host after the last sign of life from here.
+        Seconds a host keeps the run alive without a sign of life from this process.
     changed : callable
         As `Hosts` takes it.
+    some : bool
+        Be content with some of the hosts.
 
     Attributes
     ----------
@@ -58,7 +60,8 @@ class Venue:
         run: str,
         folder: Path,
         lease_s: float,
-        changed: Callable[[str, bool], None] = lambda _host, _up: None,
+        changed: Changed = lambda _host, _up, _why: None,
+        some: bool = False,
     ) -> None:
         training.check(jobs)
         self.inventory, self.cluster, self.jobs, self.training = inventory, inventory.cluster(), jobs, training
@@ -67,8 +70,9 @@ class Venue:
         self.backups = Backups(self.fleet, folder, run=run)
         self._deployments: list[Deployment] = []
         try:
-            self.hosts.get_ready()
-            self.notes = checked_gpus(inventory, lambda host: self.hosts.agent(host).hello)
+            self.hosts.get_ready(some=some)
+            there = [machine for machine in inventory if machine.name not in self.hosts.absent]
+            self.notes = checked_gpus(there, lambda host: self.hosts.agent(host).hello)
             self.notes += parts_of_gpus(jobs, inventory)
         except BaseException:
             self.close(end=False)

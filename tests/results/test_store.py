@@ -18,6 +18,8 @@ import pytest
 from labkit.core.errors import InputError
 from labkit.core.events import Events, events, from_frame, to_frame
 from labkit.results import RunInfo, RunWriter, State, files, free_id, known_runs, load
+from labkit.results.lock import writer_of
+from labkit.results.store import RunTail
 
 from .logs import TWO_MACHINES, by_hand, random_log, three_jobs
 
@@ -128,10 +130,113 @@ def test_attach_goes_on_where_the_writer_died(tmp_path):
     first = begin(tmp_path)
     first.append(rows[:9])
     first.flush()
+    del first
     with RunWriter.attach(tmp_path / "r1", clock=Clock()) as second:
         second.append(rows[9:])
     assert same(load(tmp_path / "r1").events, rows)
     assert load(tmp_path / "r1").info.state is State.DONE
+
+
+WRITE = """
+import sys, time
+sys.path.insert(0, sys.argv[2])
+import logs
+from labkit.results import RunInfo, RunWriter
+w = RunWriter.create(sys.argv[1], info=RunInfo(run=sys.argv[3], scheduler="x"), jobs=logs.three_jobs(),
+                     cluster=logs.TWO_MACHINES, numbered=True)
+w.append(logs.by_hand()[:10]); w.flush()
+print(w.info.run, flush=True)
+import os
+if "fork" in sys.argv:
+    if not os.fork():
+        os.close(1)
+        time.sleep(300)
+sys.stdin.read()
+"""
+
+
+def writing(root: Path, *words: str) -> subprocess.Popen[str]:
+    """Return a process that writes a run until its input ends."""
+    argv = [sys.executable, "-c", WRITE, str(root), str(Path(__file__).parent), *words]
+    return subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def told_by(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def test_a_run_has_one_writer_and_who_that_is_is_told_also_while_it_is_stopped_and_no_more_once_it_was_killed(tmp_path):
+    with writing(tmp_path, "r") as process:
+        assert told_by(process) == "r"
+        process.send_signal(signal.SIGSTOP)
+        with pytest.raises(InputError, match=rf"being written by process {process.pid} on .*: labkit watch .*/r\."):
+            RunWriter.attach(tmp_path / "r")
+        assert (writer_of(tmp_path / "r") or {})["pid"] == process.pid
+        assert load(tmp_path / "r").info.state is State.RUNNING, "it can be read"
+        process.kill()
+        process.wait()
+        assert writer_of(tmp_path / "r") is None
+        with RunWriter.attach(tmp_path / "r"), pytest.raises(InputError, match=f"by process {os.getpid()} "):
+            RunWriter.attach(tmp_path / "r")
+    RunWriter.attach(tmp_path / "r").let_go()
+
+
+def test_a_child_that_outlives_a_killed_writer_does_not_keep_others_from_going_on(tmp_path):
+    with writing(tmp_path, "r", "fork") as process:
+        told_by(process)
+        (child,) = map(int, subprocess.check_output(["ps", "-o", "pid=", "--ppid", str(process.pid)]).split())
+        try:
+            process.kill()
+            process.wait()
+            RunWriter.attach(tmp_path / "r").let_go()
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+def test_runs_that_begin_at_once_take_ids_of_their_own(tmp_path):
+    processes = [writing(tmp_path, "same") for _ in range(4)]
+    ids = sorted(told_by(each) for each in processes)
+    for each in processes:
+        each.communicate()
+    assert ids == ["same", "same-2", "same-3", "same-4"] == known_runs(tmp_path)
+
+
+def test_a_day_of_seconds_is_a_hundred_files_and_can_be_read_and_followed_at_any_time(tmp_path):
+    rows = np.tile(by_hand(), 200)[:1100]
+    writer, most = begin(tmp_path), 0
+    tail, followed = RunTail(writer.folder), []
+    for i, row in enumerate(np.array_split(rows, 1100)):
+        writer.append(row)
+        writer.flush()
+        if i % 91 == 0:
+            most = max(most, len(list(writer.folder.glob("events-*"))))
+            followed.append(tail.news())
+    assert same(np.concatenate([*followed, tail.news()]), rows)
+    assert not len(tail.news())
+    assert most <= 31 + 31 + 2
+    del writer
+    assert same(load(tmp_path / "r1").events, rows)
+    RunWriter.attach(tmp_path / "r1", clock=Clock()).close()
+    assert [path.name for path in (tmp_path / "r1").glob("events-*")] == ["events-00000-01099.parquet"]
+    assert same(load(tmp_path / "r1").events, rows)
+
+
+def test_a_run_whose_files_are_being_joined_can_be_read(tmp_path, monkeypatch):
+    writer = begin(tmp_path)
+    for row in np.array_split(by_hand(), 5):
+        writer.append(row)
+        writer.flush()
+    read, joined = files.read_events, []
+
+    def join_first(path: Path) -> Events:
+        if not joined:
+            joined.append(True)
+            writer._join()
+        return read(path)
+
+    monkeypatch.setattr(files, "read_events", join_first)
+    assert same(load(tmp_path / "r1").events, by_hand())
 
 
 def test_a_killed_writer_loses_at_most_what_was_not_flushed(tmp_path):

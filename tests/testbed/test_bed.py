@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from labkit.core.errors import InputError
 from labkit.testbed.agents import agent_of
 from labkit.testbed.bed import Bed, down, keys
 from labkit.testbed.bed import bed as module
+from labkit.testbed.bed.listing import beds, end_bed
 from labkit.testbed.bed.plan import STATE, VARIABLE, Plan, usual_folder
 from labkit.testbed.bed.processes import Process, await_that, has_variable, process, processes, send
 from labkit.testbed.bed.server import all_of, server_of
@@ -340,6 +342,51 @@ def test_two_beds_do_not_meet(own_folder, up):
         assert fleet.run(["true"]).ok
         assert {server_of(other.plan, spot).pid for spot in other.plan.spots}.isdisjoint(h.pid for h in up.status())
     assert all(host.alive for host in up.status())
+
+
+KILLED = """
+import signal, os, sys
+from labkit.testbed.bed import Bed
+Bed.up(2, folder=sys.argv[1])
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("removed", [False, True])
+def test_a_bed_that_a_killed_notebook_left_is_found_and_can_be_ended_also_without_its_files(own_folder, removed):
+    subprocess.run([sys.executable, "-c", KILLED, str(own_folder)], check=False)
+    (found,) = [each for each in beds() if each.folder == own_folder]
+    assert (found.hosts, found.whole) == (("h0", "h1"), True)
+    shown = typed("bed", "list").stdout
+    assert f"{own_folder}: h0, h1; end it: labkit bed down --folder {own_folder}\n" in shown
+    if removed:
+        shutil.rmtree(own_folder)
+        (found,) = [each for each in beds() if each.folder == own_folder]
+        assert not found.whole
+    end_bed(found)
+    assert not [each for each in beds() if each.folder == own_folder]
+    assert names(own_folder) == []
+
+
+def test_a_killed_or_rebooted_host_has_another_boot_id(own_folder):
+    with Bed.up(2, folder=own_folder) as bed, Fleet(bed.inventory) as fleet:
+        deploy(fleet)
+
+        def boot(name: str) -> str:
+            with agent_of(fleet, bed.inventory[name]) as agent:
+                return str(agent.hello["boot"])
+
+        before, other = boot("h0"), boot("h1")
+        assert before != other
+        bed.kill("h0")
+        bed.revive()
+        after = boot("h0")
+        (bed.home("h0") / ".labkit/runs/old").mkdir()
+        bed.reboot("h0", keep_files=False)
+        assert not (bed.home("h0") / ".labkit").exists()
+        deploy(fleet)
+        assert len({before, after, boot("h0")}) == 3
+        assert boot("h1") == other
 
 
 def test_its_usual_folder_is_one_per_user(monkeypatch):

@@ -8,10 +8,9 @@ from typing import Final
 from labkit.testbed.agent.processes import Key, alive
 from labkit.testbed.agent.records import Phase, Record, Task
 from labkit.testbed.agent.run import Run
-from labkit.testbed.agent.runs import Runs
+from labkit.testbed.agent.runs import RESTARTED, Runs
 from labkit.testbed.agent.wire import now_s, wall_s
 
-RESTARTED: Final = "host restarted"
 NEVER: Final = "the agent died while it started it"
 
 

@@ -32,6 +32,8 @@ from labkit.unix_sockets import reached
 IDLE_S: Final = 3600.0
 TAKEN_S: Final = 10.0
 AGAIN_S: Final = 0.02
+LAST_GRACE_S: Final = 30.0
+"""For tasks whose lease is over to save what they have: nobody waits for that."""
 MOST: Final = 256
 """Connections at a time."""
 
@@ -190,7 +192,7 @@ class Daemon:
     def _second(self) -> None:
         """Do what is to be done each second."""
         self.loop.after(1.0, self._second)
-        self.runs.check_leases(slept_s=self.loop.slept_s(), grace_s=GRACE_S)
+        self.runs.check_leases(slept_s=self.loop.slept_s(), grace_s=LAST_GRACE_S)
         self.runs.ender.check()
         self.service.devices.settle()
         for run in self.runs:

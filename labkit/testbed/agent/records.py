@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
@@ -13,6 +14,9 @@ from labkit.testbed.agent.processes import Identity
 
 FORMAT: Final = "labkit run 1"
 """The label: what does not bear it is never removed."""
+
+BOOT: Final = "LABKIT_BOOT_ID"
+"""Names a file to read instead of the kernel's boot id: hosts of a laptop testbed restart by themselves."""
 
 
 class Phase(StrEnum):
@@ -123,4 +127,4 @@ class Record:
 
 def boot_id() -> str:
     """Return what tells this start of the host from others."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return Path(os.environ.get(BOOT) or "/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -21,6 +21,9 @@ from labkit.testbed.agent.spawn import Order, environment, spawn
 from labkit.testbed.agent.wire import Refused, now_s, wall_s
 
 LEASE_S: Final = 600.0
+STOPPED, LEASE_OVER, RESTARTED = "stopped", "lease", "host restarted"
+REOPENED: Final = (LEASE_OVER, RESTARTED)
+"""A run that nobody ended goes on when its owner is back and starts a task: owner or host was away."""
 AWOKEN_S: Final = 60.0
 """What a lease has left at least when the host wakes from being suspended: whoever renews it slept as well."""
 
@@ -96,7 +99,7 @@ class Runs:
         Raises
         ------
         Refused
-            If it runs already, the run is over, or it cannot be started.
+            If it runs already, the run was stopped, or it cannot be started.
         """
         here = self._open(run, wish.lease_s)
         before = here.record.tasks.get(wish.task)
@@ -117,9 +120,12 @@ class Runs:
 
     def _open(self, run: str, lease_s: float) -> Run:
         if run in self.all:
-            if self.all[run].record.over:
-                raise Refused("over", f"run {run!r} is over ({self.all[run].record.over}); take another name")
-            return self.all[run]
+            here = self.all[run]
+            if here.record.over in REOPENED:
+                self._reopen(here, lease_s)
+            elif here.record.over:
+                raise Refused("over", f"run {run!r} is over ({here.record.over}); take another name")
+            return here
         folder = self.folder / run
         try:
             folder.mkdir(mode=0o700)
@@ -142,6 +148,13 @@ class Runs:
         self.all[run] = here
         here.tell("opened", lease_s=lease_s)
         return here
+
+    def _reopen(self, here: Run, lease_s: float) -> None:
+        """Let a run go on that was over without anybody's wish; what still ends of it ends."""
+        record, why = here.record, here.record.over
+        record.over, record.over_s, record.boot = "", None, self.boot
+        record.lease_s, record.until_s = lease_s, now_s() + lease_s
+        here.tell("reopened", why=why, lease_s=lease_s)
 
     @staticmethod
     def _forget(here: Run, task: Task, before: Task | None) -> None:
@@ -180,7 +193,7 @@ class Runs:
         names = [task] if task is not None else list(here.record.tasks)
         keys = [Key(run, name) for name in names if here.task(name).phase != Phase.ENDED]
         if task is None:
-            self.over(here, "stopped")
+            self.over(here, STOPPED)
         self._end(here, keys, grace_s)
         return keys
 
@@ -237,7 +250,7 @@ class Runs:
             if now_s() >= record.until_s:
                 here.tell("lease_over", lease_s=record.lease_s)
                 keys = [Key(record.run, task.name) for task in record.running]
-                self.over(here, "lease")
+                self.over(here, LEASE_OVER)
                 self._end(here, keys, grace_s)
 
     # --- what is there

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from labkit.testbed.agent.places import LOG
+from labkit.testbed.agent.records import BOOT
 from labkit.testbed.agent.wire import Refused
 
-BED: Final = ("LABKIT_BED", "LABKIT_BED_HOST")
+BED: Final = ("LABKIT_BED", "LABKIT_BED_HOST", BOOT)
 """Marks of a laptop testbed: what has them ends with it."""
 BASE: Final = (
     "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ", "TMPDIR", "XDG_RUNTIME_DIR",

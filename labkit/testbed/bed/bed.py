@@ -177,6 +177,8 @@ class Bed:
     def kill(self, name: str) -> None:
         """End a host as a power cut does: its server and all that runs there, at once; its files stay.
 
+        It has another boot id from then on.
+
         Raises
         ------
         InputError
@@ -188,6 +190,28 @@ class Bed:
         with alone(self.folder):
             if left := end(lambda: all_of(self.plan, host=spot), at_once=True):
                 raise BedError(f"these processes of {name} do not end: {', '.join(map(_told, left))}.")
+            self.plan.restart(spot)
+
+    def reboot(self, name: str, *, keep_files: bool = True) -> None:
+        """Restart a host: all that ran there is gone, and it has another boot id.
+
+        Parameters
+        ----------
+        name : str
+            The host.
+        keep_files : bool
+            False: labkit's folder there is gone too, as one below /tmp would be.
+
+        Raises
+        ------
+        InputError, BedError
+            As `kill` and `revive`.
+        """
+        self.kill(name)
+        if not keep_files:
+            with alone(self.folder):
+                shutil.rmtree(self.home(name) / ".labkit", ignore_errors=True)
+        self.revive()
 
     def revive(self) -> None:
         """Start the servers that are gone, where they were; hosts come back with their files.

@@ -1,7 +1,8 @@
-"""`labkit bed up`, `down` and `status`: the laptop testbed."""
+"""`labkit bed up`, `down`, `status` and `list`: the laptop testbed."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,6 +10,7 @@ import typer
 
 if TYPE_CHECKING:
     from labkit.testbed.bed import Bed
+    from labkit.testbed.bed.listing import Found
 
 app = typer.Typer(help="A testbed on this machine: a few SSH servers of your own, on loopback.", no_args_is_help=True)
 Folder = Annotated[
@@ -40,11 +42,48 @@ def up(
 
 
 @app.command()
-def down(folder: Folder = None) -> None:
+def down(
+    folder: Folder = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="End all of yours, in any folder: also those that a killed notebook left.")
+    ] = False,
+) -> None:
     """End its servers and all that runs there, and remove its files."""
     from labkit.testbed.bed import down as end
+    from labkit.testbed.bed.listing import beds, end_bed
 
-    print("the laptop testbed is down" if end(folder) else "there is no laptop testbed")
+    if not everything:
+        print("the laptop testbed is down" if end(folder) else "there is no laptop testbed")
+        if folder is None and (others := beds()):
+            _list(others, "still up:")
+        return
+    for found in beds():
+        end_bed(found)
+        print(f"the laptop testbed in {found.folder} is down")
+    if end():  # one without servers
+        print("the laptop testbed is down")
+
+
+@app.command("list")
+def list_() -> None:
+    """List all laptop testbeds of yours of which servers run, in any folder."""
+    from labkit.testbed.bed.listing import beds
+
+    if not (found := beds()):
+        print("no laptop testbed is up")
+    else:
+        _list(found, "")
+
+
+def _list(found: list[Found], heading: str) -> None:
+    """Print beds, each with what ends it."""
+    out = sys.stderr if heading else sys.stdout
+    if heading:
+        print(heading, file=out)
+    for bed in found:
+        flag = "" if bed.usual else f" --folder {bed.folder}" if bed.whole else " --all"
+        gone = "" if bed.whole else ", its files are gone"
+        print(f"  {bed.folder}: {', '.join(bed.hosts)}{gone}; end it: labkit bed down{flag}", file=out)
 
 
 @app.command()

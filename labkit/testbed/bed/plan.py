@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -87,6 +88,14 @@ class Plan:
         """
         return self.control(spot) / f"{self.token}-{spot.name}"
 
+    def boot_file(self, spot: Spot) -> Path:
+        """Return the file that tells this start of a host from others, as the kernel does for a real one."""
+        return self.control(spot) / "boot_id"
+
+    def restart(self, spot: Spot) -> None:
+        """Let a host have been started anew."""
+        write_private(self.boot_file(spot), f"{uuid.uuid4()}\n")
+
     @property
     def hosts_file(self) -> Path:
         """The inventory."""
@@ -107,6 +116,9 @@ class Plan:
         ends = [folder for spot in self.spots for folder in (self.home(spot), self.control(spot))]
         for folder in [*dict.fromkeys(end.parent for end in ends), *ends]:
             folder.mkdir(mode=0o700, exist_ok=True)
+        for spot in self.spots:
+            if not self.boot_file(spot).exists():
+                self.restart(spot)
 
     def write(self) -> None:
         """Write the plan, whole or not at all."""

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from labkit.testbed.agent.records import BOOT
 from labkit.testbed.bed.plan import VARIABLE, Plan, Spot, write_private
 from labkit.testbed.bed.processes import Process, await_that, below, has_variable, holders_of, process, processes
 from labkit.testbed.errors import BedError
@@ -48,7 +49,8 @@ def write_config(plan: Plan, spot: Spot) -> None:
 def environment(plan: Plan, spot: Spot) -> dict[str, str]:
     """Return what is in the environment of all that runs on a host: a home of its own, and the bed's mark."""
     carried = {name: os.environ[name] for name in CARRIED if os.environ.get(name)}
-    return carried | {"HOME": str(plan.home(spot)), VARIABLE: plan.token, HOST_VARIABLE: spot.name}
+    marks = {VARIABLE: plan.token, HOST_VARIABLE: spot.name}
+    return carried | {"HOME": str(plan.home(spot)), BOOT: str(plan.boot_file(spot)), **marks}
 
 
 def sshd_config(plan: Plan, spot: Spot, *, environment: Mapping[str, str]) -> str:

@@ -53,11 +53,11 @@ class Trainee:
 
     def _told(self, _: int, told: Told) -> None:
         with self._changed:
-            if told.what == "failed":
+            if told.what in ("failed", "ended"):
                 self._failure = told.why or "it failed"
             elif told.what == "dropped":
                 self._dropped = told.why or "the scaling came to nothing"
-            self._over = self._over or told.what in ("failed", "stopped", "done")
+            self._over = self._over or told.what in ("failed", "ended", "stopped", "done")
             self._changed.notify_all()
 
     def _heard(self, event: dict[str, Any]) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import signal
 
 import pytest
 
-from labkit.testbed.agent.errors import AgentGone
+from labkit.testbed.agent.errors import AgentGone, AgentRefused
 from labkit.testbed.agent.places import LABEL
 from labkit.testbed.agent.runs import AWOKEN_S
 from tests.testbed.agent.looking import kill_agent, labelled, runs, wait_for
@@ -80,6 +83,43 @@ def test_after_a_restart_of_the_host_runs_are_over_and_nothing_is_signalled(dial
     assert [event["kind"] for event in agent.watch("run")][-2:] == ["ended", "over"]
     assert runs(other)
     wait_for(lambda: not runs(pid))  # it bears the label, so it was not the host that ended it
+
+
+def test_a_run_whose_lease_was_over_goes_on_with_the_next_task_and_one_that_was_stopped_does_not(agent, folder):
+    agent.start("run", task="t", argv=["sleep", "1000"], lease_s=0.2)
+    assert [event["kind"] for event in agent.watch("run")][-1] == "over"
+    before = agent.list("run")[0]["last_event"]
+    agent.start("run", task="t", argv=["true"], lease_s=500.0)
+    watching = agent.watch("run", since=before)
+    assert [watching.next(timeout_s=20)["kind"] for _ in range(3)] == ["reopened", "started", "ended"]
+    (run,) = agent.list("run")
+    assert (run["over"], run["over_s"]) == ("", None)
+    assert run["lease_left_s"] > 400
+    agent.stop("run")
+    with pytest.raises(AgentRefused, match=r"is over \(stopped\); take another name"):
+        agent.start("run", task="t", argv=["true"])
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_rebooted_host_takes_tasks_of_the_same_run_again(dial, folder, tmp_path, monkeypatch, kept):
+    boot = tmp_path / "boot_id"
+    monkeypatch.setenv("LABKIT_BOOT_ID", str(boot))
+    boot.write_text("one")
+    agent = dial()
+    assert agent.hello["boot"] == "one"
+    pid = agent.start("run", task="t", argv=["sleep", "1000"])["pid"]
+    kill_agent(folder)
+    os.kill(pid, signal.SIGKILL)
+    boot.write_text("two")
+    if not kept:
+        shutil.rmtree(folder / "runs")
+    agent = dial()
+    assert agent.hello["boot"] == "two"
+    assert [run["over"] for run in agent.list()] == ["host restarted"] * kept
+    assert runs(agent.start("run", task="t", argv=["sleep", "1000"])["pid"])
+    kill_agent(folder)
+    (run,) = dial().list()
+    assert (run["over"], run["tasks"]["t"]["phase"]) == ("", "running"), "an agent after it follows it"
 
 
 def test_a_host_that_slept_gives_its_runs_a_moment_to_be_renewed(tmp_path):

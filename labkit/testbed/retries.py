@@ -1,0 +1,174 @@
+"""What follows from the failure of a job: when it starts again, which host is set aside, and when it is given up."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass, field, fields
+from typing import Final
+
+from labkit.core.errors import InputError
+
+NO_MORE: Final = 2
+"""A job that no other host will have is given up after so many times the usual failures."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retries:
+    """How patient a run is with jobs that fail and hosts that fail jobs.
+
+    Attributes
+    ----------
+    first_s, longest_s : float
+        A job rests so long before it starts again; twice as long after each failure without progress, up to longest_s.
+    failures : int
+        A job is given up after so many failures on end without a new checkpoint, ...
+    spread_s : float
+        ... if the first of them is so long ago, and not all were on one host while there were others.
+    own_failures : int
+        Where the job itself says that it cannot train, it is given up after so many on end.
+    aside_s, longest_aside_s : float
+        A host that fails a job is set aside for so long while there are others; twice as long each time, until a job
+        trains there again.
+    """
+
+    first_s: float = 1.0
+    longest_s: float = 60.0
+    failures: int = 5
+    spread_s: float = 60.0
+    own_failures: int = 2
+    aside_s: float = 10.0
+    longest_aside_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            low = 1 if each.type == "int" else 0
+            if not getattr(self, each.name) >= low:
+                raise InputError(f"retries: {each.name} is {getattr(self, each.name)}; expected {low} or more.")
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What is to be done about a failure.
+
+    Attributes
+    ----------
+    drop : str
+        Why the job is given up; empty: it is tried again.
+    wait_s : float
+        How long it rests before that.
+    aside : float
+        Seconds for which its host is set aside; 0: it is not.
+    back : tuple of str
+        Hosts that were set aside because of this job, and are not to blame.
+    """
+
+    drop: str = ""
+    wait_s: float = 0.0
+    aside: float = 0.0
+    back: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class _Trouble:
+    """The failures of a job since it last got further."""
+
+    since_s: float
+    steps: float
+    n: int = 0
+    n_own: int = 0
+    hosts: dict[str, str] = field(default_factory=dict)
+    """Host -> what was said there, without its numbers."""
+    blamed: set[str] = field(default_factory=set)
+
+
+class Failures:
+    """Counts the failures of jobs and of hosts; what gets further is forgiven.
+
+    Parameters
+    ----------
+    limits : Retries
+        How patient it is.
+    """
+
+    def __init__(self, limits: Retries) -> None:
+        self.limits = limits
+        self._jobs: dict[int, _Trouble] = {}
+        self._hosts: dict[str, int] = {}
+
+    def well(self, host: str) -> None:
+        """Note that a job trains on a host."""
+        self._hosts.pop(host, None)
+
+    def n_of(self, job: int) -> int:
+        """Return the failures of a job on end."""
+        return self._jobs[job].n if job in self._jobs else 0
+
+    def failed(
+        self,
+        job: int,
+        *,
+        host: str,
+        why: str,
+        steps: float,
+        now_s: float,
+        own: bool = False,
+        others: Collection[str] = (),
+        busy: bool = False,
+    ) -> Verdict:
+        """Judge a failure.
+
+        Parameters
+        ----------
+        job : int
+            Which failed.
+        host : str
+            Where; empty: no host has a part in it.
+        why : str
+            In words.
+        steps : float
+            Of the job that are safe in a checkpoint.
+        own : bool
+            Whether the job itself says that it cannot train.
+        others : collection of str
+            Other hosts that take jobs.
+        busy : bool
+            Whether other jobs have tasks on that host.
+        """
+        found = self._jobs.get(job)
+        if found is None or steps > found.steps:
+            found = self._jobs[job] = _Trouble(now_s, steps)
+        found.n, found.n_own = found.n + 1, found.n_own + 1 if own else 0
+        said, again = re.sub(r"\d+", "#", why).replace(host or "#", "#"), host in found.hosts
+        elsewhere = any(words == said for name, words in found.hosts.items() if name != host)
+        if host:
+            found.hosts[host] = said
+        if drop := self._drop(found, now_s, others=others, why=why):
+            return Verdict(drop=drop, back=self._forgiven(found))
+        wait_s = min(self.limits.first_s * 2.0 ** min(found.n - 1, 30), self.limits.longest_s)
+        if own or elsewhere:  # the same words on two hosts: it is the job
+            return Verdict(wait_s=wait_s, back=self._forgiven(found))
+        blame = bool(host) and bool(others) and (again or not busy)
+        return Verdict(wait_s=wait_s, aside=self._blame(found, host) if blame else 0.0)
+
+    def _drop(self, found: _Trouble, now_s: float, *, others: Collection[str], why: str) -> str:
+        limits = self.limits
+        if found.n_own >= limits.own_failures:
+            return f"it cannot train: {why}"
+        spread = now_s - found.since_s >= limits.spread_s
+        places = len(found.hosts) > 1 or not others or found.n >= NO_MORE * limits.failures
+        if found.n < limits.failures or not spread or not places:
+            return ""
+        where = f" on {', '.join(sorted(found.hosts))}" if found.hosts else ""
+        return f"{found.n} failures without progress in {now_s - found.since_s:.0f} s{where}; the last: {why}"
+
+    def _blame(self, found: _Trouble, host: str) -> float:
+        n = self._hosts[host] = self._hosts.get(host, 0) + 1
+        found.blamed.add(host)
+        return min(self.limits.aside_s * 2.0 ** min(n - 1, 30), self.limits.longest_aside_s)
+
+    def _forgiven(self, found: _Trouble) -> tuple[str, ...]:
+        names, found.blamed = tuple(sorted(found.blamed)), set()
+        for name in names:
+            self._hosts.pop(name, None)
+        return names

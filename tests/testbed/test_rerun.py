@@ -1,0 +1,341 @@
+"""A run is not lost: hosts restart, laptops stop, Ctrl-C comes, two attach, starts fail; real SSH, real processes."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from labkit.core.errors import InputError
+from labkit.core.events import Kind
+from labkit.experiment import Session, attach
+from labkit.results.record import RunRecord, State
+from labkit.results.store import load
+from labkit.testbed.agents import agent_of
+from labkit.testbed.backend import SshBackend
+from labkit.testbed.bed import Bed
+from labkit.testbed.fleet import Fleet
+from labkit.testbed.inventory import Inventory
+from labkit.testbed.retries import Retries
+from tests.testbed import trouble
+from tests.testbed.test_backend import TINY, jobs_of, on, ran, until
+
+JOB = "labkit.testbed.job"
+
+
+def n_of(session: Session, kind: Kind) -> int:
+    return int(np.count_nonzero(session.log.rows["kind"] == kind))
+
+
+def pass_until(session: Session, true: Callable[[], object], *, most: int = 180) -> None:
+    """Let time pass, without decisions, until something is so."""
+    for _ in range(most):
+        if true():
+            return
+        session._note(session.backend.advance(session.now_s + 1.0, stop_at_event=False))
+    raise AssertionError(f"it did not happen: {session.log.rows[-3:]}, {session.backend.notes}")  # type: ignore[attr-defined]
+
+
+# --- a rebooted host
+
+
+@pytest.mark.parametrize("keep_files", [True, False])
+def test_a_rebooted_host_is_back_and_takes_the_job_again_from_its_checkpoint(
+    own_folder: Path, tmp_path: Path, keep_files: bool
+) -> None:
+    with (
+        Bed.up(2, folder=own_folder, gpus=1) as up,
+        SshBackend(jobs_of(1, steps=100_000), up.inventory, run="boot", folder=tmp_path, training=TINY) as backend,
+    ):
+        session = Session(backend)
+        session._note(backend.apply(on(0)))
+        pass_until(session, (tmp_path / "checkpoints" / "job-0.tar").exists)
+        up.reboot("h0", keep_files=keep_files)
+        until(session, Kind.JOINED)
+        rows = session.log.rows
+        assert ran(rows, Kind.FAILED) == [0]
+        assert rows["machine"][rows["kind"] == Kind.LEFT].tolist() == [0]
+        assert any("host h0 left: " in note for note in backend.notes), backend.notes
+        assert any("host h0 takes jobs again" in note for note in backend.notes), backend.notes
+        session._note(backend.apply(on(0)))
+        until(session, Kind.STARTED, n=2)
+        started = session.log.rows[session.log.rows["kind"] == Kind.STARTED]
+        assert started["value"][1] > 0, "it goes on from what was saved"
+        until(session, Kind.PROGRESSED, n=n_of(session, Kind.PROGRESSED) + 2)
+        assert not ran(session.log.rows, Kind.DROPPED)
+        assert len(ran(session.log.rows, Kind.FAILED)) == 1
+
+
+# --- a host that cannot start jobs
+
+
+def test_a_host_that_fails_a_job_is_set_aside_by_name_and_tried_again_and_the_job_goes_on_elsewhere(
+    own_folder: Path, tmp_path: Path
+) -> None:
+    limits = Retries(first_s=0.1, aside_s=2.0)
+    with (
+        Bed.up(2, folder=own_folder, gpus=1) as up,
+        SshBackend(
+            jobs_of(1, steps=100_000), up.inventory, run="aside", folder=tmp_path, training=TINY, retries=limits
+        ) as backend,
+    ):
+        fault = up.home("h0") / ".labkit/runs/aside"
+        fault.write_text("in the way")
+        session = Session(backend)
+        session._note(backend.apply(on(0)))
+        until(session, Kind.LEFT)
+        rows = session.log.rows
+        failed = rows[rows["kind"] == Kind.FAILED]
+        assert (failed["job"].tolist(), failed["machine"].tolist()) == ([0], [0])
+        assert rows["machine"][rows["kind"] == Kind.LEFT].tolist() == [0]
+        assert any("host h0 is set aside for 2 s: job 0 failed there" in note for note in backend.notes)
+        assert any("job 0 failed: " in note and "not made by labkit" in note for note in backend.notes)
+        session._note(backend.apply(on(1)))
+        fault.unlink()
+        until(session, Kind.STARTED)
+        until(session, Kind.JOINED)
+        assert not backend.dropped
+
+
+FULL = """
+import subprocess, sys
+from pathlib import Path
+sys.path.insert(0, {root!r})
+from labkit.core.events import Kind
+from labkit.experiment import Session
+from labkit.testbed.backend import SshBackend
+from labkit.testbed.bed import Bed
+from labkit.testbed.retries import Retries
+from tests.testbed.test_backend import TINY, jobs_of, on, until
+
+with Bed.up(2, folder={folder!r}, gpus=1) as up:
+    disk = up.home("h0") / ".labkit"
+    disk.mkdir(mode=0o700)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m,mode=700", "none", str(disk)], check=True)
+    try:
+        with SshBackend(
+            jobs_of(1, steps=100_000), up.inventory, run="full", folder=Path({run!r}), training=TINY,
+            retries=Retries(first_s=0.1, longest_s=0.2, aside_s=1.0),
+        ) as backend:
+            session = Session(backend)
+            subprocess.run(["sh", "-c", 'cat /dev/zero >"$0"', str(disk / "fill")], stderr=subprocess.DEVNULL)
+            for n in range(1, 6):  # whatever the scheduler does, it comes back to that host
+                session._note(backend.apply(on(0)))
+                until(session, Kind.FAILED, n=n)
+                until(session, Kind.JOINED, n=n)
+                backend._happened._failures._hosts.clear()
+            print("DROPPED", backend.dropped, flush=True)
+            (disk / "fill").unlink()
+            session._note(backend.apply(on(0)))
+            until(session, Kind.STARTED)
+            print("NOTES", *backend.notes, sep="\\n")
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+"""
+
+
+def test_five_quick_failures_on_a_full_disk_do_not_drop_a_job_which_starts_there_once_there_is_room(
+    own_folder: Path, tmp_path: Path
+) -> None:
+    if os.getuid() or subprocess.run(["unshare", "-m", "true"], check=False).returncode:
+        pytest.skip("no file system can be mounted here, not even in a namespace of its own")
+    script = tmp_path / "full.py"
+    root = str(Path(__file__).parents[2])
+    script.write_text(FULL.format(root=root, folder=str(own_folder), run=str(tmp_path / "run")))
+    done = subprocess.run(
+        ["unshare", "-m", "--propagation", "private", sys.executable, str(script)],
+        capture_output=True, text=True, timeout=500, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "DROPPED {}" in done.stdout
+    assert re.search(r"job 0 failed: .*(disk full|No space left)", done.stdout), done.stdout
+    assert "host h0 is set aside for 1 s: job 0 failed there" in done.stdout
+
+
+def test_failures_in_a_row_are_spread_out_and_a_job_that_is_given_up_says_why(
+    bed: Inventory, up: Bed, tmp_path: Path
+) -> None:
+    limits = Retries(first_s=0.2, longest_s=0.5, failures=5, spread_s=6.0)
+    name = f"giveup-{tmp_path.name[-10:]}"
+    fault = up.home("h3") / ".labkit/runs" / name
+    hosts = bed.only(["h3"])
+    with SshBackend(jobs_of(1), hosts, run=name, folder=tmp_path, training=TINY, retries=limits) as backend:
+        fault.write_text("in the way")
+        session = Session(backend)
+        while not ran(session.log.rows, Kind.DROPPED):
+            n = n_of(session, Kind.FAILED)
+            session._note(backend.apply(on(0)))
+            pass_until(session, lambda n=n: n_of(session, Kind.FAILED) > n or ran(session.log.rows, Kind.DROPPED))  # type: ignore[misc]
+        fault.unlink()
+    rows = session.log.rows
+    times = rows["time_s"][np.isin(rows["kind"], (Kind.FAILED, Kind.DROPPED))]
+    assert len(times) >= 5
+    assert times[-1] - times[0] >= 6.0
+    (why,) = backend.dropped.values()
+    assert re.search(r"\d+ failures without progress in \d+ s on h3; the last: .*not made by labkit", why)
+    assert f"job 0 is given up: {why}" in (tmp_path / "notes.txt").read_text()
+
+
+# --- what becomes of the process here
+
+SCRIPT = """
+import sys
+sys.path.insert(0, {tests!r})
+from test_backend import TINY, jobs_of
+from labkit.experiment import {verb}
+def main():
+    told = {{"observers": [lambda rows: print(*rows["kind"].tolist(), flush=True)], "lease_s": 5.0}}
+    {call}
+main()
+"""
+DEPLOY = (
+    "deploy(jobs_of(1, steps={steps}), inventory={hosts!r}, scheduler='fifo', name='mine', folder={folder!r},"
+    " training=TINY, **told)"
+)
+
+
+class Runner:
+    """A process that runs or attaches a run, and prints the kinds of its events."""
+
+    def __init__(self, verb: str, call: str) -> None:
+        script = SCRIPT.format(tests=str(Path(__file__).parent), verb=verb, call=call)
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+    def hears(self, kind: Kind, *, n: int = 1) -> None:
+        """Wait until events of a kind have come."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            n -= line.split().count(str(int(kind)))
+            if n <= 0:
+                return
+        raise AssertionError(self.process.communicate()[1])
+
+
+@contextmanager
+def running(hosts: Inventory, folder: Path, *, steps: int) -> Iterator[Runner]:
+    runner = Runner("deploy", DEPLOY.format(steps=steps, hosts=str(hosts.path), folder=str(folder)))
+    try:
+        yield runner
+    finally:
+        runner.process.kill()
+        runner.process.communicate()
+
+
+def goes_on(record: RunRecord) -> None:
+    """Check a run that was interrupted once and has come to its end."""
+    rows = record.events
+    assert record.info.state == State.DONE
+    assert ran(rows, Kind.COMPLETED) == [0]
+    assert not ran(rows, Kind.DROPPED)
+    assert (np.diff(rows["time_s"]) >= 0).all()
+    assert len(load(record.info.run, root=ROOT[0]).events) == len(rows), "what is told is what is written"
+
+
+ROOT: list[Path] = []
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    ROOT[:] = [tmp_path / "runs"]
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def two(own_folder: Path) -> Iterator[Bed]:
+    """A laptop testbed of two hosts for one test."""
+    with Bed.up(2, folder=own_folder, gpus=1) as up:
+        yield up
+
+
+def lease_is_over(hosts: Inventory) -> bool:
+    """Whether some host has ended the run by itself, and nothing of it runs there any more."""
+    with Fleet(hosts) as fleet:
+        for machine in hosts:
+            with agent_of(fleet, machine) as agent:
+                for run in agent.list():
+                    if run["over"] == "lease" and all(task["phase"] == "ended" for task in run["tasks"].values()):
+                        return True
+    return False
+
+
+def test_two_writers_are_refused_and_after_ctrl_c_attach_goes_on_from_the_checkpoint(two: Bed, runs: Path) -> None:
+    with running(two.inventory, runs, steps=250) as first:
+        first.hears(Kind.PROGRESSED, n=4)
+        (folder,) = runs.iterdir()
+        with pytest.raises(
+            InputError, match=rf"being written by process {first.process.pid} on .*watch it with: labkit watch"
+        ):
+            attach(folder)
+        assert load(folder).info.state == State.RUNNING
+        first.process.send_signal(signal.SIGINT)
+        first.process.communicate(timeout=120)
+    stopped = load(folder)
+    assert stopped.info.state == State.STOPPED
+    assert not ran(stopped.events, Kind.COMPLETED)
+    record = attach(folder)
+    goes_on(record)
+    started = record.events[record.events["kind"] == Kind.STARTED]
+    assert started["value"][0] == 0
+    assert started["value"][-1] > 0, "it did not begin anew"
+    assert "goes on from its newest checkpoint" in (folder / "notes.txt").read_text()
+    with pytest.raises(InputError, match="is over; labkit report"):
+        attach(folder)
+
+
+def test_a_laptop_that_is_stopped_for_longer_than_the_lease_goes_on_when_it_wakes(two: Bed, runs: Path) -> None:
+    with running(two.inventory, runs, steps=250) as laptop:
+        laptop.hears(Kind.PROGRESSED, n=3)
+        laptop.process.send_signal(signal.SIGSTOP)
+        while not lease_is_over(two.inventory):
+            select.select([], [], [], 0.5)
+        laptop.process.send_signal(signal.SIGCONT)
+        _, said = laptop.process.communicate(timeout=300)
+        assert laptop.process.returncode == 0, said
+    (folder,) = runs.iterdir()
+    goes_on(load(folder))
+
+
+def test_a_run_whose_process_was_killed_and_whose_lease_is_over_goes_on_when_another_attaches(
+    two: Bed, runs: Path
+) -> None:
+    with running(two.inventory, runs, steps=250) as first:
+        first.hears(Kind.PROGRESSED, n=3)
+        first.process.kill()
+        first.process.communicate()
+    while not lease_is_over(two.inventory):
+        select.select([], [], [], 0.5)
+    assert not trouble.on_host(two, "h0", what=JOB)
+    (folder,) = runs.iterdir()
+    goes_on(attach(folder))
+
+
+def test_attach_refuses_in_one_line_what_cannot_go_on(two: Bed, runs: Path) -> None:
+    with running(two.inventory, runs, steps=100_000) as first:
+        first.hears(Kind.PLACED)
+        first.process.kill()
+        first.process.communicate()
+    (folder,) = runs.iterdir()
+    before = (folder / "run.json").read_text()
+    told = two.hosts_file.read_text()
+    two.hosts_file.write_text(told.replace("gpus = 1", "gpus = 2"))
+    with pytest.raises(InputError, match=r"began on h0, h1; .* or other resources. Put back"):
+        attach(folder)
+    two.hosts_file.unlink()
+    with pytest.raises(InputError, match=f"run '{folder.name}' cannot go on without its hosts"):
+        attach(folder)
+    two.hosts_file.write_text(told)
+    (folder / "testbed.json").write_text("{")
+    with pytest.raises(InputError, match=r"testbed.json is damaged .*labkit report"):
+        attach(folder)
+    assert (folder / "run.json").read_text() == before, "nothing has changed"
