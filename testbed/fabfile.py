@@ -176,14 +176,15 @@ def profile(c: Context, trace: str = "", models: str = "", inventory: str = "", 
         **WHERE,
         "run": "Its name; else the latest.",
         "folder": "Where runs are kept here: what comes goes to FOLDER/RUN/hosts.",
+        "most-gb": "A host that has more to send is refused.",
     }
 )
-def fetch(c: Context, run: str = "", inventory: str = "", folder: str = "runs") -> bool:
+def fetch(c: Context, run: str = "", inventory: str = "", folder: str = "runs", most_gb: float = 16.0) -> bool:
     """Bring back what a run left on the hosts."""
     from labkit.testbed.fetch import fetch
 
     with fleet(c, inventory) as hosts:
-        return show(fetch(hosts, run, folder=folder))
+        return show(fetch(hosts, run, folder=folder, most_gb=most_gb))
 
 
 @task(help={**WHERE, "rate": "To set, in either direction: Gbps, or as 200mbit; without it, rates are shown."})

@@ -1,4 +1,4 @@
-"""Install what labkit needs on a host: `depend.py FOLDER NAME WHEELS REQUIREMENT...`, answered by a line of JSON.
+"""Install what labkit needs on a host: `depend.py FOLDER NAME WHEELS REQUIREMENT...`, answered in JSON.
 
 NAME is the environment to make, WHEELS a folder on the host with all that is needed, or empty for the host's own index.
 What pip says goes to stderr. The environment gets its name when it is complete.
@@ -7,12 +7,13 @@ What pip says goes to stderr. The environment gets its name when it is complete.
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import shutil
 import subprocess
 import sys
 from typing import Any
+
+from labkit.testbed.onhost.frame import send
 
 
 def command(python: str, wheels: str, requirements: list[Any]) -> list[Any]:
@@ -65,7 +66,7 @@ def main(folder: str, name: str, wheels: str, *requirements: str) -> None:
             "error": f"{error.filename or env}: {error.strerror}",
             "hint": "give the host a folder in the inventory that its user may write, with room in it",
         }
-    print(json.dumps(said), flush=True)
+    send(said)
 
 
 if __name__ == "__main__":
