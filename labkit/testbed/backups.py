@@ -8,6 +8,7 @@ files that its manifest names. Until then the one before stays as it is.
 from __future__ import annotations
 
 import io
+import logging
 import os
 import re
 import tarfile
@@ -25,6 +26,7 @@ from labkit.testbed.inventory import Machine
 from labkit.testbed.onhost import source
 from labkit.testbed.onhost.frame import CHUNK
 
+LOG = logging.getLogger(__name__)
 ATTEMPTS, PATIENCE_S = 3, 60.0
 MOST_BYTES: Final = 256 * 10**9
 MAX_MANIFEST: Final = 64 << 20
@@ -79,7 +81,9 @@ class Backups:
         finally:
             partial.unlink(missing_ok=True)
         kept = "the one before is kept" if self.path(task).exists() else "there is no earlier one"
-        raise FileError(f"host {machine.name}: the checkpoints of {task} cannot be read ({kept}): {why}")
+        told = f"host {machine.name}: the checkpoints of {task} cannot be read ({kept}): {why}"
+        LOG.warning("no backup: %s", told)  # in the terminal at once; whoever asked writes it into the run's notes
+        raise FileError(told)
 
     def _read(self, machine: Machine, folder: str, target: Path) -> None:
         """Write a tar file of what comes from a host, verified and brought to the disk."""

@@ -30,7 +30,7 @@ HINTS: dict[type[HostError], str] = {
     ChangedKeyError: "only if it is new on purpose: remove the old key, then fab trust",
     LoginError: "put the public key into ~/.ssh/authorized_keys there, or name another user or key in the inventory",
     UnreachableError: "is it up, and its address right? -H leaves it out",
-    ShellError: "give the user there a shell that runs commands, or name another user in the inventory",
+    ShellError: "-H leaves it out",
     FrameError: "nothing of it was used; is that host what you think it is? -H leaves it out",
     OverdueError: "is it up, and does a firewall let SSH through? -H leaves it out",
 }

@@ -14,6 +14,7 @@ On a host, in labkit's folder there:
 from __future__ import annotations
 
 import json
+import re
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ from labkit.testbed.wheel import Wheel, build
 OLDEST_PYTHON = (3, 11)
 LOOK_S, PLACE_S, INSTALL_S = 60.0, 600.0, 3600.0
 WHEELS = "env/wheels"
+INDEX = re.compile(r"(?:https?|file)://[^\s\x00-\x1f]+")
 Told = Callable[[str, str], None]
 
 
@@ -52,11 +54,14 @@ class Order:
         Requirements that the Python there must meet.
     wheelhouse : Path or None
         A folder with all wheels that may have to be installed there; None: the hosts' own index.
+    index : str
+        One more index for pip there; empty: none.
     """
 
     wheel: Wheel
     needs: Sequence[str]
     wheelhouse: Path | None = None
+    index: str = ""
 
     @property
     def wheels(self) -> list[Path]:
@@ -68,6 +73,7 @@ def deploy(
     fleet: Fleet,
     *,
     wheelhouse: str | Path | None = None,
+    index: str = "",
     package: str | Path | None = None,
     requirements: Sequence[str] | None = None,
     stream: Told | None = None,
@@ -83,6 +89,9 @@ def deploy(
         The hosts.
     wheelhouse : str or Path, optional
         A folder of wheels for hosts that reach no index: `pip download` fills it.
+    index : str
+        The address of an index that pip looks at there, besides those of the host's own pip.conf; such as one that has
+        torch without CUDA, which is much smaller.
     package : str or Path, optional
         The folder of labkit's modules; by default of the labkit that runs.
     requirements : sequence of str, optional
@@ -98,11 +107,15 @@ def deploy(
     Raises
     ------
     InputError
-        If the wheelhouse holds no wheel.
+        If the wheelhouse holds no wheel, or the index is none.
     """
+    if index and (wheelhouse is not None or not INDEX.fullmatch(index)):
+        raise InputError(
+            f"index {index!r}: expected https://..., http://... or file:///..., and no wheelhouse with it."
+        )
     wheel = build(package)
     house = None if wheelhouse is None else Path(wheelhouse).expanduser()
-    order = Order(wheel, tuple(requirements if requirements is not None else needs(wheel.about)), house)
+    order = Order(wheel, tuple(requirements if requirements is not None else needs(wheel.about)), house, index)
     if house is not None and not order.wheels:
         raise InputError(f"wheelhouse {house} holds no wheel; fill it: pip download -d {house} ...")
     found = _look(fleet, order)
@@ -190,7 +203,9 @@ def _install(fleet: Fleet, order: Order, found: _Found, stream: Told | None) -> 
         lambda machine: [
             machine.python, "-c", source("depend"), machine.folder,
             f"{environment_name(order.needs)}-{bare[machine.name].tag}",
-            machine.path(WHEELS) if order.wheelhouse else "", *pinned(order.needs),
+            machine.path(WHEELS) if order.wheelhouse else "",
+            order.index,
+            *pinned(order.needs),
         ],
         timeout_s=INSTALL_S, stream=stream and _without_objects(stream), only=left,
     ) if left else ()  # fmt: skip

@@ -158,4 +158,4 @@ def said(answer: Answer, kind: type[T], *, program: str) -> T | Outcome:
             return Outcome(answer.host, False, fault.error, fault.hint)
         return answer_in(output, kind)
     except FrameError as error:
-        return Outcome(answer.host, False, f"{program}: {error}", f"see what it says: ssh to it and run {program}")
+        return Outcome(answer.host, False, f"{program}: {error}", failure(answer.host, error).hint)

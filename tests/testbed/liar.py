@@ -248,6 +248,12 @@ def damaged_checkpoint() -> None:
     end(4)
 
 
+def wrong_checkpoint() -> None:
+    folder("job/checkpoints")
+    send({"kind": "file", "path": "job/checkpoints/a", "size": 5})
+    out(BEGIN + b"\036D 5\npwned\036E 5 " + b"0" * 64 + b"\n")
+
+
 def checkpoint_outside() -> None:
     folder("job/other")
     end()
@@ -258,19 +264,27 @@ def silent() -> None:
 
 
 NAMES = ("absolute_run", "run_above", "long_run", "control_run")
-ANSWERS = (
-    "no_runs_but_a_list", "endless_time", "deep_json", "huge_number", "endless_noise", "endless_answer", "old_answer",
-)  # fmt: skip
-ENTRIES = (
-    "entry_above", "entry_absolute", "entry_winding", "entry_with_empty_name", "entry_with_control_letters",
-    "entry_with_half_a_letter", "entry_too_deep", "entry_too_long", "entry_without_folder", "a_link", "a_device",
-    "twice", "file_as_folder", "folder_as_file", "too_much", "more_than_said", "less_than_said", "wrong_digest",
-    "cut_off", "entries_missing", "oversized_frame", "negative_size", "endless_folders", "evil_tar",
-)  # fmt: skip
-CHECKPOINTS = (
-    "no_checkpoint", "damaged_checkpoint", "checkpoint_outside", "entry_above", "wrong_digest", "cut_off", "evil_tar",
-    "a_link", "old_answer",
-)  # fmt: skip
+FORM, PATH, OTHER = "not the form that was asked for", "is no path below a folder", "not what it says it sent"
+ANSWERS = {
+    "no_runs_but_a_list": FORM, "endless_time": "was cut off", "deep_json": "recursion limit", "huge_number": FORM,
+    "endless_noise": "more than 64 MiB", "endless_answer": "more than 64 MiB", "old_answer": "without an answer",
+}  # fmt: skip
+"""What is told of each."""
+ENTRIES = {
+    "entry_above": PATH, "entry_absolute": PATH, "entry_winding": PATH, "entry_with_empty_name": PATH,
+    "entry_with_control_letters": PATH, "entry_with_half_a_letter": FORM, "entry_too_deep": PATH,
+    "entry_too_long": PATH, "entry_without_folder": "before its folder", "a_link": FORM, "a_device": FORM,
+    "twice": "came twice", "file_as_folder": "before its folder", "folder_as_file": "came twice",
+    "too_much": "more than 16 GB", "more_than_said": "more than 10 bytes", "less_than_said": "of the 1000",
+    "wrong_digest": OTHER, "cut_off": "cut off", "entries_missing": "of 5", "oversized_frame": "more than 5000000",
+    "negative_size": FORM, "endless_folders": "more than 100 folders", "evil_tar": "more than 64 KiB",
+}  # fmt: skip
+CHECKPOINTS = {
+    "no_checkpoint": "no complete checkpoint", "damaged_checkpoint": "no complete checkpoint",
+    "checkpoint_outside": "outside of what was asked for", "entry_above": PATH, "wrong_digest": "outside of what",
+    "cut_off": "outside of what", "evil_tar": "more than 64 KiB", "a_link": FORM, "old_answer": "without an answer",
+    "wrong_checkpoint": OTHER,
+}  # fmt: skip
 
 
 def write(path: Path, lie: str, outside: Path) -> Path:

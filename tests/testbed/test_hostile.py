@@ -75,14 +75,14 @@ def test_names_of_runs_that_a_host_tells_are_names_or_nothing_comes_from_it(lied
 @pytest.mark.parametrize("lie", liar.ANSWERS)
 def test_an_answer_that_is_none_is_refused_in_bounded_memory(lied_to, lie):
     place, lying = lied_to
-    refused(place, lying(lie))
+    assert liar.ANSWERS[lie] in refused(place, lying(lie)).did
 
 
 @pytest.mark.parametrize("lie", liar.ENTRIES)
 def test_what_is_no_plain_file_below_the_target_is_refused_with_all_that_came_with_it(lied_to, lie, monkeypatch):
     place, lying = lied_to
     monkeypatch.setattr(entries, "MAX_ENTRIES", 100)
-    refused(place, lying(lie))
+    assert liar.ENTRIES[lie] in refused(place, lying(lie)).did
 
 
 def test_a_host_that_has_more_than_is_taken_fills_no_disk(lied_to):
@@ -120,6 +120,29 @@ def test_one_host_that_lies_does_not_keep_the_others_from_being_fetched(lied_to,
     assert (place / "runs/honest/hosts/h1/run.json").read_text() == "{}"
 
 
+def test_hosts_that_do_not_answer_or_show_another_key_are_named_under_fetch(bed, up, tmp_path):
+    lines = bed.known_hosts.read_text().splitlines()
+    swapped = [lines[0], f"{lines[1].split()[0]} {' '.join(lines[0].split()[1:])}", *lines[2:]]
+    (tmp_path / "known").write_text("\n".join(swapped) + "\n")
+    machines = (bed["h1"], replace(bed["h2"], port=1), replace(bed["h3"], python="/nowhere/python"))
+    for folder in (up.home(name) / ".labkit/runs/seen" for name in ("h1", "h2", "h3")):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "run.json").write_text("{}")
+    with Fleet(replace(bed, machines=machines, known_hosts=tmp_path / "known")) as fleet:
+        for rows in (fetch(fleet, folder=tmp_path / "runs"), fetch(fleet, "seen", folder=tmp_path / "runs")):
+            assert [row.ok for row in rows] == [False] * 3
+            assert "Another machine may be answering in its place" in rows["h1"].did
+            assert "cannot be reached" in rows["h2"].did
+            assert "no program" in rows["h3"].did
+    assert not tree(tmp_path / "runs")
+    with Fleet(replace(bed, machines=(*machines, bed["h0"]), known_hosts=tmp_path / "known")) as fleet:
+        (up.home("h0") / ".labkit/runs/seen").mkdir(parents=True, exist_ok=True)
+        (up.home("h0") / ".labkit/runs/seen/run.json").write_text("{}")
+        rows = fetch(fleet, "seen", folder=tmp_path / "runs")
+        assert [row.ok for row in rows] == [False] * 3 + [True]
+        assert "another key" in rows["h1"].did
+
+
 # --- checkpoints
 
 
@@ -142,7 +165,7 @@ def kept(path: Path, step: int) -> bytes:
         return file.read()
 
 
-def test_a_backup_replaces_the_one_before_only_once_it_is_verified(lied_to, bed, up):
+def test_a_backup_replaces_the_one_before_only_once_it_is_verified(lied_to, bed, up, caplog):
     place, lying = lied_to
     there = up.home("h0") / "ckpt"
     first = checkpoint(there, 100)
@@ -151,11 +174,14 @@ def test_a_backup_replaces_the_one_before_only_once_it_is_verified(lied_to, bed,
         honest.fetch(bed["h0"], folder=str(there), task="job-0")
     assert kept(honest.path("job-0"), 100) == first
     before = tree(place)
-    for lie in liar.CHECKPOINTS:
+    for lie, told in liar.CHECKPOINTS.items():
         fleet = lying(lie)
-        with pytest.raises(FileError, match=r"host h0: the checkpoints of job-0 cannot be read \(the one before is ke"):
+        with pytest.raises(
+            FileError, match=rf"checkpoints of job-0 cannot be read \(the one before is kept\): .*{told}"
+        ):
             Backups(fleet, place / "kept", run="r").fetch(fleet.inventory["h0"], folder=str(there), task="job-0")
         assert {path: content for path, content in tree(place).items() if path != "python"} == before, lie
+        assert "the one before is kept" in caplog.records[-1].getMessage(), "the terminal is told at once"
     second = checkpoint(there, 200)
     (there / SAVED / "step-000200/manifest.json").rename(there / "aside")  # the one before is still whole
     with Fleet(bed) as fleet:
