@@ -14,6 +14,7 @@ import pytest
 
 from labkit.testbed.agent.client import Agent
 from labkit.testbed.agent.errors import AgentError
+from labkit.testbed.job_events import event_of, result_of
 from labkit.testbed.shown import plain
 
 HELLO = {
@@ -51,6 +52,8 @@ ANSWERS = {
     "no base64": '{"id": ID, "ok": {"offset": 0, "data": "%%%", "size": 3}}\\n',
     "more than was asked for": '{"id": ID, "ok": {"offset": 0, "data": "%s", "size": 3}}\\n' % ("QUFB" * 1000),
     "a size below zero": '{"id": ID, "ok": {"offset": 0, "data": "", "size": -3}}\\n',
+}
+ITEMS = {
     "items that are none": '{"id": ID, "item": 7}\\n',
     "events without a kind": '{"id": ID, "item": [{"n": 1}]}\\n',
     "lines that are numbers": '{"id": ID, "item": {"offset": 0, "next": 1, "lines": [1]}}\\n',
@@ -103,9 +106,9 @@ def asked(agent: Agent) -> list[Any]:
         lambda: agent.read("r", task="t", file="log", n_bytes=100),
         lambda: agent.start("r", task="t", argv=["x"]),
         lambda: agent.gc(),
-        lambda: agent.watch("r").next(timeout_s=1.0),
-        lambda: agent.follow("r", task="t").next(timeout_s=1.0),
-        lambda: agent.measuring().next(timeout_s=1.0),
+        lambda: agent.watch("r").next(timeout_s=60.0),
+        lambda: agent.follow("r", task="t").next(timeout_s=60.0),
+        lambda: agent.measuring().next(timeout_s=60.0),
     ]
 
 
@@ -120,9 +123,10 @@ def said(ask: Any) -> str:
     return ""
 
 
-@pytest.mark.parametrize("lie", ANSWERS)
+@pytest.mark.parametrize("lie", [*ANSWERS, *ITEMS])
 def test_an_answer_that_is_none_is_an_error_of_labkit_for_whoever_asked(lying, lie):
-    told = [said(asked(lying(ANSWERS[lie]))[what]) for what in range(8)]
+    streams_alone = lie in ITEMS  # whoever waits for an answer hears nothing of items
+    told = [said(asked(lying((ANSWERS | ITEMS)[lie]))[what]) for what in range(5 if streams_alone else 0, 8)]
     assert any(told), "nobody noticed"
     assert all(plain(line).isprintable() and len(line) < 1000 for line in told if line), told
 
@@ -162,3 +166,29 @@ def test_a_noisy_line_without_end_is_not_read_for_ever(tmp_path: Path) -> None:
 
     with pytest.raises(AgentError, match="more than 64 KiB before the bridge began"):
         Agent(Endless(), timeout_s=20.0)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "", "x", "[]", "7", "{}", '{"event": 5}', '{"event": "loss"}', '{"event": "loss", "time": "1", "version": 1}',
+        '{"event": "loss", "time": NaN, "version": 1, "loss": 1}', '{"event": "loss", "time": 1, "version": 1}',
+        '{"event": "began", "version": 1e300}', '{"event": "saved", "version": [1]}', '{"event": "scaled"}',
+        '{"event": "saved", "version": true}', "[" * 100_000, '{"event": "saved", "version": ' + "9" * 5000 + "}",
+    ],
+)  # fmt: skip
+def test_an_event_of_a_job_that_is_none_is_refused(line):
+    with pytest.raises(AgentError, match="are not what labkit writes"):
+        event_of(line)
+
+
+def test_what_a_job_writes_at_its_end_is_checked():
+    assert result_of(b'{"steps": null, "failure": "a\\u001bb"}') == {"steps": None, "failure": "a\ufffdb"}
+    assert result_of(b'{"steps": 5, "failure": null, "digest": "d"}')["steps"] == 5
+    for wrong in (b"", b"[]", b'{"steps": "5"}', b'{"steps": 1e400}', b'{"failure": {}}', b"\xff"):
+        with pytest.raises(AgentError, match="are not what labkit writes"):
+            result_of(wrong)
+
+
+def test_a_loss_that_is_no_number_is_heard_as_such():
+    assert event_of('{"event": "loss", "time": 1.5, "version": 3, "loss": NaN}')["event"] == "loss"
