@@ -15,6 +15,7 @@ from typing import Any
 import paramiko
 
 from labkit.testbed.errors import CutError, HostError, OverdueError
+from labkit.testbed.frames import readable
 from labkit.testbed.shell import Opening, for_any_shell
 
 Lines = Callable[[str], None]
@@ -201,7 +202,7 @@ class Call:
         what = "was stopped" if self._stopped else f"did not end within {timeout_s:g} s"
         rest = "it was ended there" if ended else "it may still run there"
         told = self._err.kept or self._out.kept or self._opening.rest("stderr") or self._opening.rest("stdout")
-        said = bytes(told[-200:]).decode(errors="replace").strip()
+        said = readable(bytes(told[-200:]).strip())
         raise OverdueError(f"the command {what}; {rest}." + (f" It said: {said}" if said else ""))
 
     def _alive(self) -> bool:

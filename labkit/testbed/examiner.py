@@ -11,7 +11,7 @@ from typing import Any, Final
 from labkit.testbed.errors import CutError, FrameError, HostError
 from labkit.testbed.findings import Finding, State
 from labkit.testbed.fleet import Fleet
-from labkit.testbed.frames import Frames, decoded
+from labkit.testbed.frames import Frames, decoded, readable
 from labkit.testbed.inventory import Machine
 from labkit.testbed.onhost import source
 from labkit.testbed.outcomes import failure
@@ -73,7 +73,7 @@ class Examiner:
         except BrokenPipeError:
             pass  # why, its error output tells
         said = self._stream.errors.strip().splitlines()[-1:]
-        raise HostError(f"{self.machine.python} ended" + "".join(f": {line}" for line in said))
+        raise HostError(f"{self.machine.python} ended" + "".join(f": {readable(line)}" for line in said))
 
     def close(self) -> None:
         """End the program."""

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from labkit.testbed.call import Call, Said
 from labkit.testbed.errors import FileError
+from labkit.testbed.frames import readable
 from labkit.testbed.inventory import Machine
 from labkit.testbed.onhost import source as program
 
@@ -148,7 +149,7 @@ def get(begin: Begin, python: str, source: str, target: Path, *, timeout_s: floa
 def _checked(said: Said, what: str) -> None:
     if said.exited != 0:
         why = said.stderr.decode(errors="replace").strip().splitlines()[-1:] or [f"exit code {said.exited}"]
-        raise FileError(f"cannot {what}: {why[0]}.")
+        raise FileError(f"cannot {what}: {readable(why[0])}.")
 
 
 @contextmanager

@@ -47,8 +47,10 @@ class Frames:
     def parts(self, *, at_most: int) -> Iterator[bytes]:
         """Yield the next message part by part; what was yielded is right only once this ends without an error."""
         self._begin()
-        found, total = hashlib.sha256(), 0
+        found, total, size = hashlib.sha256(), 0, CHUNK
         while (frame := self._frame())["data"] is not None:
+            if size < CHUNK:  # frames without end that say nothing, or crumbs
+                raise FrameError("a frame came after the last one of its message.")
             size = int(frame["data"])
             total += size
             if size > CHUNK or total > at_most:

@@ -109,7 +109,7 @@ class Opening:
     def refusal(self, exited: int | None, *, errors: str = "") -> ShellError:
         """Return why a command did not begin: what the login's shell said instead of it."""
         said = (errors or (self.rest("stderr") or self.rest("stdout")).decode(errors="replace")).strip().splitlines()
-        told = f"said {said[-1]!r}" if said else "said nothing"
+        told = f"said {said[-1][:200]!r}" if said else "said nothing"
         return ShellError(
             f"its login shell did not run labkit's command: it {told} and ended with exit code {exited}. Give the user "
             "a shell that runs commands (chsh -s /bin/sh there), or name another user in the inventory."

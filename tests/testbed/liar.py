@@ -96,6 +96,12 @@ def endless_answer() -> None:
         out(b"\036D 262144\n" + b" " * 262144)
 
 
+def endless_nothing() -> None:
+    out(BEGIN)
+    while True:
+        out(b"\036D 0\n" * 10_000)
+
+
 def old_answer() -> None:
     out(b'{"runs": {"' + RUN.encode() + b'": 9e12}}\n')
 
@@ -198,6 +204,11 @@ def oversized_frame() -> None:
     out(BEGIN + b"\036D 5000000\n" + b"x" * 5_000_000)
 
 
+def crumbs() -> None:
+    send({"kind": "file", "path": "a", "size": 5_000_000})
+    out(BEGIN + b"\036D 1\nx" * 5_000_000)
+
+
 def negative_size() -> None:
     file("a", size=-5)
 
@@ -267,7 +278,8 @@ NAMES = ("absolute_run", "run_above", "long_run", "control_run")
 FORM, PATH, OTHER = "not the form that was asked for", "is no path below a folder", "not what it says it sent"
 ANSWERS = {
     "no_runs_but_a_list": FORM, "endless_time": "was cut off", "deep_json": "recursion limit", "huge_number": FORM,
-    "endless_noise": "more than 64 MiB", "endless_answer": "more than 64 MiB", "old_answer": "without an answer",
+    "endless_noise": "more than 64 MiB", "endless_answer": "more than 64 MiB", "endless_nothing": "more than 64 MiB",
+    "old_answer": "without an answer",
 }  # fmt: skip
 """What is told of each."""
 ENTRIES = {
@@ -277,7 +289,8 @@ ENTRIES = {
     "twice": "came twice", "file_as_folder": "before its folder", "folder_as_file": "came twice",
     "too_much": "more than 16 GB", "more_than_said": "more than 10 bytes", "less_than_said": "of the 1000",
     "wrong_digest": OTHER, "cut_off": "cut off", "entries_missing": "of 5", "oversized_frame": "more than 5000000",
-    "negative_size": FORM, "endless_folders": "more than 100 folders", "evil_tar": "more than 64 KiB",
+    "crumbs": "after the last one", "negative_size": FORM, "endless_folders": "more than 100 folders",
+    "evil_tar": "more than 64 KiB",
 }  # fmt: skip
 CHECKPOINTS = {
     "no_checkpoint": "no complete checkpoint", "damaged_checkpoint": "no complete checkpoint",

@@ -36,6 +36,7 @@ class Hello:
 
     build: Text
     labkit: Text
+    host: Text
     pid: Count
     boot: Text
     folder: Text
@@ -97,8 +98,11 @@ class Used:
     task: Text
     n_processes: Count
     cpu_percent: Number
+    cpu_s: Number
     rss_mb: Number
     gpu_memory_mb: Number
+    pss_mb: Number | None = None
+    processes: dict[str, Number] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -106,6 +110,7 @@ class HostUse:
     """What a host has and uses."""
 
     cpu_percent: Number
+    busy_s: Number
     memory_mb: Number
     free_memory_mb: Number
 
@@ -114,6 +119,7 @@ class HostUse:
 class Measured:
     """What was measured."""
 
+    boot_s: Number
     host: HostUse
     tasks: list[Used]
 

@@ -17,7 +17,7 @@ CHUNK = 1 << 18
 
 
 class Message:
-    """A message that is sent part by part."""
+    """A message that is sent part by part; each but the last must be of whole chunks."""
 
     def __init__(self) -> None:
         self.out, self.sum, self.total = sys.stdout.buffer, hashlib.sha256(), 0
