@@ -61,10 +61,11 @@ def trust(c: Context, inventory: str = "", yes: bool = False) -> bool:
     help={
         **WHERE,
         "wheelhouse": "Folder of wheels for hosts that reach no index.",
+        "index": "Address of an index for pip on the hosts, besides that of their pip.conf.",
         "requirements": "Only print what such a folder must hold, for `pip download -r`.",
     }
 )
-def deploy(c: Context, inventory: str = "", wheelhouse: str = "", requirements: bool = False) -> bool:
+def deploy(c: Context, inventory: str = "", wheelhouse: str = "", index: str = "", requirements: bool = False) -> bool:
     """Bring labkit to the hosts; only what changed travels."""
     from labkit.testbed import provision
 
@@ -72,7 +73,9 @@ def deploy(c: Context, inventory: str = "", wheelhouse: str = "", requirements: 
         print("\n".join(provision.requirements()))
         return True
     with fleet(c, inventory) as hosts:
-        return show(provision.deploy(hosts, wheelhouse=wheelhouse or None, stream=teller(hosts.inventory.names)))
+        return show(
+            provision.deploy(hosts, wheelhouse=wheelhouse or None, index=index, stream=teller(hosts.inventory.names))
+        )
 
 
 @task(help=WHERE)
@@ -176,14 +179,15 @@ def profile(c: Context, trace: str = "", models: str = "", inventory: str = "", 
         **WHERE,
         "run": "Its name; else the latest.",
         "folder": "Where runs are kept here: what comes goes to FOLDER/RUN/hosts.",
+        "most-gb": "A host that has more to send is refused.",
     }
 )
-def fetch(c: Context, run: str = "", inventory: str = "", folder: str = "runs") -> bool:
+def fetch(c: Context, run: str = "", inventory: str = "", folder: str = "runs", most_gb: float = 16.0) -> bool:
     """Bring back what a run left on the hosts."""
     from labkit.testbed.fetch import fetch
 
     with fleet(c, inventory) as hosts:
-        return show(fetch(hosts, run, folder=folder))
+        return show(fetch(hosts, run, folder=folder, most_gb=most_gb))
 
 
 @task(help={**WHERE, "rate": "To set, in either direction: Gbps, or as 200mbit; without it, rates are shown."})

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Self
 
 from labkit.core.errors import unknown
 from labkit.testbed.errors import FleetError, HostError
+from labkit.testbed.frames import readable
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -53,7 +54,7 @@ class Answer:
         if self.error is not None:
             return str(self.error)
         last = (self.stderr.strip() or self.stdout.strip()).splitlines()[-1:]
-        return "" if self.ok else f"exit code {self.exited}" + "".join(f": {line}" for line in last)
+        return "" if self.ok else f"exit code {self.exited}" + "".join(f": {readable(line)}" for line in last)
 
 
 @dataclass(frozen=True)

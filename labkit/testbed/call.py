@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import codecs
 import os
-import re
 import select
-import shlex
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -17,6 +15,8 @@ from typing import Any
 import paramiko
 
 from labkit.testbed.errors import CutError, HostError, OverdueError
+from labkit.testbed.frames import readable
+from labkit.testbed.shell import Opening, for_any_shell
 
 Lines = Callable[[str], None]
 CHUNK = 256 * 1024
@@ -24,15 +24,10 @@ WINDOW = 8 << 20
 MAX_KEPT = 64 << 20
 """Bytes of an output that are kept; who says more wants a file."""
 GRACE_S = 1.0
-MARK = "labkit-group "
-LEADER = f'cd 2>/dev/null; echo "{MARK}$$" >&2; exec "$@"'
-"""The command takes the place of the shell that the server started, which leads its process group: $$ is the group."""
 END = """kill -TERM -$1 || exit 0
 for i in 1 2 3 4 5 6 7 8 9 10; do sleep $2; kill -0 -$1 || exit 0; done
 kill -KILL -$1 || ! kill -0 -$1"""
 """Ends a process group: asks it, and makes it."""
-MAX_NOISE = 64 << 10
-"""Bytes that the login's own shell may say on the error output before our command begins."""
 
 
 class Stop:
@@ -72,24 +67,6 @@ class Said:
     stderr: bytes
 
 
-def command_line(argv: Sequence[str] | str) -> str:
-    """Return a command as the login's shell there must read it to get exactly these words.
-
-    A string is a script for /bin/sh. A word that begins with "~/" is below the home of the login.
-
-    >>> print(command_line(["echo", "it's", "$HOME; rm *", "~/a b"]))
-    echo 'it'"'"'s' '$HOME; rm *' ~/'a b'
-    """
-    words = ["/bin/sh", "-c", argv] if isinstance(argv, str) else [*argv]
-    return " ".join(_quoted(word) for word in words)
-
-
-def _quoted(word: str) -> str:
-    if "\0" in word:
-        raise ValueError(f"a word of a command has a zero byte: {word!r}")
-    return f"~/{shlex.quote(word[2:])}" if word.startswith("~/") and len(word) > 2 else shlex.quote(word)
-
-
 class Call:
     """A command on an open connection.
 
@@ -98,7 +75,7 @@ class Call:
     transport : paramiko.Transport
         The connection.
     argv : sequence of str, or str
-        See `command_line`.
+        See `labkit.testbed.shell.command_line`.
     lines : callable, optional
         Called with each line of both outputs as it comes.
     stop : Stop, optional
@@ -117,7 +94,9 @@ class Call:
         sink: Callable[[bytes], None] | None = None,
     ) -> None:
         self.transport, self.argv, self._stop = transport, argv, stop
-        self._out, self._err = _Output(lines, sink), _Errors(lines)
+        self._opening = Opening()
+        self._out = _Output(self._opening, "stdout", lines, sink)
+        self._err = _Output(self._opening, "stderr", lines)
         self._channel: Any = None
 
     def open(self, *, timeout_s: float) -> None:
@@ -133,6 +112,8 @@ class Call:
             If it did not end in time; it and its process group are ended there. No time at all: it is not begun.
         CutError
             If the connection broke.
+        ShellError
+            If the login's shell did not begin it.
         HostError
             If it said more than is kept.
         """
@@ -144,7 +125,7 @@ class Call:
         watchdog.daemon = True
         watchdog.start()
         try:
-            channel.exec_command(f"exec /bin/sh -c {shlex.quote(LEADER)} sh {command_line(self.argv)}")
+            channel.exec_command(self._opening.line(self.argv))
             self._feed(stdin)
             self._follow(until_s)
             return self._ended(timeout_s)
@@ -212,13 +193,16 @@ class Call:
             exited = channel.recv_exit_status()
             if exited == -1 and not self._alive():
                 raise EOFError("the connection ended")
+            if not self._opening.has_begun():
+                raise self._opening.refusal(exited)
             self._out.end()
             self._err.end()
             return Said(exited, bytes(self._out.kept), bytes(self._err.kept))
         ended = self._end_group()
         what = "was stopped" if self._stopped else f"did not end within {timeout_s:g} s"
         rest = "it was ended there" if ended else "it may still run there"
-        said = bytes(self._err.kept[-200:] or self._out.kept[-200:]).decode(errors="replace").strip()
+        told = self._err.kept or self._out.kept or self._opening.rest("stderr") or self._opening.rest("stdout")
+        said = readable(bytes(told[-200:]).strip())
         raise OverdueError(f"the command {what}; {rest}." + (f" It said: {said}" if said else ""))
 
     def _alive(self) -> bool:
@@ -230,10 +214,10 @@ class Call:
         """Return the command's process group; where it has hardly begun, wait a moment for it to tell."""
         ready, until_s = select.poll(), time.monotonic() + GRACE_S
         ready.register(self._channel.fileno(), select.POLLIN)
-        while self._err.group is None and not self._channel.closed and (left_s := until_s - time.monotonic()) > 0:
+        while self._opening.group is None and not self._channel.closed and (left_s := until_s - time.monotonic()) > 0:
             if not self._take():
                 ready.poll(left_s * 1000)
-        return self._err.group
+        return self._opening.group
 
     def _end_group(self) -> bool:
         """Send SIGTERM and then SIGKILL to the command's process group, through a channel of its own."""
@@ -244,7 +228,7 @@ class Call:
             suppress(paramiko.SSHException, OSError, EOFError),
             self.transport.open_session(timeout=GRACE_S) as channel,
         ):
-            channel.exec_command(f"exec /bin/sh -c {shlex.quote(END)} sh {group} {GRACE_S / 10} 2>/dev/null")
+            channel.exec_command(for_any_shell(f"set -- {group} {GRACE_S / 10}\nexec 2>/dev/null\n{END}"))
             return bool(channel.status_event.wait(3 * GRACE_S)) and channel.recv_exit_status() == 0
         return False
 
@@ -254,15 +238,18 @@ def _cut(transport: paramiko.Transport) -> None:
 
 
 class _Output:
-    """One of the outputs of a command: kept, and told line by line."""
+    """One of the outputs of a command, without what the login's shell said before: kept, and told line by line."""
 
-    def __init__(self, lines: Lines | None, sink: Callable[[bytes], None] | None = None) -> None:
+    def __init__(
+        self, opening: Opening, name: str, lines: Lines | None, sink: Callable[[bytes], None] | None = None
+    ) -> None:
         self.kept = bytearray()
-        self._sink, self._lines, self._rest = sink, lines, ""
+        self._opening, self._name, self._sink, self._lines, self._rest = opening, name, sink, lines, ""
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def take(self, data: bytes) -> None:
         """Take the next bytes."""
+        data = self._opening.feed(data, output=self._name)
         if self._sink is not None:
             self._sink(data)
             return
@@ -277,35 +264,3 @@ class _Output:
         if self._lines is not None and self._rest:
             self._lines(self._rest)
             self._rest = ""
-
-
-class _Errors(_Output):
-    """The error output of a command; a line of ours in it tells the process group."""
-
-    def __init__(self, lines: Lines | None) -> None:
-        super().__init__(lines)
-        self.group: int | None = None
-        self._head: bytes | None = b""
-
-    def take(self, data: bytes) -> None:
-        """Take the next bytes."""
-        if self._head is None:
-            super().take(data)
-            return
-        self._head += data
-        found = re.search(rb"%b(\d+)\n" % MARK.encode(), self._head)
-        if found:
-            self.group = int(found[1])
-            data, self._head = self._head[: found.start()] + self._head[found.end() :], None
-            super().take(data)
-        elif len(self._head) > MAX_NOISE:
-            self._flush()
-
-    def end(self) -> None:
-        """Tell what is left."""
-        self._flush()
-        super().end()
-
-    def _flush(self) -> None:
-        data, self._head = self._head, None
-        super().take(data or b"")

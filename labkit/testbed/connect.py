@@ -44,7 +44,7 @@ class Connection(fabric.Connection):  # type: ignore[misc]
             "banner_timeout": timeout_s,
             "auth_timeout": timeout_s,
             "channel_timeout": timeout_s,
-            "allow_agent": machine.key is None,
+            "allow_agent": machine.key is None or has_passphrase(machine.key),
             "look_for_keys": machine.key is None,
         }
         if machine.key is not None:
@@ -205,6 +205,17 @@ def _refuse_open_key(machine: Machine) -> None:
         )
 
 
+def has_passphrase(key: Path) -> bool:
+    """Return whether a private key can only be read with a passphrase: then an SSH agent must hold it."""
+    try:
+        paramiko.PKey.from_path(key)
+    except (paramiko.PasswordRequiredException, TypeError):
+        return True
+    except (paramiko.SSHException, OSError, ValueError):
+        return False  # what is wrong with it, the login tells
+    return False
+
+
 @contextmanager
 def explained(machine: Machine, *, known_hosts: Path, timeout_s: float) -> Iterator[None]:
     """Tell errors of paramiko and of the system in our words."""
@@ -229,6 +240,11 @@ def _explain(error: Exception, *, machine: Machine, known_hosts: Path, timeout_s
             f"'{machine.key_name}' -f {shlex.quote(str(known_hosts))}, then fab trust."
         ) from None
     if isinstance(error, paramiko.AuthenticationException | paramiko.PasswordRequiredException) or _no_method(error):
+        if machine.key is not None and has_passphrase(machine.key):
+            raise LoginError(
+                f"{where}: key {machine.key} has a passphrase, and no SSH agent here holds a key that the host takes. "
+                f"ssh-add {shlex.quote(str(machine.key))} (after: eval $(ssh-agent)), or name a key without one."
+            ) from None
         tried = machine.key or "the agent's keys and those in ~/.ssh"
         raise LoginError(
             f"{where} refuses the login with {tried}: {error}. Put the public key into ~/.ssh/authorized_keys there, "

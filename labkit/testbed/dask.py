@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
@@ -12,14 +13,20 @@ from labkit.elastic.transport.certificates import Authority, Certificates
 from labkit.testbed.answers import Answers
 from labkit.testbed.errors import FleetError
 from labkit.testbed.fleet import Fleet
+from labkit.testbed.frames import readable
 from labkit.testbed.inventory import Inventory, Machine
+from labkit.testbed.provision import deploy, python_of
 
 JOB: Final = "dask"
 THERE: Final = "dask"
 """Folder of the cluster below a machine's own."""
 PROGRAM: Final = "labkit.testbed.dask_host"
 START_S: Final = 120.0
+REFUSED: Final = "the Dask cluster could not be started"
 IDLE_S: Final = 4 * 3600.0
+ADDRESS: Final = re.compile(r"tls://[\w.:\[\]-]{1,300}:\d{1,5}")
+STOP: Final = '[ ! -x "$1" ] || exec "$1" -m "$2" stop "$3"'
+"""Where labkit is not, nothing of a cluster can be."""
 
 
 def up(
@@ -38,7 +45,7 @@ def up(
     Parameters
     ----------
     inventory : Inventory
-        The hosts; each needs labkit with `distributed`.
+        The hosts; labkit is brought to them, as by `fab deploy`.
     folder : path, optional
         Where the address and the caller's own certificate go, for `labkit sweep --dask FOLDER`; by default the folder
         `dask` beside the inventory.
@@ -56,6 +63,8 @@ def up(
     """
     here = _folder(inventory, folder)
     with _lent(inventory, fleet) as hosts:
+        if failed := deploy(hosts).failed:
+            raise FleetError(f"{REFUSED}: " + "; ".join(f"{row.host}: {row.did}" for row in failed))
         _all_ok(hosts.run(lambda machine: _words(machine, "free"), timeout_s=START_S))
         authority = Authority(JOB)
         private_folder(here)
@@ -71,7 +80,9 @@ def down(inventory: Inventory, *, folder: str | Path | None = None, fleet: Fleet
     """End the cluster's processes on all hosts, and remove its keys there and here; what is gone is no fault."""
     here = _folder(inventory, folder)
     with _lent(inventory, fleet) as hosts:
-        answers = hosts.run(lambda machine: _words(machine, "stop"))
+        answers = hosts.run(
+            lambda machine: ["/bin/sh", "-c", STOP, "sh", python_of(machine), PROGRAM, machine.path(THERE)]
+        )
     if answers.ok:
         for name in ("address", *(path.name for path in _files(Certificates.of("client", job=JOB, folder=here)))):
             (here / name).unlink(missing_ok=True)
@@ -84,6 +95,8 @@ def _start(fleet: Fleet, authority: Authority, here: Path, *, workers: int | Non
     first, *others = fleet.inventory
     plan: dict[str, Any] = {"workers": workers, "idle_s": idle_s, "scheduler": ""}
     address = _begin(fleet, authority, [first], plan)[first.name].stdout.strip()
+    if not ADDRESS.fullmatch(address):
+        raise FleetError(f"{REFUSED}: {first.name} tells no address: {readable(address)[:80]}")
     if others:
         _begin(fleet, authority, others, plan | {"scheduler": address})
     (here / "address").write_text(address + "\n", "utf-8")
@@ -102,13 +115,13 @@ def _begin(fleet: Fleet, authority: Authority, machines: Iterable[Machine], plan
 
 
 def _words(machine: Machine, do: str) -> list[str]:
-    return [machine.python, "-m", PROGRAM, do, machine.path(THERE)]
+    return [python_of(machine), "-m", PROGRAM, do, machine.path(THERE)]
 
 
 def _all_ok(answers: Answers) -> Answers:
     if not answers.ok:
         why = "; ".join(f"{row.host}: {row.why}" for row in answers.failed)
-        raise FleetError(f"the Dask cluster could not be started: {why}")
+        raise FleetError(f"{REFUSED}: {why}")
     return answers
 
 

@@ -20,6 +20,7 @@ from labkit.testbed.backups import Backups
 from labkit.testbed.claims import Asks, AsksOf, Claims
 from labkit.testbed.errors import HostError
 from labkit.testbed.hosts import Hosts
+from labkit.testbed.job_events import event_of, result_of
 from labkit.testbed.progress import Progress, Told
 from labkit.testbed.training import Place
 
@@ -398,7 +399,7 @@ class Deployment:
                 lines = agent.follow(self._hosts.run, task=self.task, file=EVENTS, offset=offset)
                 for line in takewhile(lambda _: self._lives(life), lines):
                     offset = lines.last
-                    self._heard(json.loads(line), quiet=offset < known)
+                    self._heard(event_of(line), quiet=offset < known)
                     caught_up = caught_up or offset >= known
                 self._ended(home, life)
                 return
@@ -492,7 +493,7 @@ class Deployment:
         """Return what the job has written at its end; where it could not, the end of its log as its failure."""
         agent, run = self._hosts.agent(home), self._hosts.run
         try:
-            return dict(json.loads(agent.read(run, task=self.task, file="result.json").data))
+            return result_of(agent.read(run, task=self.task, file="result.json").data)
         except AgentRefused as error:
             if error.kind != "no_file":
                 raise

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from labkit.testbed.examiner import Examiner, visit
-from labkit.testbed.findings import Examined, Finding, State, Wanted, of_clock, of_doors, of_facts, of_torch
+from labkit.testbed.findings import Examined, Finding, Wanted, of_clock, of_doors, of_facts, of_reach, of_torch
 from labkit.testbed.fleet import Fleet
 from labkit.testbed.inventory import Inventory, Machine
 from labkit.testbed.wheel import build
@@ -64,7 +64,7 @@ def _clock(examiner: Examiner, wanted: Wanted) -> list[Finding]:
         after = time.time()  # noqa: TID251
         rounds.append((after - before, theirs - (before + after) / 2))
     trip_s, offset_s = min(rounds)
-    reach = Finding(wanted.name, "reach", State.OK, f"{trip_s * 1e3:.1f} ms")
+    reach = of_reach(wanted, trip_s=trip_s, noise=examiner.noise)
     return [reach, of_clock(wanted, offset_s=offset_s, bound_s=trip_s / 2)]
 
 

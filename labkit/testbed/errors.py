@@ -7,6 +7,8 @@ HostError               a host could not do what was asked; a row of `Answers`, 
 ├── UnreachableError    nothing answers there
 ├── OverdueError        it took longer than it may
 ├── CutError            the connection broke while something ran
+├── ShellError          its login's shell does not run what it is given
+├── FrameError          what came from it is not what it says it sent, or not what was asked for
 └── FileError           a file could not be written or read there
 FleetError              some hosts failed, and the caller wanted all
 BedError                the laptop testbed cannot be started or ended
@@ -43,6 +45,14 @@ class OverdueError(HostError):
 
 class CutError(HostError):
     """The connection to a host broke while something ran; nobody knows how far it got."""
+
+
+class ShellError(HostError):
+    """The shell of a host's login does not run commands, or hides what they say."""
+
+
+class FrameError(HostError):
+    """What came from a host is cut off, damaged, too much, or not of the form that was asked for."""
 
 
 class FileError(HostError):

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
-from labkit.testbed.errors import CutError, HostError
+from labkit.testbed.errors import CutError, FrameError, HostError
 from labkit.testbed.findings import Finding, State
 from labkit.testbed.fleet import Fleet
+from labkit.testbed.frames import Frames, decoded, readable
 from labkit.testbed.inventory import Machine
 from labkit.testbed.onhost import source
 from labkit.testbed.outcomes import failure
+from labkit.testbed.replies import Clock, Dialled, Door, Facts, Poured, Torch
 
 PATIENCE_S = 20.0
+KINDS: Final[dict[str, Any]] = {
+    "clock": Clock, "facts": Facts, "torch": Torch, "listen": Door, "dial": dict[str, Dialled], "pour": Poured,
+}  # fmt: skip
+"""What each question is answered with."""
 
 
 class Examiner:
@@ -38,7 +43,12 @@ class Examiner:
     def __init__(self, fleet: Fleet, machine: Machine) -> None:
         self.machine = machine
         self._stream = fleet.stream(machine, [machine.python, "-c", source("examine"), machine.folder])
-        self._lines = io.BufferedReader(self._stream)
+        self._frames = Frames(self._stream)
+
+    @property
+    def noise(self) -> bytes:
+        """What the login's shell said before the program began."""
+        return self._stream.noise
 
     def ask(self, what: str, *, patience_s: float = PATIENCE_S, **more: Any) -> dict[str, Any]:
         """Return the answer to a question.
@@ -48,23 +58,26 @@ class Examiner:
         HostError
             If none came.
         """
-        self._stream.settimeout(patience_s)
+        self._stream.within(patience_s)
         try:
             self._stream.write(json.dumps({"ask": what, **more}).encode() + b"\n")
-            while line := self._lines.readline():
-                if line.startswith(b"{"):  # before it come the greetings of the login
-                    answer: dict[str, Any] = json.loads(line)
-                    return answer
+            content = self._frames.message()
+            decoded(content, KINDS[what])
+            answer: dict[str, Any] = json.loads(content)
+            return answer
         except TimeoutError:
             raise CutError(f"no answer to '{what}' within {patience_s:g} s") from None
+        except FrameError as error:
+            if self._stream.wait(0.0) is None:
+                raise FrameError(f"'{what}': {error}") from None
         except BrokenPipeError:
             pass  # why, its error output tells
         said = self._stream.errors.strip().splitlines()[-1:]
-        raise HostError(f"{self.machine.python} ended" + "".join(f": {line}" for line in said))
+        raise HostError(f"{self.machine.python} ended" + "".join(f": {readable(line)}" for line in said))
 
     def close(self) -> None:
         """End the program."""
-        self._lines.close()
+        self._stream.close()
 
 
 class Visit:
@@ -96,6 +109,7 @@ class Visit:
             except HostError as error:
                 self.examiners.pop(name).close()
                 hint = "name a Python that is there in the inventory: ssh = { python = ... }; else look at the host"
+                hint = failure(name, error).hint if isinstance(error, FrameError) else hint
                 return [Finding(name, "reach", State.FAULT, str(error), hint)]
 
         names = [machine.name for machine in self.fleet.inventory if machine.name in self.examiners]

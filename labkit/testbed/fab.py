@@ -20,6 +20,7 @@ from labkit import early
 from labkit.core.errors import LabkitError, unknown
 from labkit.testbed.fleet import Fleet
 from labkit.testbed.inventory import Inventory
+from labkit.testbed.shown import plain
 
 FAILED, WRONG, STOPPED, BROKEN_PIPE = 1, 2, early.STOPPED, 141
 """Exit codes: some host failed; what was typed or written in a file is wrong; Ctrl-C; nobody reads on."""
@@ -87,7 +88,7 @@ def _told(error: BaseException) -> Exit:
     if isinstance(error, OSError) and not isinstance(error, LabkitError):
         where = f"{error.filename or 'a file'}: {error.strerror or error}"
         return Exit(f"fab: {where}; check the path and who may write there.", code=WRONG)
-    return Exit(f"fab: {' '.join(str(error).split())}", code=WRONG)
+    return Exit(f"fab: {plain(' '.join(str(error).split()))}", code=WRONG)
 
 
 def only(context: Context) -> list[str]:

@@ -1,10 +1,11 @@
 """Files to and from a host: whole or not at all, as fast as the connection.
 
-They go through `cat` rather than through a file session, which has a request and an answer for each 32 KiB.
+They go through pipes rather than through a file session, which has a request and an answer for each 32 KiB.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import secrets
@@ -16,7 +17,9 @@ from pathlib import Path
 
 from labkit.testbed.call import Call, Said
 from labkit.testbed.errors import FileError
+from labkit.testbed.frames import readable
 from labkit.testbed.inventory import Machine
+from labkit.testbed.onhost import source as program
 
 CHUNK = 1 << 18
 PUT = """umask 077
@@ -39,9 +42,9 @@ chmod "$4" "$part" && mv -f -- "$part" "$1"
 
 What is not whole yet has the name of its receiver's process: where that was killed, the next copy removes it, or gc.
 """
-GET = """[ ! -d "$1" ] || { echo "it is a folder" >&2; exit 1; }
-size=$(($(wc -c <"$1"))) && echo "labkit-size $size" >&2 && exec cat -- "$1"
-"""
+MOST_BYTES = 64 * 10**9
+"""Of a file from a host; one that says more is not let fill the disk here."""
+SENT = re.compile(rb"labkit-sent (\d{1,18}) ([0-9a-f]{64})\n$")
 Begin = Callable[[Sequence[str], Callable[[bytes], None] | None], Call]
 """Opens a call for words, and perhaps where its output goes."""
 
@@ -104,13 +107,18 @@ def put(begin: Begin, source: Source, target: str, *, timeout_s: float) -> None:
     _checked(call.run(timeout_s=timeout_s, stdin=source.chunks()), f"write {target}")
 
 
-def get(begin: Begin, source: str, target: Path, *, timeout_s: float) -> int:
+def get(begin: Begin, python: str, source: str, target: Path, *, timeout_s: float) -> int:
     """Read a file from there into one here, beside its place first; return its size.
+
+    Parameters
+    ----------
+    python : str
+        The program there that sends it, with its length and SHA-256.
 
     Raises
     ------
     FileError
-        If it cannot be read there, or written here.
+        If it cannot be read there, or written here, or is not what was sent.
     HostError
         As `Call.run`.
     """
@@ -119,16 +127,19 @@ def get(begin: Begin, source: str, target: Path, *, timeout_s: float) -> int:
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
             with beside.open("xb") as here:
-                written = [0]
+                written, found = [0], hashlib.sha256()
 
                 def sink(data: bytes) -> None:
+                    found.update(data)
                     written[0] += here.write(data)
+                    if written[0] > MOST_BYTES:
+                        raise FileError(f"cannot read {source}: it has more than {MOST_BYTES / 1e9:g} GB.")
 
-                said = begin(["/bin/sh", "-c", GET, "sh", source], sink).run(timeout_s=timeout_s)
-            size = re.search(rb"labkit-size (\d+)\n", said.stderr)
+                said = begin([python, "-c", program("give"), source], sink).run(timeout_s=timeout_s)
             _checked(said, f"read {source}")
-            if size is None or written[0] < int(size[1]):
-                raise FileError(f"cannot read {source}: {written[0]} bytes arrived, fewer than it has.")
+            sent = SENT.search(said.stderr)
+            if sent is None or (written[0], found.hexdigest()) != (int(sent[1]), sent[2].decode()):
+                raise FileError(f"cannot read {source}: {written[0]} bytes came that are not what was sent (SHA-256).")
             os.replace(beside, target)
         finally:
             beside.unlink(missing_ok=True)
@@ -138,7 +149,7 @@ def get(begin: Begin, source: str, target: Path, *, timeout_s: float) -> int:
 def _checked(said: Said, what: str) -> None:
     if said.exited != 0:
         why = said.stderr.decode(errors="replace").strip().splitlines()[-1:] or [f"exit code {said.exited}"]
-        raise FileError(f"cannot {what}: {why[0]}.")
+        raise FileError(f"cannot {what}: {readable(why[0])}.")
 
 
 @contextmanager

@@ -9,6 +9,8 @@ from enum import StrEnum
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from labkit.testbed.frames import readable
+
 if TYPE_CHECKING:
     import pandas as pd
     from rich.table import Table
@@ -280,6 +282,16 @@ def of_torch(wanted: Wanted, said: Mapping[str, Any], *, deployed: bool) -> Find
         hint = f"it should see {wanted.gpus}: install a build of torch for this driver"
         return Finding(wanted.name, "torch", State.FAULT, f"{said['version']} sees {said['gpus']} GPUs", hint)
     return Finding(wanted.name, "torch", State.OK, said["version"])
+
+
+def of_reach(wanted: Wanted, *, trip_s: float, noise: bytes = b"") -> Finding:
+    """Return that a host was reached; `noise`: what its login's shell says before each command."""
+    told = f"{trip_s * 1e3:.1f} ms"
+    if not noise.strip():
+        return Finding(wanted.name, "reach", State.OK, told)
+    line = readable(noise.strip().splitlines()[0])[:60]
+    hint = "labkit drops it; scp and rsync may not. In the shell's rc file, say something only at a terminal: [ -t 1 ]"
+    return Finding(wanted.name, "reach", State.NOTE, f"{told}; its login shell says {line!r}", hint)
 
 
 def of_clock(wanted: Wanted, *, offset_s: float, bound_s: float) -> Finding:

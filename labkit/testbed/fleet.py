@@ -16,7 +16,7 @@ from labkit.testbed import files
 from labkit.testbed.answers import Answer, Answers
 from labkit.testbed.call import Call, Stop
 from labkit.testbed.connect import CONNECT_S, Connection
-from labkit.testbed.errors import CutError, HostError
+from labkit.testbed.errors import CutError, HostError, ShellError
 from labkit.testbed.inventory import Inventory, Machine
 from labkit.testbed.stream import Stream
 from labkit.testbed.together import awaited
@@ -167,7 +167,9 @@ class Fleet:
         def one(machine: Machine, stop: Stop) -> Answer:
             target = Path(folder) / machine.name / PurePosixPath(source).name
             begin = self._beginner(machine, stop)
-            self._twice(lambda: files.get(begin, files.there(source, machine), target, timeout_s=timeout_s))
+            self._twice(
+                lambda: files.get(begin, machine.python, files.there(source, machine), target, timeout_s=timeout_s)
+            )
             return Answer(machine.name, exited=0, stdout=str(target))
 
         return self._each(one, only)
@@ -178,12 +180,15 @@ class Fleet:
         Raises
         ------
         HostError
-            If the machine cannot be reached.
+            If the machine cannot be reached; ShellError if its login's shell does not start the program.
         """
         link = self._link(machine)
         channel = self._with(link.machine, lambda transport, s: transport.open_session(timeout=s))
         try:
             return Stream(channel, argv, host=link.machine.name)
+        except ShellError:
+            channel.close()
+            raise
         except (paramiko.SSHException, EOFError, OSError) as error:
             channel.close()
             raise CutError(f"host {link.machine.name}: the program could not be started ({error}).") from None

@@ -9,7 +9,7 @@ from importlib import metadata
 
 from labkit.testbed.wheel import About
 
-OPTIONAL = ("torch", "cloudpickle", "cryptography", "psutil")
+OPTIONAL = ("torch", "cloudpickle", "cryptography", "psutil", "distributed")
 """Of labkit's extras, what those processes use that run on hosts."""
 RELEASE = re.compile(r"\d+(?:\.\d+)*")
 

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from html import escape
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from labkit.core.errors import unknown
-from labkit.testbed.answers import Answer
 from labkit.testbed.errors import (
     ChangedKeyError,
     FleetError,
+    FrameError,
     HostError,
     LoginError,
     OverdueError,
+    ShellError,
     UnknownKeyError,
     UnreachableError,
 )
@@ -30,6 +30,8 @@ HINTS: dict[type[HostError], str] = {
     ChangedKeyError: "only if it is new on purpose: remove the old key, then fab trust",
     LoginError: "put the public key into ~/.ssh/authorized_keys there, or name another user or key in the inventory",
     UnreachableError: "is it up, and its address right? -H leaves it out",
+    ShellError: "-H leaves it out",
+    FrameError: "nothing of it was used; is that host what you think it is? -H leaves it out",
     OverdueError: "is it up, and does a firewall let SSH through? -H leaves it out",
 }
 NO_PROGRAM = 127
@@ -152,44 +154,3 @@ def failure(host: str, error: HostError) -> Outcome:
     """Return the outcome of a host that could not be asked."""
     hint = next((hint for kind, hint in HINTS.items() if isinstance(error, kind)), "run it again; -H leaves it out")
     return Outcome(host, False, str(error), hint)
-
-
-def said(answer: Answer, *, program: str) -> dict[str, Any] | Outcome:
-    """Return the JSON object that a program of ours printed last on a host, or why it did not.
-
-    Parameters
-    ----------
-    answer : Answer
-        Of the host.
-    program : str
-        What was run there, for the message.
-    """
-    if answer.error is not None:
-        return failure(answer.host, answer.error)
-    if answer.exited == NO_PROGRAM:
-        hint = "install it there, or name the right one in the inventory: ssh = { python = ... }"
-        return Outcome(answer.host, False, f"there is no program {program}", hint)
-    found = last_object(answer.stdout)
-    if answer.exited != 0 or found is None:
-        return Outcome(
-            answer.host, False, f"{program}: {answer.why or 'said nothing that labkit knows'}", "run it again"
-        )
-    if "error" in found:
-        return Outcome(answer.host, False, str(found["error"]), str(found.get("hint", "")))
-    return found
-
-
-def last_object(text: str) -> dict[str, Any] | None:
-    r"""Return the JSON object on the last line of a text that is one; a login's own greetings come before it.
-
-    >>> last_object('Welcome!\n{"python": "3.11.7"}\n')
-    {'python': '3.11.7'}
-    """
-    for line in reversed(text.splitlines()):
-        if line.startswith("{"):
-            try:
-                found = json.loads(line)
-            except ValueError:
-                continue
-            return found if isinstance(found, dict) else None
-    return None

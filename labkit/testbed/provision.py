@@ -14,24 +14,26 @@ On a host, in labkit's folder there:
 from __future__ import annotations
 
 import json
+import re
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from labkit.core.errors import InputError
 from labkit.testbed.fleet import Fleet
 from labkit.testbed.inventory import Machine
 from labkit.testbed.needs import environment_name, missing, name_of, needs, pinned
 from labkit.testbed.onhost import source
-from labkit.testbed.outcomes import Outcome, Outcomes, said
+from labkit.testbed.outcomes import Outcome, Outcomes
+from labkit.testbed.replies import Installed, Looked, Placed, Swept, said
 from labkit.testbed.wheel import Wheel, build
 
 OLDEST_PYTHON = (3, 11)
 LOOK_S, PLACE_S, INSTALL_S = 60.0, 600.0, 3600.0
 WHEELS = "env/wheels"
+INDEX = re.compile(r"(?:https?|file)://[^\s\x00-\x1f]+")
 Told = Callable[[str, str], None]
 
 
@@ -52,11 +54,14 @@ class Order:
         Requirements that the Python there must meet.
     wheelhouse : Path or None
         A folder with all wheels that may have to be installed there; None: the hosts' own index.
+    index : str
+        One more index for pip there; empty: none.
     """
 
     wheel: Wheel
     needs: Sequence[str]
     wheelhouse: Path | None = None
+    index: str = ""
 
     @property
     def wheels(self) -> list[Path]:
@@ -68,6 +73,7 @@ def deploy(
     fleet: Fleet,
     *,
     wheelhouse: str | Path | None = None,
+    index: str = "",
     package: str | Path | None = None,
     requirements: Sequence[str] | None = None,
     stream: Told | None = None,
@@ -83,6 +89,9 @@ def deploy(
         The hosts.
     wheelhouse : str or Path, optional
         A folder of wheels for hosts that reach no index: `pip download` fills it.
+    index : str
+        The address of an index that pip looks at there, besides those of the host's own pip.conf; such as one that has
+        torch without CUDA, which is much smaller.
     package : str or Path, optional
         The folder of labkit's modules; by default of the labkit that runs.
     requirements : sequence of str, optional
@@ -98,11 +107,15 @@ def deploy(
     Raises
     ------
     InputError
-        If the wheelhouse holds no wheel.
+        If the wheelhouse holds no wheel, or the index is none.
     """
+    if index and (wheelhouse is not None or not INDEX.fullmatch(index)):
+        raise InputError(
+            f"index {index!r}: expected https://..., http://... or file:///..., and no wheelhouse with it."
+        )
     wheel = build(package)
     house = None if wheelhouse is None else Path(wheelhouse).expanduser()
-    order = Order(wheel, tuple(requirements if requirements is not None else needs(wheel.about)), house)
+    order = Order(wheel, tuple(requirements if requirements is not None else needs(wheel.about)), house, index)
     if house is not None and not order.wheels:
         raise InputError(f"wheelhouse {house} holds no wheel; fill it: pip download -d {house} ...")
     found = _look(fleet, order)
@@ -158,22 +171,22 @@ def _look(fleet: Fleet, order: Order) -> _Found:
     found: _Found = {}
     for answer in answers:
         python = fleet.inventory[answer.host].python
-        told = said(answer, program=python)
+        told = said(answer, Looked, program=python)
         found[answer.host] = told if isinstance(told, Outcome) else _judged(answer.host, told, order, python)
     return found
 
 
-def _judged(host: str, told: dict[str, Any], order: Order, python: str) -> _Seen | Outcome:
-    if told["same"]:
+def _judged(host: str, told: Looked, order: Order, python: str) -> _Seen | Outcome:
+    if told.same:
         return Outcome(host, True, f"unchanged {order.wheel.hash[:8]}", numbers={"files": 0, "bytes": 0})
-    version = tuple(told["python"])
+    version = told.python
     if version < OLDEST_PYTHON:
         oldest = ".".join(map(str, OLDEST_PYTHON))
         hint = f"install Python {oldest} or newer there, and name it in the inventory: ssh = {{ python = ... }}"
         return Outcome(host, False, f"{python} is Python {'.'.join(map(str, version))}", hint)
-    lacks = tuple(missing(order.needs, told["versions"]))
-    base = told["executable"] if not lacks else told["base"]
-    return _Seen(frozenset(told["have"]), base, f"{version[0]}{version[1]}", lacks, told["wheels"])
+    lacks = tuple(missing(order.needs, told.versions))
+    base = told.executable if not lacks else told.base
+    return _Seen(told.have, base, f"{version[0]}{version[1]}", lacks, told.wheels)
 
 
 def _install(fleet: Fleet, order: Order, found: _Found, stream: Told | None) -> _Found:
@@ -190,22 +203,24 @@ def _install(fleet: Fleet, order: Order, found: _Found, stream: Told | None) -> 
         lambda machine: [
             machine.python, "-c", source("depend"), machine.folder,
             f"{environment_name(order.needs)}-{bare[machine.name].tag}",
-            machine.path(WHEELS) if order.wheelhouse else "", *pinned(order.needs),
+            machine.path(WHEELS) if order.wheelhouse else "",
+            order.index,
+            *pinned(order.needs),
         ],
         timeout_s=INSTALL_S, stream=stream and _without_objects(stream), only=left,
     ) if left else ()  # fmt: skip
     for answer in answers:
-        told = said(answer, program="pip")
+        told = said(answer, Installed, program="pip")
         seen = bare[answer.host]
         found[answer.host] = (
-            told if isinstance(told, Outcome) else _Seen(seen.have, told["base"], seen.tag, (), seen.wheels)
+            told if isinstance(told, Outcome) else _Seen(seen.have, told.base, seen.tag, (), seen.wheels)
         )
     return found
 
 
 def _without_objects(stream: Told) -> Told:
     """Leave out what programs say to us."""
-    return lambda host, line: None if line.startswith("{") else stream(host, line)
+    return lambda host, line: None if line.startswith(("{", "\036")) else stream(host, line)
 
 
 def _copy_wheels(fleet: Fleet, order: Order, bare: dict[str, _Seen]) -> _Found:
@@ -236,7 +251,7 @@ def _place(fleet: Fleet, order: Order, found: _Found) -> _Found:
     )
     placed: _Found = {}
     for answer in answers:
-        told = said(answer, program=fleet.inventory[answer.host].python)
+        told = said(answer, Placed, program=fleet.inventory[answer.host].python)
         sent = packed.lacking(ready[answer.host].have)
         n_bytes = sum(len(packed.content[digest]) for digest in sent)
         placed[answer.host] = (
@@ -301,14 +316,14 @@ def sweep(fleet: Fleet, *, dry_run: bool = False) -> Outcomes:
         lambda machine: [machine.python, "-c", source("sweep"), machine.folder, "no" if dry_run else "yes"],
         timeout_s=PLACE_S,
     )
-    return Outcomes.of(_swept(answer.host, said(answer, program="gc"), dry_run) for answer in answers)
+    return Outcomes.of(_swept(answer.host, said(answer, Swept, program="gc"), dry_run) for answer in answers)
 
 
-def _swept(host: str, told: dict[str, Any] | Outcome, dry_run: bool) -> Outcome:
+def _swept(host: str, told: Swept | Outcome, dry_run: bool) -> Outcome:
     if isinstance(told, Outcome):
         return told
-    went, parts = told["removed"], told["parts"]
+    went, parts = told.removed, told.parts
     things = f"{len(went)} environments" + (f", {parts} copies half done" if parts else "")
-    what = f"{'would remove' if dry_run else 'removed'} {things}, {told['bytes'] / 1e6:.1f} MB"
-    numbers = {"environments": len(went), "parts": parts, "bytes": told["bytes"]}
+    what = f"{'would remove' if dry_run else 'removed'} {things}, {told.bytes / 1e6:.1f} MB"
+    numbers = {"environments": len(went), "parts": parts, "bytes": told.bytes}
     return Outcome(host, True, what if went or parts else "nothing to remove", numbers=numbers)

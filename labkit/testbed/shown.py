@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "bright_cyan", "bright_magenta", "bright_green")
 WIDE = 240
 """Columns of a table that goes to a file."""
+TURNING = {chr(code) for code in (*range(0x80, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x2028, 0x2029)}
+"""Letters that a terminal may obey, or that turn the direction of writing around."""
 Told = Callable[[str, str], None]
 
 
@@ -55,12 +58,16 @@ def plain(line: str) -> str:
     >>> plain("a" + chr(27) + "[2Jb" + chr(9) + "c")
     'a␛[2Jb\tc'
     """
-    return "".join(chr(0x2400 + ord(c)) if ord(c) < 32 and c != "\t" else "␡" if c == "\x7f" else c for c in line)
+    return "".join(
+        chr(0x2400 + ord(c)) if ord(c) < 32 and c != "\t" else "␡" if c == "\x7f" else "�" if c in TURNING else c
+        for c in line
+    )
 
 
 def show(outcomes: Outcomes, *, file: TextIO | None = None) -> bool:
     """Print what became of something on hosts, those that failed in a table of their own; return whether none did."""
     out = console(file)
+    outcomes = type(outcomes).of(replace(row, did=plain(row.did), hint=plain(row.hint)) for row in outcomes)
     if any(row.ok for row in outcomes):
         out.print(type(outcomes).of(row for row in outcomes if row.ok).table())
     if outcomes.failed:
@@ -72,6 +79,8 @@ def show(outcomes: Outcomes, *, file: TextIO | None = None) -> bool:
 def show_examined(examined: Examined, *, file: TextIO | None = None) -> bool:
     """Print what an examination found, and what to do about it; return whether jobs can run on every host."""
     out = console(file)
+    found = (replace(each, found=plain(each.found), hint=plain(each.hint)) for each in examined.findings)
+    examined = type(examined)(found)
     out.print(examined.table())
     if any(finding.hint for finding in examined.findings):
         out.print()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 from annotated_types import Ge, Le, Len
 
 from labkit.core.errors import InputError
+from labkit.testbed.ssh_include import expanded
 from labkit.topology.inventory import fault_told
 
 if TYPE_CHECKING:
@@ -143,8 +144,10 @@ class SshConfig:
         except ImportError:
             raise InputError(f"{file} can only be read with paramiko: pip install 'labkit[lab]'.") from None
         try:
-            return cls(paramiko.SSHConfig.from_path(str(file))), []
-        except (paramiko.ConfigParseError, OSError, UnicodeDecodeError) as error:
+            return cls(paramiko.SSHConfig.from_text(expanded(file))), []
+        except InputError as error:
+            return cls(), [str(error).rstrip(".")]
+        except (paramiko.ConfigParseError, OSError, UnicodeDecodeError, ValueError) as error:
             return cls(), [f"{file}: {error}"]
 
     def options(self, name: str) -> Options:

@@ -29,13 +29,19 @@ def main(home: str, words: list[str]) -> None:
     os.execvp(words[0], words)
 
 
-def own_namespace(accounts: dict[str, tuple[int, Path]]) -> None:
-    """Have a mount namespace from now on with more accounts, by name: number and home; and a way to this Python."""
+def own_namespace(accounts: dict[str, tuple[int, Path]], *, shells: dict[str, str] | None = None) -> None:
+    """Have a mount namespace from now on with more accounts, by name: number and home; and a way to this Python.
+
+    Each has /bin/sh, or the shell that `shells` says.
+    """
+    shell = shells or {}
     if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNS):
         raise OSError(ctypes.get_errno(), "unshare")
     mount("--make-rprivate", "/")
     with tempfile.NamedTemporaryFile("w", prefix="lk-passwd") as passwd:
-        lines = [f"{name}:x:{uid}:{uid}::{home}:/bin/sh\n" for name, (uid, home) in accounts.items()]
+        lines = [
+            f"{name}:x:{uid}:{uid}::{home}:{shell.get(name, '/bin/sh')}\n" for name, (uid, home) in accounts.items()
+        ]
         passwd.write(Path("/etc/passwd").read_text() + "".join(lines))
         passwd.flush()
         os.chmod(passwd.name, 0o644)

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import stat
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -133,3 +134,23 @@ def test_workers_end_when_their_scheduler_is_gone(bed, tmp_path):
         assert psutil.wait_procs(there, timeout=60)[1] == [], first
     finally:
         dask.down(hosts, folder=tmp_path / "d").checked()
+
+
+def test_hosts_whose_python_has_no_labkit_run_the_deployed_one(bed, short_folder, tmp_path):
+    python = tmp_path / "python"
+    python.write_text(
+        f"""#!/bin/sh
+case "$*" in *"-m labkit"*) echo "No module named 'labkit'" >&2; exit 1 ;; esac
+exec '{sys.executable}' "$@"
+"""
+    )
+    python.chmod(0o755)
+    hosts = replace(bed, machines=(replace(bed["h2"], python=str(python), folder="~/bare"),))
+    address = dask.up(hosts, folder=short_folder / "bare", workers=1)
+    try:
+        with connect(str(short_folder / "bare")) as client:
+            assert client.submit(lambda: __import__("labkit").__file__).result(timeout=60).rpartition("/env/")[1]
+        assert address.startswith("tls://")
+    finally:
+        dask.down(hosts, folder=short_folder / "bare").checked()
+    assert dask.down(replace(hosts, machines=(replace(hosts["h2"], folder="~/nothing"),)), folder=tmp_path / "x").ok

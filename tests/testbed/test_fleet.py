@@ -177,6 +177,30 @@ def test_a_host_whose_key_is_not_known_is_refused(bed, tmp_path):
         assert not (tmp_path / "none").exists()
 
 
+def test_a_key_with_a_passphrase_is_used_through_an_agent_or_said_to_have_one(bed, up, tmp_path, monkeypatch):
+    key = tmp_path / "id"
+    key.write_bytes(bed["h0"].key.read_bytes())
+    key.chmod(0o600)
+    subprocess.run(["ssh-keygen", "-q", "-p", "-P", "", "-N", "a secret", "-f", key], check=True)
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    with asked(changed(bed, "h0", key=key)) as fleet:
+        row = fleet.run(["true"], only=["h0"])["h0"]
+    assert isinstance(row.error, LoginError)
+    assert f"key {key} has a passphrase" in str(row.error)
+    assert f"ssh-add {key}" in str(row.error)
+    socket_file = tmp_path / "agent"
+    agent = subprocess.Popen(["ssh-agent", "-D", "-a", socket_file], stdout=subprocess.DEVNULL)
+    try:
+        assert await_that(socket_file.exists, timeout_s=60)
+        monkeypatch.setenv("SSH_AUTH_SOCK", str(socket_file))
+        subprocess.run(["ssh-add", "-q", bed["h0"].key], check=True)
+        with asked(changed(bed, "h0", key=key)) as fleet:
+            assert fleet.run(["true"], only=["h0"]).ok
+    finally:
+        agent.kill()
+        agent.wait()
+
+
 def test_a_host_that_shows_another_key_is_refused_and_the_others_answer(bed, tmp_path):
     lines = bed.known_hosts.read_text().splitlines()
     swapped = [lines[0], f"{lines[1].split()[0]} {' '.join(lines[0].split()[1:])}", *lines[2:]]

@@ -196,3 +196,30 @@ def test_a_bad_ssh_configuration_is_a_fault_of_the_inventory(write):
     write("Host a\n  Match\n  nonsense without end\n\x00", "config")
     with pytest.raises(InputError, match="config"):
         Inventory.read(write("[ssh]\nconfig = 'config'\n" + HOST.format("a")))
+
+
+def test_what_the_ssh_configuration_includes_is_read_in_its_place(write, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".ssh/conf.d").mkdir(parents=True)
+    write("Host a\n HostName 10.1.1.1\n  Include plain\n User from-a\n", ".ssh/conf.d/10-a")
+    write("Port 2201\n", ".ssh/plain")
+    write("host=b\n User from-b\n", ".ssh/conf.d/20-b")
+    write('# first\nInclude conf.d/* ~/none\nUser everybody\nInclude "conf.d/20-b"\nHost b\n Port 2202\n', "config")
+    text = "[ssh]\nconfig = 'config'\n" + HOST.format("a") + HOST.format("b") + HOST.format("c")
+    a, b, c = Inventory.read(write(text))
+    assert (a.address, a.port, a.user) == ("10.1.1.1", 2201, "from-a")
+    assert (b.port, b.user) == (2202, "from-b")
+    assert (c.address, c.port, c.user) == ("c", 22, "everybody"), "what follows an Include is not of its last block"
+
+
+def test_an_include_that_cannot_be_read_as_ssh_does_is_told(write, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".ssh").mkdir()
+    write("Host b\n User x\n", ".ssh/more")
+    write("Host a*\n  Include more\n", "config")
+    text = "[ssh]\nconfig = 'config'\n" + HOST.format("a")
+    with pytest.raises(InputError, match=r"'Include more' stands below 'Host a\*' .*Move it there"):
+        Inventory.read(write(text))
+    write("Include config\n", ".ssh/config")
+    with pytest.raises(InputError, match="16 files deep; does it include itself"):
+        Inventory.read(write(text.replace("'config'", "'.ssh/config'")))

@@ -17,9 +17,11 @@ import pytest
 
 from labkit.core.errors import InputError
 from labkit.testbed.fleet import Fleet
+from labkit.testbed.frames import answer_in
 from labkit.testbed.inventory import Inventory
 from labkit.testbed.onhost import source
 from labkit.testbed.provision import deploy, python_of, sweep
+from labkit.testbed.replies import Fault
 from labkit.testbed.wheel import build
 from tests.testbed.fabbing import copied, elsewhere
 
@@ -132,7 +134,7 @@ def test_a_deploy_that_was_cut_off_leaves_the_old_labkit_working(one, package, c
         [sys.executable, "-c", source("receive"), str(folder)],
         input=json.dumps(order).encode() + b"\n" + b"x" * 500, capture_output=True, check=True,
     )  # fmt: skip
-    assert "500 of 1000 bytes" in json.loads(said.stdout)["error"]
+    assert "500 of 1000 bytes" in answer_in(said.stdout, Fault).error
     assert sorted(os.listdir(folder / "env")) == before
     assert version_there(one) == build(package).version
 
@@ -234,14 +236,14 @@ def test_one_host_that_is_down_does_not_stop_the_others(bed, folder):
         fleet.run(["rm", "-r", f"~/{folder.name}"], only=["h0", "h2", "h3"]).checked()
 
 
-def tiny(house: Path) -> None:
+def tiny(house: Path, name: str = "tiny") -> None:
     """Put a wheel of a library of one module into a folder."""
     house.mkdir(exist_ok=True)
-    with zipfile.ZipFile(house / "tiny-1.5-py3-none-any.whl", "w") as wheel:
-        wheel.writestr("tiny.py", "SIZE = 1\n")
-        wheel.writestr("tiny-1.5.dist-info/METADATA", "Metadata-Version: 2.1\nName: tiny\nVersion: 1.5\n")
-        wheel.writestr("tiny-1.5.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        wheel.writestr("tiny-1.5.dist-info/RECORD", "")
+    with zipfile.ZipFile(house / f"{name}-1.5-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(f"{name}.py", "SIZE = 1\n")
+        wheel.writestr(f"{name}-1.5.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.5\n")
+        wheel.writestr(f"{name}-1.5.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{name}-1.5.dist-info/RECORD", "")
 
 
 @pytest.mark.slow
@@ -257,6 +259,34 @@ def test_what_a_host_lacks_is_installed_from_a_wheelhouse_without_a_network(one,
     assert f"{folder}/env/base-" in told
     assert not (folder / "env" / "wheels").exists()
     assert deploy(one, **order)["h0"].did.startswith("unchanged")
+
+
+@pytest.mark.slow
+def test_pip_on_a_host_asks_the_index_of_its_own_pip_conf_and_the_one_that_is_named(one, up, folder, tmp_path):
+    for name in ("tiny", "weeny"):
+        place = tmp_path / f"{name}-index" / name
+        place.mkdir(parents=True)
+        tiny(place, name)
+        (place / "index.html").write_text(f'<a href="{name}-1.5-py3-none-any.whl">{name}-1.5-py3-none-any.whl</a>')
+    config = up.home("h0") / ".config/pip/pip.conf"
+    config.parent.mkdir(parents=True)
+    config.write_text(f"[global]\nindex-url = {(tmp_path / 'tiny-index').as_uri()}\n")
+    try:
+        index = (tmp_path / "weeny-index").as_uri()
+        deploy(one, requirements=("tiny>=1.5", "weeny>=1.5"), index=index).checked()
+    finally:
+        config.unlink()
+    told = one.run([python_of(one.inventory["h0"]), "-c", "import tiny, weeny; print(tiny.SIZE + weeny.SIZE)"])
+    assert told.checked()["h0"].stdout == "2\n"
+
+
+def test_an_index_that_is_none_is_refused_before_anything_is_done(one, tmp_path):
+    tiny(tmp_path)
+    for wrong in ("--index", "somewhere", "https://a b", "http://x\n"):
+        with pytest.raises(InputError, match="expected https://"):
+            deploy(one, index=wrong)
+    with pytest.raises(InputError, match="no wheelhouse with it"):
+        deploy(one, index="https://index.example", wheelhouse=tmp_path)
 
 
 @pytest.mark.slow

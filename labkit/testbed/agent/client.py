@@ -10,6 +10,7 @@ from typing import Any
 
 from labkit.testbed.agent.errors import AgentRefused, AgentVersion
 from labkit.testbed.agent.link import Link, Stream
+from labkit.testbed.agent.shapes import Data, Event, Hello, Lines, Measured, Row, Started, named_runs, shaped
 from labkit.testbed.agent.watching import Watching
 from labkit.testbed.agent.wire import PROTOCOL
 
@@ -74,7 +75,7 @@ class Agent(Link):
     def _greet(self) -> None:
         self.begun()
         try:
-            self.hello = self.request("hello", protocol=PROTOCOL)
+            self.hello = shaped(Hello, self.request("hello", protocol=PROTOCOL))
         except AgentRefused as error:
             if error.kind != "protocol":
                 raise
@@ -160,12 +161,14 @@ class Agent(Link):
         """
         sent = {path: {"data": base64.b64encode(data).decode()} for path, data in (files or {}).items()}
         return dict(
-            self.request(
+            shaped(
+                Started,
+                self.request(
                 "start", run=run, task=task, argv=[str(word) for word in argv], env=dict(env or {}),
                 cores=None if cores is None else [int(core) for core in cores],
                 gpus=_listed(gpus), beside=beside, files=sent, nice=nice, lease_s=lease_s,
             )
-        )  # fmt: skip
+        ))  # fmt: skip
 
     def claim(self, run: str, *, task: str, gpus: Gpus, beside: str | None = None) -> dict[str, str]:
         """Give a task that runs other GPUs than it has, as `start` does; return identifiers by number.
@@ -185,7 +188,8 @@ class Agent(Link):
         They are asked by SIGTERM, and killed after `grace_s`. Without `wait`, events tell the end.
         """
         wait_s = grace_s + 15.0 + self._timeout_s
-        return dict(self.request("stop", run=run, task=task, grace_s=grace_s, wait=wait, wait_s=wait_s))
+        said = self.request("stop", run=run, task=task, grace_s=grace_s, wait=wait, wait_s=wait_s)
+        return dict(shaped(dict[str, Any], said))
 
     def renew(self, run: str, *, lease_s: float = 600.0, wait_s: float | None = None) -> None:
         """Let a run go on for so long from now; 0 ends it. `wait_s`: for the answer, if not as long as usual."""
@@ -193,26 +197,25 @@ class Agent(Link):
 
     def list(self, run: str | None = None) -> list[dict[str, Any]]:
         """Return runs (or one) with their tasks: run, over, over_s, lease_left_s, last_event, tasks by name."""
-        return list(self.request("list", run=run))
+        return list(named_runs(self.request("list", run=run)))
 
     def measure(self, *, pss: bool = False, each: bool = False) -> dict[str, Any]:
         """Return what host and tasks use now.
 
         `pss` counts shared memory once, and takes longer; `each` tells the processor seconds of each process too.
         """
-        return dict(self.request("measure", pss=pss, each=each))
+        return dict(shaped(Measured, self.request("measure", pss=pss, each=each)))
 
     def measuring(self, *, every_s: float = 1.0) -> Watching[dict[str, Any]]:
         """Return a measurement each so many seconds, without end."""
-        return self.watching("measure", ahead=8, every_s=every_s)
+        return self.watching("measure", unfold=lambda item: [(0, shaped(Measured, item))], ahead=8, every_s=every_s)
 
     def watch(self, run: str, *, since: int = 0) -> Watching[dict[str, Any]]:
         """Return the events of a run after a number, and those to come, until it is over.
 
         `Watching.last` is the number from which to go on after AgentGone: nothing is missed, nothing comes twice.
         """
-        return self.watching("watch", unfold=lambda item: [(each["n"], each) for each in item], last=since,
-                           run=run, since=since)  # fmt: skip
+        return self.watching("watch", unfold=_events, last=since, run=run, since=since)
 
     def follow(self, run: str, *, task: str, file: str = "log", offset: int = 0) -> Watching[str]:
         """Return the complete lines of a file of a task as they come, until the task has ended.
@@ -223,12 +226,18 @@ class Agent(Link):
 
     def read(self, run: str, *, task: str, file: str, offset: int = 0, n_bytes: int = 1 << 20) -> Piece:
         """Return a piece of a file of a task, at most 4 MiB."""
-        said = self.request("read", run=run, task=task, file=file, offset=offset, n_bytes=n_bytes)
-        return Piece(said["offset"], base64.b64decode(said["data"]), said["size"])
+        said = shaped(Data, self.request("read", run=run, task=task, file=file, offset=offset, n_bytes=n_bytes))
+        try:
+            data = base64.b64decode(said["data"], validate=True)
+        except ValueError:
+            raise AgentRefused(f"what came of {file} is not base64", kind="malformed") from None
+        if len(data) > n_bytes:
+            raise AgentRefused(f"{len(data)} bytes of {file} came, more than the {n_bytes} asked for", kind="malformed")
+        return Piece(said["offset"], data, said["size"])
 
     def gc(self, *, older_s: float = 86400.0, dry_run: bool = False) -> Sequence[dict[str, Any]]:
         """Remove runs that were over for that long; return run, removed, why, age_s, n_files, n_bytes of each."""
-        return tuple(self.request("gc", older_s=older_s, dry_run=dry_run, wait_s=600.0))
+        return tuple(shaped(list[Row], self.request("gc", older_s=older_s, dry_run=dry_run, wait_s=600.0)))
 
     def shutdown(self) -> None:
         """End the agent, and wait until it is gone; refused (busy) while anything runs. A bridge starts another one."""
@@ -254,8 +263,14 @@ def restart(link: Link) -> None:
     link.close()
 
 
+def _events(item: Any) -> list[tuple[int, dict[str, Any]]]:
+    """Return the events of an item, each with its number."""
+    return [(each["n"], each) for each in shaped(list[Event], item)]
+
+
 def _lines(item: Mapping[str, Any]) -> list[tuple[int, str]]:
     """Return the lines of an item, each with the offset of the next one."""
+    item = shaped(Lines, item)
     raw = [line.encode(errors="surrogateescape") for line in item["lines"]]
     ends = [*(item["offset"] + n for n in accumulate(len(line) + 1 for line in raw[:-1])), item["next"]]
     return [(end, line.decode(errors="replace")) for end, line in zip(ends, raw, strict=True)]

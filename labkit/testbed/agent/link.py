@@ -9,7 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Any, Final, Protocol
 
+from labkit.core.errors import LabkitError
 from labkit.testbed.agent.errors import AgentError, AgentGone, AgentRefused, AgentTimeout
+from labkit.testbed.agent.shapes import Bridge, readable, shaped
 from labkit.testbed.agent.watching import Watching
 from labkit.testbed.agent.wire import MARK, MAX_LINE, Lines, Refused, pack, unpack
 
@@ -160,23 +162,32 @@ class Link:
                 lines.feed(data)
                 while (line := lines.take()) is not None:
                     self._hear(line, noise)
-        except (OSError, ValueError, Refused, EOFError) as error:
+        except (OSError, ValueError, Refused, EOFError, LabkitError) as error:
             self._end(AgentGone(f"the connection to the agent is gone: {error}"))
         else:
             said = bytes(noise).decode(errors="replace").strip()
             hint = "" if self._began.is_set() else f" before the bridge began{': ' + said[-500:] if said else ''}"
             self._end(AgentGone(f"the connection to the agent ended{hint}"))
 
+    def _hear_before(self, line: bytes, noise: bytearray) -> None:
+        """Take in what comes until the bridge has begun."""
+        _, mark, told = line.rpartition(MARK)  # an unterminated line may stand before it
+        if mark:
+            self.bridge = shaped(Bridge, unpack(told))
+            self._began.set()
+        elif len(noise) < NOISE:
+            noise += line + b"\n"
+        else:
+            raise Refused("oversized", f"it said more than {NOISE >> 10} KiB before the bridge began")
+
     def _hear(self, line: bytes, noise: bytearray) -> None:
         if not self._began.is_set():
-            if line.startswith(MARK):
-                self.bridge = unpack(line.removeprefix(MARK))
-                self._began.set()
-            elif len(noise) < NOISE:
-                noise += line + b"\n"
+            self._hear_before(line, noise)
             return
         said = unpack(line)
         number = said.get("id")
+        if number is not None and not isinstance(number, int):
+            raise Refused("malformed", "an answer has an id that no question has")
         error = _error(said["error"]) if "error" in said else None
         if number is None:
             if error is not None:
@@ -202,5 +213,8 @@ class Link:
             answer.finish(None, self._gone)
 
 
-def _error(said: Mapping[str, str]) -> AgentRefused:
-    return AgentRefused(said.get("message", "?"), kind=said.get("kind", "?"))
+def _error(said: object) -> AgentRefused:
+    told = said if isinstance(said, dict) else {}
+    return AgentRefused(
+        readable(str(told.get("message", "?")), at_most=4000), kind=readable(str(told.get("kind", "?")))[:40]
+    )

@@ -6,7 +6,7 @@ import queue
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
-from labkit.testbed.agent.errors import AgentError, AgentTimeout
+from labkit.testbed.agent.errors import AgentError, AgentRefused, AgentTimeout
 
 T = TypeVar("T")
 
@@ -46,8 +46,11 @@ class Watching(Iterator[T], Generic[T]):
         self._more, self._cancel = more, cancel
 
     def item(self, item: Any) -> None:
-        """Take in what was sent."""
-        self._items.put(("item", item))
+        """Take in what was sent; an agent that sends more than it may is heard no more."""
+        if self._items.qsize() <= 2 * self._ahead + 16:
+            self._items.put(("item", item))
+        else:
+            self.finish(error=AgentRefused("the agent sends more than it was asked for", kind="malformed"))
 
     def finish(self, ok: Any = None, error: AgentError | None = None) -> None:
         """Take in that nothing follows."""

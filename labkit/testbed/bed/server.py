@@ -16,7 +16,8 @@ from labkit.testbed.bed.plan import VARIABLE, Plan, Spot, write_private
 from labkit.testbed.bed.processes import Process, await_that, below, has_variable, holders_of, process, processes
 from labkit.testbed.errors import BedError
 
-PATIENCE_S = 10.0
+PATIENCE_S = 90.0
+"""A server that does not start within so long hangs; on a machine that is busy it may take seconds."""
 CARRIED = ("PYTHONPATH", "NUMBA_CACHE_DIR", "LANG", "LC_ALL", "TMPDIR")
 """Variables that hosts have from whoever starts the bed: they are this machine, and shall import the same labkit."""
 HOST_VARIABLE = "LABKIT_BED_HOST"
@@ -161,11 +162,21 @@ def start(plan: Plan, spots: Sequence[Spot], *, inside: Callable[[Spot], list[st
         subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         for words in start_commands(plan, spots, inside=inside)
     ]
-    said = [starter.communicate(timeout=PATIENCE_S)[0].decode(errors="replace").strip() for starter in started]
+    said = [_said_by(starter) for starter in started]
     if failed := [what for what, starter in zip(said, started, strict=True) if starter.returncode]:
         logs = [_log(plan, spot) for spot in spots]
         raise BedError(f"a server of the bed does not start: {'; '.join(filter(None, [*failed, *logs]))}")
     return [spot for spot in spots if not _listens(plan, spot)]
+
+
+def _said_by(starter: subprocess.Popen[bytes]) -> str:
+    """Return what a server has said when it is in the background."""
+    try:
+        return starter.communicate(timeout=PATIENCE_S)[0].decode(errors="replace").strip()
+    except subprocess.TimeoutExpired:
+        starter.kill()
+        told = starter.communicate()[0].decode(errors="replace").strip()
+        return f"it does not go to the background within {PATIENCE_S:g} s: {told}"
 
 
 def _listens(plan: Plan, spot: Spot) -> bool:

@@ -1,28 +1,30 @@
-"""Install what labkit needs on a host: `depend.py FOLDER NAME WHEELS REQUIREMENT...`, answered by a line of JSON.
+"""Install what labkit needs on a host: `depend.py FOLDER NAME WHEELS INDEX REQUIREMENT...`, answered in JSON.
 
-NAME is the environment to make, WHEELS a folder on the host with all that is needed, or empty for the host's own index.
+NAME is the environment to make, WHEELS a folder on the host with all that is needed, or empty for the host's own index,
+which is what its pip.conf names. INDEX is one more to look at, or empty.
 What pip says goes to stderr. The environment gets its name when it is complete.
 """
 
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import shutil
 import subprocess
 import sys
 from typing import Any
 
+from labkit.testbed.onhost.frame import send
 
-def command(python: str, wheels: str, requirements: list[Any]) -> list[Any]:
+
+def command(python: str, wheels: str, index: str, requirements: list[Any]) -> list[Any]:
     """Return how pip is asked."""
-    source = ["--no-index", "--find-links", wheels] if wheels else []
+    source = ["--no-index", "--find-links", wheels] if wheels else ["--extra-index-url", index] if index else []
     quiet = ["--disable-pip-version-check", "--no-input", "--progress-bar", "off"]
     return [python, "-m", "pip", "install", *quiet, *source, *requirements]
 
 
-def install(made: str, wheels: str, requirements: list[Any]) -> dict[str, Any]:
+def install(made: str, wheels: str, index: str, requirements: list[Any]) -> dict[str, Any]:
     """Make an environment with the requirements in it; return what went wrong, if anything."""
     venv = subprocess.run([sys.executable, "-m", "venv", made], stdout=sys.stderr.fileno(), check=False)
     if venv.returncode:
@@ -31,18 +33,20 @@ def install(made: str, wheels: str, requirements: list[Any]) -> dict[str, Any]:
             "hint": "apt-get install python3-venv there, or name another python in the inventory",
         }
     pip = subprocess.run(
-        command(os.path.join(made, "bin", "python"), wheels, requirements), stdout=sys.stderr.fileno(), check=False
+        command(os.path.join(made, "bin", "python"), wheels, index, requirements),
+        stdout=sys.stderr.fileno(),
+        check=False,
     )
     if pip.returncode:
         missing = "the wheelhouse lacks something" if wheels else "no index can be reached from there"
         return {
             "error": f"pip could not install what labkit needs (exit {pip.returncode})",
-            "hint": f"read what it said above; if {missing}: `fab deploy --wheelhouse DIR`",
+            "hint": f"read what it said above; if {missing}: `fab deploy --wheelhouse DIR`, or --index URL",
         }
     return {}
 
 
-def main(folder: str, name: str, wheels: str, *requirements: str) -> None:
+def main(folder: str, name: str, wheels: str, index: str, *requirements: str) -> None:
     """Install, unless it is there already, and say where its Python is."""
     os.umask(0o077)
     env = os.path.join(os.path.abspath(os.path.expanduser(folder)), "env")
@@ -54,7 +58,7 @@ def main(folder: str, name: str, wheels: str, *requirements: str) -> None:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not os.path.exists(said["base"]):
                 shutil.rmtree(made, ignore_errors=True)
-                said = install(made, wheels and os.path.expanduser(wheels), list(requirements)) or said
+                said = install(made, wheels and os.path.expanduser(wheels), index, list(requirements)) or said
                 if "error" in said:
                     shutil.rmtree(made, ignore_errors=True)
                 else:
@@ -65,7 +69,7 @@ def main(folder: str, name: str, wheels: str, *requirements: str) -> None:
             "error": f"{error.filename or env}: {error.strerror}",
             "hint": "give the host a folder in the inventory that its user may write, with room in it",
         }
-    print(json.dumps(said), flush=True)
+    send(said)
 
 
 if __name__ == "__main__":

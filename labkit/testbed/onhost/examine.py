@@ -1,4 +1,4 @@
-"""What a host is and can: `examine.py FOLDER`, asked by lines of JSON on stdin, each answered by one.
+"""What a host is and can: `examine.py FOLDER`, asked by lines of JSON on stdin, each answered by a message.
 
 {"ask": "clock"} its time; {"ask": "facts"} all that can be found by looking; {"ask": "torch"} what an import says;
 {"ask": "listen", "host": ADDRESS} opens a door that echoes to who knows the word in the answer; {"ask": "dial",
@@ -20,6 +20,8 @@ import sys
 import threading
 import time
 from typing import Any
+
+from labkit.testbed.onhost.frame import send
 
 PATIENCE_S = 3.0
 CHUNK = 1 << 18
@@ -232,7 +234,7 @@ def main(folder: str) -> None:
     """Answer until stdin ends."""
     folder = os.path.abspath(os.path.expanduser(folder))
     for line in sys.stdin:
-        print(json.dumps(answer(json.loads(line), folder)), flush=True)
+        send(answer(json.loads(line), folder))
 
 
 if __name__ == "__main__":

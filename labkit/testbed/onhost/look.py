@@ -1,4 +1,4 @@
-"""What a host has: `look.py FOLDER HASH BASE DISTRIBUTION...` prints it as one line of JSON.
+"""What a host has: `look.py FOLDER HASH BASE DISTRIBUTION...` answers in JSON.
 
 FOLDER is labkit's on the host, HASH names the content that should be there, BASE the environment of its dependencies.
 """
@@ -11,6 +11,8 @@ import os
 import sys
 from importlib import metadata
 from typing import Any
+
+from labkit.testbed.onhost.frame import send
 
 
 def environment(folder: str, name: str) -> dict[str, Any]:
@@ -95,9 +97,7 @@ def main(folder: str, hash: str, base: str, *distributions: str) -> None:
     folder = os.path.abspath(os.path.expanduser(folder))
     if os.pathsep in folder:
         hint = "give the host a folder without it in the inventory"
-        print(
-            json.dumps({"error": f"folder {folder} has a '{os.pathsep}', which PYTHONPATH cannot hold", "hint": hint})
-        )
+        send({"error": f"folder {folder} has a '{os.pathsep}', which PYTHONPATH cannot hold", "hint": hint})
         return
     manifest = environment(folder, hash)
     same = current(folder) == hash and whole(folder, hash, manifest)
@@ -116,7 +116,7 @@ def main(folder: str, hash: str, base: str, *distributions: str) -> None:
         said["versions"] = versions(list(distributions))
         said["wheels"] = wheels(folder)
         said["base"] = made if os.access(made, os.X_OK) else ""
-    print(json.dumps(said), flush=True)
+    send(said)
 
 
 if __name__ == "__main__":

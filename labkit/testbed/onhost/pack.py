@@ -1,21 +1,93 @@
-"""Write a run's folder to stdout as a tar file: `pack.py FOLDER RUN`; no keys, no sockets, no links.
+"""Send what is in a folder: `pack.py RUNS RUN [BELOW]`; no keys, no sockets, no links.
 
-Without RUN: one line of JSON, when each run here was last written to.
+Without RUN: when each run in the folder RUNS was last written to. Else each folder and file of it is a message of JSON,
+{"kind": "folder", "path": ...} or {"kind": "file", "path": ..., "size": ...}, a file's content the one after it; the
+last one is {"kind": "end", "entries": ..., "left_out": [...]}. With BELOW, only what is in that folder of the run,
+without hidden names, and all of it or nothing: what vanishes meanwhile ends it. Otherwise that is left out, and told.
 """
 
 from __future__ import annotations
 
-import json
 import os
+import stat
 import sys
-import tarfile
+from typing import Any
+
+from labkit.testbed.onhost.frame import CHUNK, Message, send
 
 SECRET = (".key", ".pem", ".sock")
 
 
-def wanted(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    """Leave out what must not or cannot travel."""
-    return info if (info.isfile() or info.isdir()) and not info.name.endswith(SECRET) else None
+class Packer:
+    """Sends what is in a folder.
+
+    Parameters
+    ----------
+    root : str
+        Where paths begin.
+    strict : bool
+        Nothing may be missing, and hidden names are left out.
+    """
+
+    def __init__(self, root: str, strict: bool) -> None:
+        self.root, self.strict = root, strict
+        self.entries = 0
+        self.left_out: list[Any] = []
+
+    def folder(self, path: str) -> None:
+        """Send a folder with all that is in it, in order of names."""
+        try:
+            names = sorted(os.listdir(os.path.join(self.root, path)))
+        except OSError as error:
+            self.missing(path, error)
+            return
+        if path:
+            self.told({"kind": "folder", "path": path})
+        for name in names:
+            if not name.endswith(SECRET) and not (self.strict and name.startswith(".")):
+                self.entry(os.path.join(path, name))
+
+    def entry(self, path: str) -> None:
+        """Send a folder or a file, and nothing that is neither."""
+        if not path.isprintable():  # nor can it be a name elsewhere
+            self.left_out.append(ascii(path)[:200])
+            return
+        try:
+            mode = os.lstat(os.path.join(self.root, path)).st_mode
+            if stat.S_ISDIR(mode):
+                self.folder(path)
+            elif stat.S_ISREG(mode):
+                self.file(path)
+        except OSError as error:
+            self.missing(path, error)
+
+    def file(self, path: str) -> None:
+        """Send a file as long as it is now; it may grow meanwhile."""
+        with open(os.path.join(self.root, path), "rb") as file:
+            left = os.fstat(file.fileno()).st_size
+            self.told({"kind": "file", "path": path, "size": left})
+            content = Message()
+            while left:
+                data = file.read(min(CHUNK, left))
+                if not data:
+                    content.fail(path + " became shorter while it was read")
+                    sys.exit(3)
+                content.write(data)
+                left -= len(data)
+            content.end()
+
+    def told(self, entry: dict[str, Any]) -> None:
+        """Send what comes next."""
+        self.entries += 1
+        send(entry)
+
+    def missing(self, path: str, error: OSError) -> None:
+        """Leave something out, or end where nothing may be."""
+        why = f"{path}: {error.strerror}"
+        if self.strict:
+            Message().fail(why)
+            sys.exit(3)
+        self.left_out.append(why)
 
 
 def written(runs: str) -> dict[str, float]:
@@ -25,15 +97,16 @@ def written(runs: str) -> dict[str, float]:
     return {name: os.path.getmtime(label) for name, label in labels.items() if os.path.isfile(label)}
 
 
-def main(folder: str, run: str = "") -> None:
-    """Write it; nothing where there is no such run."""
-    runs = os.path.join(os.path.abspath(os.path.expanduser(folder)), "runs")
+def main(runs: str, run: str = "", below: str = "") -> None:
+    """Send it; no entry where there is no such run."""
+    runs = os.path.abspath(os.path.expanduser(runs))
     if not run:
-        print(json.dumps({"runs": written(runs)}))
+        send({"runs": written(runs)})
         return
-    with tarfile.open(fileobj=sys.stdout.buffer, mode="w|") as archive:
-        if os.path.isfile(os.path.join(runs, run, "run.json")):
-            archive.add(os.path.join(runs, run), arcname=".", filter=wanted)
+    packer = Packer(os.path.join(runs, run), bool(below))
+    if below or os.path.isfile(os.path.join(runs, run, "run.json")):
+        packer.folder(below)
+    send({"kind": "end", "entries": packer.entries, "left_out": packer.left_out[:20]})
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 The line has: hash; base, the Python that has the dependencies; files, SHA-256 by path; sent, [SHA-256, size] of what
 follows; bytes, how many follow, compressed. What an earlier environment has already is taken from there. The answer is
-a line of JSON: {"placed": ...} or {"error": ..., "hint": ...}. Nothing that works is touched before all is there.
+JSON: {"placed": ...} or {"error": ..., "hint": ...}. Nothing that works is touched before all is there.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import sys
 import zlib
 from shlex import quote
 from typing import Any
+
+from labkit.testbed.onhost.frame import send
 
 LAUNCHER = """#!/bin/sh
 # Python with labkit {hash}; made by `fab deploy`.
@@ -154,7 +156,7 @@ def main(folder: str) -> None:
         said = {"error": f"{where}: {what}", "hint": HINTS.get(error.errno or 0, "run it again")}
     except (ValueError, KeyError, zlib.error) as error:
         said = {"error": f"{type(error).__name__}: {error}", "hint": "run it again; `fab gc` first if it comes back"}
-    print(json.dumps(said), flush=True)
+    send(said)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,8 @@ import sys
 import time
 from typing import Any
 
+from labkit.testbed.onhost.frame import send
+
 PART = re.compile(r".\.labkit-[0-9a-f]{8}-(\d+)\.part$")
 INCOMING, TAR, DAY_S = "incoming", re.compile(r"-job-\d+\.tar$"), 86400.0
 
@@ -124,7 +126,7 @@ def main(folder: str, really: str) -> None:
         said = {**said, "parts": cleared["parts"], "bytes": said["bytes"] + cleared["bytes"]}
     except OSError as error:
         said = {"error": f"{error.filename or env}: {error.strerror}", "hint": "see who owns it: ls -l"}
-    print(json.dumps(said), flush=True)
+    send(said)
 
 
 if __name__ == "__main__":

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from itertools import count
 from typing import Any, Final
 
@@ -13,6 +13,7 @@ from labkit.core.errors import LabkitError
 from labkit.speed.profiled.nouns import Pool
 from labkit.testbed.agent.client import Agent
 from labkit.testbed.errors import HostError
+from labkit.testbed.frames import Number, decoded
 from labkit.testbed.profiling.stage import LEASE_S, Stage
 from labkit.testbed.profiling.usage import Usage
 
@@ -47,6 +48,15 @@ def _cores(stage: Stage, hosts: list[str]) -> float:
     return round(min((got + others) * worth, float(n)), 3)
 
 
+@dataclass(frozen=True)
+class Spun:
+    """What a load says that it has done."""
+
+    loops: Number
+    cpu_s: Number
+    wall_s: Number
+
+
 def _spun(stage: Stage, host: str, n: int, seconds: float) -> list[dict[str, float]]:
     """Return what some loads at once have done in so many seconds."""
     agent = stage.hosts.agent(host)
@@ -58,7 +68,7 @@ def _spun(stage: Stage, host: str, n: int, seconds: float) -> list[dict[str, flo
         event = watching.next(timeout_s=seconds + 60.0)
         if event["kind"] == "ended":
             left.discard(event.get("task", ""))
-    return [json.loads(agent.read(stage.run, task=task, file="log").data) for task in sorted(tasks)]
+    return [asdict(decoded(agent.read(stage.run, task=task, file="log").data, Spun)) for task in sorted(tasks)]
 
 
 def _known(agent: Agent, run: str) -> bool:
