@@ -6,6 +6,7 @@ import json
 import re
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -39,7 +40,10 @@ app.command()(simulate)
 app.add_typer(bed_app, name="bed")
 
 DEMO_SCHEDULERS = "fifo,srtf,las,drf,tetris,optimus"
-JSON_KEYS = ("scheduler", "mean_jct_s", "median_jct_s", "p95_jct_s", "makespan_s", "n_jobs", "utilisation", "wall_s")
+JSON_KEYS = (
+    "scheduler", "mean_jct_s", "median_jct_s", "p95_jct_s", "makespan_s", "n_jobs", "utilisation", "dollars", "in_time",
+    "wall_s", "speeds", "notes",
+)  # fmt: skip
 STOPPED = 130
 """Exit code after Ctrl-C, as shells have it."""
 COLUMNS = {
@@ -50,8 +54,16 @@ COLUMNS = {
     "makespan_s": "makespan",
     "mean_queueing_s": "queueing",
     "utilisation": "GPUs held",
+    "dollars": "cost",
+    "in_time": "SLOs met",
     "wall_s": "took",
 }
+OPTIONAL: dict[str, Callable[[float], str]] = {
+    "utilisation": "{:.0%}".format,
+    "dollars": "${:,.2f}".format,
+    "in_time": "{:.0%}".format,
+}
+"""Columns that are left out where no run has a number for them, and how they are written."""
 Trace = Annotated[Path, typer.Argument(help="A trace in any format that `labkit traces info` reads.", metavar="TRACE")]
 Workload = Annotated[
     Path, typer.Argument(help="A trace, or a generator such as 'poisson(80, per_hour=12)'.", metavar="TRACE")
@@ -151,20 +163,23 @@ def _compare(
     runs: Path | None = None,
 ) -> list[RunRecord]:
     from labkit.experiment import compare as run_all
+    from labkit.experiment.caveats import Caveat
 
     def tell(record: RunRecord) -> None:
         if as_json:
-            told = {"scheduler": record.info.scheduler, "wall_s": record.info.wall_s, **record.summary}
-            print(json.dumps({key: _number(told[key]) for key in JSON_KEYS}), flush=True)
+            print(json.dumps(_as_json(record)), flush=True)
 
     names = split_names(schedulers)
     _make_room(report, runs)
-    records = run_all(
-        jobs, cluster=cluster, schedulers=names, folder=runs, progress=not as_json and sys.stderr.isatty(),
-        after_each=tell, **options,
-    )  # fmt: skip
+    with warnings.catch_warnings():
+        if not as_json:
+            warnings.simplefilter("ignore", Caveat)  # they stand above the table
+        records = run_all(
+            jobs, cluster=cluster, schedulers=names, folder=runs, progress=not as_json and sys.stderr.isatty(),
+            after_each=tell, **options,
+        )  # fmt: skip
     if not as_json:
-        print(f"{len(jobs)} jobs of {jobs.name} on {records[0].cluster}")
+        _print_header(records)
         _print_table(records)
     if report is not None:
         from labkit.plots.report import write_report
@@ -193,34 +208,66 @@ def command_line(words: list[str]) -> str:
     return shlex.join(["labkit", *words[1:]])
 
 
+def _as_json(record: RunRecord) -> dict[str, Any]:
+    from labkit.results.cost import bills, in_time
+
+    told = {"scheduler": record.info.scheduler, "wall_s": record.info.wall_s, **record.summary}
+    told |= {"dollars": bills([record])[0], "in_time": in_time(record)}
+    told |= {"speeds": record.info.config["speeds"], "notes": record.info.config.get("notes", [])}
+    return {key: _number(told[key]) for key in JSON_KEYS}
+
+
 def _number(value: Any) -> Any:
     """Return a number as JSON can hold it: NaN becomes null."""
     return None if isinstance(value, float) and value != value else value
 
 
+def _print_header(records: list[RunRecord]) -> None:
+    """Print what was simulated, how fast jobs are said to be, and what a reader of the numbers has to know."""
+    first = records[0]
+    print(f"{len(first.jobs)} jobs of {first.jobs.name} on {first.cluster}")
+    print(f"speeds: {first.info.config['speeds']}")
+    for said in dict.fromkeys(filter(None, map(_prices, records))):
+        print(said)
+    for note in dict.fromkeys(note for record in records for note in record.info.config.get("notes", ())):
+        print(f"note: {note}")
+
+
+def _prices(record: RunRecord) -> str:
+    from labkit.results.cost import prices_of
+
+    told = [f"{kind} {price:g} $" for kind, price in prices_of(record).items() if kind in record.cluster.device_types]
+    return f"prices: {', '.join(told)} per GPU and hour" if told else ""
+
+
 def _print_table(records: list[RunRecord]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    from labkit.plots.theme import time_unit
+    from labkit.cli_table import numbers, show, words
+    from labkit.core.text import time_unit
     from labkit.results.metrics import compare as as_table
 
     frame = as_table(records)
     table = Table(box=None, header_style="bold")
     cells = []
     for column, heading in COLUMNS.items():
+        if column in OPTIONAL and frame[column].isna().all():
+            continue
         shown = [str(value) for value in frame[column]]
-        if column == "utilisation":
-            shown = [f"{value:.0%}" for value in frame[column]]
-        elif column != "label":
+        if column == "label":
+            words(table, heading)
+        elif column in OPTIONAL:
+            numbers(table, heading)
+            shown = ["–" if value != value else OPTIONAL[column](value) for value in frame[column]]
+        else:
             scale, unit = time_unit(float(frame[column].median()))
-            heading, shown = f"{heading}\n({unit})", [f"{value / scale:,.2f}" for value in frame[column]]
-        table.add_column(heading, justify="left" if column == "label" else "right", no_wrap=True)
+            numbers(table, f"{heading}\n({unit})")
+            shown = [f"{value / scale:,.2f}" for value in frame[column]]
         cells.append(shown)
-    best = frame["mean_jct_s"].idxmin()
+    best = frame["mean_jct_s"].idxmin() if frame["mean_jct_s"].notna().any() else -1
     for i, row in enumerate(zip(*cells, strict=True)):
         table.add_row(*row, style="bold" if i == best else None)
-    Console(width=None if sys.stdout.isatty() else 120).print(table)
+    show(table)
 
 
 @app.command()

@@ -41,9 +41,9 @@ def _refuse(why: str) -> None:
 
 def show(twins: Twins) -> None:
     """Print a row for each job: when it was done, there and in the simulation, and how it was rescaled."""
-    from rich.console import Console
+    from labkit.cli_table import show as print_table
 
-    Console(width=None if sys.stdout.isatty() else 120).print(table_of(twins))
+    print_table(table_of(twins))
 
 
 def table_of(twins: Twins) -> Table:

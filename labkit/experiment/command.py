@@ -83,8 +83,11 @@ def tell(record: RunRecord, *, folder: Path, as_json: bool) -> None:
     told = {key: record.summary[key] for key in KEYS}
     if as_json:
         clean = {key: None if value != value else value for key, value in told.items()}
-        print(json.dumps({"run": record.info.run, "scheduler": record.info.scheduler, **clean}))
+        rest = {"speeds": record.info.config.get("speeds", ""), "notes": record.info.config.get("notes", [])}
+        print(json.dumps({"run": record.info.run, "scheduler": record.info.scheduler, **clean, **rest}))
         return
+    if speeds := record.info.config.get("speeds"):
+        print(f"speeds{' told to the scheduler' if record.info.backend == 'testbed' else ''}: {speeds}")
     print(
         f"{record.info.scheduler}: {told['n_jobs'] - told['n_unfinished']} of {told['n_jobs']} jobs done, mean JCT "
         f"{told['mean_jct_s']:.1f} s, makespan {told['makespan_s']:.1f} s, {told['n_rescales']} hot scalings, "

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from labkit.core.protocols import Backend, Scheduler, SpeedModel
 from labkit.core.resources import Bools
 from labkit.experiment import provenance
 from labkit.experiment.cadence import Cadence, at_events
+from labkit.experiment.caveats import Caveat, caveats, speeds_in_words
 from labkit.experiment.fluid import fluid
 from labkit.experiment.pre_run import PreRunning, measurer
 from labkit.experiment.profile import Profiled, measure_profile
@@ -53,6 +55,10 @@ class Experiment:
         Of the simulator's generator.
     believed : SpeedModel or None
         Where schedulers measure before the run; None: `speed`.
+    speeds : str
+        The speed model in words, for headers and reports.
+    prices : mapping or None
+        Dollars per GPU and hour by device type, for runs whose schedulers know of none.
     """
 
     jobs: Jobs
@@ -65,6 +71,8 @@ class Experiment:
     losses: Losses | None = None
     seed: int = 0
     believed: SpeedModel | None = None
+    speeds: str = ""
+    prices: Mapping[str, float] | None = None
 
     @classmethod
     def of(
@@ -90,7 +98,9 @@ class Experiment:
         cluster = cluster if isinstance(cluster, Cluster) else presets.build(cluster)
         if isinstance(speed, str):
             speed = speed_model(jobs, cluster, kind=speed, throughputs=throughputs, strict=strict)
-        return cls(jobs=declared(jobs, speed), cluster=cluster, speed=speed, **options)
+        jobs = declared(jobs, speed)
+        said = speeds_in_words(jobs, cluster, speed=speed, source=throughputs)
+        return cls(jobs=jobs, cluster=cluster, speed=speed, **{"speeds": said, **options})
 
     def simulator(self, *, lease_s: float | None = None) -> Simulator:
         """Return a fresh simulator at time 0, with leases if they are asked for."""
@@ -130,17 +140,26 @@ class Experiment:
         if (profile := getattr(self.speed, "profile", None)) is not None:
             parts["profile"] = f"{profile.name}, {profile.made.at}"
         told = {name: _plain(part) for name, part in parts.items() if part is not None}
-        return told | {"speed": type(self.speed).__name__}
+        if prices := _prices(scheduler) or self.prices:
+            told["prices"] = dict(prices)
+        return told | {"speed": type(self.speed).__name__, "speeds": self.speeds}
+
+    def caveats(self, scheduler: Scheduler, *, name: str) -> list[str]:
+        """Return what a reader of this scheduler's numbers has to know, a sentence each."""
+        return caveats(
+            self.jobs, self.cluster, speed=self.speed, scheduler=scheduler, name=name, speeds=self.speeds
+        )  # fmt: skip
 
     def info(self, scheduler: Scheduler, *, name: str) -> RunInfo:
         """Return the row of a run in the table of runs."""
+        notes = self.caveats(scheduler, name=name)
         return RunInfo(
             run=f"{_slug(name)}-{_slug(self.jobs.name)}-{self.seed}",
             scheduler=name,
             cluster=self.cluster.name,
             trace=self.jobs.name,
             seed=self.seed,
-            config=self.config(scheduler),
+            config=self.config(scheduler) | ({"notes": notes} if notes else {}),
             state=State.RUNNING,
             **provenance.stamp(),
         )
@@ -189,6 +208,8 @@ class Experiment:
         observers: Sequence[Observer],
     ) -> RunRecord:
         info = self.info(scheduler, name=called)
+        for note in info.config.get("notes", ()):
+            warnings.warn(note, Caveat, stacklevel=4)
         watchers = list(observers)
         with ExitStack() as stack:
             if progress:
@@ -245,10 +266,9 @@ def compare(
     chosen = list(schedulers)
     if not chosen:
         raise InputError("no scheduler is named; name at least one, e.g. fifo,srtf.")
-    for scheduler in chosen:
-        if isinstance(scheduler, str):
-            make(scheduler)
-    experiment = Experiment.of(jobs, cluster=cluster, **options)
+    made = [make(scheduler) if isinstance(scheduler, str) else scheduler for scheduler in chosen]
+    prices = next((known for known in map(_prices, made) if known), None)
+    experiment = Experiment.of(jobs, cluster=cluster, **{"prices": prices, **options})
     records = []
     for scheduler in chosen:
         record = experiment.run(scheduler, folder=folder, progress=progress)
@@ -293,6 +313,13 @@ class ProgressBar:
 
     def __exit__(self, *_: object) -> None:
         self._bar.close()
+
+
+def _prices(scheduler: Scheduler) -> Mapping[str, float] | None:
+    """Return the prices of a scheduler that is about cost; None: it is not."""
+    wants = getattr(getattr(scheduler, "policy", None), "wants_prices", False)
+    prices: Mapping[str, float] | None = getattr(scheduler, "prices", None) if wants else None
+    return prices
 
 
 def _plain(part: Any) -> Any:

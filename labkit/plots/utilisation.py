@@ -8,7 +8,7 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from labkit.plots.theme import MAX_ROWS, WIDTH, human_s, scheduler_colours, time_unit, title
+from labkit.plots.theme import MAX_ROWS, WIDTH, human_s, in_lines, scheduler_colours, time_unit, title
 
 N_BINS = 240
 
@@ -68,11 +68,11 @@ def plot_utilisation(steps: Mapping[str, pd.DataFrame]) -> alt.FacetChart:
         )
         .properties(width=WIDTH - 40, height=62)
     )
-    header = alt.Header(title=None, labelAngle=0, labelAlign="left", labelPadding=6)
-    note = f"GPUs held of those built, mean of each {human_s(edges[1])}"
+    header = alt.Header(title=None, labelAngle=0, labelAlign="left", labelPadding=6, labelLimit=0, **in_lines(names))
+    note = f"GPUs held of those built, mean of each {human_s(edges[1])}; they are a cost: more is not better"
     facets: alt.FacetChart = (
         bands.facet(row=alt.Row("scheduler:N", sort=names, header=header), spacing=10)
-        .properties(title=title("How busy the cluster is", note))
+        .properties(title=title("GPUs held over time", note))
         .resolve_scale(x="shared")
     )
     return facets
