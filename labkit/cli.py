@@ -90,7 +90,11 @@ def demo(
     records = _compare(trace(), cluster=CLUSTER, schedulers=DEMO_SCHEDULERS, report=None, command=[], options={})
     twins = trained() if testbed else None
     command = command_line(["labkit", "demo", "--folder", str(folder), *([] if testbed else ["--no-testbed"])])
-    written = write_report(records, folder / "demo.html", title=f"demo on {CLUSTER}", command=command, pair=twins)
+    pair, rests_on = ((twins.real, twins.simulated), twins.rests_on) if twins else (None, "")
+    written = write_report(
+        records, folder / "demo.html", title=f"Schedulers on the trace demo, cluster {CLUSTER}", command=command,
+        pair=pair, pair_note=rests_on,
+    )  # fmt: skip
     print(f"report: {written.resolve()}")
     print(f"figure: {_save_figure(records, folder / 'demo.svg').resolve()}")
     raise typer.Exit(0 if twins or not testbed else 1)
@@ -184,7 +188,9 @@ def _compare(
     if report is not None:
         from labkit.plots.report import write_report
 
-        written = write_report(records, report, title=f"{jobs.name} on {cluster}", command=command_line(command))
+        written = write_report(
+            records, report, title=f"Trace {jobs.name}, cluster {cluster}", command=command_line(command)
+        )
         if not as_json:
             print(f"report: {written.resolve()}")
     return records
