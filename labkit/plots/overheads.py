@@ -68,6 +68,6 @@ def plot_overheads(tables: Mapping[str, pd.DataFrame]) -> alt.LayerChart:
     return layered(
         bars,
         words,
-        height=alt.Step(36),
+        height=alt.Step(44),
         title=title("How jobs spend their time", "overhead: of the time in which a job holds tasks"),
     )

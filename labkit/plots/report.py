@@ -149,20 +149,22 @@ def _unfinished(table: pd.DataFrame) -> str:
 
 
 def _sections(records: Sequence[RunRecord]) -> list[page.Section]:
-    names = labels(records)
-    by_name = dict(zip(names, records, strict=True))
-    tables = {name: record.table for name, record in by_name.items()}
+    by_name = dict(zip(labels(records), records, strict=True))
+    whole = {name: record for name, record in by_name.items() if record.complete} or by_name
+    left_out = [name for name in by_name if name not in whole]
+    cut = f"Not in this figure, for not all of its jobs were done: {', '.join(left_out)}." if left_out else ""
+    tables = {name: record.table for name, record in whole.items()}
     steps = {name: utilisation(r.events, r.jobs, r.cluster) for name, r in by_name.items()}
+    times = [plot_jct_bars(compare(records)), plot_jct_cdf(jct_cdf(tables), limit=MOST_MARKS)]
     sections = [
-        page.Section(
-            "Completion times", [plot_jct_bars(compare(records)), plot_jct_cdf(jct_cdf(tables), limit=MOST_MARKS)]
-        ),
+        page.Section("Completion times", times, cut.replace("this figure", "the second figure")),
         page.Section("The cluster over time", [plot_utilisation(steps)], _without_gpus(records[0])),
-        page.Section("Where the time goes", [plot_overheads(tables)]),
+        page.Section("Where the time goes", [plot_overheads(tables)], cut),
     ]
-    rho = _rho(by_name)
+    rho = _rho(whole)
     if rho["rho"].notna().any():
-        sections.append(page.Section("Fairness", [plot_fairness(rho, limit=MOST_MARKS)], _RHO))
+        note = " ".join(filter(None, [_RHO, cut]))
+        sections.append(page.Section("Fairness", [plot_fairness(rho, limit=MOST_MARKS)], note))
     in_depth = list(by_name.items())[:MOST_RUNS_IN_DEPTH]
     each = 2 * MOST_MARKS // max(len(in_depth), 2)
     ends = shared_ends([record for _, record in in_depth])

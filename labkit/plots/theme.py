@@ -127,7 +127,8 @@ def line_legend(names: Iterable[str] = ()) -> alt.Legend:
 
 def name_axis(names: Iterable[str], **look: Any) -> alt.Axis:
     """Return the axis of named rows; a long name goes on in the next line and is not cut."""
-    return alt.Axis(**{"labelFontSize": 12, "labelColor": INK, "labelLimit": 0, **in_lines(names), **look})
+    lines = in_lines(names)
+    return alt.Axis(**{"labelFontSize": 11 if lines else 12, "labelColor": INK, "labelLimit": 0, **lines, **look})
 
 
 def in_lines(names: Iterable[str]) -> dict[str, str]:

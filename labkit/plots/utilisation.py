@@ -8,7 +8,7 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from labkit.plots.theme import MAX_ROWS, WIDTH, human_s, in_lines, scheduler_colours, time_unit, title
+from labkit.plots.theme import MAX_ROWS, WIDTH, human_s, scheduler_colours, time_unit, title
 
 N_BINS = 240
 
@@ -66,9 +66,9 @@ def plot_utilisation(steps: Mapping[str, pd.DataFrame]) -> alt.FacetChart:
                 alt.Tooltip("held:Q", title="GPUs held", format=".1%"),
             ],
         )
-        .properties(width=WIDTH - 40, height=62)
+        .properties(width=WIDTH, height=56)
     )
-    header = alt.Header(title=None, labelAngle=0, labelAlign="left", labelPadding=6, labelLimit=0, **in_lines(names))
+    header = alt.Header(title=None, labelOrient="top", labelAnchor="start", labelPadding=2, labelLimit=0)
     note = f"GPUs held of those built, mean of each {human_s(edges[1])}; they are a cost: more is not better"
     facets: alt.FacetChart = (
         bands.facet(row=alt.Row("scheduler:N", sort=names, header=header), spacing=10)
