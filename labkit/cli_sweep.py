@@ -136,7 +136,8 @@ def _tell(table: pd.DataFrame, *, metric: str, as_json: bool) -> None:
     told = comparison(table, metric=metric)
     speeds = list(table.attrs.get("speeds", ()))
     if not as_json:
-        print(f"speeds: {' | '.join(speeds)}")
+        if speeds:
+            print(f"speeds: {' | '.join(speeds)}")
         _print_table(told, metric=metric)
         return
     for row in told.astype(object).where(told.notna(), None).to_dict("records"):
