@@ -87,7 +87,8 @@ def plot_jct_bars(comparison: pd.DataFrame) -> alt.LayerChart:
     tooltip = [alt.Tooltip(f"{name}:Q", title=f"{name} ({unit})", format=",.2f") for name in COLUMNS]
     whisker = base.mark_rule(strokeWidth=1.6).encode(x="mean:Q", x2="p95:Q", color=colours)
     end = base.mark_point(filled=True, size=46, opacity=1).encode(x="p95:Q", color=colours, tooltip=tooltip)
-    x = alt.X("mean:Q", title=axis, scale=alt.Scale(domainMin=0))
+    ends = [0.0, 1.1 * max(float(shown[["mean", "median", "p95"]].to_numpy().max()), 1e-9)]
+    x = alt.X("mean:Q", title=axis, scale=alt.Scale(domain=ends, nice=False))
     bars = base.mark_bar(height=16).encode(x=x, color=colours, tooltip=tooltip)
     median = base.mark_tick(color="white", thickness=2, size=16, opacity=0.9).encode(x="median:Q")
     of_mean = base.mark_text(align="left", dx=3, dy=-15, fontSize=11.5, color=INK).encode(x="mean:Q", text="says:N")

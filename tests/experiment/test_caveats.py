@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from labkit import cli, simulate
+from labkit.cli_compared import as_json_row
 from labkit.core import Jobs
 from labkit.core.errors import InputError
 from labkit.experiment import Experiment, compare
@@ -70,13 +71,13 @@ def test_a_run_beside_one_about_cost_is_billed_at_the_same_prices():
     assert table["dollars"].tolist() == [dollars(record, prices=PRICES) for record in records]
     assert (table["dollars"] > 0).all()
     assert table["in_time"].tolist() == pytest.approx([2 / 3, 2 / 3])
-    assert [cli._as_json(record)["dollars"] for record in records] == table["dollars"].tolist()
+    assert [as_json_row(record)["dollars"] for record in records] == table["dollars"].tolist()
 
 
 def test_where_nobody_asks_for_cost_none_is_told():
     records = compare(jobs(), cluster="gavel-8-16-24", schedulers=["fifo", "srtf"], speed="gavel")
     assert np.isnan(bills(records)).all()
-    assert cli._as_json(records[0])["dollars"] is None
+    assert as_json_row(records[0])["dollars"] is None
 
 
 def test_compare_prints_speeds_prices_notes_cost_and_slos_above_and_in_the_table(capsys):

@@ -48,6 +48,15 @@ def test_each_number_of_the_jct_bars_stands_at_its_own_mark():
     assert texts == {"says": "mean", "says_p95": "p95"}
 
 
+def test_the_axis_of_the_jct_bars_begins_at_0_and_holds_every_mark():
+    spec = plot_jct_bars(compare(records())).to_dict()
+    (rows,) = spec["datasets"].values()
+    (domain,) = [layer["encoding"]["x"]["scale"]["domain"] for layer in spec["layer"]
+                 if "domain" in (layer["encoding"]["x"].get("scale") or {})]  # fmt: skip
+    assert domain[0] == 0
+    assert domain[1] > max(row[name] for row in rows for name in ("mean", "median", "p95"))
+
+
 def test_a_run_that_was_cut_short_has_no_bar_and_is_the_best_of_nothing():
     runs = [record("fifo"), cut_short("srtf"), record("drf")]
     assert runs[1].summary["mean_jct_s"] < min(run.summary["mean_jct_s"] for run in (runs[0], runs[2]))
