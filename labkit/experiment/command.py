@@ -88,6 +88,9 @@ def tell(record: RunRecord, *, folder: Path, as_json: bool) -> None:
         return
     if speeds := record.info.config.get("speeds"):
         print(f"speeds{' told to the scheduler' if record.info.backend == 'testbed' else ''}: {speeds}")
+    if record.info.backend == "testbed":  # a simulation has warned of them
+        for note in record.info.config.get("notes", ()):
+            print(f"note: {note}")
     print(
         f"{record.info.scheduler}: {told['n_jobs'] - told['n_unfinished']} of {told['n_jobs']} jobs done, mean JCT "
         f"{told['mean_jct_s']:.1f} s, makespan {told['makespan_s']:.1f} s, {told['n_rescales']} hot scalings, "

@@ -208,8 +208,6 @@ class Experiment:
         observers: Sequence[Observer],
     ) -> RunRecord:
         info = self.info(scheduler, name=called)
-        for note in info.config.get("notes", ()):
-            warnings.warn(note, Caveat, stacklevel=4)
         watchers = list(observers)
         with ExitStack() as stack:
             if progress:
@@ -220,6 +218,8 @@ class Experiment:
                 watchers.append(stack.enter_context(writer).append)
             began = time.perf_counter()
             session = self.session(scheduler, observers=watchers)
+            for note in info.config.get("notes", ()):
+                warnings.warn(note, Caveat, stacklevel=4)
             rows = session.run(scheduler)
             wall_s = time.perf_counter() - began
         info = replace(info, state=State.DONE, wall_s=wall_s)
