@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
-from labkit.core.errors import LabkitError
+from labkit.core.errors import ProfileError
 from labkit.speed.profiled import Pool, TestbedProfile
 from labkit.speed.profiled.nouns import QUIET, Cell, Fitted, Overhead
 from labkit.testbed.errors import HostError
@@ -89,14 +89,17 @@ def calibrated(
 
 def ratios_of(profile: TestbedProfile, measured: Cell, changes: list[Change]) -> Ratios:
     """Return what was measured over what a profile says."""
-    then = next(cell for cell in profile.of(measured.model) if (cell.n_ps, cell.n_workers, cell.n_hosts) == (1, 1, 1))
-    start = next(change for change in changes if change.kind == "start")
-    its = next((row for row in profile.overheads if (row.kind, row.model) == ("start", measured.model)), None)
-    if its is None:
-        raise LabkitError(f"the profile '{profile.name}' does not say what a start of {measured.model} takes.")
+    then = [cell for cell in profile.of(measured.model) if (cell.n_ps, cell.n_workers, cell.n_hosts) == (1, 1, 1)]
+    starts = [row for row in profile.overheads if (row.kind, row.model) == ("start", measured.model)]
+    began = [change for change in changes if change.kind == "start"]
+    if not (then and starts and began):
+        raise ProfileError(
+            f"the profile '{profile.name}' does not tell speed and start of {measured.model} with one worker and one "
+            f"PS, or it did not start here; measure this testbed: labkit profile --models {measured.model}."
+        )
     return Ratios(
-        step=_over(measured.step_s, then.step_s), step_cpu=_over(measured.cpu_s, then.cpu_s),
-        start=_over(start.seconds, its.median_s), start_cpu=_over(start.cpu_s, its.cpu_s),
+        step=_over(measured.step_s, then[0].step_s), step_cpu=_over(measured.cpu_s, then[0].cpu_s),
+        start=_over(began[0].seconds, starts[0].median_s), start_cpu=_over(began[0].cpu_s, starts[0].cpu_s),
         busy_cores=measured.busy_cores,
     )  # fmt: skip
 
