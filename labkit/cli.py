@@ -43,17 +43,6 @@ app.command()(simulate)
 app.add_typer(bed_app, name="bed")
 
 DEMO_SCHEDULERS = "fifo,srtf,las,drf,tetris,optimus"
-JSON_KEYS = ("scheduler", "mean_jct_s", "median_jct_s", "p95_jct_s", "makespan_s", "n_jobs", "utilisation", "wall_s")
-COLUMNS = {
-    "label": "scheduler",
-    "mean_jct_s": "mean JCT",
-    "median_jct_s": "median JCT",
-    "p95_jct_s": "p95 JCT",
-    "makespan_s": "makespan",
-    "mean_queueing_s": "queueing",
-    "utilisation": "GPUs held",
-    "wall_s": "took",
-}
 Trace = Annotated[Path, typer.Argument(help="A trace in any format that `labkit traces info` reads.", metavar="TRACE")]
 Workload = Annotated[
     Path, typer.Argument(help="A trace, or a generator such as 'poisson(80, per_hour=12)'.", metavar="TRACE")
@@ -80,7 +69,11 @@ def demo(
     records = _compare(trace(), cluster=CLUSTER, schedulers=DEMO_SCHEDULERS, report=None, command=[], options={})
     twins = trained() if testbed else None
     command = command_line(["labkit", "demo", "--folder", str(folder), *([] if testbed else ["--no-testbed"])])
-    written = write_report(records, folder / "demo.html", title=f"demo on {CLUSTER}", command=command, pair=twins)
+    pair, rests_on = ((twins.real, twins.simulated), twins.rests_on) if twins else (None, "")
+    written = write_report(
+        records, folder / "demo.html", title=f"Schedulers on the trace demo, cluster {CLUSTER}", command=command,
+        pair=pair, pair_note=rests_on,
+    )  # fmt: skip
     print(f"report: {written.resolve()}")
     print(f"figure: {_save_figure(records, folder / 'demo.svg').resolve()}")
     raise typer.Exit(0 if twins or not testbed else 1)
@@ -152,19 +145,21 @@ def _compare(
     as_json: bool = False,
     runs: Path | None = None,
 ) -> list[RunRecord]:
+    from labkit.cli_compared import print_header, print_table
+
     _make_room(report, runs)
-    after_each = _tell_json if as_json else None
-    shown = not as_json and sys.stderr.isatty()
     records, failed = _all_but_failed(
-        jobs, cluster=cluster, schedulers=schedulers, folder=runs, progress=shown, after_each=after_each, **options
+        jobs, as_json=as_json, cluster=cluster, schedulers=schedulers, folder=runs, **options
     )
     if not as_json:
-        print(f"{len(jobs)} jobs of {jobs.name} on {records[0].cluster}")
-        _print_table(records)
+        print_header(records)
+        print_table(records)
     if report is not None:
         from labkit.plots.report import write_report
 
-        written = write_report(records, report, title=f"{jobs.name} on {cluster}", command=command_line(command))
+        written = write_report(
+            records, report, title=f"Trace {jobs.name}, cluster {cluster}", command=command_line(command)
+        )
         if not as_json:
             print(f"report: {written.resolve()}")
     if failed:
@@ -172,21 +167,28 @@ def _compare(
     return records
 
 
-def _all_but_failed(jobs: Any, **options: Any) -> tuple[list[RunRecord], Mapping[str, Exception]]:
+def _all_but_failed(jobs: Any, *, as_json: bool, **options: Any) -> tuple[list[RunRecord], Mapping[str, Exception]]:
     """Simulate; return the records, and the errors of schedulers that failed beside others that did not."""
     from labkit.experiment import compare as run_all
+    from labkit.experiment.caveats import Caveat
 
-    try:
-        return run_all(jobs, **options), {}
-    except ComparisonError as error:
-        if not error.records:
-            raise next(iter(error.failed.values())) from None
-        return error.records, error.failed
+    after_each = _tell_json if as_json else None
+    with warnings.catch_warnings():
+        if not as_json:
+            warnings.simplefilter("ignore", Caveat)  # they stand above the table
+        try:
+            shown = not as_json and sys.stderr.isatty()
+            return run_all(jobs, after_each=after_each, progress=shown, **options), {}
+        except ComparisonError as error:
+            if not error.records:
+                raise next(iter(error.failed.values())) from None
+            return error.records, error.failed
 
 
 def _tell_json(record: RunRecord) -> None:
-    told = {"scheduler": record.info.scheduler, "wall_s": record.info.wall_s, **record.summary}
-    print(json.dumps({key: _number(told[key]) for key in JSON_KEYS}), flush=True)
+    from labkit.cli_compared import as_json_row
+
+    print(json.dumps(as_json_row(record)), flush=True)
 
 
 def _tell_failed(failed: Mapping[str, Exception]) -> NoReturn:
@@ -210,36 +212,6 @@ def command_line(words: list[str]) -> str:
     import shlex
 
     return shlex.join(["labkit", *words[1:]])
-
-
-def _number(value: Any) -> Any:
-    """Return a number as JSON can hold it: NaN becomes null."""
-    return None if isinstance(value, float) and value != value else value
-
-
-def _print_table(records: list[RunRecord]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    from labkit.plots.theme import time_unit
-    from labkit.results.metrics import compare as as_table
-
-    frame = as_table(records)
-    table = Table(box=None, header_style="bold")
-    cells = []
-    for column, heading in COLUMNS.items():
-        shown = [str(value) for value in frame[column]]
-        if column == "utilisation":
-            shown = [f"{value:.0%}" for value in frame[column]]
-        elif column != "label":
-            scale, unit = time_unit(float(frame[column].median()))
-            heading, shown = f"{heading}\n({unit})", [f"{value / scale:,.2f}" for value in frame[column]]
-        table.add_column(heading, justify="left" if column == "label" else "right", no_wrap=True)
-        cells.append(shown)
-    best = frame["mean_jct_s"].idxmin()
-    for i, row in enumerate(zip(*cells, strict=True)):
-        table.add_row(*row, style="bold" if i == best else None)
-    Console(width=None if sys.stdout.isatty() else 120).print(table)
 
 
 @app.command()

@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from labkit.experiment.demo import Twins
-    from labkit.results.record import RunRecord
 
 
-def trained() -> tuple[RunRecord, RunRecord] | None:
+def trained() -> Twins | None:
     """Train the jobs, and print what came out; where that does not work, say why in one line and return None."""
     from labkit.experiment.demo import train
+    from labkit.results import fidelity_summary
 
     print()
     try:
@@ -29,10 +29,12 @@ def trained() -> tuple[RunRecord, RunRecord] | None:
         _refuse(str(error))
         return None
     show(twins)
+    gap = fidelity_summary(twins.real, twins.simulated)["gap_percent"]
+    print(f"mean JCT: {gap:+.1f} % against the simulation. {twins.rests_on}")
     if n_left := int(twins.real.summary["n_unfinished"]):
         _refuse(f"{n_left} of {len(twins.real.jobs)} jobs were given up; {twins.notes[0] if twins.notes else ''}")
         return None
-    return twins.real, twins.simulated
+    return twins
 
 
 def _refuse(why: str) -> None:
@@ -41,9 +43,9 @@ def _refuse(why: str) -> None:
 
 def show(twins: Twins) -> None:
     """Print a row for each job: when it was done, there and in the simulation, and how it was rescaled."""
-    from rich.console import Console
+    from labkit.cli_table import show as print_table
 
-    Console(width=None if sys.stdout.isatty() else 120).print(table_of(twins))
+    print_table(table_of(twins))
 
 
 def table_of(twins: Twins) -> Table:

@@ -134,18 +134,21 @@ def _tell(table: pd.DataFrame, *, metric: str, as_json: bool) -> None:
     from labkit.results.sweeps import comparison
 
     told = comparison(table, metric=metric)
+    speeds = list(table.attrs.get("speeds", ()))
     if not as_json:
+        if speeds:
+            print(f"speeds: {' | '.join(speeds)}")
         _print_table(told, metric=metric)
         return
     for row in told.astype(object).where(told.notna(), None).to_dict("records"):
-        print(json.dumps({"metric": metric, **row}), flush=True)
+        print(json.dumps({"metric": metric, **row, "speeds": speeds}), flush=True)
 
 
 def _print_table(told: pd.DataFrame, *, metric: str) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    from labkit.plots.theme import time_unit
+    from labkit.cli_table import numbers, show, words
+    from labkit.core.text import time_unit
 
     scale, unit = time_unit(float(told["mean"].median())) if metric.endswith("_s") else (1.0, "")
     what = metric.removesuffix("_s").replace("_", " ").replace("jct", "JCT") + (f" ({unit})" if unit else "")
@@ -154,9 +157,8 @@ def _print_table(told: pd.DataFrame, *, metric: str) -> None:
     shown = list(dict.fromkeys([*varying, "scheduler"]))
     table = Table(box=None, header_style="bold")
     for key in shown:
-        table.add_column(key, no_wrap=True)
-    for heading in ("seeds", "failed", what, "95 % interval", f"against {first}", "95 % interval"):
-        table.add_column(heading, justify="right", no_wrap=True)
+        words(table, key)
+    numbers(table, "seeds", "failed", what, "95 % interval", f"against\n{first}", "95 % interval")
     for row in told.to_dict("records"):
         table.add_row(
             *(str(row[key]) for key in shown), str(row["n"]), str(row["n_failed"] or ""),
@@ -164,7 +166,7 @@ def _print_table(told: pd.DataFrame, *, metric: str) -> None:
             "" if row["relative"] != row["relative"] else f"{row['relative']:+.1%}",
             _interval(row["relative_low"], row["relative_high"], 1.0, percent=True),
         )  # fmt: skip
-    Console(width=None if sys.stdout.isatty() else 160).print(table)
+    show(table)
 
 
 def _interval(low: float, high: float, scale: float, *, percent: bool = False) -> str:

@@ -1,6 +1,8 @@
-"""Text that people type: lists of names, and text that is too long for a message."""
+"""Text that people type and read: lists of names, text too long for a message, spans of time."""
 
 from __future__ import annotations
+
+import math
 
 
 def split_names(text: str) -> list[str]:
@@ -26,3 +28,25 @@ def shortened(text: str, *, most: int = 100) -> str:
     ('poisson(80)', '((((... (5,000 letters)')
     """
     return text if len(text) <= most else f"{text[:most]}... ({len(text):,} letters)"
+
+
+def time_unit(longest_s: float) -> tuple[float, str]:
+    """Return (seconds per unit, name) of the unit in which a span of time reads best.
+
+    >>> time_unit(90.0), time_unit(3 * 86400.0)
+    ((1.0, 's'), (3600.0, 'h'))
+    """
+    units = ((1.0, "s", 300.0), (60.0, "min", 7200.0), (3600.0, "h", 10 * 86_400.0))
+    return next(((scale, name) for scale, name, limit in units if not longest_s > limit), (86_400.0, "days"))
+
+
+def human_s(seconds: float) -> str:
+    """Return a span of time for people.
+
+    >>> human_s(42.0), human_s(5400.0), human_s(float("nan"))
+    ('42.0 s', '90.0 min', '–')
+    """
+    if not math.isfinite(seconds):
+        return "–"
+    scale, unit = time_unit(abs(seconds))
+    return f"{seconds / scale:,.{0 if abs(seconds) >= 1000 * scale else 1}f} {unit}"

@@ -68,6 +68,8 @@ class Outcome:
         Warnings.
     record : RunRecord or None
         The whole run, if it is to be kept.
+    speeds : str
+        Its speed model in words.
     """
 
     cell: Cell
@@ -78,6 +80,7 @@ class Outcome:
     wall_s: float = 0.0
     notes: tuple[str, ...] = ()
     record: RunRecord | None = None
+    speeds: str = ""
 
 
 def run_cell(cell: Cell, *, inputs: Inputs, keep: bool = False) -> Outcome:
@@ -87,7 +90,8 @@ def run_cell(cell: Cell, *, inputs: Inputs, keep: bool = False) -> Outcome:
         warnings.simplefilter("always")
         try:
             record = _record(cell, inputs)
-            outcome = Outcome(cell, _plain(record.summary), record=_portable(record) if keep else None)
+            kept = _portable(record) if keep else None
+            outcome = Outcome(cell, _plain(record.summary), record=kept, speeds=record.info.config["speeds"])
         except Exception as error:
             outcome = failed(cell, error)
     return replace(

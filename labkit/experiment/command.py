@@ -110,8 +110,14 @@ def tell(record: RunRecord, *, folder: Path, as_json: bool) -> None:
     if as_json:
         clean = {key: None if value != value else value for key, value in told.items()}
         whom = {"run": record.info.run, "scheduler": record.info.scheduler}
-        print(json.dumps({**whom, **clean, "dropped": dict(record.info.dropped)}))
+        rest = {"speeds": record.info.config.get("speeds", ""), "notes": record.info.config.get("notes", [])}
+        print(json.dumps({**whom, **clean, **rest, "dropped": dict(record.info.dropped)}))
         return
+    if speeds := record.info.config.get("speeds"):
+        print(f"speeds{' told to the scheduler' if record.info.backend == 'testbed' else ''}: {speeds}")
+    if record.info.backend == "testbed":  # a simulation has warned of them
+        for note in record.info.config.get("notes", ()):
+            print(f"note: {note}")
     print(
         f"{record.info.scheduler}: {told['n_jobs'] - told['n_unfinished']} of {told['n_jobs']} jobs done, mean JCT "
         f"{told['mean_jct_s']:.1f} s, makespan {told['makespan_s']:.1f} s, {told['n_rescales']} hot scalings, "

@@ -11,19 +11,21 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Final
 
-from labkit.core.errors import InputError
+from labkit.core.errors import InputError, LabkitError
 from labkit.core.jobs import Jobs
 from labkit.workloads import readers
 
 if TYPE_CHECKING:
     from labkit.results.record import RunRecord
+    from labkit.speed.profiled import TestbedProfile
+    from labkit.testbed.inventory import Inventory
 
 CLUSTER = "demo"
 TRACES = Path(__file__).parents[2] / "traces"
 TRACE = TRACES / "demo.csv"
 TO_TRAIN = TRACES / "testbed.csv"
 PROFILE = TRACES / "testbed-profile.json"
-"""Of a laptop testbed on two cores."""
+"""Of a laptop testbed on two cores of another machine."""
 N_HOSTS: Final = 3
 """Each with one GPU in name: two jobs have room to grow, three have not."""
 SCHEDULER: Final = "optimus"
@@ -39,11 +41,14 @@ class Twins:
         The runs.
     notes : list of str
         What went wrong on the way, in words.
+    rests_on : str
+        What the simulation knows of this machine, in a sentence or two.
     """
 
     real: RunRecord
     simulated: RunRecord
     notes: list[str]
+    rests_on: str
 
 
 def trace() -> Jobs:
@@ -58,9 +63,10 @@ def trace() -> Jobs:
 
 
 def train(*, say: Callable[[str], None], progress: bool = False) -> Twins:
-    """Train three jobs on a laptop testbed of their own, and simulate the same with a shipped profile of another one.
+    """Train three jobs on a laptop testbed of their own, and simulate the same.
 
-    The testbed is gone afterwards, also after Ctrl-C.
+    What the simulation knows of the testbed is a shipped profile of another machine, scaled by one job that trains here
+    for a few seconds before. The testbed is gone afterwards, also after Ctrl-C.
 
     Parameters
     ----------
@@ -84,6 +90,7 @@ def train(*, say: Callable[[str], None], progress: bool = False) -> Twins:
         bed = Bed.up(N_HOSTS, folder=folder, gpus=1)
         for note in bed.notes:
             say(f"note: {note}")
+        profile, rests_on = _calibrated(bed.inventory, model=jobs.models[jobs.model[0]], say=say)
         say(f"{len(jobs)} jobs train on a laptop testbed of {N_HOSTS} hosts ({bed.plan.server}), under {SCHEDULER} ...")
         real = deploy(
             jobs, inventory=bed.inventory, scheduler=SCHEDULER, folder=folder.with_name("runs"), speed="recorded",
@@ -91,7 +98,28 @@ def train(*, say: Callable[[str], None], progress: bool = False) -> Twins:
         )  # fmt: skip
         notes = folder.with_name("runs") / real.info.run / NOTES
         told = notes.read_text().splitlines() if notes.exists() else []
-    return Twins(real, foretell(real, profile=PROFILE), told)
+    return Twins(real, foretell(real, profile=profile), told, rests_on)
+
+
+def _calibrated(inventory: Inventory, *, model: str, say: Callable[[str], None]) -> tuple[TestbedProfile, str]:
+    """Return the shipped profile scaled to this machine, and what that rests on; as it is where that fails."""
+    from labkit.speed.profiled import read
+    from labkit.testbed.profiling.calibrate import calibrated
+
+    shipped = read(PROFILE)
+    say("calibrating: one job trains alone on this machine for a few seconds ...")
+    try:
+        profile, ratios = calibrated(inventory, shipped, model=model)
+    except (LabkitError, OSError) as error:
+        said = f"{_OTHER_MACHINE}, and this one could not be measured ({' '.join(str(error).split())})"
+        say(f"note: {said}; the simulation will be off")
+        return shipped, f"{said}. So the gap tells of the two machines, not of the simulator. {_IN_FULL}"
+    say(f"calibrated: {ratios}")
+    return profile, f"{_OTHER_MACHINE}, scaled by one job that trained here for a few seconds: {ratios}. {_IN_FULL}"
+
+
+_OTHER_MACHINE: Final = "The simulation knows speeds and starts from a profile of another machine"
+_IN_FULL: Final = "`labkit profile` measures a machine in full, in about three minutes: docs/testbed-fidelity.md."
 
 
 def _shipped(path: Path) -> Jobs:

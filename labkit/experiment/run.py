@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from labkit.core.resources import Bools
 from labkit.experiment import provenance
 from labkit.experiment.asked import jobs_of, refuse_endless, refuse_odd, refuse_unknown, schedulers_of
 from labkit.experiment.cadence import Cadence, at_events
+from labkit.experiment.caveats import Caveat, caveats, speeds_in_words
 from labkit.experiment.fluid import fluid
 from labkit.experiment.pre_run import PreRunning, measurer
 from labkit.experiment.profile import Profiled, measure_profile
@@ -64,6 +66,10 @@ class Experiment:
         Of the simulator's generator.
     believed : SpeedModel or None
         Where schedulers measure before the run; None: `speed`.
+    speeds : str
+        The speed model in words, for headers and reports.
+    prices : mapping or None
+        Dollars per GPU and hour by device type, for runs whose schedulers know of none.
     """
 
     jobs: Jobs
@@ -76,6 +82,8 @@ class Experiment:
     losses: Losses | None = None
     seed: int = 0
     believed: SpeedModel | None = None
+    speeds: str = ""
+    prices: Mapping[str, float] | None = None
 
     def __post_init__(self) -> None:
         refuse_odd({name: getattr(self, name) for name in KINDS}, kinds=KINDS, seed=self.seed)
@@ -97,7 +105,7 @@ class Experiment:
         A profile of a testbed (`labkit profile`) gives cluster, speeds and overheads, unless they are given too.
         """
         jobs = jobs_of(jobs)
-        refuse_unknown(options, known=[*inspect.signature(cls.of).parameters, *KINDS, "seed", "believed"])
+        refuse_unknown(options, known=[*inspect.signature(cls.of).parameters, *(field.name for field in fields(cls))])
         if profile is not None:
             cluster, speed, options = profiled(jobs, profile, cluster=cluster, speed=speed, options=options)
         if cluster is None:
@@ -107,7 +115,9 @@ class Experiment:
             speed = speed_model(jobs, cluster, kind=speed, throughputs=throughputs, strict=strict)
         elif not isinstance(speed, SpeedModel):
             raise InputError(f"speed is {speed!r}; expected a SpeedModel, or a name such as 'auto' or 'gavel'.")
-        return cls(jobs=declared(jobs, speed), cluster=cluster, speed=speed, **options)
+        jobs = declared(jobs, speed)
+        said = speeds_in_words(jobs, cluster, speed=speed, source=throughputs)
+        return cls(jobs=jobs, cluster=cluster, speed=speed, **{"speeds": said, **options})
 
     def simulator(self, *, lease_s: float | None = None) -> Simulator:
         """Return a fresh simulator at time 0, with leases if they are asked for."""
@@ -151,17 +161,26 @@ class Experiment:
         if (profile := getattr(self.speed, "profile", None)) is not None:
             parts["profile"] = f"{profile.name}, {profile.made.at}"
         told = {name: _plain(part) for name, part in parts.items() if part is not None}
-        return told | {"speed": type(self.speed).__name__}
+        if prices := _prices(scheduler) or self.prices:
+            told["prices"] = dict(prices)
+        return told | {"speed": type(self.speed).__name__, "speeds": self.speeds}
+
+    def caveats(self, scheduler: Scheduler, *, name: str) -> list[str]:
+        """Return what a reader of this scheduler's numbers has to know, a sentence each."""
+        return caveats(
+            self.jobs, self.cluster, speed=self.speed, scheduler=scheduler, name=name, speeds=self.speeds
+        )  # fmt: skip
 
     def info(self, scheduler: Scheduler, *, name: str) -> RunInfo:
         """Return the row of a run in the table of runs."""
+        notes = self.caveats(scheduler, name=name)
         return RunInfo(
             run=f"{_slug(name)}-{_slug(self.jobs.name)}-{self.seed}",
             scheduler=name,
             cluster=self.cluster.name,
             trace=self.jobs.name,
             seed=self.seed,
-            config=self.config(scheduler),
+            config=self.config(scheduler) | ({"notes": notes} if notes else {}),
             state=State.RUNNING,
             **provenance.stamp(),
         )
@@ -221,6 +240,8 @@ class Experiment:
             compiled = stack.enter_context(kernel_cache.watched())
             began = time.perf_counter()
             session = self.session(scheduler, observers=watchers)
+            for note in info.config.get("notes", ()):
+                warnings.warn(note, Caveat, stacklevel=4)
             rows = session.run(scheduler)
             wall_s = time.perf_counter() - began - compiled.seconds
         info = replace(info, state=State.DONE, wall_s=wall_s)
@@ -267,9 +288,8 @@ def compare(
         If a scheduler fails, after all others have been simulated; its `records` are theirs.
     """
     chosen = schedulers_of(schedulers)
-    for scheduler in chosen:
-        named(scheduler)
-    experiment = Experiment.of(jobs, cluster=cluster, **options)
+    prices = next((known for known in (_prices(named(scheduler)[0]) for scheduler in chosen) if known), None)
+    experiment = Experiment.of(jobs, cluster=cluster, **{"prices": prices, **options})
     records: list[RunRecord] = []
     failed: dict[str, Exception] = {}
     for scheduler in chosen:
@@ -325,6 +345,13 @@ class ProgressBar:
 
     def __exit__(self, *_: object) -> None:
         self._bar.close()
+
+
+def _prices(scheduler: Scheduler) -> Mapping[str, float] | None:
+    """Return the prices of a scheduler that is about cost; None: it is not."""
+    wants = getattr(getattr(scheduler, "policy", None), "wants_prices", False)
+    prices: Mapping[str, float] | None = getattr(scheduler, "prices", None) if wants else None
+    return prices
 
 
 def _plain(part: Any) -> Any:

@@ -146,7 +146,7 @@ def row_of(outcome: Outcome, store: Store) -> dict[str, Any]:
     run = "" if outcome.record is None else store.keep(outcome.record, run=_run_id(cell))
     metrics = {name: None if math.isnan(value) else value for name, value in outcome.metrics.items()}
     row: dict[str, Any] = {"cell": cell.id, "keys": dict(cell.keys), "error": outcome.error, "run": run}
-    row |= {"metrics": metrics, "cpu_s": outcome.cpu_s, "wall_s": outcome.wall_s}
+    row |= {"metrics": metrics, "cpu_s": outcome.cpu_s, "wall_s": outcome.wall_s, "speeds": outcome.speeds}
     return row | ({"trace": outcome.trace} if outcome.trace else {})
 
 

@@ -104,25 +104,34 @@ def record_html(record: RunRecord) -> str:
     head = ["jobs", "mean JCT", "median JCT", "p95 JCT", "makespan", "queueing", "GPUs held"]
     times = [human_s(said[name]) for name in ("mean_jct_s", "median_jct_s", "p95_jct_s", "makespan_s")]
     held = _number(said["utilisation"], ".0%")
-    row = [said["n_jobs"] - said["n_unfinished"], *times, human_s(said["mean_queueing_s"]), held]
-    return table(f"{info.scheduler} on {info.trace}, {info.cluster} ({info.state})", head, [row])
+    row = [f"{record.n_done} of {len(record.jobs)}", *times, human_s(said["mean_queueing_s"]), held]
+    of_done = "" if record.complete else "means are over the jobs that were done: not to be compared with whole runs"
+    told = [f"speeds: {info.config['speeds']}" if info.config.get("speeds") else "", of_done]
+    note = "; ".join(filter(None, [*told, *info.config.get("notes", ())]))
+    return table(f"{info.scheduler} on {info.trace}, {info.cluster} ({info.state})", head, [row], note=note)
 
 
 def runs_html(records: Sequence[RunRecord]) -> str:
-    """Return a row per run, in the order given; one unit in each column, the best mean JCT in bold."""
-    units = {name: _unit([record.summary[name] for record in records]) for name in _TIMES}
+    """Return a row per run, in the order given; one unit in each column, the best mean JCT in bold.
+
+    A run that was stopped has no times: those of the jobs that were quick enough would rank it above complete runs.
+    """
+    whole = [record for record in records if record.complete]
+    units = {name: _unit([record.summary[name] for record in whole]) for name in _TIMES}
     times = [f"{heading} ({units[name][1]})" for name, heading in _TIMES.items()]
     head = ["", "scheduler", "trace", "cluster", "seed", "completed", *times, "GPUs held"]
     heads = "".join(f'<th class="{"left" if name in _WORDS else ""}">{name}</th>' for name in head)
-    done = [record.summary["mean_jct_s"] for record in records if _complete(record)]
-    best = min(done, default=float("nan"))
+    best = min((record.summary["mean_jct_s"] for record in whole), default=float("nan"))
     rows = "".join(
-        _run_row(i + 1, record, best=_complete(record) and record.summary["mean_jct_s"] == best, units=units)
+        _run_row(i + 1, record, best=record.complete and record.summary["mean_jct_s"] == best, units=units)
         for i, record in enumerate(records)
     )
-    return f'<table class="labkit-table"><caption>Runs so far</caption><tr>{heads}</tr>{rows}</table>'
+    cut = len(whole) < len(records)
+    note = f'<tr><td colspan="{len(head)}" class="left labkit-note">{escape(_CUT)}</td></tr>' if cut else ""
+    return f'<table class="labkit-table"><caption>Runs so far</caption><tr>{heads}</tr>{rows}{note}</table>'
 
 
+_CUT: Final = "grey: not all jobs were done; times of those that were cannot be compared with whole runs"
 _WORDS: Final = {"scheduler", "trace", "cluster"}
 _TIMES: Final = {"mean_jct_s": "mean JCT", "p95_jct_s": "p95 JCT", "makespan_s": "makespan"}
 
@@ -132,20 +141,17 @@ def _unit(seconds: Sequence[float]) -> tuple[float, str]:
     return time_unit(max(known, default=0.0))
 
 
-def _complete(record: RunRecord) -> bool:
-    return bool(record.summary["n_jobs"] - record.summary["n_unfinished"] == len(record.jobs))
-
-
 def _run_row(number: int, record: RunRecord, *, best: bool, units: Mapping[str, tuple[float, str]]) -> str:
     info, said = record.info, record.summary
     swatch = f'<i style="background:{colour(info.scheduler)}"></i>'
     words = [f"{swatch}{escape(info.scheduler)}", escape(info.trace), escape(info.cluster)]
-    times = [_number(said[name] / units[name][0], ",.2f") for name in _TIMES]
-    completed = f"{said['n_jobs'] - said['n_unfinished']:,} of {len(record.jobs):,}"
-    numbers = [str(info.seed), completed, *times, _number(said["utilisation"], ".0%")]
+    times = [_number(said[name] / units[name][0], ",.2f") if record.complete else "–" for name in _TIMES]
+    completed = f"{record.n_done:,} of {len(record.jobs):,}"
+    held = _number(said["utilisation"], ".0%") if record.complete else "–"
+    numbers = [str(info.seed), completed, *times, held]
     cells = [f"<td>{number}</td>", *(f'<td class="left">{word}</td>' for word in words)]
     cells += [f"<td>{text}</td>" for text in numbers]
-    kind = "" if _complete(record) else "unfinished"
+    kind = "" if record.complete else "unfinished"
     return f'<tr class="{kind}" style="font-weight:{600 if best else 400}">{"".join(cells)}</tr>'
 
 

@@ -98,6 +98,7 @@ class LiveRun(traitlets.HasTraits):
         self.exception: BaseException | None = None
         self.board = Board(experiment.jobs, experiment.cluster)
         self._scheduler = copy.deepcopy(made)
+        self._caveats = experiment.caveats(made, name=self.name)
         self._backend = backend or experiment.simulator()
         self._paced = Paced(self._backend, speedup=speedup)
         self._heard: list[Events] = []
@@ -160,8 +161,8 @@ class LiveRun(traitlets.HasTraits):
 
     @property
     def notes(self) -> list[str]:
-        """What went wrong on machines on the way, in words."""
-        return list(getattr(self._backend, "notes", ()))
+        """What a reader of the run's numbers has to know, and what went wrong on machines on the way, in words."""
+        return [*self._caveats, *getattr(self._backend, "notes", ())]
 
     @property
     def over(self) -> bool:

@@ -8,47 +8,13 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from labkit.core.errors import unknown
 from labkit.core.resources import Floats
 from labkit.plots.theme import COLOURS, INK, layered, title
-from labkit.results.intervals import holdings
+from labkit.results.cost import dollars, late_by_s
 from labkit.results.record import RunRecord
 
 COLOUR = COLOURS["srtf"]
 """Of all points: their names stand beside them."""
-
-
-def dollars(record: RunRecord, *, prices: Mapping[str, float]) -> float:
-    """Return what the GPUs that jobs held cost, at dollars per GPU and hour of each device type.
-
-    Raises
-    ------
-    InputError
-        If the price of a device type of the cluster is not given.
-    """
-    for kind in record.cluster.device_types:
-        if kind not in prices:
-            raise unknown("price of device type", kind, prices)
-    price = np.array([prices[kind] for kind in record.cluster.device_types])
-    held = holdings(record.events, record.jobs)
-    return float(price[record.cluster.group_type[held.group]] @ held.gpu_s) / 3600
-
-
-def late_by_s(record: RunRecord, *, slo_s: Floats | None = None) -> Floats:
-    """Return seconds by which each job missed its SLO, negative: in time; NaN: no SLO, inf: never done, (N,).
-
-    Parameters
-    ----------
-    record : RunRecord
-        The run.
-    slo_s : array, optional
-        (N,) seconds after arrival by which jobs should have been done; by default what they had declared.
-    """
-    jct_s = np.full(len(record.jobs), np.inf)
-    done = record.table[record.table["completion_s"].notna()]
-    jct_s[done["job"].to_numpy()] = done["jct_s"].to_numpy(np.float64)
-    late_s: Floats = jct_s - (record.jobs.slo_s if slo_s is None else slo_s)
-    return late_s
 
 
 def cost_table(
@@ -112,5 +78,5 @@ def plot_cost(table: pd.DataFrame) -> alt.LayerChart:
     named = base.mark_text(align="left", dx=10, dy=-10, fontSize=12, color=INK).encode(text="label:N")
     return layered(
         points, named, height=300,
-        title=title("What being in time costs", "best is bottom left; the axis of dollars does not begin at 0"),
+        title=title("Cost against missed SLOs", "best is bottom left; the axis of dollars does not begin at 0"),
     )  # fmt: skip

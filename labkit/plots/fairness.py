@@ -39,7 +39,7 @@ def plot_fairness(rho: pd.DataFrame, *, limit: int = MAX_ROWS) -> alt.LayerChart
         .encode(
             x=x,
             y=alt.Y("fraction:Q", title="Fraction of jobs", scale=alt.Scale(domain=[0, 1]), axis=alt.Axis(format="%")),
-            color=alt.Color("scheduler:N", legend=line_legend(), scale=scheduler_colours(names)),
+            color=alt.Color("scheduler:N", legend=line_legend(names), scale=scheduler_colours(names)),
             tooltip=[
                 alt.Tooltip("scheduler:N", title="scheduler"),
                 alt.Tooltip("rho:Q", title="ρ", format=".2f"),

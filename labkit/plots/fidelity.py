@@ -13,8 +13,9 @@ from labkit.plots.theme import INK, LINE, MAX_ROWS, MUTED, layered, thin, time_u
 from labkit.results.fidelity import PARTS
 
 PALETTE: Final = (
-    "#2563d8", "#e59a2b", "#0f9d9a", "#d4345f", "#9254d6", "#2b9f5c", "#4fb3d9", "#c4571b", "#7b8798", "#8a6d1d",
+    "#7fb7a8", "#e88a7d", "#7aa6cf", "#e3bd62", "#a99bd1", "#a9c46c", "#d99fc0", "#b08a78", "#9aa7b5", "#5f7f86",
 )  # fmt: skip
+"""Of jobs: softer than those of schedulers, so that a job is not taken for one."""
 SLOWER: Final = "#e5484d"
 FASTER: Final = "#2b9f5c"
 MOST_JOBS: Final = 40

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Final, cast
+
 import altair as alt
 import pandas as pd
 
 from labkit.plots.theme import HEAT, LINE, MAX_ROWS, MUTED, layered, time_unit, title
+from labkit.results import RunRecord, gantt
+
+NO_GPU: Final = "#b08a5a"
+"""Colour of a job that holds tasks and no GPU."""
 
 MOST_JOBS = 100
 """More jobs than this are shown as an even sample in order of arrival."""
 
 
 def plot_gantt(
-    bars: pd.DataFrame, table: pd.DataFrame, *, heading: str = "Who ran when", limit: int = MAX_ROWS
+    bars: pd.DataFrame,
+    table: pd.DataFrame,
+    *,
+    heading: str = "Who ran when",
+    limit: int = MAX_ROWS,
+    until_s: float | None = None,
+    most_gpus: float | None = None,
 ) -> alt.LayerChart:
     """Draw a row per job in order of arrival: thin line from arrival to completion, bars while it holds tasks.
 
-    The colour of a bar is the number of GPUs that the job holds.
+    The colour of a bar is the number of GPUs that the job holds; tasks without any GPU have a colour of their own.
 
     Parameters
     ----------
@@ -28,11 +41,11 @@ def plot_gantt(
         Title of the figure, e.g. the scheduler's name.
     limit : int
         The most stretches to draw; the longest are kept.
+    until_s, most_gpus : float, optional
+        Ends of the axis of time and of the colours, so that several charts have the same (`plot_gantt_stack`).
     """
     jobs, note = _sample(table)
-    until_s = max(
-        float(bars["end_s"].max()) if len(bars) else 0.0, float(table["arrival_s"].max()) if len(table) else 0.0
-    )
+    until_s = _until_s(bars, table) if until_s is None else until_s
     held, left_out = _merged(bars[bars["job"].isin(jobs["job"])], limit=limit)
     scale_s, unit = time_unit(until_s)
     lives = jobs.assign(
@@ -51,21 +64,57 @@ def plot_gantt(
     y = alt.Y("id:N", sort=order, title="Job, by arrival", axis=_job_axis(order))
     x = alt.X("start:Q", title=f"Time ({unit})", scale=alt.Scale(domain=[0, until_s / scale_s], nice=False))
     waits = alt.Chart(lives).mark_rule(color=LINE, strokeWidth=1.4, aria=False).encode(x=x, x2="end:Q", y=y)
-    most = max(float(held["gpus"].max()) if len(held) else 1.0, 1.0)
-    colour = alt.Color(
-        "gpus:Q",
-        title="GPUs held",
-        scale=alt.Scale(domain=[0, most], range=list(HEAT[1:])),
-        legend=alt.Legend(tickMinStep=1),
-    )
-    works = (
+    most = max(float(held["gpus"].max()) if len(held) else 1.0, 1.0) if most_gpus is None else most_gpus
+    without = bool((held["gpus"] == 0).any())
+    said = "grey line: in the system without tasks" + ("; brown: holds tasks and no GPU" if without else "")
+    works = _works(held, x=x, y=y, unit=unit, most_gpus=most)
+    return layered(waits, works, height=alt.Step(step), title=title(heading, said, note, left_out))
+
+
+def plot_gantt_stack(records: Mapping[str, RunRecord], *, limit: int = MAX_ROWS) -> alt.VConcatChart:
+    """Draw the Gantt charts of several runs below each other, on one axis of time and with the same colours.
+
+    Parameters
+    ----------
+    records : mapping
+        Heading -> run.
+    limit : int
+        The most stretches to draw of each.
+    """
+    ends = shared_ends(list(records.values()))
+    charts = [
+        plot_gantt(gantt(run.events, run.jobs, run.cluster), run.table, heading=name, limit=limit, **ends)
+        for name, run in records.items()
+    ]
+    return cast(alt.VConcatChart, alt.vconcat(*charts).resolve_scale(color="shared"))
+
+
+def shared_ends(records: Sequence[RunRecord]) -> dict[str, float]:
+    """Return the ends of time and colours that hold all of some runs: options of `plot_gantt`."""
+    bars = [gantt(run.events, run.jobs, run.cluster) for run in records]
+    most = max((float(_merged(each, limit=len(each) + 1)[0]["gpus"].max()) for each in bars if len(each)), default=1.0)
+    until_s = max((_until_s(each, run.table) for each, run in zip(bars, records, strict=True)), default=1.0)
+    return {"until_s": until_s, "most_gpus": max(most, 1.0)}
+
+
+def _until_s(bars: pd.DataFrame, table: pd.DataFrame) -> float:
+    """Return when the chart ends."""
+    ends = [float(each.max()) for each in (bars["end_s"], table["arrival_s"]) if len(each)]
+    return max([0.0, *ends])
+
+
+def _works(held: pd.DataFrame, *, x: alt.X, y: alt.Y, unit: str, most_gpus: float) -> alt.Chart:
+    """Return the bars of jobs that hold tasks."""
+    scale = alt.Scale(domain=[0, most_gpus], range=list(HEAT[1:]))
+    colour = alt.Color("gpus:Q", title="GPUs held", scale=scale, legend=alt.Legend(tickMinStep=1))
+    return (
         alt.Chart(held)
         .mark_bar(height=alt.RelativeBandSize(0.8), cornerRadiusEnd=0, aria=False)
         .encode(
             x=x,
             x2="end:Q",
             y=y,
-            color=colour,
+            color=alt.condition("datum.gpus > 0", colour, alt.value(NO_GPU)),
             tooltip=[
                 alt.Tooltip("id:N", title="job"),
                 alt.Tooltip("start:Q", title=f"from ({unit})", format=",.2f"),
@@ -74,9 +123,6 @@ def plot_gantt(
                 alt.Tooltip("tasks:Q", title="tasks"),
             ],
         )
-    )
-    return layered(
-        waits, works, height=alt.Step(step), title=title(heading, "grey: in the system without tasks", note, left_out)
     )
 
 

@@ -6,7 +6,18 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from labkit.plots.theme import INK, MAX_ROWS, layered, line_legend, scheduler_colours, thin_lines, time_unit, title
+from labkit.plots.theme import (
+    INK,
+    MAX_ROWS,
+    MUTED,
+    layered,
+    line_legend,
+    name_axis,
+    scheduler_colours,
+    thin_lines,
+    time_unit,
+    title,
+)  # fmt: skip
 
 
 def plot_jct_cdf(curve: pd.DataFrame, *, log: bool | None = None, limit: int = MAX_ROWS) -> alt.LayerChart:
@@ -36,7 +47,7 @@ def plot_jct_cdf(curve: pd.DataFrame, *, log: bool | None = None, limit: int = M
         .encode(
             x=alt.X("jct:Q", title=f"JCT ({unit})", scale=alt.Scale(type="log" if log else "linear", nice=True)),
             y=alt.Y("fraction:Q", title="Fraction of jobs", scale=alt.Scale(domain=[0, 1]), axis=alt.Axis(format="%")),
-            color=alt.Color("scheduler:N", legend=line_legend(), scale=colours),
+            color=alt.Color("scheduler:N", legend=line_legend(names), scale=colours),
             opacity=alt.condition(chosen, alt.value(1.0), alt.value(0.2)),
             tooltip=[
                 alt.Tooltip("scheduler:N", title="scheduler"),
@@ -60,36 +71,51 @@ def plot_jct_cdf(curve: pd.DataFrame, *, log: bool | None = None, limit: int = M
 def plot_jct_bars(comparison: pd.DataFrame) -> alt.LayerChart:
     """Draw the mean JCT of each run as a bar, its median and its 95th percentile as marks.
 
+    A run that did not complete all its jobs has no bar: its means are over the jobs that were quick enough.
+
     Parameters
     ----------
     comparison : DataFrame
-        From `labkit.results.compare`: label, mean_jct_s, median_jct_s, p95_jct_s.
+        From `labkit.results.compare`: label, mean_jct_s, median_jct_s, p95_jct_s, n_done, n_trace.
     """
-    scale_s, unit = time_unit(float(comparison["p95_jct_s"].max()))
-    columns = ("mean", "median", "p95")
-    shown = comparison[["label"]].assign(**{name: comparison[f"{name}_jct_s"] / scale_s for name in columns})
-    order = shown.sort_values("mean", kind="stable")["label"].tolist()
-    best = shown["mean"].min()
-    shown["says"] = [
-        "no job completed" if np.isnan(mean) else f"{mean:,.3g} {unit}, {mean / best:.2f}x" for mean in shown["mean"]
-    ]
-    shown = shown.fillna(0.0)
-    y = alt.Y("label:N", title=None, sort=order, axis=alt.Axis(labelFontSize=12, labelColor=INK))
+    shown, unit = _bars(comparison)
+    order = shown.sort_values(["cut", "mean"], kind="stable")["label"].tolist()
+    y = alt.Y("label:N", title=None, sort=order, axis=name_axis(order))
     base = alt.Chart(shown).encode(y=y)
     colours = alt.Color("label:N", scale=scheduler_colours(shown["label"]), legend=None)
-    axis = f"JCT ({unit}): bar = mean, line to the dot = 95th percentile, tick = median"
-    tooltip = [alt.Tooltip(f"{name}:Q", title=f"{name} ({unit})", format=",.2f") for name in columns]
+    axis = f"JCT ({unit}): bar = mean, tick = median, dot = 95th percentile"
+    tooltip = [alt.Tooltip(f"{name}:Q", title=f"{name} ({unit})", format=",.2f") for name in COLUMNS]
     whisker = base.mark_rule(strokeWidth=1.6).encode(x="mean:Q", x2="p95:Q", color=colours)
     end = base.mark_point(filled=True, size=46, opacity=1).encode(x="p95:Q", color=colours, tooltip=tooltip)
-    bars = base.mark_bar(height=22).encode(x=alt.X("mean:Q", title=axis), color=colours, tooltip=tooltip)
-    median = base.mark_tick(color="white", thickness=2, size=22, opacity=0.9).encode(x="median:Q")
-    said = base.mark_text(align="left", dx=9, fontSize=12, color=INK).encode(x="p95:Q", text="says:N")
+    ends = [0.0, 1.1 * max(float(shown[["mean", "median", "p95"]].to_numpy().max()), 1e-9)]
+    x = alt.X("mean:Q", title=axis, scale=alt.Scale(domain=ends, nice=False))
+    bars = base.mark_bar(height=16).encode(x=x, color=colours, tooltip=tooltip)
+    median = base.mark_tick(color="white", thickness=2, size=16, opacity=0.9).encode(x="median:Q")
+    of_mean = base.mark_text(align="left", dx=3, dy=-15, fontSize=11.5, color=INK).encode(x="mean:Q", text="says:N")
+    of_p95 = base.mark_text(align="left", dx=8, fontSize=11, color=MUTED).encode(x="p95:Q", text="says_p95:N")
+    note = "shorter is better; above the end of a bar its mean, x: times the best; beside the dot the 95th percentile"
+    cut = f"{int(shown['cut'].sum())} without a bar: not all jobs were done" if shown["cut"].any() else ""
     return layered(
-        bars,
-        median,
-        whisker,
-        end,
-        said,
-        height=alt.Step(40),
-        title=title("Mean job completion time", "shorter is better; x: times the best"),
-    )
+        bars, median, whisker, end, of_mean, of_p95,
+        height=alt.Step(46), title=title("Mean job completion time", note, cut),
+    )  # fmt: skip
+
+
+COLUMNS = ("mean", "median", "p95")
+
+
+def _bars(comparison: pd.DataFrame) -> tuple[pd.DataFrame, str]:
+    """Return what is drawn of each run, in one unit of time: what a run has no number for is NaN."""
+    n_done, n_trace = comparison["n_done"], comparison["n_trace"]
+    whole = comparison.where(n_done == n_trace)
+    longest = float(whole["p95_jct_s"].max())
+    scale_s, unit = time_unit(longest if np.isfinite(longest) else 1.0)
+    shown = comparison[["label"]].assign(**{name: whole[f"{name}_jct_s"] / scale_s for name in COLUMNS})
+    shown["cut"] = n_done != n_trace
+    best = shown["mean"].min()
+    shown["says"] = [
+        f"{mean:,.3g} {unit}, {mean / best:.2f}x" if not cut else f"no bar: {done:,.0f} of {of:,.0f} jobs done"
+        for mean, cut, done, of in zip(shown["mean"], shown["cut"], n_done, n_trace, strict=True)
+    ]
+    shown["says_p95"] = ["" if np.isnan(p95) else f"{p95:,.3g}" for p95 in shown["p95"]]
+    return shown.fillna(dict.fromkeys(COLUMNS, 0.0)), unit

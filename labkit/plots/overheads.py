@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import altair as alt
 import pandas as pd
 
-from labkit.plots.theme import INK, layered, time_unit, title
+from labkit.plots.theme import INK, layered, name_axis, time_unit, title
 
 PARTS = {"training_s": "training", "overhead_s": "overhead", "waiting_s": "waiting"}
 SHADES = {"training": "#2563d8", "overhead": "#e5484d", "waiting": "#d5dbe4"}
@@ -36,7 +36,7 @@ def plot_overheads(tables: Mapping[str, pd.DataFrame]) -> alt.LayerChart:
     holding = total - shown[shown["part"] == "waiting"].set_index("scheduler")["time"]
     said = pd.DataFrame({"scheduler": total.index, "total": total.to_numpy()})
     said["says"] = [f"{overhead[name] / max(holding[name], 1e-12):.1%} overhead" for name in total.index]
-    y = alt.Y("scheduler:N", sort=list(tables), title=None, axis=alt.Axis(labelFontSize=12, labelColor=INK))
+    y = alt.Y("scheduler:N", sort=list(tables), title=None, axis=name_axis(tables))
     bars = (
         alt.Chart(shown)
         .mark_bar(height=22, cornerRadiusEnd=0)
@@ -68,6 +68,6 @@ def plot_overheads(tables: Mapping[str, pd.DataFrame]) -> alt.LayerChart:
     return layered(
         bars,
         words,
-        height=alt.Step(36),
+        height=alt.Step(44),
         title=title("How jobs spend their time", "overhead: of the time in which a job holds tasks"),
     )

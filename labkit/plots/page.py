@@ -40,16 +40,22 @@ class Table:
 
     headings: Sequence[str]
     rows: Sequence[tuple[str, Sequence[Cell]]]
+    pale: Sequence[bool] = ()
+    notes: Sequence[str] = ()
+    """Whether a row is not to be compared with others, and what to know of the numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Figures under a heading; a folded one opens with a click."""
+    """Cards and figures under a heading; a folded one opens with a click, a last one stands behind all others."""
 
     heading: str
     figures: Sequence[Any]
     note: str = ""
     folded: bool = False
+    last: bool = False
+    cards: Sequence[Card] = ()
+    lead: str = ""
 
 
 def html(
@@ -64,14 +70,16 @@ def html(
 ) -> str:
     """Return the whole page; all text is escaped here, nothing before."""
     numbers, shades = count(1), colours(label for label, _ in table.rows)
-    shown = [_section(section, numbers, shades) for section in sections if not section.folded]
+    shown = [_section(section, numbers, shades) for section in sections if not section.folded and not section.last]
     deep = [_section(section, numbers, shades) for section in sections if section.folded]
+    last = [_section(section, numbers, shades) for section in sections if section.last]
     body = [
         f'<header><p class="brand">labkit</p><h1>{escape(heading)}</h1><p class="lead">{escape(lead)}</p></header>',
         f'<div class="cards">{"".join(map(_card, cards))}</div>',
         f"<section><h2>Comparison</h2>{_table(table)}</section>",
         *shown,
         *(["<section><h2>Run by run</h2>", *deep, "</section>"] if deep else []),
+        *last,
         _foot(provenance, command),
     ]
     return _PAGE.format(
@@ -110,12 +118,15 @@ def _table(table: Table) -> str:
     head = "".join(f"<th scope='col'>{escape(heading)}</th>" for heading in table.headings)
     rows = []
     shades = colours(label for label, _ in table.rows)
-    for label, cells in table.rows:
+    for i, (label, cells) in enumerate(table.rows):
         dot = f'<span class="dot" style="background:{shades[label]}"></span>'
         marked = "".join(f"<td{' class=best' if cell.best else ''}>{escape(cell.text)}</td>" for cell in cells)
-        rows.append(f"<tr><th scope='row'>{dot}{escape(label)}</th>{marked}</tr>")
+        kind = " class=pale" if any(table.pale[i : i + 1]) else ""
+        rows.append(f"<tr{kind}><th scope='row'>{dot}{escape(label)}</th>{marked}</tr>")
+    notes = "".join(f'<p class="note">{escape(note)}</p>' for note in table.notes)
     return (
         f'<div class="wide"><table><thead><tr><th></th>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
+        f"{notes}"
     )
 
 
@@ -125,7 +136,9 @@ def _section(section: Section, numbers: Iterator[int], shades: dict[str, str]) -
     if section.folded:
         dot = f'<span class="dot" style="background:{shades.get(section.heading, "none")}"></span>'
         return f"<details><summary>{dot}{escape(section.heading)}</summary>{figures}{note}</details>"
-    return f"<section><h2>{escape(section.heading)}</h2>{figures}{note}</section>"
+    lead = f'<p class="note">{escape(section.lead)}</p>' if section.lead else ""
+    cards = f'<div class="cards">{"".join(map(_card, section.cards))}</div>' if section.cards else ""
+    return f"<section><h2>{escape(section.heading)}</h2>{lead}{cards}{figures}{note}</section>"
 
 
 def _figure(chart: alt.Chart, *, number: int) -> str:

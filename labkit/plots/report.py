@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,13 @@ import pandas as pd
 
 from labkit.core.errors import InputError
 from labkit.core.files import refuse_unwritable
-from labkit.plots import fidelity_page, page
+from labkit.plots import fidelity_page, page, report_table
 from labkit.plots.fairness import plot_fairness
-from labkit.plots.gantt import plot_gantt
+from labkit.plots.gantt import plot_gantt, shared_ends
 from labkit.plots.heat_map import plot_heat_map
 from labkit.plots.jct import plot_jct_bars, plot_jct_cdf
 from labkit.plots.overheads import plot_overheads
-from labkit.plots.theme import human_s, time_unit
+from labkit.plots.theme import human_s
 from labkit.plots.utilisation import plot_utilisation
 from labkit.results import RunRecord, compare, fair_share_s, gantt, heat_map, jct_cdf, labels, utilisation
 
@@ -39,6 +40,7 @@ def write_report(
     title: str = "labkit report",
     command: str = "",
     pair: tuple[RunRecord, RunRecord] | None = None,
+    pair_note: str = "",
 ) -> Path:
     """Write one HTML file with everything about some runs; the file is whole or not there.
 
@@ -53,8 +55,11 @@ def write_report(
     command : str
         What makes this report again; by default that of the first run.
     pair : tuple of RunRecord, optional
-        A real run and the one that foretold it: the report tells the gap between them. By default each run on a testbed
-        whose simulation, of the same jobs with the same scheduler, is among the runs.
+        A real run and the one that foretold it: the report tells the gap between them, at its end where it is about
+        other runs too. By default each run on a testbed whose simulation, of the same jobs with the same scheduler, is
+        among the runs.
+    pair_note : str
+        What the simulation of the pair rests on.
 
     Returns
     -------
@@ -75,8 +80,8 @@ def write_report(
         heading=title,
         lead=_lead(records),
         cards=_first_cards(records, pairs),
-        table=_table(records),
-        sections=[*_fidelity(pairs), *_sections(records)],
+        table=report_table.table(records),
+        sections=[*_fidelity(pairs, last=not _about(records, pairs), lead=pair_note), *_sections(records)],
         provenance=_provenance(records),
         command=command or records[0].info.command,
     )
@@ -95,127 +100,94 @@ def _lead(records: Sequence[RunRecord]) -> str:
     n_schedulers = len({record.info.scheduler for record in records})
     what = f"{n_schedulers} scheduler{'s' if n_schedulers > 1 else ''}"
     traces = ", ".join(dict.fromkeys(record.info.trace or record.jobs.name for record in records))
-    return f"{what} on {len(first.jobs):,} jobs of {traces}; cluster {first.cluster}"
+    speeds = " | ".join(dict.fromkeys(_speeds(record) for record in records if _speeds(record)))
+    told = f"; speeds: {speeds}" if speeds else ""
+    return f"{what} on {len(first.jobs):,} jobs of {traces}; cluster {first.cluster}{told}"
+
+
+def _speeds(record: RunRecord) -> str:
+    said = str(record.info.config.get("speeds", ""))
+    return f"{said} (of the simulation, not of the testbed)" if said and record.info.backend == "testbed" else said
+
+
+def _about(records: Sequence[RunRecord], pairs: Sequence[tuple[RunRecord, RunRecord]]) -> bool:
+    """Tell whether a report is about a run and its simulation, and nothing else."""
+    return len(pairs) == 1 and {id(record) for record in records} == {id(record) for record in pairs[0]}
 
 
 def _first_cards(records: Sequence[RunRecord], pairs: Sequence[tuple[RunRecord, RunRecord]]) -> list[page.Card]:
     """Return the cards; of a run and its simulation alone, which of the two is best says nothing."""
     usual = _cards(records)
-    if not pairs:
-        return usual
-    return [*fidelity_page.cards(*pairs[0]), *(usual[:1] if len(records) == 2 else usual)]
+    return [*fidelity_page.cards(*pairs[0]), usual[0]] if _about(records, pairs) else usual
 
 
 def _cards(records: Sequence[RunRecord]) -> list[page.Card]:
     table = compare(records).set_index("label")
     cards = [page.Card("Jobs", f"{int(table['n_jobs'].max()):,}", _unfinished(table))]
+    whole = table[table["n_done"] == table["n_trace"]]
     for column, what in (
         ("mean_jct_s", "Best mean JCT"),
         ("p95_jct_s", "Best p95 JCT"),
         ("makespan_s", "Best makespan"),
     ):
-        known = table[column].dropna()
+        known = whole[column].dropna()
         if known.empty:
             continue
         worst, best = float(known.max()), float(known.min())
         gain = f", {worst / best:.2f}x shorter than {known.idxmax()}" if len(known) > 1 and worst > best else ""
         cards.append(page.Card(what, human_s(best), f"{known.idxmin()}{gain}"))
-    busiest = table["utilisation"].dropna()
-    if not busiest.empty:
-        cards.append(
-            page.Card("Highest utilisation", f"{busiest.max():.1%}", f"{busiest.idxmax()}, GPUs held of built")
-        )
     return cards
 
 
 def _unfinished(table: pd.DataFrame) -> str:
-    most = int(table["n_unfinished"].max())
+    most = int((table["n_trace"] - table["n_done"]).max())
     return f"up to {most:,} unfinished" if most else "all completed in every run"
 
 
-_COLUMNS: tuple[tuple[str, str, bool | None], ...] = (
-    ("mean_jct_s", "Mean JCT", False),
-    ("median_jct_s", "Median JCT", False),
-    ("p95_jct_s", "p95 JCT", False),
-    ("makespan_s", "Makespan", False),
-    ("mean_queueing_s", "Queueing", False),
-    ("utilisation", "Utilisation", True),
-    ("mean_stretch", "Stretch", False),
-    ("mean_rho", "Fairness ρ", False),
-    ("n_preemptions", "Preemptions", None),
-    ("n_unfinished", "Unfinished", None),
-)
-"""Column of `compare`, heading, and whether a higher number is better (None: neither)."""
-
-
-def _table(records: Sequence[RunRecord]) -> page.Table:
-    numbers = compare(records)
-    units = {name: _unit(name, numbers[name]) for name, _, _ in _COLUMNS}
-    best = {name: _best(numbers[name], higher=higher) for name, _, higher in _COLUMNS}
-    rows = []
-    for _, row in numbers.iterrows():
-        values = {name: float(row[name]) for name in units}
-        cells = [page.Cell(_said(values[name] / units[name][0], name), values[name] == best[name]) for name in units]
-        rows.append((str(row["label"]), cells))
-    return page.Table([f"{heading}{units[name][1]}" for name, heading, _ in _COLUMNS], rows)
-
-
-def _unit(name: str, column: pd.Series[Any]) -> tuple[float, str]:
-    """Return what to divide a column by, and what its heading says of it."""
-    if not name.endswith("_s") or column.dropna().empty:
-        return 1.0, ""
-    scale_s, unit = time_unit(float(column.max()))
-    return scale_s, f" ({unit})"
-
-
-def _best(column: pd.Series[Any], *, higher: bool | None) -> float:
-    """Return the value to mark, NaN (equal to nothing) where there is nothing to win."""
-    known = column.dropna().astype(float)
-    if higher is None or known.nunique() < 2:
-        return np.nan
-    return float(known.max() if higher else known.min())
-
-
-def _said(value: float, name: str) -> str:
-    if np.isnan(value):
-        return "–"
-    if name.startswith("n_"):
-        return f"{value:,.0f}"
-    return f"{value:.1%}" if name == "utilisation" else f"{value:,.2f}"
-
-
 def _sections(records: Sequence[RunRecord]) -> list[page.Section]:
-    names = labels(records)
-    by_name = dict(zip(names, records, strict=True))
-    tables = {name: record.table for name, record in by_name.items()}
+    by_name = dict(zip(labels(records), records, strict=True))
+    whole = {name: record for name, record in by_name.items() if record.complete} or by_name
+    left_out = [name for name in by_name if name not in whole]
+    cut = f"Not in this figure, for not all of its jobs were done: {', '.join(left_out)}." if left_out else ""
+    tables = {name: record.table for name, record in whole.items()}
     steps = {name: utilisation(r.events, r.jobs, r.cluster) for name, r in by_name.items()}
+    times = [plot_jct_bars(compare(records)), plot_jct_cdf(jct_cdf(tables), limit=MOST_MARKS)]
     sections = [
-        page.Section(
-            "Completion times", [plot_jct_bars(compare(records)), plot_jct_cdf(jct_cdf(tables), limit=MOST_MARKS)]
-        ),
-        page.Section("The cluster over time", [plot_utilisation(steps)]),
-        page.Section("Where the time goes", [plot_overheads(tables)]),
+        page.Section("Completion times", times, cut.replace("this figure", "the second figure")),
+        page.Section("The cluster over time", [plot_utilisation(steps)], _without_gpus(records[0])),
+        page.Section("Where the time goes", [plot_overheads(tables)], cut),
     ]
-    rho = _rho(by_name)
+    rho = _rho(whole)
     if rho["rho"].notna().any():
-        sections.append(page.Section("Fairness", [plot_fairness(rho, limit=MOST_MARKS)], _RHO))
+        note = " ".join(filter(None, [_RHO, cut]))
+        sections.append(page.Section("Fairness", [plot_fairness(rho, limit=MOST_MARKS)], note))
     in_depth = list(by_name.items())[:MOST_RUNS_IN_DEPTH]
     each = 2 * MOST_MARKS // max(len(in_depth), 2)
-    return sections + [_run(name, record, limit=each) for name, record in in_depth]
+    ends = shared_ends([record for _, record in in_depth])
+    return sections + [_run(name, record, limit=each, ends=ends) for name, record in in_depth]
 
 
-def _fidelity(pairs: Sequence[tuple[RunRecord, RunRecord]]) -> list[page.Section]:
+def _without_gpus(record: RunRecord) -> str:
+    """Say how many jobs are not in a figure of GPUs."""
+    n = int(np.count_nonzero(record.jobs.gpus == 0))
+    return f"{n} of {len(record.jobs):,} jobs ask for no GPU; what they hold is not in this figure." if n else ""
+
+
+def _fidelity(pairs: Sequence[tuple[RunRecord, RunRecord]], *, last: bool, lead: str) -> list[page.Section]:
     """Return a section for each real run with its simulation beside it."""
-    several = len(pairs) > 1
-    return [
-        fidelity_page.section(real, foretold, heading=f"Fidelity: {real.info.scheduler}" if several else "Fidelity")
-        for real, foretold in pairs
-    ]
+    usual = "Jobs that really trained, and their simulation" if last else "Fidelity"
+    told = []
+    for real, foretold in pairs:
+        heading = f"{usual}: {real.info.scheduler}" if len(pairs) > 1 else usual
+        section = fidelity_page.section(real, foretold, heading=heading)
+        told.append(replace(section, last=last, lead=lead, cards=fidelity_page.cards(real, foretold) if last else ()))
+    return told
 
 
-def _run(name: str, record: RunRecord, *, limit: int) -> page.Section:
+def _run(name: str, record: RunRecord, *, limit: int, ends: dict[str, float]) -> page.Section:
     events, jobs, cluster = record.events, record.jobs, record.cluster
-    who = plot_gantt(gantt(events, jobs, cluster), record.table, heading=f"{name}: who ran when", limit=limit)
+    heading = f"{name}: who ran when"
+    who = plot_gantt(gantt(events, jobs, cluster), record.table, heading=heading, limit=limit, **ends)
     cells = heat_map(events, jobs, cluster, n_bins=48)
     where = plot_heat_map(cells, heading=f"{name}: how full each machine is", limit=limit)
     return page.Section(name, [who, where], folded=True)

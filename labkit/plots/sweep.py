@@ -1,21 +1,28 @@
-"""Many runs at once: a point for each seed, and the mean with its confidence interval for each scheduler."""
+"""Many runs at once: a point per seed, means and paired differences of schedulers with confidence intervals."""
 
 from __future__ import annotations
 
 from typing import cast
 
 import altair as alt
+import numpy as np
 import pandas as pd
 
-from labkit.plots.theme import INK, MUTED, WIDTH, scheduler_colours, time_unit, title
-from labkit.results.sweeps import keys_of, sweep_means
+from labkit.core.errors import InputError
+from labkit.plots.theme import INK, MUTED, WIDTH, name_axis, scheduler_colours, time_unit, title
+from labkit.results.sweeps import keys_of, sweep_differences, sweep_means
 
 FIXED = ("seed", "scheduler")
 MAX_LABEL = 60
 
 
-def plot_sweep(table: pd.DataFrame, *, metric: str = "mean_jct_s", level: float = 0.95) -> alt.FacetChart:
-    """Draw a metric of a sweep: a row per scheduler, a panel per combination of what else varies.
+def plot_sweep(
+    table: pd.DataFrame, *, metric: str = "mean_jct_s", base: str | None = None, level: float = 0.95
+) -> alt.FacetChart | alt.VConcatChart:
+    """Draw a metric of a sweep: what each scheduler comes to, and below how much it differs from one of them.
+
+    Seeds have much in common: intervals of two means may overlap where one scheduler is better on every seed. Whether
+    one is better is told by the differences alone.
 
     Parameters
     ----------
@@ -23,37 +30,107 @@ def plot_sweep(table: pd.DataFrame, *, metric: str = "mean_jct_s", level: float 
         From `labkit.sweep` or `labkit.results.read_sweep`.
     metric : str
         One of its columns.
+    base : str, optional
+        The scheduler with which others are compared; the first one by default.
     level : float
         Of the confidence interval over seeds.
     """
+    means = plot_sweep_means(table, metric=metric, level=level)
+    if table["scheduler"].nunique() < 2:
+        return means
+    apart = plot_sweep_differences(table, metric=metric, base=base, level=level)
+    return cast(alt.VConcatChart, alt.vconcat(means, apart, spacing=34))
+
+
+def plot_sweep_means(table: pd.DataFrame, *, metric: str = "mean_jct_s", level: float = 0.95) -> alt.FacetChart:
+    """Draw a dot per seed and the mean of each scheduler, a panel per combination of what else varies."""
     means = sweep_means(table, metric=metric, level=level)
     scale, axis = _axis(metric, float(means["mean"].median()))
-    varying = [key for key in keys_of(table) if key not in FIXED and len(set(table[key])) > 1]
-    points = table.assign(panel=_panels(table, varying), value=table[metric] / scale, what="seed")
-    lines = means.assign(
-        panel=_panels(means, varying), **{name: means[name] / scale for name in ("mean", "low", "high")}
-    )
-    lines["says"] = [f"{mean:,.4g}" for mean in lines["mean"]]
-    both = pd.concat(
-        [points[["panel", "scheduler", "seed", "value"]], lines[["panel", "scheduler", "mean", "low", "high", "says"]]]
-    )
+    varying = _varying(table)
+    points = table.assign(panel=_panels(table, varying), value=table[metric] / scale)
+    lines = _scaled(means, varying, scale=scale, says="{:,.4g}")
+    both = pd.concat([points[["panel", "scheduler", "seed", "value"]], lines])
     both = both[both["value"].notna() | both["mean"].notna()].round(5)
-    names = list(dict.fromkeys(table["scheduler"]))
     n_failed = int(means["n_failed"].sum())
-    drawn = _layers(both, names, axis=axis)
     note = f"a dot is a seed; the bar is the mean with its {level:.0%} confidence interval (Student's t)"
+    look = alt.Scale(zero=False, padding=24)
+    drawn = _layers(both, list(dict.fromkeys(table["scheduler"])), axis=axis, scale=look)
+    panels = list(dict.fromkeys(points["panel"]))
+    failed = f"{n_failed} cells failed and are left out" if n_failed else ""
+    return _facets(drawn, panels, heading=_heading(metric), notes=[note, failed])
+
+
+def plot_sweep_differences(
+    table: pd.DataFrame, *, metric: str = "mean_jct_s", base: str | None = None, level: float = 0.95
+) -> alt.FacetChart:
+    """Draw how much each scheduler differs from one of them, seed by seed; 0 is no difference.
+
+    An interval that leaves out 0 is a difference that these seeds show.
+
+    Raises
+    ------
+    InputError
+        If there is no other scheduler.
+    """
+    apart = sweep_differences(table, metric=metric, base=base, level=level)
+    if not len(apart):
+        raise InputError("the sweep has one scheduler; differences need two.")
+    names = list(dict.fromkeys(table["scheduler"]))
+    base = names[0] if base is None else base
+    scale, axis = _axis(metric, float((apart["mean"].abs() + (apart["high"] - apart["low"]).fillna(0) / 2).max()))
+    varying = _varying(table)
+    lines = _scaled(apart, varying, scale=scale, says="{:+,.4g}")
+    lines["says"] += [f" ({part:+.1%})" if part == part else "" for part in apart["relative"]]
+    both = pd.concat([_seed_by_seed(table, varying, metric=metric, base=base, scale=scale), lines])
+    both = both[both["value"].notna() | both["mean"].notna()].round(5)
+    found = both[["value", "low", "high", "mean"]].to_numpy(np.float64)
+    ends = [min(0.0, float(np.nanmin(found))), max(0.0, float(np.nanmax(found)))]
+    room = 0.06 * max(ends[1] - ends[0], 1e-9)
+    look = alt.Scale(domain=[ends[0] - room, ends[1] + room], nice=False)
+    drawn = _layers(both, [name for name in names if name != base], axis=f"{axis}, minus that of {base}", scale=look)
+    zero = alt.Chart(both).mark_rule(strokeDash=[4, 3], color=INK, opacity=0.6).encode(x=alt.datum(0.0))
+    note = f"a dot is a seed; left of 0 is less than {base}; an interval ({level:.0%}) without 0 is a clear difference"
+    heading = f"Difference to {base} on the same seeds"
+    drawn = cast(alt.LayerChart, alt.layer(zero, drawn).properties(width=WIDTH, height=alt.Step(44)))
+    return _facets(drawn, list(dict.fromkeys(lines["panel"])), heading=heading, notes=[note])
+
+
+def _seed_by_seed(table: pd.DataFrame, varying: list[str], *, metric: str, base: str, scale: float) -> pd.DataFrame:
+    """Return the difference to a scheduler on each seed: panel, scheduler, seed, value."""
+    keys = [key for key in keys_of(table) if key != "scheduler"]
+    mine = table[[*keys, "scheduler", metric]]
+    theirs = mine[mine["scheduler"] == base].rename(columns={metric: "base"}).drop(columns="scheduler")
+    pairs = mine[mine["scheduler"] != base].merge(theirs, on=keys, how="inner")
+    value = (pairs[metric] - pairs["base"]) / scale
+    return pairs.assign(panel=_panels(pairs, varying), value=value)[["panel", "scheduler", "seed", "value"]]
+
+
+def _varying(table: pd.DataFrame) -> list[str]:
+    """Return what tells panels apart."""
+    return [key for key in keys_of(table) if key not in FIXED and len(set(table[key])) > 1]
+
+
+def _scaled(rows: pd.DataFrame, varying: list[str], *, scale: float, says: str) -> pd.DataFrame:
+    """Return means with their intervals in the unit of the axis: panel, scheduler, mean, low, high, says."""
+    lines = rows.assign(panel=_panels(rows, varying), **{name: rows[name] / scale for name in ("mean", "low", "high")})
+    lines["says"] = [says.format(mean) for mean in lines["mean"]]
+    return lines[["panel", "scheduler", "mean", "low", "high", "says"]]
+
+
+def _facets(drawn: alt.LayerChart, panels: list[str], *, heading: str, notes: list[str]) -> alt.FacetChart:
+    header = _header(len(panels) > 1)
     chart: alt.FacetChart = drawn.facet(
-        row=alt.Row("panel:N", title=None, sort=list(dict.fromkeys(points["panel"])), header=_header(bool(varying)))
-    ).properties(title=title(_heading(metric), note, f"{n_failed} cells failed and are left out" if n_failed else ""))
+        row=alt.Row("panel:N", title=None, sort=panels, header=header)
+    ).properties(title=title(heading, *notes))  # fmt: skip
     return chart
 
 
-def _layers(both: pd.DataFrame, names: list[str], *, axis: str) -> alt.LayerChart:
-    y = alt.Y("scheduler:N", sort=names, title=None, axis=alt.Axis(labelFontSize=12, labelColor=INK, labelLimit=260))
+def _layers(both: pd.DataFrame, names: list[str], *, axis: str, scale: alt.Scale) -> alt.LayerChart:
+    y = alt.Y("scheduler:N", sort=names, title=None, axis=name_axis(names))
     colours = alt.Color("scheduler:N", scale=scheduler_colours(names), legend=None)
 
     def at(column: str) -> alt.X:
-        return alt.X(f"{column}:Q", title=axis, scale=alt.Scale(zero=False, padding=24))
+        return alt.X(f"{column}:Q", title=axis, scale=scale)
 
     base = alt.Chart(both).encode(y=y, color=colours)
     dots = base.mark_circle(size=52, opacity=0.45).encode(

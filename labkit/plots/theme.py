@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import colorsys
+import json
 import re
 from collections import Counter
 from collections.abc import Iterable
+from textwrap import wrap
 from typing import Any, Final, cast
 from zlib import crc32
 
 import altair as alt
 import numpy as np
 import pandas as pd
+
+from labkit.core.text import human_s, time_unit
+
+__all__ = ["human_s", "time_unit"]
 
 FONT: Final = "Inter, 'Segoe UI', 'Helvetica Neue', Helvetica, Arial, 'DejaVu Sans', sans-serif"
 INK, MUTED, LINE, FAINT, PAPER = "#1b2330", "#5b6676", "#d9dee6", "#eef1f5", "#ffffff"
@@ -22,6 +28,10 @@ MAX_ROWS: Final = 5000
 """A figure with more rows than this is thinned or binned first, and its subtitle says so."""
 
 WIDTH: Final = 640
+
+LABEL_WIDTH: Final = 26
+"""Characters of a name in one line of an axis."""
+MOST_LINES: Final = 3
 
 COLOURS: Final = {
     "fifo": "#7b8798",
@@ -107,31 +117,41 @@ def scheduler_colours(names: Iterable[str]) -> alt.Scale:
     return alt.Scale(domain=list(shades), range=list(shades.values()))
 
 
-def time_unit(longest_s: float) -> tuple[float, str]:
-    """Return (seconds per unit, name) of the unit in which a span of time reads best.
+def line_legend(names: Iterable[str] = ()) -> alt.Legend:
+    """Return the legend of a chart whose lines are schedulers; long names stand in full, one below the other."""
+    look: dict[str, Any] = {"title": "Scheduler", "symbolType": "stroke", "symbolStrokeWidth": 3.5, "symbolSize": 180}
+    if max(map(len, names), default=0) > LABEL_WIDTH:
+        look |= {"orient": "bottom", "columns": 1, "direction": "vertical"}
+    return alt.Legend(**look, labelLimit=0)
 
-    >>> time_unit(90.0), time_unit(3 * 86400.0)
-    ((1.0, 's'), (3600.0, 'h'))
+
+def name_axis(names: Iterable[str], **look: Any) -> alt.Axis:
+    """Return the axis of named rows; a long name goes on in the next line and is not cut."""
+    lines = in_lines(names)
+    return alt.Axis(**{"labelFontSize": 11 if lines else 12, "labelColor": INK, "labelLimit": 0, **lines, **look})
+
+
+def in_lines(names: Iterable[str]) -> dict[str, str]:
+    """Return the option of an axis or a header that breaks long names into lines; nothing where all are short.
+
+    >>> in_lines(["fifo"]), sorted(in_lines(["las(quantum_s=60, threshold_gpu_s=3600)"]))
+    ({}, ['labelExpr'])
     """
-    units = ((1.0, "s", 300.0), (60.0, "min", 7200.0), (3600.0, "h", 10 * 86_400.0))
-    return next(((scale, name) for scale, name, limit in units if not longest_s > limit), (86_400.0, "days"))
+    told = [_printable(name) for name in dict.fromkeys(names)]
+    lines = {name: broken(name) for name in told if len(name) > LABEL_WIDTH}
+    return {"labelExpr": f"({json.dumps(lines)})[datum.label] || datum.label"} if lines else {}
 
 
-def human_s(seconds: float) -> str:
-    """Return a span of time for people.
+def broken(name: str) -> list[str]:
+    """Return the lines of a long name; of one that needs too many the middle is left out.
 
-    >>> human_s(42.0), human_s(5400.0), human_s(float("nan"))
-    ('42.0 s', '90.0 min', '–')
+    >>> broken("las(quantum_s=60, threshold_gpu_s=3600)")
+    ['las(quantum_s=60,', 'threshold_gpu_s=3600)']
     """
-    if not np.isfinite(seconds):
-        return "–"
-    scale, unit = time_unit(abs(seconds))
-    return f"{seconds / scale:,.{0 if abs(seconds) >= 1000 * scale else 1}f} {unit}"
-
-
-def line_legend() -> alt.Legend:
-    """Return the legend of a chart whose lines are schedulers."""
-    return alt.Legend(title="Scheduler", symbolType="stroke", symbolStrokeWidth=3.5, symbolSize=180)
+    lines = wrap(name, LABEL_WIDTH, break_on_hyphens=False) or [name]
+    if len(lines) <= MOST_LINES:
+        return lines
+    return [*lines[: MOST_LINES - 1], "…" + name[1 - LABEL_WIDTH :]]
 
 
 def title(text: str, *notes: str) -> alt.TitleParams:

@@ -66,13 +66,13 @@ def plot_utilisation(steps: Mapping[str, pd.DataFrame]) -> alt.FacetChart:
                 alt.Tooltip("held:Q", title="GPUs held", format=".1%"),
             ],
         )
-        .properties(width=WIDTH - 40, height=62)
+        .properties(width=WIDTH, height=56)
     )
-    header = alt.Header(title=None, labelAngle=0, labelAlign="left", labelPadding=6)
-    note = f"GPUs held of those built, mean of each {human_s(edges[1])}"
+    header = alt.Header(title=None, labelOrient="top", labelAnchor="start", labelPadding=2, labelLimit=0)
+    note = f"GPUs held of those built, mean of each {human_s(edges[1])}; they are a cost: more is not better"
     facets: alt.FacetChart = (
         bands.facet(row=alt.Row("scheduler:N", sort=names, header=header), spacing=10)
-        .properties(title=title("How busy the cluster is", note))
+        .properties(title=title("GPUs held over time", note))
         .resolve_scale(x="shared")
     )
     return facets

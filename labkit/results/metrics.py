@@ -140,15 +140,29 @@ def jct_cdf(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
 
 
 def compare(records: Sequence[RunRecord]) -> pd.DataFrame:
-    """Return one row per run, in the order given: label, the row of `RunInfo` that tells runs apart, and `summary`."""
+    """Return one row per run, in the order given.
+
+    Columns: label, the row of `RunInfo` that tells runs apart, `summary`; n_done (jobs completed), n_trace (jobs of
+    the trace: with fewer done, means are over the quick ones); dollars (`labkit.results.cost.bills`, NaN where no run
+    is about cost), in_time (fraction of the jobs with an SLO that met it, NaN where none has one).
+    """
     import pandas as pd
 
+    from labkit.results.cost import bills, in_time
     from labkit.results.record import labels
 
     named = ("run", "scheduler", "backend", "cluster", "trace", "seed", "wall_s")
     return pd.DataFrame(
         [
-            {"label": label, **{name: getattr(record.info, name) for name in named}, **record.summary}
-            for label, record in zip(labels(records), records, strict=True)
+            {
+                "label": label,
+                **{name: getattr(record.info, name) for name in named},
+                **record.summary,
+                "n_done": record.n_done,
+                "n_trace": len(record.jobs),
+                "dollars": bill,
+                "in_time": in_time(record),
+            }
+            for label, record, bill in zip(labels(records), records, bills(records), strict=True)
         ]
     )

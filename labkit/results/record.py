@@ -94,6 +94,16 @@ class RunRecord:
 
         return summary(self.events, self.jobs, self.cluster)
 
+    @property
+    def n_done(self) -> int:
+        """How many jobs completed."""
+        return int(self.summary["n_jobs"] - self.summary["n_unfinished"])
+
+    @property
+    def complete(self) -> bool:
+        """Whether every job of the trace completed: otherwise means are over those that were quick enough."""
+        return self.n_done == len(self.jobs)
+
     def frame(self) -> pd.DataFrame:
         """Return the events with a column `run` in front, ready to be laid over those of other runs."""
         frame = to_frame(self.events)

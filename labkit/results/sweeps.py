@@ -28,7 +28,7 @@ def cell_table(
 
     Columns: the axes (trace, cluster, parameters, scheduler, seed); error ("" where all is well, else why the cell
     failed); run (folder of the whole run, "" where it is not kept); the metrics of `labkit.results.summary`; cpu_s,
-    wall_s.
+    wall_s. `attrs["speeds"]` lists the speed models in words.
 
     Parameters
     ----------
@@ -55,7 +55,9 @@ def cell_table(
     columns["run"] = [str((folder or Path()) / row["run"]) if row["run"] else "" for _, row in chosen]
     columns |= {name: [_number(row["metrics"].get(name)) for _, row in chosen] for name in metrics}
     columns |= {name: [row[name] for _, row in chosen] for name in LAST}
-    return pd.DataFrame(columns)
+    table = pd.DataFrame(columns)
+    table.attrs["speeds"] = list(dict.fromkeys(row["speeds"] for _, row in chosen if row.get("speeds")))
+    return table
 
 
 def _number(value: float | None) -> float:

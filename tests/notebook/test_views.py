@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from labkit.core import Jobs
 from labkit.experiment import Experiment, simulate
 from labkit.notebook import LiveCards, LiveGantt, LiveHeatMap, LiveRun
 from labkit.notebook.html import SHOWN, cluster_html, jobs_html, plain, record_html, runs_html, snapshot_html
-from labkit.notebook.views import Ghost
+from labkit.notebook.views import Ghost, source
 from labkit.topology import build, no_network
 
 
@@ -138,3 +139,29 @@ def test_the_extension_shows_tables_and_plain_words_and_can_be_unloaded():
         assert "array(" not in data["text/plain"]
     shell.run_line_magic("unload_ext", "labkit.notebook")
     assert "text/html" not in shell.display_formatter.format(record.cluster)[0]
+
+
+def test_a_run_that_was_stopped_is_grey_has_no_times_and_is_ranked_nowhere(experiment):
+    whole = experiment.run("fifo")
+    quick = experiment.run("srtf")
+    done_s = np.sort(quick.table["completion_s"])[len(quick.jobs) // 2]
+    cut = replace(quick, events=quick.events[quick.events["time_s"] <= done_s])
+    assert cut.summary["mean_jct_s"] < whole.summary["mean_jct_s"], "survivors look better"
+    _, full, stopped, note = runs_html([whole, cut]).split("<tr")[1:]
+    assert "font-weight:600" in full
+    assert "font-weight:600" not in stopped
+    assert 'class="unfinished"' in stopped
+    assert stopped.count("<td>–</td>") == 4
+    assert f"{cut.n_done} of {len(cut.jobs)}" in stopped
+    assert "cannot be compared" in note
+    assert "not to be compared with whole runs" in record_html(cut)
+
+
+def test_after_a_restart_of_the_kernel_the_widget_says_what_to_do():
+    """JupyterLab gives every widget this class when its kernel is gone; nothing else can be said then."""
+    from importlib.metadata import distribution
+
+    css = source("app.css")
+    assert "Run this cell again" in css.partition(".labkit-app.jupyter-widgets-disconnected::before")[2][:300]
+    scripts = [file for file in distribution("jupyterlab_widgets").files or () if file.suffix == ".js"]
+    assert any("jupyter-widgets-disconnected" in file.locate().read_text(errors="replace") for file in scripts)

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from labkit.plots.sweep import plot_sweep
+from labkit.plots.sweep import plot_sweep, plot_sweep_means
 from labkit.plots.theme import colour, offline_renderer
 from labkit.results import sweep_means
 
@@ -31,7 +31,7 @@ def data_of(chart) -> pd.DataFrame:
 
 
 def test_each_seed_is_a_point_and_each_scheduler_has_the_interval_of_the_table():
-    data = data_of(plot_sweep(table_of()))
+    data = data_of(plot_sweep_means(table_of()))
     assert data["value"].notna().sum() == 8
     lines = data[data["mean"].notna()]
     expected = sweep_means(table_of())[["mean", "low", "high"]].to_numpy() / 3600
@@ -39,20 +39,20 @@ def test_each_seed_is_a_point_and_each_scheduler_has_the_interval_of_the_table()
 
 
 def test_panels_are_what_varies_beside_seeds_and_schedulers():
-    assert set(data_of(plot_sweep(table_of()))["panel"]) == {""}
-    svg = offline_renderer(plot_sweep(table_of(loads=(1, 2.5))).to_dict())["image/svg+xml"]
+    assert set(data_of(plot_sweep_means(table_of()))["panel"]) == {""}
+    svg = offline_renderer(plot_sweep_means(table_of(loads=(1, 2.5))).to_dict())["image/svg+xml"]
     for label in (">load 1<", ">load 2.5<", ">Mean JCT (h)<", ">fifo<", ">srtf<"):
         assert label in svg
     assert len(re.findall(rf'stroke="{colour("srtf")}"', svg)) >= 2
 
 
 def test_cells_that_failed_are_left_out_and_the_figure_says_so():
-    chart = plot_sweep(table_of(failed=2))
+    chart = plot_sweep_means(table_of(failed=2))
     assert data_of(chart)["value"].notna().sum() == 6
     assert "2 cells failed and are left out" in chart.to_dict()["title"]["subtitle"]
 
 
 def test_one_seed_is_drawn_without_an_interval():
     table = table_of().query("seed == 0")
-    assert data_of(plot_sweep(table))["low"].isna().all()
+    assert data_of(plot_sweep_means(table))["low"].isna().all()
     assert "<svg" in offline_renderer(plot_sweep(table).to_dict())["image/svg+xml"]

@@ -42,6 +42,7 @@ class Cost:
 
     aware = True
     fill = False  # a GPU that is given away costs money
+    wants_prices = True
 
     def __post_init__(self) -> None:
         check_choice("objective", self.objective, OBJECTIVES)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -14,12 +14,10 @@ from labkit.core.protocols import Placer
 from labkit.core.snapshot import Snapshot
 from labkit.placers import Pack
 from labkit.schedulers.gavel.estimator import NEWS, Estimator, refuse_options
+from labkit.schedulers.gavel.prices import PRICES, refuse_odd_prices
 from labkit.schedulers.gavel.problem import Allocation, Problem
 from labkit.schedulers.gavel.profile import Profile, declared_profile
 from labkit.schedulers.gavel.run import Run
-
-PRICES: Final = {"v100": 2.48, "p100": 1.46, "k80": 0.45}
-"""Dollars per GPU and hour of a public cloud, as in Gavel's evaluation."""
 
 
 @runtime_checkable
@@ -74,7 +72,7 @@ class Gavel:
     seed : int
         Of the published order of device types, and of what is measured for an estimate.
     prices : mapping, optional
-        Dollars per GPU and hour by device type; 1 for types that are not named.
+        Dollars per GPU and hour by device type; a policy about cost needs one for each type of the cluster.
 
     References
     ----------
@@ -109,6 +107,7 @@ class Gavel:
             raise InputError(
                 f"gavel: stay is {self.stay} and patience {self.patience}; expected rounds >= 0, the second more."
             )
+        refuse_odd_prices(self.prices)
         refuse_options(self.estimate, self.n_references, space_sharing=self.space_sharing)
         for name in ("published", "ideal"):
             if getattr(self, name) and (self.space_sharing or self.placement or (self.ideal and self.published)):

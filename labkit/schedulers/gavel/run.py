@@ -12,6 +12,7 @@ from labkit.core.placement import Gangs, Placement
 from labkit.core.resources import GPUS, Bools, Floats, Ints
 from labkit.core.snapshot import Snapshot
 from labkit.schedulers.gavel.equal import proportional_speed
+from labkit.schedulers.gavel.prices import prices_of
 from labkit.schedulers.gavel.problem import Allocation, Problem, Sharing
 from labkit.schedulers.gavel.profile import Profile
 from labkit.schedulers.gavel.published import PublishedRounds
@@ -56,7 +57,7 @@ class Run:
         self.speed = kind_speed[profile.kind]
         self.shared = _shared(profile, self.type_of) if options.space_sharing else None
         self.n_gpus = np.where(table.gpus > 0, table.gpus, NO_GPU)
-        self.price = np.array([options.prices.get(kind, 1.0) for kind in cluster.device_types])
+        self.price = prices_of(cluster.device_types, options.prices, policy=options.policy)
         self.share, self.lag_s = np.zeros_like(self.speed), np.zeros_like(self.speed)
         self.column, self.partner = np.full(n, -1, np.int32), np.full(n, -1, np.int32)
         self.isolated_s, self.isolated_speed, self.steps_then = np.zeros(n), np.full(n, np.inf), np.zeros(n)

@@ -35,6 +35,8 @@ class Slo:
 
     aware = True
     fill = False  # a GPU that is given away costs money
+    wants_prices = True
+    wants_slos = True
 
     def __post_init__(self) -> None:
         check_choice("objective", self.objective, OBJECTIVES)

@@ -1,0 +1,96 @@
+"""What `labkit compare` and `labkit demo` print of runs: a header, a table, or an object per run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from labkit.results.record import RunRecord
+
+JSON_KEYS = (
+    "scheduler", "mean_jct_s", "median_jct_s", "p95_jct_s", "makespan_s", "n_jobs", "utilisation", "dollars", "in_time",
+    "wall_s", "speeds", "notes",
+)  # fmt: skip
+COLUMNS = {
+    "label": "scheduler",
+    "mean_jct_s": "mean JCT",
+    "median_jct_s": "median JCT",
+    "p95_jct_s": "p95 JCT",
+    "makespan_s": "makespan",
+    "mean_queueing_s": "queueing",
+    "utilisation": "GPUs held",
+    "dollars": "cost",
+    "in_time": "SLOs met",
+    "wall_s": "took",
+}
+OPTIONAL: dict[str, Callable[[float], str]] = {
+    "utilisation": "{:.0%}".format,
+    "dollars": "${:,.2f}".format,
+    "in_time": "{:.0%}".format,
+}
+"""Columns that are left out where no run has a number for them, and how they are written."""
+
+
+def as_json_row(record: RunRecord) -> dict[str, Any]:
+    """Return what `--json` tells of a run."""
+    from labkit.results.cost import bills, in_time
+
+    told = {"scheduler": record.info.scheduler, "wall_s": record.info.wall_s, **record.summary}
+    told |= {"dollars": bills([record])[0], "in_time": in_time(record)}
+    told |= {"speeds": record.info.config["speeds"], "notes": record.info.config.get("notes", [])}
+    return {key: _number(told[key]) for key in JSON_KEYS}
+
+
+def _number(value: Any) -> Any:
+    """Return a number as JSON can hold it: NaN becomes null."""
+    return None if isinstance(value, float) and value != value else value
+
+
+def print_header(records: list[RunRecord]) -> None:
+    """Print what was simulated, how fast jobs are said to be, and what a reader of the numbers has to know."""
+    first = records[0]
+    print(f"{len(first.jobs)} jobs of {first.jobs.name} on {first.cluster}")
+    print(f"speeds: {first.info.config['speeds']}")
+    for said in dict.fromkeys(filter(None, map(_prices, records))):
+        print(said)
+    for note in dict.fromkeys(note for record in records for note in record.info.config.get("notes", ())):
+        print(f"note: {note}")
+
+
+def _prices(record: RunRecord) -> str:
+    from labkit.results.cost import prices_of
+
+    told = [f"{kind} {price:g} $" for kind, price in prices_of(record).items() if kind in record.cluster.device_types]
+    return f"prices: {', '.join(told)} per GPU and hour" if told else ""
+
+
+def print_table(records: list[RunRecord]) -> None:
+    """Print a row for each run, the best mean JCT in bold."""
+    from rich.table import Table
+
+    from labkit.cli_table import numbers, show, words
+    from labkit.core.text import time_unit
+    from labkit.results.metrics import compare as as_table
+
+    frame = as_table(records)
+    table = Table(box=None, header_style="bold")
+    cells = []
+    for column, heading in COLUMNS.items():
+        if column in OPTIONAL and frame[column].isna().all():
+            continue
+        shown = [str(value) for value in frame[column]]
+        if column == "label":
+            words(table, heading)
+        elif column in OPTIONAL:
+            numbers(table, heading)
+            shown = ["–" if value != value else OPTIONAL[column](value) for value in frame[column]]
+        else:
+            scale, unit = time_unit(float(frame[column].median()))
+            numbers(table, f"{heading}\n({unit})")
+            shown = [f"{value / scale:,.2f}" for value in frame[column]]
+        cells.append(shown)
+    best = frame["mean_jct_s"].idxmin() if frame["mean_jct_s"].notna().any() else -1
+    for i, row in enumerate(zip(*cells, strict=True)):
+        table.add_row(*row, style="bold" if i == best else None)
+    show(table)

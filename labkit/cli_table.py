@@ -1,0 +1,45 @@
+"""Tables in a terminal, a pipe or a file: long words are folded where there is little room, a number is never cut."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from rich.table import Column, Table
+
+PIPED: Final = 120
+"""Characters in a line where there is no terminal; more where numbers need them."""
+
+FOLDED: Final = 24
+"""Characters that a column of words keeps at least."""
+
+
+def numbers(table: Table, *headings: str) -> None:
+    """Add columns of numbers: to the right, in one line."""
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
+
+
+def words(table: Table, heading: str = "") -> None:
+    """Add a column of words that may be folded."""
+    table.add_column(heading, overflow="fold")
+
+
+def show(table: Table) -> None:
+    """Print a table; a terminal that is too narrow for its numbers breaks the lines itself."""
+    from rich.console import Console
+
+    console = Console(width=None if sys.stdout.isatty() else PIPED)
+    if console.width < (needed := sum(map(_width, table.columns))):
+        console = Console(width=needed)
+    console.print(table, soft_wrap=False, crop=False)
+
+
+def _width(column: Column) -> int:
+    """Return the characters that a column needs, with the space around it."""
+    from rich.cells import cell_len
+
+    lines = [line for cell in (column.header, *column.cells) for line in str(cell).splitlines()]
+    longest = max(map(cell_len, lines), default=0)
+    return (longest if column.no_wrap else min(longest, FOLDED)) + 2

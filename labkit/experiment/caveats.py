@@ -1,0 +1,98 @@
+"""What the numbers of a run rest on, in words: its speed model, and what its scheduler asks for and cannot have."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from labkit.core.cluster import Cluster
+from labkit.core.jobs import Jobs
+from labkit.core.protocols import Scheduler, SpeedModel
+from labkit.core.resources import Floats
+from labkit.experiment.profile import Profiled, measure_profile
+from labkit.speed.recorded import Recorded
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+WORDS = {
+    "Recorded": "the trace's own durations",
+    "GavelSpeed": "measured throughputs by model, GPUs and device type",
+    "MeasuredSpeed": "a measured table by PSs and workers",
+    "ProfiledSpeed": "a testbed's profile",
+    "StepTime": "computation and communication of the model catalogue",
+}
+"""What each speed model goes by."""
+
+ALIKE = 1e-9
+"""Speeds that differ by less than this, relative, are equal."""
+
+
+class Caveat(UserWarning):
+    """A run whose numbers do not mean what its scheduler's name promises."""
+
+
+def speeds_in_words(jobs: Jobs, cluster: Cluster, *, speed: SpeedModel, source: str | Path | None = None) -> str:
+    """Return which speed model is in use, where its figures are from, and whether it tells device types apart.
+
+    >>> from labkit.speed.recorded import Recorded
+    >>> from labkit.topology import no_network
+    >>> jobs = Jobs.of(arrival_s=[0], total_steps=[60], duration_s=60)
+    >>> speeds_in_words(jobs, no_network(1), speed=Recorded(jobs, no_network(1)))
+    "the trace's own durations"
+    """
+    said = WORDS.get(type(speed).__name__, type(speed).__name__)
+    profile = getattr(speed, "profile", None)
+    if profile is not None and hasattr(profile, "name"):
+        said += f" ({profile.name})"
+    elif source is not None:
+        said += f" ({source})"
+    n_types = len(cluster.device_types)
+    return f"{said}; all {n_types} device types equally fast" if types_alike(jobs, cluster, speed=speed) else said
+
+
+def types_alike(jobs: Jobs, cluster: Cluster, *, speed: SpeedModel) -> bool:
+    """Tell whether a cluster has several device types, and every job is as fast on one as on any other it runs on."""
+    if len(cluster.device_types) < 2 or not len(jobs):
+        return False
+    if isinstance(speed, Recorded):
+        return True
+    return bool(_same_in_each_row(measure_profile(jobs, cluster, speed=speed, pairs=False).alone))
+
+
+def _same_in_each_row(speed: Floats) -> bool:
+    """Tell whether the speeds > 0 of each row are equal, and some row has two of them."""
+    there = speed > 0
+    least = np.where(there, speed, np.inf).min(axis=1)
+    most = np.where(there, speed, -np.inf).max(axis=1)
+    several = there.sum(axis=1) > 1
+    return bool(several.any() and (most[several] <= least[several] * (1 + ALIKE)).all())
+
+
+def caveats(
+    jobs: Jobs, cluster: Cluster, *, speed: SpeedModel, scheduler: Scheduler, name: str, speeds: str
+) -> list[str]:
+    """Return what a reader of this scheduler's numbers has to know, a sentence each.
+
+    Parameters
+    ----------
+    speed : SpeedModel
+        The truth about speeds.
+    name : str
+        What the scheduler is called.
+    speeds : str
+        The speed model in words.
+    """
+    policy = getattr(scheduler, "policy", None)
+    found = []
+    if isinstance(scheduler, Profiled) and getattr(policy, "aware", False) and types_alike(jobs, cluster, speed=speed):
+        kinds, source = ", ".join(cluster.device_types), speeds.partition(";")[0]
+        so = "by price alone" if getattr(policy, "wants_prices", False) else "as its agnostic version would"
+        found.append(
+            f"{name} lives on differences in speed between device types, and here {kinds} are equally fast (speeds: "
+            f"{source}); so it decides {so}. --throughputs FILE gives measured speeds."
+        )
+    if getattr(policy, "wants_slos", False) and np.isnan(jobs.slo_s).all():
+        found.append(f"{name}: no job of {jobs.name} has an SLO (slo_s), so it only minimises cost.")
+    return found

@@ -1,0 +1,95 @@
+"""The table of a report: what is told of each run, what is best, and what cannot be compared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+
+from labkit.core.text import time_unit
+from labkit.plots import page
+from labkit.results import RunRecord, compare
+from labkit.results.cost import prices_of
+
+COLUMNS: Final[tuple[tuple[str, str, bool | None], ...]] = (
+    ("mean_jct_s", "Mean JCT", False),
+    ("median_jct_s", "Median JCT", False),
+    ("p95_jct_s", "p95 JCT", False),
+    ("makespan_s", "Makespan", False),
+    ("mean_queueing_s", "Queueing", False),
+    ("utilisation", "GPUs held", None),
+    ("dollars", "Cost ($)", False),
+    ("in_time", "SLOs met", True),
+    ("mean_stretch", "Stretch", False),
+    ("mean_rho", "Fairness ρ", False),
+    ("n_preemptions", "Preemptions", None),
+    ("n_missing", "Unfinished", None),
+)
+"""Column of `compare`, heading, and whether a higher number is better (None: neither)."""
+
+OPTIONAL: Final = ("dollars", "in_time")
+"""Left out where no run has a number for it."""
+
+OF_ALL_JOBS: Final = (
+    "mean_jct_s", "median_jct_s", "p95_jct_s", "makespan_s", "mean_queueing_s", "dollars", "mean_stretch", "mean_rho",
+)  # fmt: skip
+"""Means nothing beside other runs unless all jobs are done."""
+
+
+def table(records: Sequence[RunRecord]) -> page.Table:
+    """Return a row per run; what a run that was cut short did is not compared with others."""
+    numbers = compare(records)
+    numbers["n_missing"] = numbers["n_trace"] - numbers["n_done"]
+    cut = numbers["n_missing"] > 0
+    numbers.loc[cut, list(OF_ALL_JOBS)] = np.nan
+    columns = [each for each in COLUMNS if each[0] not in OPTIONAL or numbers[each[0]].notna().any()]
+    units = {name: _unit(name, numbers[name]) for name, _, _ in columns}
+    best = {name: _best(numbers[name], higher=higher) for name, _, higher in columns}
+    rows = []
+    for _, row in numbers.iterrows():
+        values = {name: float(row[name]) for name in units}
+        cells = [page.Cell(_said(values[name] / units[name][0], name), values[name] == best[name]) for name in units]
+        rows.append((str(row["label"]), cells))
+    headings = [f"{heading}{units[name][1]}" for name, heading, _ in columns]
+    return page.Table(headings, rows, pale=cut.tolist(), notes=_table_notes(records, cut=bool(cut.any())))
+
+
+def _table_notes(records: Sequence[RunRecord], *, cut: bool) -> list[str]:
+    """Return what to know of the numbers in the table."""
+    notes = ["GPUs held: of all GPUs, the part that jobs held. It is what a schedule costs; more is not better."]
+    if cut:
+        notes.append(
+            "Grey: not every job of the trace was done. Means over the jobs that were would flatter such a run, so "
+            "they are left out."
+        )
+    prices = {kind: price for record in records for kind, price in prices_of(record).items()}
+    if prices:
+        told = ", ".join(f"{kind} {price:g} $" for kind, price in prices.items())
+        notes.append(f"Cost: of the GPUs that jobs held, at {told} per GPU and hour.")
+    return [*notes, *dict.fromkeys(note for record in records for note in record.info.config.get("notes", ()))]
+
+
+def _unit(name: str, column: pd.Series[Any]) -> tuple[float, str]:
+    """Return what to divide a column by, and what its heading says of it."""
+    if not name.endswith("_s") or column.dropna().empty:
+        return 1.0, ""
+    scale_s, unit = time_unit(float(column.max()))
+    return scale_s, f" ({unit})"
+
+
+def _best(column: pd.Series[Any], *, higher: bool | None) -> float:
+    """Return the value to mark, NaN (equal to nothing) where there is nothing to win."""
+    known = column.dropna().astype(float)
+    if higher is None or known.nunique() < 2:
+        return np.nan
+    return float(known.max() if higher else known.min())
+
+
+def _said(value: float, name: str) -> str:
+    if np.isnan(value):
+        return "–"
+    if name.startswith("n_"):
+        return f"{value:,.0f}"
+    return f"{value:.1%}" if name in ("utilisation", "in_time") else f"{value:,.2f}"

@@ -1,0 +1,140 @@
+"""Calibrate a profile of another machine: one job that trains here for a second or two scales all of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from labkit.core.errors import ProfileError
+from labkit.speed.profiled import Pool, TestbedProfile
+from labkit.speed.profiled.nouns import QUIET, Cell, Fitted, Overhead
+from labkit.testbed.errors import HostError
+from labkit.testbed.inventory import Inventory
+from labkit.testbed.profiling.alone import Change, Found, alone
+from labkit.testbed.profiling.cores import pools
+from labkit.testbed.profiling.gangs import Gang, Kind, place_of
+from labkit.testbed.profiling.stage import Stage
+from labkit.testbed.profiling.trainee import Trainee
+from labkit.testbed.training import Training
+
+SMALLEST: Final = Gang(1, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Ratios:
+    """What was measured here over what the profile says, for one model with one worker and one PS.
+
+    Attributes
+    ----------
+    step, step_cpu : float
+        Seconds, and processor seconds, of an update.
+    start, start_cpu : float
+        The same of a start.
+    busy_cores : float
+        Cores that something else kept busy here meanwhile.
+    """
+
+    step: float
+    step_cpu: float
+    start: float
+    start_cpu: float
+    busy_cores: float = 0.0
+
+    def __str__(self) -> str:
+        """Say it in a line."""
+        busy = f"; something else kept {self.busy_cores:.1f} cores busy" if self.busy_cores > QUIET else ""
+        return (
+            f"an update takes {self.step:.2f} times as long here as on the machine of the profile, a start "
+            f"{self.start:.2f} times{busy}"
+        )
+
+
+def calibrated(
+    inventory: Inventory, profile: TestbedProfile, *, model: str, training: Training | None = None
+) -> tuple[TestbedProfile, Ratios]:
+    """Return a profile scaled to a testbed on which one job was measured, and by how much it was scaled.
+
+    That takes about ten seconds: cores, a start that warms files up, another one that counts, and a second of updates.
+
+    Parameters
+    ----------
+    inventory : Inventory
+        The hosts; nothing else should run there.
+    profile : TestbedProfile
+        Of another machine.
+    model : str
+        What to train: one that the profile has with one worker and one PS.
+    training : Training, optional
+        How jobs train.
+
+    Raises
+    ------
+    LabkitError, OSError
+        If the job cannot be measured here, or the profile does not know it.
+    """
+    kind, found = Kind(model, True, 1, 1), Found()
+    with Stage(inventory, [kind, kind], training=training or Training()) as stage:
+        machines = pools(stage)
+        warm = Trainee(stage, 1)
+        warm.place(place_of(SMALLEST, stage.cluster))
+        warm.stop()
+        with alone(stage, 0, found, lambda _: None):
+            pass
+    measured = found.cells[0]
+    if measured.step_s is None:
+        raise HostError(f"{model} cannot be measured: {measured.failed}")
+    ratios = ratios_of(profile, measured, found.changes)
+    return scaled(profile, ratios, machines), ratios
+
+
+def ratios_of(profile: TestbedProfile, measured: Cell, changes: list[Change]) -> Ratios:
+    """Return what was measured over what a profile says."""
+    then = [cell for cell in profile.of(measured.model) if (cell.n_ps, cell.n_workers, cell.n_hosts) == (1, 1, 1)]
+    starts = [row for row in profile.overheads if (row.kind, row.model) == ("start", measured.model)]
+    began = [change for change in changes if change.kind == "start"]
+    if not (then and starts and began):
+        raise ProfileError(
+            f"the profile '{profile.name}' does not tell speed and start of {measured.model} with one worker and one "
+            f"PS, or it did not start here; measure this testbed: labkit profile --models {measured.model}."
+        )
+    return Ratios(
+        step=_over(measured.step_s, then[0].step_s), step_cpu=_over(measured.cpu_s, then[0].cpu_s),
+        start=_over(began[0].seconds, starts[0].median_s), start_cpu=_over(began[0].cpu_s, starts[0].cpu_s),
+        busy_cores=measured.busy_cores,
+    )  # fmt: skip
+
+
+def _over(here: float | None, there: float | None) -> float:
+    return here / there if here and there else 1.0
+
+
+def scaled(profile: TestbedProfile, by: Ratios, machines: list[Pool]) -> TestbedProfile:
+    """Return a profile in which all seconds are scaled, with the cores that were measured here."""
+    note = f"scaled from a profile of {profile.made.at or 'another day'}: {by}"
+    return replace(
+        profile,
+        pools=machines,
+        cells=[_cell(cell, by) for cell in profile.cells],
+        overheads=[_overhead(row, by) for row in profile.overheads],
+        functions=[_function(row, by.step) for row in profile.functions],
+        made=replace(profile.made, notes=[*profile.made.notes, note]),
+    )
+
+
+def _cell(cell: Cell, by: Ratios) -> Cell:
+    return replace(
+        cell,
+        step_s=None if cell.step_s is None else cell.step_s * by.step,
+        cpu_s=cell.cpu_s * by.step_cpu,
+        ps_cpu_s=None if cell.ps_cpu_s is None else cell.ps_cpu_s * by.step_cpu,
+        home_cpu_s=cell.home_cpu_s * by.step_cpu,
+        spread_s=cell.spread_s * by.step,
+    )
+
+
+def _overhead(row: Overhead, by: Ratios) -> Overhead:
+    return replace(row, median_s=row.median_s * by.start, p90_s=row.p90_s * by.start, cpu_s=row.cpu_s * by.start_cpu)
+
+
+def _function(row: Fitted, by: float) -> Fitted:
+    return replace(row, theta=[each * by for each in row.theta])
