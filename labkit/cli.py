@@ -151,6 +151,7 @@ def _compare(
     runs: Path | None = None,
 ) -> list[RunRecord]:
     from labkit.experiment import compare as run_all
+    from labkit.results import notes
 
     def tell(record: RunRecord) -> None:
         if as_json:
@@ -166,6 +167,8 @@ def _compare(
     if not as_json:
         print(f"{len(jobs)} jobs of {jobs.name} on {records[0].cluster}")
         _print_table(records)
+        for note in notes(records):
+            print(f"note: {note}")
     if report is not None:
         from labkit.plots.report import write_report
 

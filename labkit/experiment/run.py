@@ -7,11 +7,13 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
+from labkit.core.answers import refuse_unsound_model
 from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError
 from labkit.core.events import Events, Kind
@@ -22,17 +24,22 @@ from labkit.experiment import provenance
 from labkit.experiment.cadence import Cadence, at_events
 from labkit.experiment.fluid import fluid
 from labkit.experiment.pre_run import PreRunning, measurer
-from labkit.experiment.profile import Profiled, measure_profile
+from labkit.experiment.profile import Profiled, measure_profile, slower_on_slowest_type
 from labkit.experiment.profiled import profiled
 from labkit.experiment.session import Observer, Session
 from labkit.experiment.speeds import declared, speed_model
+from labkit.results.notes import TYPES_DIFFER
 from labkit.results.record import RunInfo, RunRecord, State
 from labkit.results.store import RunWriter, free_id
 from labkit.schedulers import make, named
 from labkit.simulator import Faults, Losses, Overheads, Replay, Simulator, Variation
 from labkit.speed.profiled import TestbedProfile
 from labkit.topology import presets
+from labkit.topology.routes import refuse_unsound_network
 from labkit.workloads import readers
+
+SAME_SPEED: Final = 1.05
+"""Device types on which no job is slower by more than this are told apart by nobody."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -113,15 +120,18 @@ class Experiment:
 
         It runs on `backend`, by default on a fresh simulator, with leases if the scheduler has a `lease_s`.
         """
-        believed = self.believed or self.speed
+        believed, runs_on = self.believed or self.speed, self.speed.runs_on()
+        shape = len(self.jobs), len(self.cluster.device_types)
+        refuse_unsound_network(self.cluster)
+        refuse_unsound_model(self.speed, runs_on=runs_on, shape=shape, jobs=self.jobs)
         if isinstance(scheduler, PreRunning):
-            scheduler.pre_run(self.jobs, measurer(self.jobs, self.cluster, speed=believed))
+            scheduler.pre_run(self.jobs.declared, measurer(self.jobs, self.cluster, speed=believed))
         if isinstance(scheduler, Profiled):
             pairs = scheduler.wants_pairs
             scheduler.learn(measure_profile(self.jobs, self.cluster, speed=believed, pairs=pairs))
         cadence = self.cadence or at_events(quantum_s=getattr(scheduler, "quantum_s", math.inf))
         backend = backend or self.simulator(lease_s=getattr(scheduler, "lease_s", None))
-        return Session(backend, cadence=cadence, runs_on=self.speed.runs_on(), observers=observers)
+        return Session(backend, cadence=cadence, runs_on=runs_on, observers=observers)
 
     def config(self, scheduler: Scheduler) -> dict[str, Any]:
         """Return the options of a run, as JSON can hold them."""
@@ -129,8 +139,15 @@ class Experiment:
         parts |= {"variation": self.variation, "faults": self.faults}
         if (profile := getattr(self.speed, "profile", None)) is not None:
             parts["profile"] = f"{profile.name}, {profile.made.at}"
+        if not getattr(scheduler, "knows_types", True) and self._slower > SAME_SPEED:
+            parts[TYPES_DIFFER] = round(self._slower, 3)
         told = {name: _plain(part) for name, part in parts.items() if part is not None}
         return told | {"speed": type(self.speed).__name__}
+
+    @cached_property
+    def _slower(self) -> float:
+        """How many times slower a job may be on one device type than on another."""
+        return slower_on_slowest_type(self.jobs, self.cluster, speed=self.speed)
 
     def info(self, scheduler: Scheduler, *, name: str) -> RunInfo:
         """Return the row of a run in the table of runs."""

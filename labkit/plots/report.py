@@ -19,7 +19,7 @@ from labkit.plots.jct import plot_jct_bars, plot_jct_cdf
 from labkit.plots.overheads import plot_overheads
 from labkit.plots.theme import human_s, time_unit
 from labkit.plots.utilisation import plot_utilisation
-from labkit.results import RunRecord, compare, fair_share_s, gantt, heat_map, jct_cdf, labels, utilisation
+from labkit.results import RunRecord, compare, fair_share_s, gantt, heat_map, jct_cdf, labels, notes, utilisation
 
 MOST_RUNS_IN_DEPTH = 6
 """Gantt chart and heat-map are drawn for the first runs only."""
@@ -72,7 +72,7 @@ def write_report(
         lead=_lead(records),
         cards=_first_cards(records, pairs),
         table=_table(records),
-        sections=[*_fidelity(pairs), *_sections(records)],
+        sections=[*_notes(records), *_fidelity(pairs), *_sections(records)],
         provenance=_provenance(records),
         command=command or records[0].info.command,
     )
@@ -130,6 +130,12 @@ def _cards(records: Sequence[RunRecord]) -> list[page.Card]:
             page.Card("Highest utilisation", f"{busiest.max():.1%}", f"{busiest.idxmax()}, GPUs held of built")
         )
     return cards
+
+
+def _notes(records: Sequence[RunRecord]) -> list[page.Section]:
+    """Return what to know beside the table, right behind it."""
+    told = notes(records)
+    return [page.Section("Notes", [], note=" ".join(told))] if told else []
 
 
 def _unfinished(table: pd.DataFrame) -> str:

@@ -16,7 +16,7 @@ import numpy as np
 from labkit.core import checks
 from labkit.core.complaints import complaint
 from labkit.core.errors import InputError, PlacementError
-from labkit.core.events import NEWS, NO_EVENTS, Events, Kind, Role, events, relaxed
+from labkit.core.events import NEWS, NO_EVENTS, Events, Kind, Role, asides, events
 from labkit.core.jobs import Jobs
 from labkit.core.ledger import DONE, HOLDING, Ledger
 from labkit.core.placement import Placement
@@ -166,8 +166,7 @@ class SshBackend:
         rows: list[Events] = [_row(Kind.DECIDED, value=float(len(placement.set_jobs)))]
         for number in placement.set_jobs.tolist():
             rows += self._set(number, placement)
-        if len(placement.relaxed):
-            rows.append(relaxed(placement.relaxed, time_s=np.nan))
+        rows += asides(placement, np.concatenate(rows), time_s=np.nan)
         told = self._told(rows)
         self._remember()
         return told
