@@ -25,7 +25,8 @@ def place(placer: Placer, snapshot: Snapshot, gangs: Gangs, *, strict: bool = Fa
     PlacementError
         If it answers with something else.
     """
-    return placement_of(placer.place(snapshot, gangs, strict=strict), who=f"{type(placer).__name__}.place()")
+    answer = placer.place(snapshot, gangs, strict=strict)
+    return answer if isinstance(answer, Placement) else placement_of(answer, who=f"{type(placer).__name__}.place()")
 
 
 def asked(snapshot: Snapshot, jobs: Ints) -> Gangs:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from labkit.core import Gangs, Jobs, Kind, Placement, Snapshot
+from labkit.core import Gangs, Jobs, Kind, Placement, Placer, Snapshot
 from labkit.experiment import Experiment, every_slot
 from labkit.placers import Even, FirstFit, Pack, Spread
 from labkit.results import notes
 from labkit.schedulers import make
 from labkit.schedulers.drf import Drf
 from labkit.testing.scenes import empty_snapshot
+from labkit.testing.schedulers import same
 from labkit.topology import leaf_spine, no_network
 from labkit.topology.servers import Server
 from tests.schedulers import dl2
@@ -96,3 +97,28 @@ def test_a_gang_that_was_cut_is_an_event_a_count_and_a_note() -> None:
     assert record.summary["n_cuts"] == len(cuts) > 0
     assert record.table["n_cuts"].tolist() == [len(cuts), 0]
     assert notes([record])[0].startswith(f"mine: {len(cuts)} gangs of 1 jobs were placed with fewer tasks than it gave")
+
+
+@pytest.mark.parametrize("placer", [FirstFit(), Pack(), Even(keep_order=True)], ids=repr)
+@pytest.mark.parametrize("seed", range(5))
+def test_passing_over_gangs_like_one_without_room_changes_nothing(placer: Placer, seed: int) -> None:
+    """Of a long queue of few kinds a kind that failed is not tried again; here each gang is tried by itself."""
+    rng = np.random.default_rng(seed)
+    mix = [(2, Server("a", sockets=((2, 8, 64), (2, 8, 64)))), (3, Server("b", sockets=((4, 8, 64),), device_type="p"))]
+    n = 40
+    jobs = Jobs.of(
+        arrival_s=np.zeros(n), total_steps=1, n_workers=rng.integers(1, 6, n),
+        worker_demand=rng.choice([[1, 1, 0], [1, 2, 0], [0.5, 1, 0]], n),
+    )  # fmt: skip
+    runs_on = rng.random((n, 2)) < 0.7
+    runs_on[~runs_on.any(axis=1)] = True
+    snapshot = empty_snapshot(jobs, cluster=no_network(5, servers=mix), runs_on=runs_on)
+    gangs = Gangs.of(np.arange(n), n_workers=jobs.n_workers)
+    kept: list[int] = []
+    for i in range(n):
+        alone = placer.place(snapshot, gangs.take(np.array([*kept, i])))
+        kept += [i] if i in alone.set_jobs else []
+    at_once = placer.place(snapshot, gangs)
+    assert at_once.set_jobs.tolist() == kept
+    assert same(at_once, placer.place(snapshot, gangs.take(np.array(kept))))
+    assert 0 < len(kept) < n
