@@ -22,8 +22,8 @@ def notes(records: Sequence[RunRecord]) -> list[str]:
         n_cuts, n_jobs = int(record.summary["n_cuts"]), int((record.table["n_cuts"] > 0).sum())
         if n_cuts:
             told.append(
-                f"{label}: {n_cuts} gangs of {n_jobs} jobs were placed with fewer tasks than it gave them, for want of "
-                "room in the right pieces; another placer may find more, e.g. placer=pack."
+                f"{label}: {n_cuts} gangs of {n_jobs} jobs were placed with fewer tasks than it gave them: its placer "
+                "found no room for more in the right places."
             )
     times = {label: float(record.info.config.get(TYPES_DIFFER, 1.0)) for label, record in named}
     unaware = [label for label, slower in times.items() if slower > 1]

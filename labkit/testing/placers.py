@@ -99,7 +99,7 @@ def check_gangs(placer: Placer, *, gangs: Gangs, scene: Scene, strict: bool = Fa
     _check_settled(who, snapshot, gangs, placement)
     _check_pairs(who, snapshot, gangs, placement, n_workers)
     _check_types(who, snapshot, gangs, placement)
-    if strict and getattr(placer, "keep_order", True):
+    if strict:
         missed = int(np.argmin(n_workers))  # the first without workers, if there is one
         late = gangs.job[missed:][n_workers[missed:] > 0]
         require(

@@ -87,13 +87,13 @@ def test_drf_with_load_balance_reaches_what_its_counts_are_worth(shared_data) ->
 def test_a_gang_that_was_cut_is_an_event_a_count_and_a_note() -> None:
     """Even placement gives up workers for an even split; the reader of the table is told."""
     cluster = leaf_spine(2, 1, 1, servers=Server("s", sockets=((3, 12, 64),)))
-    jobs = Jobs.of(arrival_s=[0, 0], total_steps=600, duration_s=600, n_workers=1, max_workers=[5, 1])
+    jobs = Jobs.of(arrival_s=[0, 0], total_steps=600, duration_s=600, n_workers=[1, 2], max_workers=[4, 2])
     record = Experiment.of(jobs, cluster=cluster, speed="recorded").run(Drf(placer=Even()), name="mine")
     cuts = record.events[record.events["kind"] == Kind.CUT]
     placed = record.events[record.events["kind"] == Kind.PLACED]
     first = placed[(placed["job"] == 0) & (placed["time_s"] == 0)]
     assert cuts["job"].tolist() == [0] * len(cuts)
-    assert first["value"].sum() + cuts["value"][0] == 5
+    assert first["value"].sum() + cuts["value"][0] == 4
     assert record.summary["n_cuts"] == len(cuts) > 0
     assert record.table["n_cuts"].tolist() == [len(cuts), 0]
     assert notes([record])[0].startswith(f"mine: {len(cuts)} gangs of 1 jobs were placed with fewer tasks than it gave")

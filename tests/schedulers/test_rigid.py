@@ -64,10 +64,10 @@ def test_rigid_jobs_stay_whole_beside_malleable_ones_with_any_placer(name: str, 
     assert record.summary["n_unfinished"] == 0
 
 
-@pytest.mark.parametrize("trace", ["philly/2869ce.trace"])
+@pytest.mark.filterwarnings("ignore:throughput estimated")
 @pytest.mark.parametrize("name", ["drf", "optimus"])
-def test_no_job_of_a_philly_trace_at_four_times_its_load_is_cut(name: str, trace: str, shared_data) -> None:
-    jobs = scaled(read(shared_data(trace)), load=4.0)
+def test_no_job_of_a_philly_trace_at_four_times_its_load_is_cut(name: str, shared_data) -> None:
+    jobs = scaled(read(shared_data("philly/2869ce.trace")), load=4.0)
     throughputs: Path = shared_data("gavel/simulation_throughputs.json")
     record = Experiment.of(jobs, cluster="gavel-8-16-24", throughputs=throughputs).run(name)
     assert partial(record.events, jobs) == []

@@ -60,7 +60,7 @@ WRONG_SPEEDS: list[tuple[Callable[[np.ndarray], object], str]] = [
 def test_a_speed_model_that_answers_nonsense_is_refused_at_the_first_decision(answer: Any, told: str) -> None:
     """One value for three jobs gave a mean JCT of 100, inf one of 0."""
     session = Session(Experiment.of(JOBS, cluster=CLUSTER, speed=Mine(answer)).simulator())
-    with pytest.raises(InputError, match=rf"^speed model Mine: speeds\(\) {told}") as caught:
+    with pytest.raises(InputError, match=rf"^speed model Mine: speeds\(\) .*{told}") as caught:
         session.run(make("fifo"))
     assert "\n" not in str(caught.value)
     assert session.n_decisions == 0
