@@ -35,10 +35,11 @@ OPTIONAL: dict[str, Callable[[float], str]] = {
 def as_json_row(record: RunRecord) -> dict[str, Any]:
     """Return what `--json` tells of a run."""
     from labkit.results.cost import bills, in_time
+    from labkit.results.notes import notes
 
     told = {"scheduler": record.info.scheduler, "wall_s": record.info.wall_s, **record.summary}
     told |= {"dollars": bills([record])[0], "in_time": in_time(record)}
-    told |= {"speeds": record.info.config["speeds"], "notes": record.info.config.get("notes", [])}
+    told |= {"speeds": record.info.config["speeds"], "notes": notes([record])}
     return {key: _number(told[key]) for key in JSON_KEYS}
 
 
@@ -49,12 +50,14 @@ def _number(value: Any) -> Any:
 
 def print_header(records: list[RunRecord]) -> None:
     """Print what was simulated, how fast jobs are said to be, and what a reader of the numbers has to know."""
+    from labkit.results.notes import notes
+
     first = records[0]
     print(f"{len(first.jobs)} jobs of {first.jobs.name} on {first.cluster}")
     print(f"speeds: {first.info.config['speeds']}")
     for said in dict.fromkeys(filter(None, map(_prices, records))):
         print(said)
-    for note in dict.fromkeys(note for record in records for note in record.info.config.get("notes", ())):
+    for note in notes(records):
         print(f"note: {note}")
 
 

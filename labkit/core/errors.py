@@ -7,6 +7,7 @@ LabkitError
 ├── PlacementError      a placement that overfills a device group or names an unknown job
 ├── StalledError        jobs wait, nothing runs and nothing will arrive
 ├── StaleSnapshotError  a snapshot was read after its session had moved on
+├── TruthError          a scheduler read what only a backend may know
 ├── SolverError         a program that could not be solved
 │   ├── InfeasibleError what it asks for cannot be had together
 │   └── UnboundedError  its objective has no limit
@@ -56,6 +57,10 @@ class StalledError(LabkitError, RuntimeError):
 
 class StaleSnapshotError(LabkitError, RuntimeError):
     """A column of an old snapshot was read for the first time after the session had moved on."""
+
+
+class TruthError(LabkitError, AttributeError):
+    """A scheduler read what only a backend may know."""
 
 
 class SolverError(LabkitError, RuntimeError):

@@ -17,6 +17,8 @@ from labkit.core.resources import Ints
 if TYPE_CHECKING:
     import pandas as pd
 
+    from labkit.core.placement import Placement
+
 Events = NDArray[Any]
 """A structured array of dtype `EVENT`."""
 
@@ -55,6 +57,8 @@ class Kind(IntEnum):
     """A job was given up and gave its tasks back: it has no JCT; value: steps done."""
     RELAXED = 14
     """A scheduler gave up a goal of a job that cannot be met, such as its SLO; the job goes on."""
+    CUT = 15
+    """A job was placed with fewer tasks than its scheduler gave it, for want of room; value: how many are missing."""
 
 
 NEWS: Final = (Kind.ARRIVED, Kind.COMPLETED, Kind.FAILED, Kind.LEFT, Kind.JOINED, Kind.DROPPED)
@@ -100,6 +104,19 @@ def relaxed(jobs: Ints, *, time_s: float) -> Events:
     rows = events(len(jobs))
     rows["time_s"], rows["kind"], rows["job"] = time_s, Kind.RELAXED, jobs
     return rows
+
+
+def asides(placement: Placement, happened: Events, *, time_s: float) -> list[Events]:
+    """Return what is to be told beside what a decision changed: goals that were given up, gangs that were cut."""
+    parts = [relaxed(placement.relaxed, time_s=time_s)] if len(placement.relaxed) else []
+    if len(placement.missing) and placement.missing.any():
+        placed = happened["job"][happened["kind"] == Kind.PLACED]
+        short = (placement.missing > 0) & np.isin(placement.set_jobs, placed)
+        rows = events(int(short.sum()))
+        rows["time_s"], rows["kind"], rows["job"] = time_s, Kind.CUT, placement.set_jobs[short]
+        rows["value"] = placement.missing[short]
+        parts.append(rows)
+    return parts
 
 
 class EventLog:

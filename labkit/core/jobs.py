@@ -17,6 +17,8 @@ from labkit.core.resources import CPUS, GPUS, MEMORY_GB, Bools, Floats, Ints, am
 if TYPE_CHECKING:
     import pandas as pd
 
+    from labkit.core.declared import DeclaredJobs
+
 MAX_FAULTS_TOLD = 20
 
 
@@ -271,6 +273,13 @@ class Jobs:
     def malleable(self) -> Bools:
         """Which jobs can train with another number of workers or PSs than they asked for, (N,)."""
         return np.asarray((self.max_workers > self.n_workers) | (self.max_ps > self.n_ps), dtype=np.bool_)
+
+    @cached_property
+    def declared(self) -> DeclaredJobs:
+        """What schedulers see of these jobs: all columns but those of the truth; always the same object."""
+        from labkit.core.declared import DeclaredJobs
+
+        return DeclaredJobs.without_truth(self)
 
     def model_names(self) -> NDArray[np.object_]:
         """Return each job's model name, (N,)."""

@@ -44,7 +44,7 @@ class Ledger:
     Attributes
     ----------
     jobs, cluster : Jobs, Cluster
-        What was declared.
+        What was declared: `Jobs.declared`, whatever jobs were given.
     belief : array
         (N,) records of dtype `BELIEF`.
     book : Book
@@ -58,7 +58,7 @@ class Ledger:
     """
 
     def __init__(self, jobs: Jobs, cluster: Cluster) -> None:
-        self.jobs, self.cluster = jobs, cluster
+        self.jobs, self.cluster = jobs.declared, cluster
         self.belief = np.zeros(len(jobs), dtype=BELIEF)
         self.belief["first_start_s"] = np.nan
         self.book = Book(jobs, cluster)

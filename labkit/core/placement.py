@@ -8,9 +8,10 @@ from typing import Final, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from labkit.core.resources import Ints
+from labkit.core.resources import Bools, Ints
 
 _NONE: Final[Ints] = np.empty(0, np.int32)
+_NEVER: Final[Bools] = np.empty(0, np.bool_)
 _NO_ROLE: Final = np.empty(0, np.int8)
 
 
@@ -26,8 +27,9 @@ class Gangs:
         (C,) tasks of each role.
     device_type : array
         (C,) the device type that the gang must have; -1: any.
-    shrinks : bool
-        A gang that does not fit may be given fewer workers and PSs, in about the same ratio.
+    shrinks : array of bool
+        (C,) which gangs may be given fewer workers and PSs where they do not fit, in about the same ratio; empty: none.
+        A rigid job's gang never may.
     partner : array
         (C,) a job that shares the GPUs of this gang, or -1; empty: nobody shares. The partner gets as many workers, in
         the same places, and the PSs that it asked for; it has no row of its own. A pair does not shrink.
@@ -37,7 +39,7 @@ class Gangs:
     n_workers: Ints
     n_ps: Ints
     device_type: Ints
-    shrinks: bool = False
+    shrinks: Bools = field(default_factory=lambda: _NEVER)
     partner: Ints = field(default_factory=lambda: _NONE)
 
     @classmethod
@@ -48,14 +50,15 @@ class Gangs:
         n_workers: ArrayLike,
         n_ps: ArrayLike = 0,
         device_type: ArrayLike = -1,
-        shrinks: bool = False,
+        shrinks: ArrayLike = False,
         partner: ArrayLike | None = None,
     ) -> Self:
         """Return gangs from columns or scalars."""
         jobs = np.atleast_1d(np.asarray(job, np.int32))
         n = len(jobs)
         mates = _NONE if partner is None else _column(partner, n)
-        return cls(jobs, _column(n_workers, n), _column(n_ps, n), _column(device_type, n), shrinks, mates)
+        may_shrink = np.array(np.broadcast_to(np.asarray(shrinks, np.bool_), (n,)))
+        return cls(jobs, _column(n_workers, n), _column(n_ps, n), _column(device_type, n), may_shrink, mates)
 
     @property
     def named(self) -> Ints:
@@ -65,7 +68,12 @@ class Gangs:
     def take(self, order: Ints) -> Self:
         """Return the gangs at some positions, in that order."""
         columns = (self.job[order], self.n_workers[order], self.n_ps[order], self.device_type[order])
-        return type(self)(*columns, self.shrinks, self.partner[order] if len(self.partner) else _NONE)
+        shrinks = self.shrinks[order] if len(self.shrinks) else _NEVER
+        return type(self)(*columns, shrinks, self.partner[order] if len(self.partner) else _NONE)
+
+    def may_shrink(self) -> Bools:
+        """Return which gangs may be given fewer tasks, (C,), also where `shrinks` is empty."""
+        return self.shrinks if len(self.shrinks) else np.zeros(len(self), np.bool_)
 
     def __len__(self) -> int:
         return len(self.job)
@@ -88,6 +96,9 @@ class Placement:
         names the other, and their workers sit in the same places.
     relaxed : array
         Jobs of which a goal is given up with this decision, such as an SLO that cannot be met: an event tells it.
+    missing : array
+        (C,) tasks that each of `set_jobs` was to have and did not get, because there was no room for its whole gang: an
+        event tells it; empty: none.
     """
 
     set_jobs: Ints
@@ -97,6 +108,7 @@ class Placement:
     count: Ints
     partner: Ints = field(default_factory=lambda: _NONE)
     relaxed: Ints = field(default_factory=lambda: _NONE)
+    missing: Ints = field(default_factory=lambda: _NONE)
 
     @classmethod
     def nothing(cls) -> Self:

@@ -213,7 +213,7 @@ class Snapshot:
     cluster : Cluster
         The machines, as built; `up` tells which are there now.
     table : Jobs
-        What was declared of every job of the run, indexed by job number (arrival 0 is job 0).
+        What was declared of every job of the run, indexed by job number (arrival 0 is job 0); `true_steps` is refused.
     jobs : JobColumns
         The active jobs, by arrival.
     runs_on : array of bool

@@ -9,6 +9,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import ArrayLike
 
+from labkit.core.answers import speeds_of
 from labkit.core.cluster import Cluster
 from labkit.core.jobs import Jobs
 from labkit.core.protocols import Running, SpeedModel
@@ -41,7 +42,7 @@ def measurer(jobs: Jobs, cluster: Cluster, *, speed: SpeedModel) -> Measure:
         best = np.zeros(len(ps))
         for kind in np.flatnonzero(runs_on[job]):
             running, placed = compact(gangs, cluster, which=np.arange(len(ps), dtype=np.int32), device_type=int(kind))
-            measured = [float(speed.speeds(_one(running, i, job=job))[0]) for i in range(len(placed))]
+            measured = [float(speeds_of(speed, _one(running, i, job=job), jobs=jobs)[0]) for i in range(len(placed))]
             best[placed] = np.maximum(best[placed], measured)
         return best
 

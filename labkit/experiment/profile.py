@@ -6,6 +6,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+from labkit.core.answers import speeds_of
 from labkit.core.cluster import Cluster
 from labkit.core.events import Role
 from labkit.core.jobs import Jobs
@@ -41,10 +42,10 @@ def measure_profile(jobs: Jobs, cluster: Cluster, *, speed: SpeedModel, pairs: b
     shared = np.full((shape[0], *shape), np.nan) if knows_pairs else None
     for t in range(shape[1]):
         running, placed = compact(jobs, cluster, which=chosen, device_type=t)
-        alone[placed, t] = apart[placed, t] = _each(speed, running)
+        alone[placed, t] = apart[placed, t] = _each(speed, running, jobs)
         fits[placed, t] = _machines(running, cluster) == 1
         spread, which = _spread(jobs, cluster, chosen, device_type=t)
-        apart[which, t] = _each(speed, spread)
+        apart[which, t] = _each(speed, spread, jobs)
         if shared is not None:
             _measure_pairs(shared[:, :, t], jobs, running, placed, speed)
     return Profile(
@@ -57,13 +58,23 @@ def measure_profile(jobs: Jobs, cluster: Cluster, *, speed: SpeedModel, pairs: b
     )
 
 
-def _each(speed: SpeedModel, running: Running) -> Floats:
+def slower_on_slowest_type(jobs: Jobs, cluster: Cluster, *, speed: SpeedModel) -> float:
+    """Return how many times slower any kind of job is alone on its slowest device type than on its fastest."""
+    if len(cluster.device_types) == 1:
+        return 1.0
+    alone = measure_profile(jobs, cluster, speed=speed, pairs=False).alone
+    runs = alone[alone.any(axis=1)]
+    return float((runs.max(axis=1) / np.where(runs > 0, runs, np.inf).min(axis=1)).max(initial=1.0))
+
+
+def _each(speed: SpeedModel, running: Running, jobs: Jobs) -> Floats:
     """Return steps/s of each gang as if it were the only one."""
     if not len(running.job):
         return np.zeros(0)
     if speed.local:
-        return speed.speeds(running)
-    return np.array([float(speed.speeds(_take(running, np.array([i])))[0]) for i in range(len(running.job))])
+        return speeds_of(speed, running, jobs=jobs)
+    one_by_one = (_take(running, np.array([i])) for i in range(len(running.job)))
+    return np.array([float(speeds_of(speed, one, jobs=jobs)[0]) for one in one_by_one])
 
 
 def _take(running: Running, which: Ints, *, partner: Ints | None = None) -> Running:
@@ -97,7 +108,7 @@ def _measure_pairs(shared: Floats, jobs: Jobs, running: Running, placed: Ints, s
     if not len(a):
         return
     beside = _take(running, a, partner=running.job[b])
-    rates = speed.speeds(beside) if speed.local else _pairs_one_by_one(speed, running, a, b)
+    rates = speeds_of(speed, beside, jobs=jobs) if speed.local else _pairs_one_by_one(speed, running, a, b)
     shared[placed[a], placed[b]] = rates
 
 
@@ -176,5 +187,5 @@ def _mixed(jobs: Jobs, cluster: Cluster, chosen: Ints, speed: SpeedModel, *, lar
             n_workers=jobs.n_workers[[job]],
             n_ps=jobs.n_ps[[job]],
         )
-        mixed[k] = float(speed.speeds(gang)[0])
+        mixed[k] = float(speeds_of(speed, gang, jobs=jobs)[0])
     return mixed

@@ -9,12 +9,14 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 from labkit import kernel_cache
+from labkit.core.answers import refuse_unsound_model
 from labkit.core.cluster import Cluster
 from labkit.core.errors import ComparisonError, InputError
 from labkit.core.events import Events, Kind
@@ -27,16 +29,18 @@ from labkit.experiment.cadence import Cadence, at_events
 from labkit.experiment.caveats import Caveat, caveats, speeds_in_words
 from labkit.experiment.fluid import fluid
 from labkit.experiment.pre_run import PreRunning, measurer
-from labkit.experiment.profile import Profiled, measure_profile
+from labkit.experiment.profile import Profiled, measure_profile, slower_on_slowest_type
 from labkit.experiment.profiled import profiled
 from labkit.experiment.session import Observer, Session
 from labkit.experiment.speeds import declared, speed_model
+from labkit.results.notes import TYPES_DIFFER
 from labkit.results.record import RunInfo, RunRecord, State
 from labkit.results.store import RunWriter
 from labkit.schedulers import named
 from labkit.simulator import Faults, Losses, Overheads, Replay, Simulator, Variation
 from labkit.speed.profiled import TestbedProfile
 from labkit.topology import presets
+from labkit.topology.routes import refuse_unsound_network
 
 KINDS: Final[dict[str, tuple[type, str]]] = {
     "cadence": (Cadence, "every_slot(600) or at_events()"),
@@ -46,6 +50,9 @@ KINDS: Final[dict[str, tuple[type, str]]] = {
     "losses": (Losses, "Losses()"),
 }
 """What makes a run less than ideal, and its cadence: the type of each, and an example."""
+
+SAME_SPEED: Final = 1.05
+"""Device types on which no job is slower by more than this are told apart by nobody."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -140,9 +147,12 @@ class Experiment:
 
         It runs on `backend`, by default on a fresh simulator, with leases if the scheduler has a `lease_s`.
         """
-        believed = self.believed or self.speed
+        believed, runs_on = self.believed or self.speed, self.speed.runs_on()
+        shape = len(self.jobs), len(self.cluster.device_types)
+        refuse_unsound_network(self.cluster)
+        refuse_unsound_model(self.speed, runs_on=runs_on, shape=shape, jobs=self.jobs)
         if isinstance(scheduler, PreRunning):
-            scheduler.pre_run(self.jobs, measurer(self.jobs, self.cluster, speed=believed))
+            scheduler.pre_run(self.jobs.declared, measurer(self.jobs, self.cluster, speed=believed))
         if isinstance(scheduler, Profiled):
             pairs = scheduler.wants_pairs
             scheduler.learn(measure_profile(self.jobs, self.cluster, speed=believed, pairs=pairs))
@@ -152,7 +162,7 @@ class Experiment:
             period_s = math.inf if self.variation is None else self.variation.period_s
             refuse_endless(self.jobs, every_s=min(cadence.slot_s, lease_s or math.inf, period_s))
             backend = self.simulator(lease_s=lease_s)
-        return Session(backend, cadence=cadence, runs_on=self.speed.runs_on(), observers=observers)
+        return Session(backend, cadence=cadence, runs_on=runs_on, observers=observers)
 
     def config(self, scheduler: Scheduler) -> dict[str, Any]:
         """Return the options of a run, as JSON can hold them."""
@@ -160,6 +170,8 @@ class Experiment:
         parts |= {"variation": self.variation, "faults": self.faults}
         if (profile := getattr(self.speed, "profile", None)) is not None:
             parts["profile"] = f"{profile.name}, {profile.made.at}"
+        if not getattr(scheduler, "knows_types", True) and self._slower > SAME_SPEED:
+            parts[TYPES_DIFFER] = round(self._slower, 3)
         told = {name: _plain(part) for name, part in parts.items() if part is not None}
         if prices := _prices(scheduler) or self.prices:
             told["prices"] = dict(prices)
@@ -170,6 +182,11 @@ class Experiment:
         return caveats(
             self.jobs, self.cluster, speed=self.speed, scheduler=scheduler, name=name, speeds=self.speeds
         )  # fmt: skip
+
+    @cached_property
+    def _slower(self) -> float:
+        """How many times slower a job may be on one device type than on another."""
+        return slower_on_slowest_type(self.jobs, self.cluster, speed=self.speed)
 
     def info(self, scheduler: Scheduler, *, name: str) -> RunInfo:
         """Return the row of a run in the table of runs."""

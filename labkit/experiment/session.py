@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from labkit.core.answers import placement_of
 from labkit.core.errors import InputError, StalledError
 from labkit.core.events import NEWS, EventLog, Events
 from labkit.core.ledger import HOLDING, Ledger
@@ -89,19 +90,19 @@ class Session:
         """Return what a scheduler may know now."""
         return Snapshot(self.ledger, now_s=self.backend.now_s, number=self.n_decisions, runs_on=self.runs_on)
 
-    def step(self, placement: Placement) -> None:
-        """Apply a decision and let time pass until the next one is due.
+    def step(self, placement: Placement, *, who: str = "schedule()") -> None:
+        """Apply a decision, which `who` made, and let time pass until the next one is due.
 
         Raises
         ------
         PlacementError
-            If the cluster cannot hold it; nothing has changed then.
+            If it is no placement, or the cluster cannot hold it; nothing has changed then.
         StalledError
             If jobs wait, or run without progress, and nothing will ever happen by itself; with slots, where a scheduler
         may wait on purpose, after 1,000 of them.
         """
         n_before = len(self.log)
-        self._note(self.backend.apply(placement))
+        self._note(self.backend.apply(placement_of(placement, who=who)))
         self.n_decisions += 1
         self._advance()
         self._n_quiet = self._n_quiet + 1 if len(self.log) <= n_before + 1 else 0
@@ -121,7 +122,7 @@ class Session:
             began = clock()
             placement = scheduler.schedule(snapshot)
             decide_s(clock() - began)
-            self.step(placement)
+            self.step(placement, who=f"{type(scheduler).__name__}.schedule()")
         return self.log.rows
 
     def _note(self, happened: Events) -> None:

@@ -4,15 +4,17 @@ from typing import Final
 
 from labkit.core.errors import unknown
 from labkit.core.protocols import Placer
+from labkit.placers.by_network import ByNetwork
 from labkit.placers.even import Even
 from labkit.placers.first_fit import FirstFit
 from labkit.placers.least_interference import LeastInterference
 from labkit.placers.pack import Pack
 from labkit.placers.spread import Spread
 
-__all__ = ["Even", "FirstFit", "LeastInterference", "Pack", "Spread", "available", "make"]
+__all__ = ["ByNetwork", "Even", "FirstFit", "LeastInterference", "Pack", "Spread", "available", "make"]
 
 _PLACERS: Final[dict[str, type[Placer]]] = {
+    "by_network": ByNetwork,
     "even": Even,
     "first_fit": FirstFit,
     "least_interference": LeastInterference,

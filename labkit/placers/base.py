@@ -3,42 +3,94 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from labkit.core.placement import Gangs, Placement
-from labkit.core.resources import Bools
+from labkit.core.resources import Bools, Ints
 from labkit.core.snapshot import Snapshot
-from labkit.placers.kernels import place_gangs
-from labkit.placers.site import site_of
+from labkit.placers.kernels import FIRST, PACK, SPREAD, place_gangs
+from labkit.placers.site import SLACK, site_of
+
+Rows = Sequence[NDArray[Any]]
+
+FALLBACKS: Final = {SPREAD: (PACK, FIRST), PACK: (FIRST, SPREAD), FIRST: (PACK, SPREAD)}
+"""Which rules are tried in the place of one that leaves room in pieces and so cuts a gang."""
 
 
 def place_by(rule: int, snapshot: Snapshot, gangs: Gangs, *, strict: bool) -> Placement:
-    """Return where the gangs go by a rule of `labkit.placers.kernels`."""
+    """Return where the gangs go by a rule of `labkit.placers.kernels`.
+
+    Where all gangs together fit into what is free and the rule leaves one short of tasks, its fallbacks place all of
+    them anew, and what gives the most tasks is taken, the rule's own answer where that is no worse. Load balance does
+    so always, others where some gangs may shrink: a whole gang can wait for its place. Nobody falls back to load
+    balance where the network counts.
+    """
     if not len(gangs):
         return Placement.nothing()
-    table = snapshot.table
-    placed, *rows = place_gangs(
-        rule, strict, gangs.shrinks, site_of(snapshot.cluster), snapshot.free_without(gangs.named), snapshot.up,
-        gangs.job, gangs.n_workers, gangs.n_ps, gangs.device_type, gangs.partner, table.worker_demand, table.ps_demand,
-        table.n_ps, snapshot.runs_on,
-    )  # fmt: skip
+    placed, rows = _placed(rule, snapshot, gangs, strict)
+    falls_back = rule == SPREAD or (rule in FALLBACKS and gangs.may_shrink().any())
+    if falls_back and rows[-1].sum() < _n_asked(snapshot, gangs) and fit_in_all(snapshot, gangs):
+        for other in FALLBACKS[rule]:
+            if other == SPREAD and snapshot.cluster.network is not None:
+                continue
+            instead = _placed(other, snapshot, gangs, strict)
+            if instead[1][-1].sum() > rows[-1].sum():
+                placed, rows = instead
     return settled(snapshot, gangs, placed, rows)
 
 
-def settled(snapshot: Snapshot, gangs: Gangs, placed: Bools, rows: Sequence[NDArray[Any]]) -> Placement:
+def _placed(rule: int, snapshot: Snapshot, gangs: Gangs, strict: bool) -> tuple[Bools, Rows]:
+    """Return which gangs find a place by a rule, and the rows of the placement."""
+    table = snapshot.table
+    placed, *rows = place_gangs(
+        rule, strict, gangs.may_shrink(), site_of(snapshot.cluster), snapshot.free_without(gangs.named), snapshot.up,
+        gangs.job, gangs.n_workers, gangs.n_ps, gangs.device_type, gangs.partner, table.worker_demand, table.ps_demand,
+        table.n_ps, snapshot.runs_on,
+    )  # fmt: skip
+    return placed, rows
+
+
+def _n_asked(snapshot: Snapshot, gangs: Gangs) -> int:
+    """Return the tasks of all gangs; of a pair those of both jobs."""
+    n = gangs.n_workers.sum() + gangs.n_ps.sum()
+    if len(gangs.partner):
+        paired = gangs.partner >= 0
+        n += gangs.n_workers[paired].sum() + snapshot.table.n_ps[gangs.partner[paired]].sum()
+    return int(n)
+
+
+def fit_in_all(snapshot: Snapshot, gangs: Gangs) -> bool:
+    """Tell whether gangs without partners fit into the sums of what is free, whatever the pieces."""
+    if (gangs.partner >= 0).any():
+        return False
+    table = snapshot.table
+    wanted = gangs.n_workers @ table.worker_demand[gangs.job] + gangs.n_ps @ table.ps_demand[gangs.job]
+    return bool((wanted <= snapshot.free_without(gangs.named).sum(axis=0) + SLACK).all())
+
+
+def settled(snapshot: Snapshot, gangs: Gangs, placed: Bools, rows: Rows) -> Placement:
     """Return the placement with some rows (job, role, group, count).
 
     It sets the jobs that were placed, and those that ran but found no place.
     """
     job, role, group, count = rows
     if not len(gangs.partner):
-        jobs = gangs.job if placed.all() else gangs.job[placed | snapshot.holds(gangs.job)]
-        return Placement(jobs, job, role, group, count)
+        kept = slice(None) if placed.all() else placed | snapshot.holds(gangs.job)
+        return Placement(gangs.job[kept], job, role, group, count, missing=_missing(gangs, placed, job, count)[kept])
     paired, jobs = gangs.partner >= 0, gangs.named
     there = np.concatenate([placed, placed[paired]])
     partner = np.where(there, np.concatenate([gangs.partner, gangs.job[paired]]), -1).astype(np.int32)
     kept = there | snapshot.holds(jobs)
     return Placement(jobs[kept], job, role, group, count, partner[kept])
+
+
+def _missing(gangs: Gangs, placed: Bools, job: Ints, count: Ints) -> Ints:
+    """Return how many tasks each gang was placed with too few, (C,); none where none may shrink."""
+    if not gangs.may_shrink().any():
+        return np.zeros(len(gangs), np.int32)
+    got = np.bincount(job, count, int(gangs.job.max()) + 1)[gangs.job]
+    missing: Ints = np.where(placed, gangs.n_workers + gangs.n_ps - got, 0).astype(np.int32)
+    return missing

@@ -27,7 +27,7 @@ class Even:
     Attributes
     ----------
     keep_order : bool
-        Take the gangs in the given order instead of by demand.
+        Take the gangs in the given order instead of by demand, as is always done with `strict`.
 
     References
     ----------
@@ -38,7 +38,7 @@ class Even:
 
     def place(self, snapshot: Snapshot, gangs: Gangs, *, strict: bool = False) -> Placement:
         """Return where the gangs go."""
-        if not self.keep_order and len(gangs) > 1:
+        if not (self.keep_order or strict) and len(gangs) > 1:
             order = np.argsort(dominant_share(snapshot, gangs), kind="stable")
             gangs = gangs.take(order)
         return place_by(EVEN, snapshot, gangs, strict=strict)

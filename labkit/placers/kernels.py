@@ -20,6 +20,8 @@ from labkit.placers.rules import even, first_fit, pack, spread
 from labkit.placers.site import Left, Site, anywhere, fits_one_type, give_back, left_of, usable_groups
 
 FIRST, SPREAD, PACK, EVEN = range(4)
+MANY_KINDS = 64
+"""Kinds of gangs without room that are remembered while gangs are placed."""
 
 
 @njit(cache=True)
@@ -123,7 +125,7 @@ def _place_pair(
 
 @njit(cache=True)
 def place_gangs(  # noqa: C901 - one pass over the gangs, with the output buffer that it fills
-    rule: int, strict: bool, shrinks: bool, site: Site, free: Floats, up: Bools, jobs: Ints, n_workers: Ints,
+    rule: int, strict: bool, shrinks: Bools, site: Site, free: Floats, up: Bools, jobs: Ints, n_workers: Ints,
     n_ps: Ints, device_type: Ints, partner: Ints, worker_demand: Floats, ps_demand: Floats, asked_ps: Ints,
     runs_on: Bools,
 ) -> tuple[Bools, Ints, NDArray[np.int8], Ints, Ints]:  # fmt: skip
@@ -137,9 +139,15 @@ def place_gangs(  # noqa: C901 - one pass over the gangs, with the output buffer
     job, role = np.empty(size, np.int32), np.empty(size, np.int8)
     group, count = np.empty(size, np.int32), np.empty(size, np.int32)
     n = 0
+    roomless, n_roomless = np.empty(MANY_KINDS, np.int32), 0
     for i in range(len(jobs)):
         j = jobs[i]
         other = partner[i] if len(partner) else -1
+        plain = other < 0 and n_ps[i] == 0 and not shrinks[i]
+        if plain and not strict and _like_one_of(
+            i, roomless[:n_roomless], jobs, n_workers, device_type, worker_demand, runs_on
+        ):  # fmt: skip
+            continue
         most_w, most_p = 0 + n_workers[i], 0 + n_ps[i]  # 64 bits
         if other >= 0:
             w, p = most_w, most_p
@@ -151,17 +159,20 @@ def place_gangs(  # noqa: C901 - one pass over the gangs, with the output buffer
         else:
             w, p = _place_or_shrink(
                 rule, site, left, runs_on[j], device_type[i], worker_demand[j], ps_demand[j], most_w, most_p,
-                workers, servers, shrinks,
+                workers, servers, shrinks[i],
             )  # fmt: skip
-        if w == 0 and shrinks and rule == EVEN and other < 0:  # no smaller gang can be split evenly either
+        if w == 0 and shrinks[i] and rule == EVEN and other < 0:  # no smaller gang can be split evenly either
             w, p = _place_or_shrink(
                 min(rule, PACK), site, left, runs_on[j], device_type[i], worker_demand[j], ps_demand[j], most_w, most_p,
-                workers, servers, shrinks,
+                workers, servers, shrinks[i],
             )  # fmt: skip
         placed[i] = w > 0
         if not placed[i]:
             if strict:
                 break
+            if plain and n_roomless < MANY_KINDS:
+                roomless[n_roomless] = i
+                n_roomless += 1
             continue
         needed = n + w + p
         if other >= 0:
@@ -179,6 +190,22 @@ def place_gangs(  # noqa: C901 - one pass over the gangs, with the output buffer
         workers[:] = 0
         servers[:] = 0
     return placed, job[:n], role[:n], group[:n], count[:n]
+
+
+@njit(cache=True)
+def _like_one_of(
+    i: int, others: Ints, jobs: Ints, n_workers: Ints, device_type: Ints, worker_demand: Floats, runs_on: Bools
+) -> bool:  # fmt: skip
+    """Tell whether a gang without PSs is of the kind of one that found no room: since then there is only less."""
+    for o in others:
+        alike = n_workers[o] == n_workers[i] and device_type[o] == device_type[i]
+        for r in range(worker_demand.shape[1]):
+            alike = alike and worker_demand[jobs[o], r] == worker_demand[jobs[i], r]
+        for t in range(runs_on.shape[1]):
+            alike = alike and runs_on[jobs[o], t] == runs_on[jobs[i], t]
+        if alike:
+            return True
+    return False
 
 
 @njit(cache=True)

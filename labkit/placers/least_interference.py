@@ -92,7 +92,7 @@ def _sizes(gangs: Gangs, i: int) -> Iterator[Gang]:
     """Return the i-th gang, and what it may shrink to, the largest first."""
     most, servers = int(gangs.n_workers[i]), int(gangs.n_ps[i])
     partner = int(gangs.partner[i]) if len(gangs.partner) else -1
-    for w in range(most, 0 if gangs.shrinks and partner < 0 else most - 1, -1):
+    for w in range(most, 0 if gangs.may_shrink()[i] and partner < 0 else most - 1, -1):
         p = min(servers, max(1, -(-servers * w // most)))
         yield Gang(int(gangs.job[i]), w, p, int(gangs.device_type[i]), partner)
 

@@ -10,7 +10,7 @@ import pandas as pd
 
 from labkit.core.text import time_unit
 from labkit.plots import page
-from labkit.results import RunRecord, compare
+from labkit.results import RunRecord, compare, notes
 from labkit.results.cost import prices_of
 
 COLUMNS: Final[tuple[tuple[str, str, bool | None], ...]] = (
@@ -58,17 +58,17 @@ def table(records: Sequence[RunRecord]) -> page.Table:
 
 def _table_notes(records: Sequence[RunRecord], *, cut: bool) -> list[str]:
     """Return what to know of the numbers in the table."""
-    notes = ["GPUs held: of all GPUs, the part that jobs held. It is what a schedule costs; more is not better."]
+    told = ["GPUs held: of all GPUs, the part that jobs held. It is what a schedule costs; more is not better."]
     if cut:
-        notes.append(
+        told.append(
             "Grey: not every job of the trace was done. Means over the jobs that were would flatter such a run, so "
             "they are left out."
         )
     prices = {kind: price for record in records for kind, price in prices_of(record).items()}
     if prices:
-        told = ", ".join(f"{kind} {price:g} $" for kind, price in prices.items())
-        notes.append(f"Cost: of the GPUs that jobs held, at {told} per GPU and hour.")
-    return [*notes, *dict.fromkeys(note for record in records for note in record.info.config.get("notes", ()))]
+        at = ", ".join(f"{kind} {price:g} $" for kind, price in prices.items())
+        told.append(f"Cost: of the GPUs that jobs held, at {at} per GPU and hour.")
+    return [*told, *notes(records)]
 
 
 def _unit(name: str, column: pd.Series[Any]) -> tuple[float, str]:

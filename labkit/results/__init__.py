@@ -8,6 +8,7 @@ from labkit.results.fidelity import explained, fidelity_summary, gap_parts, job_
 from labkit.results.intervals import gantt, heat_map, time_split, utilisation
 from labkit.results.lanes import lanes
 from labkit.results.metrics import compare, jct_cdf, job_table, summary
+from labkit.results.notes import notes
 from labkit.results.record import RunInfo, RunRecord, State, labels
 from labkit.results.rescalings import rescalings
 from labkit.results.store import RunWriter, free_id, known_runs, load
@@ -38,6 +39,7 @@ __all__ = [
     "labels",
     "lanes",
     "load",
+    "notes",
     "read_sweep",
     "rescalings",
     "stretches",

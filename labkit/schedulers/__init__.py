@@ -2,7 +2,8 @@
 
 To add one, put a file here with a class of the same name (without underscores) that has
 `schedule(snapshot) -> Placement`; nothing has to be registered. A system of several parts is a folder; its
-`recipes()` tells what it offers.
+`recipes()` tells what it offers. One that gives jobs any type of GPU, however fast, says `knows_types = False`:
+tables of runs on types that differ in speed have a note then.
 """
 
 from __future__ import annotations

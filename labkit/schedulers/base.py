@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from labkit.core.answers import placement_of
 from labkit.core.placement import Gangs, Placement
 from labkit.core.protocols import Placer
 from labkit.core.resources import GPUS, Bools, Floats, Ints
@@ -16,10 +17,31 @@ BEHIND = 64
 """Jobs behind the chosen ones that are tried where a chosen one does not fit."""
 
 
+def place(placer: Placer, snapshot: Snapshot, gangs: Gangs, *, strict: bool = False) -> Placement:
+    """Return where a placer puts some gangs.
+
+    Raises
+    ------
+    PlacementError
+        If it answers with something else.
+    """
+    answer = placer.place(snapshot, gangs, strict=strict)
+    return answer if isinstance(answer, Placement) else placement_of(answer, who=f"{type(placer).__name__}.place()")
+
+
 def asked(snapshot: Snapshot, jobs: Ints) -> Gangs:
     """Return the gangs that these jobs asked for, in this order."""
     table = snapshot.table
     return Gangs(jobs, table.n_workers[jobs], table.n_ps[jobs], np.full(len(jobs), -1, np.int32))
+
+
+def changed(snapshot: Snapshot, *, n_workers: Ints, n_ps: Ints) -> Gangs:
+    """Return the gangs of the active jobs (J,) that are to hold other tasks; those of malleable jobs shrink."""
+    jobs = snapshot.jobs
+    other = (n_workers != jobs.n_workers) | (n_ps != jobs.n_ps)
+    named = jobs.number[other]
+    may_shrink = snapshot.table.malleable[named]
+    return Gangs.of(named, n_workers=n_workers[other], n_ps=n_ps[other], shrinks=may_shrink)
 
 
 def capacity(snapshot: Snapshot) -> Floats:
@@ -48,13 +70,13 @@ def start_in_order(
         return Placement.nothing()
     if backfill:
         ordered = waiting if by is None else waiting[np.argsort(by[waiting], kind="stable")]
-        return placer.place(snapshot, asked(snapshot, ordered[snapshot.table.gpus[ordered] <= n_free]))
+        return place(placer, snapshot, asked(snapshot, ordered[snapshot.table.gpus[ordered] <= n_free]))
     size = CHUNK  # most often few of a long queue start: ask for more only if all of a chunk did
     while True:
         first = waiting[:size] if by is None else least(waiting, by, size)
         if snapshot.table.gpus[first[0]] > n_free:
             return Placement.nothing()
-        placement = placer.place(snapshot, asked(snapshot, first), strict=True)
+        placement = place(placer, snapshot, asked(snapshot, first), strict=True)
         if size >= len(waiting) or len(placement.set_jobs) < size:
             return placement
         size *= CHUNK
@@ -79,12 +101,12 @@ def run_in_order(snapshot: Snapshot, order: Ints, placer: Placer, *, backfill: b
     if not len(start):
         return Placement.nothing()
     wanted = np.concatenate([start, stop]) if len(stop) else start
-    placement = placer.place(snapshot, asked(snapshot, wanted))
+    placement = place(placer, snapshot, asked(snapshot, wanted))
     if not backfill or len(placement.set_jobs) == len(wanted) or np.isin(start, placement.set_jobs).all():
         return placement
     # a chosen gang did not fit, in pieces as the room is: the ones behind it may
     behind = order[~chosen & ~holds][:BEHIND]
-    return placer.place(snapshot, asked(snapshot, np.concatenate([wanted, behind]))) if len(behind) else placement
+    return place(placer, snapshot, asked(snapshot, np.concatenate([wanted, behind]))) if len(behind) else placement
 
 
 @njit(cache=True)

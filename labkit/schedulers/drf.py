@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numba import njit
 
-from labkit.core.placement import Gangs, Placement
+from labkit.core.placement import Placement
 from labkit.core.protocols import Placer
 from labkit.core.resources import Bools, Floats, Ints
 from labkit.core.snapshot import Snapshot
-from labkit.placers import Spread
+from labkit.placers import ByNetwork, Even, Pack
 from labkit.schedulers import published as dl2
-from labkit.schedulers.base import capacity
+from labkit.schedulers.base import capacity, changed, place
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,9 @@ class Drf:
     .. [1] Ghodsi et al., "Dominant resource fairness", NSDI 2011.
     """
 
-    placer: Placer = Spread()
+    knows_types: ClassVar[bool] = False
+
+    placer: Placer = ByNetwork(networked=Even(), otherwise=Pack())
     published: bool = False
 
     def schedule(self, snapshot: Snapshot) -> Placement:
@@ -47,9 +50,7 @@ class Drf:
             jobs.number, table.worker_demand, table.ps_demand, table.n_workers, table.n_ps, table.max_workers,
             table.max_ps, table.malleable, snapshot.holds(jobs.number), table.weight, capacity(snapshot),
         )  # fmt: skip
-        changed = (n_workers != jobs.n_workers) | (n_ps != jobs.n_ps)
-        gangs = Gangs.of(jobs.number[changed], n_workers=n_workers[changed], n_ps=n_ps[changed], shrinks=True)
-        return self.placer.place(snapshot, gangs)
+        return place(self.placer, snapshot, changed(snapshot, n_workers=n_workers, n_ps=n_ps))
 
 
 @njit(cache=True)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from labkit.core.placement import Placement
 from labkit.core.protocols import Placer
 from labkit.core.snapshot import Snapshot
-from labkit.placers import FirstFit
+from labkit.placers import ByNetwork
 from labkit.schedulers import published as dl2
 from labkit.schedulers.base import start_in_order
 
@@ -26,7 +27,9 @@ class Fifo:
         Follow DL2's simulator instead: see `labkit.schedulers.published`.
     """
 
-    placer: Placer = FirstFit()
+    knows_types: ClassVar[bool] = False
+
+    placer: Placer = ByNetwork()
     backfill: bool = False
     published: bool = False
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from labkit.core.errors import InputError
 from labkit.core.placement import Placement
 from labkit.core.protocols import Placer
 from labkit.core.snapshot import Snapshot
-from labkit.placers import FirstFit
+from labkit.placers import ByNetwork
 from labkit.schedulers.base import run_in_order
 
 
@@ -35,8 +36,10 @@ class Las:
     .. [1] Gu et al., "Tiresias: a GPU cluster manager for distributed deep learning", NSDI 2019.
     """
 
+    knows_types: ClassVar[bool] = False
+
     threshold_gpu_s: float = 3600.0
-    placer: Placer = FirstFit()
+    placer: Placer = ByNetwork()
     quantum_s: float = 600.0
 
     def __post_init__(self) -> None:

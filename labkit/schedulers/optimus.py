@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import ClassVar, Final
 
 import numpy as np
 from numba import njit
@@ -12,13 +12,13 @@ from numpy.typing import ArrayLike
 
 from labkit.core.errors import InputError, ProfileError
 from labkit.core.jobs import Jobs
-from labkit.core.placement import Gangs, Placement
+from labkit.core.placement import Placement
 from labkit.core.protocols import Placer
 from labkit.core.resources import Bools, Floats, Ints
 from labkit.core.snapshot import Snapshot
-from labkit.placers import Even
+from labkit.placers import ByNetwork, Even, Pack
 from labkit.schedulers import published as dl2
-from labkit.schedulers.base import capacity
+from labkit.schedulers.base import capacity, changed, place
 from labkit.speed.convergence import Convergence
 from labkit.speed.optimus import PINCH, pre_runs
 from labkit.speed.optimus_online import OnlineSpeedFit
@@ -51,7 +51,7 @@ class Optimus:
     Attributes
     ----------
     placer : Placer
-        Where gangs go; even placement is Optimus' own.
+        Where gangs go; even placement is Optimus' own, for machines that share a network.
     look_ahead : int
         Most tasks in one move; 1 is the published rule, more steps over gangs that are no faster than a smaller one.
     young_factor : float
@@ -73,7 +73,9 @@ class Optimus:
     .. [1] Peng et al., "Optimus: an efficient dynamic resource scheduler for deep learning clusters", EuroSys 2018.
     """
 
-    placer: Placer = Even()
+    knows_types: ClassVar[bool] = False
+
+    placer: Placer = ByNetwork(networked=Even(), otherwise=Pack())
     look_ahead: int = 6
     young_factor: float = 0.95
     n_pre_runs: int = 10
@@ -102,6 +104,8 @@ class Optimus:
     def pre_run(self, jobs: Jobs, measure: Measure) -> None:
         """Measure a few gangs of each kind of job before the run, as Optimus does; all of them for an oracle."""
         fit = self._begin(jobs)
+        if not jobs.malleable.any():  # nobody grows, so nobody's speed is asked
+            return
         true = np.zeros_like(fit.mean)
         for kind in range(len(fit.mean)):
             alike = np.flatnonzero(self._kind == kind)
@@ -146,19 +150,20 @@ class Optimus:
             return dl2.optimus(snapshot, self.speeds)
         fit = self._fit if self._table is snapshot.table and self._fit is not None else self._begin(snapshot.table)
         jobs, table = snapshot.jobs, snapshot.table
-        kind = self._kind[jobs.number]
-        self._learn(snapshot, fit, kind)
-        left = self._left_steps(snapshot)
-        seconds = self._seconds_per_step(fit, np.unique(kind))
+        if table.malleable.any():
+            kind = self._kind[jobs.number]
+            self._learn(snapshot, fit, kind)
+            left, seconds = self._left_steps(snapshot), self._seconds_per_step(fit, np.unique(kind))
+        else:
+            kind = np.zeros(len(jobs), np.int32)
+            left, seconds = jobs.remaining_steps, np.full((1, 2, 2), np.nan)
         n_workers, n_ps = allocate(
             self._by_urgency(snapshot, left, seconds[kind]), jobs.number, kind, left,
             np.where(jobs.steps < YOUNG * jobs.total_steps, self.young_factor, 1.0), seconds, self.look_ahead,
             table.worker_demand, table.ps_demand, table.n_workers, table.n_ps, table.max_workers, table.max_ps,
             table.malleable, capacity(snapshot),
         )  # fmt: skip
-        changed = (n_workers != jobs.n_workers) | (n_ps != jobs.n_ps)
-        gangs = Gangs.of(jobs.number[changed], n_workers=n_workers[changed], n_ps=n_ps[changed], shrinks=True)
-        return self.placer.place(snapshot, gangs)
+        return place(self.placer, snapshot, changed(snapshot, n_workers=n_workers, n_ps=n_ps))
 
     def _left_steps(self, snapshot: Snapshot) -> Floats:
         """Return the steps left of each job: until its loss converges where that can be foretold, else as declared."""

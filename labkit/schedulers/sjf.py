@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from labkit.core.placement import Placement
 from labkit.core.protocols import Placer
 from labkit.core.snapshot import Snapshot
-from labkit.placers import FirstFit
+from labkit.placers import ByNetwork
 from labkit.schedulers.base import start_in_order
 
 
@@ -23,7 +24,9 @@ class Sjf:
         Pass over a job that does not fit now.
     """
 
-    placer: Placer = FirstFit()
+    knows_types: ClassVar[bool] = False
+
+    placer: Placer = ByNetwork()
     backfill: bool = False
 
     def schedule(self, snapshot: Snapshot) -> Placement:

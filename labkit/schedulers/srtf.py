@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from labkit.core.placement import Placement
 from labkit.core.protocols import Placer
 from labkit.core.snapshot import Snapshot
-from labkit.placers import FirstFit
+from labkit.placers import ByNetwork
 from labkit.schedulers import published as dl2
 from labkit.schedulers.base import run_in_order
 
@@ -26,7 +27,9 @@ class Srtf:
         Follow DL2's simulator instead, where the key is the remaining *fraction*: see `labkit.schedulers.published`.
     """
 
-    placer: Placer = FirstFit()
+    knows_types: ClassVar[bool] = False
+
+    placer: Placer = ByNetwork()
     published: bool = False
 
     def schedule(self, snapshot: Snapshot) -> Placement:

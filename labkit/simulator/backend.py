@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from labkit.core import checks
+from labkit.core.answers import speeds_of
 from labkit.core.book import Book, release
 from labkit.core.cluster import Cluster
 from labkit.core.complaints import complaint
 from labkit.core.errors import InputError, PlacementError
-from labkit.core.events import EVENT, NO_EVENTS, Events, Kind, events, relaxed
+from labkit.core.events import EVENT, NO_EVENTS, Events, Kind, asides, events
 from labkit.core.jobs import Jobs
 from labkit.core.placement import Placement
 from labkit.core.protocols import ChangeModel, Running, SpeedModel
@@ -97,7 +98,7 @@ class Simulator:
     def _known_changes(self, overheads: Overheads | None) -> Changes | None:
         if overheads is not None or self.speed.local or not isinstance(self.speed, ChangeModel):
             return None
-        return Changes(self.speed, self._book, self._truth)
+        return Changes(self.speed, self._book, self._truth, jobs=self.jobs)
 
     @property
     def now_s(self) -> float:
@@ -120,8 +121,8 @@ class Simulator:
             nothing is changed then.
         """
         happened = self._carry_out(placement)
-        if len(placement.relaxed):
-            happened = np.concatenate([happened, relaxed(placement.relaxed, time_s=self._now_s)])
+        if beside := asides(placement, happened, time_s=self._now_s):
+            happened = np.concatenate([happened, *beside])
         if np.isfinite(self._lease_s):
             return np.concatenate([happened, self._grant()])
         return happened
@@ -231,9 +232,8 @@ class Simulator:
     def _speeds(self, jobs: Ints) -> Floats:
         first, role, group, count = self._book.of(jobs)
         held = self._book.held[jobs]
-        return self.speed.speeds(
-            Running(jobs, first, role, group, count, held["n_workers"], held["n_ps"], held["partner"])
-        )
+        running = Running(jobs, first, role, group, count, held["n_workers"], held["n_ps"], held["partner"])
+        return speeds_of(self.speed, running, jobs=self.jobs)
 
     def _in_phase(self, phase: int) -> Ints:
         jobs: Ints = self._running[: self._counts[state.N_RUNNING]]

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from labkit.core.answers import rates_of
 from labkit.core.book import Book, Records
+from labkit.core.jobs import Jobs
 from labkit.core.protocols import ChangeModel, Running
 from labkit.core.resources import Floats, Ints
 from labkit.simulator import state
@@ -41,10 +43,12 @@ class Changes:
         Who holds what from the decision on.
     truth : records
         Phases of jobs.
+    jobs : Jobs
+        Their names.
     """
 
-    def __init__(self, model: ChangeModel, book: Book, truth: Records) -> None:
-        self.model, self._book, self._truth = model, book, truth
+    def __init__(self, model: ChangeModel, book: Book, truth: Records, *, jobs: Jobs) -> None:
+        self.model, self._book, self._truth, self._jobs = model, book, truth, jobs
         self._before: dict[int, Tasks] = {}
         """With which tasks a job goes on that is rescaled."""
         self._n_new: dict[int, int] = {}
@@ -69,7 +73,7 @@ class Changes:
 
     def rates(self, jobs: Ints) -> tuple[Floats, Floats]:
         """Return the speeds of jobs that hold tasks, and the paces of their changes, (J,) each."""
-        return self.model.rates(self._running(jobs))
+        return rates_of(self.model, self._running(jobs), jobs=self._jobs)
 
     def _held(self, job: int) -> Tasks:
         _, role, group, count = self._book.of(np.array([job], np.int32))

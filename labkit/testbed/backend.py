@@ -11,7 +11,7 @@ import numpy as np
 from labkit.core import checks
 from labkit.core.complaints import complaint
 from labkit.core.errors import InputError, PlacementError
-from labkit.core.events import NEWS, NO_EVENTS, Events, Kind, relaxed
+from labkit.core.events import NEWS, NO_EVENTS, Events, Kind, asides
 from labkit.core.jobs import Jobs
 from labkit.core.ledger import DONE, HOLDING, Ledger
 from labkit.core.placement import Placement
@@ -144,8 +144,7 @@ class SshBackend:
         rows: list[Events] = [row(Kind.DECIDED, value=float(len(placement.set_jobs)))]
         for number in placement.set_jobs.tolist():
             rows += self._set(number, placement)
-        if len(placement.relaxed):
-            rows.append(relaxed(placement.relaxed, time_s=np.nan))
+        rows += asides(placement, np.concatenate(rows), time_s=np.nan)
         told = self._told(rows)
         self._remember()
         return told

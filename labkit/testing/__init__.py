@@ -1,4 +1,4 @@
-"""What a scheduler, placer, backend or speed model must pass; for users' own too.
+"""What a scheduler, placer, backend, speed model or topology must pass; for users' own too.
 
 One line in a test is enough: `check_scheduler(MyScheduler())`. Hypothesis strategies are in
 `labkit.testing.strategies`; nothing else here needs Hypothesis.
@@ -11,6 +11,7 @@ from labkit.testing.placers import check_gangs, check_placer
 from labkit.testing.scenes import Chaos, Scene, random_scene, random_scenes
 from labkit.testing.schedulers import check_answer, check_run, check_scheduler
 from labkit.testing.speeds import check_speed_model
+from labkit.testing.topologies import check_topology
 
 __all__ = [
     "Chaos",
@@ -24,6 +25,7 @@ __all__ = [
     "check_run",
     "check_scheduler",
     "check_speed_model",
+    "check_topology",
     "random_scene",
     "random_scenes",
     "same_events",

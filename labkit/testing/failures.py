@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class ConformanceError(AssertionError):
-    """A scheduler, placer, backend or speed model breaks its protocol."""
+    """A scheduler, placer, backend, speed model or topology breaks its protocol."""
 
 
 def require(holds: object, sentence: str) -> None:

@@ -99,8 +99,9 @@ def counts(placement: Placement, *, jobs: Ints) -> tuple[Ints, Ints]:
     """Return the workers and PSs that a placement gives to each of some jobs."""
     at = {int(job): i for i, job in enumerate(jobs)}
     tasks = np.zeros((2, len(jobs)), np.int64)
-    for job, role, count in zip(placement.job, placement.role, placement.count, strict=True):
-        tasks[role, at[int(job)]] += count
+    for job, role, count in zip(placement.job.tolist(), placement.role, placement.count, strict=True):
+        if job in at:
+            tasks[role, at[job]] += count
     return tasks[0], tasks[1]
 
 

@@ -41,16 +41,17 @@ def check_placer(placer: Placer, *, scenes: Iterable[Scene] | None = None, seed:
         scenes = [*random_scenes(seed=seed), *random_scenes(n=5, seed=seed, pairs=True)]
     for i, scene in enumerate(scenes):
         rng = np.random.default_rng([seed, i])
-        for shrinks in (False, True):
+        for share in (0.0, 0.5, 1.0):
             for strict in (False, True):
-                check_gangs(placer, gangs=_gangs(rng, scene, shrinks), scene=scene, strict=strict)
+                check_gangs(placer, gangs=_gangs(rng, scene, share), scene=scene, strict=strict)
         _check_single_workers(placer, scene)
-        for shrinks in (False, True):
-            pairs = _able_pairs(paired(rng, _gangs(rng, scene, shrinks), scene.jobs), scene)
-            check_gangs(placer, gangs=pairs, scene=scene, strict=shrinks)
+        for strict in (False, True):
+            pairs = _able_pairs(paired(rng, _gangs(rng, scene, 0.5), scene.jobs), scene)
+            check_gangs(placer, gangs=pairs, scene=scene, strict=strict)
 
 
-def _gangs(rng: np.random.Generator, scene: Scene, shrinks: bool) -> Gangs:
+def _gangs(rng: np.random.Generator, scene: Scene, shrinks: float) -> Gangs:
+    """Return random gangs, of which about such a share may shrink."""
     table, active = scene.jobs, scene.snapshot().jobs.number
     jobs = rng.permutation(active)[: rng.integers(1, len(active) + 1)]
     n_types = scene.runs_on.shape[1]
@@ -62,7 +63,7 @@ def _gangs(rng: np.random.Generator, scene: Scene, shrinks: bool) -> Gangs:
         n_workers=rng.integers(1, table.max_workers[jobs] + 1),
         n_ps=np.where(most_ps > 0, rng.integers(1, np.maximum(most_ps, 1) + 1), 0),
         device_type=wanted,
-        shrinks=shrinks,
+        shrinks=rng.random(len(jobs)) < shrinks,
     )
 
 
@@ -98,7 +99,7 @@ def check_gangs(placer: Placer, *, gangs: Gangs, scene: Scene, strict: bool = Fa
     _check_settled(who, snapshot, gangs, placement)
     _check_pairs(who, snapshot, gangs, placement, n_workers)
     _check_types(who, snapshot, gangs, placement)
-    if strict and getattr(placer, "keep_order", True):
+    if strict:
         missed = int(np.argmin(n_workers))  # the first without workers, if there is one
         late = gangs.job[missed:][n_workers[missed:] > 0]
         require(
@@ -109,11 +110,12 @@ def check_gangs(placer: Placer, *, gangs: Gangs, scene: Scene, strict: bool = Fa
 
 
 def _check_sizes(who: str, gangs: Gangs, n_workers: Ints, n_ps: Ints) -> None:
+    may_shrink = gangs.may_shrink()
     for i, job in enumerate(gangs.job):
         got, wanted = (int(n_workers[i]), int(n_ps[i])), (int(gangs.n_workers[i]), int(gangs.n_ps[i]))
-        smaller = gangs.shrinks and 1 <= got[0] <= wanted[0] and got[1] <= wanted[1] and (got[1] > 0) == (wanted[1] > 0)
+        smaller = 1 <= got[0] <= wanted[0] and got[1] <= wanted[1] and (got[1] > 0) == (wanted[1] > 0)
         require(
-            got in {(0, 0), wanted} or smaller,
+            got in {(0, 0), wanted} or (may_shrink[i] and smaller),
             f"{who} gives job {job} {got[0]} workers and {got[1]} PSs of a gang of {wanted[0]} and {wanted[1]}.",
         )
 

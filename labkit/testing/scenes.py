@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -77,6 +77,8 @@ class Scene:
 class Chaos:
     """A scheduler that starts, resizes, moves and stops jobs at random: it shows what others never ask for.
 
+    A rigid job gets its whole gang or nothing here too, pairs apart.
+
     Parameters
     ----------
     rng : Generator
@@ -100,12 +102,12 @@ class Chaos:
         jobs = rng.permutation(active[rng.random(len(active)) < 0.6])
         if not len(jobs):
             return Placement.nothing()
-        most_ps = table.max_ps[jobs]
+        most_ps, grows = table.max_ps[jobs], table.malleable[jobs]
         gangs = Gangs.of(
             jobs,
-            n_workers=rng.integers(1, table.max_workers[jobs] + 1),
-            n_ps=np.where(most_ps > 0, rng.integers(1, np.maximum(most_ps, 1) + 1), 0),
-            shrinks=bool(rng.integers(2)),
+            n_workers=np.where(grows, rng.integers(1, table.max_workers[jobs] + 1), table.n_workers[jobs]),
+            n_ps=np.where(grows & (most_ps > 0), rng.integers(1, np.maximum(most_ps, 1) + 1), table.n_ps[jobs]),
+            shrinks=grows & (rng.random(len(jobs)) < 0.5),
         )
         gangs = paired(rng, gangs, table) if self.pairs else gangs
         placement = PLACERS[rng.integers(len(PLACERS))].place(snapshot, gangs)
@@ -130,7 +132,7 @@ def paired(rng: np.random.Generator, gangs: Gangs, jobs: Jobs) -> Gangs:
             workers[i] = min(workers[i], workers[j])
     rows = np.flatnonzero(partner > -2)
     kept = gangs.take(rows)
-    return Gangs(kept.job, workers[rows], kept.n_ps, kept.device_type, kept.shrinks, partner[rows])
+    return replace(kept, n_workers=workers[rows], partner=partner[rows])
 
 
 def asked(jobs: Jobs, which: Any) -> Gangs:

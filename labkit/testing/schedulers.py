@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from labkit.core import Jobs, Placement, PlacementError, Scheduler, Snapshot, StalledError
+from labkit.core import Jobs, Kind, Placement, PlacementError, Scheduler, Snapshot, StalledError
+from labkit.core.declared import TRUTH
+from labkit.core.errors import TruthError
 from labkit.experiment import Cadence, Session, at_events, every_slot
 from labkit.simulator import Faults, Overheads
 from labkit.testing.failures import ConformanceError, name_of, require
-from labkit.testing.placements import check_placement
+from labkit.testing.placements import check_placement, counts
 from labkit.testing.scenes import Scene, fits_empty, random_scenes
 
 MAX_DECISIONS = 5000
@@ -42,6 +44,7 @@ def check_scheduler(scheduler: Scheduler, *, scenes: Iterable[Scene] | None = No
     >>> from labkit.schedulers import make
     >>> check_scheduler(make("fifo"))
     """
+    require(not isinstance(scheduler, type), f"{name_of(scheduler)} is a class; make one: {name_of(scheduler)}().")
     for scene in random_scenes(seed=seed, pairs=True) if scenes is None else ():
         check_answer(deepcopy(scheduler), scene=scene)
     for scene in random_scenes(seed=seed) if scenes is None else scenes:
@@ -55,8 +58,9 @@ def check_scheduler(scheduler: Scheduler, *, scenes: Iterable[Scene] | None = No
 def check_answer(scheduler: Scheduler, *, scene: Scene) -> Placement:
     """Check one answer, and return it.
 
-    It can be carried out (`check_placement`), it leaves the snapshot and the table of jobs as they were, it is the
-    same when asked again, and it does not depend on the steps that jobs really need.
+    It can be carried out (`check_placement`), rigid jobs get their whole gang or nothing, it leaves the snapshot and
+    the table of jobs as they were, it is the
+    same when asked again, and it does not depend on what jobs really need or on those that have not arrived.
 
     Raises
     ------
@@ -66,20 +70,46 @@ def check_answer(scheduler: Scheduler, *, scene: Scene) -> Placement:
     who = name_of(scheduler)
     snapshot = scene.snapshot()
     before = deepcopy(_everything(snapshot))
-    placement = scheduler.schedule(snapshot)
+    placement = _answer(scheduler, snapshot, who)
     changed = _first_difference(before, _everything(snapshot))
     require(changed is None, f"{who} changes the snapshot that it was shown: {changed} is no longer the same.")
     check_placement(placement, snapshot=snapshot, who=who)
+    _check_rigid(placement, snapshot, who)
     require(
-        same(placement, scheduler.schedule(scene.snapshot())),
+        same(placement, _answer(scheduler, scene.snapshot(), who)),
         f"{who} answers the same question differently the second time; keep what must last out of schedule().",
     )
-    other = scene.jobs.with_columns(true_steps=scene.jobs.true_steps[::-1] * 1.5)
     require(
-        same(placement, scheduler.schedule(scene.snapshot(jobs=other))),
-        f"{who} looks at true_steps, which only the simulator may know; read total_steps.",
+        same(placement, _answer(scheduler, scene.snapshot(jobs=_other_future(scene)), who)),
+        f"{who} looks at jobs that have not arrived yet; read only rows of snapshot.jobs.number in snapshot.table.",
     )
     return placement
+
+
+def _answer(scheduler: Scheduler, snapshot: Snapshot, who: str) -> Placement:
+    """Return what a scheduler answers."""
+    try:
+        placement: object = scheduler.schedule(snapshot)
+    except TruthError as error:
+        raise ConformanceError(f"{who} looks at what only the simulator may know: {error}") from error
+    require(
+        isinstance(placement, Placement),
+        f"{who}.schedule() returns {placement!r:.40}; expected a Placement, Placement.nothing() to change nothing.",
+    )
+    assert isinstance(placement, Placement)
+    return placement
+
+
+def _other_future(scene: Scene) -> Jobs:
+    """Return the jobs of a scene, of which those that have not arrived yet come later and are longer."""
+    jobs, n_arrived = scene.jobs, int((scene.rows["kind"] == Kind.ARRIVED).sum())
+    coming = np.arange(len(jobs)) >= n_arrived
+    return jobs.with_columns(
+        arrival_s=jobs.arrival_s + 1000.0 * coming,
+        total_steps=jobs.total_steps * np.where(coming, 7, 1),
+        duration_s=jobs.duration_s * np.where(coming, 3, 1),
+        weight=jobs.weight * np.where(coming, 5, 1),
+    )
 
 
 def check_run(scheduler: Scheduler, *, scene: Scene, cadence: Cadence | None = None, **disturbances: Any) -> Session:
@@ -107,14 +137,29 @@ def check_run(scheduler: Scheduler, *, scene: Scene, cadence: Cadence | None = N
     session = Session(scene.simulator(**disturbances), cadence=cadence, runs_on=scene.runs_on)
     while not session.done:
         snapshot = session.snapshot()
-        placement = scheduler.schedule(snapshot)
-        check_placement(placement, snapshot=snapshot, who=f"{who}'s decision {snapshot.number}")
+        placement = _answer(scheduler, snapshot, who)
+        told = f"{who}'s decision {snapshot.number}"
+        check_placement(placement, snapshot=snapshot, who=told)
+        _check_rigid(placement, snapshot, told)
         _step(session, placement, who, scene)
         require(
             session.n_decisions < MAX_DECISIONS,
             f"{who} has completed {session.ledger.n_done} of {len(scene.jobs)} jobs after {MAX_DECISIONS} decisions.",
         )
     return session
+
+
+def _check_rigid(placement: Placement, snapshot: Snapshot, who: str) -> None:
+    """Check that jobs that cannot train with another gang get the one that they asked for, or nothing."""
+    table = snapshot.table
+    rigid = placement.set_jobs[~table.malleable[placement.set_jobs]]
+    for job, workers, servers in zip(rigid, *counts(placement, jobs=rigid), strict=True):
+        asked = int(table.n_workers[job]), int(table.n_ps[job])
+        require(
+            (workers, servers) in {(0, 0), asked},
+            f"{who} gives job {job} {workers} workers and {servers} PSs; it is rigid and trains with the {asked[0]} "
+            f"and {asked[1]} that it asked for or not at all.",
+        )
 
 
 def _step(session: Session, placement: Placement, who: str, scene: Scene) -> None:
@@ -145,7 +190,7 @@ def _plain(placement: Placement) -> tuple[list[tuple[int, int]], list[tuple[int,
 
 def _everything(snapshot: Snapshot) -> dict[str, Any]:
     table: Jobs = snapshot.table
-    columns = {f"table.{f.name}": getattr(table, f.name) for f in fields(table)}
+    columns = {f"table.{f.name}": getattr(table, f.name) for f in fields(table) if f.name not in TRUTH}
     cluster = {f"cluster.{f.name}": getattr(snapshot.cluster, f.name) for f in fields(snapshot.cluster)}
     del cluster["cluster.network"]
     return flat(snapshot.freeze()) | columns | cluster | {"runs_on": snapshot.runs_on}

@@ -69,6 +69,7 @@ def test_summary_by_hand():
         "jain_index": 1.0,
         "n_preemptions": 1,
         "n_rescales": 1,
+        "n_cuts": 0,
         "n_failures": 1,
         "n_decisions": 2,
     }

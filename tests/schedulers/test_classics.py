@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from labkit.core import Cluster, InputError, Jobs, Kind
 from labkit.experiment import Session, at_events
-from labkit.placers import Pack, Spread
+from labkit.placers import ByNetwork, Even, Pack
 from labkit.schedulers import available, make
 from labkit.schedulers.base import least
 from labkit.schedulers.drf import Drf
@@ -252,7 +252,7 @@ def test_options_may_stand_in_the_name() -> None:
     assert make(" las( threshold_gpu_s = 60 ) ") == make("las", threshold_gpu_s=60)
     assert make("las(threshold_gpu_s=60)", threshold_gpu_s=70) == Las(threshold_gpu_s=70)
     assert make("drf", placer=Pack()) == Drf(placer=Pack())
-    assert make("drf").placer == Spread()
+    assert make("drf").placer == ByNetwork(networked=Even(), otherwise=Pack())
     assert make("drf(placer=pack)") == make("drf(placer='pack')") == make("drf", placer="pack") == Drf(placer=Pack())
     assert make("optimus", look_ahead=np.int64(2)).look_ahead == 2
 
@@ -319,7 +319,7 @@ def test_room_that_fractions_of_a_gpu_gave_back_is_whole_again(name):
         ("optimus(young_factor=-1)", "optimus: young_factor is -1; expected a factor > 0"),
         ("optimus(published=True, speeds=3)", "optimus: speeds has 0 axes; expected 3"),
         ("fifo(placer=pakc)", "unknown placer 'pakc'. Did you mean 'pack'?"),
-        ("fifo(placer=3)", "fifo: placer is 3; expected an object that has place(), or one of even, first_fit"),
+        ("fifo(placer=3)", "fifo: placer is 3; expected an object that has place(), or one of by_network, even"),
     ],
 )
 def test_an_option_of_the_wrong_type_is_refused(name, said):

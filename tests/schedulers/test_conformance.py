@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from labkit.core import Placement, Snapshot
+from labkit.core import Gangs, Placement, Snapshot
 from labkit.placers import Even, FirstFit, Pack, Spread
 from labkit.schedulers import available, make
 from labkit.schedulers.base import asked
@@ -57,6 +57,28 @@ class Peeking:
         return FirstFit().place(snapshot, asked(snapshot, snapshot.waiting[shortest_first][:1]))
 
 
+class Clairvoyant(Honest):
+    """Starts nothing while a longer job is to come."""
+
+    def schedule(self, snapshot: Snapshot) -> Placement:
+        waiting, steps = snapshot.waiting, snapshot.table.total_steps
+        longest = steps[waiting].max(initial=0.0) >= steps.max()
+        return FirstFit().place(snapshot, asked(snapshot, waiting[:1] if longest else waiting))
+
+
+class Cutting:
+    """Gives every job one worker, also those that cannot train with fewer than they asked for."""
+
+    def schedule(self, snapshot: Snapshot) -> Placement:
+        table, jobs = snapshot.table, snapshot.waiting
+        return FirstFit().place(snapshot, Gangs.of(jobs, n_workers=1, n_ps=np.minimum(table.n_ps[jobs], 1)))
+
+
+class Silent:
+    def schedule(self, snapshot: Snapshot) -> None:
+        return None
+
+
 class Meddling(Honest):
     def schedule(self, snapshot: Snapshot) -> Placement:
         snapshot.table.weight[0] += 1
@@ -90,7 +112,10 @@ class Moody(Honest):
     ("scheduler", "complaint"),
     [
         (Lazy(), "stalls although job"),
-        (Peeking(), "looks at true_steps"),
+        (Peeking(), "looks at what only the simulator may know: a scheduler cannot read true_steps.*read total_steps"),
+        (Clairvoyant(), "looks at jobs that have not arrived yet"),
+        (Cutting(), "it is rigid and trains with the"),
+        (Silent(), r"schedule\(\) returns None; expected a Placement"),
         (Meddling(), "table.weight is no longer the same"),
         (Greedy(), "overfills device group 0"),
         (Ghosts(), "not among snapshot.jobs.number"),
@@ -103,3 +128,8 @@ def test_the_suite_catches(scheduler: object, complaint: str) -> None:
         check_scheduler(scheduler)
     assert str(caught.value).startswith(type(scheduler).__name__)
     assert str(caught.value).endswith(".")
+
+
+def test_a_class_in_place_of_a_scheduler_is_told_so() -> None:
+    with pytest.raises(ConformanceError, match=r"^Honest is a class; make one: Honest\(\)\.$"):
+        check_scheduler(Honest)  # type: ignore[arg-type]

@@ -1,0 +1,129 @@
+"""What schedulers, placers and speed models answer, looked at before it is believed: a line each for what is wrong."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numba import njit
+
+from labkit.core.errors import InputError, PlacementError
+from labkit.core.jobs import Jobs
+from labkit.core.placement import Placement
+from labkit.core.protocols import ChangeModel, Running, SpeedModel
+from labkit.core.resources import Floats, Ints
+
+_FLOAT: Final = np.dtype(np.float64)
+_COLUMNS: Final = ("set_jobs", "job", "role", "group", "count", "partner")
+
+
+def placement_of(answer: object, *, who: str) -> Placement:
+    """Return what a scheduler or a placer answered.
+
+    Raises
+    ------
+    PlacementError
+        If it is no placement, or its columns are no arrays of whole numbers of one length.
+    """
+    if not isinstance(answer, Placement):
+        raise PlacementError(
+            f"{who} returns {_shown(answer)}; expected a Placement, and Placement.nothing() where nothing changes."
+        )
+    for name in _COLUMNS:
+        column = getattr(answer, name)
+        if not (isinstance(column, np.ndarray) and column.ndim == 1 and column.dtype.kind == "i"):
+            raise PlacementError(
+                f"{who} returns a placement whose {name} is {_shown(column)}; expected a one-dimensional array of "
+                "whole numbers, as Placement.of makes them."
+            )
+    n = len(answer.job)
+    if not len(answer.role) == len(answer.group) == len(answer.count) == n:
+        lengths = ", ".join(f"{name} {len(getattr(answer, name))}" for name in _COLUMNS[1:5])
+        raise PlacementError(f"{who} returns a placement with columns of different lengths: {lengths}.")
+    if len(answer.partner) not in (0, len(answer.set_jobs)):
+        raise PlacementError(
+            f"{who} returns a placement that sets {len(answer.set_jobs)} jobs and has {len(answer.partner)} partners; "
+            "expected one for each, -1 for none, or no partners at all."
+        )
+    return answer
+
+
+def speeds_of(model: SpeedModel, running: Running, *, jobs: Jobs) -> Floats:
+    """Return the steps per second that a model tells of running jobs, (J,).
+
+    Raises
+    ------
+    InputError
+        If they are not J finite numbers >= 0 (rounding apart); it names the model, a job and its value.
+    """
+    speeds = model.speeds(running)
+    if not _sound_array(speeds, len(running.job)):
+        raise InputError(_unsound("speeds() gives", "steps per second", model, speeds, running.job, jobs))
+    return speeds
+
+
+def rates_of(model: ChangeModel, running: Running, *, jobs: Jobs) -> tuple[Floats, Floats]:
+    """Return the steps per second that a model tells of running jobs and the paces of their changes, (J,) each.
+
+    Raises
+    ------
+    InputError
+        As `speeds_of`.
+    """
+    speeds, paces = model.rates(running)
+    for values, unit in ((speeds, "steps per second"), (paces, "as the pace of its change")):
+        if not _sound_array(values, len(running.job)):
+            raise InputError(_unsound("rates() gives", unit, model, values, running.job, jobs))
+    return speeds, paces
+
+
+def refuse_unsound_model(model: SpeedModel, *, runs_on: object, shape: tuple[int, int], jobs: Jobs) -> None:
+    """Raise if what a model tells of (N, T) jobs and device types is not a table of that shape, or strands a job.
+
+    Raises
+    ------
+    InputError
+        It names the model and the first such job.
+    """
+    who = f"speed model {type(model).__name__}"
+    if not isinstance(runs_on, np.ndarray) or runs_on.shape != shape or runs_on.dtype != np.bool_:
+        told = f"{runs_on.shape} of {runs_on.dtype}" if isinstance(runs_on, np.ndarray) else f"{_shown(runs_on)}"
+        raise InputError(f"{who}: runs_on() returns {told}; expected an array of bool with the shape {shape}.")
+    stranded = np.flatnonzero(~runs_on.any(axis=1))
+    if len(stranded):
+        raise InputError(
+            f"{who}: job {jobs.id[stranded[0]]} runs on no device type of the cluster; let runs_on() name one, or "
+            "drop the job."
+        )
+
+
+def _shown(thing: object) -> str:
+    """Return the beginning of what something looks like, in one line."""
+    return " ".join(repr(thing).split())[:80]
+
+
+def _sound_array(values: object, n: int) -> bool:
+    """Tell whether values are n finite numbers that are not negative."""
+    right = isinstance(values, np.ndarray) and values.dtype == _FLOAT and values.shape == (n,)
+    return bool(right and _first_unsound(values) < 0)
+
+
+@njit(cache=True)
+def _first_unsound(values: Floats) -> int:
+    """Return where the first value is that is negative or no finite number, -1: none."""
+    for i in range(len(values)):
+        if not (values[i] >= -1e-9 and values[i] < np.inf):
+            return i
+    return -1
+
+
+def _unsound(said: str, unit: str, model: object, values: object, numbers: Ints, jobs: Jobs) -> str:
+    """Return what is wrong with the answer of a model."""
+    who, n = f"speed model {type(model).__name__}: {said}", len(numbers)
+    asked = f"it was asked about {n} jobs, the first is job {jobs.id[numbers[0]]}" if n else "it was asked about no job"
+    if not isinstance(values, np.ndarray):
+        return f"{who} {_shown(values)}; expected an array of {n} float64 ({asked})."
+    if values.shape != (n,) or values.dtype != _FLOAT:
+        return f"{who} an array of {values.dtype} with the shape {values.shape}; expected float64 and ({n},): {asked}."
+    at = _first_unsound(values)
+    return f"{who} job {jobs.id[numbers[at]]} {values[at]:g} {unit}; expected a finite number >= 0, 0: it stands still."

@@ -1,0 +1,35 @@
+"""What a reader of a table of runs should know beside it: what was asked and not got, what was not looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from labkit.results.record import RunRecord, labels
+
+TYPES_DIFFER = "times_slower_on_slowest_type"
+"""In the configuration of a run whose scheduler does not know types: by how much they differ in speed."""
+
+
+def notes(records: Sequence[RunRecord]) -> list[str]:
+    """Return a sentence for each thing to know of some runs.
+
+    What was noted when they began (`labkit.experiment.caveats`); gangs that were placed with fewer tasks than their
+    scheduler gave them; schedulers that give a job GPUs of any type although types differ in speed.
+    """
+    named = list(zip(labels(records), records, strict=True))
+    told = list(dict.fromkeys(note for record in records for note in record.info.config.get("notes", ())))
+    for label, record in named:
+        n_cuts, n_jobs = int(record.summary["n_cuts"]), int((record.table["n_cuts"] > 0).sum())
+        if n_cuts:
+            told.append(
+                f"{label}: {n_cuts} gangs of {n_jobs} jobs were placed with fewer tasks than it gave them: its placer "
+                "found no room for more in the right places."
+            )
+    times = {label: float(record.info.config.get(TYPES_DIFFER, 1.0)) for label, record in named}
+    unaware = [label for label, slower in times.items() if slower > 1]
+    if unaware:
+        told.append(
+            f"{', '.join(unaware)}: a job gets GPUs of the first type with room, and here a job is up to "
+            f"{max(times.values()):.3g} times slower on one type than on another; gavel_ schedulers look at that."
+        )
+    return told

@@ -1,0 +1,49 @@
+"""What stands beside a table of runs: schedulers that do not know how fast types are; gangs that were cut."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from labkit.core import Jobs, Placement, Snapshot
+from labkit.experiment import compare
+from labkit.placers import FirstFit
+from labkit.plots.report import write_report
+from labkit.results import notes
+from labkit.schedulers import available, make
+from labkit.schedulers.base import asked
+from labkit.workloads import gavel_jobs
+
+
+def test_a_table_says_which_schedulers_take_any_type_of_gpu_where_types_differ(tmp_path) -> None:
+    jobs = gavel_jobs(6, seed=0, mean_gap_s=60)
+    records = compare(jobs, cluster="gavel-8-16-24", schedulers=["fifo", "srtf", "gavel_fifo"])
+    (note,) = notes(records)
+    assert note.startswith("fifo, srtf: a job gets GPUs of the first type with room, and here a job is up to ")
+    assert note.endswith(" times slower on one type than on another; gavel_ schedulers look at that.")
+    assert note in write_report(records, tmp_path / "report.html").read_text()
+
+
+@pytest.mark.parametrize(("cluster", "speed"), [("demo", "step-time"), ("gavel-8-16-24", "recorded")])
+def test_nothing_is_said_where_there_is_one_type_or_all_are_as_fast(cluster: str, speed: str) -> None:
+    jobs = Jobs.of(arrival_s=[0, 0], total_steps=60, duration_s=60, model="resnet-50")
+    assert notes(compare(jobs, cluster=cluster, speed=speed, schedulers=["fifo"])) == []
+
+
+@dataclass(frozen=True)
+class Mine:
+    """A scheduler that does not say what it knows."""
+
+    def schedule(self, snapshot: Snapshot) -> Placement:
+        return FirstFit().place(snapshot, asked(snapshot, snapshot.waiting))
+
+
+def test_nothing_is_said_of_a_scheduler_that_does_not_say_what_it_knows() -> None:
+    jobs = gavel_jobs(3, seed=0, mean_gap_s=60)
+    assert notes(compare(jobs, cluster="gavel-8-16-24", schedulers=[Mine()])) == []
+
+
+def test_every_classic_scheduler_says_that_it_does_not_know_types() -> None:
+    for name in available():
+        assert getattr(make(name), "knows_types", True) == name.startswith("gavel_")
