@@ -119,8 +119,10 @@ class Experiment:
         if isinstance(scheduler, Profiled):
             pairs = scheduler.wants_pairs
             scheduler.learn(measure_profile(self.jobs, self.cluster, speed=believed, pairs=pairs))
-        cadence = self.cadence or at_events(quantum_s=getattr(scheduler, "quantum_s", math.inf))
-        backend = backend or self.simulator(lease_s=getattr(scheduler, "lease_s", None))
+        lease_s = getattr(scheduler, "lease_s", None)
+        quantum_s = getattr(scheduler, "quantum_s", math.inf)
+        cadence = self.cadence or at_events(quantum_s=quantum_s, when_empty=lease_s is not None)
+        backend = backend or self.simulator(lease_s=lease_s)
         return Session(backend, cadence=cadence, runs_on=self.speed.runs_on(), observers=observers)
 
     def config(self, scheduler: Scheduler) -> dict[str, Any]:
