@@ -22,11 +22,14 @@ class Cadence:
         Decide when a job arrives or completes, or a machine leaves or joins.
     gap_s : float
         With `events`: decisions are at least this far apart, and what happens in between is told together.
+    when_empty : bool
+        Decide once more when the last job leaves, with no job there; otherwise idle time begins without a decision.
     """
 
     slot_s: float = math.inf
     events: bool = True
     gap_s: float = 0.0
+    when_empty: bool = False
 
     def __post_init__(self) -> None:
         if not self.slot_s > 0:
@@ -54,6 +57,6 @@ def every_slot(slot_s: float) -> Cadence:
     return Cadence(slot_s=float(slot_s), events=False)
 
 
-def at_events(*, gap_s: float = 0.0, quantum_s: float = math.inf) -> Cadence:
+def at_events(*, gap_s: float = 0.0, quantum_s: float = math.inf, when_empty: bool = False) -> Cadence:
     """Return the cadence that decides when something happened, and at least every `quantum_s` seconds."""
-    return Cadence(slot_s=float(quantum_s), events=True, gap_s=float(gap_s))
+    return Cadence(slot_s=float(quantum_s), events=True, gap_s=float(gap_s), when_empty=when_empty)

@@ -156,8 +156,9 @@ class Experiment:
         if isinstance(scheduler, Profiled):
             pairs = scheduler.wants_pairs
             scheduler.learn(measure_profile(self.jobs, self.cluster, speed=believed, pairs=pairs))
-        cadence = self.cadence or at_events(quantum_s=getattr(scheduler, "quantum_s", math.inf))
         lease_s = getattr(scheduler, "lease_s", None)
+        quantum_s = getattr(scheduler, "quantum_s", math.inf)
+        cadence = self.cadence or at_events(quantum_s=quantum_s, when_empty=lease_s is not None)
         if backend is None:
             period_s = math.inf if self.variation is None else self.variation.period_s
             refuse_endless(self.jobs, every_s=min(cadence.slot_s, lease_s or math.inf, period_s))

@@ -101,14 +101,15 @@ class Session:
             If jobs wait, or run without progress, and nothing will ever happen by itself; with slots, where a scheduler
         may wait on purpose, after 1,000 of them.
         """
-        n_before = len(self.log)
+        n_before, n_active = len(self.log), self.ledger.n_active
         self._note(self.backend.apply(placement_of(placement, who=who)))
         self.n_decisions += 1
         self._advance()
         self._n_quiet = self._n_quiet + 1 if len(self.log) <= n_before + 1 else 0
         if self._n_quiet > (0 if math.isinf(self.cadence.slot_s) else PATIENCE) and not self.done:
             self._refuse_standstill()
-        self._wait_for_work()
+        if not (self.cadence.when_empty and n_active):  # else the next decision may see the empty cluster
+            self._wait_for_work()
 
     def look(self, seconds: float) -> None:
         """Let time pass without a decision, and take note of what happens: jobs on machines wait for nobody."""

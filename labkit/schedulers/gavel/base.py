@@ -125,13 +125,40 @@ def as_if_equal(problem: Problem, *, reference: int | None) -> Problem:
     reference : int or None
         The column whose speeds are known; None, or a job that cannot run there: its fastest.
     """
-    known = problem.speed.max(axis=1)
+    speed = one_speed(problem.speed, declared=problem.speed.max(axis=1), reference=reference)
+    return replace(problem, speed=speed, sharing=None)
+
+
+def one_speed(speed: Floats, *, declared: Floats, reference: int | None) -> Floats:
+    """Return speeds that do not tell the columns apart, (J, V): 0 where a job cannot run, elsewhere one of its own.
+
+    Parameters
+    ----------
+    speed : array
+        (J, V) real steps/s.
+    declared : array
+        (J,) steps/s that each job declares; unknown counts as 1.
+    reference : int or None
+        The column whose speeds are known instead, where the job runs there.
+    """
+    known = np.where(np.isfinite(declared), declared, 1.0)
     if reference is not None:
-        if not 0 <= reference < problem.speed.shape[1]:
-            raise InputError(f"reference is column {reference}; there are columns 0 to {problem.speed.shape[1] - 1}.")
-        there = problem.speed[:, reference]
+        if not 0 <= reference < speed.shape[1]:
+            raise InputError(f"reference is column {reference}; there are columns 0 to {speed.shape[1] - 1}.")
+        there = speed[:, reference]
         known = np.where(there > 0, there, known)
-    return replace(problem, speed=np.where(problem.speed > 0, known[:, None], 0.0), sharing=None)
+    return np.where(speed > 0, known[:, None], 0.0)
+
+
+def known_speed(speed: Floats, *, declared: Floats, policy: object) -> Floats:
+    """Return the steps/s that a policy may know, (J, V): all of them, or one of each job if it is agnostic.
+
+    An agnostic policy is one with a switch `aware` that is off. What it knows of a job is what the job declares (steps
+    over duration), unless it has a `reference`; nothing that was measured by device type reaches it.
+    """
+    if getattr(policy, "aware", True):
+        return speed
+    return one_speed(speed, declared=declared, reference=getattr(policy, "reference", None))
 
 
 def work_left(problem: Problem) -> Floats:

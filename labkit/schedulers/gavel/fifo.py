@@ -27,8 +27,8 @@ class Fifo:
     seed : int
         Of the random types.
     published : bool
-        A job that finds room only on a type on which it cannot run takes it in vain and lets others pass, as in the
-        published aware policy; otherwise it waits for a type on which it can.
+        A job that finds room only on a type on which it cannot run lets others pass, and a gang that fits no type stops
+        those behind it, as in the published aware policy; otherwise the one waits, and the other is passed over.
     """
 
     aware: bool = True
@@ -51,5 +51,5 @@ class Fifo:
             backfill=self.backfill,
             packing_threshold=self.packing_threshold,
             seed=self.seed,
-            in_vain=self.published and self.aware,
+            published=self.published and self.aware,
         )

@@ -21,7 +21,7 @@ class Ftf:
     aware : bool
         Otherwise every job has one speed, whatever the type.
     reference : int, optional
-        The column whose speed that is; by default each job's fastest.
+        The column whose speed that is; by default what each job declares (of a bare problem: its fastest).
     tie : str
         "leximin" or "centre": see `Las`.
 

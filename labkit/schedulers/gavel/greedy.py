@@ -17,9 +17,6 @@ NOWHERE: Final = -1
 NEVER: Final = -2
 """The column of a job whose gang is too large for the whole cluster."""
 
-TAKEN_IN_VAIN: Final = 1e-300
-"""Steps/s that count for room in which a job cannot run."""
-
 ROOM: Final = 1e-9
 """GPUs by which a gang may be too large, for rounding."""
 
@@ -32,7 +29,7 @@ def in_order(
     backfill: bool,
     packing_threshold: float,
     seed: int,
-    in_vain: bool = False,
+    published: bool = False,
 ) -> Allocation:
     """Return the allocation that gives whole gangs to jobs in an order, until one fits nowhere.
 
@@ -50,8 +47,9 @@ def in_order(
         Two jobs share GPUs only if their speeds there, relative to alone, add up to more.
     seed : int
         Of the random columns; each job draws the same ones in every problem of a run.
-    in_vain : bool
-        A job that finds room only where it cannot run takes it all the same, instead of waiting.
+    published : bool
+        As in the published simulator: a job that finds room only where it cannot run is passed over, and takes nothing;
+        one that finds none at all ends it, also if it fits nowhere ever.
 
     Returns
     -------
@@ -61,11 +59,11 @@ def in_order(
     if not packing_threshold >= 1:
         raise InputError(f"packing_threshold is {packing_threshold}; expected >= 1, what a job has alone.")
     n_jobs, n_columns = problem.speed.shape
-    held, draw = (_NO_COLUMN, _NO_DRAW) if aware else (_held(problem), _draws(problem.job, seed))
+    held, draw = (_NO_COLUMN, _NO_DRAW) if aware else (_held(problem), draws(problem.job, seed))
     order = order.astype(np.int32, copy=False)
     column = start_gangs(
         order,
-        np.maximum(problem.speed, TAKEN_IN_VAIN) if in_vain else problem.speed,
+        problem.speed,
         problem.n_gpus,
         problem.use,
         problem.capacity,
@@ -73,6 +71,7 @@ def in_order(
         backfill,
         held,
         draw,
+        published,
     )
     pairs, pair_share = np.empty((0, 2), np.int32), np.zeros((0, n_columns))
     if problem.sharing is not None and aware:
@@ -100,7 +99,7 @@ def _held(problem: Problem) -> Ints:
     return np.where(share.any(axis=1), share.argmax(axis=1), NOWHERE).astype(np.int32)
 
 
-def _draws(job: Ints, seed: int) -> Floats:
+def draws(job: Ints, seed: int) -> Floats:
     """Return a number in [0, 1) for each job that depends on nothing but its number and the seed: a mixed hash [1]_.
 
     References
@@ -111,8 +110,8 @@ def _draws(job: Ints, seed: int) -> Floats:
     z = z * np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    draws: Floats = ((z ^ (z >> np.uint64(31))) >> np.uint64(11)).astype(np.float64) * 2.0**-53
-    return draws
+    drawn: Floats = ((z ^ (z >> np.uint64(31))) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return drawn
 
 
 @njit(cache=True)
@@ -126,6 +125,7 @@ def start_gangs(
     backfill: bool,
     held: Ints,
     draw: Floats,
+    published: bool,
 ) -> Ints:
     """Return the column of each job, (J,), or less than 0: in this order, while there is room."""
     left = capacity.copy()
@@ -136,7 +136,8 @@ def start_gangs(
         if n_fit == 0:
             ever = _find_room(speed[j], n_gpus[j], use, capacity, fits) > 0
             column[j] = NOWHERE if ever else NEVER
-            if ever and not backfill:
+            passes = _has_room(n_gpus[j], use, left) if published else not ever
+            if not (passes or backfill):
                 break
             continue
         if aware:
@@ -155,6 +156,15 @@ def _find_room(speed: Floats, n_gpus: float, use: Floats, left: Floats, fits: Bo
         fits[v] = speed[v] > 0 and (n_gpus * use[v] <= left + ROOM).all()
         n_fit += fits[v]
     return n_fit
+
+
+@njit(cache=True)
+def _has_room(n_gpus: float, use: Floats, left: Floats) -> bool:
+    """Tell whether any column has room for a gang, whether or not it can run there."""
+    found = False
+    for v in range(len(use)):
+        found = found or bool((n_gpus * use[v] <= left + ROOM).all())
+    return found
 
 
 @njit(cache=True)

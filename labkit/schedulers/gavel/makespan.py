@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Final
 
 from labkit.schedulers.gavel.base import TIES, as_if_equal, check_choice, raise_levels, with_what_is_there, work_left
+from labkit.schedulers.gavel.equal import spread_evenly
+from labkit.schedulers.gavel.linear import Program, Ways
 from labkit.schedulers.gavel.problem import Allocation, Problem
+
+SLACK: Final = 1e-7
+"""By which the makespan may be exceeded, relative: what a solver takes for rounding."""
+
+NEARLY_DONE: Final = 1e-4
+"""Part of the longest time left below which all times left count as equal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Makespan:
-    """Let the last job be done as soon as can be, then the last one of those who need not wait for that, and so on.
+    """Let the last job be done as soon as can be; of what that leaves free, most to those who are done soonest.
 
     The exact optimum; the published bisection stops within 5 % of it.
 
@@ -19,17 +28,19 @@ class Makespan:
     aware : bool
         Otherwise every job has one speed, whatever the type.
     reference : int, optional
-        The column whose speed that is; by default each job's fastest.
+        The column whose speed that is; by default what each job declares (of a bare problem: its fastest).
     tie : str
-        "leximin" or "centre": see `Las`.
+        Among the shares with the least makespan, "jct": the largest sum of speed over work left, which is good for the
+        mean JCT; "leximin": then the last one of those who need not wait for that is done as soon as can be, and so on;
+        "centre": see `Las`.
     """
 
     aware: bool = True
     reference: int | None = None
-    tie: str = "leximin"
+    tie: str = "jct"
 
     def __post_init__(self) -> None:
-        check_choice("tie", self.tie, TIES)
+        check_choice("tie", self.tie, (*TIES, "jct"))
 
     def allocate(self, problem: Problem) -> Allocation:
         """Return the shares; the value is the seconds until all jobs are done if the shares stay.
@@ -41,5 +52,19 @@ class Makespan:
 
     def _finish(self, problem: Problem) -> Allocation:
         seen = problem if self.aware else as_if_equal(problem, reference=self.reference)
-        answer = raise_levels(seen, slope=work_left(seen), tie=self.tie, aware=self.aware)
+        tie = "any" if self.tie == "jct" else self.tie
+        answer = raise_levels(seen, slope=work_left(seen), tie=tie, aware=self.aware)
+        if self.tie == "jct":
+            answer = self._soonest(seen, answer)
         return replace(answer, value=1 / answer.value, bound=1 / answer.bound)
+
+    def _soonest(self, problem: Problem, least: Allocation) -> Allocation:
+        """Return shares at the same level that give those with little work left the most."""
+        left = work_left(problem)
+        left_s = left / problem.speed.max(axis=1)
+        done = problem.speed.max(axis=1) * left_s.clip(NEARLY_DONE * left_s.max())
+        ways = Ways.of(problem)
+        program = Program(ways, floor=left * least.value * (1 - SLACK))
+        x, _ = program.most((ways.speed / done[ways.job]).sum(axis=1))
+        answer = ways.allocation(x, value=least.value, bound=least.bound)
+        return answer if self.aware else spread_evenly(problem, answer)

@@ -63,6 +63,9 @@ class Gavel:
     stay : float
         Rounds by which another job must be more overdue than one that runs to take its place (fewer moves), and that
         a job may be kept off where it should run while another gains more there.
+    aware_rounds : bool or None
+        Rounds know speeds by device type: they decide who gets what is left, and which jobs change places. False: all
+        types where a job runs are alike. None: as the policy, so that nothing of an agnostic scheduler knows them.
     patience : float
         Rounds that a job may be ahead of or behind its allotment before the rest is forgotten; more than `stay`.
     published : bool
@@ -88,6 +91,7 @@ class Gavel:
     n_references: int | None = None
     placement: bool = False
     fill: bool | None = None
+    aware_rounds: bool | None = None
     stay: float = 4.0
     patience: float = 8.0
     published: bool = False

@@ -10,19 +10,22 @@ import numpy as np
 from numba import njit
 
 from labkit.core.resources import Bools, Floats, Ints
-
-SLACK = 1e-9
+from labkit.schedulers.gavel.gangs import SLACK, make_room, room_for_gang, take
 
 
 @njit(cache=True)
 def owe(jobs: Ints, dt_s: float, most_s: float, share: Floats, lag_s: Floats, column: Ints, partner: Ints) -> None:
-    """Add what each job was owed in a time, and take off what it got alone; at most `most_s` either way."""
+    """Add what each job was owed in a time, and take off what it got alone; it is ahead by `most_s` at most.
+
+    Nor is it behind by more than it can make up for in so long a time, running in that column all of it: a job that is
+    owed all its time can never be owed more, though it may have run elsewhere for a while.
+    """
     for j in jobs:
         for v in range(share.shape[1]):
             lag_s[j, v] += share[j, v] * dt_s
             if v == column[j] and partner[j] < 0:
                 lag_s[j, v] -= dt_s
-            lag_s[j, v] = min(max(lag_s[j, v], -most_s), most_s)
+            lag_s[j, v] = min(max(lag_s[j, v], -most_s), most_s * (1.0 - share[j, v]))
 
 
 @njit(cache=True)
@@ -36,31 +39,7 @@ def owe_pairs(
             lag_s[p, v] += share[p, v] * dt_s
             if v == column[a] and partner[a] == b:
                 lag_s[p, v] -= dt_s
-            lag_s[p, v] = min(max(lag_s[p, v], -most_s), most_s)
-
-
-@njit(cache=True)
-def _room(free: Floats, use: Floats) -> float:
-    """Return the free GPUs of the types (T,) that a column takes its GPUs from."""
-    room = SLACK
-    for t in range(len(free)):
-        if use[t] > 0:
-            room += free[t]
-    return room
-
-
-@njit(cache=True)
-def _take(free: Floats, use: Floats, n_gpus: float) -> None:
-    """Take a gang's GPUs, or give back so many (below 0); a gang on several types takes them where most are free."""
-    left = n_gpus
-    while left > SLACK or left < -SLACK:
-        most = -1
-        for t in range(len(free)):
-            if use[t] > 0 and (most < 0 or free[t] > free[most]):
-                most = t
-        taken = left if left < 0 or use[most] == 1 else min(left, max(free[most], 1.0))
-        free[most] -= taken
-        left -= taken
+            lag_s[p, v] = min(max(lag_s[p, v], -most_s), most_s * (1.0 - share[p, v]))
 
 
 @njit(cache=True)
@@ -68,7 +47,7 @@ def hold(column: Ints, partner: Ints, n_gpus: Floats, use: Floats, free: Floats)
     """Take the GPUs of jobs that have a column out of what is free (T,); those of a pair once."""
     for j in range(len(column)):
         if column[j] >= 0 and partner[j] <= j:
-            _take(free, use[column[j]], n_gpus[j])
+            take(free, use[column[j]], n_gpus[j])
 
 
 @njit(cache=True)
@@ -98,9 +77,9 @@ def most_overdue(
     for k in owed[np.argsort(-flat[owed], kind="mergesort")]:
         u, v = k // n_columns, k % n_columns
         a, b = first[u], second[u]
-        if column[a] >= 0 or (b >= 0 and column[b] >= 0) or _room(free, use[v]) < n_gpus[a]:
+        if column[a] >= 0 or (b >= 0 and column[b] >= 0) or room_for_gang(free, use[v]) < n_gpus[a]:
             continue
-        _take(free, use[v], n_gpus[a])
+        take(free, use[v], n_gpus[a])
         column[a] = v
         if b >= 0:
             column[b] = v
@@ -113,7 +92,7 @@ def _best_gain(speed: Floats, use: Floats, free: Floats, n_gpus: float, now: int
     best, best_v, most = 0.0, -1, 0.0
     speed_now = speed[now] if now >= 0 else 0.0
     for v in range(len(speed)):
-        gain, room = speed[v] - speed_now, _room(free, use[v])
+        gain, room = speed[v] - speed_now, room_for_gang(free, use[v])
         if gain > 0 and room >= n_gpus and (gain > best or (gain == best and room > most)):
             best, best_v, most = gain, v, room
     return best, best_v
@@ -150,8 +129,8 @@ def fill_up(
         if best_j < 0:
             return
         if column[best_j] >= 0:
-            _take(free, use[column[best_j]], -n_gpus[best_j])
-        _take(free, use[best_v], n_gpus[best_j])
+            take(free, use[column[best_j]], -n_gpus[best_j])
+        take(free, use[best_v], n_gpus[best_j])
         column[best_j] = best_v
 
 
@@ -230,6 +209,16 @@ def _units(
 
 
 @njit(cache=True)
+def _may_move(jobs: Ints, chosen: Ints, mate: Ints, over: bool, overdue_s: float, column: Ints, lag_s: Floats) -> Bools:
+    """Tell who may leave the column chosen for it: alone, starting or at a round's end, and not overdue there."""
+    moves = (chosen >= 0) & (mate < 0)
+    for i in range(len(jobs)):
+        if moves[i]:
+            moves[i] = (over or column[jobs[i]] < 0) and lag_s[jobs[i], chosen[i]] < overdue_s
+    return moves
+
+
+@njit(cache=True)
 def choose(
     jobs: Ints, over: bool, fill: bool, round_s: float, stay: float, share: Floats, lag_s: Floats, pairs: Ints,
     pair_share: Floats, pair_lag_s: Floats, speed: Floats, worth: Floats, n_gpus: Floats, use: Floats,
@@ -251,12 +240,13 @@ def choose(
         )
         most_overdue(first, second, priority, gpus, use, free, chosen, mate)
         if fill:
-            moves = column[jobs] < 0  # who starts now
-            fill_up(speed[jobs], worth[jobs], gpus, use, free, chosen, mate, moves | over)
-    moves = (chosen >= 0) & (mate < 0)
-    for i in range(len(jobs)):
-        if moves[i]:
-            moves[i] = (over or column[jobs[i]] < 0) and lag_s[jobs[i], chosen[i]] < stay * round_s
+            fill_up(speed[jobs], worth[jobs], gpus, use, free, chosen, mate, (column[jobs] < 0) | over)
+    moves = _may_move(jobs, chosen, mate, over, stay * round_s, column, lag_s)
+    if fill and over:
+        rate = speed[jobs] * (worth[jobs] * gpus)[:, None]
+        if make_room(rate, gpus, use, free, chosen, moves):
+            fill_up(speed[jobs], worth[jobs], gpus, use, free, chosen, mate, (column[jobs] < 0) | over)
+            moves = _may_move(jobs, chosen, mate, over, stay * round_s, column, lag_s)
     trade(speed[jobs], worth[jobs], gpus, chosen, moves)
     for i in range(len(jobs)):
         if mate[i] >= 0:

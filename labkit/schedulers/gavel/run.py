@@ -11,12 +11,14 @@ from labkit.core.jobs import Jobs
 from labkit.core.placement import Gangs, Placement
 from labkit.core.resources import GPUS, Bools, Floats, Ints
 from labkit.core.snapshot import Snapshot
+from labkit.schedulers.gavel.base import known_speed
 from labkit.schedulers.gavel.equal import proportional_speed
+from labkit.schedulers.gavel.greedy import draws
 from labkit.schedulers.gavel.prices import prices_of
 from labkit.schedulers.gavel.problem import Allocation, Problem, Sharing
 from labkit.schedulers.gavel.profile import Profile
 from labkit.schedulers.gavel.published import PublishedRounds
-from labkit.schedulers.gavel.rounds import changes, choose, note_placed, owe, owe_pairs
+from labkit.schedulers.gavel.rounds import changes, choose, hold, note_placed, owe, owe_pairs
 
 if TYPE_CHECKING:
     from labkit.schedulers.gavel.mechanism import Gavel
@@ -55,15 +57,22 @@ class Run:
         self.kind = profile.kind
         self.use, self.type_of, kind_speed = _columns(profile, cluster.gpus_of_type(), placement=options.placement)
         self.speed = kind_speed[profile.kind]
+        self.known = known_speed(self.speed, declared=table.total_steps / table.duration_s, policy=options.policy)
+        self.sees_types = self.known is self.speed
+        self.aware_rounds = self.sees_types if options.aware_rounds is None else options.aware_rounds
+        self.round_speed = self.speed if self.aware_rounds else (self.speed > 0).astype(np.float64)
         self.shared = _shared(profile, self.type_of) if options.space_sharing else None
         self.n_gpus = np.where(table.gpus > 0, table.gpus, NO_GPU)
         self.price = prices_of(cluster.device_types, options.prices, policy=options.policy)
         self.share, self.lag_s = np.zeros_like(self.speed), np.zeros_like(self.speed)
+        if not self.aware_rounds:  # a job that fits anywhere begins anywhere, not where its share is largest
+            each = np.arange(self.speed.size, dtype=np.int32)
+            self.lag_s = draws(each, options.seed).reshape(self.speed.shape) * options.round_s
         self.column, self.partner = np.full(n, -1, np.int32), np.full(n, -1, np.int32)
         self.isolated_s, self.isolated_speed, self.steps_then = np.zeros(n), np.full(n, np.inf), np.zeros(n)
         self.pairs = np.empty((0, 2), np.int32)
         self.pair_share = self.pair_lag_s = np.zeros((0, len(self.use)))
-        self.worth = 1 / (self.speed.max(axis=1, initial=0.0) * self.n_gpus).clip(1e-300)
+        self.worth = 1 / (self.round_speed.max(axis=1, initial=0.0) * self.n_gpus).clip(1e-300)
         self.jobs: Ints = np.empty(0, np.int32)
         self.up: Bools = np.empty(0, np.bool_)
         self.capacity = cluster.gpus_of_type()
@@ -146,7 +155,7 @@ class Run:
         """Return the steps/s of every job, on average over the GPUs that are there, (N,)."""
         if not self.capacity.any():
             return np.full(len(self.table), np.inf)
-        return proportional_speed(Problem.of(self.speed, capacity=self.capacity, use=self.use, n_gpus=self.n_gpus))
+        return proportional_speed(Problem.of(self.known, capacity=self.capacity, use=self.use, n_gpus=self.n_gpus))
 
     # --- what is owed
 
@@ -197,7 +206,7 @@ class Run:
         columns = snapshot.jobs
         return Problem(
             job=jobs,
-            speed=self.speed[jobs],
+            speed=self.known[jobs],
             n_gpus=self.n_gpus[jobs],
             capacity=self.capacity,
             use=self.use,
@@ -208,7 +217,7 @@ class Run:
             isolated_s=self.isolated_s[jobs],
             slo_left_s=table.slo_s[jobs] - (snapshot.now_s - columns.arrival_s),
             price=self.price,
-            sharing=None if self.shared is None else Sharing(self.kind[jobs], self.shared),
+            sharing=Sharing(self.kind[jobs], self.shared) if self.shared is not None and self.sees_types else None,
             before=self._before(jobs),
             number=self.n_problems,
         )
@@ -231,7 +240,7 @@ class Run:
             self.round_end_s = options.round_s * (np.floor(now_s / options.round_s + 1e-9) + 1)
         return choose(
             jobs, over, self.fill, options.round_s, options.stay, self.share, self.lag_s, self.pairs,
-            self.pair_share, self.pair_lag_s, self.speed, self.worth, self.n_gpus, self.use, self.capacity,
+            self.pair_share, self.pair_lag_s, self.round_speed, self.worth, self.n_gpus, self.use, self.capacity,
             self.column, self.partner,
         )  # fmt: skip
 
@@ -266,10 +275,20 @@ class Run:
         if wanted > _n_gangs(placement.job):  # the room is not in pieces as the gangs are
             may = (chosen < 0) & (self.column[jobs] < 0) & (self.fill | self.share[jobs].any(axis=1))
             behind = np.flatnonzero(may)[:BEHIND].astype(np.int32)
-            chosen[behind] = self.speed[jobs[behind]].argmax(axis=1)
+            chosen[behind] = self._elsewhere(behind, chosen, mate)
             placement = self._ask(snapshot, np.concatenate([start, behind]), stop, chosen, mate)
         note_placed(placement.set_jobs, placement.job, jobs, chosen, mate, self.column, self.partner)
         return placement
+
+    def _elsewhere(self, waits: Ints, chosen: Ints, mate: Ints) -> Ints:
+        """Return the column in which each of some waiting jobs is tried: its fastest, or the one with most room."""
+        speed = self.round_speed[self.jobs[waits]]
+        if not self.aware_rounds:
+            free = self.capacity.copy()
+            hold(chosen, mate, self.n_gpus[self.jobs], self.use, free)
+            speed = np.where(speed > 0, 1.0 + self.use @ free.clip(0.0), 0.0)
+        columns: Ints = speed.argmax(axis=1).astype(np.int32)
+        return columns
 
     def _slices(self) -> Placement:
         """Return the placement in which each job holds its share of slices of each device type."""

@@ -224,9 +224,10 @@ def test_fifo_shares_gpus_where_both_together_are_fast_enough() -> None:
     assert not len(Fifo(aware=False).allocate(problem).pairs)
 
 
+@pytest.mark.parametrize("published", [False, True])
 @pytest.mark.parametrize("backfill", [False, True])
 @pytest.mark.parametrize("aware", [False, True])
-def test_the_kernels_of_fifo_do_what_their_plain_twins_do(aware: bool, backfill: bool) -> None:
+def test_the_kernels_of_fifo_do_what_their_plain_twins_do(aware: bool, backfill: bool, published: bool) -> None:
     rng = np.random.default_rng(3)
     for _ in range(30):
         n_jobs, n_types = int(rng.integers(1, 25)), int(rng.integers(1, 4))
@@ -238,7 +239,7 @@ def test_the_kernels_of_fifo_do_what_their_plain_twins_do(aware: bool, backfill:
         order = rng.permutation(n_jobs).astype(np.int32)
         kind = np.arange(n_jobs, dtype=np.int32)
         shared = rng.uniform(0, 9, (n_jobs, n_jobs, n_types))
-        args = (order, speed, n_gpus, np.eye(n_types), capacity, aware, backfill, held, draw)
+        args = (order, speed, n_gpus, np.eye(n_types), capacity, aware, backfill, held, draw, published)
         column = start_gangs(*args)
         np.testing.assert_array_equal(column, plain_start(*args))
         plain_column = column.copy()
@@ -249,15 +250,16 @@ def test_the_kernels_of_fifo_do_what_their_plain_twins_do(aware: bool, backfill:
         np.testing.assert_array_equal(column, plain_column)
 
 
-def plain_start(order, speed, n_gpus, use, capacity, aware, backfill, held, draw):
+def plain_start(order, speed, n_gpus, use, capacity, aware, backfill, held, draw, published):
     left, column = capacity.copy(), np.full(len(order), NOWHERE)
     for j in order:
         need = n_gpus[j] * use
         fits = np.flatnonzero((speed[j] > 0) & (need <= left + ROOM).all(axis=1))
         if not len(fits):
-            if not ((speed[j] > 0) & (need <= capacity + ROOM).all(axis=1)).any():
-                column[j] = NEVER
-            elif not backfill:
+            ever = ((speed[j] > 0) & (need <= capacity + ROOM).all(axis=1)).any()
+            column[j] = NOWHERE if ever else NEVER
+            passes = (need <= left + ROOM).all(axis=1).any() if published else not ever
+            if not (passes or backfill):
                 break
             continue
         if aware:

@@ -11,6 +11,7 @@ from labkit.core.jobs import Jobs
 from labkit.experiment import Experiment
 from labkit.experiment.profile import measure_profile
 from labkit.schedulers import make
+from labkit.workloads import read
 from labkit.workloads.gavel_traces import gavel_jobs
 from tests.schedulers.gavel.twin import run
 
@@ -53,6 +54,49 @@ def test_generated_traces_take_as_long_as_published(policy: str, seed: int, gap_
     twin = run(as_rows(jobs), as_table(experiment, jobs), CLUSTER, policy)
     ours = experiment.run(f"gavel_{NAMES[policy]}(published=True)").summary["mean_jct_s"]
     assert ours == pytest.approx(twin["mean_jct_s"], rel=TOLERANCE[policy])
+
+
+def with_idle_gaps(seed: int) -> Jobs:
+    """Five bursts of four short jobs, each long after the one before is done; the last one meets a busy cluster."""
+    jobs = gavel_jobs(24, seed=seed, mean_gap_s=600.0, multi_gpu=True)
+    steps = np.ceil(jobs.total_steps / np.maximum(jobs.duration_s / 5000.0, 1.0))
+    burst, place = np.divmod(np.arange(24), 4)
+    arrival_s = np.minimum(burst, 4) * 61_000.0 + place * 700.0 + (burst == 5) * 900.0
+    return jobs.with_columns(arrival_s=arrival_s, total_steps=steps, true_steps=steps)
+
+
+def in_every_job(jobs: Jobs, policy: str, **at: Any) -> None:
+    """Compare the completion times of all jobs with those of the second reading."""
+    experiment = Experiment.of(jobs, cluster="gavel-8-16-24", **at)
+    twin = run(as_rows(jobs), as_table(experiment, jobs), CLUSTER, policy)
+    ours = experiment.run(f"gavel_{NAMES[policy]}(published=True)")
+    np.testing.assert_allclose(ours.table["jct_s"], [twin["jct"][j] for j in range(len(jobs))], rtol=1e-9)
+
+
+@pytest.mark.parametrize("policy", ["isolated", "fifo_perf"])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_after_an_idle_gap_every_job_takes_as_long_as_published(policy: str, seed: int) -> None:
+    """Gavel decides once more when the last job leaves: a due reset happens, and the order of types is drawn."""
+    in_every_job(with_idle_gaps(seed), policy)
+
+
+@pytest.mark.parametrize("policy", ["isolated", "fifo_perf"])
+@pytest.mark.parametrize("trace", ["51b7ef", "2869ce"])
+def test_after_idle_gaps_of_philly_every_job_takes_as_long_as_published(
+    trace: str, policy: str, shared_data: Any
+) -> None:
+    jobs = read(shared_data(f"philly/{trace}.trace"))
+    jobs = jobs.take(np.flatnonzero(jobs.gpus <= 8)[:60])
+    in_every_job(jobs, policy, throughputs=shared_data("gavel/simulation_throughputs.json"))
+
+
+def test_published_fifo_passes_over_a_job_that_finds_room_only_where_it_cannot_run() -> None:
+    """All at once, and a third of them cannot run on K80s: they take nothing there, and every job is as published."""
+    jobs = gavel_jobs(45, seed=3, mean_gap_s=0.0, multi_gpu=True)
+    gangs = np.where(np.arange(45) % 3 == 1, 4, jobs.n_workers)
+    models = ["ResNet-50 (batch size 128)" if j % 3 == 1 else jobs.models[jobs.model[j]] for j in range(45)]
+    steps = np.ceil(jobs.total_steps / np.maximum(jobs.duration_s / 5000.0, 1.0))
+    in_every_job(Jobs.of(arrival_s=np.zeros(45), total_steps=steps, model=models, n_workers=gangs), "fifo_perf")
 
 
 @pytest.mark.parametrize("policy", TOLERANCE)

@@ -14,10 +14,11 @@ alone (but for 10 and 11), without a look at labkit's mechanism or policies; no 
  7. The order of types is shuffled from a fresh list in every decision, also where there are no jobs.
  8. A job that is not in the allocation sorts with an allocation of 0, after positive ones of equal priority.
  9. Shares are clipped to [0, 1], and not otherwise cleaned: tiny ones are positive, so that the job has a priority.
-10. Aware FIFO: of the types with room the one with the most steps/s, even if that is 0 (so it is in `fifo.py`).
+10. Aware FIFO: of the types with room the one with the most steps/s; a job that has 0 there is passed over and takes
+    nothing, the first one without any room ends it (so it is in `fifo.py`).
 11. Base FIFO: settled by a look at `fifo.py`, after the description did not give the published answers' cause away: the
-    target is the last type that is still in the list, one that is drawn leaves the list when the target is full, and a
-    job that is offered a finished one's place and does not fit waits for the next call.
+    target is the last type that is still in the list, one that is drawn leaves the list when the target is full, a job
+    that cannot have a finished one's place stays first in the queue, and one that cannot run on the target is left out.
 12. Minimum duration halves the interval arithmetically; while nothing was feasible its upper end grows tenfold.
 13. Finish-time fairness: 1/x as a second-order cone, as cvxpy writes it. A job with no steps left cannot be there.
 14. Columns of linear programs in alphabetical order of the types (only rounding knows).
@@ -312,8 +313,9 @@ class Policy:
             if not room:
                 break
             best = max(room, key=lambda w: speeds[job.number][w])  # max: the first of equal ones
-            where[job.number] = best
-            free[best] -= job.sf
+            if speeds[job.number][best] > 0:
+                where[job.number] = best
+                free[best] -= job.sf
         return where
 
     def fifo_base(self, jobs, speeds):
@@ -324,8 +326,9 @@ class Policy:
             if number in there:
                 free[w] -= there[number].sf
                 continue
-            heir = queue.pop(0) if queue else None
-            if heir is not None and there[heir].sf <= free[w]:
+            heir = queue[0] if queue else None
+            if heir is not None and there[heir].sf <= free[w] and speeds[heir][w] > 0:
+                queue.pop(0)
                 self.kept[heir] = w
                 free[w] -= there[heir].sf
             del self.kept[number]
@@ -336,6 +339,8 @@ class Policy:
             if not room:
                 break
             drawn, target = room[self.rng.randrange(len(room))], types[-1]
+            if speeds[number][target] <= 0:
+                continue
             self.kept[number] = target
             free[target] -= there[number].sf
             if free[target] == 0:
