@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, cast
 
 import numpy as np
 from numba import njit
@@ -105,7 +105,7 @@ def _shown(thing: object) -> str:
 def _sound_array(values: object, n: int) -> bool:
     """Tell whether values are n finite numbers that are not negative."""
     right = isinstance(values, np.ndarray) and values.dtype == _FLOAT and values.shape == (n,)
-    return bool(right and _first_unsound(values) < 0)
+    return bool(right and _first_unsound(cast("Floats", values)) < 0)
 
 
 @njit(cache=True)

@@ -37,7 +37,7 @@ class DeclaredJobs(Jobs):
         return cls(**cls._columns_of(jobs))
 
     @property
-    def true_steps(self) -> NoReturn:  # type: ignore[override]  # that it cannot be read is what this class is for
+    def true_steps(self) -> NoReturn:  # that it cannot be read is what this class is for
         """Refuse."""
         raise TruthError(
             f"a scheduler cannot read true_steps: what a job really needs is the simulator's secret; read "
@@ -45,7 +45,7 @@ class DeclaredJobs(Jobs):
         )
 
     @property
-    def declared(self) -> DeclaredJobs:  # type: ignore[override]  # nothing is to be kept: it is what it returns
+    def declared(self) -> DeclaredJobs:  # nothing is to be kept: it is what it returns
         """These jobs."""
         return self
 

@@ -107,7 +107,7 @@ def _works(held: pd.DataFrame, *, x: alt.X, y: alt.Y, unit: str, most_gpus: floa
     """Return the bars of jobs that hold tasks."""
     scale = alt.Scale(domain=[0, most_gpus], range=list(HEAT[1:]))
     colour = alt.Color("gpus:Q", title="GPUs held", scale=scale, legend=alt.Legend(tickMinStep=1))
-    return (
+    chart = (
         alt.Chart(held)
         .mark_bar(height=alt.RelativeBandSize(0.8), cornerRadiusEnd=0, aria=False)
         .encode(
@@ -124,6 +124,7 @@ def _works(held: pd.DataFrame, *, x: alt.X, y: alt.Y, unit: str, most_gpus: floa
             ],
         )
     )
+    return cast(alt.Chart, chart)
 
 
 def _sample(table: pd.DataFrame) -> tuple[pd.DataFrame, str]:

@@ -39,7 +39,7 @@ def plot_sweep(
     if table["scheduler"].nunique() < 2:
         return means
     apart = plot_sweep_differences(table, metric=metric, base=base, level=level)
-    return cast(alt.VConcatChart, alt.vconcat(means, apart, spacing=34))
+    return alt.vconcat(means, apart, spacing=34)
 
 
 def plot_sweep_means(table: pd.DataFrame, *, metric: str = "mean_jct_s", level: float = 0.95) -> alt.FacetChart:

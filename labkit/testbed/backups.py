@@ -92,7 +92,7 @@ class Backups:
             stream.settimeout(PATIENCE_S)
             entries = Entries(Frames(stream), most_bytes=MOST_BYTES, below=SAVED)
             manifests: dict[str, bytes] = {}
-            with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT, copybufsize=CHUNK) as archive:
+            with tarfile.TarFile(fileobj=file, mode="w", format=tarfile.PAX_FORMAT, copybufsize=CHUNK) as archive:
                 for entry in entries:
                     _add(archive, entry, manifests)
             refuse_incomplete(entries.sizes, manifests)

@@ -11,7 +11,7 @@ import io
 import re
 from collections.abc import Iterator
 from functools import cache
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar, cast
 
 from annotated_types import Ge, Le
 
@@ -101,7 +101,7 @@ def answer_in(output: bytes, kind: type[T]) -> T:
     FrameError
         If there is none, or it is of another form.
     """
-    return Frames(io.BufferedReader(io.BytesIO(output))).answer(kind)  # type: ignore[arg-type]
+    return Frames(io.BufferedReader(io.BytesIO(output))).answer(kind)
 
 
 def decoded(content: bytes, kind: type[T]) -> T:
@@ -115,7 +115,7 @@ def decoded(content: bytes, kind: type[T]) -> T:
     from pydantic import ValidationError
 
     try:
-        return _adapter(kind).validate_json(content)  # type: ignore[no-any-return]
+        return cast("T", _adapter(kind).validate_json(content))  # type: ignore[arg-type]  # types do hash
     except ValidationError as error:
         fault = error.errors(include_input=False, include_url=False)[0]
         where = ".".join(str(part)[:40] for part in fault["loc"][:6])
