@@ -20,7 +20,7 @@ TRACES: Final = Path(__file__).parents[1] / "traces"
 CASES: Final = (
     ("demo.csv", 1.0, "demo"),
     ("demo.csv", 2.0, "demo"),
-    ("philly-like.csv", 200.0, "philly-480"),
+    ("philly-like.csv", 1.0, "demo"),
     ("gavel-small.trace", 1.0, "gavel-8-16-24"),
     ("dl2-small.csv", 1.0, "dl2-48n"),
 )
