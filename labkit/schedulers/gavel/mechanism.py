@@ -17,7 +17,7 @@ from labkit.schedulers.gavel.estimator import NEWS, Estimator, refuse_options
 from labkit.schedulers.gavel.prices import PRICES, refuse_odd_prices
 from labkit.schedulers.gavel.problem import Allocation, Problem
 from labkit.schedulers.gavel.profile import Profile, declared_profile
-from labkit.schedulers.gavel.run import Run
+from labkit.schedulers.gavel.run import STAY, Run
 
 
 @runtime_checkable
@@ -60,9 +60,10 @@ class Gavel:
     fill : bool or None
         Give away what nobody is owed; False leaves it idle. None: as the policy has it, which is to give it away,
         except where GPUs cost money.
-    stay : float
+    stay : float or None
         Rounds by which another job must be more overdue than one that runs to take its place (fewer moves), and that
-        a job may be kept off where it should run while another gains more there.
+        a job may be kept off where it should run while another gains more there. None: 4 where rounds know speeds, 1
+        where they do not: there a job has its share of the fast types only by taking turns.
     aware_rounds : bool or None
         Rounds know speeds by device type: they decide who gets what is left, and which jobs change places. False: all
         types where a job runs are alike. None: as the policy, so that nothing of an agnostic scheduler knows them.
@@ -92,7 +93,7 @@ class Gavel:
     placement: bool = False
     fill: bool | None = None
     aware_rounds: bool | None = None
-    stay: float = 4.0
+    stay: float | None = None
     patience: float = 8.0
     published: bool = False
     ideal: bool = False
@@ -107,9 +108,10 @@ class Gavel:
             raise InputError(f"gavel: round_s is {self.round_s}; expected seconds > 0, e.g. 360.")
         if self.recompute_s is not None and not self.recompute_s >= 0:
             raise InputError(f"gavel: recompute_s is {self.recompute_s}; expected seconds >= 0.")
-        if not 0 <= self.stay < self.patience:
+        stay = STAY[True] if self.stay is None else self.stay
+        if not 0 <= stay < self.patience:
             raise InputError(
-                f"gavel: stay is {self.stay} and patience {self.patience}; expected rounds >= 0, the second more."
+                f"gavel: stay is {stay} and patience {self.patience}; expected rounds >= 0, the second more."
             )
         refuse_odd_prices(self.prices)
         refuse_options(self.estimate, self.n_references, space_sharing=self.space_sharing)

@@ -14,23 +14,25 @@ from labkit.schedulers.gavel.gangs import SLACK, make_room, room_for_gang, take
 
 
 @njit(cache=True)
-def owe(jobs: Ints, dt_s: float, most_s: float, share: Floats, lag_s: Floats, column: Ints, partner: Ints) -> None:
-    """Add what each job was owed in a time, and take off what it got alone; it is ahead by `most_s` at most.
+def owe(
+    jobs: Ints, dt_s: float, most_s: float, fill: bool, share: Floats, lag_s: Floats, column: Ints, partner: Ints
+) -> None:
+    """Add what each job was owed in a time, and take off what it got alone; it is ahead or behind by `most_s` at most.
 
-    Nor is it behind by more than it can make up for in so long a time, running in that column all of it: a job that is
-    owed all its time can never be owed more, though it may have run elsewhere for a while.
+    With `fill`, where jobs run elsewhere to gain, it is behind by no more than it can make up for in so long a time,
+    running in that column all of it: a job that is owed all its time is owed no more for having run elsewhere.
     """
     for j in jobs:
         for v in range(share.shape[1]):
             lag_s[j, v] += share[j, v] * dt_s
             if v == column[j] and partner[j] < 0:
                 lag_s[j, v] -= dt_s
-            lag_s[j, v] = min(max(lag_s[j, v], -most_s), most_s * (1.0 - share[j, v]))
+            lag_s[j, v] = min(max(lag_s[j, v], -most_s), most_s * (1.0 - share[j, v] if fill else 1.0))
 
 
 @njit(cache=True)
 def owe_pairs(
-    pairs: Ints, dt_s: float, most_s: float, share: Floats, lag_s: Floats, column: Ints, partner: Ints
+    pairs: Ints, dt_s: float, most_s: float, fill: bool, share: Floats, lag_s: Floats, column: Ints, partner: Ints
 ) -> None:
     """Do the same for pairs of job numbers (P, 2)."""
     for p in range(len(pairs)):
@@ -39,7 +41,7 @@ def owe_pairs(
             lag_s[p, v] += share[p, v] * dt_s
             if v == column[a] and partner[a] == b:
                 lag_s[p, v] -= dt_s
-            lag_s[p, v] = min(max(lag_s[p, v], -most_s), most_s * (1.0 - share[p, v]))
+            lag_s[p, v] = min(max(lag_s[p, v], -most_s), most_s * (1.0 - share[p, v] if fill else 1.0))
 
 
 @njit(cache=True)

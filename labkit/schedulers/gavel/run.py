@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 NO_GPU: Final = 1e-3
 """GPUs that a job without any counts as."""
 
+STAY: Final = {True: 4.0, False: 1.0}
+"""Rounds that a job is let stay where it runs, by whether rounds know speeds: see `Gavel.stay`."""
+
 BEHIND: Final = 64
 """Waiting jobs that are tried where a chosen one does not fit in pieces as the room is."""
 
@@ -60,6 +63,7 @@ class Run:
         self.known = known_speed(self.speed, declared=table.total_steps / table.duration_s, policy=options.policy)
         self.sees_types = self.known is self.speed
         self.aware_rounds = self.sees_types if options.aware_rounds is None else options.aware_rounds
+        self.stay = STAY[self.aware_rounds] if options.stay is None else options.stay
         self.round_speed = self.speed if self.aware_rounds else (self.speed > 0).astype(np.float64)
         self.shared = _shared(profile, self.type_of) if options.space_sharing else None
         self.n_gpus = np.where(table.gpus > 0, table.gpus, NO_GPU)
@@ -166,9 +170,9 @@ class Run:
         if not dt_s or not len(jobs):
             return
         most_s = self.options.patience * self.options.round_s
-        owe(jobs, dt_s, most_s, self.share, self.lag_s, self.column, self.partner)
+        owe(jobs, dt_s, most_s, self.fill, self.share, self.lag_s, self.column, self.partner)
         if len(self.pairs):
-            owe_pairs(self.pairs, dt_s, most_s, self.pair_share, self.pair_lag_s, self.column, self.partner)
+            owe_pairs(self.pairs, dt_s, most_s, self.fill, self.pair_share, self.pair_lag_s, self.column, self.partner)
 
     def _allot(self, snapshot: Snapshot) -> None:
         """Ask the policy."""
@@ -239,7 +243,7 @@ class Run:
         if over:
             self.round_end_s = options.round_s * (np.floor(now_s / options.round_s + 1e-9) + 1)
         return choose(
-            jobs, over, self.fill, options.round_s, options.stay, self.share, self.lag_s, self.pairs,
+            jobs, over, self.fill, options.round_s, self.stay, self.share, self.lag_s, self.pairs,
             self.pair_share, self.pair_lag_s, self.round_speed, self.worth, self.n_gpus, self.use, self.capacity,
             self.column, self.partner,
         )  # fmt: skip
