@@ -14,7 +14,7 @@ SLACK: Final = 1e-7
 """By which the makespan may be exceeded, relative: what a solver takes for rounding."""
 
 NEARLY_DONE: Final = 1e-4
-"""Part of the longest time left below which all times left count as equal."""
+"""Part of the longest time left that is added to all: who is all but done does not count infinitely much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Makespan:
         """Return shares at the same level that give those with little work left the most."""
         left = work_left(problem)
         left_s = left / problem.speed.max(axis=1)
-        done = problem.speed.max(axis=1) * left_s.clip(NEARLY_DONE * left_s.max())
+        done = problem.speed.max(axis=1) * (left_s + NEARLY_DONE * left_s.max())
         ways = Ways.of(problem)
         program = Program(ways, floor=left * least.value * (1 - SLACK))
         x, _ = program.most((ways.speed / done[ways.job]).sum(axis=1))
