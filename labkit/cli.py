@@ -15,7 +15,7 @@ import typer
 from labkit import early
 from labkit.cli_sweep import sweep
 from labkit.core.errors import ComparisonError, LabkitError
-from labkit.core.files import make_writable, refuse_unwritable
+from labkit.core.files import refuse_closed, refuse_unwritable
 from labkit.elastic.command import train
 from labkit.experiment.command import attach, run
 from labkit.experiment.fidelity_command import fidelity
@@ -65,7 +65,7 @@ def demo(
     from labkit.experiment.demo import CLUSTER, trace
     from labkit.plots.report import write_report
 
-    _make_room(folder / "demo.html", None)
+    _refuse_unwritable(folder / "demo.html", None)
     records = _compare(trace(), cluster=CLUSTER, schedulers=DEMO_SCHEDULERS, report=None, command=[], options={})
     twins = trained() if testbed else None
     command = command_line(["labkit", "demo", "--folder", str(folder), *([] if testbed else ["--no-testbed"])])
@@ -147,7 +147,7 @@ def _compare(
 ) -> list[RunRecord]:
     from labkit.cli_compared import print_header, print_table
 
-    _make_room(report, runs)
+    _refuse_unwritable(report, runs)
     records, failed = _all_but_failed(
         jobs, as_json=as_json, cluster=cluster, schedulers=schedulers, folder=runs, **options
     )
@@ -199,12 +199,12 @@ def _tell_failed(failed: Mapping[str, Exception]) -> NoReturn:
     raise typer.Exit(1)
 
 
-def _make_room(report: Path | None, runs: Path | None) -> None:
-    """Make the folders, and refuse what cannot be written: rather now than after an hour of simulating."""
+def _refuse_unwritable(report: Path | None, runs: Path | None) -> None:
+    """Refuse what cannot be written: rather now than after an hour of simulating."""
     if report is not None:
         refuse_unwritable(report, endings=(".html", ".htm"))
     if runs is not None:
-        make_writable(runs)
+        refuse_closed(runs)
 
 
 def command_line(words: list[str]) -> str:

@@ -76,6 +76,7 @@ def sweep(
     if figure is not None:
         from labkit.plots.sweep import plot_sweep
 
+        figure.parent.mkdir(parents=True, exist_ok=True)
         plot_sweep(table, metric=metric).save(figure)
     _exit_if_failed(table, grid)
 

@@ -46,7 +46,7 @@ def too_large(path: str | Path, *, expected: str, error: type[InputError] = Inpu
 
 
 def refuse_unwritable(path: str | Path, *, endings: Sequence[str] = ()) -> None:
-    """Make the folder of a file that will be written, and raise if it cannot be: rather now than after the work.
+    """Raise if a file cannot be written, rather now than after the work; nothing is made.
 
     Parameters
     ----------
@@ -65,7 +65,25 @@ def refuse_unwritable(path: str | Path, *, endings: Sequence[str] = ()) -> None:
         raise InputError(f"{path} ends in '{path.suffix}'; expected {' or '.join(endings)}.")
     if path.exists() and not path.is_file():
         raise InputError(f"{path} is a {'folder' if path.is_dir() else 'device'}; expected the name of a file.")
-    make_writable(path.parent)
+    refuse_closed(path.parent)
+
+
+def refuse_closed(folder: str | Path) -> None:
+    """Raise if nothing can be written into a folder, or it cannot be made; nothing is made.
+
+    Raises
+    ------
+    InputError
+        With the reason.
+    """
+    there = Path(folder).absolute()
+    try:
+        while not there.exists() and there != there.parent:
+            there = there.parent
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except (OSError, ValueError) as error:
+        raise _closed(folder, error) from None
 
 
 def make_writable(folder: str | Path) -> None:
@@ -81,5 +99,10 @@ def make_writable(folder: str | Path) -> None:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise InputError(f"{folder}: nothing can be written there ({why}); name another folder.") from None
+        raise _closed(folder, error) from None
+
+
+def _closed(folder: str | Path, error: Exception) -> InputError:
+    """Return the error for a folder into which nothing can be written."""
+    why = getattr(error, "strerror", None) or error
+    return InputError(f"{folder}: nothing can be written there ({why}); name another folder.")

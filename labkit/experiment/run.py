@@ -330,6 +330,7 @@ def replay(record: RunRecord, *, runs_on: Bools | None = None) -> Session:
     It shows the very snapshots that the recorded scheduler saw, so another one can be asked what it would have done.
 
     >>> from labkit.core import Jobs
+    >>> from labkit.schedulers import make
     >>> jobs = Jobs.of(arrival_s=[0, 5], total_steps=[60, 30], duration_s=[60, 30])
     >>> record = simulate(jobs, cluster="no_network(1)", scheduler="fifo")
     >>> session = replay(record)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from importlib import import_module
 from numbers import Integral, Real
@@ -48,7 +48,7 @@ def _recipes() -> dict[str, Recipe]:
 
 def options_of(kind: type) -> dict[str, Any]:
     """Return the options of a scheduler or of a part of one, with their defaults."""
-    return {f.name: f.default for f in getattr(kind, "__dataclass_fields__", {}).values() if f.init}
+    return {f.name: f.default for f in fields(kind) if f.init} if is_dataclass(kind) else {}
 
 
 def available() -> list[str]:

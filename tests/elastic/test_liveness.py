@@ -117,7 +117,7 @@ def test_waiting_that_ends_early_or_is_interrupted_leaves_a_job_as_it_is() -> No
         threading.Timer(0.5, _thread.interrupt_main).start()
         with pytest.raises(KeyboardInterrupt):
             story.job.wait()
-        story.stepped(3)
+        story.happens("saved")
         assert story.finish() is story.job.wait()
 
 

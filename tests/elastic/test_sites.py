@@ -80,7 +80,7 @@ def test_members_listen_at_their_sites_address_with_the_cores_and_devices_of_the
     with bed(tmp_path, sites=sites, place={"a/0": (0, 1), "b/0": (2, 1), "b/1": (0, 1)}) as run:
         run.until("loss")
         state = two_hosts.said(run.job.folder / "controller.json")["machine"]["members"]
-        hosts = {site: Address.parse(address).host for _, _, address, _, site in state if address}
+        hosts = {site: Address.parse(address).host for _, _, address, _, site, _ in state if address}
         assert hosts == {"a/0": "127.0.0.1", "b/0": "127.0.0.2", "b/1": "127.0.0.3"}
         started = {e["name"]: e for e in run.events() if e["event"] == "started"}
         assert {name: (e["site"], e["host"]) for name, e in started.items()} == {

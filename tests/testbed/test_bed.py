@@ -127,9 +127,9 @@ def test_its_folder_may_have_an_odd_name(own_folder):
         assert fleet.put(b"x", "y").ok
         assert fleet.run("pwd")["h0"].stdout == f"{folder}/hosts/h0\n"
         done = subprocess.run(
-            ["ssh", "-F", bed.folder / "ssh_config", "h0", "ls -d .labkit"], stdout=subprocess.PIPE, check=True
+            ["ssh", "-F", bed.folder / "ssh_config", "h0", 'cat "$HOME/.labkit/y"'], stdout=subprocess.PIPE, check=True
         )
-        assert done.stdout == b".labkit\n"
+        assert done.stdout == b"x"
         assert all(host.alive for host in Bed.of(folder).status())
     with pytest.raises(BedError, match="has a quote"):
         Bed.up(1, folder=own_folder.parent / 'a"b')

@@ -18,6 +18,7 @@ from labkit.core.errors import InputError
 from labkit.core.placement import Placement
 from labkit.core.resources import amounts
 from labkit.doctor import which
+from labkit.experiment import Session
 from labkit.testbed.agent.errors import AgentRefused
 from labkit.testbed.agents import status
 from labkit.testbed.backend import SshBackend
@@ -230,7 +231,8 @@ def test_two_jobs_of_a_run_on_one_host_are_given_different_gpus(driver, dial, ow
         with SshBackend(jobs_of(2), inventory, run="two", folder=tmp_path / "run", training=TINY) as backend:
             assert backend.notes == []
             both = Placement.of([0, 1], job=[0, 0, 1, 1], role=[0, 1, 0, 1], group=[0] * 4, count=[1] * 4)
-            backend.apply(both)
+            session = Session(backend)  # the jobs arrive
+            session._note(backend.apply(both))
             found: dict[str, set[str]] = {}
             wait_for(lambda: len(bound(home, found)) == 2, timeout_s=300)
             with Fleet(inventory) as fleet:

@@ -18,8 +18,8 @@ from labkit.testbed.job_events import event_of, result_of
 from labkit.testbed.shown import plain
 
 HELLO = {
-    "protocol": 1, "labkit": "0", "build": "b", "python": "3.11", "host": "h", "pid": 1, "boot": "x", "folder": "/f",
-    "cores": [0], "memory_mb": 1, "wall_s": 0.0, "boot_s": 0.0, "n_runs": 0, "n_clients": 1, "gpus": [],
+    "protocol": 1, "labkit": "0", "build": "b", "python": "3.11", "host": "h", "pid": 1, "boot": "x", "machine": "m",
+    "folder": "/f", "cores": [0], "memory_mb": 1, "wall_s": 0.0, "boot_s": 0.0, "n_runs": 0, "n_clients": 1, "gpus": [],
 }  # fmt: skip
 PROGRAM = """
 import json, sys

@@ -18,6 +18,8 @@ FORMAT: Final = "labkit run 1"
 BOOT: Final = "LABKIT_BOOT_ID"
 """Names a file to read instead of the kernel's boot id: hosts of a laptop testbed restart by themselves."""
 
+KERNELS: Final = "/proc/sys/kernel/random/boot_id"
+
 
 class Phase(StrEnum):
     """How far a task is."""
@@ -125,6 +127,11 @@ class Record:
         return [task for task in self.tasks.values() if task.phase != Phase.ENDED]
 
 
+def machine_id() -> str:
+    """Return the kernel's boot id: hosts that share it are one machine, and share its cores."""
+    return Path(KERNELS).read_text().strip()
+
+
 def boot_id() -> str:
     """Return what tells this start of the host from others."""
-    return Path(os.environ.get(BOOT) or "/proc/sys/kernel/random/boot_id").read_text().strip()
+    return Path(os.environ.get(BOOT) or KERNELS).read_text().strip()

@@ -24,7 +24,7 @@ from labkit.testbed.agent.loop import Loop
 from labkit.testbed.agent.measure import Meter
 from labkit.testbed.agent.processes import Key
 from labkit.testbed.agent.reading import read_range
-from labkit.testbed.agent.records import Phase
+from labkit.testbed.agent.records import Phase, machine_id
 from labkit.testbed.agent.runs import LEASE_S, File, Runs, Wish
 from labkit.testbed.agent.sampler import Said, Sampler
 from labkit.testbed.agent.streams import AHEAD, Follow, Measuring, Telling, Watch
@@ -113,9 +113,9 @@ class Service:
         said = {
             "protocol": PROTOCOL, "labkit": version(), "build": build(),
             "python": ".".join(map(str, sys.version_info[:3])),
-            "host": socket.gethostname(), "pid": os.getpid(), "boot": self._runs.boot, "folder": str(self._folder),
-            "cores": cores, "memory_mb": _memory_mb(), "wall_s": wall_s(), "boot_s": round(now_s(), 3),
-            "n_runs": len(self._runs.all), "n_clients": self._n_clients(),
+            "host": socket.gethostname(), "pid": os.getpid(), "boot": self._runs.boot, "machine": machine_id(),
+            "folder": str(self._folder), "cores": cores, "memory_mb": _memory_mb(), "wall_s": wall_s(),
+            "boot_s": round(now_s(), 3), "n_runs": len(self._runs.all), "n_clients": self._n_clients(),
         }  # fmt: skip
         self._sampler.ask(lambda gpus: request.reply({**said, **_what_gpus(gpus, self.devices.holders())}))
         return Later

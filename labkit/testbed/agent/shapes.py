@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Annotated, Any, TypeVar
 
-from annotated_types import Ge, Le, Len
+from annotated_types import Ge, Le, Len, Predicate
 
 from labkit.testbed.agent.errors import AgentRefused
 from labkit.testbed.agent.wire import NAME
@@ -18,7 +18,17 @@ T = TypeVar("T")
 Count = Annotated[int, Ge(0), Le(1 << 62)]
 Number = Annotated[float, Ge(-1e15), Le(1e15)]
 Text = Annotated[str, Len(0, 1 << 16)]
-Line = Annotated[str, Len(0, 1 << 24)]
+
+
+def _is_line(said: object) -> bool:
+    """Tell whether it is a text of at most 16 MiB; bytes that are no UTF-8 may be in it as surrogates."""
+    try:
+        return isinstance(said, str) and len(said.encode(errors="surrogateescape")) <= 1 << 24
+    except UnicodeEncodeError:  # surrogates that stand for no byte
+        return False
+
+
+Line = Annotated[Any, Predicate(_is_line)]
 
 
 @dataclass(frozen=True)
@@ -39,6 +49,7 @@ class Hello:
     host: Text
     pid: Count
     boot: Text
+    machine: Text
     folder: Text
     n_runs: Count
     n_clients: Count

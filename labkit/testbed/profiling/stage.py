@@ -43,7 +43,7 @@ class Stage:
     jobs : Jobs
         A job for each kind, in order.
     machines : dict
-        Hosts by machine: those with the same boot id are one.
+        Hosts by machine: those with the same kernel are one.
 
     Raises
     ------
@@ -67,7 +67,7 @@ class Stage:
             stack.callback(self._venue.close)
             self.fleet, self.hosts = self._venue.fleet, self._venue.hosts
             for name in inventory.names:
-                self.machines.setdefault(str(self.hosts.agent(name).hello["boot"]), []).append(name)
+                self.machines.setdefault(str(self.hosts.agent(name).hello["machine"]), []).append(name)
             self._stack = stack.pop_all()
 
     def deployment(self, number: int, *, tell: Tell, hear: Callable[[dict[str, Any]], None]) -> Deployment:
