@@ -179,7 +179,7 @@ def short(value: float) -> float:
 
 
 @contextmanager
-def alone(stage: Stage, number: int, found: Found, say: Say) -> Iterator[Trainee | None]:
+def alone(stage: Stage, number: int, found: Found, say: Say, *, least_s: float = LEAST_S) -> Iterator[Trainee | None]:
     """Measure a kind in all its gangs, and yield its job, which trains with the last of them; it is stopped then.
 
     None where it did not train at all. What fails is noted.
@@ -190,7 +190,7 @@ def alone(stage: Stage, number: int, found: Found, say: Say) -> Iterator[Trainee
     started = False
     for gang in gangs:
         try:
-            _measure(trainee, kind, gang, found, start=not started)
+            _measure(trainee, kind, gang, found, start=not started, least_s=least_s)
             started = True
         except (LabkitError, OSError) as error:
             found.failed(kind, gang, str(error))
@@ -211,13 +211,13 @@ def alone(stage: Stage, number: int, found: Found, say: Say) -> Iterator[Trainee
             found.notes.append(f"{kind}: {error}")
 
 
-def _measure(trainee: Trainee, kind: Kind, gang: Gang, found: Found, *, start: bool) -> None:
+def _measure(trainee: Trainee, kind: Kind, gang: Gang, found: Found, *, start: bool, least_s: float) -> None:
     stage = trainee.stage
     before, n_before, members = stage.look(), len(trainee.steps), dict(trainee.members)
     began_s = _last(found, trainee.number)
     took_s = trainee.place(place_of(gang, stage.cluster))
     new = [name for name in trainee.members if name not in members]
-    now = pace(trainee)
+    now = pace(trainee, least_s=least_s)
     found.paces[trainee.number, gang] = now
     found.cells.append(cell_of(kind, gang, now))
     used = _extra_cpu_s(trainee, before, n_before, began_s, now)
