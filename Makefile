@@ -28,9 +28,9 @@ check: $(STAMP)  ## format, lint, types, layers
 
 N ?= 10
 CHAOS := .chaos.jsonl
-chaos: $(STAMP)  ## kill, cut and stop what trains, N times each (N=10); writes the table of docs/elastic-faults.md
+chaos: $(STAMP)  ## kill, cut and stop what trains, N times each (N=10), fuzz the commands; writes the table of docs/elastic-faults.md
 	rm -f $(CHAOS)
-	LABKIT_CHAOS=$(N) LABKIT_CHAOS_RECORDS=$(CURDIR)/$(CHAOS) $(BIN)/pytest -n 2 tests/elastic/chaos
+	LABKIT_CHAOS=$(N) LABKIT_CHAOS_RECORDS=$(CURDIR)/$(CHAOS) $(BIN)/pytest -n 2 tests/elastic/chaos tests/fuzz
 	$(BIN)/python -m tests.elastic.chaos.table $(CHAOS) "make chaos N=$(N)"
 
 lab: $(STAMP)  ## open JupyterLab

@@ -75,7 +75,9 @@ def train(
     from labkit.elastic.data import dataset
     from labkit.elastic.network import ports_of
     from labkit.elastic.requests import Request, follow
+    from labkit.elastic.scaling import check_strategy
 
+    check_strategy(strategy)
     requests = [Request.parse(line) for line in at or ()]
     name = models.size_of(model, width=width).name
     job = start(

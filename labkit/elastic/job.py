@@ -521,6 +521,10 @@ def start(
     steps, batch, workers, servers, shards, seed, save_every = checked_counts(
         steps=steps, batch=batch, workers=workers, servers=servers, shards=shards, seed=seed, save_every=save_every
     )
+    if save_every < 0:
+        raise InputError(
+            f"save_every is {save_every}; expected steps between two checkpoints, or 0 for the last state alone."
+        )
     check_seconds(lease_s=lease_s, start_s=start_s, patience_s=patience_s)
     check_words(on_nan=on_nan, resume=resume)
     check_optimizer(optimizer, options, arguments=signature(start).parameters)

@@ -14,6 +14,14 @@ from labkit.elastic.places import ROLES, Change, Place, by_numbers, checked, of_
 from labkit.elastic.standby import Standby
 
 STRATEGIES = ("handover", "suspend", "checkpoint")
+
+
+def check_strategy(name: str) -> None:
+    """Raise InputError unless there is such a way to rescale."""
+    if name not in STRATEGIES:
+        raise unknown("strategy", name, STRATEGIES)
+
+
 MARGIN = 2
 """Versions from now at which something is to happen that everybody must hear of first."""
 
@@ -114,8 +122,7 @@ class Scaler(Standby):
             If nobody would be left, there would be more servers than blocks, or a site is none or gone; nothing has
             changed then.
         """
-        if strategy not in STRATEGIES:
-            raise unknown("strategy", strategy, STRATEGIES)
+        check_strategy(strategy)
         for n in (servers, workers):
             if isinstance(n, bool) or not isinstance(n, int):
                 raise InputError(f"{n!r} servers or workers more; expected whole numbers, below 0 for fewer.")

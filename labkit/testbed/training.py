@@ -65,7 +65,9 @@ class Training:
             With the first model that is not known, and which are.
         """
         from labkit.elastic import models
+        from labkit.elastic.scaling import check_strategy
 
+        check_strategy(self.strategy)
         for name in jobs.models:
             models.size_of(name, width=self.widths.get(name, self.width))
         steps = jobs.true_steps

@@ -55,6 +55,7 @@ class Locked(TensorDataset):
         ({"optimizer": torch.optim.Adam([nn.Parameter(X)])}, r"torch\.optim\.adam\.Adam; expected one of"),
         ({"optimizer": "adamw"}, "decoupled_weight_decay=True"),
         ({"on_nan": "ignore"}, "on_nan is 'ignore'; expected 'stop' or 'continue'"),
+        ({"save_every": -1}, "save_every is -1; expected steps between two checkpoints, or 0"),
         ({"resume": True}, "resume is True; expected 'exact' or 'anyway'"),
         ({"folder": 7}, "folder is 7; expected a path"),
         ({"folder": ""}, "folder is ''; expected a path"),
