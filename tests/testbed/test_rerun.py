@@ -270,7 +270,7 @@ def lease_is_over(hosts: Inventory) -> bool:
 
 
 def test_two_writers_are_refused_and_after_ctrl_c_attach_goes_on_from_the_checkpoint(two: Bed, runs: Path) -> None:
-    with running(two.inventory, runs, steps=250) as first:
+    with running(two.inventory, runs, steps=1500) as first:
         first.hears(Kind.PROGRESSED, n=4)
         (folder,) = runs.iterdir()
         with pytest.raises(
@@ -294,7 +294,7 @@ def test_two_writers_are_refused_and_after_ctrl_c_attach_goes_on_from_the_checkp
 
 
 def test_a_laptop_that_is_stopped_for_longer_than_the_lease_goes_on_when_it_wakes(two: Bed, runs: Path) -> None:
-    with running(two.inventory, runs, steps=250) as laptop:
+    with running(two.inventory, runs, steps=600) as laptop:
         laptop.hears(Kind.PROGRESSED, n=3)
         laptop.process.send_signal(signal.SIGSTOP)
         while not lease_is_over(two.inventory):

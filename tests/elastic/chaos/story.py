@@ -324,7 +324,8 @@ class Story:
         if self.sync:
             digest, losses = probe.control(self.optimizer, self.steps)
             assert result.digest == digest
-            assert result.losses == losses
+            apart = [(i, a, b) for i, (a, b) in enumerate(zip(result.losses, losses, strict=False)) if a != b]
+            assert result.losses == losses, (len(result.losses), len(losses), apart[:5])
         else:
             prove(result.ledger, n_samples=probe.SAMPLES, epochs=epochs)
         if self.optimizer == "sgd":
