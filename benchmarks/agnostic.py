@@ -23,7 +23,8 @@ CLUSTER: Final = "gavel-8-16-24"
 
 def policies() -> list[str]:
     """Return the names of all schedulers that have an agnostic twin."""
-    return [name for name in available() if f"{name}_agnostic" in available()]
+    known = available()
+    return [name for name in known if f"{name}_agnostic" in known]
 
 
 def lines(traces: Sequence[Path], *, throughputs: Path | None, loads: Sequence[float] = LOADS) -> Iterator[str]:

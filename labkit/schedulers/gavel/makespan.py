@@ -14,7 +14,7 @@ SLACK: Final = 1e-7
 """By which the makespan may be exceeded, relative: what a solver takes for rounding."""
 
 NEARLY_DONE: Final = 1e-4
-"""Part of the longest time left that is added to all: who is all but done does not count infinitely much."""
+"""Part of the longest time left that is added to all: a job that is all but done does not count infinitely much."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,12 +65,12 @@ def with_idle_gaps(seed: int) -> Jobs:
     return jobs.with_columns(arrival_s=arrival_s, total_steps=steps, true_steps=steps)
 
 
-def in_every_job(jobs: Jobs, policy: str, **at: Any) -> None:
+def in_every_job(jobs: Jobs, policy: str, *, rtol: float = 1e-9, **at: Any) -> None:
     """Compare the completion times of all jobs with those of the second reading."""
     experiment = Experiment.of(jobs, cluster="gavel-8-16-24", **at)
     twin = run(as_rows(jobs), as_table(experiment, jobs), CLUSTER, policy)
     ours = experiment.run(f"gavel_{NAMES[policy]}(published=True)")
-    np.testing.assert_allclose(ours.table["jct_s"], [twin["jct"][j] for j in range(len(jobs))], rtol=1e-7)
+    np.testing.assert_allclose(ours.table["jct_s"], [twin["jct"][j] for j in range(len(jobs))], rtol=rtol)
 
 
 @pytest.mark.parametrize("policy", ["isolated", "fifo_perf"])
@@ -92,7 +92,8 @@ def test_after_idle_gaps_of_philly_every_job_takes_as_long_as_published(
 ) -> None:
     jobs = read(shared_data(f"philly/{trace}.trace"))
     jobs = jobs.take(np.flatnonzero(jobs.gpus <= 8)[:60])
-    in_every_job(jobs, policy, throughputs=shared_data("gavel/simulation_throughputs.json"))
+    throughputs = shared_data("gavel/simulation_throughputs.json")
+    in_every_job(jobs, policy, rtol=1e-7, throughputs=throughputs)  # weeks of rounds add up their rounding
 
 
 def test_published_fifo_passes_over_a_job_that_finds_room_only_where_it_cannot_run() -> None:
@@ -114,16 +115,23 @@ def test_published_traces_take_as_long_as_published(trace: str, policy: str, sha
     assert ours == pytest.approx(twin["mean_jct_s"], rel=TOLERANCE[policy])
 
 
-@pytest.mark.parametrize("name", ["las", "ftf", "fifo", "isolated", "sjf", "throughput", "makespan", "hierarchical"])
-@pytest.mark.parametrize("trace", TRACES)
-def test_the_default_is_never_worse_than_published_by_more_than_two_hundredths(
+ALL = ["las", "ftf", "fifo", "isolated", "sjf", "throughput", "makespan", "hierarchical"]
+
+
+@pytest.mark.parametrize(
+    ("trace", "name"), [*((trace, name) for trace in TRACES for name in ALL), ("max_min_fairness", "las_agnostic")]
+)
+def test_the_default_is_never_worse_than_published_by_more_than_a_hundredth(
     trace: str, name: str, shared_data: Any
 ) -> None:
-    """Agnostic policies are left out: what is published for them depends on the seed by a factor of four."""
+    """But for one, by 1.7 %. On the short traces what is published for agnostic policies depends on the seed alone."""
     path, throughputs = shared_data(f"gavel/traces/{trace}.trace"), shared_data("gavel/simulation_throughputs.json")
     experiment = Experiment.of(path, cluster="gavel-8-16-24", throughputs=throughputs)
     published = experiment.run(f"gavel_{name}(published=True)").summary["mean_jct_s"]
-    assert experiment.run(f"gavel_{name}").summary["mean_jct_s"] <= 1.02 * published
+    assert (
+        experiment.run(f"gavel_{name}").summary["mean_jct_s"]
+        <= (1.02 if (trace, name) == ("small_test", "ftf") else 1.01) * published
+    )
 
 
 @pytest.mark.parametrize("name", ["las", "ftf"])
