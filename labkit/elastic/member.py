@@ -585,6 +585,11 @@ class WorkerMember(Member):
         samples = order(self.spec.n_samples, self.spec.seed, epoch)[start:end]
         return self._forward(samples.tolist(), (epoch, start))
 
+    def _found(self, controller: Channel) -> None:
+        """Tell first of all what one before may not have heard: this one may not know this worker, and send it away."""
+        super()._found(controller)
+        self.worker.retell()
+
     def take(self, order: dict[str, Any]) -> None:
         """Pass on what concerns the steps at once."""
         if order["do"] in ("meet", "seek", "alone", "tell"):  # an answer waits until the new controller is known here
@@ -602,7 +607,6 @@ class WorkerMember(Member):
         """Connect to a server, or tell a new controller how far this worker is."""
         if order["do"] == "tell":
             self.worker.told(dict(order))
-            self.worker.retell()
             self.report("here", **self.worker.whereabouts())
         elif order["do"] == "seek":
             self.seek(order["name"], self._handler)

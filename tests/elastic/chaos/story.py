@@ -284,15 +284,13 @@ class Story:
 
     # --- the judgement
 
-    def finish(self, *, twice: int = 0, whole: bool = True) -> Result:
+    def finish(self, *, twice: int = 0) -> Result:
         """Let training run to its end, and judge it: the same bits, every loss, every effect once, nobody left.
 
         Parameters
         ----------
         twice : int
             Asynchronous training: minibatches that may have had their effect twice, as of a worker that was killed.
-        whole : bool
-            False: losses up to a step may be missing, of which `losses_from` tells.
         """
         self.slow.unlink(missing_ok=True)
         for event in self._stream:
@@ -303,7 +301,7 @@ class Story:
         marks = fault.fired(self.folder)
         result = self.job.wait(timeout_s=WATCHDOG_S)
         assert sorted(marks) == list(range(len(self.faults))), f"faults that did not happen: {self._missed(marks)}"
-        self._judge(result, twice=twice, whole=whole)
+        self._judge(result, twice=twice)
         self._nothing_is_left(pids)
         self._record([*self.kills, *((self.faults[i].member, when) for i, when in marks.items())])
         return result
@@ -320,16 +318,15 @@ class Story:
         assert not [pid for pid in pids if alive(pid)]
         return str(caught.value)
 
-    def _judge(self, result: Result, *, twice: int, whole: bool) -> None:
+    def _judge(self, result: Result, *, twice: int) -> None:
         epochs = self.steps * self.batch // probe.SAMPLES
         assert result.version == self.steps
         if self.sync:
             digest, losses = probe.control(self.optimizer, self.steps)
             assert result.digest == digest
-            here = losses[result.losses_from :]
-            apart = [(i, a, b) for i, (a, b) in enumerate(zip(result.losses, here, strict=False)) if a != b]
-            assert result.losses == here, (result.losses_from, len(losses), apart[:5])
-            assert result.losses_from == 0 or not whole, f"losses before step {result.losses_from} are missing"
+            apart = [(i, a, b) for i, (a, b) in enumerate(zip(result.losses, losses, strict=False)) if a != b]
+            assert result.losses_from == 0, f"losses before step {result.losses_from} are missing"
+            assert result.losses == losses, (len(result.losses), len(losses), apart[:5])
         else:
             prove(result.ledger, n_samples=probe.SAMPLES, epochs=epochs)
         if self.optimizer == "sgd":

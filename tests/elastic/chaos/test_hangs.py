@@ -54,7 +54,7 @@ def test_a_controller_that_could_not_write_and_died_leaves_no_block_without_owne
         story.happens("resumed", "began")
         story.stepped(3).scale(servers=1)
         story.happens("scaled", "dropped")
-        story.finish(whole=False)  # a worker that it does not know may take the last losses with it
+        story.finish()
 
 
 @pytest.mark.parametrize("sync", [True, False])
