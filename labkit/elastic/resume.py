@@ -18,6 +18,20 @@ if TYPE_CHECKING:
     from labkit.elastic.checkpoint import Checkpoint
     from labkit.elastic.member import Spec
 
+class NothingLeftError(InputError):
+    """The newest checkpoint of a folder is that of the last step.
+
+    Attributes
+    ----------
+    saved : Checkpoint
+        Which it is.
+    """
+
+    def __init__(self, message: str, *, saved: Checkpoint) -> None:
+        super().__init__(message)
+        self.saved = saved
+
+
 _BEFORE = re.compile(r"(\d+)-events\.jsonl")
 
 
@@ -36,7 +50,7 @@ def check_resume(folder: Path, spec: Spec, *, anyway: bool = False) -> list[str]
     Raises
     ------
     InputError
-        If it is another training, or is done.
+        If it is another training; NothingLeftError if it is done.
     """
     checkpoints = spec.checkpoints(folder)
     if checkpoints.steps() in ([], [0]):  # nobody has trained there; it begins with what it is given
@@ -46,9 +60,10 @@ def check_resume(folder: Path, spec: Spec, *, anyway: bool = False) -> list[str]
     except OtherModelError as error:
         raise OtherModelError(_explained(str(error), folder, spec)) from None
     if saved.step >= spec.n_steps:
-        raise InputError(
+        raise NothingLeftError(
             f"the newest checkpoint of {folder} is of step {saved.step} of {spec.n_steps}: there is nothing left to "
-            "do; give more steps, or another folder."
+            "do; give more steps, or another folder.",
+            saved=saved,
         )
     if (saved.queue is None) != spec.sync:
         was, asked = ("asynchronous", "sync=False") if spec.sync else ("synchronous", "sync=True")

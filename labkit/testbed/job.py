@@ -210,17 +210,24 @@ def summary(result: Result, wanted: Wanted) -> dict[str, Any]:
 
 
 def run(folder: Path) -> dict[str, Any]:
-    """Run the job of a folder to its end, answer orders meanwhile, and return what has come out."""
+    """Run the job of a folder to its end, answer orders meanwhile, and return what has come out.
+
+    One that had come to its end, and was killed before it could say so, has come to its end.
+    """
+    from labkit.elastic.resume import NothingLeftError
     from labkit.testbed.desk import serving
 
+    nothing = dict.fromkeys(("steps", "digest", "first_loss", "last_loss"))
     try:
         wanted = Wanted.read(folder / JOB)
         with started(wanted, folder) as job, serving(folder, TASK, Desk(job).answer):
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, lambda *_: threading.Thread(target=_stop, args=(job,), daemon=True).start())
             return summary(job.wait(), wanted)
+    except NothingLeftError as error:
+        saved = error.saved
+        return {**nothing, "steps": saved.step, "done": True, "digest": saved.digest, "failure": ""}
     except LabkitError as error:
-        nothing = dict.fromkeys(("steps", "digest", "first_loss", "last_loss"))
         return {**nothing, "done": False, "failure": str(error), "own": _own(error)}
 
 

@@ -148,6 +148,17 @@ def test_a_second_start_goes_on_where_the_first_one_ended(task: Task, how: str) 
     assert not running(task.folder)
 
 
+def test_a_job_that_was_killed_between_its_last_checkpoint_and_its_result_is_done(task: Task) -> None:
+    """Before, a start after that failed with "there is nothing left to do", and the second one gave the job up."""
+    assert task.spawn("labkit.testbed.job", task.folder).wait(WITHIN_S) == 0
+    first = task.result()
+    (task.folder / RESULT).unlink()
+    assert task.spawn("labkit.testbed.job", task.folder).wait(WITHIN_S) == 0
+    again = task.result()
+    assert again == {**first, "first_loss": None, "last_loss": None}, "nobody trained again"
+    assert (again["steps"], again["done"], again["digest"]) == (WANTED["steps"], True, undisturbed())
+
+
 def test_a_saved_program_is_trained_instead_of_a_model_by_name(task: Task) -> None:
     from labkit.elastic import models
     from labkit.elastic.data import dataset
