@@ -5,7 +5,7 @@ LabkitError
 │   ├── TraceError      faults of a trace, gathered, each with file, line and column
 │   └── ProfileError    measurements that cannot be fitted
 ├── PlacementError      a placement that overfills a device group or names an unknown job
-├── StalledError        jobs wait, nothing runs and nothing will arrive
+├── StalledError        jobs wait, nothing runs and nothing will arrive, or all that happens leads nowhere
 ├── StaleSnapshotError  a snapshot was read after its session had moved on
 ├── TruthError          a scheduler read what only a backend may know
 ├── SolverError         a program that could not be solved
@@ -52,7 +52,7 @@ class EndedError(LabkitError, RuntimeError):
 
 
 class StalledError(LabkitError, RuntimeError):
-    """Jobs wait, nothing runs, and nothing will ever change."""
+    """Jobs wait, nothing runs, and nothing will ever change; or what happens never lets a job complete."""
 
 
 class StaleSnapshotError(LabkitError, RuntimeError):

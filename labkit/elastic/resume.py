@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from labkit.elastic.checkpoint import Checkpoint
     from labkit.elastic.member import Spec
 
+
 class NothingLeftError(InputError):
     """The newest checkpoint of a folder is that of the last step.
 

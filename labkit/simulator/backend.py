@@ -9,7 +9,7 @@ from labkit.core.answers import speeds_of
 from labkit.core.book import Book, release
 from labkit.core.cluster import Cluster
 from labkit.core.complaints import complaint
-from labkit.core.errors import InputError, PlacementError
+from labkit.core.errors import InputError, PlacementError, StalledError
 from labkit.core.events import EVENT, NO_EVENTS, Events, Kind, asides, events
 from labkit.core.jobs import Jobs
 from labkit.core.placement import Placement
@@ -18,6 +18,9 @@ from labkit.core.resources import Floats, Ints
 from labkit.simulator import state
 from labkit.simulator.changes import Changes
 from labkit.simulator.disturbances import Faults, Losses, Overheads, Variation
+
+MOST_FAILURES = 100_000, 1_000
+"""Failures of machines on end, in all and for each machine, during which some job completes, or none ever will."""
 
 _LAST_S = np.finfo(np.float64).max
 _NOBODY = np.empty(0, np.int32)
@@ -90,6 +93,7 @@ class Simulator:
         )
         self._machine_next_s = np.full(cluster.n_machines, np.inf)
         self._machine_up = np.ones(cluster.n_machines, dtype=np.bool_)
+        self._n_failures, self._n_done_before = 0, 0
         if faults:
             self._machine_next_s = self._faults_rng.exponential(faults.mtbf_s, cluster.n_machines)
         if variation:
@@ -338,6 +342,7 @@ class Simulator:
             self._book.free[groups] += self.cluster.capacity[groups]
             note["kind"] = Kind.JOINED
             return note
+        self._count_failure(faults)
         self._counts[state.N_OTHERS] = 0
         lost = self._lose_jobs(faults, groups)
         self._machine_up[machine] = False
@@ -347,6 +352,21 @@ class Simulator:
         if not len(lost):
             return note
         return np.concatenate([lost, note, self._retime_unpaired() if self.speed.local else self._retime_all()])
+
+    def _count_failure(self, faults: Faults) -> None:
+        """Raise if so many machines have failed, and nothing came of it, that the run would not end."""
+        self._n_failures += 1
+        most, each = MOST_FAILURES
+        if self._n_failures % max(most, each * self.cluster.n_machines):
+            return
+        n_done = int(np.count_nonzero(self._truth["phase"] == state.DONE))
+        if n_done == self._n_done_before:
+            raise StalledError(
+                f"machines have failed {self._n_failures:,} times by {self._now_s:g} s, and {n_done} of "
+                f"{len(self.jobs)} jobs have completed, none of them lately; give Faults(mtbf_s={faults.mtbf_s:g}) more "
+                "seconds between failures, or less to lose with each."
+            )
+        self._n_done_before = n_done
 
     def _lose_jobs(self, faults: Faults, groups: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Events:
         """Take all tasks from the jobs that have one in these groups; they fall back to their checkpoints."""

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labkit.core import Cluster, InputError, Jobs, Kind, Ledger, PlacementError, Snapshot
+from labkit.core import Cluster, InputError, Jobs, Kind, Ledger, PlacementError, Snapshot, StalledError
 from labkit.core.placement import Placement
 from labkit.core.protocols import Running
 from labkit.core.resources import Bools, Floats
@@ -218,6 +218,17 @@ def test_in_any_run_with_failures_jobs_sit_on_machines_that_are_up(
         assert snapshot.up[machine[snapshot.tasks[2]]].all()
         np.testing.assert_allclose(snapshot.free[~snapshot.up[machine]], 0, atol=1e-9)
         assert (snapshot.free >= -1e-9).all()
+
+
+@pytest.mark.parametrize(("mtbf_s", "mttr_s"), [(1e-300, 0), (1e-3, 1e-3), (0.1, 1)])
+def test_machines_that_fail_so_often_that_no_job_completes_end_the_run_with_the_reason(
+    mtbf_s: float, mttr_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, such a run went on for ever."""
+    monkeypatch.setattr("labkit.simulator.backend.MOST_FAILURES", (2_000, 100))
+    faults = Faults(mtbf_s, mttr_s, checkpoint_s=60)
+    with pytest.raises(StalledError, match=r"2,000 times .* 0 of 3 jobs have completed.* Faults\(mtbf_s="):
+        run(many(3), cluster=no_network(2), faults=faults)
 
 
 def test_times_between_failures_have_their_means() -> None:
