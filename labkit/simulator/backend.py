@@ -363,8 +363,8 @@ class Simulator:
         if n_done == self._n_done_before:
             raise StalledError(
                 f"machines have failed {self._n_failures:,} times by {self._now_s:g} s, and {n_done} of "
-                f"{len(self.jobs)} jobs have completed, none of them lately; give Faults(mtbf_s={faults.mtbf_s:g}) more "
-                "seconds between failures, or less to lose with each."
+                f"{len(self.jobs)} jobs have completed, none of them lately; give Faults(mtbf_s={faults.mtbf_s:g}) "
+                "more seconds between failures, or less to lose with each."
             )
         self._n_done_before = n_done
 
