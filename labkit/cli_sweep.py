@@ -15,7 +15,7 @@ from labkit.core.bounds import MAX_CELLS
 from labkit.core.calls import literal
 from labkit.core.errors import InputError
 from labkit.core.files import refuse_unwritable
-from labkit.core.text import split_names
+from labkit.core.text import shortened, split_names
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -94,8 +94,8 @@ def seeds_of(text: str) -> list[int]:
         asked = range(int(first), int(last) + 1) if dash else range(int(text))
     except ValueError:
         asked = range(0)
-    if len(asked) > MAX_CELLS:
-        raise InputError(f"--seeds {text} is {len(asked):,} seeds; expected at most {MAX_CELLS:,}.")
+    if asked.stop - asked.start > MAX_CELLS:  # len() takes no number beyond 64 bits
+        raise InputError(f"--seeds is {shortened(text)}; expected at most {MAX_CELLS:,} seeds.")
     if not (seeds := list(asked)):
         raise InputError(f"--seeds is '{text}'; expected how many (5), a range (5-9) or a list (1,4,9).")
     return seeds

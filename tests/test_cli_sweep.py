@@ -62,6 +62,7 @@ def test_cells_that_failed_are_told_and_the_exit_code_is_1(tmp_path):
         (("--seeds", "5", "--trace", str(DEMO)), "the 5 seeds change nothing"),
         (("--seeds", "none"), "--seeds is 'none'; expected how many (5), a range (5-9) or a list (1,4,9)"),
         (("--seeds", "7-3"), "--seeds is '7-3'"),
+        (("--seeds", "9" * 40), "expected at most 1,000,000 seeds"),
         (("--set", "load"), "--set 'load' cannot be read; expected NAME=A,B,..."),
         (("--set", "seed=1"), "--set 'seed=1': seed has an option of its own"),
         (("--set", "laod=1"), "unknown parameter 'laod'. Did you mean 'load'?"),
