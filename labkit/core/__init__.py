@@ -13,6 +13,7 @@ from labkit.core.protocols import Backend, Placer, Running, Scheduler, SpeedMode
 if TYPE_CHECKING:
     from labkit.core.ledger import Ledger
     from labkit.core.snapshot import JobColumns, Snapshot
+    from labkit.core.trial import Trial
 
 __all__ = [
     "EVENT",
@@ -40,9 +41,10 @@ __all__ = [
     "SpeedModel",
     "StalledError",
     "TraceError",
+    "Trial",
 ]
 
-_WITH_KERNELS = {"JobColumns": "snapshot", "Ledger": "ledger", "Snapshot": "snapshot"}
+_WITH_KERNELS = {"JobColumns": "snapshot", "Ledger": "ledger", "Snapshot": "snapshot", "Trial": "trial"}
 
 
 def __getattr__(name: str) -> Any:

@@ -23,19 +23,22 @@ BELIEF: Final = np.dtype(
         ("held_gpus", np.float64),
         ("held_since_s", np.float64),
         ("first_start_s", np.float64),
+        ("slots", np.int32),
+        ("held_from", np.int32),
     ],
     align=True,
 )
-"""What is believed of a job: `steps` done at `since_s`, growing by `speed`; GPU-seconds likewise."""
+"""What is believed of a job: `steps` done at `since_s`, growing by `speed`; GPU-seconds likewise. `slots` that it held
+tasks in so far, without those since decision `held_from`, from which on it has held some."""
 
 UNSEEN, WAITING, HOLDING, DONE = range(4)
 
 _ARRIVED, _PLACED, _STARTED, _RESCALED = int(Kind.ARRIVED), int(Kind.PLACED), int(Kind.STARTED), int(Kind.RESCALED)
 _PROGRESSED, _PAUSED, _PREEMPTED = int(Kind.PROGRESSED), int(Kind.PAUSED), int(Kind.PREEMPTED)
 _COMPLETED, _FAILED, _LEFT, _JOINED = int(Kind.COMPLETED), int(Kind.FAILED), int(Kind.LEFT), int(Kind.JOINED)
-_LOSS, _DROPPED = int(Kind.LOSS), int(Kind.DROPPED)
+_LOSS, _DROPPED, _DECIDED = int(Kind.LOSS), int(Kind.DROPPED), int(Kind.DECIDED)
 
-N_SEEN, N_DONE, N_HOLDING, N_ACTIVE, ACTIVE_DIRTY, FIRST_WAITING, N_WAITING, N_STARTED, WAITING_LOST = range(9)
+N_SEEN, N_DONE, N_HOLDING, N_ACTIVE, ACTIVE_DIRTY, FIRST_WAITING, N_WAITING, N_STARTED, WAITING_LOST, N_DECIDED = range(10)
 
 
 class Ledger:
@@ -65,7 +68,7 @@ class Ledger:
         self.up: Bools = np.ones(cluster.n_machines, dtype=np.bool_)
         self.losses: dict[int, list[tuple[float, float]]] = {}
         self.version = 0
-        self._counts = np.zeros(9, np.int32)
+        self._counts = np.zeros(10, np.int32)
         self._active = np.empty(len(jobs), np.int32)
         self._waiting = np.empty(len(jobs), np.int32)
         self._group_machine = cluster.group_machine.astype(np.int32)
@@ -126,6 +129,13 @@ class Ledger:
     def steps_done(self, jobs: Ints, now_s: float) -> Floats:
         """Return the steps that each job is believed to have done by now."""
         return _grown(self.belief, jobs, now_s)
+
+    def slots_run(self, jobs: Ints) -> Ints:
+        """Return the times between two decisions in which each job has held tasks, the one that is over now too."""
+        of = self.belief[jobs]
+        since = np.where(of["phase"] == HOLDING, self._counts[N_DECIDED] - of["held_from"], 0)
+        slots: Ints = of["slots"] + since
+        return slots
 
     def attained_gpu_s(self, jobs: Ints, now_s: float) -> Floats:
         """Return the GPU-seconds that each job has held so far."""
@@ -210,7 +220,9 @@ def _fold(  # noqa: C901 - one branch per kind of event
     for i in range(len(batch)):
         event = batch[i]
         kind, job = event.kind, event.job
-        if kind == _ARRIVED:
+        if kind == _DECIDED:
+            counts[N_DECIDED] += 1
+        elif kind == _ARRIVED:
             belief[job].phase = WAITING
             belief[job].since_s = event.time_s
             belief[job].held_since_s = event.time_s
@@ -225,6 +237,7 @@ def _fold(  # noqa: C901 - one branch per kind of event
                 held[job].partner = event.partner
                 if belief[job].phase == WAITING:
                     belief[job].phase = HOLDING
+                    belief[job].held_from = counts[N_DECIDED] - 1
                     counts[N_HOLDING] += 1
                     counts[N_STARTED] += 1
             hold(held, tasks, spare, free, demand, job, event.role, event.group, int(event.value))
@@ -240,6 +253,8 @@ def _fold(  # noqa: C901 - one branch per kind of event
                 _release(belief, held, tasks, spare, free, demand, job, event.time_s)
                 _settle_gpus(belief, held, demand, job, event.time_s)
                 counts[N_HOLDING] -= 1
+                over = counts[N_DECIDED] - (1 if kind == _PREEMPTED else 0)  # by the decision that was taken just now
+                belief[job].slots += over - belief[job].held_from
                 if kind in (_COMPLETED, _DROPPED):
                     belief[job].phase = DONE
                     counts[N_DONE] += 1

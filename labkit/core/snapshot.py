@@ -15,6 +15,7 @@ from labkit.core.cluster import Cluster
 from labkit.core.errors import StaleSnapshotError
 from labkit.core.jobs import Jobs
 from labkit.core.ledger import HOLDING, Ledger
+from labkit.core.protocols import Running
 from labkit.core.resources import GPUS, Bools, Floats, Ints
 
 OVERDUE_FRACTION = 0.01
@@ -37,12 +38,23 @@ class JobView:
     speed: float
 
 
+def _declared(column: str, told: str) -> cached_property[Any]:
+    """Return a column of what was declared, gathered for the active jobs."""
+
+    def gather(jobs: JobColumns) -> NDArray[Any]:
+        gathered: NDArray[Any] = getattr(jobs._jobs, column)[jobs.number]
+        return gathered
+
+    gather.__doc__ = told
+    return cached_property(gather)
+
+
 class JobColumns:
     """Columns over the J active jobs, in order of arrival.
 
-    A column is gathered when it is first read and kept. Names follow `labkit.core.jobs.Jobs`: a name of a declared
-    column (`arrival_s`, `weight`, `worker_demand`, ...) gives that column of the active jobs, with
-    `asked_workers`, `asked_ps` for the gang that was asked for; `n_workers`, `n_ps` are what a job holds now.
+    A column is gathered when it is first read and kept. Names follow `labkit.core.jobs.Jobs`: each declared column
+    (`arrival_s`, `weight`, `worker_demand`, ...) is there for the active jobs. `asked_workers`, `asked_ps` are the gang
+    that was asked for; `n_workers`, `n_ps` what a job holds now.
     """
 
     def __init__(self, ledger: Ledger, now_s: float) -> None:
@@ -71,70 +83,41 @@ class JobColumns:
     def __len__(self) -> int:
         return len(self.number)
 
-    @cached_property
-    def model(self) -> Ints:
-        """(J,) index into `models`."""
-        return self._jobs.model[self.number]
-
     @property
     def models(self) -> tuple[str, ...]:
         """The distinct model names."""
         return self._jobs.models
 
-    @cached_property
-    def user(self) -> Ints:
-        """(J,) index of the user."""
-        return self._jobs.user[self.number]
+    @property
+    def users(self) -> tuple[str, ...]:
+        """The distinct users."""
+        return self._jobs.users
 
-    @cached_property
-    def arrival_s(self) -> Floats:
-        """(J,) seconds."""
-        return self._jobs.arrival_s[self.number]
+    # --- declared
 
-    @cached_property
-    def total_steps(self) -> Floats:
-        """(J,) declared."""
-        return self._jobs.total_steps[self.number]
+    id: cached_property[NDArray[np.object_]] = _declared("id", "(J,) as the trace names them.")
+    model: cached_property[Ints] = _declared("model", "(J,) index into `models`.")
+    user: cached_property[Ints] = _declared("user", "(J,) index into `users`.")
+    arrival_s: cached_property[Floats] = _declared("arrival_s", "(J,) seconds.")
+    total_steps: cached_property[Floats] = _declared("total_steps", "(J,) steps.")
+    steps_per_epoch: cached_property[Floats] = _declared("steps_per_epoch", "(J,) steps of one epoch.")
+    duration_s: cached_property[Floats] = _declared("duration_s", "(J,) seconds with the asked gang.")
+    asked_workers: cached_property[Ints] = _declared("n_workers", "(J,) workers asked for.")
+    asked_ps: cached_property[Ints] = _declared("n_ps", "(J,) parameter servers asked for.")
+    max_workers: cached_property[Ints] = _declared("max_workers", "(J,) most useful workers.")
+    max_ps: cached_property[Ints] = _declared("max_ps", "(J,) most useful parameter servers.")
+    worker_demand: cached_property[Floats] = _declared("worker_demand", "(J, R) of one worker.")
+    ps_demand: cached_property[Floats] = _declared("ps_demand", "(J, R) of one parameter server.")
+    gang_demand: cached_property[Floats] = _declared("gang_demand", "(J, R) of the asked gang.")
+    malleable: cached_property[Bools] = _declared("malleable", "(J,) True for jobs that train with other gangs too.")
+    sync: cached_property[Bools] = _declared("sync", "(J,) True for synchronous training.")
+    weight: cached_property[Floats] = _declared("weight", "(J,) shares.")
+    slo_s: cached_property[Floats] = _declared("slo_s", "(J,) seconds after arrival to be done by; NaN: none.")
+    loss_delta: cached_property[Floats] = _declared(
+        "loss_delta", "(J,) fraction by which the loss falls in an epoch when a job has converged; NaN: it counts steps."
+    )
 
-    @cached_property
-    def duration_s(self) -> Floats:
-        """(J,) declared seconds with the asked gang."""
-        return self._jobs.duration_s[self.number]
-
-    @cached_property
-    def weight(self) -> Floats:
-        """(J,) shares."""
-        return self._jobs.weight[self.number]
-
-    @cached_property
-    def asked_workers(self) -> Ints:
-        """(J,) workers asked for."""
-        return self._jobs.n_workers[self.number]
-
-    @cached_property
-    def asked_ps(self) -> Ints:
-        """(J,) parameter servers asked for."""
-        return self._jobs.n_ps[self.number]
-
-    @cached_property
-    def max_workers(self) -> Ints:
-        """(J,) most useful workers."""
-        return self._jobs.max_workers[self.number]
-
-    @cached_property
-    def max_ps(self) -> Ints:
-        """(J,) most useful parameter servers."""
-        return self._jobs.max_ps[self.number]
-
-    @cached_property
-    def worker_demand(self) -> Floats:
-        """(J, R) of one worker."""
-        return self._jobs.worker_demand[self.number]
-
-    @cached_property
-    def ps_demand(self) -> Floats:
-        """(J, R) of one parameter server."""
-        return self._jobs.ps_demand[self.number]
+    # --- what has happened
 
     @cached_property
     def steps(self) -> Floats:
@@ -147,6 +130,11 @@ class JobColumns:
         return np.maximum(self.total_steps - self.steps, OVERDUE_FRACTION * self.total_steps)
 
     @cached_property
+    def epochs_left(self) -> Floats:
+        """(J,) declared epochs that are left."""
+        return self.remaining_steps / self.steps_per_epoch
+
+    @cached_property
     def remaining_s(self) -> Floats:
         """(J,) declared seconds that are left with the asked gang."""
         return self.duration_s * (self.remaining_steps / self.total_steps)
@@ -155,6 +143,16 @@ class JobColumns:
     def attained_gpu_s(self) -> Floats:
         """(J,) GPU-seconds held so far; half of them while two jobs share their GPUs."""
         return self._fresh().attained_gpu_s(self.number, self._now_s)
+
+    @cached_property
+    def first_start_s(self) -> Floats:
+        """(J,) when each job first began to train, in seconds; NaN: it has not."""
+        return self._believed("first_start_s")
+
+    @cached_property
+    def n_slots_run(self) -> Ints:
+        """(J,) times between two decisions in which each job held tasks."""
+        return self._fresh().slots_run(self.number)
 
     @cached_property
     def n_workers(self) -> Ints:
@@ -170,6 +168,20 @@ class JobColumns:
     def partner(self) -> Ints:
         """(J,) number of the job with which each one shares its GPUs; -1: none."""
         return self._held("partner")
+
+    @cached_property
+    def held(self) -> Floats:
+        """(J, R) what each job's tasks take now; of the GPUs that two jobs share, half."""
+        workers = self.n_workers[:, None] * self.worker_demand
+        workers[:, GPUS] *= np.where(self.partner >= 0, 0.5, 1.0)
+        return workers + self.n_ps[:, None] * self.ps_demand
+
+    @cached_property
+    def dominant_share(self) -> Floats:
+        """(J,) largest fraction of any resource of the cluster that each job's tasks take now, as DRF counts it."""
+        there = self._ledger.cluster.capacity.sum(axis=0)
+        shares = np.divide(self.held, there, out=np.zeros_like(self.held), where=there > 0)
+        return np.asarray(shares.max(axis=1, initial=0.0))
 
     @cached_property
     def running(self) -> Bools:
@@ -268,6 +280,36 @@ class Snapshot:
     def tasks_of(self, jobs: Ints) -> tuple[Ints, NDArray[np.int8], Ints, Ints]:
         """Return what some jobs hold: `first` (J + 1,), role, group, count (P,)."""
         return self._fresh().book.of(jobs)
+
+    def running(self, jobs: Ints | None = None) -> Running:
+        """Return the tasks of all jobs that hold some, or of those among `jobs`, as speed models take them.
+
+        Examples
+        --------
+        >>> from labkit.speed.network import link_loads_gbps
+        >>> link_loads_gbps(snapshot.running(), cluster=snapshot.cluster, model_bytes=sizes)  # doctest: +SKIP
+        """
+        ledger = self._fresh()
+        asked = self.jobs.number if jobs is None else jobs
+        held = ledger.book.held[asked]
+        there = asked[held["first"] >= 0]
+        first, role, group, count = ledger.book.of(there)
+        held = held[held["first"] >= 0]
+        return Running(there, first, role, group, count, held["n_workers"], held["n_ps"], held["partner"])
+
+    @property
+    def held_by_all(self) -> Records:
+        """(N,) what each job of the run holds, as `labkit.core.book.HELD` has it; for reading only."""
+        held: Records = self._fresh().book.held.view()
+        held.flags.writeable = False
+        return held
+
+    @property
+    def demand(self) -> Floats:
+        """(2, N, R) what one worker (row 0) and one PS (row 1) of each job of the run takes; for reading only."""
+        demand = self._fresh().book.demand.view()
+        demand.flags.writeable = False
+        return demand
 
     def holds(self, jobs: Ints) -> Bools:
         """Tell which of some jobs hold tasks now."""

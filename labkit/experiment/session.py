@@ -20,8 +20,8 @@ from labkit.experiment.cadence import Cadence, at_events
 
 Observer = Callable[[Events], None]
 UNITS = ("GPUs", "cores", "GB of memory")
-PATIENCE = 1000
-"""Slots in which nothing happens before a session gives up."""
+STALLS = ("raise", "stop")
+"""What a session does where nothing will ever happen."""
 
 
 class Session:
@@ -40,6 +40,10 @@ class Session:
         (N, T) which jobs can run on which device types; all by default.
     observers : sequence of callables
         Each is called with every batch of events, e.g. a recorder or a view.
+    patience : int
+        Slots in which nothing happens before a session with slots counts as stalled.
+    on_stall : str
+        "raise": a stall raises StalledError; "stop": it ends the session, as a policy that learns may well do nothing.
 
     Attributes
     ----------
@@ -47,11 +51,24 @@ class Session:
         All that happened so far.
     decide_s : list of float
         Wall-clock seconds that each decision of `run` took.
+    stalled : str
+        Why the session ended before its jobs did; empty: it has not.
 
     Raises
     ------
     InputError
-        If a job fits no machine of the cluster.
+        If a job fits no machine of the cluster, or an option makes no sense.
+
+    Examples
+    --------
+    >>> from labkit.core import Jobs, Placement
+    >>> from labkit.simulator import Simulator
+    >>> from labkit.speed.recorded import Recorded
+    >>> from labkit.topology import no_network
+    >>> jobs, cluster = Jobs.of(arrival_s=[0], total_steps=[60], duration_s=60), no_network(1)
+    >>> session = Session(Simulator(jobs, cluster, speed=Recorded(jobs, cluster)), on_stall="stop")
+    >>> len(session.step(Placement.nothing())), session.done, session.stalled[:31]
+    (1, True, '1 jobs wait for ever: the sched')
     """
 
     def __init__(
@@ -61,7 +78,13 @@ class Session:
         cadence: Cadence | None = None,
         runs_on: Bools | None = None,
         observers: Sequence[Observer] = (),
+        patience: int = 1000,
+        on_stall: str = "raise",
     ) -> None:
+        if on_stall not in STALLS:
+            raise InputError(f"on_stall is {on_stall!r}; expected {STALLS[0]!r} or {STALLS[1]!r}.")
+        if not patience >= 1:
+            raise InputError(f"patience is {patience}; expected a number of slots >= 1.")
         n_types = len(backend.cluster.device_types)
         self.backend = backend
         self.cadence = cadence or at_events()
@@ -71,15 +94,16 @@ class Session:
         self.log = EventLog()
         self.decide_s: list[float] = []
         self.n_decisions = 0
-        self._n_quiet = 0
+        self.stalled = ""
+        self._n_quiet, self._patience, self._on_stall = 0, patience, on_stall
         self.observers = list(observers)
         self._note(backend.advance(0.0, stop_at_event=False))
         self._wait_for_work()
 
     @property
     def done(self) -> bool:
-        """True when every job has completed or was given up."""
-        return self.ledger.n_done == len(self.backend.jobs)
+        """True when every job has completed or was given up, or the session is stalled and was to stop then."""
+        return self.ledger.n_done == len(self.backend.jobs) or bool(self.stalled)
 
     @property
     def now_s(self) -> float:
@@ -90,23 +114,38 @@ class Session:
         """Return what a scheduler may know now."""
         return Snapshot(self.ledger, now_s=self.backend.now_s, number=self.n_decisions, runs_on=self.runs_on)
 
-    def step(self, placement: Placement, *, who: str = "schedule()") -> None:
-        """Apply a decision, which `who` made, and let time pass until the next one is due.
+    def step(self, placement: Placement, *, who: str = "schedule()") -> Events:
+        """Apply a decision, which `who` made, let time pass until the next one is due, and return what happened.
+
+        Returns
+        -------
+        Events
+            In order of time, a read-only view: the decision itself (DECIDED) is the first.
 
         Raises
         ------
         PlacementError
             If it is no placement, or the cluster cannot hold it; nothing has changed then.
         StalledError
-            If jobs wait, or run without progress, and nothing will ever happen by itself; with slots, where a scheduler
-        may wait on purpose, after 1,000 of them.
+            If jobs wait, or run without progress, and nothing will ever happen by itself; with slots, where a
+            scheduler may wait on purpose, after `patience` of them. With `on_stall="stop"` that ends the session.
         """
+        n_before = len(self.log)
+        try:
+            self._step(placement, who)
+        except StalledError as error:
+            if self._on_stall == "raise":
+                raise
+            self.stalled = str(error)
+        return self.log.rows[n_before:]
+
+    def _step(self, placement: Placement, who: str) -> None:
         n_before, n_active = len(self.log), self.ledger.n_active
         self._note(self.backend.apply(placement_of(placement, who=who)))
         self.n_decisions += 1
         self._advance()
         self._n_quiet = self._n_quiet + 1 if len(self.log) <= n_before + 1 else 0
-        if self._n_quiet > (0 if math.isinf(self.cadence.slot_s) else PATIENCE) and not self.done:
+        if self._n_quiet > (0 if math.isinf(self.cadence.slot_s) else self._patience) and not self.done:
             self._refuse_standstill()
         if not (self.cadence.when_empty and n_active):  # else the next decision may see the empty cluster
             self._wait_for_work()
@@ -115,10 +154,18 @@ class Session:
         """Let time pass without a decision, and take note of what happens: jobs on machines wait for nobody."""
         self._note(self.backend.advance(self.backend.now_s + seconds, stop_at_event=True))
 
-    def run(self, scheduler: Scheduler) -> Events:
-        """Ask one scheduler until every job has completed, and return all events."""
+    def run(self, scheduler: Scheduler, *, until_s: float = math.inf) -> Events:
+        """Ask one scheduler until every job has completed, and return all events so far.
+
+        Parameters
+        ----------
+        scheduler : Scheduler
+            Who decides.
+        until_s : float
+            Stop before the first decision that is due then or later; another `run` goes on as if there had been none.
+        """
         clock, decide_s = time.perf_counter, self.decide_s.append
-        while not self.done:
+        while not self.done and self.now_s < until_s:
             snapshot = self.snapshot()
             began = clock()
             placement = scheduler.schedule(snapshot)

@@ -12,7 +12,7 @@ from labkit.core.placement import Gangs, Placement
 from labkit.core.resources import Bools, Ints
 from labkit.core.snapshot import Snapshot
 from labkit.placers.kernels import FIRST, PACK, SPREAD, place_gangs
-from labkit.placers.site import SLACK, site_of
+from labkit.core.capacity import SLACK, arrays_of
 
 Rows = Sequence[NDArray[Any]]
 
@@ -46,7 +46,7 @@ def _placed(rule: int, snapshot: Snapshot, gangs: Gangs, strict: bool) -> tuple[
     """Return which gangs find a place by a rule, and the rows of the placement."""
     table = snapshot.table
     placed, *rows = place_gangs(
-        rule, strict, gangs.may_shrink(), site_of(snapshot.cluster), snapshot.free_without(gangs.named), snapshot.up,
+        rule, strict, gangs.may_shrink(), arrays_of(snapshot.cluster), snapshot.free_without(gangs.named), snapshot.up,
         gangs.job, gangs.n_workers, gangs.n_ps, gangs.device_type, gangs.partner, table.worker_demand, table.ps_demand,
         table.n_ps, snapshot.runs_on,
     )  # fmt: skip

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from labkit.core.resources import GPUS, Bools, Floats, Ints
 from labkit.placers.rules import even, first_fit, pack, spread
-from labkit.placers.site import Left, Site, anywhere, fits_one_type, give_back, left_of, usable_groups
+from labkit.core.capacity import FreeCapacity, ClusterArrays, anywhere, fits_one_type, give_back, left_of, usable_groups
 
 FIRST, SPREAD, PACK, EVEN = range(4)
 MANY_KINDS = 64
@@ -26,11 +26,11 @@ MANY_KINDS = 64
 
 @njit(cache=True)
 def _never_even(
-    site: Site, usable: Bools, worker: Floats, ps: Floats, n_workers: int, n_ps: int, workers: Ints, servers: Ints
+    arrays: ClusterArrays, usable: Bools, worker: Floats, ps: Floats, n_workers: int, n_ps: int, workers: Ints, servers: Ints
 ) -> bool:
     """Tell whether not even the empty cluster holds an even split of this gang."""
-    empty = left_of(site, site.capacity.copy(), np.ones(len(site.per_unit), np.bool_), True)
-    if not even(site, empty, usable, worker, ps, n_workers, n_ps, workers, servers):
+    empty = left_of(arrays, arrays.capacity.copy(), np.ones(len(arrays.per_unit), np.bool_), True)
+    if not even(arrays, empty, usable, worker, ps, n_workers, n_ps, workers, servers):
         return True
     workers[:] = 0
     servers[:] = 0
@@ -39,35 +39,35 @@ def _never_even(
 
 @njit(cache=True)
 def _place_on(
-    rule: int, site: Site, left: Left, usable: Bools, worker: Floats, ps: Floats, n_workers: int, n_ps: int,
+    rule: int, arrays: ClusterArrays, left: FreeCapacity, usable: Bools, worker: Floats, ps: Floats, n_workers: int, n_ps: int,
     workers: Ints, servers: Ints, shrinks: bool,
 ) -> bool:  # fmt: skip
     """Place one gang on usable groups; what was taken is noted in `workers` and `servers` (G,)."""
     if rule == EVEN:
-        if even(site, left, usable, worker, ps, n_workers, n_ps, workers, servers):
+        if even(arrays, left, usable, worker, ps, n_workers, n_ps, workers, servers):
             return True
-        if shrinks or not _never_even(site, usable, worker, ps, n_workers, n_ps, workers, servers):
+        if shrinks or not _never_even(arrays, usable, worker, ps, n_workers, n_ps, workers, servers):
             return False
     if rule == SPREAD:
-        rest = spread(site, left, usable, worker, n_workers, workers)
-        rest = rest or (n_ps > 0 and spread(site, left, anywhere(site, left, ps), ps, n_ps, servers) > 0)
+        rest = spread(arrays, left, usable, worker, n_workers, workers)
+        rest = rest or (n_ps > 0 and spread(arrays, left, anywhere(arrays, left, ps), ps, n_ps, servers) > 0)
     elif rule != FIRST:
         mine = np.zeros(len(left.load), np.bool_)
-        rest = pack(site, left, usable, worker, n_workers, workers, mine)
-        rest = rest or (n_ps > 0 and pack(site, left, anywhere(site, left, ps), ps, n_ps, servers, mine) > 0)
+        rest = pack(arrays, left, usable, worker, n_workers, workers, mine)
+        rest = rest or (n_ps > 0 and pack(arrays, left, anywhere(arrays, left, ps), ps, n_ps, servers, mine) > 0)
     else:
-        rest = first_fit(site, left, usable, worker, n_workers, workers)
-        rest = rest or (n_ps > 0 and first_fit(site, left, anywhere(site, left, ps), ps, n_ps, servers) > 0)
+        rest = first_fit(arrays, left, usable, worker, n_workers, workers)
+        rest = rest or (n_ps > 0 and first_fit(arrays, left, anywhere(arrays, left, ps), ps, n_ps, servers) > 0)
     if rest:
-        give_back(site, left, worker, workers)
-        give_back(site, left, ps, servers)
+        give_back(arrays, left, worker, workers)
+        give_back(arrays, left, ps, servers)
         return False
     return True
 
 
 @njit(cache=True)
 def _place_one(
-    rule: int, site: Site, left: Left, runs_on: Bools, device_type: int, worker: Floats, ps: Floats, n_workers: int,
+    rule: int, arrays: ClusterArrays, left: FreeCapacity, runs_on: Bools, device_type: int, worker: Floats, ps: Floats, n_workers: int,
     n_ps: int, workers: Ints, servers: Ints, shrinks: bool,
 ) -> bool:  # fmt: skip
     """Place one gang on one device type, or on a mixture if it is larger than any."""
@@ -75,24 +75,24 @@ def _place_one(
     for kind in range(n_types):
         if not runs_on[kind] or (device_type >= 0 and kind != device_type):
             continue
-        usable = usable_groups(site, left, runs_on, kind, worker)
-        if _place_on(rule, site, left, usable, worker, ps, n_workers, n_ps, workers, servers, shrinks):
+        usable = usable_groups(arrays, left, runs_on, kind, worker)
+        if _place_on(rule, arrays, left, usable, worker, ps, n_workers, n_ps, workers, servers, shrinks):
             return True
-    if n_types == 1 or device_type >= 0 or fits_one_type(site, runs_on, worker, n_workers):
+    if n_types == 1 or device_type >= 0 or fits_one_type(arrays, runs_on, worker, n_workers):
         return False
-    usable = usable_groups(site, left, runs_on, -1, worker)
-    return _place_on(rule, site, left, usable, worker, ps, n_workers, n_ps, workers, servers, shrinks)
+    usable = usable_groups(arrays, left, runs_on, -1, worker)
+    return _place_on(rule, arrays, left, usable, worker, ps, n_workers, n_ps, workers, servers, shrinks)
 
 
 @njit(cache=True)
 def _place_or_shrink(
-    rule: int, site: Site, left: Left, runs_on: Bools, device_type: int, worker: Floats, ps: Floats, n_workers: int,
+    rule: int, arrays: ClusterArrays, left: FreeCapacity, runs_on: Bools, device_type: int, worker: Floats, ps: Floats, n_workers: int,
     n_ps: int, workers: Ints, servers: Ints, shrinks: bool,
 ) -> tuple[int, int]:  # fmt: skip
     """Place one gang, or the largest smaller one if it shrinks; return its workers and PSs, 0 workers if none fits."""
     w, p = n_workers, n_ps
     while w > 0:
-        if _place_one(rule, site, left, runs_on, device_type, worker, ps, w, p, workers, servers, shrinks):
+        if _place_one(rule, arrays, left, runs_on, device_type, worker, ps, w, p, workers, servers, shrinks):
             return w, p
         if not shrinks:
             break
@@ -103,7 +103,7 @@ def _place_or_shrink(
 
 @njit(cache=True)
 def _place_pair(
-    rule: int, site: Site, left: Left, runs_on: Bools, device_type: int, worker: Floats, ps: Floats, n_workers: int,
+    rule: int, arrays: ClusterArrays, left: FreeCapacity, runs_on: Bools, device_type: int, worker: Floats, ps: Floats, n_workers: int,
     n_ps: int, other_worker: Floats, other_ps: Floats, n_other_ps: int, workers: Ints, servers: Ints,
     other_servers: Ints,
 ) -> bool:  # fmt: skip
@@ -111,27 +111,27 @@ def _place_pair(
     both = worker + other_worker
     both[GPUS] = worker[GPUS]
     none, never = 0 * n_workers, n_workers < 0
-    if not _place_one(rule, site, left, runs_on, device_type, both, ps, n_workers, n_ps, workers, servers, never):
+    if not _place_one(rule, arrays, left, runs_on, device_type, both, ps, n_workers, n_ps, workers, servers, never):
         return False
     nobody, nothing = np.zeros_like(workers), np.zeros_like(worker)
     if n_other_ps == 0 or _place_on(
-        rule, site, left, site.anywhere, nothing, other_ps, none, n_other_ps, nobody, other_servers, never
+        rule, arrays, left, arrays.anywhere, nothing, other_ps, none, n_other_ps, nobody, other_servers, never
     ):
         return True
-    give_back(site, left, both, workers)
-    give_back(site, left, ps, servers)
+    give_back(arrays, left, both, workers)
+    give_back(arrays, left, ps, servers)
     return False
 
 
 @njit(cache=True)
 def place_gangs(  # noqa: C901 - one pass over the gangs, with the output buffer that it fills
-    rule: int, strict: bool, shrinks: Bools, site: Site, free: Floats, up: Bools, jobs: Ints, n_workers: Ints,
+    rule: int, strict: bool, shrinks: Bools, arrays: ClusterArrays, free: Floats, up: Bools, jobs: Ints, n_workers: Ints,
     n_ps: Ints, device_type: Ints, partner: Ints, worker_demand: Floats, ps_demand: Floats, asked_ps: Ints,
     runs_on: Bools,
 ) -> tuple[Bools, Ints, NDArray[np.int8], Ints, Ints]:  # fmt: skip
     """Place gangs in order into `free`, which is used up; return which were placed, and the rows of the placement."""
     n_groups = len(free)
-    left = left_of(site, free, up, rule != FIRST)
+    left = left_of(arrays, free, up, rule != FIRST)
     workers, servers = np.zeros(n_groups, np.int32), np.zeros(n_groups, np.int32)
     other_servers = np.zeros(n_groups if len(partner) else 0, np.int32)
     placed = np.zeros(len(jobs), np.bool_)
@@ -152,18 +152,18 @@ def place_gangs(  # noqa: C901 - one pass over the gangs, with the output buffer
         if other >= 0:
             w, p = most_w, most_p
             if not _place_pair(
-                rule, site, left, runs_on[j] & runs_on[other], device_type[i], worker_demand[j], ps_demand[j], w, p,
+                rule, arrays, left, runs_on[j] & runs_on[other], device_type[i], worker_demand[j], ps_demand[j], w, p,
                 worker_demand[other], ps_demand[other], 0 + asked_ps[other], workers, servers, other_servers,
             ):  # fmt: skip
                 w, p = 0, 0
         else:
             w, p = _place_or_shrink(
-                rule, site, left, runs_on[j], device_type[i], worker_demand[j], ps_demand[j], most_w, most_p,
+                rule, arrays, left, runs_on[j], device_type[i], worker_demand[j], ps_demand[j], most_w, most_p,
                 workers, servers, shrinks[i],
             )  # fmt: skip
         if w == 0 and shrinks[i] and rule == EVEN and other < 0:  # no smaller gang can be split evenly either
             w, p = _place_or_shrink(
-                min(rule, PACK), site, left, runs_on[j], device_type[i], worker_demand[j], ps_demand[j], most_w, most_p,
+                min(rule, PACK), arrays, left, runs_on[j], device_type[i], worker_demand[j], ps_demand[j], most_w, most_p,
                 workers, servers, shrinks[i],
             )  # fmt: skip
         placed[i] = w > 0

@@ -15,7 +15,7 @@ from labkit.core.placement import Gangs, Placement
 from labkit.core.resources import CPUS, GPUS, Bools, Floats, Ints
 from labkit.core.snapshot import Snapshot
 from labkit.placers.base import settled
-from labkit.placers.site import SLACK, site_of
+from labkit.core.capacity import SLACK, arrays_of
 from labkit.speed.interference.load import slowdowns
 from labkit.speed.interference.model import InterferenceModel
 from labkit.speed.interference.use import TaskUse, task_use
@@ -237,7 +237,7 @@ class Machines:
         """
         of = self.cluster.group_machine
         todo = np.isnan(scores)
-        first = site_of(self.cluster).first_group[:-1]
+        first = arrays_of(self.cluster).first_group[:-1]
         mine = np.flatnonzero(todo[self.group])
         scores = scores.copy()
         for nth in range(int(np.bincount(of).max())):

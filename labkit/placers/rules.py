@@ -8,19 +8,19 @@ import numpy as np
 from numba import njit
 
 from labkit.core.resources import Bools, Floats, Ints
-from labkit.placers.site import Left, Site, anywhere, give_back, room, take
+from labkit.core.capacity import FreeCapacity, ClusterArrays, anywhere, give_back, room, take
 
 MANY: Final = 1 << 30
 
 
 @njit(cache=True)
-def first_fit(site: Site, left: Left, usable: Bools, demand: Floats, n: int, taken: Ints) -> int:
+def first_fit(arrays: ClusterArrays, left: FreeCapacity, usable: Bools, demand: Floats, n: int, taken: Ints) -> int:
     """Fill groups in their order."""
     for g in range(len(usable)):
         if usable[g]:
             fitting = room(left.group[g], demand, n)
             if fitting:
-                take(site, left, demand, taken, g, fitting)
+                take(arrays, left, demand, taken, g, fitting)
                 n -= fitting
                 if n == 0:
                     break
@@ -28,10 +28,10 @@ def first_fit(site: Site, left: Left, usable: Bools, demand: Floats, n: int, tak
 
 
 @njit(cache=True)
-def _emptiest_group(site: Site, left: Left, usable: Bools, demand: Floats, n: int, m: int) -> int:
+def _emptiest_group(arrays: ClusterArrays, left: FreeCapacity, usable: Bools, demand: Floats, n: int, m: int) -> int:
     """Return the group of a machine with room for most of n tasks, the first of equals, or -1."""
     best, best_room = -1, 0
-    for g in range(site.first_group[m], site.first_group[m + 1]):
+    for g in range(arrays.first_group[m], arrays.first_group[m + 1]):
         if usable[g]:
             fitting = room(left.group[g], demand, n)
             if fitting > best_room:
@@ -40,81 +40,81 @@ def _emptiest_group(site: Site, left: Left, usable: Bools, demand: Floats, n: in
 
 
 @njit(cache=True)
-def spread(site: Site, left: Left, usable: Bools, demand: Floats, n: int, taken: Ints) -> int:
+def spread(arrays: ClusterArrays, left: FreeCapacity, usable: Bools, demand: Floats, n: int, taken: Ints) -> int:
     """Put each task on the least loaded machine, in its emptiest group."""
     while n:
         best, best_load = -1, np.inf
         for m in range(len(left.load)):
             if left.load[m] < best_load and room(left.machine[m], demand, 1):
-                g = _emptiest_group(site, left, usable, demand, MANY, m)
+                g = _emptiest_group(arrays, left, usable, demand, MANY, m)
                 if g >= 0:
                     best, best_load = g, left.load[m]
         if best < 0:
             return n
-        take(site, left, demand, taken, best, 1)
+        take(arrays, left, demand, taken, best, 1)
         n -= 1
     return n
 
 
 @njit(cache=True)
-def pack(site: Site, left: Left, usable: Bools, demand: Floats, n: int, taken: Ints, mine: Bools) -> int:
+def pack(arrays: ClusterArrays, left: FreeCapacity, usable: Bools, demand: Floats, n: int, taken: Ints, mine: Bools) -> int:
     """Fill machines one after the other: the gang's own first, then the fullest."""
     while n:
         best, best_mine, best_load = -1, False, -1.0
         for m in range(len(left.load)):
             better = (mine[m] and not best_mine) or (mine[m] == best_mine and left.load[m] > best_load)
             if better and room(left.machine[m], demand, 1):
-                g = _emptiest_group(site, left, usable, demand, n, m)
+                g = _emptiest_group(arrays, left, usable, demand, n, m)
                 if g >= 0:
                     best, best_mine, best_load = g, mine[m], left.load[m]
         if best < 0:
             return n
         fitting = room(left.group[best], demand, n)
-        take(site, left, demand, taken, best, fitting)
-        mine[site.group_machine[best]] = True
+        take(arrays, left, demand, taken, best, fitting)
+        mine[arrays.group_machine[best]] = True
         n -= fitting
     return n
 
 
 @njit(cache=True)
-def _fill_machine(site: Site, left: Left, usable: Bools, demand: Floats, n: int, taken: Ints, m: int) -> int:
-    for g in range(site.first_group[m], site.first_group[m + 1]):
+def _fill_machine(arrays: ClusterArrays, left: FreeCapacity, usable: Bools, demand: Floats, n: int, taken: Ints, m: int) -> int:
+    for g in range(arrays.first_group[m], arrays.first_group[m + 1]):
         if n and usable[g]:
             fitting = room(left.group[g], demand, n)
             if fitting:
-                take(site, left, demand, taken, g, fitting)
+                take(arrays, left, demand, taken, g, fitting)
                 n -= fitting
     return n
 
 
 @njit(cache=True)
 def _take_share(
-    site: Site, left: Left, usable: Bools, worker: Floats, ps: Floats, w: int, p: int, workers: Ints, servers: Ints,
+    arrays: ClusterArrays, left: FreeCapacity, usable: Bools, worker: Floats, ps: Floats, w: int, p: int, workers: Ints, servers: Ints,
     m: int,
 ) -> bool:  # fmt: skip
     """Put so many workers and PSs on a machine that has none of this gang yet, or none of them."""
-    if not _fill_machine(site, left, usable, worker, w, workers, m) and not _fill_machine(
-        site, left, anywhere(site, left, ps), ps, p, servers, m
+    if not _fill_machine(arrays, left, usable, worker, w, workers, m) and not _fill_machine(
+        arrays, left, anywhere(arrays, left, ps), ps, p, servers, m
     ):
         return True
-    for g in range(site.first_group[m], site.first_group[m + 1]):
-        take(site, left, worker, workers, g, -workers[g])
-        take(site, left, ps, servers, g, -servers[g])
+    for g in range(arrays.first_group[m], arrays.first_group[m + 1]):
+        take(arrays, left, worker, workers, g, -workers[g])
+        take(arrays, left, ps, servers, g, -servers[g])
     return False
 
 
 @njit(cache=True)
-def _rooms(site: Site, left: Left, usable: Bools, demand: Floats, n: int) -> Ints:
+def _rooms(arrays: ClusterArrays, left: FreeCapacity, usable: Bools, demand: Floats, n: int) -> Ints:
     """Return how many such tasks each machine holds, at most n, (M,)."""
     rooms = np.zeros(len(left.load), np.int32)
     for g in range(len(usable)):
         if usable[g]:
-            rooms[site.group_machine[g]] += room(left.group[g], demand, n)
+            rooms[arrays.group_machine[g]] += room(left.group[g], demand, n)
     return rooms
 
 
 @njit(cache=True)
-def _most_free_cores(left: Left, for_workers: Ints, for_ps: Ints, w: int, p: int, tried: Ints, share: int) -> int:
+def _most_free_cores(left: FreeCapacity, for_workers: Ints, for_ps: Ints, w: int, p: int, tried: Ints, share: int) -> int:
     """Return the machine with most free cores that may hold w workers and p PSs, or -1.
 
     Machines that hold a share of the gang (-1), or were tried for this one (its number), are passed over.
@@ -129,7 +129,7 @@ def _most_free_cores(left: Left, for_workers: Ints, for_ps: Ints, w: int, p: int
 
 @njit(cache=True)
 def _even_on(
-    k: int, site: Site, left: Left, usable: Bools, worker: Floats, ps: Floats, n_workers: int, n_ps: int,
+    k: int, arrays: ClusterArrays, left: FreeCapacity, usable: Bools, worker: Floats, ps: Floats, n_workers: int, n_ps: int,
     workers: Ints, servers: Ints, for_workers: Ints, for_ps: Ints,
 ) -> bool:  # fmt: skip
     """Split a job over k machines, those with most free cores first; too small ones are passed over."""
@@ -144,7 +144,7 @@ def _even_on(
             if m < 0:
                 return False
             tried[m] = i
-            if _take_share(site, left, usable, worker, ps, w, p, workers, servers, m):
+            if _take_share(arrays, left, usable, worker, ps, w, p, workers, servers, m):
                 tried[m] = -1
                 n_shares += 1
     return True
@@ -152,19 +152,19 @@ def _even_on(
 
 @njit(cache=True)
 def even(
-    site: Site, left: Left, usable: Bools, worker: Floats, ps: Floats, n_workers: int, n_ps: int, workers: Ints,
+    arrays: ClusterArrays, left: FreeCapacity, usable: Bools, worker: Floats, ps: Floats, n_workers: int, n_ps: int, workers: Ints,
     servers: Ints,
 ) -> bool:  # fmt: skip
     """Put a job on the fewest machines, the same number of workers and of PSs on each (Optimus, theorem 1)."""
-    for_workers = _rooms(site, left, usable, worker, n_workers)
-    for_ps = _rooms(site, left, anywhere(site, left, ps), ps, n_ps)
+    for_workers = _rooms(arrays, left, usable, worker, n_workers)
+    for_ps = _rooms(arrays, left, anywhere(arrays, left, ps), ps, n_ps)
     if for_workers.sum() < n_workers or for_ps.sum() < n_ps:
         return False
     for k in range(1, min(len(left.load), max(n_workers, n_ps)) + 1):
         if np.sum((for_workers >= n_workers // k) & (for_ps >= n_ps // k)) < k:
             continue
-        if _even_on(k, site, left, usable, worker, ps, n_workers, n_ps, workers, servers, for_workers, for_ps):
+        if _even_on(k, arrays, left, usable, worker, ps, n_workers, n_ps, workers, servers, for_workers, for_ps):
             return True
-        give_back(site, left, worker, workers)
-        give_back(site, left, ps, servers)
+        give_back(arrays, left, worker, workers)
+        give_back(arrays, left, ps, servers)
     return False

@@ -10,7 +10,7 @@ from labkit.core.placement import Gangs, Placement
 from labkit.core.protocols import Placer
 from labkit.core.resources import GPUS, Bools, Floats, Ints
 from labkit.core.snapshot import Snapshot
-from labkit.placers.site import SLACK
+from labkit.core.capacity import SLACK
 
 CHUNK = 8
 BEHIND = 64

@@ -25,7 +25,9 @@ def session(
     jobs: Jobs, *, cluster: Cluster | None = None, cadence: Cadence | None = None, runs_on: Any = None, **options: Any
 ) -> Session:
     cluster = cluster or no_network(1)
-    return Session(Simulator(jobs, cluster, speed=Recorded(jobs, cluster), **options), cadence=cadence, runs_on=runs_on)
+    ending = {name: options.pop(name) for name in ("patience", "on_stall") if name in options}
+    simulator = Simulator(jobs, cluster, speed=Recorded(jobs, cluster), **options)
+    return Session(simulator, cadence=cadence, runs_on=runs_on, **ending)
 
 
 def jobs_at(*arrival_s: float, **columns: Any) -> Jobs:
@@ -184,6 +186,53 @@ def test_a_scheduler_that_starts_nothing_is_told_so(cadence: Cadence) -> None:
     run = session(jobs_at(0, 10, id=["a", "b"]), cadence=cadence)
     with pytest.raises(StalledError, match=r"2 jobs wait for ever: .* The first is job a: 4 workers of 1 GPUs; 4 GPUs"):
         run.run(Never())
+
+
+@pytest.mark.parametrize("cadence", [at_events(), every_slot(60), at_events(gap_s=5)])
+def test_a_stall_ends_a_session_that_is_to_stop_then(cadence: Cadence) -> None:
+    """An idle policy is a bad episode, not an error."""
+    run = session(jobs_at(0, 10, id=["a", "b"]), cadence=cadence, on_stall="stop")
+    assert (run.done, run.stalled) == (False, "")
+    rows = run.run(Never())
+    assert run.done
+    assert run.stalled.startswith("2 jobs wait for ever: ")
+    assert not (rows["kind"] == Kind.PLACED).any()
+    assert run.ledger.n_done == 0
+
+
+def test_a_session_is_as_patient_as_it_is_told() -> None:
+    run = session(jobs_at(0), cadence=every_slot(60), patience=7, on_stall="stop")
+    run.run(Never())
+    assert run.n_decisions == 8
+    with pytest.raises(InputError, match="patience is 0; expected"):
+        session(jobs_at(0), patience=0)
+    with pytest.raises(InputError, match="on_stall is 'wait'; expected 'raise' or 'stop'"):
+        session(jobs_at(0), on_stall="wait")
+
+
+@pytest.mark.parametrize("cadence", [at_events(), every_slot(60)])
+def test_a_step_returns_what_happened_since_its_decision(cadence: Cadence) -> None:
+    run = session(jobs_at(0, 100, 300), cadence=cadence)
+    parts = [run.log.rows]
+    while not run.done:
+        parts.append(run.step(make("fifo").schedule(run.snapshot())))
+        assert parts[-1]["kind"][0] == Kind.DECIDED
+        assert not parts[-1].flags.writeable
+    assert same_events(np.concatenate(parts), run.log.rows)
+
+
+@given(st.lists(st.floats(0, 2000), max_size=4), st.sampled_from([at_events(), every_slot(60)]))
+def test_a_run_in_parts_is_the_run(stops: list[float], cadence: Cadence) -> None:
+    jobs = jobs_at(0, 100, 300, 900)
+    whole, parts = session(jobs, cadence=cadence), session(jobs, cadence=cadence)
+    whole.run(make("las"))
+    scheduler = make("las")
+    for until_s in sorted(stops):
+        before = parts.n_decisions
+        parts.run(scheduler, until_s=until_s)
+        assert parts.done or parts.now_s >= until_s
+        assert all(parts.log.rows["time_s"][parts.log.rows["kind"] == Kind.DECIDED][before:] < until_s)
+    assert same_events(parts.run(scheduler), whole.log.rows)
 
 
 class WithoutServers:

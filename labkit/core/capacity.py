@@ -1,4 +1,4 @@
-"""A cluster as the placers' kernels see it: what never changes, and what is left free while gangs are placed."""
+"""A cluster as kernels that place tasks see it: what never changes, and what is left free on the way."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from labkit.core.resources import GPUS, Bools, Floats, Ints
 SLACK: Final = 1e-9
 
 
-class Site(NamedTuple):
+class ClusterArrays(NamedTuple):
     """What never changes.
 
     Attributes
@@ -41,7 +41,7 @@ class Site(NamedTuple):
     per_unit: Floats
 
 
-class Left(NamedTuple):
+class FreeCapacity(NamedTuple):
     """What is left free of groups (G, R) and of machines (M, R), the load of machines (M,), and who is there (M,)."""
 
     group: Floats
@@ -51,14 +51,14 @@ class Left(NamedTuple):
 
 
 @lru_cache(maxsize=16)
-def site_of(cluster: Cluster) -> Site:
+def arrays_of(cluster: Cluster) -> ClusterArrays:
     """Return the unchanging part of a cluster."""
     n_machines = cluster.n_machines
     first_group = np.searchsorted(cluster.group_machine, np.arange(n_machines + 1)).astype(np.int32)
     total = np.zeros((n_machines, cluster.capacity.shape[1]))
     np.add.at(total, cluster.group_machine, cluster.capacity)
     types = np.arange(len(cluster.device_types))
-    return Site(
+    return ClusterArrays(
         capacity=np.ascontiguousarray(cluster.capacity, np.float64),
         group_machine=np.ascontiguousarray(cluster.group_machine, np.int32),
         first_group=first_group,
@@ -69,16 +69,16 @@ def site_of(cluster: Cluster) -> Site:
 
 
 @njit(cache=True)
-def left_of(site: Site, free: Floats, up: Bools, sums: bool) -> Left:
+def left_of(arrays: ClusterArrays, free: Floats, up: Bools, sums: bool) -> FreeCapacity:
     """Return what is left when so much is free (G, R), which is used up from then on; machines are 0 without `sums`."""
-    n_machines, n_resources = site.per_unit.shape
+    n_machines, n_resources = arrays.per_unit.shape
     machine, load = np.zeros((n_machines, n_resources)), np.zeros(n_machines)
     for g in range(len(free) if sums else 0):
-        m = site.group_machine[g]
+        m = arrays.group_machine[g]
         for r in range(n_resources):
             machine[m, r] += free[g, r]
-            load[m] += (site.capacity[g, r] - free[g, r]) * site.per_unit[m, r]
-    return Left(free, machine, load, up)
+            load[m] += (arrays.capacity[g, r] - free[g, r]) * arrays.per_unit[m, r]
+    return FreeCapacity(free, machine, load, up)
 
 
 @njit(cache=True)
@@ -92,57 +92,57 @@ def room(free: Floats, demand: Floats, at_most: int) -> int:
 
 
 @njit(cache=True)
-def take(site: Site, left: Left, demand: Floats, taken: Ints, group: int, n: int) -> None:
+def take(arrays: ClusterArrays, left: FreeCapacity, demand: Floats, taken: Ints, group: int, n: int) -> None:
     """Put n tasks (or -n, take them back) into a group."""
-    m = site.group_machine[group]
+    m = arrays.group_machine[group]
     taken[group] += n
     for r in range(len(demand)):
         left.group[group, r] -= n * demand[r]
         left.machine[m, r] -= n * demand[r]
-        left.load[m] += n * demand[r] * site.per_unit[m, r]
+        left.load[m] += n * demand[r] * arrays.per_unit[m, r]
 
 
 @njit(cache=True)
-def give_back(site: Site, left: Left, demand: Floats, taken: Ints) -> None:
+def give_back(arrays: ClusterArrays, left: FreeCapacity, demand: Floats, taken: Ints) -> None:
     """Take back all tasks that `taken` (G,) counts."""
     for g in range(len(taken)):
         if taken[g]:
-            take(site, left, demand, taken, g, -taken[g])
+            take(arrays, left, demand, taken, g, -taken[g])
 
 
 @njit(cache=True)
-def anywhere(site: Site, left: Left, demand: Floats) -> Bools:
+def anywhere(arrays: ClusterArrays, left: FreeCapacity, demand: Floats) -> Bools:
     """Return which groups may host a task without GPUs: one that needs nothing at all still needs a machine."""
     if np.any(demand > 0):
-        return site.anywhere
-    there = np.empty(len(site.anywhere), np.bool_)
+        return arrays.anywhere
+    there = np.empty(len(arrays.anywhere), np.bool_)
     for g in range(len(there)):
-        there[g] = left.up[site.group_machine[g]]
+        there[g] = left.up[arrays.group_machine[g]]
     return there
 
 
 @njit(cache=True)
-def usable_groups(site: Site, left: Left, runs_on: Bools, device_type: int, demand: Floats) -> Bools:
+def usable_groups(arrays: ClusterArrays, left: FreeCapacity, runs_on: Bools, device_type: int, demand: Floats) -> Bools:
     """Return which groups may host a task of a job: those of one device type, or of all (-1) that it runs on."""
     if not demand[GPUS] > 0:
-        return anywhere(site, left, demand)
+        return anywhere(arrays, left, demand)
     if device_type >= 0:
-        return np.asarray(site.of_type[device_type])
-    usable = np.zeros(len(site.anywhere), np.bool_)
+        return np.asarray(arrays.of_type[device_type])
+    usable = np.zeros(len(arrays.anywhere), np.bool_)
     for kind in range(len(runs_on)):
         if runs_on[kind]:
-            usable |= site.of_type[kind]
+            usable |= arrays.of_type[kind]
     return usable
 
 
 @njit(cache=True)
-def fits_one_type(site: Site, runs_on: Bools, worker: Floats, n_workers: int) -> bool:
+def fits_one_type(arrays: ClusterArrays, runs_on: Bools, worker: Floats, n_workers: int) -> bool:
     """Tell whether the empty cluster holds all workers on one device type."""
     for kind in range(len(runs_on)):
         n = n_workers
-        for g in range(len(site.capacity)):
-            if runs_on[kind] and site.of_type[kind, g]:
-                n -= room(site.capacity[g], worker, n)
+        for g in range(len(arrays.capacity)):
+            if runs_on[kind] and arrays.of_type[kind, g]:
+                n -= room(arrays.capacity[g], worker, n)
         if n <= 0:
             return True
     return False
