@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 from numba import njit
 
-from labkit.core.capacity import SLACK, arrays_of
+from labkit.core.capacity import room
 from labkit.core.errors import PlacementError
 from labkit.core.events import Role
 from labkit.core.placement import Placement
@@ -45,76 +45,76 @@ class Trial:
 
     Examples
     --------
-    >>> from labkit.testing import Scene
-    >>> snapshot = Scene.example().snapshot()                     # two machines of 4 GPUs, two jobs that wait
-    >>> trial = Trial(snapshot)
+    >>> from labkit.core import Jobs
+    >>> from labkit.experiment import Experiment
+    >>> from labkit.schedulers import make
+    >>> jobs = Jobs.of(arrival_s=[0, 0], total_steps=60, duration_s=60)
+    >>> session = Experiment.of(jobs, cluster="no_network(1)").session(make("fifo"))  # two groups of two GPUs
+    >>> trial = Trial(session.snapshot())
     >>> trial.room(0, Role.WORKER).tolist()
-    [2, 2, 2, 2]
-    >>> trial.add(0, Role.WORKER, group=3, n=2)
+    [2, 2]
+    >>> trial.add(0, Role.WORKER, group=1, n=2)
     >>> trial.room(1, Role.WORKER).tolist(), int(trial.n_workers[0])
-    ([2, 2, 2, 0], 2)
-    >>> trial.placement().group.tolist()
-    [3]
+    ([2, 0], 2)
+    >>> placement = trial.placement()
+    >>> placement.set_jobs.tolist(), placement.group.tolist(), placement.count.tolist()
+    ([0], [1], [2])
     """
 
     def __init__(self, snapshot: Snapshot, *, without: Iterable[int] = ()) -> None:
-        self._snapshot, self._arrays = snapshot, arrays_of(snapshot.cluster)
-        self._runs_on, self._up = snapshot.runs_on, snapshot.up
-        held = snapshot.held_by_all
+        self._snapshot = snapshot
+        self._runs_on, self._up = snapshot.runs_on, snapshot.up[snapshot.cluster.group_machine]
+        self._demand, held = snapshot.demand, snapshot.held_by_all
         self.n_workers: Ints = held["n_workers"].copy()
         self.n_ps: Ints = held["n_ps"].copy()
         self._partner: Ints = held["partner"].copy()
-        self._demand = snapshot.demand
         self.free: Floats = snapshot.free.copy()
         self._before: dict[int, _Tasks] = {}
         self._now: dict[int, _Tasks] = {}
-        self._was_with: dict[int, int] = {}
         for job in without:
             self.clear(int(job))
 
     def room(self, job: int, role: int) -> Ints:
         """Return how many more tasks of a role of a job each device group holds, (G,).
 
-        0 on machines that are away, and for tasks with GPUs where the job does not run.
+        0 on machines that are away, and for tasks with GPUs where the job does not run. Of a job that shares its GPUs:
+        how many of its workers with as many of its partner's.
         """
-        return _rooms(
-            self.free, self._demand[role, job], self._runs_on[job], self._snapshot.cluster.group_type,
-            self._arrays.group_machine, self._up,
-        )  # fmt: skip
+        demand, runs_on = self._of(job, role)
+        return _rooms(self.free, demand, runs_on, self._snapshot.cluster.group_type, self._up)
 
     def add(self, job: int, role: int, group: int, n: int = 1) -> None:
-        """Put n more tasks of a job into a device group.
+        """Put n more tasks of a job into a device group; of a job that shares its GPUs, its partner's workers too.
 
         Raises
         ------
         PlacementError
-            If they do not fit, or the job shares its GPUs (clear it first); nothing has changed then.
+            If they do not fit; nothing has changed then.
         """
-        if self._partner[job] >= 0 or not 0 <= group < len(self.free) or n < 1:
-            raise self._refused(job, group, n)
-        if not _take(
-            self.free, self._demand, self._runs_on, self._snapshot.cluster.group_type, self._arrays.group_machine,
-            self._up, role, job, group, n,
-        ):  # fmt: skip
+        demand, runs_on = self._of(job, role)
+        if (
+            not 0 <= group < len(self.free)
+            or n < 1
+            or not _take(self.free, demand, runs_on, self._snapshot.cluster.group_type, self._up, group, n)
+        ):
             raise self._refused(job, group, n)
         self._count(job, role, group, n)
 
     def remove(self, job: int, role: int, group: int, n: int = 1) -> None:
-        """Take n tasks of a job out of a device group.
+        """Take n tasks of a job out of a device group; of a job that shares its GPUs, its partner's workers too.
 
         Raises
         ------
         PlacementError
-            If there are not so many, or the job shares its GPUs (clear it first); nothing has changed then.
+            If there are not so many; nothing has changed then.
         """
         there = self._tasks(job).get((role, group), 0)
-        if self._partner[job] >= 0 or not 0 < n <= there:
-            held = f"shares its GPUs with job {self._partner[job]}" if self._partner[job] >= 0 else f"has {there}"
+        if not 0 < n <= there:
             raise PlacementError(
-                f"{n} tasks ({Role(role).name}) of job {job} are to be removed from device group {group}; it {held} "
-                "there."
+                f"{n} tasks ({Role(role).name}) of job {job} are to be removed from device group {group}, which has "
+                f"{there} of them."
             )
-        self.free[group] += n * self._demand[role, job]
+        self.free[group] += n * self._of(job, role)[0]
         self._count(job, role, group, -n)
 
     def clear(self, job: int) -> None:
@@ -129,8 +129,27 @@ class Trial:
         self.n_workers[job] = self.n_ps[job] = 0
         if partner >= 0:
             self._tasks(partner)
-            self._was_with[job], self._was_with[partner] = partner, job
             self._partner[job] = self._partner[partner] = -1
+
+    def pair(self, job: int, partner: int) -> None:
+        """Let two jobs share GPUs from now on: their workers are added together.
+
+        Raises
+        ------
+        PlacementError
+            If one of them has tasks or a partner, or their workers have not as many GPUs.
+        """
+        for one in (job, partner):
+            if self.n_workers[one] or self.n_ps[one] or self._partner[one] >= 0 or job == partner:
+                raise PlacementError(f"jobs {job} and {partner} are to share GPUs; clear job {one} first.")
+        gpus = self._demand[Role.WORKER, [job, partner], GPUS]
+        if gpus[0] != gpus[1] or not gpus[0] > 0:
+            raise PlacementError(
+                f"jobs {job} and {partner} are to share GPUs; their workers have {gpus[0]:g} and {gpus[1]:g}. Pair jobs "
+                "with as many GPUs each, and with one at all."
+            )
+        self._tasks(job), self._tasks(partner)
+        self._partner[job], self._partner[partner] = partner, job
 
     def tasks(self, job: int, role: int) -> Ints:
         """Return the tasks of a role of a job in each device group, (G,)."""
@@ -144,35 +163,45 @@ class Trial:
         """Return all tasks as they would be, as speed models take them."""
         jobs = self._snapshot.jobs.number
         jobs = jobs[(self.n_workers[jobs] > 0) | (self.n_ps[jobs] > 0)]
-        same = np.array([job for job in jobs.tolist() if job not in self._now], np.int32)
-        first, role, group, count = self._snapshot.tasks_of(same)
-        kept = {job: slice(first[i], first[i + 1]) for i, job in enumerate(same.tolist())}
-        new = [(*key, n) for job in jobs.tolist() if job in self._now for key, n in self._now[job].items()]
-        rows = np.array(new, np.int32).reshape(-1, 3)
-        role, group = np.append(role, rows[:, 0]).astype(np.int8), np.append(group, rows[:, 1])
-        count, at, order, lengths = np.append(count, rows[:, 2]), int(first[-1]), [], []
-        for job in jobs.tolist():
-            mine = kept.get(job)
-            if mine is None:
-                mine = slice(at, at + len(self._now[job]))
-                at = mine.stop
-            order.append(np.arange(mine.start, mine.stop))
-            lengths.append(mine.stop - mine.start)
-        row = np.concatenate([np.empty(0, np.int64), *order])
-        ends = np.cumsum([0, *lengths]).astype(np.int32)
-        return Running(
-            jobs, ends, role[row], group[row].astype(np.int32), count[row].astype(np.int32), self.n_workers[jobs],
-            self.n_ps[jobs], self._partner[jobs],
-        )  # fmt: skip
+        here = np.array([job in self._now for job in jobs.tolist()], np.bool_)
+        first, *kept = self._snapshot.tasks_of(jobs[~here])
+        mine = [self._rows(job) for job in jobs[here].tolist()]
+        n_rows = np.empty(len(jobs), np.int64)
+        n_rows[~here], n_rows[here] = np.diff(first), [len(rows) for rows in mine]
+        changed = np.repeat(here, n_rows)
+        columns = []
+        for i, old in enumerate(kept):
+            column = np.empty(len(changed), old.dtype)
+            column[~changed] = old
+            column[changed] = np.concatenate([np.empty((0, 3), np.int32), *mine])[:, i]
+            columns.append(column)
+        role, group, count = columns
+        ends = np.append(0, np.cumsum(n_rows)).astype(np.int32)
+        return Running(jobs, ends, role, group, count, self.n_workers[jobs], self.n_ps[jobs], self._partner[jobs])
 
     def placement(self) -> Placement:
-        """Return the decision that makes it so: the jobs whose tasks are others than before."""
-        changed = [job for job, tasks in self._now.items() if tasks != self._before[job] or job in self._was_with]
-        rows = [(job, *key, n) for job in changed for key, n in sorted(self._now[job].items())]
+        """Return the decision that makes it so: the jobs whose tasks or partners are others than before."""
+        partner = self._snapshot.held_by_all["partner"]
+        changed = [
+            job for job, tasks in self._now.items() if tasks != self._before[job] or self._partner[job] != partner[job]
+        ]
+        changed += [mate for mate in self._partner[changed].tolist() if mate >= 0 and mate not in changed]
+        rows = [(job, *row) for job in changed for row in self._rows(job).tolist()]
         job, role, group, count = np.array(rows, np.int32).reshape(-1, 4).T
-        return Placement.of(changed, job=job, role=role, group=group, count=count)
+        pairs = self._partner[changed] if (self._partner[changed] >= 0).any() else None
+        return Placement.of(changed, job=job, role=role, group=group, count=count, partner=pairs)
 
     # --- inside
+
+    def _of(self, job: int, role: int) -> tuple[Floats, Bools]:
+        """Return what one more task takes (R,), of a pair the workers of both, and the device types it runs on (T,)."""
+        demand, runs_on = self._demand[role, job], self._runs_on[job]
+        partner = self._partner[job]
+        if partner >= 0 and role == Role.WORKER:
+            demand = demand + self._demand[role, partner]
+            demand[GPUS] = self._demand[role, job, GPUS]
+            runs_on = runs_on & self._runs_on[partner]
+        return demand, runs_on
 
     def _tasks(self, job: int) -> _Tasks:
         """Return the tasks of a job, from now on kept here."""
@@ -185,7 +214,18 @@ class Trial:
             self._now[job], self._before[job] = mine, dict(mine)
         return mine
 
+    def _rows(self, job: int) -> Ints:
+        """Return role, group and count of the tasks of a job that is kept here, (P, 3)."""
+        return np.array([(*at, n) for at, n in sorted(self._tasks(job).items())], np.int32).reshape(-1, 3)
+
     def _count(self, job: int, role: int, group: int, n: int) -> None:
+        """Note n more tasks of a job in a group, and of a worker's partner."""
+        self._note(job, role, group, n)
+        partner = int(self._partner[job])
+        if partner >= 0 and role == Role.WORKER:
+            self._note(partner, role, group, n)
+
+    def _note(self, job: int, role: int, group: int, n: int) -> None:
         tasks = self._tasks(job)
         left = tasks.get((role, group), 0) + n
         if left:
@@ -198,8 +238,6 @@ class Trial:
             self.n_ps[job] += n
 
     def _refused(self, job: int, group: int, n: int) -> PlacementError:
-        if self._partner[job] >= 0:
-            return PlacementError(f"job {job} shares its GPUs with job {self._partner[job]}; clear it before it changes.")
         if not 0 <= group < len(self.free) or n < 1:
             return PlacementError(
                 f"{n} tasks of job {job} are to go to device group {group}; expected a number of tasks >= 1, and a "
@@ -208,40 +246,31 @@ class Trial:
         free = self.free[group]
         return PlacementError(
             f"job {job} finds no room for {n} more tasks in device group {group}, where {free[0]:g} GPUs, {free[1]:g} "
-            "cores and {free[2]:g} GB would be free; take a group where Trial.room() is as large."
+            f"cores and {free[2]:g} GB would be free; take a group where Trial.room() is as large."
         )
 
 
 @njit(cache=True)
-def _rooms(
-    free: Floats, demand: Floats, runs_on: Bools, group_type: Ints, group_machine: Ints, up: Bools
-) -> Ints:  # fmt: skip
+def _rooms(free: Floats, demand: Floats, runs_on: Bools, group_type: Ints, up: Bools) -> Ints:
     rooms = np.zeros(len(free), np.int32)
     for g in range(len(free)):
-        rooms[g] = _room(free, demand, runs_on, group_type, group_machine, up, g)
+        rooms[g] = _room(free, demand, runs_on, group_type, up, g)
     return rooms
 
 
 @njit(cache=True)
-def _room(
-    free: Floats, demand: Floats, runs_on: Bools, group_type: Ints, group_machine: Ints, up: Bools, group: int
-) -> int:  # fmt: skip
-    if not up[group_machine[group]] or (demand[GPUS] > 0 and not runs_on[group_type[group]]):
+def _room(free: Floats, demand: Floats, runs_on: Bools, group_type: Ints, up: Bools, group: int) -> int:
+    if not up[group] or (demand[GPUS] > 0 and not runs_on[group_type[group]]):
         return 0
-    n = MANY
-    for r in range(len(demand)):
-        if demand[r] > 0:
-            n = min(n, int((free[group, r] + SLACK) / demand[r]))
-    return max(n, 0)
+    return room(free[group], demand, MANY)
 
 
 @njit(cache=True)
 def _take(
-    free: Floats, demand: Floats, runs_on: Bools, group_type: Ints, group_machine: Ints, up: Bools, role: int,
-    job: int, group: int, n: int,
+    free: Floats, demand: Floats, runs_on: Bools, group_type: Ints, up: Bools, group: int, n: int
 ) -> bool:  # fmt: skip
-    if _room(free, demand[role, job], runs_on[job], group_type, group_machine, up, group) < n:
+    if _room(free, demand, runs_on, group_type, up, group) < n:
         return False
     for r in range(free.shape[1]):
-        free[group, r] -= n * demand[role, job, r]
+        free[group, r] -= n * demand[r]
     return True

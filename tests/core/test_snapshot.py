@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import numpy as np
 import pytest
 from hypothesis import given
 
-from labkit.core import Jobs, Kind, Ledger, Snapshot
+from labkit.core import Jobs, Kind, Ledger, Placement, Role, Snapshot
+from labkit.core.declared import TRUTH
 from labkit.core.errors import StaleSnapshotError
 from labkit.core.events import events
 from labkit.core.snapshot import OVERDUE_FRACTION, JobColumns
-from labkit.experiment import Session
+from labkit.experiment import Cadence, Session, every_slot
 from labkit.schedulers import make
 from labkit.simulator import Simulator
 from labkit.speed.recorded import Recorded
-from labkit.testing import Scene
+from labkit.testing import Chaos, Scene
 from labkit.testing.strategies import rngs, scenes, snapshots
 from labkit.topology import no_network
 
 
-def session(**columns: object) -> Session:
+def session(*, cadence: Cadence | None = None, **columns: object) -> Session:
     jobs = Jobs.of(**{"arrival_s": [0.0, 0.0, 30.0], "total_steps": 60.0, "duration_s": 60.0, "n_workers": 4} | columns)
     cluster = no_network(1)
-    return Session(Simulator(jobs, cluster, speed=Recorded(jobs, cluster)))
+    return Session(Simulator(jobs, cluster, speed=Recorded(jobs, cluster)), cadence=cadence)
 
 
 READS = {
@@ -37,6 +40,8 @@ READS = {
     "steps_done": lambda s: s.steps_done(np.array([0])),
     "losses": lambda s: s.losses(0),
     "load": lambda s: s.load,
+    "running": lambda s: s.running(),
+    "demand": lambda s: s.demand,
 }
 
 
@@ -72,9 +77,62 @@ def test_what_was_read_in_time_stays() -> None:
 
 def test_freeze_names_every_column() -> None:
     frozen = session().snapshot().freeze()
-    declared = {name for name in dir(JobColumns) if not name.startswith("_")} - {"models"}
+    declared = {name for name in dir(JobColumns) if not name.startswith("_")} - {"models", "users"}
     assert set(frozen["jobs"]) == declared | {"number"}
     assert {"free", "up", "waiting", "tasks", "n_running", "now_s", "number"} < set(frozen)
+
+
+def test_every_declared_column_is_there() -> None:
+    """All but those that only a backend may read, and the names of models and users, which are not columns."""
+    snapshot = session().snapshot()
+    names = {f.name for f in fields(Jobs)} - set(TRUTH) - {"name", "models", "users", "n_workers", "n_ps"}
+    for name in names:
+        np.testing.assert_array_equal(getattr(snapshot.jobs, name), getattr(snapshot.table, name)[:2], err_msg=name)
+    assert snapshot.jobs.asked_workers.tolist() == snapshot.table.n_workers[:2].tolist()
+
+
+def test_what_has_happened_to_a_job_is_there() -> None:
+    """An epoch of 20 of 60 steps, slots of 10 s; the second job waits until the first is done, but for one slot."""
+    run = session(steps_per_epoch=20.0, cadence=every_slot(10))
+    for decision in range(3):
+        stopped = Placement.of([0], job=[], group=[])
+        run.step(stopped if decision == 1 else Placement.of([0], job=[0, 0], group=[0, 1], count=2))
+    jobs = run.snapshot().jobs
+    assert run.now_s == 30
+    assert jobs.n_slots_run.tolist() == [2, 0, 0]
+    np.testing.assert_array_equal(jobs.first_start_s, [0, np.nan, np.nan])
+    assert jobs.epochs_left.tolist() == [2, 3, 3]
+    assert jobs.dominant_share.tolist() == [1, 0, 0], "all four GPUs"
+    assert jobs.held[0].tolist() == [4, 4, 0]
+
+
+@given(scene=scenes(pairs=True))
+def test_what_jobs_hold_adds_up_to_what_is_not_free(scene: Scene) -> None:
+    snapshot = scene.snapshot()
+    np.testing.assert_allclose(
+        snapshot.jobs.held.sum(axis=0) + snapshot.free.sum(axis=0), snapshot.cluster.capacity.sum(axis=0), atol=1e-9
+    )
+    running = snapshot.running()
+    assert running.job.tolist() == snapshot.jobs.number[snapshot.jobs.running].tolist()
+    for role, column in ((Role.WORKER, running.n_workers), (Role.PS, running.n_ps)):
+        mine = running.role == role
+        np.testing.assert_array_equal(
+            np.bincount(running.row_job()[mine], running.count[mine], len(running.job)), column
+        )
+
+
+@given(rng=rngs())
+def test_slots_are_counted_as_they_pass(rng: np.random.Generator) -> None:
+    jobs = Jobs.of(arrival_s=[0, 0, 5, 95, 130], total_steps=100.0, duration_s=100.0, n_workers=[1, 4, 2, 3, 1])
+    cluster = no_network(1)
+    run = Session(Simulator(jobs, cluster, speed=Recorded(jobs, cluster)), cadence=every_slot(10))
+    chaos, n_slots = Chaos(rng), np.zeros(len(jobs), int)
+    while not run.done and run.n_decisions < 30:
+        active = run.snapshot().jobs
+        assert active.n_slots_run.tolist() == n_slots[active.number].tolist()
+        run.step(chaos.schedule(run.snapshot()))
+        after = run.snapshot().jobs
+        n_slots[after.number[after.running]] += 1
 
 
 @given(snapshot=snapshots())
