@@ -12,6 +12,8 @@ from labkit.core.cluster import Cluster
 from labkit.core.resources import GPUS, Bools, Floats, Ints
 
 SLACK: Final = 1e-9
+MANY: Final = 1 << 30
+"""So many tasks fit where a task needs nothing."""
 
 
 class ClusterArrays(NamedTuple):
@@ -89,6 +91,15 @@ def room(free: Floats, demand: Floats, at_most: int) -> int:
         if demand[r] > 0:
             n = min(n, int((free[r] + SLACK) / demand[r]))
     return max(n, 0)
+
+
+@njit(cache=True)
+def rooms(free: Floats, demand: Floats) -> Ints:
+    """Return how many tasks of a demand (R,) fit into each group of which this is free (G, R), at most `MANY`."""
+    fitting = np.empty(len(free), np.int32)
+    for g in range(len(free)):
+        fitting[g] = room(free[g], demand, MANY)
+    return fitting
 
 
 @njit(cache=True)

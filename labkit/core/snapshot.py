@@ -114,7 +114,8 @@ class JobColumns:
     weight: cached_property[Floats] = _declared("weight", "(J,) shares.")
     slo_s: cached_property[Floats] = _declared("slo_s", "(J,) seconds after arrival to be done by; NaN: none.")
     loss_delta: cached_property[Floats] = _declared(
-        "loss_delta", "(J,) fraction by which the loss falls in an epoch when a job has converged; NaN: it counts steps."
+        "loss_delta",
+        "(J,) fraction by which the loss falls in an epoch when a job has converged; NaN: it counts steps.",
     )
 
     # --- what has happened

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
 
 import numpy as np
 from numba import njit
 
-from labkit.core.capacity import room
+from labkit.core.capacity import MANY, room
 from labkit.core.errors import PlacementError
 from labkit.core.events import Role
 from labkit.core.placement import Placement
 from labkit.core.protocols import Running
 from labkit.core.resources import GPUS, Bools, Floats, Ints
 from labkit.core.snapshot import Snapshot
-
-MANY: Final = 1 << 30
-"""Tasks that need nothing: so many fit."""
 
 _Tasks = dict[tuple[int, int], int]
 """(role, device group) -> tasks of one job."""
@@ -64,6 +60,7 @@ class Trial:
     def __init__(self, snapshot: Snapshot, *, without: Iterable[int] = ()) -> None:
         self._snapshot = snapshot
         self._runs_on, self._up = snapshot.runs_on, snapshot.up[snapshot.cluster.group_machine]
+        self._group_type = snapshot.cluster.group_type
         self._demand, held = snapshot.demand, snapshot.held_by_all
         self.n_workers: Ints = held["n_workers"].copy()
         self.n_ps: Ints = held["n_ps"].copy()
@@ -80,8 +77,7 @@ class Trial:
         0 on machines that are away, and for tasks with GPUs where the job does not run. Of a job that shares its GPUs:
         how many of its workers with as many of its partner's.
         """
-        demand, runs_on = self._of(job, role)
-        return _rooms(self.free, demand, runs_on, self._snapshot.cluster.group_type, self._up)
+        return _rooms(self.free, self.demand_of(job, role), self.runs_on(job), self._group_type, self._up)
 
     def add(self, job: int, role: int, group: int, n: int = 1) -> None:
         """Put n more tasks of a job into a device group; of a job that shares its GPUs, its partner's workers too.
@@ -91,12 +87,9 @@ class Trial:
         PlacementError
             If they do not fit; nothing has changed then.
         """
-        demand, runs_on = self._of(job, role)
-        if (
-            not 0 <= group < len(self.free)
-            or n < 1
-            or not _take(self.free, demand, runs_on, self._snapshot.cluster.group_type, self._up, group, n)
-        ):
+        demand, runs_on = self.demand_of(job, role), self.runs_on(job)
+        valid = 0 <= group < len(self.free) and n >= 1
+        if not valid or not _take(self.free, demand, runs_on, self._group_type, self._up, group, n):
             raise self._refused(job, group, n)
         self._count(job, role, group, n)
 
@@ -114,7 +107,7 @@ class Trial:
                 f"{n} tasks ({Role(role).name}) of job {job} are to be removed from device group {group}, which has "
                 f"{there} of them."
             )
-        self.free[group] += n * self._of(job, role)[0]
+        self.free[group] += n * self.demand_of(job, role)
         self._count(job, role, group, -n)
 
     def clear(self, job: int) -> None:
@@ -145,11 +138,31 @@ class Trial:
         gpus = self._demand[Role.WORKER, [job, partner], GPUS]
         if gpus[0] != gpus[1] or not gpus[0] > 0:
             raise PlacementError(
-                f"jobs {job} and {partner} are to share GPUs; their workers have {gpus[0]:g} and {gpus[1]:g}. Pair jobs "
-                "with as many GPUs each, and with one at all."
+                f"jobs {job} and {partner} are to share GPUs; their workers have {gpus[0]:g} and {gpus[1]:g}. Pair "
+                "jobs with as many GPUs each, and with one at all."
             )
         self._tasks(job), self._tasks(partner)
         self._partner[job], self._partner[partner] = partner, job
+
+    def demand_of(self, job: int, role: int) -> Floats:
+        """Return what one more task of a role of a job takes, (R,); of a job that shares its GPUs, both workers."""
+        demand: Floats = self._demand[role, job]
+        partner = self._partner[job]
+        if partner < 0 or role != Role.WORKER:
+            return demand
+        both: Floats = demand + self._demand[role, partner]
+        both[GPUS] = demand[GPUS]
+        return both
+
+    def runs_on(self, job: int) -> Bools:
+        """Return the device types that a job's workers may have, (T,); of a job that shares its GPUs, those of both."""
+        runs_on: Bools = self._runs_on[job]
+        partner = self._partner[job]
+        return runs_on if partner < 0 else runs_on & self._runs_on[partner]
+
+    def partner_of(self, job: int) -> int:
+        """Return the job with which a job shares its GPUs, or -1."""
+        return int(self._partner[job])
 
     def tasks(self, job: int, role: int) -> Ints:
         """Return the tasks of a role of a job in each device group, (G,)."""
@@ -192,16 +205,6 @@ class Trial:
         return Placement.of(changed, job=job, role=role, group=group, count=count, partner=pairs)
 
     # --- inside
-
-    def _of(self, job: int, role: int) -> tuple[Floats, Bools]:
-        """Return what one more task takes (R,), of a pair the workers of both, and the device types it runs on (T,)."""
-        demand, runs_on = self._demand[role, job], self._runs_on[job]
-        partner = self._partner[job]
-        if partner >= 0 and role == Role.WORKER:
-            demand = demand + self._demand[role, partner]
-            demand[GPUS] = self._demand[role, job, GPUS]
-            runs_on = runs_on & self._runs_on[partner]
-        return demand, runs_on
 
     def _tasks(self, job: int) -> _Tasks:
         """Return the tasks of a job, from now on kept here."""

@@ -8,11 +8,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from labkit.core.capacity import SLACK, arrays_of
 from labkit.core.placement import Gangs, Placement
 from labkit.core.resources import Bools, Ints
 from labkit.core.snapshot import Snapshot
 from labkit.placers.kernels import FIRST, PACK, SPREAD, place_gangs
-from labkit.core.capacity import SLACK, arrays_of
 
 Rows = Sequence[NDArray[Any]]
 

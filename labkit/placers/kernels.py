@@ -15,9 +15,9 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from labkit.core.capacity import ClusterArrays, FreeCapacity, anywhere, fits_one_type, give_back, left_of, usable_groups
 from labkit.core.resources import GPUS, Bools, Floats, Ints
 from labkit.placers.rules import even, first_fit, pack, spread
-from labkit.core.capacity import FreeCapacity, ClusterArrays, anywhere, fits_one_type, give_back, left_of, usable_groups
 
 FIRST, SPREAD, PACK, EVEN = range(4)
 MANY_KINDS = 64
@@ -26,7 +26,14 @@ MANY_KINDS = 64
 
 @njit(cache=True)
 def _never_even(
-    arrays: ClusterArrays, usable: Bools, worker: Floats, ps: Floats, n_workers: int, n_ps: int, workers: Ints, servers: Ints
+    arrays: ClusterArrays,
+    usable: Bools,
+    worker: Floats,
+    ps: Floats,
+    n_workers: int,
+    n_ps: int,
+    workers: Ints,
+    servers: Ints,
 ) -> bool:
     """Tell whether not even the empty cluster holds an even split of this gang."""
     empty = left_of(arrays, arrays.capacity.copy(), np.ones(len(arrays.per_unit), np.bool_), True)
@@ -39,8 +46,8 @@ def _never_even(
 
 @njit(cache=True)
 def _place_on(
-    rule: int, arrays: ClusterArrays, left: FreeCapacity, usable: Bools, worker: Floats, ps: Floats, n_workers: int, n_ps: int,
-    workers: Ints, servers: Ints, shrinks: bool,
+    rule: int, arrays: ClusterArrays, left: FreeCapacity, usable: Bools, worker: Floats, ps: Floats, n_workers: int,
+    n_ps: int, workers: Ints, servers: Ints, shrinks: bool,
 ) -> bool:  # fmt: skip
     """Place one gang on usable groups; what was taken is noted in `workers` and `servers` (G,)."""
     if rule == EVEN:
@@ -67,8 +74,8 @@ def _place_on(
 
 @njit(cache=True)
 def _place_one(
-    rule: int, arrays: ClusterArrays, left: FreeCapacity, runs_on: Bools, device_type: int, worker: Floats, ps: Floats, n_workers: int,
-    n_ps: int, workers: Ints, servers: Ints, shrinks: bool,
+    rule: int, arrays: ClusterArrays, left: FreeCapacity, runs_on: Bools, device_type: int, worker: Floats, ps: Floats,
+    n_workers: int, n_ps: int, workers: Ints, servers: Ints, shrinks: bool,
 ) -> bool:  # fmt: skip
     """Place one gang on one device type, or on a mixture if it is larger than any."""
     n_types = len(runs_on)
@@ -86,8 +93,8 @@ def _place_one(
 
 @njit(cache=True)
 def _place_or_shrink(
-    rule: int, arrays: ClusterArrays, left: FreeCapacity, runs_on: Bools, device_type: int, worker: Floats, ps: Floats, n_workers: int,
-    n_ps: int, workers: Ints, servers: Ints, shrinks: bool,
+    rule: int, arrays: ClusterArrays, left: FreeCapacity, runs_on: Bools, device_type: int, worker: Floats, ps: Floats,
+    n_workers: int, n_ps: int, workers: Ints, servers: Ints, shrinks: bool,
 ) -> tuple[int, int]:  # fmt: skip
     """Place one gang, or the largest smaller one if it shrinks; return its workers and PSs, 0 workers if none fits."""
     w, p = n_workers, n_ps
@@ -103,8 +110,8 @@ def _place_or_shrink(
 
 @njit(cache=True)
 def _place_pair(
-    rule: int, arrays: ClusterArrays, left: FreeCapacity, runs_on: Bools, device_type: int, worker: Floats, ps: Floats, n_workers: int,
-    n_ps: int, other_worker: Floats, other_ps: Floats, n_other_ps: int, workers: Ints, servers: Ints,
+    rule: int, arrays: ClusterArrays, left: FreeCapacity, runs_on: Bools, device_type: int, worker: Floats, ps: Floats,
+    n_workers: int, n_ps: int, other_worker: Floats, other_ps: Floats, n_other_ps: int, workers: Ints, servers: Ints,
     other_servers: Ints,
 ) -> bool:  # fmt: skip
     """Place two jobs on the same GPUs: their workers together, then the PSs of the one and of the other."""
@@ -125,9 +132,9 @@ def _place_pair(
 
 @njit(cache=True)
 def place_gangs(  # noqa: C901 - one pass over the gangs, with the output buffer that it fills
-    rule: int, strict: bool, shrinks: Bools, arrays: ClusterArrays, free: Floats, up: Bools, jobs: Ints, n_workers: Ints,
-    n_ps: Ints, device_type: Ints, partner: Ints, worker_demand: Floats, ps_demand: Floats, asked_ps: Ints,
-    runs_on: Bools,
+    rule: int, strict: bool, shrinks: Bools, arrays: ClusterArrays, free: Floats, up: Bools, jobs: Ints,
+    n_workers: Ints, n_ps: Ints, device_type: Ints, partner: Ints, worker_demand: Floats, ps_demand: Floats,
+    asked_ps: Ints, runs_on: Bools,
 ) -> tuple[Bools, Ints, NDArray[np.int8], Ints, Ints]:  # fmt: skip
     """Place gangs in order into `free`, which is used up; return which were placed, and the rows of the placement."""
     n_groups = len(free)
@@ -163,8 +170,8 @@ def place_gangs(  # noqa: C901 - one pass over the gangs, with the output buffer
             )  # fmt: skip
         if w == 0 and shrinks[i] and rule == EVEN and other < 0:  # no smaller gang can be split evenly either
             w, p = _place_or_shrink(
-                min(rule, PACK), arrays, left, runs_on[j], device_type[i], worker_demand[j], ps_demand[j], most_w, most_p,
-                workers, servers, shrinks[i],
+                min(rule, PACK), arrays, left, runs_on[j], device_type[i], worker_demand[j], ps_demand[j], most_w,
+                most_p, workers, servers, shrinks[i],
             )  # fmt: skip
         placed[i] = w > 0
         if not placed[i]:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 import numpy as np
 from numba import njit
 
+from labkit.core.capacity import MANY, ClusterArrays, FreeCapacity, anywhere, give_back, room, take
 from labkit.core.resources import Bools, Floats, Ints
-from labkit.core.capacity import FreeCapacity, ClusterArrays, anywhere, give_back, room, take
-
-MANY: Final = 1 << 30
 
 
 @njit(cache=True)
@@ -57,7 +53,9 @@ def spread(arrays: ClusterArrays, left: FreeCapacity, usable: Bools, demand: Flo
 
 
 @njit(cache=True)
-def pack(arrays: ClusterArrays, left: FreeCapacity, usable: Bools, demand: Floats, n: int, taken: Ints, mine: Bools) -> int:
+def pack(
+    arrays: ClusterArrays, left: FreeCapacity, usable: Bools, demand: Floats, n: int, taken: Ints, mine: Bools
+) -> int:
     """Fill machines one after the other: the gang's own first, then the fullest."""
     while n:
         best, best_mine, best_load = -1, False, -1.0
@@ -77,7 +75,9 @@ def pack(arrays: ClusterArrays, left: FreeCapacity, usable: Bools, demand: Float
 
 
 @njit(cache=True)
-def _fill_machine(arrays: ClusterArrays, left: FreeCapacity, usable: Bools, demand: Floats, n: int, taken: Ints, m: int) -> int:
+def _fill_machine(
+    arrays: ClusterArrays, left: FreeCapacity, usable: Bools, demand: Floats, n: int, taken: Ints, m: int
+) -> int:
     for g in range(arrays.first_group[m], arrays.first_group[m + 1]):
         if n and usable[g]:
             fitting = room(left.group[g], demand, n)
@@ -89,8 +89,8 @@ def _fill_machine(arrays: ClusterArrays, left: FreeCapacity, usable: Bools, dema
 
 @njit(cache=True)
 def _take_share(
-    arrays: ClusterArrays, left: FreeCapacity, usable: Bools, worker: Floats, ps: Floats, w: int, p: int, workers: Ints, servers: Ints,
-    m: int,
+    arrays: ClusterArrays, left: FreeCapacity, usable: Bools, worker: Floats, ps: Floats, w: int, p: int,
+    workers: Ints, servers: Ints, m: int,
 ) -> bool:  # fmt: skip
     """Put so many workers and PSs on a machine that has none of this gang yet, or none of them."""
     if not _fill_machine(arrays, left, usable, worker, w, workers, m) and not _fill_machine(
@@ -114,7 +114,9 @@ def _rooms(arrays: ClusterArrays, left: FreeCapacity, usable: Bools, demand: Flo
 
 
 @njit(cache=True)
-def _most_free_cores(left: FreeCapacity, for_workers: Ints, for_ps: Ints, w: int, p: int, tried: Ints, share: int) -> int:
+def _most_free_cores(
+    left: FreeCapacity, for_workers: Ints, for_ps: Ints, w: int, p: int, tried: Ints, share: int
+) -> int:
     """Return the machine with most free cores that may hold w workers and p PSs, or -1.
 
     Machines that hold a share of the gang (-1), or were tried for this one (its number), are passed over.
@@ -129,8 +131,8 @@ def _most_free_cores(left: FreeCapacity, for_workers: Ints, for_ps: Ints, w: int
 
 @njit(cache=True)
 def _even_on(
-    k: int, arrays: ClusterArrays, left: FreeCapacity, usable: Bools, worker: Floats, ps: Floats, n_workers: int, n_ps: int,
-    workers: Ints, servers: Ints, for_workers: Ints, for_ps: Ints,
+    k: int, arrays: ClusterArrays, left: FreeCapacity, usable: Bools, worker: Floats, ps: Floats, n_workers: int,
+    n_ps: int, workers: Ints, servers: Ints, for_workers: Ints, for_ps: Ints,
 ) -> bool:  # fmt: skip
     """Split a job over k machines, those with most free cores first; too small ones are passed over."""
     tried = np.zeros(len(left.load), np.int32)
@@ -152,8 +154,8 @@ def _even_on(
 
 @njit(cache=True)
 def even(
-    arrays: ClusterArrays, left: FreeCapacity, usable: Bools, worker: Floats, ps: Floats, n_workers: int, n_ps: int, workers: Ints,
-    servers: Ints,
+    arrays: ClusterArrays, left: FreeCapacity, usable: Bools, worker: Floats, ps: Floats, n_workers: int, n_ps: int,
+    workers: Ints, servers: Ints,
 ) -> bool:  # fmt: skip
     """Put a job on the fewest machines, the same number of workers and of PSs on each (Optimus, theorem 1)."""
     for_workers = _rooms(arrays, left, usable, worker, n_workers)

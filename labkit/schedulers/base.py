@@ -6,11 +6,11 @@ import numpy as np
 from numba import njit
 
 from labkit.core.answers import placement_of
+from labkit.core.capacity import SLACK
 from labkit.core.placement import Gangs, Placement
 from labkit.core.protocols import Placer
 from labkit.core.resources import GPUS, Bools, Floats, Ints
 from labkit.core.snapshot import Snapshot
-from labkit.core.capacity import SLACK
 
 CHUNK = 8
 BEHIND = 64

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -70,9 +72,8 @@ def told(scene: Scene, trial: Trial) -> Snapshot:
 
 
 def rows_of(running: Running) -> dict[int, list[tuple[int, ...]]]:
-    columns = zip(running.role.tolist(), running.group.tolist(), running.count.tolist(), strict=True)
-    rows = list(columns)
-    return {job: sorted(rows[a:b]) for job, a, b in zip(running.job.tolist(), running.first, running.first[1:])}
+    rows = list(zip(running.role.tolist(), running.group.tolist(), running.count.tolist(), strict=True))
+    return {job: sorted(rows[a:b]) for job, (a, b) in zip(running.job.tolist(), pairwise(running.first), strict=True)}
 
 
 @given(scene=scenes(pairs=True), rng=rngs())
@@ -141,8 +142,14 @@ def test_without_some_jobs_a_trial_begins_as_if_they_held_nothing() -> None:
 @pytest.mark.parametrize(
     ("call", "why"),
     [
-        (lambda t: t.add(0, Role.WORKER, 0, 3), r"job 0 finds no room for 3 more tasks in device group 0, where 2 GPUs"),
-        (lambda t: t.add(0, Role.WORKER, 4), r"device group 4; expected a number of tasks >= 1, and a group from 0 to 3"),
+        (
+            lambda t: t.add(0, Role.WORKER, 0, 3),
+            r"job 0 finds no room for 3 more tasks in device group 0, where 2 GPUs",
+        ),
+        (
+            lambda t: t.add(0, Role.WORKER, 4),
+            r"device group 4; expected a number of tasks >= 1, and a group from 0 to 3",
+        ),
         (lambda t: t.add(0, Role.WORKER, 0, 0), r"0 tasks of job 0"),
         (lambda t: t.remove(0, Role.PS, 0), r"1 tasks \(PS\) of job 0 are to be removed from device group 0, .* 0 of"),
         (lambda t: t.pair(0, 0), r"jobs 0 and 0 are to share GPUs; clear job 0 first"),
