@@ -51,17 +51,17 @@ class DeclaredJobs(Jobs):
 
     def take(self, which: ArrayLike) -> Self:
         """Return the jobs that an index or a mask names, in that order."""
-        return type(self)(**self._columns_of(self._as_declared().take(which)))
+        return type(self)(**self._columns_of(self.as_if_true().take(which)))
 
     def with_columns(self, **columns: Any) -> Self:
         """Return a copy with some columns replaced."""
-        return type(self)(**self._columns_of(self._as_declared().with_columns(**columns)))
+        return type(self)(**self._columns_of(self.as_if_true().with_columns(**columns)))
 
     def to_frame(self) -> pd.DataFrame:
         """Return one row per job."""
-        return self._as_declared().to_frame().drop(columns=list(TRUTH))
+        return self.as_if_true().to_frame().drop(columns=list(TRUTH))
 
-    def _as_declared(self) -> Jobs:
+    def as_if_true(self) -> Jobs:
         """Return jobs of which every declaration is right."""
         return Jobs(**self._columns_of(self), true_steps=self.total_steps)
 

@@ -8,9 +8,10 @@ import numpy as np
 
 from labkit.core.cluster import Cluster
 from labkit.core.jobs import Jobs
+from labkit.core.life import Traits
 from labkit.core.protocols import Scheduler, SpeedModel
 from labkit.core.resources import Floats
-from labkit.experiment.profile import Profiled, measure_profile
+from labkit.experiment.profile import measure_profile
 from labkit.speed.recorded import Recorded
 
 if TYPE_CHECKING:
@@ -84,15 +85,14 @@ def caveats(
     speeds : str
         The speed model in words.
     """
-    policy = getattr(scheduler, "policy", None)
-    found = []
-    if isinstance(scheduler, Profiled) and getattr(policy, "aware", False) and types_alike(jobs, cluster, speed=speed):
+    traits, found = Traits.of(scheduler), []
+    if traits.lives_on_types and types_alike(jobs, cluster, speed=speed):
         kinds, source = ", ".join(cluster.device_types), speeds.partition(";")[0]
-        so = "by price alone" if getattr(policy, "wants_prices", False) else "as its agnostic version would"
+        so = "by price alone" if traits.pays is not None else "as its agnostic version would"
         found.append(
             f"{name} lives on differences in speed between device types, and here {kinds} are equally fast (speeds: "
             f"{source}); so it decides {so}. --throughputs FILE gives measured speeds."
         )
-    if getattr(policy, "wants_slos", False) and np.isnan(jobs.slo_s).all():
+    if traits.lives_on_slos and np.isnan(jobs.slo_s).all():
         found.append(f"{name}: no job of {jobs.name} has an SLO (slo_s), so it only minimises cost.")
     return found

@@ -2,50 +2,43 @@
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
-
 import numpy as np
 
 from labkit.core.answers import speeds_of
 from labkit.core.cluster import Cluster
 from labkit.core.events import Role
 from labkit.core.jobs import Jobs
+from labkit.core.life import Profile
 from labkit.core.protocols import Running, SpeedModel
 from labkit.core.resources import GPUS, Floats, Ints
-from labkit.schedulers.gavel.profile import Profile, room_for
+from labkit.schedulers.gavel.profile import room_for
 from labkit.speed.alone import compact
-
-
-@runtime_checkable
-class Profiled(Protocol):
-    """A scheduler that wants to know speeds by device type before the run begins."""
-
-    wants_pairs: bool
-    """Whether it also wants to know how fast jobs are that share their GPUs."""
-
-    def learn(self, profile: Profile) -> None:
-        """Take note of what was measured."""
-        ...
 
 
 def measure_profile(jobs: Jobs, cluster: Cluster, *, speed: SpeedModel, pairs: bool) -> Profile:
     """Measure one job of each kind, alone on the empty cluster, on each device type; and pairs of kinds.
 
-    Jobs are of one kind if they have the same model, gang and demands. A gang that does not fit has speed 0.
+    Jobs are of one kind if they have the same model, gang, demands and device types. A gang that does not fit, or does
+    not run on a type, has speed 0 there.
     """
-    traits = np.column_stack([jobs.model, jobs.sync, jobs.n_workers, jobs.n_ps, jobs.worker_demand, jobs.ps_demand])
-    _, first, kind = np.unique(traits, axis=0, return_index=True, return_inverse=True)
+    runs_on = speed.runs_on()
+    gang = [jobs.n_workers, jobs.n_ps, jobs.worker_demand, jobs.ps_demand]
+    _, first, kind = np.unique(
+        np.column_stack([jobs.model, jobs.sync, *gang, runs_on]), axis=0, return_index=True, return_inverse=True
+    )
     chosen = first.astype(np.int32)
     shape = len(chosen), len(cluster.device_types)
     alone, apart, fits = np.zeros(shape), np.zeros(shape), np.zeros(shape, np.bool_)
     knows_pairs = pairs and getattr(speed, "pairs", False)
     shared = np.full((shape[0], *shape), np.nan) if knows_pairs else None
     for t in range(shape[1]):
-        running, placed = compact(jobs, cluster, which=chosen, device_type=t)
+        here = np.flatnonzero(runs_on[chosen, t]).astype(np.int32)
+        running, fitting = compact(jobs, cluster, which=chosen[here], device_type=t)
+        placed = here[fitting]
         alone[placed, t] = apart[placed, t] = _each(speed, running, jobs)
         fits[placed, t] = _machines(running, cluster) == 1
-        spread, which = _spread(jobs, cluster, chosen, device_type=t)
-        apart[which, t] = _each(speed, spread, jobs)
+        spread, which = _spread(jobs, cluster, chosen[here], device_type=t)
+        apart[here[which], t] = _each(speed, spread, jobs)
         if shared is not None:
             _measure_pairs(shared[:, :, t], jobs, running, placed, speed)
     return Profile(

@@ -21,15 +21,16 @@ from labkit.core.cluster import Cluster
 from labkit.core.errors import ComparisonError, InputError
 from labkit.core.events import Events, Kind
 from labkit.core.jobs import Jobs
+from labkit.core.life import Traits, begin
 from labkit.core.protocols import Backend, Scheduler, SpeedModel
 from labkit.core.resources import Bools
 from labkit.experiment import provenance
 from labkit.experiment.asked import jobs_of, refuse_endless, refuse_odd, refuse_unknown, schedulers_of
 from labkit.experiment.cadence import Cadence, at_events
 from labkit.experiment.caveats import Caveat, caveats, speeds_in_words
+from labkit.experiment.context import context
 from labkit.experiment.fluid import fluid
-from labkit.experiment.pre_run import PreRunning, measurer
-from labkit.experiment.profile import Profiled, measure_profile, slower_on_slowest_type
+from labkit.experiment.profile import slower_on_slowest_type
 from labkit.experiment.profiled import profiled
 from labkit.experiment.session import Observer, Session
 from labkit.experiment.speeds import declared, speed_model
@@ -151,14 +152,9 @@ class Experiment:
         shape = len(self.jobs), len(self.cluster.device_types)
         refuse_unsound_network(self.cluster)
         refuse_unsound_model(self.speed, runs_on=runs_on, shape=shape, jobs=self.jobs)
-        if isinstance(scheduler, PreRunning):
-            scheduler.pre_run(self.jobs.declared, measurer(self.jobs, self.cluster, speed=believed))
-        if isinstance(scheduler, Profiled):
-            pairs = scheduler.wants_pairs
-            scheduler.learn(measure_profile(self.jobs, self.cluster, speed=believed, pairs=pairs))
-        lease_s = getattr(scheduler, "lease_s", None)
-        quantum_s = getattr(scheduler, "quantum_s", math.inf)
-        cadence = self.cadence or at_events(quantum_s=quantum_s, when_empty=lease_s is not None)
+        traits, lease_s = Traits.of(scheduler), Traits.of(scheduler).lease_s
+        begin(scheduler, context(self.jobs, self.cluster, speed=believed, seed=self.seed))
+        cadence = self.cadence or at_events(quantum_s=traits.quantum_s, when_empty=lease_s is not None)
         if backend is None:
             period_s = math.inf if self.variation is None else self.variation.period_s
             refuse_endless(self.jobs, every_s=min(cadence.slot_s, lease_s or math.inf, period_s))
@@ -171,10 +167,10 @@ class Experiment:
         parts |= {"variation": self.variation, "faults": self.faults}
         if (profile := getattr(self.speed, "profile", None)) is not None:
             parts["profile"] = f"{profile.name}, {profile.made.at}"
-        if not getattr(scheduler, "knows_types", True) and self._slower > SAME_SPEED:
+        if not Traits.of(scheduler).knows_types and self._slower > SAME_SPEED:
             parts[TYPES_DIFFER] = round(self._slower, 3)
         told = {name: _plain(part) for name, part in parts.items() if part is not None}
-        if prices := _prices(scheduler) or self.prices:
+        if prices := Traits.of(scheduler).pays or self.prices:
             told["prices"] = dict(prices)
         return told | {"speed": type(self.speed).__name__, "speeds": self.speeds}
 
@@ -233,7 +229,7 @@ class Experiment:
             With all events, a table of jobs and a summary.
         """
         scheduler, called = named(scheduler, name)
-        if getattr(scheduler, "ideal", False):
+        if Traits.of(scheduler).ideal:
             return fluid(self)._run(scheduler, called, folder=folder, progress=progress, observers=observers)
         return self._run(scheduler, called, folder=folder, progress=progress, observers=observers)
 
@@ -306,7 +302,7 @@ def compare(
         If a scheduler fails, after all others have been simulated; its `records` are theirs.
     """
     chosen = schedulers_of(schedulers)
-    prices = next((known for known in (_prices(named(scheduler)[0]) for scheduler in chosen) if known), None)
+    prices = next((known for known in (Traits.of(named(scheduler)[0]).pays for scheduler in chosen) if known), None)
     experiment = Experiment.of(jobs, cluster=cluster, **{"prices": prices, **options})
     records: list[RunRecord] = []
     failed: dict[str, Exception] = {}
@@ -364,13 +360,6 @@ class ProgressBar:
 
     def __exit__(self, *_: object) -> None:
         self._bar.close()
-
-
-def _prices(scheduler: Scheduler) -> Mapping[str, float] | None:
-    """Return the prices of a scheduler that is about cost; None: it is not."""
-    wants = getattr(getattr(scheduler, "policy", None), "wants_prices", False)
-    prices: Mapping[str, float] | None = getattr(scheduler, "prices", None) if wants else None
-    return prices
 
 
 def _plain(part: Any) -> Any:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
 import numpy as np
 from numba import njit
-from numpy.typing import ArrayLike
 
 from labkit.core.errors import InputError, ProfileError
 from labkit.core.jobs import Jobs
+from labkit.core.life import Context
 from labkit.core.placement import Placement
 from labkit.core.protocols import Placer
 from labkit.core.resources import Bools, Floats, Ints
@@ -22,9 +21,6 @@ from labkit.schedulers.base import capacity, changed, place
 from labkit.speed.convergence import Convergence
 from labkit.speed.optimus import PINCH, pre_runs
 from labkit.speed.optimus_online import OnlineSpeedFit
-
-Measure = Callable[[int, ArrayLike, ArrayLike], Floats]
-"""(job number, n_ps, n_workers) -> steps/s of the job alone with each of these gangs."""
 
 YOUNG: Final = 0.1
 """A job is young during this fraction of its steps."""
@@ -46,7 +42,7 @@ class Optimus:
         (Q / f(p, w) - Q / f(p + dp, w + dw)) / (dominant share of a server x dp + that of a worker x dw)
 
     with Q steps left, and the best one is carried out until nothing fits or gains. Speeds f are fitted to what was
-    measured, before the run (`pre_run`) and while it goes on, Q to the reported losses where there are any.
+    measured, before the run (`begin`) and while it goes on, Q to the reported losses where there are any.
 
     Attributes
     ----------
@@ -57,9 +53,9 @@ class Optimus:
     young_factor : float
         Gain of a job in the first tenth of its steps, whose predictions are unsure, is multiplied by this.
     n_pre_runs : int
-        Gangs of each kind of job that `pre_run` measures.
+        Gangs of each kind of job that `begin` measures.
     oracle : bool
-        Measure every gang in `pre_run`, and believe that instead of fits.
+        Measure every gang in `begin`, and believe that instead of fits.
     published : bool
         Follow DL2's simulator instead, an oracle that needs `speeds`: see `labkit.schedulers.published`.
     speeds : array, optional
@@ -101,16 +97,16 @@ class Optimus:
                 f"optimus: speeds has {np.ndim(self.speeds)} axes; expected 3: model, PSs, workers, as model.grid has."
             )
 
-    def pre_run(self, jobs: Jobs, measure: Measure) -> None:
+    def begin(self, context: Context) -> None:
         """Measure a few gangs of each kind of job before the run, as Optimus does; all of them for an oracle."""
-        fit = self._begin(jobs)
+        jobs, fit = context.jobs, self._begin(context.jobs)
         if not jobs.malleable.any():  # nobody grows, so nobody's speed is asked
             return
         true = np.zeros_like(fit.mean)
         for kind in range(len(fit.mean)):
             alike = np.flatnonzero(self._kind == kind)
             ps, workers = self._gangs_to_measure(jobs, alike)
-            speeds = measure(int(alike[0]), np.where(jobs.max_ps[alike[0]] > 0, ps, 0), workers)
+            speeds = context.measure(int(alike[0]), np.where(jobs.max_ps[alike[0]] > 0, ps, 0), workers)
             fit.observe(np.full(len(ps), kind), n_ps=ps, n_workers=workers, speed=np.maximum(speeds, 0))
             true[kind, ps, workers] = speeds
         if self.oracle:

@@ -28,6 +28,14 @@ class Sharing(Recorded):
 
     pairs = True
 
+    def __init__(self, jobs: Jobs, cluster: Cluster, *, runs_on: Bools | None = None) -> None:
+        super().__init__(jobs, cluster)
+        self._runs_on = runs_on
+
+    def runs_on(self) -> Bools:
+        """Return which jobs can run on which device types at all, (N, T): on all, unless it was told others."""
+        return super().runs_on() if self._runs_on is None else self._runs_on
+
     def speeds(self, running: Running) -> Floats:
         """Return steps per second of each job, (J,)."""
         alone = super().speeds(running)

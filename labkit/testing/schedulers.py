@@ -12,11 +12,13 @@ import numpy as np
 from labkit.core import Jobs, Kind, Placement, PlacementError, Scheduler, Snapshot, StalledError
 from labkit.core.declared import TRUTH
 from labkit.core.errors import TruthError
+from labkit.core.life import Context, Traits, begin
 from labkit.experiment import Cadence, Session, at_events, every_slot
+from labkit.experiment.context import context
 from labkit.simulator import Faults, Overheads
 from labkit.testing.failures import ConformanceError, name_of, require
 from labkit.testing.placements import check_placement, counts
-from labkit.testing.scenes import Scene, fits_empty, random_scenes
+from labkit.testing.scenes import Scene, Sharing, fits_empty, random_scenes
 
 MAX_DECISIONS = 5000
 
@@ -60,7 +62,8 @@ def check_answer(scheduler: Scheduler, *, scene: Scene) -> Placement:
 
     It can be carried out (`check_placement`), rigid jobs get their whole gang or nothing, it leaves the snapshot and
     the table of jobs as they were, it is the
-    same when asked again, and it does not depend on what jobs really need or on those that have not arrived.
+    same when asked again, and it does not depend on what jobs really need or on those that have not arrived; the last
+    two cannot be told of one that declares `stochastic = True`.
 
     Raises
     ------
@@ -68,6 +71,7 @@ def check_answer(scheduler: Scheduler, *, scene: Scene) -> Placement:
         In one sentence, with the scheduler's name.
     """
     who = name_of(scheduler)
+    begin(scheduler, _context(scene))
     snapshot = scene.snapshot()
     before = deepcopy(_everything(snapshot))
     placement = _answer(scheduler, snapshot, who)
@@ -75,15 +79,26 @@ def check_answer(scheduler: Scheduler, *, scene: Scene) -> Placement:
     require(changed is None, f"{who} changes the snapshot that it was shown: {changed} is no longer the same.")
     check_placement(placement, snapshot=snapshot, who=who)
     _check_rigid(placement, snapshot, who)
+    if Traits.of(scheduler).stochastic:
+        return placement
     require(
         same(placement, _answer(scheduler, scene.snapshot(), who)),
-        f"{who} answers the same question differently the second time; keep what must last out of schedule().",
+        f"{who} answers the same question differently the second time; keep what must last out of schedule(), and "
+        "declare stochastic = True if it draws.",
     )
+    future = _other_future(scene)
+    begin(scheduler, _context(scene, jobs=future))
     require(
-        same(placement, _answer(scheduler, scene.snapshot(jobs=_other_future(scene)), who)),
+        same(placement, _answer(scheduler, scene.snapshot(jobs=future), who)),
         f"{who} looks at jobs that have not arrived yet; read only rows of snapshot.jobs.number in snapshot.table.",
     )
     return placement
+
+
+def _context(scene: Scene, *, jobs: Jobs | None = None) -> Context:
+    """Return what a scheduler is told before the run of a scene; `jobs` are declared in place of the scene's own."""
+    speed = Sharing(scene.jobs, scene.cluster, runs_on=scene.runs_on)
+    return context(scene.jobs if jobs is None else jobs, scene.cluster, speed=speed, seed=0)
 
 
 def _answer(scheduler: Scheduler, snapshot: Snapshot, who: str) -> Placement:
@@ -133,8 +148,9 @@ def check_run(scheduler: Scheduler, *, scene: Scene, cadence: Cadence | None = N
         In one sentence, with the scheduler's name.
     """
     who = name_of(scheduler)
-    cadence = cadence or at_events(quantum_s=getattr(scheduler, "quantum_s", np.inf))
+    cadence = cadence or at_events(quantum_s=Traits.of(scheduler).quantum_s)
     session = Session(scene.simulator(**disturbances), cadence=cadence, runs_on=scene.runs_on)
+    begin(scheduler, _context(scene))
     while not session.done:
         snapshot = session.snapshot()
         placement = _answer(scheduler, snapshot, who)

@@ -12,6 +12,7 @@ import pytest
 
 from labkit.core import Jobs, LabkitError, Placement, Snapshot
 from labkit.core.errors import TruthError
+from labkit.core.life import Context
 from labkit.experiment import Experiment, Session, replay, simulate
 from labkit.placers import FirstFit
 from labkit.results import load
@@ -55,14 +56,14 @@ def test_a_scene_of_the_conformance_suite_refuses_it_too() -> None:
 class Measuring:
     """Looks at the jobs that it is shown before the run."""
 
-    def pre_run(self, jobs: Jobs, measure: object) -> None:
-        self.jobs = jobs
+    def begin(self, context: Context) -> None:
+        self.jobs = context.jobs
 
     def schedule(self, snapshot: Snapshot) -> Placement:
         return Placement.nothing()
 
 
-def test_pre_runs_are_shown_the_very_table_of_the_snapshots() -> None:
+def test_before_a_run_schedulers_are_shown_the_very_table_of_the_snapshots() -> None:
     experiment, scheduler = Experiment.of(JOBS, cluster="no_network(1)"), Measuring()
     session = experiment.session(scheduler)
     assert scheduler.jobs is session.snapshot().table

@@ -8,9 +8,9 @@ from typing import Final
 import numpy as np
 
 from labkit.core.errors import InputError, ProfileError
+from labkit.core.life import Profile
 from labkit.core.resources import Bools, Floats, Ints
 from labkit.core.snapshot import Snapshot
-from labkit.schedulers.gavel.profile import Profile
 from labkit.solvers.completion import complete
 
 GUESS: Final = 0.1

@@ -9,6 +9,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from labkit.core.errors import InputError, ProfileError
+from labkit.core.life import Context, Profile
 from labkit.core.placement import Placement
 from labkit.core.protocols import Placer
 from labkit.core.snapshot import Snapshot
@@ -16,7 +17,7 @@ from labkit.placers import Pack
 from labkit.schedulers.gavel.estimator import NEWS, Estimator, refuse_options
 from labkit.schedulers.gavel.prices import PRICES, refuse_odd_prices
 from labkit.schedulers.gavel.problem import Allocation, Problem
-from labkit.schedulers.gavel.profile import Profile, declared_profile
+from labkit.schedulers.gavel.profile import declared_profile
 from labkit.schedulers.gavel.run import STAY, Run
 
 
@@ -131,14 +132,28 @@ class Gavel:
         return self.round_s if self.published else None
 
     @property
-    def wants_pairs(self) -> bool:
-        """Whether speeds of pairs should be measured."""
-        return self.space_sharing
+    def lives_on_types(self) -> bool:
+        """Whether the policy decides by differences in speed between device types."""
+        return bool(getattr(self.policy, "aware", False))
+
+    @property
+    def lives_on_slos(self) -> bool:
+        """Whether the policy decides by the jobs' SLOs."""
+        return bool(getattr(self.policy, "wants_slos", False))
+
+    @property
+    def pays(self) -> Mapping[str, float] | None:
+        """What GPUs cost, to a policy about cost."""
+        return self.prices if getattr(self.policy, "wants_prices", False) else None
 
     @property
     def n_allocations(self) -> int:
         """How many allocations were computed in this run so far."""
         return 0 if self._run is None else self._run.n_problems
+
+    def begin(self, context: Context) -> None:
+        """Have all kinds of jobs measured, and pairs of them if they are to share GPUs."""
+        self.learn(context.profile(pairs=self.space_sharing))
 
     def learn(self, profile: Profile) -> None:
         """Take note of what was measured before the run.

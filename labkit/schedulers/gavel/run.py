@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from labkit.core.jobs import Jobs
+from labkit.core.life import Profile
 from labkit.core.placement import Gangs, Placement
 from labkit.core.resources import GPUS, Bools, Floats, Ints
 from labkit.core.snapshot import Snapshot
@@ -16,7 +17,6 @@ from labkit.schedulers.gavel.equal import proportional_speed
 from labkit.schedulers.gavel.greedy import draws
 from labkit.schedulers.gavel.prices import prices_of
 from labkit.schedulers.gavel.problem import Allocation, Problem, Sharing
-from labkit.schedulers.gavel.profile import Profile
 from labkit.schedulers.gavel.published import PublishedRounds
 from labkit.schedulers.gavel.rounds import changes, choose, hold, note_placed, owe, owe_pairs
 

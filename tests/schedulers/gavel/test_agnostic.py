@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from labkit.core.life import Profile
 from labkit.core.resources import Floats
 from labkit.experiment import Experiment
 from labkit.experiment.profile import measure_profile
 from labkit.schedulers import available, make
 from labkit.schedulers.gavel.mechanism import Gavel
-from labkit.schedulers.gavel.profile import Profile
 from labkit.workloads.gavel_traces import gavel_jobs
 
 AGNOSTIC = [name for name in available() if name.startswith("gavel_") and name.endswith("_agnostic")]

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from labkit.core import Jobs, Kind
 from labkit.core.errors import InputError, ProfileError
+from labkit.core.life import Profile
 from labkit.core.resources import Bools, Floats
 from labkit.experiment import Experiment
 from labkit.experiment.profile import measure_profile
@@ -21,7 +22,6 @@ from labkit.results import RunRecord
 from labkit.schedulers import make
 from labkit.schedulers.gavel.estimator import Estimate, estimate_pairs
 from labkit.schedulers.gavel.mechanism import Gavel
-from labkit.schedulers.gavel.profile import Profile
 from labkit.simulator import Overheads
 from labkit.speed.gavel import GavelSpeed
 from labkit.topology import no_network

@@ -9,11 +9,11 @@ import pytest
 
 from labkit.core import Jobs, Kind
 from labkit.core.errors import InputError
+from labkit.core.life import Profile
 from labkit.experiment import Experiment
 from labkit.schedulers import make
 from labkit.schedulers.gavel.mechanism import Gavel
 from labkit.schedulers.gavel.problem import Allocation, Problem
-from labkit.schedulers.gavel.profile import Profile
 from labkit.schedulers.gavel.rounds import fill_up, most_overdue, trade
 from labkit.topology import no_network
 from labkit.topology.servers import Server

@@ -1,10 +1,10 @@
-"""Pre-runs: how fast a job trains alone with a few gangs, measured before the run begins."""
+"""What a scheduler is told before a run, with how fast a job trains alone with a few gangs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol, runtime_checkable
+from functools import partial
+from typing import Final
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -12,21 +12,27 @@ from numpy.typing import ArrayLike
 from labkit.core.answers import speeds_of
 from labkit.core.cluster import Cluster
 from labkit.core.jobs import Jobs
+from labkit.core.life import Context, Measure
 from labkit.core.protocols import Running, SpeedModel
 from labkit.core.resources import Floats
+from labkit.experiment.profile import measure_profile
 from labkit.speed.alone import compact
 
-Measure = Callable[[int, ArrayLike, ArrayLike], Floats]
-"""(job number, n_ps, n_workers) -> steps/s of the job alone with each of these gangs."""
+SCHEDULERS: Final = 1
+"""Stream of random numbers that schedulers draw from, beside the simulator's."""
 
 
-@runtime_checkable
-class PreRunning(Protocol):
-    """A scheduler that wants to measure some gangs before the run begins."""
-
-    def pre_run(self, jobs: Jobs, measure: Measure) -> None:
-        """Measure what it needs."""
-        ...
+def context(jobs: Jobs, cluster: Cluster, *, speed: SpeedModel, seed: int) -> Context:
+    """Return what a scheduler is told before a run; `speed`: where it measures, `seed`: of what it draws."""
+    told = jobs.declared.as_if_true()  # nothing of the truth can be reached through what measures
+    return Context(
+        jobs=jobs.declared,
+        cluster=cluster,
+        runs_on=speed.runs_on(),
+        measure=measurer(told, cluster, speed=speed),
+        profile=partial(measure_profile, told, cluster, speed=speed),
+        rng=np.random.default_rng([seed, SCHEDULERS]),
+    )
 
 
 def measurer(jobs: Jobs, cluster: Cluster, *, speed: SpeedModel) -> Measure:

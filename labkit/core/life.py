@@ -1,0 +1,157 @@
+"""The life of a scheduler: what it declares of itself, and what it is told before a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from math import inf
+from typing import Any, Protocol, Self
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from labkit.core.cluster import Cluster
+from labkit.core.errors import InputError
+from labkit.core.jobs import Jobs
+from labkit.core.resources import Bools, Floats, Ints
+
+Measure = Callable[[int, ArrayLike, ArrayLike], Floats]
+"""(job number, n_ps, n_workers) -> steps/s of the job alone with each of these gangs; 0 where one does not fit."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Profile:
+    """Steps per second by kind of job, as far as it was measured.
+
+    Attributes
+    ----------
+    kind : array
+        (N,) the kind of each job of the run: jobs of one kind have the same model and gang.
+    alone : array
+        (K, T) steps/s of a kind on each device type, on as few machines as possible; 0: it cannot run there.
+    apart : array
+        (K, T) the same with its GPUs on as many machines as possible.
+    mixed : array
+        (K,) steps/s on GPUs of all types at once, for gangs larger than any one type; 0 for the others.
+    shared : array or None
+        (K, K, T) steps/s of the first kind when each of its GPUs is shared with the second; NaN: not measured, 0: they
+        cannot share. None: nobody knows how fast two jobs on one GPU are.
+    fits : array of bool
+        (K, T) whether one machine of this type holds the whole gang.
+    """
+
+    kind: Ints
+    alone: Floats
+    apart: Floats
+    mixed: Floats
+    shared: Floats | None
+    fits: Bools
+
+
+class Profiler(Protocol):
+    """Measures each kind of job on each device type."""
+
+    def __call__(self, *, pairs: bool) -> Profile:
+        """Return what was measured; `pairs`: also of jobs that share their GPUs, where the speeds know of that."""
+        ...
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Context:
+    """What a scheduler may know before the first decision of a run.
+
+    Attributes
+    ----------
+    jobs : Jobs
+        What is declared of all jobs of the run; when they come is not for a scheduler to use.
+    cluster : Cluster
+        Where they run.
+    runs_on : array of bool
+        (N, T) which jobs can run on which device types.
+    measure : Measure
+        Trains a job alone with some gangs for a moment.
+    profile : Profiler
+        Trains one job of each kind on each device type.
+    rng : Generator
+        For a scheduler that draws.
+    """
+
+    jobs: Jobs
+    cluster: Cluster
+    runs_on: Bools
+    measure: Measure
+    profile: Profiler
+    rng: np.random.Generator
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traits:
+    """What a scheduler declares of itself, as attributes of the same names; one that says nothing has these defaults.
+
+    Attributes
+    ----------
+    quantum_s : float
+        Decide at least this often, where the run does not say when to decide.
+    lease_s : float or None
+        Jobs run for so long after each decision, and then stop unless it is renewed; None: until they are stopped.
+    ideal : bool
+        Share GPUs at will, without rounds: jobs hold slices of time.
+    stochastic : bool
+        It draws: the same question may have another answer.
+    knows_types : bool
+        False: it gives jobs any type of GPU, however fast; tables of runs on types that differ in speed have a note.
+    lives_on_types : bool
+        It decides by differences in speed between device types: where there are none, tables have a note.
+    lives_on_slos : bool
+        It decides by the jobs' `slo_s`: where there are none, tables have a note.
+    pays : mapping or None
+        Dollars per GPU and hour by device type, of one that minimises cost.
+
+    Raises
+    ------
+    InputError
+        If one of them is of another kind.
+    """
+
+    quantum_s: float = inf
+    lease_s: float | None = None
+    ideal: bool = False
+    stochastic: bool = False
+    knows_types: bool = True
+    lives_on_types: bool = False
+    lives_on_slos: bool = False
+    pays: Mapping[str, float] | None = None
+
+    @classmethod
+    def of(cls, scheduler: object) -> Self:
+        """Return what a scheduler declares.
+
+        >>> from labkit.schedulers import make
+        >>> Traits.of(make("las")).quantum_s, Traits.of(make("fifo")).quantum_s
+        (600.0, inf)
+        """
+        declared: dict[str, Any] = {f.name: getattr(scheduler, f.name, f.default) for f in fields(cls)}
+        traits = cls(**declared)
+        who = type(scheduler).__name__.lower()
+        for name, value, may_be_none in (("quantum_s", traits.quantum_s, False), ("lease_s", traits.lease_s, True)):
+            if not (_is_positive(value) or (may_be_none and value is None)):
+                raise InputError(f"{who}: {name} is {value!r}; expected seconds > 0{', or None' * may_be_none}.")
+        for field in fields(cls):
+            if isinstance(field.default, bool) and not isinstance(getattr(traits, field.name), bool | np.bool_):
+                raise InputError(f"{who}: {field.name} is {getattr(traits, field.name)!r}; expected True or False.")
+        return traits
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, int | float | np.number) and not isinstance(value, bool) and bool(value > 0)
+
+
+def begin(scheduler: object, context: Context) -> None:
+    """Tell a scheduler that a run begins, if it wants to know: if it has `begin(context)`.
+
+    It forgets what it learnt of earlier runs, and measures what it needs. `simulate`, `deploy` and conformance tests
+    call this; with a bare Session its owner does.
+    """
+    hook = getattr(scheduler, "begin", None)
+    if hook is not None:
+        hook(context)
