@@ -92,13 +92,15 @@ def _save_figure(records: list[RunRecord], path: Path) -> Path:
 def compare(
     trace: Workload,
     schedulers: Annotated[
-        str, typer.Option(help="Names, with options in brackets: fifo,drf(placer=pack)")
+        str, typer.Option(help="Names, with options in brackets: fifo,drf(placer=pack); your own: module:Class.")
     ] = DEMO_SCHEDULERS,
     cluster: Cluster = "gavel-36x3",
     throughputs: Annotated[
         Path | None, typer.Option(help="Measured speeds: Gavel's JSON, or a table by (PS, workers).")
     ] = None,
-    speed: Annotated[str, typer.Option(help="auto, gavel, measured, step-time or recorded.")] = "auto",
+    speed: Annotated[
+        str, typer.Option(help="auto, gavel, measured, step-time, recorded, or your own: module:Class.")
+    ] = "auto",
     load: Annotated[float, typer.Option(help="2: jobs arrive twice as fast.")] = 1.0,
     slot: Annotated[float | None, typer.Option(help="Decide every so many seconds, instead of at every event.")] = None,
     first: Annotated[int | None, typer.Option(help="Only the first so many jobs.", min=1)] = None,

@@ -43,16 +43,21 @@ def read_call(text: str, *, thing: str, expected: str, words: bool = False) -> C
     Raises
     ------
     InputError
-        If it is no call of a name with literals, unpacks something, gives an option twice, or has over 1,000 letters.
+        If it is no call of a name (or of `module:name`) with literals, unpacks something, gives an option twice, or has
+        over 1,000 letters.
 
     Examples
     --------
     >>> read_call("drf(placer=pack)", thing="scheduler", expected="a name", words=True)
     Call(name='drf', args=[], options={'placer': 'pack'})
+    >>> read_call("mine:First(k=2)", thing="scheduler", expected="a name").name
+    'mine:First'
     """
     wrong = InputError(f"{thing} '{shortened(text)}' cannot be read; expected {expected}.")
+    name, bracket, rest = text.partition("(")
+    outside = name.strip() if ":" in name else ""
     try:
-        call = ast.parse(_bounded(text), mode="eval").body
+        call = ast.parse(_bounded(f"outside{bracket}{rest}" if outside else text), mode="eval").body
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
             raise wrong
         args = [_literal(arg, words=words) for arg in call.args]
@@ -61,7 +66,7 @@ def read_call(text: str, *, thing: str, expected: str, words: bool = False) -> C
         raise wrong from None
     if len(options) != len(call.keywords):
         raise wrong
-    return Call(call.func.id, args, options)
+    return Call(outside or call.func.id, args, options)
 
 
 def literal(text: str) -> Any:

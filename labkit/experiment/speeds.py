@@ -9,6 +9,7 @@ import numpy as np
 from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError, unknown
 from labkit.core.jobs import Jobs
+from labkit.core.outside import from_packages, is_outside, load, loaded
 from labkit.core.protocols import SpeedModel
 
 KINDS = ("auto", "gavel", "measured", "profiled", "recorded", "step-time")
@@ -31,7 +32,8 @@ def speed_model(
         (PS, workers), read from `throughputs`. "profiled": a testbed's profile, read from there. "step-time":
         computation and communication over the network.
         "recorded": the trace's own durations. "auto": the first of gavel, step-time and recorded that knows all
-        models and device types; measured where `throughputs` is not JSON.
+        models and device types; measured where `throughputs` is not JSON. `package.module:Name`, or the name of an
+        entry point of the group `labkit.speeds`: what that returns when it is called with jobs and cluster.
     throughputs : path, optional
         Gavel's JSON, a table of measured speeds, or a testbed's profile.
     strict : bool
@@ -42,10 +44,15 @@ def speed_model(
     InputError
         If the kind is not known, or it does not know a model or a device type.
     """
+    if is_outside(kind) or kind in from_packages("speed model"):
+        return _own(kind, jobs, cluster)
     if kind not in KINDS:
-        raise unknown("speed model", kind, KINDS)
-    if kind == "auto":
-        kind = _fitting(jobs, cluster, throughputs)
+        raise unknown("speed model", kind, {*KINDS, *from_packages("speed model")})
+    kind = _fitting(jobs, cluster, throughputs) if kind == "auto" else kind
+    return _labkits(kind, jobs, cluster, throughputs=throughputs, strict=strict)
+
+
+def _labkits(kind: str, jobs: Jobs, cluster: Cluster, *, throughputs: str | Path | None, strict: bool) -> SpeedModel:
     if kind == "gavel":
         from labkit.speed.gavel import GavelSpeed
         from labkit.workloads.gavel import Throughputs
@@ -67,6 +74,25 @@ def speed_model(
     from labkit.speed.recorded import Recorded
 
     return Recorded(jobs, cluster)
+
+
+def _own(kind: str, jobs: Jobs, cluster: Cluster) -> SpeedModel:
+    """Return a user's speed model."""
+    offered = from_packages("speed model")
+    found = load(kind, what="speed model") if is_outside(kind) else loaded(offered[kind], what="speed model")
+    if not callable(found):
+        raise InputError(
+            f"speed model {kind} is {found!r:.60}; expected a class or function that takes jobs and cluster."
+        )
+    try:
+        model = found(jobs, cluster)
+    except TypeError as error:
+        raise InputError(f"speed model {kind} cannot be made from jobs and cluster: {error}.") from error
+    if not isinstance(model, SpeedModel):
+        raise InputError(
+            f"speed model {kind} makes {model!r:.60}; expected a SpeedModel: local, speeds, runs_on, durations_s."
+        )
+    return model
 
 
 def _profiled(jobs: Jobs, cluster: Cluster, path: str | Path | None) -> SpeedModel:

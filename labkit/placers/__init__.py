@@ -2,7 +2,8 @@
 
 from typing import Final
 
-from labkit.core.errors import unknown
+from labkit.core.errors import InputError, unknown
+from labkit.core.outside import from_packages, is_outside, load, loaded
 from labkit.core.protocols import Placer
 from labkit.placers.by_network import ByNetwork
 from labkit.placers.even import Even
@@ -25,20 +26,31 @@ _PLACERS: Final[dict[str, type[Placer]]] = {
 
 def available() -> list[str]:
     """Return the names of all placers."""
-    return sorted(_PLACERS)
+    return sorted({*_PLACERS, *from_packages("placer")})
 
 
 def make(name: str) -> Placer:
-    """Return a placer by name.
+    """Return a placer by name; one's own by `package.module:Class`, or an entry point of the group `labkit.placers`.
 
-    >>> make("pack")
-    Pack()
+    >>> make("pack"), make("labkit.placers.pack:Pack")
+    (Pack(), Pack())
 
     Raises
     ------
     InputError
         If there is none of that name; the message tells the nearest.
     """
-    if name not in _PLACERS:
-        raise unknown("placer", name, _PLACERS)
-    return _PLACERS[name]()
+    if name in _PLACERS:
+        return _PLACERS[name]()
+    if is_outside(name):
+        found = load(name, what="placer")
+    elif name in from_packages("placer"):
+        found = loaded(from_packages("placer")[name], what="placer")
+    else:
+        raise unknown("placer", name, available())
+    placer = found() if isinstance(found, type) else found
+    if not isinstance(placer, Placer):
+        raise InputError(
+            f"placer {name} is {placer!r:.60}; expected a class that has place(snapshot, gangs) -> Placement."
+        )
+    return placer

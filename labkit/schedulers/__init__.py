@@ -8,8 +8,10 @@ tables of runs on types that differ in speed have a note then.
 
 from __future__ import annotations
 
+import inspect
 import pkgutil
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from importlib import import_module
@@ -19,6 +21,7 @@ from typing import Any
 from labkit import placers
 from labkit.core.calls import read_call
 from labkit.core.errors import InputError, unknown
+from labkit.core.outside import from_packages, is_outside, load, loaded
 from labkit.core.protocols import Placer, Scheduler
 from labkit.core.text import shortened
 
@@ -46,9 +49,47 @@ def _recipes() -> dict[str, Recipe]:
     return found
 
 
-def options_of(kind: type) -> dict[str, Any]:
+def _recipe(name: str) -> Recipe:
+    """Return how to make a scheduler: one of labkit's, one of a package's entry points, or one of a module.
+
+    Raises
+    ------
+    InputError
+        If there is none of that name, or what there is cannot schedule.
+    """
+    if name in _recipes():
+        return _recipes()[name]
+    if is_outside(name):
+        return _recipe_of(load(name, what="scheduler"), name)
+    if name in from_packages("scheduler"):
+        return _recipe_of(loaded(from_packages("scheduler")[name], what="scheduler"), name)
+    raise unknown("scheduler", name, available())
+
+
+def _recipe_of(found: Any, name: str) -> Recipe:
+    """Return how to make a scheduler from a class, from a function that returns one, or from one that is made."""
+    if isinstance(found, type):
+        if not callable(getattr(found, "schedule", None)):
+            raise InputError(
+                f"scheduler {name} is a class without schedule(); expected schedule(snapshot) -> Placement."
+            )
+        return Recipe(options_of(found), found)
+    if callable(getattr(found, "schedule", None)):
+        return Recipe({}, lambda: deepcopy(found))
+    if not callable(found):
+        raise InputError(
+            f"scheduler {name} is {found!r:.60}; expected a class that has schedule(snapshot) -> Placement."
+        )
+    return Recipe(options_of(found), found)
+
+
+def options_of(kind: Callable[..., Any]) -> dict[str, Any]:
     """Return the options of a scheduler or of a part of one, with their defaults."""
-    return {f.name: f.default for f in fields(kind) if f.init} if is_dataclass(kind) else {}
+    if is_dataclass(kind):
+        return {f.name: f.default for f in fields(kind) if f.init}
+    if isinstance(kind, type) and kind.__init__ is object.__init__:  # type: ignore[misc]
+        return {}
+    return {name: option.default for name, option in inspect.signature(kind).parameters.items()}
 
 
 def available() -> list[str]:
@@ -57,11 +98,13 @@ def available() -> list[str]:
     >>> available()[:3]
     ['drf', 'fifo', 'gavel_allox']
     """
-    return sorted(_recipes())
+    return sorted({*_recipes(), *from_packages("scheduler")})
 
 
 def make(name: str, **options: Any) -> Scheduler:
     """Return a scheduler by name; options may also stand in the name, and a placer may be a name too.
+
+    One's own is named `package.module:Class`, or by an entry point of the group `labkit.schedulers`.
 
     >>> make("las", threshold_gpu_s=60) == make("las(threshold_gpu_s=60)")
     True
@@ -74,9 +117,7 @@ def make(name: str, **options: Any) -> Scheduler:
         If there is no such scheduler, option or placer; the message tells the nearest name.
     """
     plain, given = _parse(name)
-    if plain not in _recipes():
-        raise unknown("scheduler", plain, available())
-    recipe = _recipes()[plain]
+    recipe = _recipe(plain)
     options = given | options
     for option in options:
         if option not in recipe.options:
@@ -87,10 +128,9 @@ def make(name: str, **options: Any) -> Scheduler:
     try:
         return recipe.build(**options)
     except TypeError as error:
-        given_as = ", ".join(f"{option}={value!r}" for option, value in options.items())
-        raise InputError(
-            f"scheduler {plain} cannot take {given_as} ({error}); its default is {recipe.build()}."
-        ) from None
+        given_as = ", ".join(f"{option}={value!r}" for option, value in options.items()) or "no options"
+        takes = ", ".join(f"{name}={value!r}" for name, value in recipe.options.items())
+        raise InputError(f"scheduler {plain} cannot take {given_as} ({error}); it takes {takes}.") from None
 
 
 def named(scheduler: Scheduler | str, name: str | None = None) -> tuple[Scheduler, str]:
@@ -127,9 +167,7 @@ def open_options(name: str) -> dict[str, Any]:
         If there is no such scheduler.
     """
     plain, given = _parse(name)
-    if plain not in _recipes():
-        raise unknown("scheduler", plain, available())
-    return {option: default for option, default in _recipes()[plain].options.items() if option not in given}
+    return {option: default for option, default in _recipe(plain).options.items() if option not in given}
 
 
 def _placer(scheduler: str, given: Any) -> Placer:

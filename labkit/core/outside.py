@@ -1,0 +1,108 @@
+"""Schedulers, placers and speed models of one's own, by name: `package.module:Name`, or an entry point of a package."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+from labkit.core.errors import InputError, unknown
+from labkit.core.text import shortened
+
+GROUPS: Final = {"scheduler": "labkit.schedulers", "placer": "labkit.placers", "speed model": "labkit.speeds"}
+"""What there may be of one's own, and the group of its entry points."""
+
+_NAME: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+
+
+def is_outside(name: str) -> bool:
+    """Return whether a name says where to find what it means.
+
+    >>> is_outside("mine:SmallestFirst"), is_outside("srtf")
+    (True, False)
+    """
+    return ":" in name
+
+
+def load(name: str, *, what: str) -> Any:
+    """Return what `package.module:Name` stands for; the folder in which the program was started is looked at, too.
+
+    Parameters
+    ----------
+    name : str
+        As it was typed.
+    what : str
+        One of `GROUPS`, for the error.
+
+    Raises
+    ------
+    InputError
+        If there is no such module or name in it, or its import fails; in one line.
+
+    Examples
+    --------
+    >>> load("labkit.placers.pack:Pack", what="placer")()
+    Pack()
+    """
+    if not _NAME.fullmatch(name):
+        raise InputError(
+            f"{what} '{shortened(name)}' cannot be read; expected package.module:Name, such as mine:SmallestFirst."
+        )
+    where, _, attribute = name.partition(":")
+    module = _imported(where, name=name, what=what)
+    if not hasattr(module, attribute):
+        public = [known for known in vars(module) if not known.startswith("_")]
+        raise unknown(f"{what} of module {where}", attribute, public)
+    return getattr(module, attribute)
+
+
+def _imported(where: str, *, name: str, what: str) -> ModuleType:
+    here = str(Path.cwd())
+    if here not in sys.path:  # a command that was installed does not look there by itself
+        sys.path.append(here)
+    try:
+        return importlib.import_module(where)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (where == error.name or where.startswith(f"{error.name}.")):
+            raise InputError(f"{what} {name}: {where} needs the module {error.name}, which is not installed.") from None
+        raise InputError(
+            f"{what} {name}: there is no module {where}; expected a file {where.replace('.', '/')}.py in {here}, or an "
+            "installed package."
+        ) from None
+    except Exception as error:  # a user's module may raise anything
+        told = " ".join(f"{type(error).__name__}: {error}".split())
+        raise InputError(f"{what} {name}: module {where} cannot be imported: {shortened(told)}") from error
+
+
+def from_packages(what: str) -> Mapping[str, EntryPoint]:
+    """Return what installed packages offer of a kind, by name."""
+    return _offered(GROUPS[what])
+
+
+@cache
+def _offered(group: str) -> Mapping[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=group)}
+
+
+def loaded(point: EntryPoint, *, what: str) -> Any:
+    """Return what an entry point stands for.
+
+    Raises
+    ------
+    InputError
+        If it cannot be imported; in one line.
+    """
+    try:
+        return point.load()
+    except Exception as error:  # a package may raise anything
+        told = " ".join(f"{type(error).__name__}: {error}".split())
+        package = point.dist.name if point.dist is not None else "a package"
+        raise InputError(
+            f"{what} {point.name} of {package} ({point.value}) cannot be loaded: {shortened(told)}"
+        ) from error
