@@ -287,8 +287,7 @@ class Snapshot:
 
         Examples
         --------
-        >>> from labkit.speed.network import link_loads_gbps
-        >>> link_loads_gbps(snapshot.running(), cluster=snapshot.cluster, model_bytes=sizes)  # doctest: +SKIP
+        >>> StepTime(snapshot.table, snapshot.cluster, ...).speeds(snapshot.running())  # doctest: +SKIP
         """
         ledger = self._fresh()
         asked = self.jobs.number if jobs is None else jobs

@@ -9,6 +9,7 @@ import numpy as np
 
 from labkit.core.cluster import Cluster, Network
 from labkit.core.events import Role
+from labkit.core.jobs import Jobs
 from labkit.core.protocols import Running
 from labkit.core.resources import Bools, Floats, Ints
 from labkit.solvers.maxmin import equal_share_rates, max_min_rates
@@ -191,6 +192,59 @@ def bandwidth_gbps(cluster: Cluster, flows: Flows, *, share: Share = "max-min", 
     solve = max_min_rates if share == "max-min" else equal_share_rates
     rates[far] = np.minimum(rates[far], solve(paths, capacity))
     return rates
+
+
+def flows_of(running: Running, *, jobs: Jobs, model_bytes: Floats) -> Flows:
+    """Return what all running jobs exchange in a step: with parameter servers, and around rings.
+
+    Parameters
+    ----------
+    running : Running
+        J jobs.
+    jobs : Jobs
+        N jobs; one that asked for no parameter server, and has none, uses all-reduce.
+    model_bytes : array
+        (N,) size of the parameters.
+    """
+    workers, servers = Tasks.of(running, Role.WORKER), Tasks.of(running, Role.PS)
+    rings, size = (jobs.n_ps[running.job] == 0) & (servers.count == 0), model_bytes[running.job]
+    pairs = ps_flows(running, workers=workers, servers=servers, model_bytes=size)
+    return both(pairs, ring_flows(running, workers=workers, rings=rings, model_bytes=size)) if rings.any() else pairs
+
+
+def link_loads(
+    running: Running, *, jobs: Jobs, cluster: Cluster, model_bytes: Floats, speed: Floats
+) -> Floats:  # fmt: skip
+    """Return which part of its bandwidth each link of the network carries on average, (L,).
+
+    Each job exchanges `speed` times in a second. What a worker pushes to a parameter server takes the route from it to
+    there, what it pulls the route back. More than 1: the network cannot carry these speeds.
+
+    Parameters
+    ----------
+    running : Running
+        J jobs, such as those of `Snapshot.running` or `Trial.running`.
+    jobs : Jobs
+        N jobs, such as `Snapshot.table`.
+    cluster : Cluster
+        With its network, whose links these are; none without one.
+    model_bytes : array
+        (N,) size of the parameters.
+    speed : array
+        (J,) steps per second, such as `Snapshot.jobs.speed` has measured; NaN counts as 0.
+    """
+    if cluster.network is None:
+        return np.zeros(0)
+    flows = flows_of(running, jobs=jobs, model_bytes=model_bytes)
+    gbps = flows.size_bytes * 8e-9 * np.nan_to_num(speed)[flows.job]
+    source, destination = cluster.group_machine[flows.source], cluster.group_machine[flows.destination]
+    ring = (running.n_ps == 0)[flows.job]
+    load = np.zeros(cluster.network.n_links + 1)  # the last one stands for "no link"
+    for begin, end, part in ((source, destination, np.where(ring, 1.0, 0.5)), (destination, source, 0.5 * ~ring)):
+        far = np.flatnonzero((begin != end) & (part > 0))
+        paths = cluster.network.route(begin[far], end[far], flows.flow_hash[far])
+        load += np.bincount(paths.ravel(), np.repeat((gbps * part)[far], paths.shape[1]), len(load))
+    return np.asarray(load[:-1] / cluster.network.link_gbps)
 
 
 def _own_links(network: Network, paths: Ints, *, owner: Ints) -> tuple[Ints, Floats]:

@@ -17,7 +17,7 @@ from labkit.core.protocols import Running
 from labkit.core.resources import CPUS, Bools, Floats
 from labkit.speed.alone import compact
 from labkit.speed.cpu import CpuModel
-from labkit.speed.network import Flows, Share, Tasks, bandwidth_gbps, both, ps_flows, ring_flows
+from labkit.speed.network import Flows, Share, Tasks, bandwidth_gbps, flows_of
 
 Slowdown = Callable[[Running], Floats]
 """Running jobs -> how much co-located tasks slow them, >= 1: one for each job (J,) or for each row of tasks (P,)."""
@@ -112,9 +112,8 @@ class StepTime:
         all_reduce = (self.jobs.n_ps[jobs] == 0) & (servers.count == 0)
         sync = self.jobs.sync[jobs] | all_reduce
         compute_s = self._compute_s(running, workers, sync=sync, alone=alone)
-        exchange_s = self._exchange_s(
-            self._flows(running, workers, servers, rings=all_reduce), len(workers), alone=alone
-        )
+        flows = flows_of(running, jobs=self.jobs, model_bytes=self.model_bytes)
+        exchange_s = self._exchange_s(flows, len(workers), alone=alone)
         with np.errstate(divide="ignore"):
             together = 1 / (_largest(compute_s, workers, n) + _largest(exchange_s, workers, n))
             apart = np.bincount(workers.job, 1 / (compute_s + exchange_s), n)
@@ -142,13 +141,6 @@ class StepTime:
         fixed_s = update_s + np.asarray(terms.io_s)
         seconds: Floats = compute_s[workers.job] * part + fixed_s[workers.job]
         return seconds
-
-    def _flows(self, running: Running, workers: Tasks, servers: Tasks, *, rings: Bools) -> Flows:
-        size = self.model_bytes[running.job]
-        pairs = ps_flows(running, workers=workers, servers=servers, model_bytes=size)
-        return (
-            both(pairs, ring_flows(running, workers=workers, rings=rings, model_bytes=size)) if rings.any() else pairs
-        )
 
     def _exchange_s(self, flows: Flows, n_workers: int, *, alone: bool) -> Floats:
         """Return seconds that each worker waits for its slowest exchange, (W,)."""

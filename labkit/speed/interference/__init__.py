@@ -8,5 +8,18 @@ is one more line in `model.MODELS`; another shape of one factor is a `Factor` in
 from labkit.speed.interference.load import co_load, slowdowns
 from labkit.speed.interference.model import MODELS, InterferenceModel, compare, held_out_error
 from labkit.speed.interference.profile import COLUMNS, Profile
+from labkit.speed.interference.use import GroupUse, Interference, TaskUse
 
-__all__ = ["COLUMNS", "MODELS", "InterferenceModel", "Profile", "co_load", "compare", "held_out_error", "slowdowns"]
+__all__ = [
+    "COLUMNS",
+    "MODELS",
+    "GroupUse",
+    "Interference",
+    "InterferenceModel",
+    "Profile",
+    "TaskUse",
+    "co_load",
+    "compare",
+    "held_out_error",
+    "slowdowns",
+]

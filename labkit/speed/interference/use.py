@@ -74,6 +74,23 @@ def _published(name: str) -> TaskUse | None:
     return TaskUse(model.worker_cores, model.ps_cores, model.pcie_gbps)
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class GroupUse:
+    """What the tasks of each device group use together.
+
+    Attributes
+    ----------
+    cpu_cores, pcie_gbps : array
+        (G,) cores that they would keep busy if each were alone, and what they move over the PCIe bus.
+    slowdown : array
+        (G,) of the slowest task there, >= 1; 1 where there is none.
+    """
+
+    cpu_cores: Floats
+    pcie_gbps: Floats
+    slowdown: Floats
+
+
 class Interference:
     """The slowdown of each running task by those beside it, as `labkit.speed.step_time.StepTime` takes it.
 
@@ -92,6 +109,15 @@ class Interference:
     ) -> None:
         self.model, self.cluster = model, cluster
         self.cores, self.pcie_gbps = task_use(jobs, uses=uses)
+
+    def groups(self, running: Running) -> GroupUse:
+        """Return what the tasks of each device group use together, and how slow the slowest of them is."""
+        job, n_groups = running.job[running.row_job()], self.cluster.n_groups
+        slowest = np.ones(n_groups)
+        np.maximum.at(slowest, running.group, self(running))
+        cores = np.bincount(running.group, running.count * self.cores[running.role, job], n_groups)
+        moved = np.bincount(running.group, running.count * self.pcie_gbps[running.role, job], n_groups)
+        return GroupUse(np.asarray(cores, np.float64), np.asarray(moved, np.float64), slowest)
 
     def __call__(self, running: Running) -> Floats:
         """Return D >= 1 of one task of each row, (P,)."""
