@@ -10,7 +10,7 @@ from labkit.core.events import Role
 from labkit.core.jobs import Jobs
 from labkit.core.life import Profile
 from labkit.core.protocols import Running, SpeedModel
-from labkit.core.resources import GPUS, Floats, Ints
+from labkit.core.resources import GPUS, Bools, Floats, Ints
 from labkit.schedulers.gavel.profile import room_for
 from labkit.speed.alone import compact
 
@@ -21,7 +21,7 @@ def measure_profile(jobs: Jobs, cluster: Cluster, *, speed: SpeedModel, pairs: b
     Jobs are of one kind if they have the same model, gang, demands and device types. A gang that does not fit, or does
     not run on a type, has speed 0 there.
     """
-    runs_on = speed.runs_on()
+    runs_on = speed.runs_on() | (jobs.worker_demand[:, [GPUS]] <= 0)  # tasks without GPUs may go anywhere
     gang = [jobs.n_workers, jobs.n_ps, jobs.worker_demand, jobs.ps_demand]
     _, first, kind = np.unique(
         np.column_stack([jobs.model, jobs.sync, *gang, runs_on]), axis=0, return_index=True, return_inverse=True
@@ -45,7 +45,7 @@ def measure_profile(jobs: Jobs, cluster: Cluster, *, speed: SpeedModel, pairs: b
         kind=kind.reshape(-1).astype(np.int32),
         alone=alone,
         apart=apart,
-        mixed=_mixed(jobs, cluster, chosen, speed, larger=np.flatnonzero(~alone.any(axis=1))),
+        mixed=_mixed(jobs, cluster, chosen, speed, runs_on=runs_on, larger=np.flatnonzero(~alone.any(axis=1))),
         shared=shared,
         fits=fits,
     )
@@ -159,9 +159,10 @@ def _seats(jobs: Jobs, cluster: Cluster, groups: Ints, job: int) -> Ints | None:
     return rows
 
 
-def _mixed(jobs: Jobs, cluster: Cluster, chosen: Ints, speed: SpeedModel, *, larger: Ints) -> Floats:
+def _mixed(
+    jobs: Jobs, cluster: Cluster, chosen: Ints, speed: SpeedModel, *, runs_on: Bools, larger: Ints
+) -> Floats:  # fmt: skip
     """Return steps/s of gangs larger than any device type on all types that they run on, 0 for the others."""
-    runs_on = speed.runs_on()
     mixed = np.zeros(len(chosen))
     for k in larger:
         job = int(chosen[k])
