@@ -21,7 +21,7 @@ def measure_profile(jobs: Jobs, cluster: Cluster, *, speed: SpeedModel, pairs: b
     Jobs are of one kind if they have the same model, gang, demands and device types. A gang that does not fit, or does
     not run on a type, has speed 0 there.
     """
-    runs_on = speed.runs_on() | (jobs.worker_demand[:, [GPUS]] <= 0)  # tasks without GPUs may go anywhere
+    runs_on = speed.runs_on()
     gang = [jobs.n_workers, jobs.n_ps, jobs.worker_demand, jobs.ps_demand]
     _, first, kind = np.unique(
         np.column_stack([jobs.model, jobs.sync, *gang, runs_on]), axis=0, return_index=True, return_inverse=True
@@ -41,11 +41,18 @@ def measure_profile(jobs: Jobs, cluster: Cluster, *, speed: SpeedModel, pairs: b
         apart[here[which], t] = _each(speed, spread, jobs)
         if shared is not None:
             _measure_pairs(shared[:, :, t], jobs, running, placed, speed)
+    mixed = _mixed(jobs, cluster, chosen, speed, runs_on=runs_on, larger=np.flatnonzero(~alone.any(axis=1)))
+    without_gpus = (jobs.worker_demand[chosen, GPUS] <= 0) & ~alone.any(axis=1) & (mixed == 0)
+    anywhere = _mixed(  # device types are those of GPUs: tasks without any may go to the others, too
+        jobs, cluster, chosen, speed, runs_on=np.ones_like(runs_on), larger=np.flatnonzero(without_gpus)
+    )
+    for measured in (alone, apart):
+        measured[without_gpus] = np.where(runs_on[chosen], anywhere[:, None], 0.0)[without_gpus]
     return Profile(
         kind=kind.reshape(-1).astype(np.int32),
         alone=alone,
         apart=apart,
-        mixed=_mixed(jobs, cluster, chosen, speed, runs_on=runs_on, larger=np.flatnonzero(~alone.any(axis=1))),
+        mixed=mixed,
         shared=shared,
         fits=fits,
     )

@@ -213,16 +213,15 @@ def test_all_of_gavels_pairs_come_out_as_they_stand_in_its_file(shared_data) -> 
         assert profile.shared[np.ix_(profile.kind, profile.kind)][:, :, t].tolist() == pairs
 
 
-def test_a_job_without_gpus_is_measured_wherever_there_is_room() -> None:
+def test_a_job_without_gpus_that_fits_elsewhere_only_is_measured_there() -> None:
     """Device types are those of GPUs: what runs on none of a type's may still have its cores."""
     small, large = Server("small", sockets=((1, 4, 16),), device_type="k80"), Server("large", sockets=((4, 16, 64),))
     cluster = no_network(2, servers=[(1, small), (1, large)])
     jobs = Jobs.of(
         arrival_s=[0, 0], total_steps=60, duration_s=60, n_workers=4, worker_demand=np.array([[0, 3, 0], [1, 3, 0.0]])
     )
-    kinds = list(cluster.device_types)
-    only_k80 = np.array([[kind == "k80" for kind in kinds], [kind != "k80" for kind in kinds]])
-    found = measure_profile(jobs, cluster, speed=Sharing(jobs, cluster, runs_on=only_k80), pairs=False)
-    alone = found.alone[found.kind]
-    assert (alone[0] > 0).tolist() == [kind != "k80" for kind in kinds], "four workers of three cores fit the large one"
-    assert (alone[1] > 0).tolist() == [kind != "k80" for kind in kinds]
+    k80 = np.array([kind == "k80" for kind in cluster.device_types])
+    speed = Sharing(jobs, cluster, runs_on=np.array([k80, ~k80]))
+    found = measure_profile(jobs, cluster, speed=speed, pairs=False)
+    assert found.alone[found.kind].tolist() == [k80.astype(float).tolist(), (~k80).astype(float).tolist()]
+    assert found.mixed.tolist() == [0, 0]
