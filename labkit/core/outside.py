@@ -30,6 +30,20 @@ def is_outside(name: str) -> bool:
     return ":" in name
 
 
+def find(name: str, *, what: str) -> Any:
+    """Return what a name stands for that is not labkit's own: `package.module:Name`, or an entry point; None: neither.
+
+    Raises
+    ------
+    InputError
+        As `load` and `loaded`.
+    """
+    if is_outside(name):
+        return load(name, what=what)
+    point = from_packages(what).get(name)
+    return None if point is None else loaded(point, what=what)
+
+
 def load(name: str, *, what: str) -> Any:
     """Return what `package.module:Name` stands for; the folder in which the program was started is looked at, too.
 

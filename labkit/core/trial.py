@@ -1,4 +1,4 @@
-"""What would be held if ...: a scratch copy of who has which tasks, to build a decision task by task."""
+"""A scratch copy of the tasks that jobs hold, to build a decision task by task."""
 
 from __future__ import annotations
 

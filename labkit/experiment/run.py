@@ -152,7 +152,8 @@ class Experiment:
         shape = len(self.jobs), len(self.cluster.device_types)
         refuse_unsound_network(self.cluster)
         refuse_unsound_model(self.speed, runs_on=runs_on, shape=shape, jobs=self.jobs)
-        traits, lease_s = Traits.of(scheduler), Traits.of(scheduler).lease_s
+        traits = Traits.of(scheduler)
+        lease_s = traits.lease_s
         begin(scheduler, context(self.jobs, self.cluster, speed=believed, seed=self.seed))
         cadence = self.cadence or at_events(quantum_s=traits.quantum_s, when_empty=lease_s is not None)
         if backend is None:

@@ -160,7 +160,7 @@ class Session:
         Parameters
         ----------
         scheduler : Scheduler
-            Who decides.
+            What is asked.
         until_s : float
             Stop before the first decision that is due then or later; another `run` goes on as if there had been none.
         """

@@ -9,7 +9,7 @@ import numpy as np
 from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError, unknown
 from labkit.core.jobs import Jobs
-from labkit.core.outside import from_packages, is_outside, load, loaded
+from labkit.core.outside import find, from_packages
 from labkit.core.protocols import SpeedModel
 
 KINDS = ("auto", "gavel", "measured", "profiled", "recorded", "step-time")
@@ -44,10 +44,8 @@ def speed_model(
     InputError
         If the kind is not known, or it does not know a model or a device type.
     """
-    if is_outside(kind) or kind in from_packages("speed model"):
-        return _own(kind, jobs, cluster)
     if kind not in KINDS:
-        raise unknown("speed model", kind, {*KINDS, *from_packages("speed model")})
+        return _own(kind, jobs, cluster)
     kind = _fitting(jobs, cluster, throughputs) if kind == "auto" else kind
     return _labkits(kind, jobs, cluster, throughputs=throughputs, strict=strict)
 
@@ -78,8 +76,8 @@ def _labkits(kind: str, jobs: Jobs, cluster: Cluster, *, throughputs: str | Path
 
 def _own(kind: str, jobs: Jobs, cluster: Cluster) -> SpeedModel:
     """Return a user's speed model."""
-    offered = from_packages("speed model")
-    found = load(kind, what="speed model") if is_outside(kind) else loaded(offered[kind], what="speed model")
+    if (found := find(kind, what="speed model")) is None:
+        raise unknown("speed model", kind, {*KINDS, *from_packages("speed model")})
     if not callable(found):
         raise InputError(
             f"speed model {kind} is {found!r:.60}; expected a class or function that takes jobs and cluster."

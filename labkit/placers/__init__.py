@@ -3,7 +3,7 @@
 from typing import Final
 
 from labkit.core.errors import InputError, unknown
-from labkit.core.outside import from_packages, is_outside, load, loaded
+from labkit.core.outside import find, from_packages
 from labkit.core.protocols import Placer
 from labkit.placers.by_network import ByNetwork
 from labkit.placers.even import Even
@@ -42,11 +42,7 @@ def make(name: str) -> Placer:
     """
     if name in _PLACERS:
         return _PLACERS[name]()
-    if is_outside(name):
-        found = load(name, what="placer")
-    elif name in from_packages("placer"):
-        found = loaded(from_packages("placer")[name], what="placer")
-    else:
+    if (found := find(name, what="placer")) is None:
         raise unknown("placer", name, available())
     placer = found() if isinstance(found, type) else found
     if not isinstance(placer, Placer):

@@ -101,7 +101,7 @@ class Machines:
     gangs : Gangs
         What is to be placed: the tasks that its jobs have now are taken away first.
     model : InterferenceModel
-        Who foresees slowdowns.
+        What foresees slowdowns.
     uses : mapping or None
         See `task_use`.
     """

@@ -45,7 +45,7 @@ def plot_sweep(
 def plot_sweep_means(table: pd.DataFrame, *, metric: str = "mean_jct_s", level: float = 0.95) -> alt.FacetChart:
     """Draw a dot per seed and the mean of each scheduler, a panel per combination of what else varies."""
     means = sweep_means(table, metric=metric, level=level)
-    scale, axis = _axis_of(table, metric=metric, level=level)
+    scale, axis = _axis_of(means, metric=metric)
     varying = _varying(table)
     points = table.assign(panel=_panels(table, varying), value=table[metric] / scale)
     lines = _scaled(means, varying, scale=scale, says="{:,.4g}")
@@ -77,7 +77,7 @@ def plot_sweep_differences(
         raise InputError("the sweep has one scheduler; differences need two.")
     names = list(dict.fromkeys(table["scheduler"]))
     base = names[0] if base is None else base
-    scale, axis = _axis_of(table, metric=metric, level=level)
+    scale, axis = _axis_of(sweep_means(table, metric=metric, level=level), metric=metric)
     varying = _varying(table)
     lines = _scaled(apart, varying, scale=scale, says="{:+,.4g}")
     lines["says"] += [f" ({part:+.1%})" if part == part else "" for part in apart["relative"]]
@@ -164,10 +164,9 @@ def _short(value: object) -> str:
     return text if len(text) <= MAX_LABEL else text[: MAX_LABEL - 1] + "…"
 
 
-def _axis_of(table: pd.DataFrame, *, metric: str, level: float) -> tuple[float, str]:
+def _axis_of(means: pd.DataFrame, *, metric: str) -> tuple[float, str]:
     """Return what to divide by, and the title of the axis: means and their differences have one unit."""
-    typical = float(sweep_means(table, metric=metric, level=level)["mean"].median())
-    scale, unit = time_unit(typical) if metric.endswith("_s") else (1.0, "")
+    scale, unit = time_unit(float(means["mean"].median())) if metric.endswith("_s") else (1.0, "")
     return scale, _heading(metric) + (f" ({unit})" if unit else "")
 
 

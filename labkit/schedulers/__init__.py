@@ -21,7 +21,7 @@ from typing import Any
 from labkit import placers
 from labkit.core.calls import read_call
 from labkit.core.errors import InputError, unknown
-from labkit.core.outside import from_packages, is_outside, load, loaded
+from labkit.core.outside import find, from_packages
 from labkit.core.protocols import Placer, Scheduler
 from labkit.core.text import shortened
 
@@ -59,11 +59,9 @@ def _recipe(name: str) -> Recipe:
     """
     if name in _recipes():
         return _recipes()[name]
-    if is_outside(name):
-        return _recipe_of(load(name, what="scheduler"), name)
-    if name in from_packages("scheduler"):
-        return _recipe_of(loaded(from_packages("scheduler")[name], what="scheduler"), name)
-    raise unknown("scheduler", name, available())
+    if (found := find(name, what="scheduler")) is None:
+        raise unknown("scheduler", name, available())
+    return _recipe_of(found, name)
 
 
 def _recipe_of(found: Any, name: str) -> Recipe:
