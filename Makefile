@@ -13,7 +13,7 @@ demo: $(STAMP)  ## compare schedulers on a small trace, and write reports/demo.h
 
 # Many tests wait for something: three workers keep two cores busy.
 WORKERS ?= 3
-# Long ones first: 05 compiles most kernels for all others, meanwhile 06 needs none of them.
+# Long ones first.
 LONG := $(wildcard notebooks/05_*.ipynb notebooks/06_*.ipynb notebooks/08_*.ipynb notebooks/07_*.ipynb)
 NOTEBOOKS := $(LONG) $(filter-out $(LONG), $(sort $(wildcard notebooks/*.ipynb)))
 test: $(STAMP)  ## run all notebooks, then all tests
@@ -60,4 +60,5 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
 	@echo "building .venv: a few minutes the first time"
 	$(BIN)/python -m pip install --quiet -e '.[dev]' -c constraints.txt
+	$(BIN)/python -m labkit.compile_kernels
 	@touch $@

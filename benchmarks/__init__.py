@@ -1,14 +1,24 @@
 """Measurements, one module per subject: each has `rows()`, which measures and returns a `Row` (or a dict of its
 fields) per number.
 
-`python -m benchmarks` runs all of them, `python -m benchmarks metrics` some.
+`python -m benchmarks` runs all of them, `python -m benchmarks metrics` some; with `--short` on sizes that tell nothing,
+to see that they run.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+
+SHORT = "LABKIT_BENCHMARKS_SHORT"
+"""Set in the environment: benchmarks, and the processes that they start, take the sizes that tell nothing."""
+
+
+def size(full: int, *, short: int) -> int:
+    """Return how many, how large or how often: in full, or as a short run has it."""
+    return short if os.environ.get(SHORT) else full
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pkgutil
 import sys
 import traceback
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks import Row
+from benchmarks import SHORT, Row
 from labkit.core.errors import unknown
 
 FOLDER = Path(__file__).parent
@@ -82,16 +83,22 @@ def show(rows: Sequence[Row]) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Measure, write, show; return 1 where a benchmark could not run at all, 2 where none has that name."""
+    """Measure, write, show; with `--short` only show.
+
+    Returns 1 where a benchmark could not run at all, 2 where none has that name.
+    """
+    short = "--short" in arguments
+    if short:
+        os.environ[SHORT] = "1"
     try:
-        names = modules(arguments)
+        names = modules([name for name in arguments if name != "--short"])
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
     rows, failed = measure(names)
     everything = not arguments and not failed
-    path = FOLDER / "results.json"
-    write(rows, path, everything=everything)
+    if not short:
+        write(rows, FOLDER / "results.json", everything=everything)
     show(rows)
     if failed:
         print(f"could not measure: {', '.join(failed)}", file=sys.stderr)

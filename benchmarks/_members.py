@@ -14,13 +14,14 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import size
 from labkit.elastic.blocks import layout
 from labkit.elastic.lending import Lender, Shelf
 from labkit.elastic.transport import MIB, Access, Address, Channel, Listener, connect
 
-N = 100 * MIB // 4
+N = size(100, short=1) * MIB // 4
 """Parameters."""
-BUCKET = 25 * MIB // 4
+BUCKET = min(25 * MIB // 4, N)
 """Numbers of a bucket, as torch's data parallel training has them."""
 LR = 1e-3
 ACCESS = Access(token=bytes(range(32)), plaintext=True)

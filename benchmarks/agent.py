@@ -15,13 +15,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks import Row, best_s
+from benchmarks import Row, best_s, size
 from labkit.testbed.agent.client import Agent
 from labkit.testbed.agent.local import LocalBridge
 from labkit.testbed.agent.watching import Watching
 
 COMMAND = "python -m benchmarks agent"
-N_TASKS, SECONDS, STARTS, CALLS = 8, 20, 30, 200
+N_TASKS, SECONDS, STARTS, CALLS = size(8, short=2), size(20, short=2), size(30, short=2), size(200, short=2)
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 TASK = """
 import json, os, time

@@ -11,7 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks import Row
+from benchmarks import Row, size
 from labkit.core import Jobs, Placement
 from labkit.core.events import Kind
 from labkit.core.resources import amounts
@@ -22,7 +22,7 @@ from labkit.testbed.bed.server import sshd_program
 from labkit.testbed.training import Training
 
 COMMAND = "python -m benchmarks.decision"
-N_JOBS = 5
+N_JOBS = size(5, short=1)
 
 
 def rows() -> list[Row]:

@@ -10,14 +10,14 @@ import tempfile
 from pathlib import Path
 
 import labkit
-from benchmarks import Row, best_s
+from benchmarks import Row, best_s, size
 from labkit.testbed.bed import Bed
 from labkit.testbed.doctor import examine
 from labkit.testbed.fleet import Fleet
 from labkit.testbed.provision import deploy, sweep
 
 COMMAND = "python -m benchmarks deploy"
-ROUNDS = 5
+ROUNDS = size(5, short=1)
 
 
 def rows() -> list[Row]:

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import Row, transport
+from benchmarks import Row, size, transport
 from benchmarks._members import ACCESS, N
 from benchmarks.transport import cpu_s
 from labkit.elastic.blocks import layout
@@ -28,7 +28,7 @@ from labkit.elastic.protocol import Kind, at
 from labkit.elastic.transport import Address, Handler, connect
 
 COMMAND = "python -m benchmarks elastic"
-STEPS, ROUNDS = 5, 11
+STEPS, ROUNDS = 5, size(11, short=1)
 SCHEMES = ("shm", "unix", "tcp")
 SENT_GB = 4 * 4 * N / 1e9
 """Two workers send all gradients and receive all parameters."""

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import time
 
-from benchmarks import Row
+from benchmarks import Row, size
 from labkit.experiment import Experiment
 from labkit.schedulers import make
 from labkit.workloads.gavel_traces import gavel_jobs
 
 COMMAND = "python -m benchmarks gavel"
-N_JOBS = 1000
+N_JOBS = size(1000, short=20)
 GAPS_S = {"moderate": 900.0, "high": 400.0}
 """Mean seconds between arrivals: a third and half of the GPUs are busy."""
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import Row
+from benchmarks import Row, size
 from labkit.core.resources import Floats
 from labkit.solvers.levels import Filled, fill, fill_entities
 
@@ -26,7 +26,7 @@ HIGHS_LIMIT_S = 20.0
 def rows() -> list[Row]:
     """Return the medians of repeats after a warm-up, over jobs on three types at three loads."""
     found = []
-    for n_jobs, goal, repeats in ((100, 0.2, 99), (2_048, 5.0, 30), (100_000, 500.0, 6)):
+    for n_jobs, goal, repeats in ((100, 0.2, 99), (2_048, 5.0, 30), (size(100_000, short=1000), 500.0, 6)):
         cases = [problem(n_jobs, seed=seed) for seed in range(6)]
         what = f"{n_jobs:,} jobs, 3 types"
         found.append(_row(f"max-min levels, {what}", _cpu_ms(_levels, cases, repeats), goal))

@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 import numpy as np
 
-from benchmarks import Row, best_s
+from benchmarks import Row, best_s, size
 from labkit.core.cluster import Cluster
 from labkit.core.events import Events, Kind, events
 from labkit.core.jobs import Jobs
 from labkit.core.resources import amounts
 from labkit.results import RunInfo, RunWriter, gantt, heat_map, load, summary, utilisation
 
-N_JOBS, N_MACHINES = 100_000, 813
+N_JOBS, N_MACHINES = size(100_000, short=500), 813
 COMMAND = "python -m benchmarks metrics"
 
 

@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import pandas as pd
 
-from benchmarks import Row
+from benchmarks import Row, size
 from labkit.elastic import start
 from labkit.elastic.measure import waits
 from labkit.elastic.trial import table, trial
 
 COMMAND = "python -m benchmarks scaling"
-MB = 100
+MB = size(100, short=1)
 ROUNDS = (
     ("handover", "suspend", "handover", "handover"),
     ("checkpoint", "handover", "suspend", "handover"),
     ("handover", "suspend", "handover", "checkpoint"),
-)
+)[-size(3, short=1) :]
 
 
 def rows() -> list[Row]:

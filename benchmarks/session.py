@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks import Row
+from benchmarks import Row, size
 from labkit.core import Cluster, Jobs, Placement, Snapshot
 from labkit.experiment import Experiment
 from labkit.experiment.session import Session
@@ -51,6 +51,8 @@ def _large_runs() -> list[Row]:
 
 def _philly_runs() -> list[Row]:
     """Return seconds of the 82,247 Philly jobs on 480 GPUs; none where the trace is not at hand."""
+    if not size(1, short=0):
+        return []
     if not PHILLY.exists():
         print("philly.csv is not at hand: its rows are left out (labkit traces fetch philly)", file=sys.stderr)
         return []
@@ -74,7 +76,9 @@ def simulate(what: str, scheduler: str) -> dict[str, float]:
     if what == "large":
         cluster = build("alibaba-6500")
         rng = np.random.default_rng(1)
-        jobs = at_load(philly_like(np.cumsum(rng.exponential(1.0, 100_000)), rng=rng), cluster, load=LOAD)
+        jobs = at_load(
+            philly_like(np.cumsum(rng.exponential(1.0, size(100_000, short=300))), rng=rng), cluster, load=LOAD
+        )
     else:
         cluster, jobs = build("philly-480"), read(PHILLY)
     Experiment.of(jobs.take(np.arange(200)), cluster=cluster, speed="recorded").run(scheduler)  # compile
@@ -119,7 +123,7 @@ def _decisions() -> list[Row]:
     return found
 
 
-def _own_cost_us(n_jobs: int = 1000, n_decisions: int = 2000) -> float:
+def _own_cost_us(n_jobs: int = size(1000, short=50), n_decisions: int = size(2000, short=20)) -> float:
     """Return processor time per decision outside the scheduler, with so many jobs running or waiting."""
     rng = np.random.default_rng(2)
     cluster = build("no_network(60)")
@@ -137,7 +141,7 @@ def _own_cost_us(n_jobs: int = 1000, n_decisions: int = 2000) -> float:
     return float(np.median(costs))
 
 
-def _decision_ms(name: str, n_jobs: int = 1000) -> float:
+def _decision_ms(name: str, n_jobs: int = size(1000, short=20)) -> float:
     """Return processor time of one decision about malleable jobs on 500 four-GPU machines, when one of them arrived."""
     rng = np.random.default_rng(3)
     cluster = build("no_network(500)")

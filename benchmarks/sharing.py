@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import Row
+from benchmarks import Row, size
 from labkit.core.resources import Floats
 from labkit.solvers.sharing import FilledPairs, fill_pairs
 
@@ -24,8 +24,8 @@ GANGS = {1: 0.7, 2: 0.1, 4: 0.15, 8: 0.05}
 LOADS = (0.1, 0.25, 0.6)
 """GPUs of each type for each job: jobs ask for 1.9 GPUs on average, so from scarce to nearly enough."""
 
-GOALS_S = {128: (None, 1.0), 512: (2.0, 5.0)}
-HIGHS_JOBS = 512
+GOALS_S = {size(128, short=8): (None, 1.0), size(512, short=16): (2.0, 5.0)}
+HIGHS_JOBS = size(512, short=16)
 """Jobs whose pairs HiGHS is given all at once, 200,000 columns."""
 
 Case = dict[str, Any]
@@ -43,7 +43,7 @@ def rows() -> list[Row]:
                 what = f"{'water filling' if leximin else 'max-min levels'} with pairs, {n_jobs} jobs, {name}"
                 found.append(Row(what, round(float(taken_s), 3), "CPU s", goal_s, False, COMMAND))
                 found.append(Row(f"{what}, gap", float(f"{gap:.2g}"), "relative", 1e-6, False, COMMAND))
-    ages = [with_ages(different_jobs(512, load=load)) for load in LOADS]
+    ages = [with_ages(different_jobs(HIGHS_JOBS, load=load)) for load in LOADS]
     taken_s = max(_measured(case, leximin=True)[0] for case in ages)
     what = "water filling of finish times with pairs, 512 jobs, all different"
     found.append(Row(what, round(taken_s, 3), "CPU s", None, False, COMMAND))

@@ -12,13 +12,13 @@ import os
 import signal
 from statistics import median
 
-from benchmarks import Row
+from benchmarks import Row, size
 from labkit.elastic import Result, start
 from labkit.elastic.measure import waits
 from labkit.elastic.trial import table
 
 COMMAND = "python -m benchmarks standby"
-MB, STEPS, ROUNDS, WARM = 100, 80, 3, 10
+MB, STEPS, ROUNDS, WARM = size(100, short=1), 80, size(3, short=1), 10
 KILLED_AT = 60
 
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from tempfile import TemporaryDirectory
 
-from benchmarks import Row, best_s
+from benchmarks import Row, best_s, size
 from labkit.core import Jobs
 from labkit.experiment.cell import Outcome, run_cell
 from labkit.experiment.grid import Cell, Grid
@@ -31,7 +31,7 @@ def _row(name: str, value: float, unit: str, goal: float | None, *, higher_is_be
     return Row(name, round(value, 3), unit, goal, higher_is_better, COMMAND)
 
 
-def _overhead(n: int = 300) -> list[Row]:
+def _overhead(n: int = size(300, short=3)) -> list[Row]:
     """Return what a trivial cell takes: in all, of it in the cell itself, and to write its row."""
     grid = Grid(schedulers="fifo", trace=TRIVIAL, cluster="no_network(1)", seeds=n)
     inputs = Inputs.of(grid)
@@ -63,7 +63,13 @@ def _caller_cpu_s(cells: Sequence[Cell], inputs: Inputs) -> float:
 
 def _speed_up() -> list[Row]:
     """Return how much faster two workers are than one, start of the processes included; needs two idle cores."""
-    grid = Grid(schedulers=["srtf", "las"], trace="poisson(800, per_hour=20)", cluster="demo", seeds=4, load=[1, 2])
+    grid = Grid(
+        schedulers=["srtf", "las"],
+        trace=f"poisson({size(800, short=5)}, per_hour=20)",
+        cluster="demo",
+        seeds=4,
+        load=[1, 2],
+    )
     inputs = Inputs.of(grid)
     took: dict[int, float] = {}
     cpu_s: dict[int, float] = {}

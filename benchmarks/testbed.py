@@ -12,14 +12,14 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks import Row, best_s
+from benchmarks import Row, best_s, size
 from labkit.testbed.bed import Bed, down
 from labkit.testbed.bed.server import sshd_program
 from labkit.testbed.fleet import Fleet
 
 COMMAND = "python -m benchmarks.testbed"
 N_HOSTS = 4
-N_BYTES = 64_000_000
+N_BYTES = size(64_000_000, short=1000)
 
 
 def rows() -> list[Row]:
@@ -28,7 +28,7 @@ def rows() -> list[Row]:
         return []
     with tempfile.TemporaryDirectory(prefix="lk-", dir="/tmp") as top:
         folder = Path(top) / "bed"
-        up_s = min(_up_s(folder) for _ in range(3))
+        up_s = min(_up_s(folder) for _ in range(size(3, short=1)))
         with Bed.up(N_HOSTS, folder=folder) as bed:
             return [_row("bed up, 4 hosts, as typed", up_s, 1.0), *_fleet_rows(bed, Path(top) / "big")]
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import Row
+from benchmarks import Row, size
 from labkit.elastic.transport import (
     MIB,
     Access,
@@ -36,7 +36,7 @@ from labkit.elastic.transport import (
 )
 
 COMMAND = "python -m benchmarks.transport"
-N_SLICES, N_ROUNDS = 100, 9
+N_SLICES, N_ROUNDS = size(100, short=1), size(9, short=1)
 N_BYTES = N_SLICES * MIB
 PUSH, PULL, DONE = 16, 17, 18
 TOKEN = bytes(range(32))

@@ -13,7 +13,7 @@ from statistics import median
 
 import numpy as np
 
-from benchmarks import Row
+from benchmarks import Row, size
 from labkit.elastic.blocks import layout
 from labkit.elastic.checkpoint import Checkpoints, SavedBlock
 from labkit.elastic.optimizers import Optimizer, optimizer
@@ -22,7 +22,7 @@ COMMAND = "python -m benchmarks updates"
 STREAMS = {"sgd": 3, "momentum": 5, "adam": 7}
 """Vectors that an update reads or writes; a copy: 2."""
 
-SIZES = {"1.6 MB": 400_000, "100 MB": 25_600_000}
+SIZES = {"1.6 MB": 400_000, "100 MB": size(25_600_000, short=1000)}
 """A block of a model of 100 MB; all of it."""
 
 
@@ -47,7 +47,7 @@ def _update_rows(what: str, n: int) -> list[Row]:
     for made in chosen:
         runs[made.name] = _ours(made, param.copy(), grad)
         runs[f"torch {made.name}"] = _theirs(made.name, param, grad)
-    taken_s = _interleaved(runs, repeat=400_000_000 // (20 * n) + 5)
+    taken_s = _interleaved(runs, repeat=size(400_000_000, short=0) // (20 * n) + 5)
     copied = 2 * 4 * n / taken_s["memcpy"]
     found = [Row(f"memcpy, {what}", round(copied / 1e9, 1), "GB/s read and written", None, True, COMMAND)]
     for name, streams in STREAMS.items():

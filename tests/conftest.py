@@ -28,6 +28,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: _place(item.path))
 
 
+@pytest.hookimpl(trylast=True)  # the reporter is there by then
+def pytest_configure(config: pytest.Config) -> None:
+    """Let each test that fails be named when it fails: a run that is cut off tells nothing at its end."""
+    if reporter := config.pluginmanager.get_plugin("terminalreporter"):
+        config.pluginmanager.register(_AtOnce(reporter))
+
+
+class _AtOnce:
+    """Writes a line for each test that failed, and for a worker that died in one."""
+
+    def __init__(self, reporter: pytest.TerminalReporter) -> None:
+        self._reporter = reporter
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self._reporter.ensure_newline()
+            self._reporter.write_line(f"FAILED {report.nodeid} ({report.when})", red=True)
+
+
 def _place(path: Path) -> int:
     """Return the place of a file in the order: that of its entry in LONGEST, or behind all."""
     here = Path(__file__).parent

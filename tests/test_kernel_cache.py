@@ -64,11 +64,16 @@ def test_time_to_compile_is_not_the_schedulers(tmp_path):
     """An empty cache: a first run takes many seconds, next to none of which are the scheduler's."""
     code = """
         import time
-        from labkit.core import Jobs
+        from labkit.core import Jobs, Placement
         from labkit.experiment import simulate
+
+        class OneByOne:
+            def schedule(self, snapshot):
+                return Placement.of(snapshot.waiting[:1], job=snapshot.waiting[:1], role=0, group=0, count=1)
+
         jobs = Jobs.of(arrival_s=[0, 5], total_steps=[60, 30], duration_s=[60, 30])
         began = time.perf_counter()
-        record = simulate(jobs, cluster="no_network(1)", scheduler="fifo")
+        record = simulate(jobs, cluster="no_network(1)", scheduler=OneByOne())
         print(record.info.wall_s / (time.perf_counter() - began))
     """
     assert float(cache_dir_of(code, XDG_CACHE_HOME=str(tmp_path))) < 0.5
@@ -82,3 +87,36 @@ def test_a_terminal_is_told_once_that_kernels_are_compiled(capsys, monkeypatch):
             numba.njit(lambda x: x + 1)(1)
     assert capsys.readouterr().err.count("compiling kernels") == 1
     assert seen.seconds > 0
+
+
+def test_nothing_is_left_to_compile_after_an_install(tmp_path):
+    """What `make` runs at the end: the demo and the traces of the notebooks call no kernel that it did not compile."""
+    code = """
+        import pkgutil, importlib, warnings
+        import labkit
+        from labkit.compile_kernels import compile_all
+        from labkit.experiment import Experiment
+        from labkit import schedulers
+        warnings.simplefilter("ignore")
+
+        def compiled():
+            found = set()
+            for module in list(__import__("sys").modules.values()):
+                if getattr(module, "__name__", "").startswith("labkit"):
+                    for name, thing in vars(module).items():
+                        found |= {(thing.__module__, name, str(types)) for types in getattr(thing, "overloads", {})}
+            return found
+
+        compile_all()
+        before = compiled()
+        for trace, cluster, names in (
+            ("traces/demo.csv", "demo", "fifo,srtf,las,drf,tetris,optimus"),
+            ("traces/gavel-small.trace", "gavel-8-16-24", "gavel_las,gavel_makespan,fifo"),
+            ("traces/philly-like.csv", "philly-480", "fifo,sjf"),
+        ):
+            experiment = Experiment.of(trace, cluster=cluster)
+            for name in names.split(","):
+                experiment.run(name)
+        print(len(before) > 20, sorted(compiled() - before))
+    """
+    assert cache_dir_of(code) == "True []"

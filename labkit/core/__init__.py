@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.core.cluster import Cluster, Network
 from labkit.core.errors import InputError, LabkitError, PlacementError, ProfileError, StalledError, TraceError
-from labkit.core.events import EVENT, EventLog, Events, Kind, Role
+from labkit.core.events import EVENT, Cause, EventLog, Events, Kind, Quantity, Role
 from labkit.core.jobs import Job, Jobs
 from labkit.core.placement import Gangs, Placement
 from labkit.core.protocols import Backend, Placer, Running, Scheduler, SpeedModel
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = [
     "EVENT",
     "Backend",
+    "Cause",
     "Cluster",
     "EventLog",
     "Events",
@@ -34,6 +35,7 @@ __all__ = [
     "PlacementError",
     "Placer",
     "ProfileError",
+    "Quantity",
     "Role",
     "Running",
     "Scheduler",

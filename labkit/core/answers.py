@@ -15,6 +15,7 @@ from labkit.core.resources import Floats, Ints
 
 _FLOAT: Final = np.dtype(np.float64)
 _COLUMNS: Final = ("set_jobs", "job", "role", "group", "count", "partner")
+_AMOUNTS: Final = ("cpus", "memory_gb")
 
 
 def placement_of(answer: object, *, who: str) -> Placement:
@@ -23,7 +24,7 @@ def placement_of(answer: object, *, who: str) -> Placement:
     Raises
     ------
     PlacementError
-        If it is no placement, or its columns are no arrays of whole numbers of one length.
+        If it is no placement, or its columns are no arrays of whole numbers (amounts: of float32) of one length.
     """
     if not isinstance(answer, Placement):
         raise PlacementError(
@@ -40,6 +41,13 @@ def placement_of(answer: object, *, who: str) -> Placement:
     if not len(answer.role) == len(answer.group) == len(answer.count) == n:
         lengths = ", ".join(f"{name} {len(getattr(answer, name))}" for name in _COLUMNS[1:5])
         raise PlacementError(f"{who} returns a placement with columns of different lengths: {lengths}.")
+    for name in _AMOUNTS:
+        given = getattr(answer, name)
+        if not (isinstance(given, np.ndarray) and given.dtype == np.float32 and given.shape in ((0,), (n,))):
+            raise PlacementError(
+                f"{who} returns a placement of {n} rows whose {name} is {_shown(given)}; expected a float32 for each "
+                "row, NaN for what was declared, or none at all, as Placement.of makes them."
+            )
     if len(answer.partner) not in (0, len(answer.set_jobs)):
         raise PlacementError(
             f"{who} returns a placement that sets {len(answer.set_jobs)} jobs and has {len(answer.partner)} partners; "

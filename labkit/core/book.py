@@ -2,7 +2,7 @@
 
 Tasks are nodes of linked lists in a few arrays, one list per job, so that a change costs only the changed tasks.
 Of two jobs that share their GPUs each holds half of those of its workers, until one of them lets go: then the other
-holds them all.
+holds them all. Each row of tasks takes the cores and memory that its decision gave it, or what was declared.
 """
 
 from __future__ import annotations
@@ -15,14 +15,34 @@ from numpy.typing import NDArray
 
 from labkit.core.cluster import Cluster
 from labkit.core.jobs import Jobs
-from labkit.core.resources import GPUS, Floats, Ints
+from labkit.core.protocols import Running
+from labkit.core.resources import CPUS, GPUS, MEMORY_GB, Amounts, Floats, Ints
 
-TASK: Final = np.dtype([("next", np.int32), ("group", np.int32), ("count", np.int32), ("role", np.int32)])
+TASK: Final = np.dtype(
+    [
+        ("next", np.int32),
+        ("group", np.int32),
+        ("count", np.int32),
+        ("role", np.int32),
+        ("cpus", np.float32),
+        ("memory_gb", np.float32),
+    ]
+)
 HELD: Final = np.dtype(
-    [("first", np.int32), ("last", np.int32), ("n_workers", np.int32), ("n_ps", np.int32), ("partner", np.int32)]
+    [
+        ("first", np.int32),
+        ("last", np.int32),
+        ("n_workers", np.int32),
+        ("n_ps", np.int32),
+        ("partner", np.int32),
+        ("n_given", np.int32),
+    ]
 )
 
 Records = NDArray[Any]
+NO_AMOUNTS: Final[Amounts] = np.empty(0, np.float32)
+AS_DECLARED: Final[tuple[Floats, Floats]] = (np.empty(0), np.empty(0))
+"""What tasks take of cores and memory, as `Running` has it, where none was given any."""
 
 
 class Book:
@@ -31,13 +51,14 @@ class Book:
     Attributes
     ----------
     held : array
-        (N,) first and last task of each job, how many workers and PSs it has, and with whom it shares its GPUs (-1).
+        (N,) first and last task of each job, how many workers and PSs it has, with whom it shares its GPUs (-1), and
+        how many of its rows were given cores or memory of their own (`n_given`).
     tasks : array
         Pool of tasks; `spare[0]` is the first unused one.
     free : array
         (G, R) what no task holds.
     demand : array
-        (2, N, R) what one worker (row 0) and one PS (row 1) of each job takes.
+        (2, N, R) what one worker (row 0) and one PS (row 1) of each job takes, where a decision says nothing else.
     """
 
     def __init__(self, jobs: Jobs, cluster: Cluster) -> None:
@@ -68,6 +89,26 @@ class Book:
         """Return the tasks of some jobs: `first` (J + 1,), role, group, count (P,)."""
         return _gather(self.held, self.tasks, jobs)
 
+    def amounts(self, jobs: Ints) -> tuple[Amounts, Amounts]:
+        """Return cores and GB that the tasks of some jobs were given, (P,) in the order of `of`; NaN: as declared.
+
+        Both are empty where no task was given any.
+        """
+        if not self.held["n_given"][jobs].any():
+            return NO_AMOUNTS, NO_AMOUNTS
+        return _gather_amounts(self.held, self.tasks, jobs)
+
+    def running(self, jobs: Ints) -> Running:
+        """Return the tasks of some jobs, each of which holds some, as speed models take them."""
+        first, role, group, count = self.of(jobs)
+        held = self.held[jobs]
+        taken = AS_DECLARED
+        if held["n_given"].any():
+            cpus, memory_gb = _gather_amounts(self.held, self.tasks, jobs)
+            taken = taken_by(self.demand, np.repeat(jobs, np.diff(first)), role, cpus, memory_gb)
+        return Running(jobs, first, role, group, count, held["n_workers"], held["n_ps"], held["partner"],
+                       cpus=taken[0], memory_gb=taken[1])  # fmt: skip
+
     def free_without(self, jobs: Ints) -> Floats:
         """Return what would be free if these jobs held nothing, a new (G, R).
 
@@ -76,6 +117,22 @@ class Book:
         free = self.free.copy()
         _add_held_of_all(self.held, self.tasks, self.demand, jobs, free)
         return free
+
+
+def taken_by(
+    demand: Floats, job: Ints, role: NDArray[np.int8], cpus: Amounts, memory_gb: Amounts
+) -> tuple[Floats, Floats]:  # fmt: skip
+    """Return the cores and GB that each task of some rows takes, (P,) each.
+
+    What was given in single precision and equals what was declared is what was declared.
+    """
+    declared = demand[role, job]
+
+    def taken(r: int, given: Amounts) -> Floats:
+        mine = np.isnan(given) | (given == declared[:, r].astype(np.float32))
+        return np.where(mine, declared[:, r], given.astype(np.float64))
+
+    return taken(CPUS, cpus), taken(MEMORY_GB, memory_gb)
 
 
 @njit(cache=True)
@@ -95,14 +152,29 @@ def gpu_share(held: Records, job: int) -> float:
 
 
 @njit(cache=True)
+def takes(declared: float, amount: float) -> float:
+    """Return what a task takes of a resource: what it was given, or what was declared (NaN, or the same amount)."""
+    if amount != amount or amount == np.float32(declared):
+        return declared
+    return float(amount)
+
+
+@njit(cache=True)
+def charge(free: Floats, group: int, n: float, demand: Floats, cpus: float, memory_gb: float, share: float) -> None:
+    """Take n tasks (or -n, give them back) of a declared demand (R,) and amounts, and a share of their GPUs."""
+    free[group, GPUS] -= share * n * demand[GPUS]
+    free[group, CPUS] -= n * takes(demand[CPUS], cpus)
+    free[group, MEMORY_GB] -= n * takes(demand[MEMORY_GB], memory_gb)
+
+
+@njit(cache=True)
 def add_held(held: Records, tasks: Records, demand: Floats, job: int, free: Floats, share: float) -> None:
     """Add what a job holds to what is free (G, R), a share of the GPUs of its workers."""
     task = held[job].first
     while task >= 0:
         row = tasks[task]
-        for r in range(free.shape[1]):
-            part = share if r == GPUS and row.role == 0 else 1.0
-            free[row.group, r] += part * row.count * demand[row.role, job, r]
+        part = share if row.role == 0 else 1.0
+        charge(free, row.group, -float(row.count), demand[row.role, job], row.cpus, row.memory_gb, part)
         task = row.next
 
 
@@ -133,6 +205,7 @@ def release(held: Records, tasks: Records, spare: Ints, free: Floats, demand: Fl
     held[job].last = -1
     held[job].n_workers = 0
     held[job].n_ps = 0
+    held[job].n_given = 0
 
 
 @njit(cache=True)
@@ -146,14 +219,23 @@ def hold(
     role: int,
     group: int,
     count: int,
+    cpus: float,
+    memory_gb: float,
 ) -> None:
-    """Add tasks to the end of a job's list, half of their GPUs if it has a partner; the pool has room (`ensure`)."""
+    """Add tasks to the end of a job's list, half of their GPUs if it has a partner; the pool has room (`ensure`).
+
+    `cpus`, `memory_gb`: cores and GB of each task; NaN: as declared.
+    """
     task = spare[0]
     spare[0] = tasks[task].next
     tasks[task].next = -1
     tasks[task].group = group
     tasks[task].count = count
     tasks[task].role = role
+    tasks[task].cpus = cpus
+    tasks[task].memory_gb = memory_gb
+    if cpus == cpus or memory_gb == memory_gb:
+        held[job].n_given += 1
     if held[job].last < 0:
         held[job].first = task
     else:
@@ -163,10 +245,8 @@ def hold(
         held[job].n_workers += count
     else:
         held[job].n_ps += count
-    share = gpu_share(held, job)
-    for r in range(free.shape[1]):
-        part = share if r == GPUS and role == 0 else 1.0
-        free[group, r] -= part * count * demand[role, job, r]
+    share = gpu_share(held, job) if role == 0 else 1.0
+    charge(free, group, float(count), demand[role, job], cpus, memory_gb, share)
 
 
 @njit(cache=True)
@@ -190,6 +270,26 @@ def _gather(held: Records, tasks: Records, jobs: Ints) -> tuple[Ints, NDArray[np
             count[p] = tasks[task].count
             task = tasks[task].next
     return first, role, group, count
+
+
+@njit(cache=True)
+def _gather_amounts(held: Records, tasks: Records, jobs: Ints) -> tuple[Amounts, Amounts]:
+    n = 0
+    for job in jobs:
+        task = held[job].first
+        while task >= 0:
+            n += 1
+            task = tasks[task].next
+    cpus, memory_gb = np.empty(n, np.float32), np.empty(n, np.float32)
+    n = 0
+    for job in jobs:
+        task = held[job].first
+        while task >= 0:
+            cpus[n] = tasks[task].cpus
+            memory_gb[n] = tasks[task].memory_gb
+            n += 1
+            task = tasks[task].next
+    return cpus, memory_gb
 
 
 @njit(cache=True)

@@ -6,10 +6,10 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from labkit.core.book import Records, add_held
-from labkit.core.resources import GPUS, Bools, Floats, Ints
+from labkit.core.book import Records, add_held, charge, takes
+from labkit.core.resources import CPUS, GPUS, MEMORY_GB, Amounts, Bools, Floats, Ints
 
-OK, NO_SUCH_JOB, SET_TWICE, SCATTERED, OVERFULL, NOT_SET, BAD_ROW, DOWN, NO_PAIR, UNLIKE, APART = range(11)
+OK, NO_SUCH_JOB, SET_TWICE, SCATTERED, OVERFULL, NOT_SET, BAD_ROW, DOWN, NO_PAIR, UNLIKE, APART, BAD_AMOUNT = range(12)
 SLACK = 1e-9
 
 
@@ -80,10 +80,32 @@ def _together(
 
 
 @njit(cache=True)
+def amount_of(given: Amounts, row: int) -> float:
+    """Return what a row of a placement gives each of its tasks, NaN: as declared."""
+    return given[row] if len(given) else np.nan
+
+
+@njit(cache=True)
+def _sound(amount: float) -> bool:
+    """Tell whether an amount is positive and finite, or not given."""
+    return bool(amount != amount or (amount > 0 and amount < np.inf))
+
+
+@njit(cache=True)
+def _fits(trial: Floats, demand: Floats, cpus: float, memory_gb: float) -> bool:
+    """Tell whether a group is not overfull in what a task takes of it; `trial` (R,) is what it has left."""
+    if trial[GPUS] < -SLACK and demand[GPUS] > 0:
+        return False
+    if trial[CPUS] < -SLACK and takes(demand[CPUS], cpus) > 0:
+        return False
+    return bool(trial[MEMORY_GB] >= -SLACK or not takes(demand[MEMORY_GB], memory_gb) > 0)
+
+
+@njit(cache=True)
 def check(  # noqa: C901 - one pass over a kernel's rows, a branch for each fault
-    set_jobs: Ints, partner: Ints, job: Ints, role: NDArray[np.int8], group: Ints, count: Ints, phases: Records,
-    over: int, held: Records, tasks: Records, free: Floats, demand: Floats, up: Bools, group_machine: Ints,
-    first_row: Ints, mate: Ints,
+    set_jobs: Ints, partner: Ints, job: Ints, role: NDArray[np.int8], group: Ints, count: Ints, cpus: Amounts,
+    memory_gb: Amounts, phases: Records, over: int, held: Records, tasks: Records, free: Floats, demand: Floats,
+    up: Bools, group_machine: Ints, first_row: Ints, mate: Ints,
 ) -> tuple[int, int]:  # fmt: skip
     """Return what is wrong with a placement, and with which job or row; note the first row of each job (else -2).
 
@@ -107,11 +129,13 @@ def check(  # noqa: C901 - one pass over a kernel's rows, a branch for each faul
             first_row[j] = p
         if not up[group_machine[group[p]]]:
             return DOWN, p
-        for r in range(free.shape[1]):
-            part = 0.5 if r == GPUS and role[p] == 0 and mate[j] >= 0 else 1.0
-            trial[group[p], r] -= part * count[p] * demand[role[p], j, r]
-            if trial[group[p], r] < -SLACK and demand[role[p], j, r] > 0:
-                return OVERFULL, p
+        cores, gb = amount_of(cpus, p), amount_of(memory_gb, p)
+        if not (_sound(cores) and _sound(gb)):
+            return BAD_AMOUNT, p
+        share = 0.5 if role[p] == 0 and mate[j] >= 0 else 1.0
+        charge(trial, group[p], float(count[p]), demand[role[p], j], cores, gb, share)
+        if not _fits(trial[group[p]], demand[role[p], j], cores, gb):
+            return OVERFULL, p
     for i in range(len(partner)):
         if partner[i] >= 0 and not _together(set_jobs[i], partner[i], first_row, job, role, group, count):
             return APART, set_jobs[i]

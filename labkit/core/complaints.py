@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from labkit.core import checks
 from labkit.core.cluster import Cluster
 from labkit.core.jobs import Jobs
@@ -42,10 +44,28 @@ def complaint(fault: int, where: int, placement: Placement, jobs: Jobs, cluster:
             f"expected role 0 or 1, group 0 to {cluster.n_groups - 1} and count >= 1."
         )
     job = jobs.id[int(placement.job[where])]
+    if fault == checks.BAD_AMOUNT:
+        given = ", ".join(_given(placement, where))
+        return (
+            f"row {where} of the placement gives each task of job {job} {given}; expected finite amounts > 0, or NaN "
+            "for what was declared."
+        )
     if fault == checks.DOWN:
         machine = cluster.machines[cluster.group_machine[group]]
         return f"job {job} is to have tasks in device group {group}, but machine {machine} is down; see snapshot.up."
     return (
-        f"job {job} does not fit device group {group} ({count} tasks); it had {free[group, 0]:g} GPUs, "
+        f"job {job} does not fit device group {group} ({count} tasks{_of_each(placement, where)}); it had "
+        f"{free[group, 0]:g} GPUs, "
         f"{free[group, 1]:g} cores and {free[group, 2]:g} GB free before this decision."
     )
+
+
+def _given(placement: Placement, row: int) -> list[str]:
+    """Return the amounts that a row gives each of its tasks, in words; none where it gives what was declared."""
+    columns = ((placement.cpus, "cores"), (placement.memory_gb, "GB"))
+    return [f"{given[row]:g} {unit}" for given, unit in columns if len(given) and not np.isnan(given[row])]
+
+
+def _of_each(placement: Placement, row: int) -> str:
+    given = _given(placement, row)
+    return f" of {' and '.join(given)} each" if given else ""

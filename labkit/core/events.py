@@ -6,6 +6,7 @@ in order of time; the log is one such array that grows.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Final
 
@@ -32,7 +33,8 @@ class Kind(IntEnum):
     """A scheduler answered; value: the number of jobs whose gang it set."""
     PLACED = 2
     """`value` tasks of a role now sit in a device group; a job's rows come together and replace its earlier ones.
-    `partner`: who shares the GPUs of its workers, until one of the two is placed anew or gives its tasks back."""
+    `partner`: who shares the GPUs of its workers, until one of the two is placed anew or gives its tasks back.
+    `cpus`, `memory_gb`: cores and GB of each of these tasks; NaN: as declared."""
     STARTED = 3
     """A job that held no tasks trains from now on; value: steps done; speed: steps/s from now on (NaN: unknown)."""
     RESCALED = 4
@@ -59,6 +61,13 @@ class Kind(IntEnum):
     """A scheduler gave up a goal of a job that cannot be met, such as its SLO; the job goes on."""
     CUT = 15
     """A job was placed with fewer tasks than its scheduler gave it, for want of room; value: how many are missing."""
+    RESIZED = 16
+    """A job that holds tasks goes on with other cores or memory for them, in the same places; value: steps done. Its
+    PLACED rows come before; where it trains at another speed from now on, PROGRESSED follows."""
+    MEASURED = 17
+    """What tasks of a role use, or how fast they are: value of a `quantity`, of one `task` or (-1) of all together."""
+    TASK_FAILED = 18
+    """A task ended that should not have: why is its `cause`; value: its exit status, NaN where it is not known."""
 
 
 NEWS: Final = (Kind.ARRIVED, Kind.COMPLETED, Kind.FAILED, Kind.LEFT, Kind.JOINED, Kind.DROPPED)
@@ -72,27 +81,71 @@ class Role(IntEnum):
     PS = 1
 
 
+class Quantity(IntEnum):
+    """What was measured of a task; and what the row of all tasks of a role (`task` -1) tells of them."""
+
+    CORES = 0
+    """Cores in use, mean since the last measurement; of all tasks: their sum."""
+    MEMORY_GB = 1
+    """Memory in use; of all tasks: the largest."""
+    STEP_S = 2
+    """Seconds from one step of a worker to its next, with all that it waits for; of all tasks: the largest."""
+    COMPUTE_S = 3
+    """Seconds of it in which the worker computes its gradient; of all tasks: the largest, of the slowest worker."""
+    LOAD = 4
+    """Part of the job's gradient bytes that a PS takes in, 0 to 1; of all tasks: the largest, of the hottest PS."""
+
+
+class Cause(IntEnum):
+    """Why a job or a task failed, or lost what it held."""
+
+    UNKNOWN = 0
+    """How it ended could not be seen."""
+    KILLED = 1
+    """By a signal from outside; nothing says that memory ran out."""
+    OUT_OF_MEMORY = 2
+    """It got no memory, or the kernel killed it for its memory."""
+    HOST_LOST = 3
+    """Its machine failed, or cannot be reached."""
+    PREEMPTED = 4
+    """A scheduler took its tasks."""
+    ERROR = 5
+    """It ended with an error of its own, or could not be started."""
+    STALLED = 6
+    """It made no progress for too long."""
+    UNREACHABLE = 7
+    """It could not be reached by the others of its job, while its machine could."""
+    NO_ROOM = 8
+    """What it stood on was given to others."""
+
+
 EVENT: Final = np.dtype(
     [
         ("time_s", np.float64),
         ("kind", np.int8),
         ("role", np.int8),
+        ("quantity", np.int8),
+        ("cause", np.int8),
         ("job", np.int32),
         ("machine", np.int32),
         ("group", np.int32),
         ("partner", np.int32),
+        ("cpus", np.float32),
+        ("memory_gb", np.float32),
+        ("task", np.int32),
         ("value", np.float64),
         ("speed", np.float64),
     ],
     align=True,
 )
-"""One event: -1 where a job, machine, device group, role or partner does not apply, NaN where a number does not."""
+"""One event: -1 where a job, machine, device group, role, partner, task (its number within the role), quantity or
+cause does not apply, NaN where a number does not."""
 
 
 def events(n: int = 0) -> Events:
     """Return `n` blank events."""
     blank = np.empty(n, dtype=EVENT)
-    blank[:] = (np.nan, -1, -1, -1, -1, -1, -1, np.nan, np.nan)
+    blank[:] = (np.nan, -1, -1, -1, -1, -1, -1, -1, -1, np.nan, np.nan, -1, np.nan, np.nan)
     return blank
 
 
@@ -147,27 +200,49 @@ class EventLog:
         return view
 
 
+NAMED: Final[Mapping[str, type[IntEnum]]] = {"kind": Kind, "role": Role, "quantity": Quantity, "cause": Cause}
+"""Columns whose codes tables show by name."""
+PLAIN: Final = ("time_s", "job", "machine", "group", "partner", "cpus", "memory_gb", "task", "value", "speed")
+"""The other columns."""
+LATER: Final = ("partner", "cpus", "memory_gb", "task", "quantity", "cause")
+"""Columns that tables of an older labkit lack: there they do not apply to any event."""
+
+
+def names(enum: type[IntEnum]) -> list[str]:
+    """Return the names that tables show for an enumeration, in its order."""
+    return [member.name.lower() for member in enum]
+
+
+def positions(codes: NDArray[np.int8], enum: type[IntEnum]) -> NDArray[np.int8]:
+    """Return where in `names` each code is, -1 for none: codes may have gaps."""
+    where = np.full(max(enum) + 2, -1, np.int8)  # the last for code -1
+    where[[int(member) for member in enum]] = np.arange(len(enum))
+    found: NDArray[np.int8] = where[codes]
+    return found
+
+
 def to_frame(rows: Events) -> pd.DataFrame:
-    """Return the event table: seq, time_s, kind, role, job, machine, group, partner, value, speed."""
+    """Return the event table: seq, then the fields of `EVENT`; kind, role, quantity and cause by name."""
     import pandas as pd
 
-    columns: dict[str, Any] = {"seq": np.arange(len(rows)), "time_s": rows["time_s"]}
-    for name, enum in (("kind", Kind), ("role", Role)):
-        codes: NDArray[np.int8] = rows[name]
-        columns[name] = pd.Categorical.from_codes(codes, pd.Index([member.name.lower() for member in enum]))
-    columns |= {name: rows[name] for name in ("job", "machine", "group", "partner", "value", "speed")}
+    columns: dict[str, Any] = {"seq": np.arange(len(rows))}
+    for name in EVENT.names or ():
+        columns[name] = rows[name]
+        if name in NAMED:
+            enum = NAMED[name]
+            columns[name] = pd.Categorical.from_codes(positions(rows[name], enum), pd.Index(names(enum)))
     return pd.DataFrame(columns)
 
 
 def from_frame(frame: pd.DataFrame) -> Events:
-    """Return the events of a table that `to_frame` made; one without partners is of an older labkit."""
+    """Return the events of a table that `to_frame` made; one of an older labkit lacks some columns."""
     rows = events(len(frame))
-    for name in ("time_s", "job", "machine", "group", "value", "speed"):
-        rows[name] = frame[name].to_numpy()
-    if "partner" in frame:
-        rows["partner"] = frame["partner"].to_numpy()
-    kinds = {kind.name.lower(): int(kind) for kind in Kind}
-    roles = {role.name.lower(): int(role) for role in Role}
-    rows["kind"] = frame["kind"].astype(str).map(kinds).to_numpy()
-    rows["role"] = frame["role"].astype(object).map(roles).fillna(-1).to_numpy()
+    for name in EVENT.names or ():
+        if name in LATER and name not in frame:
+            continue
+        if name in NAMED:
+            codes = {member.name.lower(): int(member) for member in NAMED[name]}
+            rows[name] = frame[name].astype(object).map(codes).fillna(-1).to_numpy()
+        else:
+            rows[name] = frame[name].to_numpy()
     return rows

@@ -80,6 +80,8 @@ class Jobs:
     loss_delta : array
         (N,) the job has converged once its loss falls by less than this fraction of its largest an epoch; NaN: it
         trains for `total_steps` whatever its loss.
+    home : array
+        (N,) the pod (partition of the cluster) where the job arrives; -1: it may go anywhere.
     """
 
     name: str
@@ -103,6 +105,7 @@ class Jobs:
     weight: Floats
     slo_s: Floats
     loss_delta: Floats
+    home: Ints
 
     @classmethod
     def of(
@@ -127,6 +130,7 @@ class Jobs:
         weight: ArrayLike = 1.0,
         slo_s: ArrayLike = np.nan,
         loss_delta: ArrayLike = np.nan,
+        home: ArrayLike = -1,
     ) -> Self:
         """Return jobs from columns or scalars, sorted by arrival (ties keep their order).
 
@@ -164,6 +168,7 @@ class Jobs:
             weight=of.numbers("weight", weight),
             slo_s=of.numbers("slo_s", slo_s),
             loss_delta=of.numbers("loss_delta", loss_delta),
+            home=of.counts("home", home),
         )
         faults = jobs.faults()
         if faults:
@@ -195,6 +200,7 @@ class Jobs:
             (~(self.weight > 0), "weight", self.weight, "> 0"),
             (self.slo_s <= 0, "slo_s", self.slo_s, "> 0 or none"),
             (self.loss_delta <= 0, "loss_delta", self.loss_delta, "> 0 or none"),
+            (self.home < -1, "home", self.home, "a pod >= 0, or -1 for any"),
         ]
         faults = [
             f"job {self.id[i]}: {column} is {values[i]}; expected {expected}"

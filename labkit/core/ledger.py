@@ -12,6 +12,7 @@ from labkit.core.cluster import Cluster
 from labkit.core.events import Events, Kind
 from labkit.core.jobs import Jobs
 from labkit.core.resources import Bools, Floats, Ints
+from labkit.core.use import Use
 
 BELIEF: Final = np.dtype(
     [
@@ -36,7 +37,8 @@ UNSEEN, WAITING, HOLDING, DONE = range(4)
 _ARRIVED, _PLACED, _STARTED, _RESCALED = int(Kind.ARRIVED), int(Kind.PLACED), int(Kind.STARTED), int(Kind.RESCALED)
 _PROGRESSED, _PAUSED, _PREEMPTED = int(Kind.PROGRESSED), int(Kind.PAUSED), int(Kind.PREEMPTED)
 _COMPLETED, _FAILED, _LEFT, _JOINED = int(Kind.COMPLETED), int(Kind.FAILED), int(Kind.LEFT), int(Kind.JOINED)
-_LOSS, _DROPPED, _DECIDED = int(Kind.LOSS), int(Kind.DROPPED), int(Kind.DECIDED)
+_LOSS, _DROPPED, _DECIDED, _MEASURED = int(Kind.LOSS), int(Kind.DROPPED), int(Kind.DECIDED), int(Kind.MEASURED)
+HEARD_LOSS, HEARD_USE = 1, 2
 
 N_SEEN, N_DONE, N_HOLDING, N_ACTIVE, ACTIVE_DIRTY, FIRST_WAITING, N_WAITING, N_STARTED, WAITING_LOST, N_DECIDED = range(
     10
@@ -58,6 +60,8 @@ class Ledger:
         (M,) machines that are there.
     losses : dict
         job -> list of (steps, loss) as they were reported.
+    use : Use
+        What was measured of the jobs' tasks.
     version : int
         Grows with every batch of events; snapshots of an older version are stale.
     """
@@ -70,6 +74,7 @@ class Ledger:
         self.up: Bools = np.ones(cluster.n_machines, dtype=np.bool_)
         self.losses: dict[int, list[tuple[float, float]]] = {}
         self.version = 0
+        self._use: Use | None = None
         self._counts = np.zeros(10, np.int32)
         self._active = np.empty(len(jobs), np.int32)
         self._waiting = np.empty(len(jobs), np.int32)
@@ -85,15 +90,24 @@ class Ledger:
         self.book.ensure(len(batch))
         if len(batch) > len(self._steps_then):
             self._steps_then = np.empty(2 * len(batch))
-        heard_loss = _fold(
+        heard = _fold(
             batch, self.belief, self._counts, self._active, self._waiting, self.up, self._group_machine,
             self._capacity, self.book.held, self.book.tasks, self.book.spare, self.book.free, self.book.demand,
             self._steps_then,
         )  # fmt: skip
-        if heard_loss:
+        if heard & HEARD_USE:
+            self.use.note(batch)
+        if heard & HEARD_LOSS:
             for row in np.flatnonzero(batch["kind"] == _LOSS):
                 points = self.losses.setdefault(int(batch["job"][row]), [])
                 points.append((float(self._steps_then[row]), float(batch["value"][row])))
+
+    @property
+    def use(self) -> Use:
+        """What was measured of the jobs' tasks; made when it is first asked for."""
+        if self._use is None:
+            self._use = Use(len(self.jobs))
+        return self._use
 
     @property
     def n_done(self) -> int:
@@ -217,8 +231,8 @@ def _release(
 def _fold(  # noqa: C901 - one branch per kind of event
     batch: Events, belief: Records, counts: Ints, active: Ints, waiting: Ints, up: Bools, group_machine: Ints,
     capacity: Floats, held: Records, tasks: Records, spare: Ints, free: Floats, demand: Floats, steps_then: Floats,
-) -> bool:  # fmt: skip
-    heard_loss = False
+) -> int:  # fmt: skip
+    heard = 0
     for i in range(len(batch)):
         event = batch[i]
         kind, job = event.kind, event.job
@@ -242,7 +256,10 @@ def _fold(  # noqa: C901 - one branch per kind of event
                     belief[job].held_from = counts[N_DECIDED] - 1
                     counts[N_HOLDING] += 1
                     counts[N_STARTED] += 1
-            hold(held, tasks, spare, free, demand, job, event.role, event.group, int(event.value))
+            hold(
+                held, tasks, spare, free, demand, job, event.role, event.group, int(event.value), event.cpus,
+                event.memory_gb,
+            )  # fmt: skip
             if i + 1 == len(batch) or batch[i + 1].kind != _PLACED or batch[i + 1].job != job:
                 _settle_gpus(belief, held, demand, job, event.time_s)
         elif (kind >= _STARTED and kind <= _FAILED) or kind == _DROPPED:
@@ -272,8 +289,10 @@ def _fold(  # noqa: C901 - one branch per kind of event
                     for r in range(capacity.shape[1]):
                         free[g, r] += sign * capacity[g, r]
         elif kind == _LOSS:
-            heard_loss = True
+            heard |= HEARD_LOSS
             at = belief[job]
             rate = at.speed if at.speed == at.speed else 0.0
             steps_then[i] = at.steps + rate * (event.time_s - at.since_s)
-    return heard_loss
+        elif kind == _MEASURED:
+            heard |= HEARD_USE
+    return heard

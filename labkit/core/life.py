@@ -104,6 +104,9 @@ class Traits:
         It decides by differences in speed between device types: where there are none, tables have a note.
     lives_on_slos : bool
         It decides by the jobs' `slo_s`: where there are none, tables have a note.
+    measure_every_s : float or None
+        Measure what tasks use, and how fast they are, at least this often: the measured columns of `snapshot.jobs` come
+        from it; None: no need.
     pays : mapping or None
         Dollars per GPU and hour by device type, of one that minimises cost.
 
@@ -120,6 +123,7 @@ class Traits:
     knows_types: bool = True
     lives_on_types: bool = False
     lives_on_slos: bool = False
+    measure_every_s: float | None = None
     pays: Mapping[str, float] | None = None
 
     @classmethod
@@ -133,7 +137,8 @@ class Traits:
         declared: dict[str, Any] = {f.name: getattr(scheduler, f.name, f.default) for f in fields(cls)}
         traits = cls(**declared)
         who = type(scheduler).__name__.lower()
-        for name, value, may_be_none in (("quantum_s", traits.quantum_s, False), ("lease_s", traits.lease_s, True)):
+        for name, may_be_none in (("quantum_s", False), ("lease_s", True), ("measure_every_s", True)):
+            value = getattr(traits, name)
             if not (_is_positive(value) or (may_be_none and value is None)):
                 raise InputError(f"{who}: {name} is {value!r}; expected seconds > 0{', or None' * may_be_none}.")
         for field in fields(cls):

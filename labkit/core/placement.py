@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
 from typing import Final, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from labkit.core.resources import Bools, Ints
+from labkit.core.resources import Amounts, Bools, Ints
 
 _NONE: Final[Ints] = np.empty(0, np.int32)
 _NEVER: Final[Bools] = np.empty(0, np.bool_)
 _NO_ROLE: Final = np.empty(0, np.int8)
+_DECLARED: Final[Amounts] = np.empty(0, np.float32)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -90,7 +92,8 @@ class Placement:
     set_jobs : array
         (C,) numbers of the jobs whose gang this placement sets, each once.
     job, role, group, count : array
-        (P,) one row per (job, role, device group): how many tasks sit there. Rows of a job are next to each other.
+        (P,) how many tasks of a role of a job sit in a device group. Rows of a job are next to each other; a role may
+        have several in one group.
     partner : array
         (C,) the job with which each of `set_jobs` shares its GPUs, or -1; empty: nobody shares. Both are set, each
         names the other, and their workers sit in the same places.
@@ -99,6 +102,9 @@ class Placement:
     missing : array
         (C,) tasks that each of `set_jobs` was to have and did not get, because there was no room for its whole gang: an
         event tells it; empty: none.
+    cpus, memory_gb : array
+        (P,) cores and GB of each task of a row; NaN: as declared; empty: all as declared. A job that runs, and has the
+        same tasks in the same places with other amounts, goes on without a restart.
     """
 
     set_jobs: Ints
@@ -109,6 +115,8 @@ class Placement:
     partner: Ints = field(default_factory=lambda: _NONE)
     relaxed: Ints = field(default_factory=lambda: _NONE)
     missing: Ints = field(default_factory=lambda: _NONE)
+    cpus: Amounts = field(default_factory=lambda: _DECLARED)
+    memory_gb: Amounts = field(default_factory=lambda: _DECLARED)
 
     @classmethod
     def nothing(cls) -> Self:
@@ -125,6 +133,8 @@ class Placement:
         group: ArrayLike = (),
         count: ArrayLike = 1,
         partner: ArrayLike | None = None,
+        cpus: ArrayLike | None = None,
+        memory_gb: ArrayLike | None = None,
     ) -> Self:
         """Return a placement from columns or scalars."""
         rows = np.atleast_1d(np.asarray(job, np.int32))
@@ -136,10 +146,46 @@ class Placement:
             _column(group, len(rows)),
             _column(count, len(rows)),
             _NONE if partner is None else _column(partner, len(named)),
+            cpus=_amounts(cpus, len(rows)),
+            memory_gb=_amounts(memory_gb, len(rows)),
         )
+
+    @classmethod
+    def joined(cls, parts: Iterable[Placement]) -> Self:
+        """Return the placement that does what several do, each of which sets other jobs.
+
+        >>> one, other = Placement.of([0], job=[0], group=3), Placement.of([2])
+        >>> Placement.joined([one, other]).set_jobs.tolist()
+        [0, 2]
+        """
+        given, nothing = list(parts), cls.nothing()
+        columns = {f.name: [getattr(nothing, f.name), *(getattr(p, f.name) for p in given)] for f in fields(cls)}
+        for name, none, of in _OPTIONAL:
+            if any(map(len, columns[name])):
+                columns[name][1:] = [
+                    mine if len(mine) else np.full(len(getattr(part, of)), none, mine.dtype)
+                    for part, mine in zip(given, columns[name][1:], strict=True)
+                ]
+        joined = {name: np.concatenate(column) for name, column in columns.items()}
+        return cls(**{**joined, "role": joined["role"].astype(np.int8)})
 
     def __len__(self) -> int:
         return len(self.job)
+
+
+_OPTIONAL: Final = (
+    ("partner", -1, "set_jobs"),
+    ("missing", 0, "set_jobs"),
+    ("cpus", np.nan, "job"),
+    ("memory_gb", np.nan, "job"),
+)
+"""Columns of a placement that may be empty, what that stands for, and which column is as long."""
+
+
+def _amounts(values: ArrayLike | None, n: int) -> Amounts:
+    if values is None:
+        return _DECLARED
+    return np.array(np.broadcast_to(np.asarray(values, np.float32), (n,)))
 
 
 def _column(values: ArrayLike, n: int) -> Ints:

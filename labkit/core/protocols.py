@@ -39,6 +39,9 @@ class Running:
         until that is over); empty: nobody changes. For a `ChangeModel` only.
     n_new : array
         (J,) processes that are started by that.
+    cpus, memory_gb : array
+        (P,) cores and GB of each task of a row, where a decision gave any task other ones than declared; empty: all
+        have what was declared.
     """
 
     job: Ints
@@ -51,6 +54,8 @@ class Running:
     partner: Ints = field(default_factory=lambda: np.empty(0, np.int32))
     changing: Ints = field(default_factory=lambda: np.empty(0, np.int32))
     n_new: Ints = field(default_factory=lambda: np.empty(0, np.int32))
+    cpus: Floats = field(default_factory=lambda: np.empty(0))
+    memory_gb: Floats = field(default_factory=lambda: np.empty(0))
 
     def row_job(self) -> Ints:
         """Return the position in `job` that each task row belongs to, (P,)."""
@@ -62,7 +67,8 @@ class SpeedModel(Protocol):
     """How fast jobs train: the simulator's truth.
 
     A model with an attribute `pairs = True` knows how fast jobs are that share their GPUs (`running.partner`); with any
-    other, a placement that pairs jobs is refused.
+    other, a placement that pairs jobs is refused. One with `amounts = True` looks at the cores and memory that tasks
+    were given (`running.cpus`); with any other, a run in which a scheduler gives some tells that they change no speed.
 
     Attributes
     ----------
@@ -101,6 +107,35 @@ class ChangeModel(Protocol):
 
         A change at pace 1 takes as long as with nobody beside it, at 0.5 twice as long.
         """
+        ...
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class TaskUse:
+    """What one task of each row of `Running` uses, and how fast it is, (P,) each; NaN: not known, or not of its role.
+
+    Attributes
+    ----------
+    cores : array
+        Cores in use, mean over time.
+    step_s, compute_s : array
+        Of a worker: seconds between two of its steps, and those in which it computes its gradient.
+    load : array
+        Of a parameter server: part of the job's gradient bytes that it takes in.
+    """
+
+    cores: Floats
+    step_s: Floats
+    compute_s: Floats
+    load: Floats
+
+
+@runtime_checkable
+class UseModel(Protocol):
+    """A speed model that also knows what tasks use: what the simulator measures comes from it."""
+
+    def use(self, running: Running) -> TaskUse:
+        """Return what the tasks of running jobs use at the speeds that the model gives them."""
         ...
 
 

@@ -15,6 +15,8 @@ GPUS, CPUS, MEMORY_GB = range(3)
 Floats = NDArray[np.float64]
 Ints = NDArray[np.signedinteger[Any]]
 Bools = NDArray[np.bool_]
+Amounts = NDArray[np.float32]
+"""Cores or GB that a decision gives to tasks, as events keep them: in single precision; NaN: as declared."""
 
 
 def amounts(*, gpus: ArrayLike = 0.0, cpus: ArrayLike = 0.0, memory_gb: ArrayLike = 0.0) -> Floats:

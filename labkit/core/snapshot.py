@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,10 +13,14 @@ from numpy.typing import NDArray
 from labkit.core.book import Records
 from labkit.core.cluster import Cluster
 from labkit.core.errors import StaleSnapshotError
+from labkit.core.events import Quantity, Role
 from labkit.core.jobs import Jobs
 from labkit.core.ledger import HOLDING, Ledger
 from labkit.core.protocols import Running
-from labkit.core.resources import GPUS, Bools, Floats, Ints
+from labkit.core.resources import CPUS, GPUS, MEMORY_GB, Amounts, Bools, Floats, Ints
+
+if TYPE_CHECKING:
+    from labkit.core.part import Part
 
 OVERDUE_FRACTION = 0.01
 """A job that outlived its declared steps is believed to have this fraction of them left."""
@@ -57,10 +61,10 @@ class JobColumns:
     that was asked for; `n_workers`, `n_ps` what a job holds now.
     """
 
-    def __init__(self, ledger: Ledger, now_s: float) -> None:
+    def __init__(self, ledger: Ledger, now_s: float, *, number: Ints | None = None) -> None:
         self._ledger, self._version, self._now_s = ledger, ledger.version, now_s
         self._jobs = ledger.jobs
-        self.number: Ints = ledger.active()
+        self.number: Ints = ledger.active() if number is None else number
         """(J,) job numbers."""
 
     def _fresh(self) -> Ledger:
@@ -117,6 +121,8 @@ class JobColumns:
         "loss_delta",
         "(J,) fraction by which the loss falls in an epoch when a job has converged; NaN: it counts steps.",
     )
+
+    home: cached_property[Ints] = _declared("home", "(J,) pod where each job arrived; -1: it may go anywhere.")
 
     # --- what has happened
 
@@ -175,7 +181,13 @@ class JobColumns:
         """(J, R) what each job's tasks take now; of the GPUs that two jobs share, half."""
         workers = self.n_workers[:, None] * self.worker_demand
         workers[:, GPUS] *= np.where(self.partner >= 0, 0.5, 1.0)
-        return workers + self.n_ps[:, None] * self.ps_demand
+        held = workers + self.n_ps[:, None] * self.ps_demand
+        if self._held("n_given").any():
+            tasks = self._fresh().book.running(self.number)
+            declared = self._ledger.book.demand[tasks.role, self.number[tasks.row_job()]]
+            for r, taken in ((CPUS, tasks.cpus), (MEMORY_GB, tasks.memory_gb)):
+                held[:, r] += np.bincount(tasks.row_job(), tasks.count * (taken - declared[:, r]), len(self.number))
+        return held
 
     @cached_property
     def dominant_share(self) -> Floats:
@@ -194,6 +206,48 @@ class JobColumns:
     def speed(self) -> Floats:
         """(J,) steps per second as measured last; 0 for a job that does not run, NaN where not yet measured."""
         return self._believed("speed")
+
+    # --- what was measured, if it was asked for; NaN where it never was
+
+    def _measured(self, quantity: Quantity) -> Floats:
+        """Return a quantity of all tasks of each role, (J, 2)."""
+        column: Floats = self._fresh().use.newest[self.number, :, quantity]
+        return column
+
+    @cached_property
+    def measured_s(self) -> Floats:
+        """(J,) when each job was measured last, in seconds; a gang may be another one since."""
+        return self._fresh().use.at_s[self.number]
+
+    @cached_property
+    def used_cores(self) -> Floats:
+        """(J, 2) cores in use, of all workers and of all parameter servers."""
+        return self._measured(Quantity.CORES)
+
+    @cached_property
+    def used_memory_gb(self) -> Floats:
+        """(J, 2) memory in use, of the worker and of the parameter server that use most."""
+        return self._measured(Quantity.MEMORY_GB)
+
+    @cached_property
+    def peak_memory_gb(self) -> Floats:
+        """(J, 2) the most memory that a worker and a parameter server of each job were ever measured to use."""
+        return self._fresh().use.peak_gb[self.number]
+
+    @cached_property
+    def slowest_step_s(self) -> Floats:
+        """(J,) seconds between two steps of the slowest worker, with all that it waits for."""
+        return self._measured(Quantity.STEP_S)[:, Role.WORKER]
+
+    @cached_property
+    def slowest_compute_s(self) -> Floats:
+        """(J,) seconds in which the slowest worker computes its gradient."""
+        return self._measured(Quantity.COMPUTE_S)[:, Role.WORKER]
+
+    @cached_property
+    def hottest_load(self) -> Floats:
+        """(J,) part of a job's gradient bytes that its busiest parameter server takes in, 0 to 1."""
+        return self._measured(Quantity.LOAD)[:, Role.PS]
 
     def __getitem__(self, j: int) -> JobView:
         number = int(self.number[j])
@@ -274,6 +328,11 @@ class Snapshot:
         return self._fresh().n_holding
 
     @cached_property
+    def amounts(self) -> tuple[Amounts, Amounts]:
+        """Cores and GB that tasks of active jobs were given, (P,) in the order of `tasks`; see `amounts_of`."""
+        return self.amounts_of(self.jobs.number)
+
+    @cached_property
     def tasks(self) -> tuple[Ints, NDArray[np.int8], Ints, Ints]:
         """What each active job holds: `first` (J + 1,), role, group, count (P,), rows in order of `jobs`."""
         return self.tasks_of(self.jobs.number)
@@ -281,6 +340,13 @@ class Snapshot:
     def tasks_of(self, jobs: Ints) -> tuple[Ints, NDArray[np.int8], Ints, Ints]:
         """Return what some jobs hold: `first` (J + 1,), role, group, count (P,)."""
         return self._fresh().book.of(jobs)
+
+    def amounts_of(self, jobs: Ints) -> tuple[Amounts, Amounts]:
+        """Return cores and GB that the tasks of some jobs were given, (P,) in the order of `tasks_of`.
+
+        NaN: as declared. Both are empty where no task was given any; `running()` has what each task takes.
+        """
+        return self._fresh().book.amounts(jobs)
 
     def running(self, jobs: Ints | None = None) -> Running:
         """Return the tasks of all jobs that hold some, or of those among `jobs`, as speed models take them.
@@ -291,11 +357,7 @@ class Snapshot:
         """
         ledger = self._fresh()
         asked = self.jobs.number if jobs is None else jobs
-        held = ledger.book.held[asked]
-        there = asked[held["first"] >= 0]
-        first, role, group, count = ledger.book.of(there)
-        held = held[held["first"] >= 0]
-        return Running(there, first, role, group, count, held["n_workers"], held["n_ps"], held["partner"])
+        return ledger.book.running(asked[ledger.book.held["first"][asked] >= 0])
 
     @property
     def held_by_all(self) -> Records:
@@ -341,7 +403,30 @@ class Snapshot:
         rows = np.arange(len(capacity))
         return 1 - self.free[rows, axis] / np.maximum(capacity[rows, axis], 1e-12)
 
-    _KEPT = ("waiting", "free", "up", "n_running", "tasks")
+    _KEPT = ("waiting", "free", "up", "n_running", "tasks", "amounts")
+
+    def within(self, pod: int, *, jobs: Ints | None = None) -> Part:
+        """Return what one pod of the cluster sees: its jobs, its machines, its links.
+
+        Schedulers and placers take it like the whole; device groups keep their numbers, so that what they answer can be
+        carried out as it is.
+
+        Parameters
+        ----------
+        pod : int
+            A partition of the cluster.
+        jobs : array, optional
+            Numbers of the active jobs that it sees; by default those that arrived there (`Jobs.home`) and hold no
+            tasks, and those that hold tasks there.
+
+        Raises
+        ------
+        InputError
+            If the cluster has no such pod.
+        """
+        from labkit.core.part import Part
+
+        return Part(self, pod, jobs=jobs)
 
     def freeze(self) -> dict[str, Any]:
         """Return every column as plain arrays, to keep or to compare: jobs by column name, free, up, tasks, now_s."""

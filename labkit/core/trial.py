@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any, Final
 
 import numpy as np
 from numba import njit
+from numpy.typing import NDArray
 
-from labkit.core.capacity import MANY, room
+from labkit.core.book import AS_DECLARED, taken_by
+from labkit.core.capacity import MANY, SLACK, room
 from labkit.core.errors import PlacementError
 from labkit.core.events import Role
 from labkit.core.placement import Placement
 from labkit.core.protocols import Running
-from labkit.core.resources import GPUS, Bools, Floats, Ints
+from labkit.core.resources import CPUS, GPUS, MEMORY_GB, Amounts, Bools, Floats, Ints
 from labkit.core.snapshot import Snapshot
 
-_Tasks = dict[tuple[int, int], int]
-"""(role, device group) -> tasks of one job."""
+_Given = tuple[float, float]
+"""Cores and GB that a task is given, in single precision; -1: as declared."""
+_Tasks = dict[tuple[int, int, _Given], int]
+"""(role, device group, amounts) -> tasks of one job."""
+_DECLARED: Final[_Given] = (-1.0, -1.0)
 
 
 class Trial:
-    """Tasks as a snapshot shows them, to be added and removed one by one; the snapshot stays as it is.
+    """Tasks as a snapshot shows them, to be added, removed and resized one by one; the snapshot stays as it is.
 
     `room` tells where a task may go, which is also the mask of a policy that places tasks one by one; `placement` is
     the decision that has come of it.
@@ -65,9 +71,12 @@ class Trial:
         self.n_workers: Ints = held["n_workers"].copy()
         self.n_ps: Ints = held["n_ps"].copy()
         self._partner: Ints = held["partner"].copy()
+        self._n_given: Ints = held["n_given"]
         self.free: Floats = snapshot.free.copy()
         self._before: dict[int, _Tasks] = {}
         self._now: dict[int, _Tasks] = {}
+        self._given: dict[tuple[int, int], _Given] = {}
+        """(job, role) -> what the next tasks are given, where it is not what was declared."""
         for job in without:
             self.clear(int(job))
 
@@ -101,20 +110,67 @@ class Trial:
         PlacementError
             If there are not so many; nothing has changed then.
         """
-        there = self._tasks(job).get((role, group), 0)
+        there = sum(m for (its_role, at, _), m in self._tasks(job).items() if (its_role, at) == (role, group))
         if not 0 < n <= there:
             raise PlacementError(
                 f"{n} tasks ({Role(role).name}) of job {job} are to be removed from device group {group}, which has "
                 f"{there} of them."
             )
-        self.free[group] += n * self.demand_of(job, role)
-        self._count(job, role, group, -n)
+        self._take_out(job, role, group, n, gpus=1.0)
+        partner = int(self._partner[job])
+        if partner >= 0 and role == Role.WORKER:
+            self._take_out(partner, role, group, n, gpus=0.0)
+
+    def resize(
+        self,
+        job: int,
+        role: int,
+        *,
+        cpus: float | None = None,
+        memory_gb: float | None = None,
+        group: int | None = None,
+    ) -> None:
+        """Give each task of a role of a job other cores or memory, and those that are added to the role later too.
+
+        Parameters
+        ----------
+        job, role : int
+            Whose tasks. Of a job that shares its GPUs only its own tasks are resized.
+        cpus, memory_gb : float, optional
+            Cores and GB of each task; NaN: as declared; None: what each has.
+        group : int, optional
+            Resize only the tasks of this device group, and none that are added later.
+
+        Raises
+        ------
+        PlacementError
+            If an amount is not finite and > 0, or the tasks do not fit then; nothing has changed in that case.
+        """
+        cores, gb = _amount(job, "cpus", cpus), _amount(job, "memory_gb", memory_gb)
+        tasks = self._tasks(job)
+        chosen = [(key, n) for key, n in tasks.items() if key[0] == role and group in (None, key[1])]
+        moved: dict[int, Floats] = {}
+        for (_, at, given), n in chosen:
+            more = self._demand_given(job, role, _changed(given, cores, gb)) - self._demand_given(job, role, given)
+            moved[at] = moved.get(at, 0.0) + n * more
+        for at, more in moved.items():
+            if ((self.free[at] - more < -SLACK) & (more > 0)).any():
+                raise self._too_large(job, role, at, cores, gb)
+        for at, more in moved.items():
+            self.free[at] -= more
+        for key, _ in chosen:
+            del tasks[key]
+        for (_, at, given), n in chosen:
+            key = (role, at, _changed(given, cores, gb))
+            tasks[key] = tasks.get(key, 0) + n
+        if group is None:
+            self._given[job, role] = _changed(self._next(job, role), cores, gb)
 
     def clear(self, job: int) -> None:
         """Take all tasks of a job away; one that shared its GPUs leaves them to the other."""
         tasks, partner = self._tasks(job), int(self._partner[job])
-        for (role, group), n in tasks.items():
-            gives = n * self._demand[role, job]
+        for (role, group, given), n in tasks.items():
+            gives = n * self._demand_given(job, role, given)
             if partner >= 0 and role == Role.WORKER:
                 gives[GPUS] = 0.0
             self.free[group] += gives
@@ -146,13 +202,11 @@ class Trial:
 
     def demand_of(self, job: int, role: int) -> Floats:
         """Return what one more task of a role of a job takes, (R,); of a job that shares its GPUs, both workers."""
-        demand: Floats = self._demand[role, job]
-        partner = self._partner[job]
-        if partner < 0 or role != Role.WORKER:
-            return demand
-        both: Floats = demand + self._demand[role, partner]
-        both[GPUS] = demand[GPUS]
-        return both
+        if not self._given:
+            demand: Floats = self._demand[role, job]
+            if self._partner[job] < 0:
+                return demand
+        return self._one_more(job, role)
 
     def runs_on(self, job: int) -> Bools:
         """Return the device types that a job's workers may have, (T,); of a job that shares its GPUs, those of both."""
@@ -167,9 +221,9 @@ class Trial:
     def tasks(self, job: int, role: int) -> Ints:
         """Return the tasks of a role of a job in each device group, (G,)."""
         counts = np.zeros(len(self.free), np.int32)
-        for (its_role, group), n in self._tasks(job).items():
+        for (its_role, group, _), n in self._tasks(job).items():
             if its_role == role:
-                counts[group] = n
+                counts[group] += n
         return counts
 
     def running(self) -> Running:
@@ -179,18 +233,21 @@ class Trial:
         here = np.array([job in self._now for job in jobs.tolist()], np.bool_)
         first, *kept = self._snapshot.tasks_of(jobs[~here])
         mine = [self._rows(job) for job in jobs[here].tolist()]
+        rows = np.concatenate([np.empty((0, 3), np.int32), *(counted for counted, _ in mine)])
         n_rows = np.empty(len(jobs), np.int64)
-        n_rows[~here], n_rows[here] = np.diff(first), [len(rows) for rows in mine]
+        n_rows[~here], n_rows[here] = np.diff(first), [len(counted) for counted, _ in mine]
         changed = np.repeat(here, n_rows)
-        columns = []
-        for i, old in enumerate(kept):
-            column = np.empty(len(changed), old.dtype)
-            column[~changed] = old
-            column[changed] = np.concatenate([np.empty((0, 3), np.int32), *mine])[:, i]
-            columns.append(column)
-        role, group, count = columns
+        role, group, count = (_merged(changed, old, rows[:, i]) for i, old in enumerate(kept))
         ends = np.append(0, np.cumsum(n_rows)).astype(np.int32)
-        return Running(jobs, ends, role, group, count, self.n_workers[jobs], self.n_ps[jobs], self._partner[jobs])
+        taken = AS_DECLARED
+        old = self._snapshot.amounts_of(jobs[~here])
+        new = np.concatenate([np.empty((0, 2), np.float32), *(given for _, given in mine)])
+        if len(old[0]) or not np.isnan(new).all():
+            amounts = [_merged(changed, column if len(column) else np.full(first[-1], np.nan, np.float32), new[:, i])
+                       for i, column in enumerate(old)]  # fmt: skip
+            taken = taken_by(self._demand, np.repeat(jobs, n_rows), role, *amounts)
+        held = (self.n_workers[jobs], self.n_ps[jobs], self._partner[jobs])
+        return Running(jobs, ends, role, group, count, *held, cpus=taken[0], memory_gb=taken[1])
 
     def placement(self) -> Placement:
         """Return the decision that makes it so: the jobs whose tasks or partners are others than before."""
@@ -199,10 +256,15 @@ class Trial:
             job for job, tasks in self._now.items() if tasks != self._before[job] or self._partner[job] != partner[job]
         ]
         changed += [mate for mate in self._partner[changed].tolist() if mate >= 0 and mate not in changed]
-        rows = [(job, *row) for job in changed for row in self._rows(job).tolist()]
-        job, role, group, count = np.array(rows, np.int32).reshape(-1, 4).T
-        pairs = self._partner[changed] if (self._partner[changed] >= 0).any() else None
-        return Placement.of(changed, job=job, role=role, group=group, count=count, partner=pairs)
+        mine = [self._rows(job) for job in changed]
+        rows = np.concatenate([np.empty((0, 3), np.int32), *(counted for counted, _ in mine)])
+        given = np.concatenate([np.empty((0, 2), np.float32), *(amounts for _, amounts in mine)])
+        cpus, memory_gb = (None, None) if np.isnan(given).all() else given.T
+        return Placement.of(
+            changed, job=np.repeat(np.array(changed, np.int32), [len(counted) for counted, _ in mine]), role=rows[:, 0],
+            group=rows[:, 1], count=rows[:, 2], cpus=cpus, memory_gb=memory_gb,
+            partner=self._partner[changed] if (self._partner[changed] >= 0).any() else None,
+        )  # fmt: skip
 
     # --- inside
 
@@ -211,34 +273,90 @@ class Trial:
         mine = self._now.get(job)
         if mine is None:
             mine = {}
-            _, roles, groups, counts = self._snapshot.tasks_of(np.array([job], np.int32))
-            for role, group, n in zip(roles.tolist(), groups.tolist(), counts.tolist(), strict=True):
-                mine[role, group] = mine.get((role, group), 0) + n
+            number = np.array([job], np.int32)
+            _, roles, groups, counts = self._snapshot.tasks_of(number)
+            given = [_DECLARED] * len(roles)
+            if self._n_given[job]:
+                given = _told(self._demand[roles, job], *self._snapshot.amounts_of(number))
+            for role, group, each, n in zip(roles.tolist(), groups.tolist(), given, counts.tolist(), strict=True):
+                mine[role, group, each] = mine.get((role, group, each), 0) + n
             self._now[job], self._before[job] = mine, dict(mine)
         return mine
 
-    def _rows(self, job: int) -> Ints:
-        """Return role, group and count of the tasks of a job that is kept here, (P, 3)."""
-        return np.array([(*at, n) for at, n in sorted(self._tasks(job).items())], np.int32).reshape(-1, 3)
+    def _rows(self, job: int) -> tuple[Ints, Amounts]:
+        """Return role, group and count (P, 3), and cores and GB (P, 2), of the tasks of a job that is kept here."""
+        tasks = sorted(self._tasks(job).items())
+        given = np.array([given for (_, _, given), _ in tasks], np.float32).reshape(-1, 2)
+        given[given < 0] = np.nan
+        return np.array([(role, group, n) for (role, group, _), n in tasks], np.int32).reshape(-1, 3), given
+
+    def _demand_given(self, job: int, role: int, given: _Given) -> Floats:
+        """Return what one task of a role of a job takes with some amounts, (R,)."""
+        demand: Floats = self._demand[role, job]
+        if given == _DECLARED:
+            return demand
+        sized = demand.copy()
+        for r, amount in zip((CPUS, MEMORY_GB), given, strict=True):
+            if amount >= 0:
+                sized[r] = amount
+        return sized
+
+    def _one_more(self, job: int, role: int) -> Floats:
+        """Return what one more task takes, and one of its partner where they share GPUs, (R,)."""
+        demand, partner = self._demand_given(job, role, self._next(job, role)), int(self._partner[job])
+        if partner < 0 or role != Role.WORKER:
+            return demand
+        both: Floats = demand + self._demand_given(partner, role, self._next(partner, role))
+        both[GPUS] = demand[GPUS]
+        return both
+
+    def _next(self, job: int, role: int) -> _Given:
+        """Return the amounts that one more task of a role is given."""
+        return self._given.get((job, role), _DECLARED) if self._given else _DECLARED
 
     def _count(self, job: int, role: int, group: int, n: int) -> None:
         """Note n more tasks of a job in a group, and of a worker's partner."""
-        self._note(job, role, group, n)
+        self._note(job, role, group, n, self._next(job, role))
         partner = int(self._partner[job])
         if partner >= 0 and role == Role.WORKER:
-            self._note(partner, role, group, n)
+            self._note(partner, role, group, n, self._next(partner, role))
 
-    def _note(self, job: int, role: int, group: int, n: int) -> None:
+    def _take_out(self, job: int, role: int, group: int, n: int, *, gpus: float) -> None:
+        """Take n tasks out of a group, those like the next ones first; `gpus`: which part of theirs gets free."""
+        sized = [(given, m) for (its_role, at, given), m in self._tasks(job).items() if (its_role, at) == (role, group)]
+        for given, m in sorted(sized, key=lambda row: row[0] != self._next(job, role)):
+            k = min(n, m)
+            if k:
+                freed = k * self._demand_given(job, role, given)
+                freed[GPUS] *= gpus
+                self.free[group] += freed
+                self._note(job, role, group, -k, given)
+                n -= k
+
+    def _note(self, job: int, role: int, group: int, n: int, given: _Given) -> None:
         tasks = self._tasks(job)
-        left = tasks.get((role, group), 0) + n
+        at = (role, group, given)
+        left = tasks.get(at, 0) + n
         if left:
-            tasks[role, group] = left
+            tasks[at] = left
         else:
-            del tasks[role, group]
+            del tasks[at]
         if role == Role.WORKER:
             self.n_workers[job] += n
         else:
             self.n_ps[job] += n
+
+    def _too_large(
+        self, job: int, role: int, group: int, cpus: float | None, memory_gb: float | None
+    ) -> PlacementError:
+        amounts = ((cpus, "cores"), (memory_gb, "GB"))
+        wanted = " and ".join(f"{amount:g} {unit}" for amount, unit in amounts if amount is not None and amount >= 0)
+        free = self.free[group]
+        return PlacementError(
+            f"the tasks ({Role(role).name}) of job {job} in device group {group} cannot have "
+            f"{wanted or 'what was declared'} each: {free[CPUS]:g} cores and {free[MEMORY_GB]:g} GB are free beside "
+            "what they have."
+        )
 
     def _refused(self, job: int, group: int, n: int) -> PlacementError:
         if not 0 <= group < len(self.free) or n < 1:
@@ -251,6 +369,38 @@ class Trial:
             f"job {job} finds no room for {n} more tasks in device group {group}, where {free[0]:g} GPUs, {free[1]:g} "
             f"cores and {free[2]:g} GB would be free; take a group where Trial.room() is as large."
         )
+
+
+def _amount(job: int, name: str, amount: float | None) -> float | None:
+    """Return an amount in single precision, -1 for what was declared (NaN)."""
+    if amount is None:
+        return None
+    if amount != amount:
+        return -1.0
+    if not 0 < amount < np.inf:
+        raise PlacementError(
+            f"tasks of job {job} are to be given {name}={amount:g}; expected a finite amount > 0, or NaN for what was "
+            "declared."
+        )
+    return float(np.float32(amount))
+
+
+def _changed(given: _Given, cpus: float | None, memory_gb: float | None) -> _Given:
+    return given[0] if cpus is None else cpus, given[1] if memory_gb is None else memory_gb
+
+
+def _told(declared: Floats, cpus: Amounts, memory_gb: Amounts) -> list[_Given]:
+    """Return the amounts of rows of tasks; -1 where they are what was declared, (P, R)."""
+    given = np.column_stack([cpus, memory_gb])
+    alike = np.isnan(given) | (given == declared[:, [CPUS, MEMORY_GB]].astype(np.float32))
+    return [(a, b) for a, b in np.where(alike, np.float32(-1), given).tolist()]
+
+
+def _merged(changed: Bools, kept: NDArray[Any], new: NDArray[Any]) -> NDArray[Any]:
+    """Return one column of two: rows of jobs that are kept, and of those that changed."""
+    column = np.empty(len(changed), kept.dtype)
+    column[~changed], column[changed] = kept, new
+    return column
 
 
 @njit(cache=True)

@@ -110,6 +110,8 @@ class _Bar:
             self._here[event["name"]] = event["role"]
         elif event["event"] == "left":
             self._here.pop(event["name"], None)
+            if not self._quiet and not event["expected"]:
+                self._bar.write(f"lost {event['name']}: {event['cause'].replace('_', ' ')} ({event['reason']})")
         elif event["event"] == "loss":
             roles = list(self._here.values())
             self._bar.update(event["version"] + 1 - self._bar.n)

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
+from labkit.core.events import Cause
+
 Role = Literal["server", "worker"]
 
 HERE: Final = "here"
@@ -66,6 +68,7 @@ class Over:
     """The job has ended; why, if not as it should."""
 
     failure: str = ""
+    cause: Cause = Cause.UNKNOWN
 
 
 Command = Start | End | Tell | Load | Keep | Note | Over

@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
@@ -20,7 +21,9 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from labkit.core.errors import InputError, LabkitError
+from labkit.core.events import Cause
 from labkit.elastic import fault
+from labkit.elastic.causes import BY_FORCE, NO_MEMORY, OOM_KILLED, of_exit, told
 from labkit.elastic.checkpoint import check_blocks
 from labkit.elastic.commands import Command, End, Keep, Load, Note, Over, Start, Tell
 from labkit.elastic.controller import Controller
@@ -29,8 +32,9 @@ from labkit.elastic.deaths import RESTARTS, WITHIN_S
 from labkit.elastic.failure import last_line
 from labkit.elastic.homes import Homes, Secrets
 from labkit.elastic.launch import Here, Launcher, Order, There, wait_for_end
+from labkit.elastic.limits import Amounts
 from labkit.elastic.losses import STOP, Losses, NotFiniteError, encoded
-from labkit.elastic.member import CONTROLLER, NO_MEMORY, PATIENCE_LEASES, SPEC, Spec
+from labkit.elastic.member import CONTROLLER, PATIENCE_LEASES, SPEC, Spec
 from labkit.elastic.network import HOST, Network, Reach, Refusals, checked_address, claimed
 from labkit.elastic.program import FILE as PROGRAM
 from labkit.elastic.protocol import Kind, at, era_and_version
@@ -51,7 +55,6 @@ from labkit.elastic.transport import (
     RemoteError,
     TransportError,
 )
-from labkit.elastic.waking import BY_FORCE
 
 PLAN, EVENTS, STATE, LOCK = "plan.json", "events.jsonl", "controller.json", "controller.lock"
 LEASES = "leases.jsonl"
@@ -59,8 +62,12 @@ LEASES = "leases.jsonl"
 
 
 TICKS_OF_A_LEASE = 4
-MEANINGS = {NO_MEMORY: "out of memory", BY_FORCE: "ended by its watchdog"}
+MEANINGS = {
+    NO_MEMORY: "out of memory", OOM_KILLED: "out of memory: killed by the kernel", BY_FORCE: "ended by its watchdog",
+}  # fmt: skip
 """Of exit codes."""
+LOST_KNOWN = 20
+"""Processes that were lost of late, of which a status tells."""
 REQUESTS_KNOWN = 64
 """Requests whose repetition is recognised."""
 
@@ -169,6 +176,8 @@ class Control:
         self.unwritten = b""
         self.leases = None if self.spec.sync else (folder / LEASES).open("a", buffering=1)
         self.losses = Losses(self.spec.n_shards)
+        self.amounts: dict[str, Amounts] = {}
+        """What members are to have, by name."""
         self.left_at: dict[str, float] = {}
         self.absences: dict[str, int] = {}
         """How often a process was without a connection."""
@@ -178,7 +187,11 @@ class Control:
         """When each was started, on a clock that all controllers of this machine have."""
         self.asked: dict[str, int] = {}
         """Scalings that were asked for, by what their request is known by."""
-        self.over: str | None = None
+        self.why: dict[str, Cause] = {}
+        """Of processes that are killed from here, and had not ended by themselves."""
+        self.lost: deque[list[Any]] = deque(maxlen=LOST_KNOWN)
+        """Processes that were lost of late: name, role, cause, reason, time."""
+        self.over: Over | None = None
         self.loss: float | str | None = None
         self._next_tick_s = 0.0
         self.machine = Controller(
@@ -266,7 +279,7 @@ class Control:
                 pass
             if not self.spec.sync:
                 self._tick()
-        self._write(now(), "over", {"failure": self.over})
+        self._write(now(), "over", self._verdict())
         for there in self.there.values():
             there.end()
         for listener in self.listeners:
@@ -274,6 +287,11 @@ class Control:
         self.homes.close()
         self.writer.shutdown()
         self.events.close()
+
+    def _verdict(self) -> dict[str, Any]:
+        """Return how the job has ended; no cause where it is as it should be."""
+        over = self.over or Over()
+        return {"failure": over.failure, "cause": told(over.cause) if over.failure else None}
 
     def _begin(self) -> None:
         before, plan = self.folder / STATE, self.plan
@@ -364,6 +382,8 @@ class Control:
         self.channels[name] = channel
         joined = self.machine.unable(name, why=unable) if unable else self.machine.joined(name, address=address)
         self._carry_out(joined)
+        if name in self.amounts:
+            self._resize(name)
 
     def _send_away(self, channel: Channel) -> None:
         with contextlib.suppress(TransportError):
@@ -522,6 +542,7 @@ class Control:
         """Give up a process that did not come back; one that came and went again has a lease of its own for that."""
         if turn == self.absences[name] and name not in self.channels and name not in self.ended:
             self._write(now(), "missed", {"name": name})
+            self.why[name] = Cause.UNREACHABLE
             self._launcher(name).kill(name)
 
     def _ended(self, name: str, code: int) -> None:
@@ -531,17 +552,22 @@ class Control:
             self.codes[name] = code
             return
         self.ended.add(name)
+        self.amounts.pop(name, None)
         self._await_no_more(name)
         self.doorstep.pop(name, None)
         self.homes.clear(name)
         said = MEANINGS.get(code) or (last_line(self.folder / f"{name}.log") if code > 0 else "")
         reason = f"exit code {code}{said and f': {said}'}"
-        self._carry_out(self.machine.left(name, reason=reason, by_itself=code > 0))
+        cause = of_exit(code)
+        if cause == Cause.KILLED:
+            cause = self.why.pop(name, cause)
+        self._carry_out(self.machine.left(name, reason=reason, by_itself=code > 0, cause=cause, code=code))
 
     def _unloaded(self, name: str, era: int, why: str) -> None:
         """Replace a server that does not take a block of the checkpoint: training would wait for it."""
         if era == self.machine.era and name not in self.ended:
             self._write(now(), "unloaded", {"name": name, "why": why})
+            self.why[name] = Cause.UNREACHABLE
             self._launcher(name).kill(name)
 
     def _loaded(self, era: int, version: int, queue_state: Any) -> None:
@@ -566,8 +592,10 @@ class Control:
         if asked.get("do") == "stop":
             self._carry_out(self.machine.stop(save=bool(asked.get("save"))))
             return {}
+        if asked.get("do") == "resize":
+            return self._resized(asked.get("amounts"))
         if asked.get("do") != "scale":
-            raise InputError(f"a request '{str(asked.get('do'))[:40]}'; expected scale, status or stop.")
+            raise InputError(f"a request '{str(asked.get('do'))[:40]}'; expected scale, resize, status or stop.")
         ask = str(asked.get("ask", ""))
         if ask not in self.asked:
             commands = self.machine.scale(
@@ -578,12 +606,32 @@ class Control:
             self._carry_out(commands)
         return {"scaling": self.asked[ask]}
 
+    def _resized(self, asked: Any) -> dict[str, Any]:
+        """Let members have other cores and memory; one that is still to join, once it has."""
+        if not isinstance(asked, dict):
+            raise InputError(f"amounts {str(asked)[:80]}; expected cores and GB by name of a member.")
+        there = [name for name, member in self.machine.members.items() if not member.leaving]
+        amounts = {}
+        for name, given in asked.items():
+            if name not in there:
+                raise InputError(f"no '{str(name)[:40]}' to resize; there are {', '.join(sorted(there))}.")
+            amounts[name] = Amounts(*given)
+        self.amounts.update(amounts)
+        for name in amounts:
+            self._resize(name)
+        return {}
+
+    def _resize(self, name: str) -> None:
+        wanted = self.amounts[name]
+        self._say(name, {"do": "resize", "cpus": wanted.cpus, "memory_gb": wanted.memory_gb})
+
     def _status(self) -> dict[str, Any]:
         """Return where the job is: progress, and who is there to stay."""
         machine = self.machine
         stay = (*machine.of("server"), *machine.of("worker"))
         members = [[m.name, m.role, m.site, self.pids.get(m.name, 0), m.joined] for m in stay]
-        return {"phase": machine.phase, "step": machine.progress, "loss": self.loss, "members": members}
+        lost = list(self.lost)
+        return {"phase": machine.phase, "step": machine.progress, "loss": self.loss, "members": members, "lost": lost}
 
     # --- commands
 
@@ -608,11 +656,14 @@ class Control:
         columns = dict(command.columns)
         if command.event == "promoted":
             columns["seconds"] = now() - self.left_at.get(columns["from"], now())
-        self._write(now(), command.event, columns)
+        when = now()
+        if command.event == "left" and not columns["expected"]:
+            self.lost.append([columns["name"], columns["role"], columns["cause"], columns["reason"], when])
+        self._write(when, command.event, columns)
         fault.at(f"controller.{command.event}")
 
     def _finish(self, command: Over) -> None:
-        self.over = command.failure
+        self.over = command
 
     def _start(self, command: Start) -> None:
         scales = self.machine.phase == "training" and self.machine.scaling is not None

@@ -9,8 +9,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from labkit.core.errors import InputError
+from labkit.core.events import Cause
+from labkit.elastic.causes import read, told
 from labkit.elastic.commands import Command, End, Keep, Load, Note, Over, Tell
-from labkit.elastic.crew import Member, Reassign, Terms
+from labkit.elastic.crew import Member, Reassign, Terms, left
 from labkit.elastic.hosts import Hosts
 from labkit.elastic.places import ROLES, checked, of_role
 from labkit.elastic.scaling import MARGIN, Scaling
@@ -33,7 +35,7 @@ class Controller(Hosts):
     def __init__(self, terms: Terms, *, reassign: Reassign, journal: Journal | None = None) -> None:
         super().__init__(terms, reassign=reassign, journal=journal)
         self.saved = 0
-        self.failure = ""
+        self.failure, self.cause = "", Cause.UNKNOWN
         self._doubts: list[tuple[str, Mapping[str, Any]]] = []
         self._outdated = False
         """Whether what the controller before this one had written down was old."""
@@ -67,7 +69,7 @@ class Controller(Hosts):
             "lost": sorted(self.lost),
             "owner": sorted(self.owner.items()), "moves": sorted(self.moves.items()), "era": self.era,
             "phase": self.phase, "saved": self.saved, "deaths": self.deaths.state(), "numbers": self._numbers,
-            "n_scalings": self._n_scalings, "failure": self.failure,
+            "n_scalings": self._n_scalings, "failure": self.failure, "cause": told(self.cause),
             "scaling": [s.number for s in waiting if not s.repair and s.again() is None],
             "again": [[s.number, s.place, s.strategy, s.last] for s in waiting if s.again() is not None],
             "repairs": [[] if s.new else s.at for s in waiting if s.repair],
@@ -99,7 +101,7 @@ class Controller(Hosts):
         self._numbers, self._n_scalings = dict(state["numbers"]), state["n_scalings"]
         self._reserve(names)
         if state["phase"] == "over":
-            self._end(state["failure"])
+            self._end(state["failure"], cause=read(state["cause"]))
             return self._taken()
         for member in self.members.values():
             if member.leaving:  # whatever it had is elsewhere
@@ -251,18 +253,26 @@ class Controller(Hosts):
             mine = [[b, to] for b, to in left.items() if self.owner[b] == server.name]
             self._tell(server.name, do="hand_over", moves=mine, version=None)
 
-    def left(self, name: str, *, reason: str = "", by_itself: bool = False) -> list[Command]:
+    def left(
+        self,
+        name: str,
+        *,
+        reason: str = "",
+        by_itself: bool = False,
+        cause: Cause = Cause.UNKNOWN,
+        code: int | None = None,
+    ) -> list[Command]:
         """Note that a process is gone; `by_itself`: it ended with an error, nobody killed it."""
         member = self.members.pop(name, None)
         if member is None:
             return self._taken()
         expected = member.leaving or self.phase == "over"
         self._forget_worker(name, died=not expected)
-        self._out.append(Note("left", {"name": name, "role": member.role, "expected": expected, "reason": reason}))
+        self._out.append(Note("left", left(member, expected=expected, reason=reason, cause=cause, code=code)))
         if by_itself and not member.joined and self.phase == "starting":  # the next one would end as this one did
-            self._end(f"{name} ended before it had begun, {reason}")
+            self._end(f"{name} ended before it had begun, {reason}", cause=cause)
         elif not expected:
-            self._died(member, reason)
+            self._died(member, reason, cause=cause)
         elif member.role == "server":
             self._bury()
         if self.scaling is not None:
@@ -518,6 +528,7 @@ class Controller(Hosts):
         scaling = self.scaling
         if scaling is not None:
             scaling.waiting.discard(("owns", block, owner))
+            self._move_on(scaling, {block: member.name})  # to others it was not let go while it was on its way there
 
     def _on_amiss(self, _: Member, columns: Mapping[str, Any]) -> None:
         """Go back: somebody has parameters of a version that died with a server."""
@@ -529,33 +540,32 @@ class Controller(Hosts):
         """Do without a worker that does not come forward; at the same place twice it is not the worker's fault."""
         place = (int(columns["place"][0]), int(columns["place"][1]))
         if place in self._stuck:
-            self._end(f"{member.name}: {columns['why']}.")
+            self._end(f"{member.name}: {columns['why']}.", cause=Cause.STALLED)
             return
         self._stuck.add(place)
-        self._cut_off(member.name, str(columns["why"]))
+        self._cut_off(member.name, str(columns["why"]), cause=Cause.STALLED)
 
-    def _cut_off(self, name: str, why: str) -> None:
+    def _cut_off(self, name: str, why: str, *, cause: Cause = Cause.UNREACHABLE) -> None:
         self._out.append(End(name, kill=True))
         member = self.members.pop(name)
         self._forget_worker(name)
-        self._out.append(
-            Note("left", {"name": name, "role": member.role, "expected": False, "reason": f"cut off: {why}"})
-        )
-        self._died(member, why)
+        reason = why if cause == Cause.OUT_OF_MEMORY else f"cut off: {why}"
+        self._out.append(Note("left", left(member, expected=False, reason=reason, cause=cause)))
+        self._died(member, why, cause=cause)
 
     def _on_no_memory(self, member: Member, columns: Mapping[str, Any]) -> None:
         """Do without a server that ends because it ran out of memory: nobody has to guess why."""
-        self._cut_off(member.name, str(columns["why"]))
+        self._cut_off(member.name, str(columns["why"]), cause=Cause.OUT_OF_MEMORY)
 
     def _on_failed(self, member: Member, columns: Mapping[str, Any]) -> None:
-        self._end(f"{member.name}: {columns['why']}")
+        self._end(f"{member.name}: {columns['why']}", cause=read(columns.get("cause", "error")))
 
-    def _died(self, member: Member, why: str) -> None:
+    def _died(self, member: Member, why: str, *, cause: Cause) -> None:
         if self.phase == "over":
             return
         enough = self.deaths.note(f"{member.name} ({why})", now_s=self.now_s, joined=member.came)
         if enough:
-            self._end(enough)
+            self._end(enough, cause=cause)
             return
         going = self.scaling is not None and member.name in self.scaling.going
         if self.scaling is not None:
@@ -631,13 +641,13 @@ class Controller(Hosts):
         self._out.append(Note(note, {"scaling": scaling.number, "why": "a server died"}))
         self.queue[:0] = [] if again is None else [again]
 
-    def _end(self, failure: str) -> None:
+    def _end(self, failure: str, *, cause: Cause = Cause.ERROR) -> None:
         if self.phase == "over":
             return
-        self.phase, self.failure = "over", failure
+        self.phase, self.failure, self.cause = "over", failure, cause if failure else Cause.UNKNOWN
         for scaling in (*([self.scaling] if self.scaling is not None else []), *self.queue):
             self._out.append(Note("dropped", {"scaling": scaling.number, "why": "training has ended"}))
         for member in self.members.values():
             member.leaving = True
             self._out.append(End(member.name))
-        self._out.append(Over(failure))
+        self._out.append(Over(failure, self.cause))

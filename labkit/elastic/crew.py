@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from labkit.core.events import Cause
+from labkit.elastic.causes import told
 from labkit.elastic.commands import HERE, Command, Role, Start, Tell
 from labkit.elastic.deaths import RESTARTS, WITHIN_S, Deaths
 from labkit.elastic.places import Sitter, fewest
@@ -72,6 +74,14 @@ class Member:
     came: bool = False
     """Whether it has ever joined, this controller or one before: else it is still starting."""
     site: str = HERE
+
+
+def left(
+    member: Member, *, expected: bool, reason: str, cause: Cause = Cause.UNKNOWN, code: int | None = None
+) -> dict[str, Any]:
+    """Return the columns of the event that a member is gone; the cause is null where it was to go."""
+    why = {"reason": reason, "cause": None if expected else told(cause), "code": code}
+    return {"name": member.name, "role": member.role, "expected": expected, **why}
 
 
 Reassign = Callable[[Mapping[int, str], Sequence[int], Sequence[str]], dict[int, str]]
@@ -187,11 +197,11 @@ class Crew:
         """Do the next thing that is due."""
         raise NotImplementedError
 
-    def _end(self, failure: str) -> None:
+    def _end(self, failure: str, *, cause: Cause = Cause.ERROR) -> None:
         """End the job."""
         raise NotImplementedError
 
-    def _cut_off(self, name: str, why: str) -> None:
+    def _cut_off(self, name: str, why: str, *, cause: Cause = Cause.UNREACHABLE) -> None:
         """End somebody at once who cannot be reached, or cannot reach others, and go on without."""
         raise NotImplementedError
 

@@ -9,10 +9,23 @@ JobError
 from __future__ import annotations
 
 from labkit.core.errors import LabkitError
+from labkit.core.events import Cause
 
 
 class JobError(LabkitError):
-    """A job ended with an error."""
+    """A job ended with an error.
+
+    Parameters
+    ----------
+    message : str
+        What happened, and what to do.
+    cause : Cause
+        What lies behind it, as far as anybody knows.
+    """
+
+    def __init__(self, message: str = "", *, cause: Cause = Cause.UNKNOWN) -> None:
+        super().__init__(message)
+        self.cause = cause
 
 
 class NotDoneError(JobError):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.core.errors import InputError
+from labkit.elastic.fork_place import ForkError, Settings
 from labkit.elastic.losses import CONTINUE, STOP
 from labkit.elastic.models.sizes import whole
 from labkit.elastic.optimizers import OPTIMIZERS, optimizer
@@ -25,13 +26,23 @@ def checked_counts(**given: Any) -> list[int]:
     return [whole(name, value, least=-(2**63)) for name, value in given.items()]
 
 
-def check_seconds(*, lease_s: Any, **given: Any) -> None:
-    """Raise InputError unless these are seconds above 0, and a lease that can be kept."""
+def check_seconds(*, lease_s: Any, loads_every_s: Any = 0.0, **given: Any) -> None:
+    """Raise InputError unless these are seconds above 0 (`loads_every_s` may be 0), and a lease that can be kept."""
+    if loads_every_s:
+        given["loads_every_s"] = loads_every_s
     for name, value in {"lease_s": lease_s, **given}.items():
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or not isfinite(value) or not value > 0:
             raise InputError(f"{name} is {value!r}; expected seconds above 0.")
     Lease(lease_s)
+
+
+def check_variables() -> None:
+    """Raise InputError where a variable of the environment that jobs look at makes no sense."""
+    try:
+        Settings.read(os.environ)
+    except ForkError as error:
+        raise InputError(str(error)) from None
 
 
 def check_words(*, on_nan: Any, resume: Any) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from labkit.core.events import Cause
 from labkit.elastic.commands import Command, Note, Role
-from labkit.elastic.crew import Member
+from labkit.elastic.crew import Member, left
 from labkit.elastic.following import LEAST_SERVERS
 from labkit.elastic.leasing import Leasing
 from labkit.elastic.places import ROLES
@@ -44,8 +45,9 @@ class Hosts(Leasing):
         self._forget_worker(member.name)
         if self.scaling is not None and member.leaving:
             self._mourn(self.scaling, member)
-        columns = {"expected": member.leaving or self.phase == "over", "reason": f"host {host} is lost"}
-        self._out.append(Note("left", {"name": member.name, "role": member.role, **columns}))
+        expected = member.leaving or self.phase == "over"
+        columns = left(member, expected=expected, reason=f"host {host} is lost", cause=Cause.HOST_LOST)
+        self._out.append(Note("left", columns))
 
     def _give_up_places(self, host: str) -> None:
         """Drop requests that need the host; those that wait and have somebody come for a dead one come elsewhere."""
@@ -75,10 +77,10 @@ class Hosts(Leasing):
         came = any(member.came for member in gone)
         enough = self.deaths.note(f"all on host {host}", now_s=self.now_s, joined=came)
         if enough:
-            self._end(enough)
+            self._end(enough, cause=Cause.HOST_LOST)
             return
         if not self.members:
-            self._end(f"host {host} is lost, and nobody of the job is anywhere else.")
+            self._end(f"host {host} is lost, and nobody of the job is anywhere else.", cause=Cause.HOST_LOST)
             return
         for member in gone:
             if self.scaling is not None:

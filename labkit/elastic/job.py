@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
@@ -21,8 +21,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 import numpy as np
 
 from labkit.core.errors import InputError, LabkitError
+from labkit.core.events import Cause
+from labkit.elastic import forks
 from labkit.elastic.blocks import MOST_BLOCKS, layout, pack, unpack
-from labkit.elastic.control import EVENTS, LEASES, LOCK, STATE, Plan, records
+from labkit.elastic.causes import of_exit, read
+from labkit.elastic.control import EVENTS, LEASES, LOCK, LOST_KNOWN, STATE, Plan, records
 from labkit.elastic.deaths import check_restarts
 from labkit.elastic.errors import JobError, NotDoneError, OverError
 from labkit.elastic.failure import failed
@@ -32,12 +35,14 @@ from labkit.elastic.given import (
     EXACT,
     check_optimizer,
     check_seconds,
+    check_variables,
     check_words,
     checked_counts,
     checked_folder,
 )
 from labkit.elastic.homes import Homes, Secrets
 from labkit.elastic.launch import end_members
+from labkit.elastic.limits import Amounts
 from labkit.elastic.line import Line
 from labkit.elastic.losses import STOP, decoded
 from labkit.elastic.member import SPEC, Spec
@@ -74,6 +79,16 @@ class Seat(NamedTuple):
     joined: bool
 
 
+class Lost(NamedTuple):
+    """A member that was lost: why (`cause` is a name of `labkit.core.Cause`), in words, and at which time of day."""
+
+    name: str
+    role: str
+    cause: str
+    reason: str
+    time: float
+
+
 @dataclass(frozen=True, slots=True)
 class Status:
     """Where a job is.
@@ -88,12 +103,15 @@ class Status:
         Of the newest step that is complete.
     members : list of Seat
         Who is there, or starts, and is not about to go.
+    lost : list of Lost
+        Who was lost of late, oldest first; the last 20 of whom this controller knows.
     """
 
     phase: str
     step: int
     loss: float | None
     members: list[Seat]
+    lost: list[Lost] = field(default_factory=list)
 
 
 class Job:
@@ -106,13 +124,15 @@ class Job:
         self.folder, self._program, self._keep, self._secrets = folder, program, keep, secrets
         self._spec, self._plan = Spec.load(folder), Plan.load(folder)
         self._lease = Lease(self._spec.lease_s)
-        self._ended, self._closing, self._failure = threading.Event(), False, ""
+        self._ended, self._closing = threading.Event(), False
+        self._failure, self._cause = "", Cause.UNKNOWN
         self._line = Line(folder, lease=self._lease, ended=self._ended)
         self._result: Result | None = None
         self._process = self._start()
         threading.Thread(target=self._attend, name="controller", daemon=True).start()
 
     def _start(self) -> subprocess.Popen[bytes]:
+        forks.prepare(os.environ)  # it makes ready while the controller does
         with (self.folder / "controller.log").open("ab") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "labkit.elastic.control", str(self.folder)],
@@ -182,6 +202,26 @@ class Job:
         said = self._line.ask("scale", servers=0, workers=0, replace=[], place=seats, strategy=strategy)
         return int(said["scaling"])
 
+    def resize(self, amounts: Mapping[str, tuple[float | None, float | None]]) -> None:
+        """Give members other cores and memory while they go on: no process is started anew.
+
+        Returns as soon as the request is taken; events `resized` tell what each has (`cores`), and what cannot be had
+        on its host (`unable`). A member that replaces another one has no limits. Workers of asynchronous jobs compute
+        with as many threads as they have cores; those of synchronous jobs with one, so that their bits stay the same.
+
+        Parameters
+        ----------
+        amounts : mapping
+            (cores, GB) by name of a member, as `status` tells it; None: no limit.
+
+        Raises
+        ------
+        InputError
+            If there is no such member, or an amount is not finite and > 0; the job goes on as it was.
+        """
+        asked = {name: asdict(Amounts(*given)) for name, given in amounts.items()}
+        self._line.ask("resize", amounts={name: [one["cpus"], one["memory_gb"]] for name, one in asked.items()})
+
     def status(self) -> Status:
         """Return where the job is now.
 
@@ -195,12 +235,21 @@ class Job:
         except OverError:
             return self._last_status()
         loss = None if said["loss"] is None else decoded(said["loss"])
-        return Status(said["phase"], said["step"], loss, [Seat(*row) for row in said["members"]])
+        return Status(
+            said["phase"],
+            said["step"],
+            loss,
+            [Seat(*row) for row in said["members"]],
+            [Lost(*row) for row in said["lost"]],
+        )
 
     def _last_status(self) -> Status:
-        losses = [event for event in self.events(follow=False) if event["event"] == "loss"]
-        last = max(losses, key=lambda event: int(event["version"]), default=None)
-        return Status("over", 0, None, []) if last is None else Status("over", last["version"] + 1, last["loss"], [])
+        events = list(self.events(follow=False))
+        losses = [event for event in events if event["event"] == "loss"]
+        last: dict[str, Any] = max(losses, key=lambda e: int(e["version"]), default={"version": -1, "loss": None})
+        gone = [event for event in events if event["event"] == "left" and not event["expected"]]
+        lost = [Lost(*(event[name] for name in Lost._fields)) for event in gone]
+        return Status("over", last["version"] + 1, last["loss"], [], lost[-LOST_KNOWN:])
 
     def host_home(self, host: str) -> bytes:
         """Return what is to be brought to a host before `python -m labkit.elastic.host` is started there: a tar.
@@ -294,9 +343,13 @@ class Job:
             try:
                 return Result(self)
             except JobError as error:
-                self._failure = str(error)
+                self._failure, self._cause = str(error), error.cause
                 self._line.close()
-        raise JobError(self._failure)
+        raise JobError(self._failure, cause=self._cause)
+
+    def _controller_ended(self) -> Cause:
+        """Return why the controller ended, which has not said how the job did."""
+        return of_exit(self._process.returncode or 0)
 
     @property
     def pid(self) -> int:
@@ -378,7 +431,8 @@ class Result:
         spec = Spec.load(job.folder)
         if last.get("event") != "over" or last["failure"]:
             job._keep = True  # its logs tell why, its checkpoints what is left
-            raise JobError(failed(job.folder, str(last.get("failure", "")), checkpoints=spec.checkpoints(job.folder)))
+            why = failed(job.folder, str(last.get("failure", "")), checkpoints=spec.checkpoints(job.folder))
+            raise JobError(why, cause=read(last.get("cause")) if last.get("failure") else job._controller_ended())
         saved = spec.checkpoints(job.folder).newest()
         self.model: nn.Module = job._program.model
         self.version, self.digest, self.blocks = saved.step, saved.digest, saved.blocks
@@ -451,6 +505,7 @@ def start(
     ports: Sequence[int] | None = None,
     sites: Sequence[Site] = (),
     place: Mapping[str, Sequence[int]] | None = None,
+    loads_every_s: float = 0.0,
     **options: Any,
 ) -> Job:
     """Start a job and return at once.
@@ -512,6 +567,8 @@ def start(
         Where members may sit (docs/elastic.md, Over several hosts); the host of the first one is this machine.
     place : mapping, optional
         (workers, servers) by name of the site, instead of `workers` and `servers`; without it they sit on the first.
+    loads_every_s : float
+        Each server tells this often, in an event `served`, how many bytes of gradients have come since; 0: never.
 
     Raises
     ------
@@ -525,8 +582,9 @@ def start(
         raise InputError(
             f"save_every is {save_every}; expected steps between two checkpoints, or 0 for the last state alone."
         )
-    check_seconds(lease_s=lease_s, start_s=start_s, patience_s=patience_s)
+    check_seconds(lease_s=lease_s, start_s=start_s, patience_s=patience_s, loads_every_s=loads_every_s)
     check_words(on_nan=on_nan, resume=resume)
+    check_variables()
     check_optimizer(optimizer, options, arguments=signature(start).parameters)
     folder = checked_folder(folder)
     places = checked_sites(sites, network=network, hosts=hosts, devices=devices)
@@ -559,6 +617,7 @@ def start(
         start_s=start_s, patience_s=patience_s,
         devices=tuple(devices), sync=sync, n_samples=len(data), reach=asdict(reach),
         sites=[asdict(site) for site in places], on_nan=on_nan, paths=module_paths(),
+        loads_every_s=float(loads_every_s),
     )  # fmt: skip
     if network != Network.LOCAL:
         spec = replace(spec, scheme=network)

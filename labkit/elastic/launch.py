@@ -16,6 +16,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from labkit.elastic import forks
+from labkit.elastic.causes import UNSEEN, OomWatch
 from labkit.elastic.commands import Role
 from labkit.elastic.gpus import bound_to, devices_of
 from labkit.elastic.homes import MEMBERS
@@ -29,7 +31,7 @@ LEADERS = ("labkit.elastic.control", "labkit.elastic.host")
 Started = Callable[[str, int], None]
 """Is told name and process number of who was started."""
 Ended = Callable[[str, int], None]
-"""Is told name and exit code of who has ended; -1: nobody knows."""
+"""Is told name and exit code of who has ended; -1: nobody knows, 137: killed by the kernel for its memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,17 @@ class Launcher(Protocol):
 
     def adopt(self, name: str, pid: int, site: Site) -> None:
         """Take on a member that another controller had started; 0: that may not have been started."""
+
+
+class Process(Protocol):
+    """A process that was started here."""
+
+    @property
+    def pid(self) -> int:
+        """Its number."""
+
+    def wait(self) -> int | None:
+        """Wait for its end, and return its exit code; None: nobody knows it."""
 
 
 class Words(NamedTuple):
@@ -157,6 +170,7 @@ class Processes:
 
     def __init__(self, folder: Path, *, ended: Ended) -> None:
         self._folder, self._ended = folder, ended
+        self._oom = OomWatch()
         self.pids: dict[str, int] = {}
         self._devices: dict[str, tuple[str, str]] = {}
 
@@ -173,23 +187,31 @@ class Processes:
             device = self._device(order.site) if order.role == "worker" else ""
             self._devices[order.name] = order.site.name, device
             line += [order.site.name, *([device] if device else [])]
-        with (self._folder / f"{order.name}.log").open("ab") as log:
-            process = _pinned(order.site.cores, lambda: _popen(line, log, bound_to(device)))
+        process = self._spawned(line, order, bound_to(device))
+        self._oom.begin()
         self.pids[order.name] = process.pid
         threading.Thread(target=self._attend, args=(order.name, process), daemon=True).start()
         return process.pid
+
+    def _spawned(self, line: list[str], order: Order, more: Mapping[str, str]) -> Process:
+        """Start a process: forked from one that has all imports, or else by itself."""
+        env, cores = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", **more}, order.site.cores
+        with (self._folder / f"{order.name}.log").open("ab") as log:
+            forked = forks.started(line, env=env, log=log, cores=cores, wait=not order.gently)
+            return forked or _pinned(cores, lambda: _popen(line, log, env))
 
     def _device(self, site: Site) -> str:
         """Return the device of a site that the fewest workers of the job have."""
         used = Counter(device for _, device in self._devices.values())
         return min(devices_of(site), key=lambda device: used[device])
 
-    def _attend(self, name: str, process: subprocess.Popen[bytes]) -> None:
-        self._gone(name, process.wait())
+    def _attend(self, name: str, process: Process) -> None:
+        code = process.wait()
+        self._gone(name, UNSEEN if code is None else code)
 
     def _gone(self, name: str, code: int) -> None:
         self._devices.pop(name, None)
-        self._ended(name, code)
+        self._ended(name, self._oom.explained(code))
 
     def adopt(self, name: str, pid: int, site: Site) -> None:  # noqa: ARG002
         """Watch a member that another process had started."""
@@ -202,7 +224,7 @@ class Processes:
     def _watch(self, name: str, pid: int) -> None:
         if is_member(pid, self._folder, name):
             wait_for_end(pid)
-        self._gone(name, -1)
+        self._gone(name, UNSEEN)
 
     def kill(self, name: str) -> None:
         """End a member at once, if it is there."""
@@ -216,11 +238,8 @@ class Processes:
         return wait_for_end(self.pids[name], timeout_s=timeout_s)
 
 
-def _popen(line: list[str], log: Any, more: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", **more}
-    return subprocess.Popen(
-        line, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-    )
+def _popen(line: list[str], log: Any, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(line, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
 
 
 def _pinned(cores: Sequence[int], start: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
@@ -324,7 +343,7 @@ class There:
         if self.channel is not None:
             self._say({"do": "kill", "name": name})
         elif name in self._due and not self.seen:
-            self._gone(name, -1)
+            self._gone(name, UNSEEN)
         else:
             self._doomed.add(name)
 

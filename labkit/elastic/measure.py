@@ -23,7 +23,7 @@ SCALING_COLUMNS: Final = (
     "scaling", "strategy", "servers", "workers", "at_s", "duration_s", "start_s", "registration_s", "assignment_s",
     "migration_s", "update_s", "suspended_s", "late_s", "steps_lost", "lost_s", "blocks", "bytes",
 )  # fmt: skip
-FAULT_COLUMNS: Final = ("name", "role", "at_s", "detect_s", "recover_s", "lost_steps", "pause_s")
+FAULT_COLUMNS: Final = ("name", "role", "cause", "at_s", "detect_s", "recover_s", "lost_steps", "pause_s")
 
 
 # --- steps
@@ -284,7 +284,8 @@ def faults(events: Iterable[Event], *, killed: Mapping[str, float] | None = None
     Returns
     -------
     DataFrame
-        name, role, at_s (when it was noticed); detect_s: from its end to that, NaN where nobody knows its end;
+        name, role, cause (as `labkit.core.Cause` names it), at_s (when it was noticed);
+        detect_s: from its end to that, NaN where nobody knows its end;
         recover_s: from that until a step was complete that had not been complete before;
         lost_steps: complete steps that had to be repeated;
         pause_s: the longest time around it without a step complete, beyond the usual time of a step.
@@ -300,7 +301,13 @@ def faults(events: Iterable[Event], *, killed: Mapping[str, float] | None = None
     for death in dead:
         at_s, name = death["time"] - zero, str(death["name"])
         ended_s = (killed or {}).get(name, death["time"]) - zero
-        row = {"name": name, "role": death["role"], "at_s": at_s, **_recovery(at_s, done, back)}
+        row = {
+            "name": name,
+            "role": death["role"],
+            "cause": death.get("cause"),
+            "at_s": at_s,
+            **_recovery(at_s, done, back),
+        }
         row["detect_s"] = at_s - ended_s if name in (killed or {}) else np.nan
         row["pause_s"] = _pause(every, ended_s, until=at_s + row["recover_s"]) - done.usual_s(ended_s)
         rows.append(row)

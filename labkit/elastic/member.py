@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import json
+import math
 import os
 import queue
 import signal
@@ -18,10 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labkit.core.errors import InputError, LabkitError
+from labkit.core.events import Cause
 from labkit.elastic import fault
 from labkit.elastic.blocks import Layout, Param
+from labkit.elastic.causes import NO_MEMORY, told
 from labkit.elastic.gpus import local_name
 from labkit.elastic.launch import end_orphans
+from labkit.elastic.limits import Amounts, limits_here
 from labkit.elastic.losses import STOP
 from labkit.elastic.network import Reach, Refusals, claimed
 from labkit.elastic.protocol import Kind
@@ -39,6 +43,7 @@ from labkit.elastic.transport import (
 )
 from labkit.elastic.waking import Waking, Watchdog
 from labkit.elastic.ways import Ways
+from labkit.oom import is_memory
 
 if TYPE_CHECKING:
     from labkit.elastic.checkpoint import Checkpoints
@@ -54,8 +59,6 @@ LOOKS = 10
 """Times in its patience that a worker looks whether it still comes forward."""
 END_LEASES = 2
 """Leases that a process has to end by itself; then its watchdog ends it, whatever it is doing."""
-NO_MEMORY = 12
-"""Exit code of a process that ran out of memory."""
 ATTEMPTS = 3
 """To connect to a server that is said to be there."""
 
@@ -94,6 +97,8 @@ class Spec:
         What happens where a loss is no finite number: "stop" or "continue".
     paths : list of str
         Where the process that started the job finds modules.
+    loads_every_s : float
+        Seconds between two events in which a server tells the gradient bytes that have come; 0: it does not.
     """
 
     params: list[tuple[str, int, list[int]]]
@@ -115,6 +120,7 @@ class Spec:
     sites: list[dict[str, Any]] = field(default_factory=list)
     on_nan: str = STOP
     paths: list[str] = field(default_factory=list)
+    loads_every_s: float = 0.0
 
     @property
     def places(self) -> dict[str, Site]:
@@ -167,8 +173,9 @@ class FromController(Handler):
         *,
         opened: Callable[[Channel], None],
         closed: Callable[[Channel, TransportError | None], None],
+        exhausted: Callable[[BaseException], None],
     ) -> None:
-        self._take, self._opened, self._closed = take, opened, closed
+        self._take, self._opened, self._closed, self._exhausted = take, opened, closed, exhausted
 
     def opened(self, channel: Channel) -> None:
         """Make it known before the first order comes: it may ask for an answer."""
@@ -180,6 +187,10 @@ class FromController(Handler):
             self._take(dict(message.meta))
         elif message.head.kind == Kind.STATE:
             self._take({"do": "install", "channel": channel, "message": message})
+
+    def exhausted(self, error: BaseException) -> None:
+        """End this process."""
+        self._exhausted(error)
 
     def closed(self, channel: Channel, reason: TransportError | None) -> None:
         """Note that the controller is away."""
@@ -210,6 +221,7 @@ class Member:
         """Whether it ends because there has been no controller for too long."""
         self.met = threading.Lock()
         self.controller: Channel | None = None
+        self.limits = limits_here()
 
     def report(self, event: str, **columns: Any) -> None:
         """Tell the controller; what it does not hear it asks for when it is back.
@@ -241,7 +253,9 @@ class Member:
             try:
                 channel = connect(
                     **self._routed("controller", self.ways.to_controller()), hello=self.hello(), lease=self.lease,
-                    handler=FromController(self.take, opened=self._found, closed=self._lost),
+                    handler=FromController(
+                        self.take, opened=self._found, closed=self._lost, exhausted=self.exhausted
+                    ),
                 )  # fmt: skip
             except TransportError as error:
                 why = str(error)
@@ -266,10 +280,10 @@ class Member:
 
     def _check_memory(self, reason: TransportError | None) -> None:
         """End this process if a connection broke for want of memory: it would break again and again."""
-        if reason is not None and isinstance(reason.__cause__, MemoryError):
-            self.exhausted(reason.__cause__)
+        if reason is not None and is_memory(reason):
+            self.exhausted(reason)
 
-    def exhausted(self, error: MemoryError) -> None:
+    def exhausted(self, error: BaseException) -> None:
         """End this process, which ran out of memory: what it has may be half changed."""
         why = f"out of memory: {error}"[:300]
         print(f"{self.name} ends: {why}", file=sys.stderr, flush=True)
@@ -285,6 +299,14 @@ class Member:
     def take(self, order: dict[str, Any]) -> None:
         """Take an order, in the thread of the controller's connection."""
         self.orders.put(order)
+
+    def resize(self, order: Mapping[str, Any]) -> Amounts:
+        """Limit this process to other cores and memory from now on, tell of it, and return them."""
+        amounts = Amounts(order["cpus"], order["memory_gb"])
+        unable = self.limits.apply(os.getpid(), amounts)
+        cores = sorted(os.sched_getaffinity(0))
+        self.report("resized", cpus=amounts.cpus, memory_gb=amounts.memory_gb, cores=cores, unable=unable)
+        return amounts
 
     def meet(self, name: str, address: str, handler: Handler) -> None:
         """Connect to a server before it is needed."""
@@ -414,11 +436,11 @@ class ServerMember(Member):
 
         self._welcome = welcome
         self._arrivals = Arrivals(self.server, role="server", ended=self.ended, exhausted=self.exhausted)
-        self._known = {
+        self._known: dict[str, Callable[[Mapping[str, Any]], Any]] = {
             "install": self._install, "meet": self._meet_server, "era": self._begin_era, "tell": self._tell_all,
             "hand_over": self._hand_over, "take_back": self._take_back, "copy": self._copy_at,
             "seek": self._seek_server, "forget": self._forget, "follow": self._follow, "own": self._own,
-            "unfollow": self._unfollow,
+            "unfollow": self._unfollow, "resize": self.resize,
         }  # fmt: skip
         self.ways.reserve()
 
@@ -436,7 +458,9 @@ class ServerMember(Member):
         """Carry out one order."""
         try:
             self._known[order["do"]](order)
-        except MemoryError as error:
+        except (MemoryError, OSError) as error:
+            if not is_memory(error):
+                raise
             self.exhausted(error)
 
     def _install(self, order: Mapping[str, Any]) -> None:
@@ -506,12 +530,22 @@ class ServerMember(Member):
                 lease=self.lease,
                 refused=Refusals(partial(self.report, "refused")),
             )
+            if self.spec.loads_every_s:
+                threading.Thread(target=self._tell_loads, name="loads", daemon=True).start()
             self.loop()
             if self.abandoned:
                 self._end_orphans()
             if listener is not None:
                 listener.close()
         self.close()
+
+    def _tell_loads(self) -> None:
+        """Tell now and then how many bytes of gradients have come, if the job asks for it."""
+        before = 0
+        while not self.over.wait(self.spec.loads_every_s):
+            taken = self.server.taken_bytes()
+            self.report("served", bytes=taken - before if taken >= before else taken)  # an era begins at 0
+            before = taken
 
     def _end_orphans(self) -> None:
         """End those who should have ended by now: a worker may hold its interpreter's lock, and its watchdog up."""
@@ -540,6 +574,7 @@ class WorkerMember(Member):
 
         super().__init__(folder, name, site)
         torch.set_num_threads(1)
+        self._n_threads = self._set_threads = 1
         find_modules(self.spec.paths)
         self.program = Program.load(folder)
         devices = self.spec.devices or ("cpu",)
@@ -560,7 +595,9 @@ class WorkerMember(Member):
                 flat, loss_of=self._loss_between, batch=spec.batch, number=number, lease_s=spec.lease_s, **common
             )
         )
-        self._handler = FromServers(self.worker, fetch=getattr(self.worker, "fetch", None), ended=self.ended)
+        self._handler = FromServers(
+            self.worker, fetch=getattr(self.worker, "fetch", None), ended=self.ended, exhausted=self.exhausted
+        )
 
     def _channel(self, server: str) -> Channel:
         channel = self.servers.get(server)
@@ -582,8 +619,28 @@ class WorkerMember(Member):
         """Return the loss of some positions of the order of an epoch."""
         from labkit.elastic.shards import order
 
+        self._follow_cores()
         samples = order(self.spec.n_samples, self.spec.seed, epoch)[start:end]
         return self._forward(samples.tolist(), (epoch, start))
+
+    def _follow_cores(self) -> None:
+        """Compute with as many threads as this worker was given cores, from the next gradient on.
+
+        Only where training is asynchronous: sums may depend on the number of threads, and synchronous training has the
+        same bits whatever happens.
+        """
+        if self._set_threads != self._n_threads:
+            import torch
+
+            self._set_threads = self._n_threads
+            torch.set_num_threads(self._set_threads)
+
+    def resize(self, order: Mapping[str, Any]) -> Amounts:
+        """Let the threads follow too."""
+        amounts = super().resize(order)
+        cores = len(os.sched_getaffinity(0)) if amounts.cpus is not None else 1
+        self._n_threads = min(cores, math.ceil(amounts.cpus or 1))
+        return amounts
 
     def _found(self, controller: Channel) -> None:
         """Tell first of all what one before may not have heard: this one may not know this worker, and send it away."""
@@ -592,7 +649,13 @@ class WorkerMember(Member):
 
     def take(self, order: dict[str, Any]) -> None:
         """Pass on what concerns the steps at once."""
-        if order["do"] in ("meet", "seek", "alone", "tell"):  # an answer waits until the new controller is known here
+        if order["do"] in (
+            "meet",
+            "seek",
+            "alone",
+            "tell",
+            "resize",
+        ):  # an answer waits until the new controller is known here
             self.orders.put(order)
             if order["do"] == "alone":
                 self.worker.told(order)
@@ -608,6 +671,8 @@ class WorkerMember(Member):
         if order["do"] == "tell":
             self.worker.told(dict(order))
             self.report("here", **self.worker.whereabouts())
+        elif order["do"] == "resize":
+            self.resize(order)
         elif order["do"] == "seek":
             self.seek(order["name"], self._handler)
         else:
@@ -628,7 +693,8 @@ class WorkerMember(Member):
             self.close()
         except Exception as error:  # the user's model: the job ends with what it said
             named = "" if isinstance(error, LabkitError) else f"{type(error).__name__}: "
-            self.report("failed", why=f"{named}{error}"[:2000])
+            cause = Cause.OUT_OF_MEMORY if is_memory(error) else Cause.ERROR
+            self.report("failed", why=f"{named}{error}"[:2000], cause=told(cause))
             if self.controller is not None:
                 self.controller.flush(timeout_s=self.lease.base_s)
             raise

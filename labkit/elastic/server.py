@@ -21,6 +21,7 @@ from labkit.elastic.shadows import Ask, Follower, Shadows
 from labkit.elastic.store import Block, Pushed, Updates, Vector
 from labkit.elastic.transport import AccessError, Channel, FrameError, Handler, Head, Message, TransportError
 from labkit.elastic.tree import Node
+from labkit.oom import is_memory
 
 BLOCKS_OF_A_NOTICE = 400
 """So that a notice stays small."""
@@ -53,6 +54,8 @@ class Slot:
     """The turn in which it began to follow another server's block; None: it does not."""
     follower: Follower | None = None
     """Who follows it."""
+    taken_bytes: int = 0
+    """Of gradients, so far."""
     asks: list[Ask] = field(default_factory=list)
     """Who wants to hear of a version that it has not made."""
 
@@ -158,6 +161,7 @@ class Server:
                 self._elsewhere(slot, channel, message)
                 return
             grad = np.frombuffer(message.payload, np.float32)
+            slot.taken_bytes += grad.nbytes
             if self.sync:
                 node = Node.unpack(message.head.offset)
                 what = block.push(
@@ -176,6 +180,10 @@ class Server:
                 fault.at("ps.aggregating")
             elif what is Pushed.EARLY:  # a version was given out that is lost
                 self._report("amiss", block=slot.number, version=block.version, step=step, era=era)
+
+    def taken_bytes(self) -> int:
+        """Return the bytes of gradients that were taken in, of all blocks that are known in this era."""
+        return sum(slot.taken_bytes for slot in self.slots())
 
     def _recycle(self, block: Block) -> None:
         while block.freed:
@@ -535,7 +543,7 @@ class Arrivals(Handler):
         *,
         role: str,
         ended: Callable[[Channel, TransportError | None], None] | None = None,
-        exhausted: Callable[[MemoryError], None] | None = None,
+        exhausted: Callable[[BaseException], None] | None = None,
     ) -> None:
         self._server, self._role, self._ended, self._exhausted = server, role, ended, exhausted
 
@@ -548,13 +556,18 @@ class Arrivals(Handler):
         """Return where gradients go."""
         return self._server.buffer(head.payload_bytes) if head.kind in (Kind.PUSH, Kind.BESIDE) else None
 
+    def exhausted(self, error: BaseException) -> None:
+        """Pass it on: the server cannot go on."""
+        if self._exhausted is not None:
+            self._exhausted(error)
+
     def received(self, channel: Channel, message: Message) -> None:
         """Take a message; without the memory for it a block may be half changed, and the server cannot go on."""
         try:
             self._take(channel, message)
-        except MemoryError as error:
-            if self._exhausted is not None:
-                self._exhausted(error)
+        except (MemoryError, OSError) as error:
+            if is_memory(error):
+                self.exhausted(error)
             raise
 
     def _take(self, channel: Channel, message: Message) -> None:

@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from labkit.elastic.causes import BY_FORCE
+
 LOOK_S: Final = 0.25
 """Seconds between two looks at a limit."""
-BY_FORCE: Final = 3
-"""Exit code of a process whose watchdog ended it."""
 
 
 class Waking:

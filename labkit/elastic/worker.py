@@ -508,6 +508,8 @@ class FromServers(Handler):
         Copies parameters out of a server's memory: see `Worker.fetch`.
     ended : callable, optional
         Is told of the end of a connection, and why.
+    exhausted : callable, optional
+        Is told that there is no memory for what arrives.
     """
 
     def __init__(
@@ -516,12 +518,18 @@ class FromServers(Handler):
         *,
         fetch: Callable[[Message], bool] | None = None,
         ended: Callable[[Channel, TransportError | None], None] | None = None,
+        exhausted: Callable[[BaseException], None] | None = None,
     ) -> None:
-        self._worker, self._fetch, self._ended = worker, fetch, ended
+        self._worker, self._fetch, self._ended, self._exhausted = worker, fetch, ended, exhausted
 
     def place(self, head: Head) -> Vector | None:
         """Return where parameters go."""
         return self._worker.place(head) if head.kind == Kind.PARAMS else None
+
+    def exhausted(self, error: BaseException) -> None:
+        """Pass it on: this process cannot go on."""
+        if self._exhausted is not None:
+            self._exhausted(error)
 
     def received(self, channel: Channel, message: Message) -> None:
         """Take a message."""

@@ -81,7 +81,7 @@ class Opener:
         self.experiment, self.inventory, self.folder = experiment, inventory, Path(folder)
         self.scheduler, self.name = named(scheduler, name)
         self.asked = scheduler if isinstance(scheduler, str) else ""
-        self.training = training or Training()
+        self.training = _measured(training or Training(), experiment.measured_every_s(self.scheduler))
         _refuse_leases(self.scheduler, self.name)
         self.training.check(experiment.jobs)
         refuse_unfit(experiment.simulator(), experiment.speed.runs_on())
@@ -140,6 +140,12 @@ class Opener:
             writer.discard()
             raise
         return backend, writer
+
+
+def _measured(training: Training, every_s: float | None) -> Training:
+    """Return how jobs train, measured as often as anybody wants it."""
+    wanted = [s for s in (training.measure_every_s, every_s) if s is not None]
+    return training.changed(measure_every_s=min(wanted, default=None))
 
 
 def _rehearse(experiment: Experiment, scheduler: Scheduler) -> None:

@@ -34,11 +34,12 @@ from labkit.experiment.profile import slower_on_slowest_type
 from labkit.experiment.profiled import profiled
 from labkit.experiment.session import Observer, Session
 from labkit.experiment.speeds import declared, speed_model
-from labkit.results.notes import TYPES_DIFFER
+from labkit.results.notes import AMOUNTS_COUNT, TYPES_DIFFER
 from labkit.results.record import RunInfo, RunRecord, State
 from labkit.results.store import RunWriter
 from labkit.schedulers import named
 from labkit.simulator import Faults, Losses, Overheads, Replay, Simulator, Variation
+from labkit.simulator.measuring import check_every
 from labkit.speed.profiled import TestbedProfile
 from labkit.topology import presets
 from labkit.topology.routes import refuse_unsound_network
@@ -76,6 +77,8 @@ class Experiment:
         Where schedulers measure before the run; None: `speed`.
     speeds : str
         The speed model in words, for headers and reports.
+    measure_every_s : float or None
+        Measure what tasks use at least this often; a scheduler may want it more often. None: only if it wants it.
     prices : mapping or None
         Dollars per GPU and hour by device type, for runs whose schedulers know of none.
     """
@@ -92,8 +95,10 @@ class Experiment:
     believed: SpeedModel | None = None
     speeds: str = ""
     prices: Mapping[str, float] | None = None
+    measure_every_s: float | None = None
 
     def __post_init__(self) -> None:
+        check_every(self.measure_every_s)
         refuse_odd({name: getattr(self, name) for name in KINDS}, kinds=KINDS, seed=self.seed)
 
     @classmethod
@@ -127,8 +132,15 @@ class Experiment:
         said = speeds_in_words(jobs, cluster, speed=speed, source=throughputs)
         return cls(jobs=jobs, cluster=cluster, speed=speed, **{"speeds": said, **options})
 
-    def simulator(self, *, lease_s: float | None = None) -> Simulator:
-        """Return a fresh simulator at time 0, with leases if they are asked for."""
+    def measured_every_s(self, scheduler: Scheduler) -> float | None:
+        """Return how often a run of a scheduler is measured; None: never, as where jobs hold slices of time."""
+        if Traits.of(scheduler).ideal:
+            return None
+        wanted = [s for s in (self.measure_every_s, Traits.of(scheduler).measure_every_s) if s is not None]
+        return min(wanted, default=None)
+
+    def simulator(self, *, lease_s: float | None = None, measure_every_s: float | None = None) -> Simulator:
+        """Return a fresh simulator at time 0, with leases and measurements if they are asked for."""
         return Simulator(
             self.jobs,
             self.cluster,
@@ -138,6 +150,7 @@ class Experiment:
             variation=self.variation,
             faults=self.faults,
             losses=self.losses,
+            measure_every_s=measure_every_s,
             rng=np.random.default_rng(self.seed),
         )
 
@@ -158,18 +171,22 @@ class Experiment:
         cadence = self.cadence or at_events(quantum_s=traits.quantum_s, when_empty=lease_s is not None)
         if backend is None:
             period_s = math.inf if self.variation is None else self.variation.period_s
-            refuse_endless(self.jobs, every_s=min(cadence.slot_s, lease_s or math.inf, period_s))
-            backend = self.simulator(lease_s=lease_s)
+            every_s = self.measured_every_s(scheduler)
+            refuse_endless(self.jobs, every_s=min(cadence.slot_s, lease_s or math.inf, period_s, every_s or math.inf))
+            backend = self.simulator(lease_s=lease_s, measure_every_s=every_s)
         return Session(backend, cadence=cadence, runs_on=runs_on, observers=observers)
 
     def config(self, scheduler: Scheduler) -> dict[str, Any]:
         """Return the options of a run, as JSON can hold them."""
         parts: dict[str, Any] = {"scheduler": scheduler, "cadence": self.cadence, "overheads": self.overheads}
         parts |= {"variation": self.variation, "faults": self.faults}
+        parts |= {"measure_every_s": self.measured_every_s(scheduler)}
         if (profile := getattr(self.speed, "profile", None)) is not None:
             parts["profile"] = f"{profile.name}, {profile.made.at}"
         if not Traits.of(scheduler).knows_types and self._slower > SAME_SPEED:
             parts[TYPES_DIFFER] = round(self._slower, 3)
+        if getattr(self.speed, "amounts", False):
+            parts[AMOUNTS_COUNT] = True
         told = {name: _plain(part) for name, part in parts.items() if part is not None}
         if prices := Traits.of(scheduler).pays or self.prices:
             told["prices"] = dict(prices)

@@ -10,7 +10,7 @@ import numpy as np
 
 from labkit.core.answers import placement_of
 from labkit.core.errors import InputError, StalledError
-from labkit.core.events import NEWS, EventLog, Events
+from labkit.core.events import NEWS, EventLog, Events, Kind
 from labkit.core.ledger import HOLDING, Ledger
 from labkit.core.placement import Placement
 from labkit.core.protocols import Backend, Scheduler
@@ -200,7 +200,7 @@ class Session:
         while True:
             happened = self.backend.advance(until_s, stop_at_event=stop_at_event)
             self._note(happened)
-            news = len(happened) > 0 if not live else bool(np.isin(happened["kind"], NEWS).any())
+            news = _more_than_measured(happened) if not live else bool(np.isin(happened["kind"], NEWS).any())
             if not live or (news and stop_at_event) or self.backend.now_s >= until_s or self.backend.idle:
                 return news
 
@@ -232,6 +232,14 @@ class Session:
             f"arrive. The first is job {first.id}: {first.n_workers} workers of {first.gpus_per_worker:g} GPUs; "
             f"{self.ledger.book.free[:, GPUS].sum():g} GPUs are free."
         )
+
+
+def _more_than_measured(happened: Events) -> bool:
+    """Tell whether something happened; that something was measured is no such thing."""
+    if not len(happened):
+        return False
+    kinds = happened["kind"]
+    return bool(kinds[0] != Kind.MEASURED or (kinds != Kind.MEASURED).any())
 
 
 def refuse_unfit(backend: Backend, runs_on: Bools) -> None:

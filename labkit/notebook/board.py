@@ -18,7 +18,7 @@ _SEEN: Final = (
     Kind.ARRIVED, Kind.DECIDED, Kind.PLACED, Kind.STARTED, Kind.RESCALED, Kind.PAUSED, Kind.PREEMPTED, Kind.COMPLETED,
     Kind.FAILED, Kind.LEFT, Kind.JOINED, Kind.PROGRESSED, Kind.DROPPED,
 )  # fmt: skip
-_IS_SEEN: Final = np.isin(np.arange(len(Kind)), _SEEN)
+_IS_SEEN: Final = np.isin(np.arange(max(Kind) + 1), _SEEN)
 
 
 class Doing(IntEnum):

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from labkit.core.cluster import Cluster
 from labkit.core.events import Events, Kind, Role
 from labkit.core.jobs import Jobs
-from labkit.core.resources import GPUS, Bools, Floats, Ints
+from labkit.core.resources import CPUS, GPUS, MEMORY_GB, Bools, Floats, Ints
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,6 +35,8 @@ class Holdings:
     count, gpus : array
         (P,) tasks, and the GPUs they hold: half of them while the job shares them with another one. When it holds
         them alone from then on, without being placed anew, that is a row of its own.
+    cpus, memory_gb : array
+        (P,) cores and GB that they hold: as declared, or as the decision gave them.
     start_s, end_s : array
         (P,) seconds; tasks still held when the log ends, end with it.
     """
@@ -44,6 +46,8 @@ class Holdings:
     group: Ints
     count: Floats
     gpus: Floats
+    cpus: Floats
+    memory_gb: Floats
     start_s: Floats
     end_s: Floats
 
@@ -55,7 +59,7 @@ class Holdings:
 
 def is_kind(rows: Events, *kinds: Kind) -> Bools:
     """Return which events are of some kinds, (E,)."""
-    wanted = np.zeros(len(Kind) + 1, dtype=np.bool_)
+    wanted = np.zeros(max(Kind) + 2, dtype=np.bool_)  # the last for kind -1
     wanted[list(kinds)] = True
     found: Bools = wanted[rows["kind"]]
     return found
@@ -89,14 +93,19 @@ def holdings(rows: Events, jobs: Jobs) -> Holdings:
     until_of = np.zeros(len(rows))
     until_of[marks] = until
     task = rows[placed]
-    demand = np.stack([jobs.worker_demand[:, GPUS], jobs.ps_demand[:, GPUS]])
+    each = np.stack([jobs.worker_demand, jobs.ps_demand])[task["role"], task["job"]]
+    for r, amount in ((CPUS, task["cpus"]), (MEMORY_GB, task["memory_gb"])):
+        each[:, r] = np.where(np.isnan(amount), each[:, r], amount)
+    gpus, cpus, memory_gb = (task["value"][:, None] * each).T
     placement = (np.cumsum(begins) - 1)[placed]  # of each row
     held = Holdings(
         job=task["job"],
         role=task["role"],
         group=task["group"],
         count=task["value"],
-        gpus=task["value"] * demand[task["role"], task["job"]],
+        gpus=gpus,
+        cpus=cpus,
+        memory_gb=memory_gb,
         start_s=task["time_s"],
         end_s=until_of[begins][placement],
     )
@@ -135,13 +144,18 @@ def _shared(held: Holdings, together_s: Floats) -> Holdings:
         group=held.group[row],
         count=held.count[row],
         gpus=held.gpus[row] * halved,
+        cpus=held.cpus[row],
+        memory_gb=held.memory_gb[row],
         start_s=np.where(second, together_s[row], held.start_s[row]),
         end_s=np.where(alone[row] & ~second, together_s[row], held.end_s[row]),
     )
 
 
 def gantt(rows: Events, jobs: Jobs, cluster: Cluster) -> pd.DataFrame:
-    """Return a row per task group that was held: job, id, role, machine, group, count, gpus, start_s, end_s."""
+    """Return a row per task group that was held, and when.
+
+    Columns: job, id, role, machine, group, count, then gpus, cpus and memory_gb of all its tasks, start_s, end_s.
+    """
     import pandas as pd
 
     held = holdings(rows, jobs)
@@ -155,6 +169,8 @@ def gantt(rows: Events, jobs: Jobs, cluster: Cluster) -> pd.DataFrame:
             "group": held.group,
             "count": held.count,
             "gpus": held.gpus,
+            "cpus": held.cpus,
+            "memory_gb": held.memory_gb,
             "start_s": held.start_s,
             "end_s": held.end_s,
         }
@@ -241,7 +257,7 @@ def time_split(rows: Events, jobs: Jobs) -> pd.DataFrame:
 
 def _state_after() -> NDArray[np.int64]:
     """Return what a job does after each kind of event, indexed by kind."""
-    state = np.full(len(Kind), OVERHEAD)
+    state = np.full(max(Kind) + 1, OVERHEAD)
     state[list(_WAITS)] = WAITING
     state[list(_TRAINS)] = TRAINING
     state[[Kind.COMPLETED, Kind.DROPPED]] = OVER

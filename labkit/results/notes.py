@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from labkit.results.record import RunRecord, labels
 
 TYPES_DIFFER = "times_slower_on_slowest_type"
 """In the configuration of a run whose scheduler does not know types: by how much they differ in speed."""
+
+AMOUNTS_COUNT = "amounts_count"
+"""In the configuration of a run whose speed model looks at the cores and memory that tasks are given."""
 
 
 def notes(records: Sequence[RunRecord]) -> list[str]:
     """Return a sentence for each thing to know of some runs.
 
     What was noted when they began (`labkit.experiment.caveats`); gangs that were placed with fewer tasks than their
-    scheduler gave them; schedulers that give a job GPUs of any type although types differ in speed.
+    scheduler gave them; cores or memory that were given and change no speed; schedulers that give a job GPUs of
+    any type although types differ in speed.
     """
     named = list(zip(labels(records), records, strict=True))
     told = list(dict.fromkeys(note for record in records for note in record.info.config.get("notes", ())))
@@ -25,6 +31,7 @@ def notes(records: Sequence[RunRecord]) -> list[str]:
                 f"{label}: {n_cuts} gangs of {n_jobs} jobs were placed with fewer tasks than it gave them: its placer "
                 "found no room for more in the right places."
             )
+    told += [_unseen(label, record) for label, record in named if _gives_in_vain(record)]
     times = {label: float(record.info.config.get(TYPES_DIFFER, 1.0)) for label, record in named}
     unaware = [label for label, slower in times.items() if slower > 1]
     if unaware:
@@ -33,3 +40,20 @@ def notes(records: Sequence[RunRecord]) -> list[str]:
             f"{max(times.values()):.3g} times slower on one type than on another; gavel_ schedulers look at that."
         )
     return told
+
+
+def _gives_in_vain(record: RunRecord) -> bool:
+    """Tell whether simulated tasks were given cores or memory that the speed model does not look at."""
+    if record.info.backend != "simulator" or record.info.config.get(AMOUNTS_COUNT):
+        return False
+    rows = record.events
+    given = ~(np.isnan(rows["cpus"]) & np.isnan(rows["memory_gb"]))
+    return bool(given.any())
+
+
+def _unseen(label: str, record: RunRecord) -> str:
+    speeds = record.info.config.get("speeds") or record.info.config.get("speed")
+    return (
+        f"{label}: it gives tasks other cores or memory than declared, which makes no job faster or slower here "
+        f"(speeds: {speeds}); StepTime(cpu=...) takes cores into account."
+    )

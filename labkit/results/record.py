@@ -94,6 +94,20 @@ class RunRecord:
 
         return summary(self.events, self.jobs, self.cluster)
 
+    @cached_property
+    def measured(self) -> pd.DataFrame:
+        """What was measured of tasks, if the run asked for it: `labkit.results.use.measured`."""
+        from labkit.results.use import measured
+
+        return measured(self.events, self.jobs)
+
+    @cached_property
+    def failures(self) -> pd.DataFrame:
+        """Why jobs and their tasks failed or lost what they held: `labkit.results.use.failures`."""
+        from labkit.results.use import failures
+
+        return failures(self.events, self.jobs, self.cluster)
+
     @property
     def n_done(self) -> int:
         """How many jobs completed."""

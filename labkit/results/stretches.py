@@ -40,7 +40,7 @@ Gang = tuple[int, int]
 
 _GANG: Final = (Kind.STARTED, Kind.RESCALED)
 _ENDS: Final = (Kind.PREEMPTED, Kind.FAILED, Kind.COMPLETED, Kind.DROPPED)
-_TELLS: Final = (*_GANG, Kind.PROGRESSED, Kind.PAUSED, *_ENDS)
+_TELLS: Final = (*_GANG, Kind.PROGRESSED, Kind.PAUSED, Kind.RESIZED, *_ENDS)
 """The kinds whose value is the number of steps done."""
 
 _THEN: Final = {
@@ -158,11 +158,16 @@ class _Walk:
         self._trains: Gang = (0, 0)
         self._given: Gang = (0, 0)
         self._changing_since = -1  # piece in which it was placed anew, and has not been rescaled yet
+        self._before = -1  # the same before it was placed last
 
     def pass_by(self, mark: _Mark) -> None:
         """Note what an event changes."""
         if mark.kind == Kind.PLACED:
+            self._before = self._changing_since
             self._placed(mark.gang)
+            return
+        if mark.kind == Kind.RESIZED:  # in the same places: it goes on with what it was doing
+            self._changing_since = self._before
             return
         self.doing = _THEN[mark.kind]
         if mark.kind == Kind.RESCALED and self._changing_since >= 0:

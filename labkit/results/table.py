@@ -3,32 +3,26 @@
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from labkit.core.errors import InputError
-from labkit.core.events import Events, Kind, Role, events
+from labkit.core.events import LATER, NAMED, PLAIN, Events, events, names, positions
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-PLAIN: Final = ("time_s", "job", "machine", "group", "partner", "value", "speed")
-LATER: Final = ("partner",)
-"""Columns that files of older versions lack; there they do not apply to any event."""
-NAMED: Final[dict[str, type[IntEnum]]] = {"kind": Kind, "role": Role}
-
 
 def to_arrow(rows: Events) -> pa.Table:
-    """Return events as an Arrow table: time_s, kind, role, job, machine, group, partner, value, speed."""
+    """Return events as an Arrow table: the fields of `EVENT`, kind, role, quantity and cause by name."""
     import pyarrow as pa
 
     columns: dict[str, Any] = {name: pa.array(np.ascontiguousarray(rows[name])) for name in PLAIN}
     for name, enum in NAMED.items():
-        codes = np.ascontiguousarray(rows[name])
-        known = [member.name.lower() for member in enum]
-        columns[name] = pa.DictionaryArray.from_arrays(pa.array(codes, mask=codes < 0), pa.array(known))
+        codes = positions(np.ascontiguousarray(rows[name]), enum)
+        columns[name] = pa.DictionaryArray.from_arrays(pa.array(codes, mask=codes < 0), pa.array(names(enum)))
     return pa.table({name: columns[name] for name in rows.dtype.names or ()})
 
 
@@ -48,7 +42,8 @@ def from_arrow(table: pa.Table, *, source: str) -> Events:
         if name in table.column_names:
             rows[name] = table.column(name).to_numpy()
     for name, enum in NAMED.items():
-        rows[name] = _codes(table.column(name), enum, source=source)
+        if name in table.column_names:
+            rows[name] = _codes(table.column(name), enum, source=source)
     return rows
 
 
@@ -62,10 +57,10 @@ def _codes(column: Any, enum: type[IntEnum], *, source: str) -> NDArray[np.int8]
     if isinstance(whole, pa.ChunkedArray):
         whole = pa.concat_arrays(whole.chunks) if whole.num_chunks else pa.array([], column.type)
     number = {member.name.lower(): int(member) for member in enum}
-    names = [str(name) for name in whole.dictionary.to_pylist()]
-    foreign = [name for name in names if name not in number]
+    listed = [str(name) for name in whole.dictionary.to_pylist()]
+    foreign = [name for name in listed if name not in number]
     if foreign:
         raise InputError(f"{source}: {enum.__name__.lower()} '{foreign[0]}' is not known; it is of a newer labkit.")
-    lookup = np.array([*(number[name] for name in names), -1], dtype=np.int8)
-    indices: NDArray[np.int64] = whole.indices.cast("int64").fill_null(len(names)).to_numpy(zero_copy_only=False)
+    lookup = np.array([*(number[name] for name in listed), -1], dtype=np.int8)
+    indices: NDArray[np.int64] = whole.indices.cast("int64").fill_null(len(listed)).to_numpy(zero_copy_only=False)
     return lookup[indices]

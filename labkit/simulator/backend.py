@@ -10,7 +10,7 @@ from labkit.core.book import Book, release
 from labkit.core.cluster import Cluster
 from labkit.core.complaints import complaint
 from labkit.core.errors import InputError, PlacementError, StalledError
-from labkit.core.events import EVENT, NO_EVENTS, Events, Kind, asides, events
+from labkit.core.events import EVENT, NO_EVENTS, Cause, Events, Kind, asides, events
 from labkit.core.jobs import Jobs
 from labkit.core.placement import Placement
 from labkit.core.protocols import ChangeModel, Running, SpeedModel
@@ -18,6 +18,7 @@ from labkit.core.resources import Floats, Ints
 from labkit.simulator import state
 from labkit.simulator.changes import Changes
 from labkit.simulator.disturbances import Faults, Losses, Overheads, Variation
+from labkit.simulator.measuring import Measuring, check_every
 
 MOST_FAILURES = 100_000, 1_000
 """Failures of machines on end, in all and for each machine, during which some job completes, or none ever will."""
@@ -45,6 +46,8 @@ class Simulator:
     overheads, variation, faults, losses
         What makes the run less than ideal; none by default. Without overheads, a speed model that knows what starts and
         rescales take (`ChangeModel`) tells them.
+    measure_every_s : float, optional
+        Measure what tasks use and how fast they are each so many seconds (MEASURED events); None: never.
     rng : Generator
         Source of all randomness; needed with `variation`, `faults` or `losses`.
     """
@@ -60,6 +63,7 @@ class Simulator:
         variation: Variation | None = None,
         faults: Faults | None = None,
         losses: Losses | None = None,
+        measure_every_s: float | None = None,
         rng: np.random.Generator | None = None,
     ) -> None:
         self.jobs, self.cluster, self.speed = jobs, cluster, speed
@@ -89,8 +93,16 @@ class Simulator:
         self._group_machine = cluster.group_machine.astype(np.int32)
         self._out = np.empty(0, dtype=EVENT)
         self._due_s = np.array(
-            [variation.period_s if variation else np.inf, losses.report_s if losses else np.inf], dtype=np.float64
+            [
+                variation.period_s if variation else np.inf,
+                losses.report_s if losses else np.inf,
+                np.inf if measure_every_s is None else measure_every_s,
+            ],
+            dtype=np.float64,
         )
+        check_every(measure_every_s)
+        self._every_s = measure_every_s
+        self._measuring = Measuring(jobs, speed)
         self._machine_next_s = np.full(cluster.n_machines, np.inf)
         self._machine_up = np.ones(cluster.n_machines, dtype=np.bool_)
         self._n_failures, self._n_done_before = 0, 0
@@ -143,8 +155,8 @@ class Simulator:
         self._refuse_pairs(placement)
         fault, where = checks.check(
             placement.set_jobs, placement.partner, placement.job, placement.role, placement.group, placement.count,
-            self._truth, state.DONE, book.held, book.tasks, book.free, book.demand, self._machine_up,
-            self._group_machine, self._first_row, self._mate,
+            placement.cpus, placement.memory_gb, self._truth, state.DONE, book.held, book.tasks, book.free, book.demand,
+            self._machine_up, self._group_machine, self._first_row, self._mate,
         )  # fmt: skip
         if fault != checks.OK:
             self._first_row[:] = self._mate[:] = -1
@@ -152,9 +164,9 @@ class Simulator:
         before = self._changes.note(placement.set_jobs) if self._changes else {}
         changed = np.empty(n_set, np.int32)
         n, n_changed = state.carry_out(
-            placement.set_jobs, placement.job, placement.role, placement.group, placement.count, self._now_s,
-            self._truth, self._running, self._counts, book.held, book.tasks, book.spare, book.free, book.demand,
-            self._first_row, self._mate, changed, self._others, self._out,
+            placement.set_jobs, placement.job, placement.role, placement.group, placement.count, placement.cpus,
+            placement.memory_gb, self._now_s, self._truth, self._running, self._counts, book.held, book.tasks,
+            book.spare, book.free, book.demand, self._first_row, self._mate, changed, self._others, self._out,
         )  # fmt: skip
         others = NO_EVENTS
         if n_changed or self._counts[state.N_OTHERS]:
@@ -234,10 +246,10 @@ class Simulator:
     # --- speeds
 
     def _speeds(self, jobs: Ints) -> Floats:
-        first, role, group, count = self._book.of(jobs)
-        held = self._book.held[jobs]
-        running = Running(jobs, first, role, group, count, held["n_workers"], held["n_ps"], held["partner"])
-        return speeds_of(self.speed, running, jobs=self.jobs)
+        return speeds_of(self.speed, self._tasks_of(jobs), jobs=self.jobs)
+
+    def _tasks_of(self, jobs: Ints) -> Running:
+        return self._book.running(jobs)
 
     def _in_phase(self, phase: int) -> Ints:
         jobs: Ints = self._running[: self._counts[state.N_RUNNING]]
@@ -251,7 +263,7 @@ class Simulator:
         return chosen
 
     def _unpaired(self) -> Ints:
-        """Return the jobs that hold tasks and just got or lost a partner, by number."""
+        """Return the jobs that hold tasks and just got or lost a partner, or were resized, by number."""
         if not self._counts[state.N_OTHERS]:
             return _NOBODY
         jobs = np.unique(self._others[: self._counts[state.N_OTHERS]])
@@ -294,7 +306,7 @@ class Simulator:
     # --- disturbances
 
     def _next_disturbance_s(self) -> float:
-        if self._variation is None and self._faults is None and self._losses is None:
+        if self._variation is None and self._faults is None and self._losses is None and self._every_s is None:
             return np.inf
         return float(min(self._due_s.min(), self._machine_next_s.min()))
 
@@ -318,10 +330,20 @@ class Simulator:
             self._truth["factor"] = self._variation.factors(len(self.jobs), rng=self._variation_rng)
             jobs = self._in_phase(state.RUNNING)
             batches.append(self._retime(jobs, self._truth["base_speed"][jobs]))
+        if self._every_s is not None and self._due_s[2] <= self._now_s:
+            self._due_s[2] += self._every_s
+            batches.append(self._measure())
         while self._faults and self._machine_next_s.min() <= self._now_s:
             batches.append(self._fail_or_return(self._faults, int(self._machine_next_s.argmin())))
             news = True
         return news, np.concatenate(batches)
+
+    def _measure(self) -> Events:
+        jobs = self._in_phase(state.RUNNING)
+        jobs = jobs[self._truth["speed"][jobs] > 0]
+        at = self._truth[jobs]
+        running = self._tasks_of(jobs)
+        return self._measuring.rows(running, speeds=at["speed"], factor=at["factor"], now_s=self._now_s)
 
     def _report_losses(self, losses: Losses) -> Events:
         jobs = self._in_phase(state.RUNNING)
@@ -345,10 +367,11 @@ class Simulator:
         self._count_failure(faults)
         self._counts[state.N_OTHERS] = 0
         lost = self._lose_jobs(faults, groups)
+        lost["machine"], lost["cause"] = machine, Cause.HOST_LOST
         self._machine_up[machine] = False
         self._machine_next_s[machine] = self._now_s + self._faults_rng.exponential(faults.mttr_s)
         self._book.free[groups] -= self.cluster.capacity[groups]
-        note["kind"] = Kind.LEFT
+        note["kind"], note["cause"] = Kind.LEFT, Cause.HOST_LOST
         if not len(lost):
             return note
         return np.concatenate([lost, note, self._retime_unpaired() if self.speed.local else self._retime_all()])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -187,12 +188,13 @@ class MeasuredSpeed:
         shape = {"max_ps": int(jobs.max_ps.max()) + 1, "max_workers": int(jobs.max_workers.max()) + 1}
         self.grid: Floats = np.stack(
             [
-                table.grid(model, clip=clip, **shape) / _samples_per_step(table, model, samples_per_step)
+                _grid(table, model, clip=clip, **shape) / _samples_per_step(table, model, samples_per_step)
                 for model in jobs.models
             ]
         )
         """(K, P + 2, W + 2) steps/s of each model of the jobs at every gang, and one task beyond the largest."""
-        self._model = jobs.model
+        self.row: Ints = jobs.model
+        """(N,) which of them is that of a job."""
 
     def speeds(self, running: Running) -> Floats:
         """Return steps per second of each job, (J,); 0 without a PS or without a worker.
@@ -201,7 +203,7 @@ class MeasuredSpeed:
         """
         _, n_p, n_w = self.grid.shape
         ps, workers = np.minimum(running.n_ps, n_p - 1), np.minimum(running.n_workers, n_w - 1)
-        speeds: Floats = self.grid[self._model[running.job], ps, workers]
+        speeds: Floats = self.grid[self.row[running.job], ps, workers]
         return speeds
 
     def runs_on(self) -> Bools:
@@ -215,6 +217,14 @@ class MeasuredSpeed:
         seconds = np.full(len(jobs), np.nan)
         np.divide(jobs.total_steps, speed, out=seconds, where=speed > 0)
         return seconds
+
+
+@lru_cache(maxsize=256)
+def _grid(table: SpeedTable, model: str, *, max_ps: int, max_workers: int, clip: bool) -> Floats:
+    """Return a grid of a table, solved once: learning needs one for each of thousands of traces."""
+    grid = table.grid(model, max_ps=max_ps, max_workers=max_workers, clip=clip)
+    grid.flags.writeable = False
+    return grid
 
 
 def _samples_per_step(table: SpeedTable, model: str, given: Mapping[str, float] | None) -> float:

@@ -13,7 +13,7 @@ from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError, unknown
 from labkit.core.events import Role
 from labkit.core.jobs import Jobs
-from labkit.core.protocols import Running
+from labkit.core.protocols import Running, TaskUse
 from labkit.core.resources import CPUS, Bools, Floats
 from labkit.speed.alone import compact
 from labkit.speed.cpu import CpuModel
@@ -48,8 +48,9 @@ class StepTime:
     slowdown : callable, optional
         The interference among co-located jobs; without it there is none.
     cpu : CpuModel, optional
-        Work on CPU cores, per job (N,), that adds to each step. Its `compute_core_s` is for a whole batch, of which
-        a synchronous worker computes its part. Work is 0 for jobs that have none.
+        Work on CPU cores, per job (N,), that adds to each step, on the cores that each task has (`Running.cpus`). Its
+        `compute_core_s` is for a whole batch, of which a synchronous worker computes its part. Work is 0 for jobs that
+        have none.
 
     Raises
     ------
@@ -82,6 +83,7 @@ class StepTime:
         self.local = cluster.network is None and slowdown is None
         with np.errstate(divide="ignore"):
             self._type_s = 1 / self.type_speed
+        self.amounts = cpu is not None
         self._cpu = {} if cpu is None else {f: _column(f, getattr(cpu, f), (len(jobs),)) for f in cpu.__slots__}
 
         idle = np.flatnonzero(self.compute_s + self._cpu.get("compute_core_s", 0.0) <= 0)
@@ -107,19 +109,53 @@ class StepTime:
         return np.asarray(self.jobs.total_steps / np.where(self._speeds_alone > 0, self._speeds_alone, np.nan))
 
     def _speeds(self, running: Running, *, alone: bool) -> Floats:
-        jobs, n = running.job, len(running.job)
+        n = len(running.job)
         workers, servers = Tasks.of(running, Role.WORKER), Tasks.of(running, Role.PS)
-        all_reduce = (self.jobs.n_ps[jobs] == 0) & (servers.count == 0)
-        sync = self.jobs.sync[jobs] | all_reduce
-        compute_s = self._compute_s(running, workers, sync=sync, alone=alone)
-        flows = flows_of(running, jobs=self.jobs, model_bytes=self.model_bytes)
-        exchange_s = self._exchange_s(flows, len(workers), alone=alone)
+        all_reduce = (self.jobs.n_ps[running.job] == 0) & (servers.count == 0)
+        sync, compute_s, exchange_s = self._seconds(running, workers, servers, alone=alone)
         with np.errstate(divide="ignore"):
             together = 1 / (_largest(compute_s, workers, n) + _largest(exchange_s, workers, n))
             apart = np.bincount(workers.job, 1 / (compute_s + exchange_s), n)
         works = (workers.count > 0) & (all_reduce | (servers.count > 0))
         speeds: Floats = np.where(works, np.where(sync, together, apart), 0.0)
         return speeds
+
+    def _seconds(
+        self, running: Running, workers: Tasks, servers: Tasks, *, alone: bool
+    ) -> tuple[Bools, Floats, Floats]:
+        """Return which jobs are synchronous, and seconds that each worker computes and exchanges, (J,), (W,), (W,)."""
+        jobs = running.job
+        sync = self.jobs.sync[jobs] | ((self.jobs.n_ps[jobs] == 0) & (servers.count == 0))
+        compute_s = self._compute_s(running, workers, sync=sync, alone=alone)
+        flows = flows_of(running, jobs=self.jobs, model_bytes=self.model_bytes)
+        return sync, compute_s, self._exchange_s(flows, len(workers), alone=alone)
+
+    def use(self, running: Running) -> TaskUse:
+        """Return what tasks use: cores as far as `cpu` tells of work on them, loads as blocks are spread evenly.
+
+        A worker computes without what it does beside: reading its batch, updates on the servers, the exchange.
+        """
+        n, rows = len(running.job), len(running.role)
+        workers, servers = Tasks.of(running, Role.WORKER), Tasks.of(running, Role.PS)
+        sync, busy_s, exchange_s = self._seconds(running, workers, servers, alone=False)
+        together = _largest(busy_s, workers, n) + _largest(exchange_s, workers, n)
+        step_s = np.where(sync[workers.job], together[workers.job], busy_s + exchange_s)
+        cores, fixed_s = np.full(rows, np.nan), np.zeros(n)
+        if self.cpu is not None:
+            part = np.where(sync, 1 / np.maximum(workers.count, 1), 1.0)[workers.job]
+            _, fixed_s = self._cpu_terms(running, workers)
+            work = {name: column[running.job] for name, column in self._cpu.items()}
+            core_s = part * (work["compute_core_s"] / work["core_speed"])[workers.job]
+            cores[workers.row] = core_s / step_s
+            pushes = np.bincount(workers.job, 1 / step_s, n)  # gradients per second
+            update = pushes * work["update_core_s"] / work["core_speed"] / np.maximum(servers.count, 1)
+            cores[servers.row] = update[servers.job]
+        load = np.full(rows, np.nan)
+        load[servers.row] = (1 / np.maximum(servers.count, 1))[servers.job]
+        return TaskUse(
+            cores=cores, step_s=_of_rows(step_s, workers, rows), load=load,
+            compute_s=_of_rows(busy_s - fixed_s[workers.job], workers, rows),
+        )  # fmt: skip
 
     def _compute_s(self, running: Running, workers: Tasks, *, sync: Bools, alone: bool) -> Floats:
         """Return seconds of each worker for its part of the batch, slowed by its neighbours, (W,)."""
@@ -134,13 +170,30 @@ class StepTime:
 
     def _cpu_s(self, running: Running, workers: Tasks, *, part: Floats) -> Floats:
         """Return the seconds of DLRover's CPU terms, (W,)."""
-        terms = CpuModel(**{name: column[running.job] for name, column in self._cpu.items()})
-        compute_s = terms.compute_s(self.jobs.worker_demand[running.job, CPUS])
-        ps_cores = running.n_ps * self.jobs.ps_demand[running.job, CPUS]
-        update_s = np.where(running.n_ps > 0, terms.update_s(ps_cores, n_workers=workers.count), 0.0)
-        fixed_s = update_s + np.asarray(terms.io_s)
-        seconds: Floats = compute_s[workers.job] * part + fixed_s[workers.job]
+        compute_s, fixed_s = self._cpu_terms(running, workers)
+        seconds: Floats = compute_s * part + fixed_s[workers.job]
         return seconds
+
+    def _cpu_terms(self, running: Running, workers: Tasks) -> tuple[Floats, Floats]:
+        """Return seconds of each worker for a batch, (W,), and beside it of each job for update and input, (J,)."""
+        terms = CpuModel(**{name: column[running.job] for name, column in self._cpu.items()})
+        ps_cores = running.n_ps * self.jobs.ps_demand[running.job, CPUS]
+        if len(running.cpus):
+            ps_cores = ps_cores + self._more_ps_cores(running)
+            each = CpuModel(**{name: column[running.job[workers.job]] for name, column in self._cpu.items()})
+            compute_s = each.compute_s(running.cpus[workers.row])
+        else:
+            compute_s = terms.compute_s(self.jobs.worker_demand[running.job, CPUS])[workers.job]
+        update_s = np.where(running.n_ps > 0, terms.update_s(ps_cores, n_workers=workers.count), 0.0)
+        return compute_s, update_s + np.asarray(terms.io_s)
+
+    def _more_ps_cores(self, running: Running) -> Floats:
+        """Return how many cores more than declared the servers of each job have together, (J,)."""
+        row_job = running.row_job()
+        more = running.count * (running.cpus - self.jobs.ps_demand[running.job[row_job], CPUS])
+        together = np.zeros(len(running.job))
+        np.add.at(together, row_job, np.where(running.role == Role.PS, more, 0.0))
+        return together
 
     def _exchange_s(self, flows: Flows, n_workers: int, *, alone: bool) -> Floats:
         """Return seconds that each worker waits for its slowest exchange, (W,)."""
@@ -206,6 +259,13 @@ def _largest(values: Floats, tasks: Tasks, n: int) -> Floats:
     largest = np.zeros(n)
     np.maximum.at(largest, tasks.job, values)
     return largest
+
+
+def _of_rows(values: Floats, tasks: Tasks, n: int) -> Floats:
+    """Return the largest value among the tasks of each row, (P,); NaN where it has none."""
+    rows = np.full(n, np.nan)
+    np.fmax.at(rows, tasks.row, values)
+    return rows
 
 
 def _column(name: str, values: ArrayLike, shape: tuple[int, ...]) -> Floats:

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from labkit.core import checks
+from labkit.core.book import NO_AMOUNTS
 from labkit.core.complaints import complaint
 from labkit.core.errors import InputError, PlacementError
-from labkit.core.events import NEWS, NO_EVENTS, Events, Kind, asides
+from labkit.core.events import NEWS, NO_EVENTS, Cause, Events, Kind, asides
 from labkit.core.jobs import Jobs
 from labkit.core.ledger import DONE, HOLDING, Ledger
 from labkit.core.placement import Placement
 from labkit.testbed.agent.wire import Refused, check_name
+from labkit.testbed.amounts import given
 from labkit.testbed.happenings import Happenings
 from labkit.testbed.inbox import Heard, Inbox
 from labkit.testbed.inventory import Inventory
+from labkit.testbed.measuring import Measuring
 from labkit.testbed.memory import STATE, Memory
 from labkit.testbed.progress import REPORT_S, Told
 from labkit.testbed.retries import Retries
@@ -28,6 +33,7 @@ from labkit.testbed.venue import Venue
 
 __all__ = ["NOTES", "STATE", "SshBackend"]
 NOTES: Final = "notes.txt"
+_AS_DECLARED: Final = {"cpus": NO_AMOUNTS, "memory_gb": NO_AMOUNTS}
 
 
 class SshBackend:
@@ -115,7 +121,11 @@ class SshBackend:
             self._host_changed(host, False, why)
         for note in self._venue.notes:
             self._note(note)
-        self._deployments = [self._venue.deployment(number, tell=self._heard) for number in range(len(jobs))]
+        every_s = self.training.measure_every_s
+        self._measuring = Measuring(self.hosts, every_s=every_s, tell=self._measured) if every_s else None
+        self._deployments = [
+            self._venue.deployment(number, tell=self._heard, hear=self._hear_of(number)) for number in range(len(jobs))
+        ]
         self._happened.deployments = self._deployments
 
     # --- the protocol of backends
@@ -174,6 +184,8 @@ class SshBackend:
         """Let go of the hosts; with `end`, all that runs there for this run is ended."""
         if end:
             self._remember(ended=True)
+        if self._measuring is not None:
+            self._measuring.close()
         self._venue.close(end=end)
 
     def __enter__(self) -> SshBackend:
@@ -194,8 +206,8 @@ class SshBackend:
         book.ensure(len(placement))
         fault, where = checks.check(
             placement.set_jobs, placement.partner, placement.job, placement.role, placement.group, placement.count,
-            ledger.belief, DONE, book.held, book.tasks, book.free, book.demand, ledger.up,
-            self.cluster.group_machine.astype(np.int32), self._first_row, self._mate,
+            placement.cpus, placement.memory_gb, ledger.belief, DONE, book.held, book.tasks, book.free, book.demand,
+            ledger.up, self.cluster.group_machine.astype(np.int32), self._first_row, self._mate,
         )  # fmt: skip
         self._first_row[:] = self._mate[:] = -1
         if fault != checks.OK:
@@ -210,29 +222,45 @@ class SshBackend:
                 return []
             self._happened.let_go(number)
             self._deployments[number].want(None)
-            return [row(Kind.PREEMPTED, job=number, value=self._happened.steps[number], speed=0.0)]
+            return [
+                row(Kind.PREEMPTED, job=number, value=self._happened.steps[number], speed=0.0, cause=Cause.PREEMPTED)
+            ]
         columns = {name: getattr(placement, name)[mine] for name in ("role", "group", "count")}
         place = place_of(self.cluster, **columns)
-        if phase == HOLDING and place == self._places.get(number):
+        sizes = {name: column[mine] for name in ("cpus", "memory_gb") if len(column := getattr(placement, name))}
+        amounts = given(self.cluster, **columns, **(_AS_DECLARED | sizes))
+        stays = phase == HOLDING and place == self._places.get(number)
+        if stays and amounts == self._happened.amounts.get(number, []):
             return []
         partner = -1
         if len(placement.partner):
             partner = int(placement.partner[placement.set_jobs == number][0])
+        each = {"role": columns["role"], "group": columns["group"], "value": columns["count"], **sizes}
         rows = [
-            row(Kind.PLACED, job=number, role=role, group=group, value=float(count), partner=partner)
-            for role, group, count in zip(*(column.tolist() for column in columns.values()), strict=True)
+            row(Kind.PLACED, job=number, partner=partner, **dict(zip(each, values, strict=True)))
+            for values in zip(*(column.tolist() for column in each.values()), strict=True)
         ]
         if number in self._happened.done_early:  # it came to its end while it was told to stop
             steps = self._happened.done_early.pop(number)
             return [*rows, row(Kind.COMPLETED, job=number, value=steps, speed=0.0)]
-        self._places[number] = place
-        self._deployments[number].want(place, beside=f"job-{partner}" if partner >= 0 else None)
+        self._places[number], self._happened.amounts[number] = place, amounts
+        if stays:
+            self._happened.resizing.add(number)
+        beside = f"job-{partner}" if partner >= 0 else None
+        self._deployments[number].want(place, beside=beside, amounts=amounts)
         return rows
 
     # --- what happened
 
     def _heard(self, job: int, told: Told) -> None:
         self._inbox.put(Heard(self.now_s, told=told, job=job))
+
+    def _hear_of(self, number: int) -> Callable[[dict[str, Any]], None]:
+        """Return who hears all events of a job: whoever measures, if anybody does."""
+        return (lambda _: None) if self._measuring is None else partial(self._measuring.note, number)
+
+    def _measured(self, rows: Events) -> None:
+        self._inbox.put(Heard(self.now_s, rows=rows))
 
     def _host_changed(self, host: str, up: bool, why: str = "") -> None:
         self._inbox.put(Heard(self.now_s, host=host, up=up, why=why))
@@ -302,15 +330,18 @@ class SshBackend:
 
     def _adopt(self, job: int, memory: Memory) -> None:
         """Go on with a job that had tasks when the other process came to its end."""
-        _, role, group, count = self._ledger.book.of(np.array([job], np.int32))
+        number = np.array([job], np.int32)
+        _, role, group, count = self._ledger.book.of(number)
+        cpus, memory_gb = self._ledger.book.amounts(number)
         place = place_of(self.cluster, role=role, group=group, count=count)
-        self._places[job] = place
+        amounts = given(self.cluster, role=role, group=group, count=count, cpus=cpus, memory_gb=memory_gb)
+        self._places[job], self._happened.amounts[job] = place, amounts
         if np.isfinite(self._ledger.belief["first_start_s"][job]):
             self._training.add(job)
         if home := memory.homes.get(str(job)):
             was = {site: (w, s) for site, (w, s) in memory.places.get(str(job), {}).items()}
-            self._deployments[job].adopt(home, was or place)
-        self._deployments[job].want(place)
+            self._deployments[job].adopt(home, was or place, amounts=amounts)
+        self._deployments[job].want(place, amounts=amounts)
 
     def _interrupted(self, holding: list[int], memory: Memory) -> list[Events]:
         """End what may be left of a run under its earlier name, and bring the checkpoints of its jobs here."""
@@ -324,7 +355,8 @@ class SshBackend:
             kept = deployment.progress.saved
             told = f"from its newest checkpoint, step {kept} or later" if kept or not why else "from its beginning"
             self._note(f"job {self.jobs.id[job]} was stopped and goes on {told}{f' ({why})' if why else ''}")
-            rows.append(row(Kind.FAILED, job=job, value=float(kept), speed=0.0, time_s=self._told_s))
+            columns = {"value": float(kept), "speed": 0.0, "time_s": self._told_s, "cause": Cause.KILLED}
+            rows.append(row(Kind.FAILED, job=job, **columns))
         self._ledger.fold(np.concatenate([NO_EVENTS, *rows]))
         return rows
 

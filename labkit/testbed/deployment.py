@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import json
+import os
+import signal
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -14,8 +16,12 @@ from itertools import takewhile
 from typing import Any, Final
 
 from labkit.core.errors import LabkitError
+from labkit.core.events import Cause
+from labkit.elastic import causes
+from labkit.elastic.fork_place import SWITCH
 from labkit.testbed.agent.client import Agent
 from labkit.testbed.agent.errors import AgentError, AgentGone, AgentRefused, AgentTimeout
+from labkit.testbed.amounts import Given, order
 from labkit.testbed.backups import Backups
 from labkit.testbed.claims import Asks, AsksOf, Claims
 from labkit.testbed.errors import HostError
@@ -100,6 +106,10 @@ class Deployment:
         self._want: Place | None = None
         self._have: Place | None = None
         """What its process was asked for last."""
+        self._amounts: list[Given] = []
+        """What its tasks are to have."""
+        self._limited: list[Given] | None = []
+        """What its process was told of that last; None: some of its processes may not know."""
         self._sits: Place | None = None
         """Where it is, while a scaling is under way."""
         self._asked: dict[int, Place] = {}
@@ -120,10 +130,14 @@ class Deployment:
 
     # --- what others say
 
-    def want(self, place: Place | None, *, beside: str | None = None) -> None:
-        """Let its tasks sit there from now on, beside those of a job that it shares GPUs with; None: let it stop."""
+    def want(self, place: Place | None, *, beside: str | None = None, amounts: Sequence[Given] = ()) -> None:
+        """Let its tasks sit there from now on, beside those of a job that it shares GPUs with; None: let it stop.
+
+        `amounts`: what they are to have of cores and memory; none: no limits.
+        """
         with self._change:
             self._want, self._claims.beside = place or None, beside
+            self._amounts = list(amounts)
             self._wake()
 
     @property
@@ -141,9 +155,10 @@ class Deployment:
         """End what may run of it on hosts before it uses them: of another process, which cannot tell any more."""
         self._uncleared |= {*hosts} - self._launchers - {self.home}
 
-    def adopt(self, home: str, place: Place) -> None:
+    def adopt(self, home: str, place: Place, *, amounts: Sequence[Given] = ()) -> None:
         """Go on with a job that runs already."""
         with self._change:
+            self._amounts, self._limited = list(amounts), list(amounts)
             self.home, self._have, self._want, self._sits = home, dict(place), dict(place), dict(place)
             self._launchers = {site.rpartition("/")[0] for site, counts in place.items() if any(counts)} - {home}
             self._claims.adopt({home, *self._launchers}, place)
@@ -212,6 +227,8 @@ class Deployment:
                 rests_s = self._not_before_s - time.monotonic() if self._have is None and self._want else 0.0
                 if self._want != self._have and rests_s <= 0:
                     return self._todo(self._want)
+                if self._is_to_resize:
+                    return partial(self._resize, list(self._amounts))
                 if self._want == self._have and self._holds_too_much:
                     return partial(self._claims.give_back, dict(self._sits or {}))
                 self._change.wait(rests_s if rests_s > 0 else None)
@@ -221,6 +238,17 @@ class Deployment:
         if want is None:
             return self._stop
         return partial(self._start if self._have is None else self._place, want)
+
+    @property
+    def _is_to_resize(self) -> bool:
+        """Whether its processes, all of which are there, are to have other cores and memory."""
+        settled = self._have is not None and self._want == self._have and not self._asked
+        return settled and self._amounts != self._limited
+
+    def _resize(self, amounts: list[Given]) -> None:
+        with self._change:
+            self._limited = amounts  # also where it fails: that is told, and not tried again and again
+        self._ask(do="resize", tasks=order(amounts))
 
     @property
     def _holds_too_much(self) -> bool:
@@ -239,6 +267,7 @@ class Deployment:
         with self._change:
             self.home, self._have, self._sits = home, dict(place), dict(place)
             self._asked.clear()
+            self._limited = []
         self._follow()
         self._admit(place)
 
@@ -279,7 +308,8 @@ class Deployment:
         """Start a module of the labkit that the agent's bridge came from, with its GPUs, unless it runs already."""
         agent = self._hosts.agent(host)
         path = agent.bridge.get("path")
-        env = {**ENV, **({} if path is None else {"PYTHONPATH": str(path)})}
+        switch = {SWITCH: os.environ[SWITCH]} if SWITCH in os.environ else {}
+        env = {**ENV, **switch, **({} if path is None else {"PYTHONPATH": str(path)})}
         argv = [str(agent.bridge["python"]), "-m", module, "."]
 
         def begin(gpus: Asks) -> None:
@@ -371,7 +401,7 @@ class Deployment:
             told = Told("dropped", self.progress.steps, why=why, life=life)
         else:
             what = "ended" if ended else "failed"
-            told = Told(what, self.progress.saved, why=why, host=self._at, life=life)
+            told = Told(what, self.progress.saved, why=why, host=self._at, life=life, cause=Cause.ERROR)
         self._tell_of(self.number, told)
 
     # --- what the job tells
@@ -407,7 +437,7 @@ class Deployment:
                 self._lost(home, agent, life=life)
             except (LabkitError, OSError, ValueError) as error:
                 blamed = "" if isinstance(error, AgentRefused) and error.kind in NOTHING_THERE else home
-                self._over(Told("failed", self.progress.saved, why=str(error), host=blamed), life)
+                self._over(Told("failed", self.progress.saved, why=str(error), host=blamed, cause=Cause.ERROR), life)
                 return
 
     def _lost(self, home: str, agent: Agent | None, *, life: int) -> None:
@@ -427,6 +457,10 @@ class Deployment:
             self._came_of(int(event["scaling"]), sits=event["event"] == "scaled")
         if quiet:
             return
+        if event["event"] in ("started", "scaled") and self._amounts:
+            with self._change:
+                self._limited = None  # there are processes that know nothing of it
+                self._change.notify_all()
         self._hear_of(event)
         if event["event"] == "saved" and self.progress.saved < self._n_steps:
             threading.Thread(target=self._back_up, daemon=True).start()
@@ -481,7 +515,9 @@ class Deployment:
         steps = float(result["steps"] or 0)
         if result["failure"]:
             own = bool(result.get("own"))
-            self._over(Told("failed", self.progress.saved, why=result["failure"], host=home, own=own), life)
+            cause = causes.read(result.get("cause"))
+            failed = Told("failed", self.progress.saved, why=result["failure"], host=home, own=own, cause=cause)
+            self._over(failed, life)
         elif steps >= self._n_steps:
             self._over(Told("done", steps), life)
         else:
@@ -499,7 +535,18 @@ class Deployment:
                 raise
         size = agent.read(run, task=self.task, file="log", n_bytes=1).size
         tail = agent.read(run, task=self.task, file="log", offset=max(size - LOG_TAIL, 0)).data.decode(errors="replace")
-        return {"steps": None, "failure": f"it died: {tail.strip()[-LOG_TAIL:] or 'its log is empty'}"}
+        why = f"it died: {tail.strip()[-LOG_TAIL:] or 'its log is empty'}"
+        return {"steps": None, "failure": why, "cause": causes.told(self._died_of(agent))}
+
+    def _died_of(self, agent: Agent) -> Cause:
+        """Return why its process is gone, which has left no result, as its agent saw it."""
+        tasks: Mapping[str, Any] = next((said["tasks"] for said in agent.list(self._hosts.run)), {})
+        how = str(tasks.get(self.task, {}).get("how") or "")
+        name = how.removeprefix("killed by ")
+        if name == how:
+            return Cause.ERROR if how.startswith("exited with") else Cause.UNKNOWN
+        number = getattr(signal.Signals, name, None)
+        return Cause.KILLED if number is None else causes.of_exit(-number)
 
     def _over(self, told: Told, life: int) -> None:
         """Note that it runs no more, unless it was given up and perhaps started again meanwhile."""

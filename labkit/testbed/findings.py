@@ -183,6 +183,7 @@ def of_facts(wanted: Wanted, facts: Mapping[str, Any]) -> list[Finding]:
         _gpus(wanted, facts["gpus"]),
         _cores(wanted, facts),
         _memory(wanted, facts),
+        *_limits(wanted, facts),
         _agent(wanted, facts["agent"]),
     ]
 
@@ -253,6 +254,12 @@ def other_type(device_type: str, name: str) -> str:
     if device_type == ANY_TYPE or all(word in known for word in WORD.findall(device_type.casefold())):
         return ""
     return f"the inventory calls them {device_type}, the driver {name!r}: speeds by type will be those of {device_type}"
+
+
+def _limits(wanted: Wanted, facts: Mapping[str, Any]) -> list[Finding]:
+    """Return what can be limited of a process that runs, where the host has a labkit that says so."""
+    said = str(facts.get("limits", ""))
+    return [Finding(wanted.name, "limits", State.OK, said)] if said else []
 
 
 def _cores(wanted: Wanted, facts: Mapping[str, Any]) -> Finding:

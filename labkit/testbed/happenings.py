@@ -8,14 +8,16 @@ import numpy as np
 
 from labkit.core.cluster import Cluster
 from labkit.core.errors import EndedError
-from labkit.core.events import Events, Kind
+from labkit.core.events import Cause, Events, Kind
 from labkit.core.jobs import Jobs
 from labkit.core.ledger import Ledger
+from labkit.core.resources import CPUS, MEMORY_GB
+from labkit.testbed.amounts import Given
 from labkit.testbed.backups import Backups
 from labkit.testbed.deployment import Deployment
 from labkit.testbed.hosts import Hosts
 from labkit.testbed.inbox import Heard
-from labkit.testbed.progress import Told
+from labkit.testbed.progress import LostTask, Told
 from labkit.testbed.retries import Failures, Retries
 from labkit.testbed.rows import hosts_of, row, seats
 from labkit.testbed.training import Place
@@ -47,6 +49,10 @@ class Happenings:
         One for each job.
     places : dict
         Job -> where its tasks are, as it was told last.
+    amounts : dict
+        Job -> what its tasks were given, where they were given anything.
+    resizing : set of int
+        Jobs of which a decision changed only that, and that have not told yet that they have it.
     training : set of int
         Jobs that have begun to train where they are.
     steps : array
@@ -70,6 +76,9 @@ class Happenings:
         self._now_s, self._note, self._remember = now_s, note, remember
         self.deployments: Sequence[Deployment] = ()
         self.places: dict[int, Place] = {}
+        self.amounts: dict[int, list[Given]] = {}
+        self.resizing: set[int] = set()
+        self._unable: set[tuple[int, str]] = set()
         self.training: set[int] = set()
         self.steps = np.zeros(len(jobs))
         self.done_early: dict[int, float] = {}
@@ -92,9 +101,14 @@ class Happenings:
         EndedError
             If somebody has ended the run on its hosts.
         """
+        if heard.rows is not None:
+            rows = heard.rows[np.isin(heard.rows["job"], list(self.training))]
+            return [rows] if len(rows) else []
         if heard.told is None:
             return self._host_came(heard.host) if heard.up else self._host_went(heard.host, heard.why)
-        told, job = heard.told, heard.job
+        return self._of_job(heard.job, heard.told)
+
+    def _of_job(self, job: int, told: Told) -> list[Events]:
         if told.life <= self._lost_life.get(job, -1):
             return []
         self.steps[job] = told.steps
@@ -102,7 +116,7 @@ class Happenings:
             raise EndedError(
                 f"the run was ended on host {told.host} from elsewhere ({told.why}); labkit attach goes on with it."
             )
-        if told.why:
+        if told.why and self._is_news(job, told):
             self._note(f"job {self.jobs.id[job]} {told.what}: {told.why}")
         if job not in self.places:
             if told.what == "done":
@@ -112,9 +126,21 @@ class Happenings:
             return self._came_to_an_end(job, told)
         return self._went_on(job, told)
 
+    def _is_news(self, job: int, told: Told) -> bool:
+        """Return whether what a job cannot have was not told before: each of its processes says so each time."""
+        said = (job, told.why)
+        known = told.what == "resized" and said in self._unable
+        self._unable.add(said)
+        return not known
+
     def _went_on(self, job: int, told: Told) -> list[Events]:
+        if told.what == "resized" and job in self.resizing:
+            self.resizing.discard(job)
+            return [row(Kind.RESIZED, job=job, value=told.steps)]
         if told.what == "dropped":
             return self._stays(job)
+        if told.task is not None:
+            return self._lost_task(job, told, told.task)
         if told.what not in ("began", "scaled", "progressed"):
             return []
         if job not in self.training:
@@ -124,6 +150,11 @@ class Happenings:
         if told.what == "scaled":
             return [row(Kind.RESCALED, job=job, value=told.steps, speed=self._speed(job, told))]
         return self._progressed(job, told)
+
+    def _lost_task(self, job: int, told: Told, lost: LostTask) -> list[Events]:
+        """Return that a task ended which the job replaces by itself."""
+        columns = {"role": lost.member.role, "task": lost.member.number, "machine": self._machine(lost.host)}
+        return [row(Kind.TASK_FAILED, job=job, cause=told.cause, value=lost.code, **columns)]
 
     def _stays(self, job: int) -> list[Events]:
         """Return that a job is where it was, after a scaling that came to nothing.
@@ -140,15 +171,25 @@ class Happenings:
         self.deployments[job].want(None)
         self._note(f"job {self.jobs.id[job]} stops: where it was, others were placed meanwhile")
         self.let_go(job)
-        return [row(Kind.FAILED, job=job, value=float(self.deployments[job].progress.saved), speed=0.0)]
+        return [self._fell_back(job, cause=Cause.NO_ROOM)]
+
+    def _fell_back(self, job: int, *, cause: Cause, host: str = "") -> Events:
+        """Return that a job has failed, and is as far as what is saved of it."""
+        saved = float(self.deployments[job].progress.saved)
+        return row(Kind.FAILED, job=job, value=saved, speed=0.0, cause=cause, machine=self._machine(host))
 
     def _seats(self, job: int, place: Place) -> list[Events]:
-        return seats(self.cluster, job, place, with_ps=bool(self.jobs.n_ps[job]))
+        return seats(
+            self.cluster, job, place, with_ps=bool(self.jobs.n_ps[job]), amounts=self.amounts.get(job, ())
+        )  # fmt: skip
 
     def _fits(self, job: int, rows: Events) -> bool:
         """Return whether there is room for a job where nobody else was placed."""
         free = self._ledger.book.free_without(np.array([job], np.int32))
-        np.subtract.at(free, rows["group"], self._ledger.book.demand[rows["role"], job] * rows["value"][:, None])
+        each = self._ledger.book.demand[rows["role"], job]
+        for r, given in ((CPUS, rows["cpus"]), (MEMORY_GB, rows["memory_gb"])):
+            each[:, r] = np.where(np.isnan(given), each[:, r], given)
+        np.subtract.at(free, rows["group"], each * rows["value"][:, None])
         there = self._ledger.up[self.cluster.group_machine]  # nobody is placed on the others
         return bool((free[there] >= -1e-9).all())
 
@@ -166,6 +207,8 @@ class Happenings:
     def let_go(self, job: int) -> None:
         """Note that a job has no tasks."""
         self.places.pop(job, None)
+        self.amounts.pop(job, None)
+        self.resizing.discard(job)
         self.training.discard(job)
 
     def _came_to_an_end(self, job: int, told: Told) -> list[Events]:
@@ -195,17 +238,19 @@ class Happenings:
             self.dropped[str(name)] = verdict.drop
             self._note(f"job {name} is given up: {verdict.drop}")
             self._remember()
-            return [row(Kind.DROPPED, job=job, value=told.steps, speed=0.0, machine=machine), *rows]
+            dropped = row(Kind.DROPPED, job=job, value=told.steps, speed=0.0, machine=machine, cause=told.cause)
+            return [dropped, *rows]
         self.deployments[job].rest(verdict.wait_s)
         n = self._failures.n_of(job)
         self._note(f"job {name} may start again in {verdict.wait_s:g} s, after {n} failure{'s'[: n > 1]} on end")
-        rows.insert(0, row(Kind.FAILED, job=job, value=told.steps, speed=0.0, machine=machine))
+        columns = {"value": told.steps, "speed": 0.0, "machine": machine, "cause": told.cause}
+        rows.insert(0, row(Kind.FAILED, job=job, **columns))
         return rows + (self._set_aside(told.host, verdict.aside, f"job {name} failed there") if verdict.aside else [])
 
     # --- hosts
 
     def _machine(self, host: str) -> int:
-        return self.cluster.machines.index(host) if host else -1
+        return self.cluster.machines.index(host) if host in self.cluster.machines else -1
 
     def _in_service(self, host: str) -> bool:
         return host not in self.out and self.hosts.up[host]
@@ -214,13 +259,13 @@ class Happenings:
         """Let nothing be placed on a host for a while; what trains there goes on."""
         self.aside[host] = self._now_s() + seconds
         self._note(f"host {host} is set aside for {seconds:g} s: {why}")
-        return self._left(host)
+        return self._left(host, Cause.ERROR)
 
-    def _left(self, host: str) -> list[Events]:
+    def _left(self, host: str, cause: Cause) -> list[Events]:
         if host in self.out:
             return []
         self.out.add(host)
-        return [row(Kind.LEFT, machine=self._machine(host))]
+        return [row(Kind.LEFT, machine=self._machine(host), cause=cause)]
 
     def returned(self, host: str) -> list[Events]:
         """Return that a host takes jobs again, if it can be reached and is not set aside any more."""
@@ -246,20 +291,20 @@ class Happenings:
                 continue
             rest = left if whole and self.deployments[job].home != host else None
             self._lost_with(job, host, rest)
-            rows += self._gone_on(job, rest)
+            rows += self._gone_on(job, rest, host)
         self._note(f"host {host} left: {why or 'it does not answer'}")
-        return [*rows, *self._left(host)]
+        return [*rows, *self._left(host, Cause.HOST_LOST)]
 
     def _lost_with(self, job: int, host: str, rest: Place | None) -> None:
         life = self.deployments[job].host_lost(host, rest)
         if rest is None:
             self._lost_life[job] = life
 
-    def _gone_on(self, job: int, rest: Place | None) -> list[Events]:
+    def _gone_on(self, job: int, rest: Place | None, host: str) -> list[Events]:
         """Return that a job goes on with what is left, or failed."""
         if rest is None:
             self._note(f"job {self.jobs.id[job]} failed: its host was lost")
             self.let_go(job)
-            return [row(Kind.FAILED, job=job, value=float(self.deployments[job].progress.saved), speed=0.0)]
+            return [self._fell_back(job, cause=Cause.HOST_LOST, host=host)]
         self.places[job] = rest
         return [*self._seats(job, rest), row(Kind.RESCALED, job=job, value=self.steps[job], speed=float("nan"))]

@@ -6,12 +6,13 @@ import threading
 from collections import deque
 from dataclasses import dataclass
 
+from labkit.core.events import Events
 from labkit.testbed.progress import Told
 
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """What came in from a thread, and at which second of the run: of a job, or of a host (`up`, and why)."""
+    """What came in from a thread, at which second of the run: of a job, of a host (`up`, why), or measurements."""
 
     at_s: float
     told: Told | None = None
@@ -19,6 +20,7 @@ class Heard:
     host: str = ""
     up: bool = True
     why: str = ""
+    rows: Events | None = None
 
 
 class Inbox:

@@ -27,6 +27,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from labkit.core.errors import InputError, LabkitError
+from labkit.core.events import Cause
+from labkit.elastic.causes import told
+from labkit.elastic.errors import JobError
 
 if TYPE_CHECKING:
     from labkit.elastic import Job, Result
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
 JOB, TASK, RESULT, RUNS = "job.json", "task.sock", "result.json", "job"
 ORDERS: Final = {
     "place": '{"do": "place", "place": {"a/0": [2, 1]}, "strategy": "handover"} -> {"scaling": 1}',
+    "resize": '{"do": "resize", "tasks": [["a/0", "worker", 2.0, null]]} -> {"members": 3}',
     "stop": '{"do": "stop", "save": true} -> {}',
     "host_home": '{"do": "host_home", "host": "b"} -> {"archive": a tar, in base64}',
     "status": '{"do": "status"} -> {"phase", "step", "loss", "members": [{"name", "role", "site", "pid", "joined"}]}',
@@ -71,7 +75,7 @@ class Wanted:
         See `labkit.elastic.sites.Site`; the first one is on this host.
     place : dict
         Workers and servers of each site at the beginning.
-    steps, batch, shards, optimizer, sync, save_every, standby, lease_s, network, ports
+    steps, batch, shards, optimizer, sync, save_every, standby, lease_s, network, ports, loads_every_s
         As `labkit.elastic.start` takes them.
     """
 
@@ -96,6 +100,7 @@ class Wanted:
     ports: tuple[int, int] | None = None
     sites: list[dict[str, Any]] = field(default_factory=list)
     place: dict[str, tuple[int, int]] | None = None
+    loads_every_s: float = 0.0
 
     @classmethod
     def read(cls, path: Path) -> Wanted:
@@ -145,7 +150,8 @@ class Wanted:
             program.model, program.data, program.loss, steps=self.steps, batch=self.batch, shards=self.shards,
             optimizer=self.optimizer, sync=self.sync, seed=self.seed, save_every=self.save_every,
             standby=self.standby, lease_s=self.lease_s, network=self.network, ports=self.ports,
-            sites=[Site.read(site) for site in self.sites], place=self.place, folder=folder / RUNS, **options,
+            sites=[Site.read(site) for site in self.sites], place=self.place, folder=folder / RUNS,
+            loads_every_s=self.loads_every_s, **options,
         )  # fmt: skip
 
 
@@ -169,7 +175,8 @@ class Desk:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._known: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
-            "place": self._place, "stop": self._stop, "host_home": self._host_home, "status": self._status,
+            "place": self._place, "resize": self._resize, "stop": self._stop, "host_home": self._host_home,
+            "status": self._status,
         }  # fmt: skip
 
     def answer(self, line: bytes) -> dict[str, Any]:
@@ -187,6 +194,18 @@ class Desk:
 
     def _place(self, said: Mapping[str, Any]) -> dict[str, Any]:
         return {"scaling": self._job.place(said["place"], strategy=said.get("strategy", "handover"))}
+
+    def _resize(self, said: Mapping[str, Any]) -> dict[str, Any]:
+        """Give members cores and GB by site and role, the first ones by name first; all others have no limits."""
+        tasks: dict[tuple[str, str], list[tuple[float | None, float | None]]] = {}
+        for site, role, cpus, memory_gb in said["tasks"]:
+            tasks.setdefault((site, role), []).append((cpus, memory_gb))
+        amounts = {}
+        for seat in sorted(self._job.status().members):
+            mine = tasks.get((seat.site, seat.role))
+            amounts[seat.name] = mine.pop(0) if mine else (None, None)
+        self._job.resize(amounts)
+        return {"members": len(amounts)}
 
     def _stop(self, said: Mapping[str, Any]) -> dict[str, Any]:
         self._job.stop(save=bool(said.get("save", True)))
@@ -228,7 +247,12 @@ def run(folder: Path) -> dict[str, Any]:
         saved = error.saved
         return {**nothing, "steps": saved.step, "done": True, "digest": saved.digest, "failure": ""}
     except LabkitError as error:
-        return {**nothing, "done": False, "failure": str(error), "own": _own(error)}
+        return {**nothing, "done": False, "failure": str(error), "own": _own(error), "cause": told(_cause(error))}
+
+
+def _cause(error: LabkitError) -> Cause:
+    """Return what lies behind a failure, as far as it is known."""
+    return error.cause if isinstance(error, JobError) else Cause.ERROR
 
 
 def _own(error: LabkitError) -> bool:

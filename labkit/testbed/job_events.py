@@ -12,11 +12,16 @@ from labkit.testbed.agent.shapes import readable
 
 MOST: Final = 1 << 53
 """No number of steps, and no second, is larger."""
+MOST_TEXTS: Final = 16
 NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
     "loss": ("time", "version"), "began": ("version",), "saved": ("version",), "scaled": ("scaling",),
-    "dropped": ("scaling",),
+    "dropped": ("scaling",), "stepped": ("compute_s", "wait_s"), "served": ("bytes",), "started": ("pid",),
 }  # fmt: skip
 """What events must have that are heeded here, all of them numbers; a loss may be NaN."""
+WORDS: Final[Mapping[str, tuple[str, ...]]] = {
+    "stepped": ("name",), "served": ("name",), "started": ("name", "host"), "left": ("name", "reason"),
+}  # fmt: skip
+"""What they must have that is text."""
 
 
 def event_of(line: str) -> dict[str, Any]:
@@ -36,8 +41,13 @@ def event_of(line: str) -> dict[str, Any]:
         raise _refused("events", "an event has no name")
     for name in NEEDS.get(kind, ()):
         _number(said.get(name), f"'{kind}' has no {name}")
+    for name in WORDS.get(kind, ()):
+        if not isinstance(said.get(name), str):
+            raise _refused("events", f"'{kind}' has no {name}")
     if kind == "loss" and not isinstance(said.get("loss"), int | float):
         raise _refused("events", "'loss' has no loss")
+    if kind == "resized" and not _texts(said.get("unable")):
+        raise _refused("events", "'resized' does not say what cannot be had")
     return said
 
 
@@ -66,6 +76,10 @@ def _object(text: str | bytes, of: str) -> dict[str, Any]:
     if not isinstance(said, dict):
         raise _refused(of, "a line is no JSON object")
     return said
+
+
+def _texts(value: object) -> bool:
+    return isinstance(value, list) and len(value) <= MOST_TEXTS and all(isinstance(each, str) for each in value)
 
 
 def _number(value: object, why: str, *, of: str = "events") -> None:

@@ -7,11 +7,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from labkit.core.events import Cause
+from labkit.elastic.causes import read
+from labkit.testbed.agent.shapes import readable
+from labkit.testbed.measuring import Member
+
 REPORT_S: Final = 1.0
 """Between two reports of a job."""
 
 WINDOW_S: Final = 3.0
 """A speed is that of the last so many seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class LostTask:
+    """A worker or PS that ended and should not have: where it sat, and its exit status, where anybody knows."""
+
+    member: Member
+    host: str
+    code: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +35,9 @@ class Told:
     Attributes
     ----------
     what : str
-        began, scaled, progressed, lost_host (those left go on), dropped (a scaling that came to nothing), unsaved (a
-        checkpoint that could not be written or brought here).
+        began, scaled, progressed, resized (a process has other cores or memory from now on; why: what of that it cannot
+        have), lost_task (it is replaced), lost_host (those left go on), dropped (a scaling that came to nothing),
+        unsaved (a checkpoint that could not be written or brought here).
     steps : float
         Updates done.
     speed : float
@@ -37,6 +52,10 @@ class Told:
         Whether a job that failed says itself that it cannot train.
     life : int
         Of which start of the job this is told.
+    cause : Cause
+        Why, of a failure.
+    task : LostTask, optional
+        What was lost.
     """
 
     what: str
@@ -47,6 +66,8 @@ class Told:
     host: str = ""
     own: bool = False
     life: int = 0
+    cause: Cause = Cause.UNKNOWN
+    task: LostTask | None = None
 
 
 @dataclass(slots=True)
@@ -74,6 +95,8 @@ class Progress:
     _recent: deque[tuple[float, int]] = field(default_factory=deque)
     _reported_s: float = float("-inf")
     _began: bool = False
+    _hosts: dict[str, str] = field(default_factory=dict)
+    """Of members, by name."""
 
     def note(self, event: Mapping[str, Any]) -> Told | None:
         """Take in an event; return what is to be told, if anything."""
@@ -82,14 +105,33 @@ class Progress:
             return self._stepped(float(event["time"]), int(event["version"]) + 1, float(event["loss"]))
         if kind == "began":
             return self._begun(int(event["version"]))
-        if kind == "saved":
+        if kind == "started":
+            self._hosts[str(event["name"])] = str(event["host"])
+        elif kind == "left" and not event.get("expected"):
+            return self._lost(event)
+        elif kind == "saved":
             self.saved = max(self.saved, int(event["version"]))
-        elif kind == "scaled":
-            self._recent.clear()
-            return Told("scaled", self.steps)
+        elif kind in ("scaled", "resized"):
+            return self._changed(event)
         elif kind in ("dropped", "lost_host", "unsaved") and event.get("why") != "training has ended":
             return Told(kind, self.steps, why=str(event.get("why", "")))
         return None
+
+    def _changed(self, event: Mapping[str, Any]) -> Told:
+        if event["event"] == "scaled":
+            self._recent.clear()
+            return Told("scaled", self.steps)
+        unable = "; ".join(str(each) for each in event.get("unable") or ())
+        return Told("resized", self.steps, why=f"{event.get('name')} cannot have {unable}" if unable else "")
+
+    def _lost(self, event: Mapping[str, Any]) -> Told | None:
+        member = Member.of(event["name"])
+        if member is None:
+            return None
+        host, code = self._hosts.get(str(event["name"]), ""), event.get("code")
+        lost = LostTask(member, host, float(code) if isinstance(code, int) and abs(code) < 1 << 31 else float("nan"))
+        why = f"{event['name']}{f' on {host}' if host else ''}: {event['reason']}"
+        return Told("lost_task", self.steps, why=readable(why), cause=read(event.get("cause")), task=lost)
 
     @property
     def speed(self) -> float:

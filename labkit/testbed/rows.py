@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from labkit.core.cluster import Cluster
 from labkit.core.events import Events, Kind, Role, events
+from labkit.testbed.amounts import Given, by_row
 from labkit.testbed.training import Place, site_names
 
 
@@ -26,14 +28,17 @@ def at(rows: list[Events], time_s: float) -> list[Events]:
     return rows
 
 
-def seats(cluster: Cluster, job: int, place: Place, *, with_ps: bool) -> list[Events]:
+def seats(
+    cluster: Cluster, job: int, place: Place, *, with_ps: bool, amounts: Sequence[Given] = ()
+) -> list[Events]:  # fmt: skip
     """Return that the tasks of a job sit in a place; the PS of a job that asks for none is ours alone."""
     names = site_names(cluster)
     return [
-        row(Kind.PLACED, job=job, role=role, group=names.index(site), value=float(counts[role]))
+        row(Kind.PLACED, job=job, role=role, group=names.index(site), value=float(n), cpus=cpus, memory_gb=memory_gb)
         for site, counts in place.items()
         for role in (Role.WORKER, Role.PS)
         if counts[role] and (role == Role.WORKER or with_ps)
+        for n, cpus, memory_gb in by_row(amounts, site, role, counts[role])
     ]
 
 

@@ -40,6 +40,8 @@ class Training:
         Steps between two checkpoints; what is lost with a host is redone from the last one.
     strategy : str
         How running jobs are rescaled: handover, suspend or checkpoint.
+    measure_every_s : float, optional
+        Seconds between two measurements of all tasks (MEASURED events); None: there are none.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
@@ -55,6 +57,7 @@ class Training:
     lease_s: float = 3.0
     network: str = "tls"
     strategy: str = "handover"
+    measure_every_s: float | None = None
 
     def check(self, jobs: Jobs) -> None:
         """Refuse jobs that cannot train.
@@ -91,6 +94,7 @@ class Training:
             "save_every": self.save_every, "standby": self.standby, "lease_s": self.lease_s,
             "network": self.network, "sites": [dict(site) for site in sites],
             "place": {site: list(counts) for site, counts in place.items()},
+            "loads_every_s": self.measure_every_s or 0.0,
         }  # fmt: skip
 
     def changed(self, **options: Any) -> Training:

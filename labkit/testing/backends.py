@@ -13,11 +13,14 @@ from labkit.testing.scenes import Chaos
 
 MAX_DECISIONS = 2000
 _ENDS = (Kind.COMPLETED, Kind.DROPPED)
-_NEEDS_TASKS = (Kind.STARTED, Kind.RESCALED, Kind.PROGRESSED, Kind.PAUSED, Kind.PREEMPTED, Kind.FAILED)
+_NEEDS_TASKS = (
+    Kind.STARTED, Kind.RESCALED, Kind.RESIZED, Kind.PROGRESSED, Kind.PAUSED, Kind.PREEMPTED, Kind.FAILED, Kind.MEASURED,
+    Kind.TASK_FAILED,
+)  # fmt: skip
 
 
 def check_backend(
-    make: Callable[[], Backend], *, seed: int = 0, repeatable: bool = True, pairs: bool = False
+    make: Callable[[], Backend], *, seed: int = 0, repeatable: bool = True, pairs: bool = False, amounts: bool = False
 ) -> Events:
     """Check that a backend keeps its protocol, driven by random decisions until every job is over.
 
@@ -36,6 +39,8 @@ def check_backend(
         Two backends that `make` returns tell the same story when told to do the same.
     pairs : bool
         Let some jobs share their GPUs; the backend can do that.
+    amounts : bool
+        Give some tasks fewer cores and less memory than declared.
 
     Returns
     -------
@@ -56,9 +61,10 @@ def check_backend(
     >>> jobs, cluster = Jobs.of(arrival_s=[0, 9], total_steps=5, duration_s=60), no_network(1)
     >>> rows = check_backend(lambda: Simulator(jobs, cluster, speed=Recorded(jobs, cluster)))
     """
-    rows = _drive(make(), np.random.default_rng(seed), provoke=False, pairs=pairs)
+    chaos = {"pairs": pairs, "amounts": amounts}
+    rows = _drive(make(), np.random.default_rng(seed), provoke=False, **chaos)
     if repeatable:
-        again = _drive(make(), np.random.default_rng(seed), provoke=True, pairs=pairs)
+        again = _drive(make(), np.random.default_rng(seed), provoke=True, **chaos)
         require(
             same_events(rows, again),
             "the backend tells another story the second time, or after it refused a placement.",
@@ -74,9 +80,9 @@ def same_events(one: Events, other: Events) -> bool:
     )
 
 
-def _drive(backend: Backend, rng: np.random.Generator, *, provoke: bool, pairs: bool) -> Events:
+def _drive(backend: Backend, rng: np.random.Generator, *, provoke: bool, pairs: bool, amounts: bool) -> Events:
     """Run with random decisions; `provoke` asks for impossible ones in between."""
-    watch, chaos = _Watch(backend), Chaos(rng, pairs=pairs)
+    watch, chaos = _Watch(backend), Chaos(rng, pairs=pairs, amounts=amounts)
     runs_on = np.ones((len(backend.jobs), len(backend.cluster.device_types)), np.bool_)
     watch.note(backend.advance(0.0, stop_at_event=False), until_s=0.0)
     for number in range(MAX_DECISIONS):
@@ -104,6 +110,7 @@ def _refuses_the_impossible(backend: Backend, snapshot: Snapshot) -> None:
             ("tasks of a job that is not in set_jobs", Placement.of([], job=[job], group=[0])),
             ("a device group that does not exist", Placement.of([job], job=[job], group=[backend.cluster.n_groups])),
             ("a count of 0", Placement.of([job], job=[job], group=[0], count=0)),
+            ("tasks without cores", Placement.of([job], job=[job], group=[0], cpus=0)),
             ("more tasks than a device group holds", Placement.of([job], job=[job], group=[0], count=most)),
             ("a job that shares with itself", Placement.of([job], job=[job], group=[0], partner=[job])),
         ]

@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from labkit.core import Cluster, Events, Gangs, Jobs, Kind, Ledger, Placement, Placer, Running, Snapshot
 from labkit.core.events import events
-from labkit.core.resources import GPUS, Bools, Floats
+from labkit.core.resources import CPUS, GPUS, MEMORY_GB, Amounts, Bools, Floats, Ints
 from labkit.experiment import Session
 from labkit.placers import Even, FirstFit, Pack, Spread
 from labkit.simulator import Simulator
@@ -93,10 +94,12 @@ class Chaos:
         Of its decisions.
     pairs : bool
         Let some jobs share their GPUs.
+    amounts : bool
+        Give some tasks fewer cores and less memory than declared.
     """
 
-    def __init__(self, rng: np.random.Generator, *, pairs: bool = False) -> None:
-        self.rng, self.pairs = rng, pairs
+    def __init__(self, rng: np.random.Generator, *, pairs: bool = False, amounts: bool = False) -> None:
+        self.rng, self.pairs, self.amounts = rng, pairs, amounts
 
     def schedule(self, snapshot: Snapshot) -> Placement:
         """Return a random valid placement; something runs after it wherever possible."""
@@ -125,7 +128,16 @@ class Chaos:
         partner = placement.partner.copy()
         if len(partner):
             partner[np.isin(placement.set_jobs, stopped) | np.isin(partner, stopped)] = -1
-        return Placement(placement.set_jobs, *columns, partner)
+        if not self.amounts:
+            return Placement(placement.set_jobs, *columns, partner)
+        cpus, memory_gb = (self._fewer(snapshot, *columns[:2], r) for r in (CPUS, MEMORY_GB))
+        return Placement(placement.set_jobs, *columns, partner, cpus=cpus, memory_gb=memory_gb)
+
+    def _fewer(self, snapshot: Snapshot, job: Ints, role: NDArray[np.int8], r: int) -> Amounts:
+        """Return amounts of at most what was declared, NaN for some, (P,)."""
+        part = self.rng.choice([np.nan, 0.25, 0.5, 1.0], len(job))
+        declared = snapshot.demand[role, job, r]
+        return np.where(declared > 0, part * declared, np.nan).astype(np.float32)
 
 
 def paired(rng: np.random.Generator, gangs: Gangs, jobs: Jobs) -> Gangs:

@@ -166,13 +166,13 @@ def check_run(scheduler: Scheduler, *, scene: Scene, cadence: Cadence | None = N
 
 
 def _check_rigid(placement: Placement, snapshot: Snapshot, who: str) -> None:
-    """Check that jobs that cannot train with another gang get the one that they asked for, or nothing."""
-    table = snapshot.table
+    """Check that jobs that cannot train with another gang get the one that they asked for, or have, or nothing."""
+    table, held = snapshot.table, snapshot.held_by_all
     rigid = placement.set_jobs[~table.malleable[placement.set_jobs]]
     for job, workers, servers in zip(rigid, *counts(placement, jobs=rigid), strict=True):
         asked = int(table.n_workers[job]), int(table.n_ps[job])
         require(
-            (workers, servers) in {(0, 0), asked},
+            (workers, servers) in {(0, 0), asked, (int(held["n_workers"][job]), int(held["n_ps"][job]))},
             f"{who} gives job {job} {workers} workers and {servers} PSs; it is rigid and trains with the {asked[0]} "
             f"and {asked[1]} that it asked for or not at all.",
         )
@@ -197,8 +197,10 @@ def same(one: Placement, other: Placement) -> bool:
     return _plain(one) == _plain(other)
 
 
-def _plain(placement: Placement) -> tuple[list[tuple[int, int]], list[tuple[int, ...]]]:
-    columns = (placement.job, placement.role, placement.group, placement.count)
+def _plain(placement: Placement) -> tuple[list[tuple[int, int]], list[tuple[float, ...]]]:
+    given = (np.nan_to_num(c if len(c) else np.full(len(placement), np.nan), nan=-1.0)
+             for c in (placement.cpus, placement.memory_gb))  # fmt: skip
+    columns = (placement.job, placement.role, placement.group, placement.count, *given)
     partner = placement.partner if len(placement.partner) else np.full(len(placement.set_jobs), -1)
     jobs = sorted(zip(placement.set_jobs.tolist(), partner.tolist(), strict=True))
     return jobs, sorted(zip(*(c.tolist() for c in columns), strict=True))

@@ -94,7 +94,8 @@ def subset(running: Running, chosen: Ints) -> Running:
     columns = (running.role[rows], running.group[rows], running.count[rows])
     tasks = (running.n_workers[chosen], running.n_ps[chosen])
     partner = running.partner[chosen] if len(running.partner) else running.partner
-    return Running(running.job[chosen], first, *columns, *tasks, partner)
+    taken = {name: getattr(running, name)[rows] for name in ("cpus", "memory_gb") if len(getattr(running, name))}
+    return Running(running.job[chosen], first, *columns, *tasks, partner, **taken)
 
 
 def _check_speeds(who: str, model: SpeedModel, running: Running) -> Floats:

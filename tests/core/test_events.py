@@ -47,9 +47,9 @@ def test_a_log_grows_and_keeps_what_it_was_given() -> None:
         log.rows["job"][0] = 7
 
 
-def test_a_row_of_the_log_is_48_bytes() -> None:
-    """The log of 100,000 jobs stays small: five events each are 24 MB."""
-    assert EVENT.itemsize == 48
+def test_a_row_of_the_log_is_at_most_64_bytes() -> None:
+    """The log of 100,000 jobs stays small: five events each are 32 MB."""
+    assert EVENT.itemsize <= 64
 
 
 @given(cluster=clusters())

@@ -489,6 +489,27 @@ def test_a_server_that_dies_without_blocks_is_replaced_by_one_that_gets_its_shar
     assert not play.told("halt")
 
 
+def test_a_block_that_never_reached_a_dead_server_goes_to_the_one_in_its_place_however_late_that_is_told() -> None:
+    """Its owner was still letting it go to the first when it was told of the second, so it heeds that order again."""
+    play = Play()
+    play.train()
+    play.done(play.machine.scale(servers=1, strategy="handover"))
+    play.join()
+    first = [(tell.to, block) for tell in play.told("hand_over") for block, _ in tell.what["moves"]]
+    play.done(play.machine.left("ps-2", reason="killed"))
+    play.join()
+    second = {block: owner for tell in play.told("hand_over") for block, owner in tell.what["moves"] if owner == "ps-3"}
+    late = [(source, block) for source, block in first if block in second]
+    assert late
+    for source, block in late:
+        heard = len(play.heard)
+        columns = {"block": block, "owner": "ps-2", "moves": 1, "version": 3, "why": "ps-2 is not connected"}
+        play.done(play.machine.reported(source, "unsure", columns))
+        orders = [c.what for c in play.heard[heard:] if isinstance(c, Tell) and c.to == source]
+        assert [order["do"] for order in orders] == ["take_back", "hand_over"]
+        assert orders[1]["moves"] == [[block, "ps-3"]]
+
+
 def test_a_server_that_was_to_go_and_dies_without_blocks_is_not_replaced() -> None:
     play = Play(servers=3)
     play.train()

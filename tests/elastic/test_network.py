@@ -390,6 +390,7 @@ def test_a_member_tells_the_controller_whom_it_cannot_reach(tmp_path: Path, addr
     """Within seconds, and without words in clear unless the job is one of those."""
     Spec([], [], "sgd", {}, batch=1, n_shards=1, n_steps=1).save(tmp_path)
     member, told = Member(tmp_path, "worker-0"), []
+    member.watchdog.free()  # it is no process of its own here: it would end that of the tests
     member.report = lambda event, **columns: told.append((event, columns))  # type: ignore[method-assign]
     began_s = time.monotonic()
     member.meet("ps-7", address, Noting())

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
 import pytest
 
 from labkit.core import Jobs, Placement, Snapshot
@@ -13,6 +14,9 @@ from labkit.plots.report import write_report
 from labkit.results import notes
 from labkit.schedulers import available, make
 from labkit.schedulers.base import asked
+from labkit.speed.cpu import CpuModel
+from labkit.speed.step_time import StepTime
+from labkit.topology import build
 from labkit.workloads import gavel_jobs
 
 
@@ -47,3 +51,22 @@ def test_nothing_is_said_of_a_scheduler_that_does_not_say_what_it_knows() -> Non
 def test_every_classic_scheduler_says_that_it_does_not_know_types() -> None:
     for name in available():
         assert getattr(make(name), "knows_types", True) == name.startswith("gavel_")
+
+
+@dataclass(frozen=True)
+class Generous:
+    """A scheduler that gives every task 3 cores."""
+
+    def schedule(self, snapshot: Snapshot) -> Placement:
+        placed = FirstFit().place(snapshot, asked(snapshot, snapshot.waiting))
+        return replace(placed, cpus=np.full(len(placed), 3, np.float32))
+
+
+def test_cores_that_change_no_speed_are_told_and_those_that_do_are_not() -> None:
+    jobs = Jobs.of(arrival_s=0, total_steps=60, duration_s=60, n_ps=1)
+    (note,) = notes(compare(jobs, cluster="demo", schedulers=[Generous()]))
+    assert note.startswith("generous: it gives tasks other cores or memory than declared, which makes no job faster")
+    cluster = build("demo")
+    cpu = CpuModel(compute_core_s=4.0, worker_cores=4, update_core_s=0.1, ps_cores=4)
+    speed = StepTime(jobs, cluster, compute_s=[0.0], model_bytes=[1e6], cpu=cpu)
+    assert notes(compare(jobs, cluster=cluster, speed=speed, schedulers=[Generous()])) == []

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from labkit.core import Jobs, Placement
+from labkit.core import Cause, Jobs, Placement, Role
 from labkit.core.errors import InputError, PlacementError
 from labkit.core.events import Events, Kind
 from labkit.core.ledger import Ledger
@@ -25,6 +25,7 @@ from labkit.results.record import State
 from labkit.testbed.backend import SshBackend
 from labkit.testbed.bed import Bed
 from labkit.testbed.inventory import Inventory
+from labkit.testbed.measuring import Member
 from labkit.testbed.training import Training
 
 TINY = Training(width=0.05, samples=256, save_every=20, lease_s=5.0)
@@ -106,7 +107,8 @@ def test_a_job_moves_stops_and_goes_on_elsewhere_and_loses_no_step(bed: Inventor
         session._note(backend.apply(on(1)))  # a hot scaling: all its tasks move to another host
         until(session, Kind.RESCALED)
         session._note(backend.apply(Placement.of([0])))
-        assert ran(session.log.rows, Kind.PREEMPTED) == [0]
+        (preempted,) = session.log.rows[session.log.rows["kind"] == Kind.PREEMPTED]
+        assert (preempted["job"], preempted["cause"]) == (0, Cause.PREEMPTED)
         gone = backend._deployments[0]
         with gone._change:
             assert gone._change.wait_for(lambda: not gone.home, 60)
@@ -175,6 +177,31 @@ def test_a_job_that_starts_again_where_it_was_tells_nothing_of_its_earlier_life(
     assert again["value"][again["kind"] == Kind.PROGRESSED][-1] == 1500  # the last step is told
 
 
+def test_a_measured_job_tells_use_pace_and_load_and_a_killed_worker_its_cause(bed: Inventory, tmp_path: Path) -> None:
+    training = TINY.changed(measure_every_s=0.5)
+    with SshBackend(
+        jobs_of(1, steps=100_000), bed, run=f"tells-{os.getpid()}", folder=tmp_path, training=training
+    ) as backend:
+        session = Session(backend)
+        session._note(backend.apply(on(0, servers=2)))
+        seen = session.snapshot().jobs
+        while np.isnan([*seen.used_cores[0], *seen.slowest_step_s, *seen.slowest_compute_s, *seen.hottest_load]).any():
+            until(session, Kind.MEASURED, n=len(ran(session.log.rows, Kind.MEASURED)) + 1)
+            seen = session.snapshot().jobs
+        assert 0 < seen.slowest_compute_s[0] < seen.slowest_step_s[0]
+        assert 0.5 <= seen.hottest_load[0] <= 1
+        assert (seen.used_cores[0] < 2 * (os.cpu_count() or 1)).all()
+        assert (seen.peak_memory_gb[0] > 0.01).all()
+        assert backend._measuring is not None
+        host, pid = backend._measuring._jobs[0].where[Member(Role.WORKER, 0)]
+        os.kill(pid, signal.SIGKILL)
+        until(session, Kind.TASK_FAILED)
+        (lost,) = session.log.rows[session.log.rows["kind"] == Kind.TASK_FAILED]
+        assert (lost["job"], lost["role"], lost["task"], lost["cause"]) == (0, Role.WORKER, 0, Cause.KILLED)
+        assert (lost["value"], backend.cluster.machines[lost["machine"]]) == (-signal.SIGKILL, host)
+        assert any("worker-0 on" in note for note in backend.notes)
+
+
 def undisturbed(jobs: Jobs, folder: Path) -> str:
     """Return the digest of the same job trained in one place from its beginning to its end."""
     from labkit.elastic import models, train
@@ -200,7 +227,9 @@ def test_a_host_that_dies_takes_its_jobs_with_it_and_they_go_on_elsewhere(own_fo
             until(session, Kind.LEFT)
             rows = session.log.rows
             assert ran(rows, Kind.FAILED) == [0]
-            assert rows["machine"][rows["kind"] == Kind.LEFT].tolist() == [0]
+            for kind in (Kind.FAILED, Kind.LEFT):
+                (row,) = rows[rows["kind"] == kind]
+                assert (row["machine"], row["cause"]) == (0, Cause.HOST_LOST)
             session._note(backend.apply(on(1)))
             until(session, Kind.COMPLETED)
             assert session.log.rows["value"][session.log.rows["kind"] == Kind.COMPLETED][-1] == 300
@@ -301,3 +330,34 @@ def test_a_live_run_on_machines_stops_at_once(bed: Inventory, tmp_path: Path) ->
             runs = {said["run"]: said for said in after.hosts.agent(name).list()}
             tasks = runs.get(f"stop-{os.getpid()}", {"tasks": {}})["tasks"].values()
             assert not [task for task in tasks if task["phase"] != "ended"]
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core")
+@pytest.mark.parametrize("backend", [jobs_of(1, steps=5000)], indirect=True)
+def test_other_cores_reach_the_processes_of_a_running_job_which_goes_on(backend: SshBackend) -> None:
+    def members() -> dict[str, int]:
+        said = backend._deployments[0]._ask(do="status")["members"]
+        return {seat["role"]: seat["pid"] for seat in said}
+
+    def cores(pid: int) -> int:
+        return len(os.sched_getaffinity(pid))
+
+    session = Session(backend)
+    session._note(backend.apply(on(0)))
+    until(session, Kind.PROGRESSED)
+    before = members()
+    everything = cores(before["worker"])
+    lent = Placement.of([0], job=[0, 0], role=[0, 1], group=[0, 0], cpus=[0.25, np.nan])
+    session._note(backend.apply(lent))
+    until(session, Kind.RESIZED)
+    assert session.snapshot().running().cpus.tolist() == [0.25, 0.01]
+    assert "worker-0 cannot have 0.25 cores: it has 1, for affinity gives whole ones" in backend.notes[-1]
+    assert not ran(backend.apply(lent), Kind.PLACED), "it has them"
+    until(session, Kind.PROGRESSED, n=len(ran(session.log.rows, Kind.PROGRESSED)) + 2)
+    assert members() == before
+    assert cores(before["worker"]) == 1
+    assert cores(before["server"]) == everything
+    session._note(backend.apply(on(0)))  # as declared: no limit
+    until(session, Kind.RESIZED, n=2)
+    assert cores(before["worker"]) == everything
+    assert ran(session.log.rows, Kind.RESCALED) == []

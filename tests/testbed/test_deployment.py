@@ -10,10 +10,14 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
+from labkit.core import Placement
+from labkit.testbed.amounts import Given, by_row, given
 from labkit.testbed.deployment import Deployment
 from labkit.testbed.progress import Told
+from labkit.topology import no_network
 
 A, B, C = ({f"{name}/0": (1, 1)} for name in ("h0", "h1", "h2"))
 
@@ -24,6 +28,7 @@ class Host:
     def __init__(self) -> None:
         self.bridge = {"python": "python", "path": None}
         self.orders: queue.Queue[dict[str, Any]] = queue.Queue()
+        self.resizes: queue.Queue[list[list[Any]]] = queue.Queue()
         self.says: queue.Queue[str | None] = queue.Queue()
         self.last, self._n = 0, 0
 
@@ -35,6 +40,8 @@ class Host:
             self._n += 1
             self.orders.put(message["place"])
             return {"scaling": self._n}
+        if message["do"] == "resize":
+            self.resizes.put(message["tasks"])
         return {"archive": ""}
 
     def follow(self, _run: str, **_: Any) -> Host:
@@ -120,3 +127,35 @@ def test_a_scaling_that_is_dropped_after_the_next_one_was_asked_for_changes_noth
     host.event("scaled", scaling=2)
     heard.wait("scaled")
     assert job.place == C
+
+
+ONE = [Given("h0/0", 0, 2.0, None)]
+
+
+def test_processes_are_told_of_other_cores_once_and_those_that_come_later_too(job, host, heard):
+    job.want(A, amounts=ONE)
+    assert host.resizes.get(timeout=10) == [["h0/0", "worker", 2.0, None]]
+    host.event("resized", name="worker-0", cpus=2.0, memory_gb=None, cores=[0, 1], unable=[])
+    heard.wait("resized")
+    host.event("started", name="worker-1", host="h0", pid=7)  # in the place of one that died
+    assert host.resizes.get(timeout=10) == [["h0/0", "worker", 2.0, None]]
+    job.want(B, amounts=ONE)
+    assert asked(host) == B
+    host.event("scaled", scaling=1)
+    assert host.resizes.get(timeout=10) == [["h0/0", "worker", 2.0, None]]
+    job.want(B)
+    assert host.resizes.get(timeout=10) == []
+    assert host.resizes.empty()
+
+
+def test_tasks_have_what_their_rows_of_a_placement_were_given():
+    rows = Placement.of([0], job=[0] * 3, role=[1, 1, 0], group=[0, 0, 1], count=[2, 1, 1], cpus=[16, 24, np.nan])
+    tasks = given(
+        no_network(1), role=rows.role, group=rows.group, count=rows.count, cpus=rows.cpus, memory_gb=rows.memory_gb
+    )
+    assert [each.cpus for each in tasks] == [24, 16, 16, None]
+    assert [n for n, *_ in by_row(tasks, "m0/0", 1, 4)] == [1, 2, 1]  # the fourth one was given nothing
+    assert not given(
+        no_network(1), role=rows.role, group=rows.group, count=rows.count, cpus=np.full(3, np.nan, np.float32),
+        memory_gb=rows.memory_gb,
+    )  # fmt: skip

@@ -119,7 +119,7 @@ def test_a_profile_of_a_laptop_testbed_says_what_a_simulation_needs(bed: Invento
     assert kinds_told == {"start", "rescale", "stop"}
     assert all(row.median_s > 0 for row in made.overheads)
     start = next(row for row in made.overheads if row.kind == "start")
-    assert start.cpu_s > 0.5  # Python and torch, several times
+    assert start.cpu_s < 10  # processes are forked: what they import is paid once, and not by the job
     assert [(row.what, row.co_runners) for row in made.beside] == [
         ("step", "load-1"), ("start", "dssm"), ("step", "dssm"), ("step", "dssm"), ("rescale", "dssm + dssm"),
     ]  # fmt: skip

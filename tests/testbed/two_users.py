@@ -175,11 +175,23 @@ def tell(user: subprocess.Popen[str], what: object) -> None:
 
 
 def left(users: dict[str, int]) -> list[int]:
-    """Return processes that users left behind; those that are about to end get the time."""
+    """Return processes that users left behind; those that are about to end get the time.
+
+    Fork servers end by themselves, a minute after the last process that they have started.
+    """
     from labkit.testbed.bed.processes import await_that
 
-    await_that(lambda: not any(map(processes_of, users.values())), timeout_s=20)
-    return [pid for uid in users.values() for pid in processes_of(uid)]
+    def there() -> list[int]:
+        return [pid for uid in users.values() for pid in processes_of(uid) if not is_fork_server(pid)]
+
+    await_that(lambda: not there(), timeout_s=20)
+    return there()
+
+
+def is_fork_server(pid: int) -> bool:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"labkit-forks")
+    return False
 
 
 def processes_of(uid: int) -> list[int]:

@@ -66,6 +66,9 @@ class Handler:
     def received(self, channel: Channel, message: Message) -> None:
         """Take a message; answer it with `channel.reply` if its head has a request number."""
 
+    def exhausted(self, error: BaseException) -> None:
+        """Note that there is no memory for what arrives, while the peer does not know yet that the connection ends."""
+
     def closed(self, channel: Channel, reason: TransportError | None) -> None:
         """Note that the connection is over; None: one of the two ends closed it as it should."""
 

@@ -42,6 +42,7 @@ from labkit.elastic.transport.replies import Replies, Reply
 from labkit.elastic.transport.shared import REFERENCE, Region, Regions, moved
 from labkit.elastic.transport.streams import Stream, close_files
 from labkit.elastic.transport.terms import Counts, Lease, Limits
+from labkit.oom import is_memory
 
 
 class Connection:
@@ -185,17 +186,28 @@ class Connection:
         except EOFError:
             if not self._bye:
                 self._fail(PeerLostError("the peer ended without a goodbye: its process died, or was cut off."))
-        except FrameError as error:
-            self.counts.refused[error.reason] += 1
-            self._fail(error)
-        except TransportError as error:
-            self._fail(error)
-        except OSError as error:
-            self._fail(PeerLostError(f"the peer is gone: {error.strerror or error}."))
         except Exception as error:
-            self._fail(_failure(error))
+            self._give_up(error)
         finally:
             self._end()
+
+    def _give_up(self, error: Exception) -> None:
+        """End the connection, as what arrives cannot be taken; for want of memory the handler is told first."""
+        try:
+            if is_memory(error):
+                self._handler.exhausted(error)  # before the peer is cut off, which would blame the connection
+        finally:
+            self._fail(self._failure(error))
+
+    def _failure(self, error: Exception) -> TransportError:
+        """Return why the connection ends, by the error that ended it."""
+        if isinstance(error, FrameError):
+            self.counts.refused[error.reason] += 1
+        if isinstance(error, TransportError):
+            return error
+        if isinstance(error, OSError):
+            return PeerLostError(f"the peer is gone: {error.strerror or error}.")
+        return _failure(error)
 
     def _take(self, head: Head, meta: dict[str, Any]) -> None:
         if head.flags & LONG:

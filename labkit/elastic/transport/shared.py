@@ -123,7 +123,7 @@ class Regions:
         try:
             mapped = mmap.mmap(handle, n_bytes, flags=mmap.MAP_SHARED, prot=access)
         except OSError as error:
-            raise FrameError(f"region {number} cannot be mapped: {error.strerror}.") from None
+            raise FrameError(f"region {number} cannot be mapped: {error.strerror}.") from error
         view = memoryview(mapped)
         self._theirs.append(_Mapped(_start(view), view))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Final
 
+from labkit.testbed.agent.forks import watch
 from labkit.testbed.agent.processes import Key, alive
 from labkit.testbed.agent.records import Phase, Record, Task
 from labkit.testbed.agent.run import Run
@@ -49,7 +50,7 @@ def _adopt_task(runs: Runs, here: Run, task: Task) -> None:
     child = _is_child(task.pid)
     if not child:
         here.tell("adopted", task=task.name, pid=task.pid, alive=alive(task.who))
-    runs.ender.follow(key, task.who, child=child)
+    runs.ender.follow(key, task.who, child=child, forked=None if child else watch(task.server, task.who))
     if task.phase == Phase.ENDING:
         runs.ender.end([key], grace_s=0.0)
 

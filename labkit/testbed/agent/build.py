@@ -7,13 +7,15 @@ from functools import cache
 from pathlib import Path
 
 from labkit import unix_sockets
+from labkit.elastic import fork_order, fork_place, forks
 
 
 @cache
 def build() -> str:
     """Return a digest of the sources of this package, and of what it uses besides."""
     digest = hashlib.sha256()
-    for path in [*sorted(Path(__file__).parent.glob("*.py")), Path(unix_sockets.__file__)]:
+    used = [Path(str(module.__file__)) for module in (unix_sockets, forks, fork_order, fork_place)]
+    for path in [*sorted(Path(__file__).parent.glob("*.py")), *used]:
         digest.update(path.read_bytes())
     return digest.hexdigest()[:12]
 

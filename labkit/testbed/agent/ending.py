@@ -30,6 +30,24 @@ class Ended(Protocol):
         """Note it."""
 
 
+class Forked(Protocol):
+    """A process whose fork server tells how it has ended."""
+
+    @property
+    def fileno(self) -> int:
+        """File descriptor that can be read from when it has."""
+
+    @property
+    def code(self) -> int | None:
+        """How, below 0 by a signal; None where nobody knows."""
+
+    def settled(self) -> bool:
+        """Tell whether all is known that ever will be."""
+
+    def close(self) -> None:
+        """Want to know no more."""
+
+
 @dataclass(slots=True)
 class Followed:
     """The first process of a task; a child's number stays its own until it is reaped."""
@@ -37,6 +55,7 @@ class Followed:
     who: Identity
     child: bool
     handle: int | None
+    forked: Forked | None = None
 
 
 @dataclass(slots=True)
@@ -80,14 +99,23 @@ class Ender:
         self.results: Callable[[Key], int | None] = lambda _: None
         self._waiting: list[Waiting] = []
 
-    def follow(self, key: Key, who: Identity, *, child: bool) -> None:
+    def follow(self, key: Key, who: Identity, *, child: bool, forked: Forked | None = None) -> None:
         """Watch a task from now on."""
         handle = pidfd(who) if who.pid else None
-        self._followed[key] = Followed(who, child, handle)
+        self._followed[key] = Followed(who, child, handle, forked)
+        if forked is not None:
+            self._loop.on(forked.fileno, lambda _: self._hear(key, forked))
         if handle is not None:
             self._loop.on(handle, lambda _: self._gone(key))
         elif not (child or alive(who)):
             self._gone(key)
+
+    def _hear(self, key: Key, forked: Forked) -> None:
+        """Take in how a process of a fork server has ended; its handle tells that it has."""
+        if forked.settled():
+            self._loop.off(forked.fileno)
+            if key in self._doomed:
+                self._look()
 
     def sessions(self) -> dict[int, Key]:
         """Return sessions that surely are those of a task: their number cannot be another's now."""
@@ -113,6 +141,12 @@ class Ender:
             self._loop.off(each.handle)
             os.close(each.handle)
             each.handle = None
+
+    def _forget(self, each: Followed) -> None:
+        self._let_go(each)
+        if each.forked is not None:
+            self._loop.off(each.forked.fileno)
+            each.forked.close()
 
     def end(self, keys: Sequence[Key], *, grace_s: float) -> None:
         """Ask tasks to end, and kill what is left of them after a while."""
@@ -165,10 +199,10 @@ class Ender:
             self._tell(key, numbers)
 
     def _reapable(self, key: Key) -> bool:
-        """Return False for a child that the kernel does not give up yet."""
+        """Return False for a child that the kernel does not give up yet, and while a fork server may tell of it."""
         each = self._followed.get(key)
         if each is None or not each.child:
-            return True
+            return each is None or each.forked is None or each.forked.settled()
         return os.waitid(os.P_PID, each.who.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def _finish(self, key: Key) -> None:
@@ -176,13 +210,15 @@ class Ender:
         each = self._followed.pop(key, None)
         if each is None:  # of no record
             return
-        self._let_go(each)
         self._ended(key, *self._how(key, each))
+        self._forget(each)
         self._tell(key, "")
 
     def _how(self, key: Key, each: Followed) -> tuple[int | None, str | None, str]:
         if each.child:
-            return _reap(each.who.pid)
+            return _told(os.waitstatus_to_exitcode(os.waitpid(each.who.pid, 0)[1]))
+        if each.forked is not None and each.forked.code is not None:
+            return _told(each.forked.code)
         code = self.results(key)
         return (None, None, UNKNOWN) if code is None else (code, None, "told by its result.json")
 
@@ -205,9 +241,8 @@ class Ender:
                 waiting.reply()
 
 
-def _reap(pid: int) -> tuple[int | None, str | None, str]:
-    """Return how a child has ended, and let its number go."""
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+def _told(code: int) -> tuple[int | None, str | None, str]:
+    """Return how a process has ended, from its exit code; below 0 by a signal."""
     if code >= 0:
         return code, None, f"exited with {code}"
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -25,10 +25,25 @@ class Reading:
     tasks: Mapping[Key, list[Stat]]
     busy_ticks: int
     all_ticks: int
+    gone_ticks: Mapping[Key, int]
 
     def ticks(self, key: Key) -> int:
         """Return the processor time of a task so far."""
-        return sum(each.ticks for each in self.tasks.get(key, ()))
+        return sum(each.ticks for each in self.tasks.get(key, ())) + self.gone_ticks.get(key, 0)
+
+    def gone_until(self, tasks: Mapping[Key, list[Stat]]) -> dict[Key, int]:
+        """Return processor time of processes that are gone, and whose parent is none of the task: a fork server's.
+
+        That of all others the kernel adds to their parents'. What they used after the last look is lost.
+        """
+        gone = dict(self.gone_ticks)
+        for key, before in self.tasks.items():
+            now = {each.identity for each in tasks.get(key, ())}
+            pids = {each.pid for each in before}
+            lost = [each.ticks for each in before if each.identity not in now and each.parent not in pids]
+            if now and lost:
+                gone[key] = gone.get(key, 0) + sum(lost)
+        return {key: ticks for key, ticks in gone.items() if key in tasks}
 
 
 class Meter:
@@ -53,7 +68,8 @@ class Meter:
         if self._last is None or now_s() - self._last.at_s > max_age_s:
             tasks = self._processes.find(self._sessions(), quick=True)
             busy, total = _host_ticks()
-            self._last = Reading(now_s(), tasks, busy, total)
+            gone = {} if self._last is None else self._last.gone_until(tasks)
+            self._last = Reading(now_s(), tasks, busy, total, gone)
         return self._last
 
     def sample(
@@ -70,7 +86,7 @@ class Meter:
                     **_task(key, before, now),
                     "gpu_memory_mb": on_gpus.get(key, 0.0),
                     **({"pss_mb": pss_mb(now.tasks[key])} if pss else {}),
-                    **({"processes": {str(one.pid): one.ticks * TICK_S for one in now.tasks[key]}} if each else {}),
+                    **(_each(now.tasks[key]) if each else {}),
                 }
                 for key in sorted(now.tasks)
             ],
@@ -100,6 +116,14 @@ def _task(key: Key, before: Reading, now: Reading) -> dict[str, Any]:
         "cpu_s": round(now.ticks(key) * TICK_S, 2),
         "rss_mb": round(sum(each.rss_pages for each in those) * PAGE_MB, 1),
     }  # fmt: skip
+
+
+def _each(those: Sequence[Stat]) -> dict[str, dict[str, float]]:
+    """Return processor seconds and memory of each process."""
+    return {
+        "processes": {str(one.pid): one.ticks * TICK_S for one in those},
+        "processes_mb": {str(one.pid): one.rss_pages * PAGE_MB for one in those},
+    }
 
 
 def pss_mb(those: list[Stat]) -> float | None:

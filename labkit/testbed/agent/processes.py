@@ -29,6 +29,7 @@ class Stat(NamedTuple):
     start: int
     rss_pages: int
     n_threads: int
+    parent: int
 
     @property
     def identity(self) -> Identity:
@@ -72,7 +73,7 @@ def stat(pid: int) -> Stat | None:
         return None
     f = data[data.rindex(b")") + 2 :].split()
     ticks = int(f[11]) + int(f[12]) + int(f[13]) + int(f[14])
-    return Stat(pid, f[0].decode(), int(f[2]), int(f[3]), ticks, int(f[19]), int(f[21]), int(f[17]))
+    return Stat(pid, f[0].decode(), int(f[2]), int(f[3]), ticks, int(f[19]), int(f[21]), int(f[17]), int(f[1]))
 
 
 def alive(who: Identity) -> bool:

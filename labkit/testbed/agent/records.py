@@ -46,6 +46,8 @@ class Task:
         With which it ended; None if a signal ended it, or if nobody knows.
     how : str
         In words, how it ended.
+    server : str
+        Socket of the fork server that knows how it ends; empty for one that was started by itself.
     """
 
     name: str
@@ -62,6 +64,7 @@ class Task:
     code: int | None = None
     signal: str | None = None
     how: str = ""
+    server: str = ""
 
     @property
     def who(self) -> Identity:

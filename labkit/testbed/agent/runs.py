@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from labkit.testbed.agent import logs
 from labkit.testbed.agent.ending import Ender
+from labkit.testbed.agent.forks import fork
 from labkit.testbed.agent.keys import forget_keys
 from labkit.testbed.agent.loop import Loop
 from labkit.testbed.agent.places import EAR, LABEL, RESULT, RUNS, inside, put_file
@@ -172,12 +173,14 @@ class Runs:
             put_file(folder, file.names, file.data, mode=file.mode)
         label = {"LABKIT_FOLDER": self._root, "LABKIT_RUN": here.record.run, "LABKIT_TASK": task.name}
         env = environment({**label, "LABKIT_START": task.token}, wish.env, wish.gpus)
-        task.pid = spawn(Order(folder, wish.argv, env, wish.cores, wish.nice))
+        order = Order(folder, wish.argv, env, wish.cores, wish.nice)
+        forked = fork(order, log=self.log)
+        task.pid, task.server = (spawn(order), "") if forked is None else (forked.pid, str(forked.server))
         found = stat(task.pid)
-        task.start = found.start if found else 0
+        task.start = (found.start if found else 0) if forked is None else forked.start
         task.phase, task.started_s = Phase.RUNNING, round(now_s(), 3)
         here.tell("started", task=task.name, pid=task.pid, cores=task.cores, gpus=task.gpus)
-        self.ender.follow(Key(here.record.run, task.name), task.who, child=True)
+        self.ender.follow(Key(here.record.run, task.name), task.who, child=forked is None, forked=forked)
 
     def _failed(self, here: Run, task: Task, error: Refused | OSError) -> Refused:
         told = error if isinstance(error, Refused) else Refused("cannot_start", f"task {task.name!r}: {error}")
@@ -272,6 +275,6 @@ class Runs:
 
 def _shown(task: Task) -> dict[str, Any]:
     said = asdict(task)
-    for hidden in ("token", "start"):
+    for hidden in ("token", "start", "server"):
         del said[hidden]
     return said

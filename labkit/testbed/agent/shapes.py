@@ -114,6 +114,7 @@ class Used:
     gpu_memory_mb: Number
     pss_mb: Number | None = None
     processes: dict[str, Number] = field(default_factory=dict)
+    processes_mb: dict[str, Number] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,8 @@ BASE: Final = (
 )  # fmt: skip
 """What a task has of the agent's environment; LD_LIBRARY_PATH leads to the NVIDIA driver on some hosts."""
 
+TO_LOG: Final = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+"""How a task's log is opened, for a file of mode 0600."""
 RESET: Final = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -70,7 +72,7 @@ def _become(order: Order, told: int) -> NoReturn:
         os.setsid()
         os.chdir(order.folder)
         nothing = os.open(os.devnull, os.O_RDONLY)
-        log = os.open(LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+        log = os.open(LOG, TO_LOG, 0o600)
         for target, source in ((0, nothing), (1, log), (2, log)):
             os.dup2(source, target)
         for number in RESET:

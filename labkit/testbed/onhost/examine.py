@@ -27,6 +27,7 @@ PATIENCE_S = 3.0
 CHUNK = 1 << 18
 TORCH_S = 60.0
 TORCH = "import torch; print(torch.__version__, torch.cuda.device_count())"
+LIMITS = "from labkit.elastic.limits import told; print(told())"
 GPUS = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
 
 
@@ -102,7 +103,15 @@ def facts(folder: str) -> dict[str, Any]:
         "gpus": gpus(),
         "deployed": deployed(folder),
         "agent": agent(folder),
+        "limits": limits(folder),
     }
+
+
+def limits(folder: str) -> str:
+    """Return what of a process can be limited while it runs, as the labkit in use here says; empty without one."""
+    python = deployed(folder)["python"]
+    code, said = said_by([python, "-c", LIMITS]) if python else (None, "")
+    return said if code == 0 else ""
 
 
 def torch(folder: str) -> dict[str, Any]:

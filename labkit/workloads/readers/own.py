@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _TEXT: Final = ("id", "model", "user")
-_COUNTS: Final = {"n_workers": 1, "max_workers": 1, "n_ps": 0, "max_ps": 0}
+_COUNTS: Final = {"n_workers": 1, "max_workers": 1, "n_ps": 0, "max_ps": 0, "home": -1}
 _POSITIVE: Final = ("total_steps", "true_steps", "steps_per_epoch", "weight")
 _OPTIONAL: Final = ("duration_s", "slo_s", "loss_delta")
 _DEMANDS: Final = tuple(f"{role}_{r}" for role in ("worker", "ps") for r in ("gpus", "cpus", "memory_gb"))
@@ -142,6 +142,7 @@ def _compact(frame: pd.DataFrame) -> pd.DataFrame:
         "max_workers": frame["n_workers"],
         "max_ps": frame["n_ps"],
         "sync": True,
+        "home": -1,
         "weight": 1.0,
         "user": "user",
         "model": "job",

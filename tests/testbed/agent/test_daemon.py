@@ -163,7 +163,8 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path, dial):
 def other_labkit(tmp_path):
     """Return the environment of another labkit, whose agent speaks a later protocol."""
     tree, here = tmp_path / "other", Path(labkit.__file__).parent
-    shutil.copytree(here / "testbed", tree / "labkit" / "testbed", ignore=shutil.ignore_patterns("__pycache__"))
+    for part in ("testbed", "elastic"):
+        shutil.copytree(here / part, tree / "labkit" / part, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("__init__.py", "early.py", "kernel_cache.py", "unix_sockets.py"):
         shutil.copy(here / name, tree / "labkit")
     wire = tree / "labkit" / "testbed" / "agent" / "wire.py"

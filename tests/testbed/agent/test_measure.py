@@ -166,3 +166,31 @@ def test_samples_that_nobody_takes_are_left_out_and_counted(agent):
     first = [samples.next(timeout_s=5) for _ in range(8)]
     assert first[-1]["n_missed"] == 0
     assert samples.next(timeout_s=20)["n_missed"] >= 1
+
+
+def test_each_process_of_a_task_is_measured_a_spinning_one_and_a_sleeping_one(agent):
+    """What the kernel itself counts for the process between the same two looks is the truth."""
+    script = "sh -c 'while :; do :; done' & sleep 1000"
+    agent.start("run", task="job-0", argv=["sh", "-c", script])
+    wait_for(lambda: spinning(agent))
+    (spins,) = spinning(agent)
+    first, before_s = agent.measure(each=True), ran_s(spins)
+    wait_for(lambda: ran_s(spins) > before_s + 0.5)
+    last, after_s = agent.measure(each=True), ran_s(spins)
+    then, now = (said["tasks"][0] for said in (first, last))
+    used_s = {pid: now["processes"][pid] - then["processes"][pid] for pid in then["processes"]}
+    assert used_s.pop(str(spins)) == pytest.approx(after_s - before_s, abs=0.25)
+    assert used_s
+    assert max(used_s.values()) <= 0.02
+    assert all(0.1 < mb < 50 for mb in now["processes_mb"].values())
+
+
+def spinning(agent) -> list[int]:
+    tasks = agent.measure(each=True)["tasks"]
+    return [int(pid) for task in tasks for pid, seconds in task["processes"].items() if seconds > 0.1]
+
+
+def ran_s(pid: int) -> float:
+    """Return the processor seconds of a process as its scheduler counts them: proc(5), schedstat."""
+    with open(f"/proc/{pid}/schedstat") as file:
+        return int(file.read().split()[0]) / 1e9

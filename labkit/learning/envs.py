@@ -1,0 +1,207 @@
+"""Many slot environments in lockstep, in compiled code: for learning, where a policy needs thousands of episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector.utils import batch_space
+from numpy.typing import NDArray
+
+from labkit.core.errors import InputError
+from labkit.core.resources import Bools, Floats
+from labkit.experiment.run import Experiment
+from labkit.learning import episodes
+from labkit.learning.env import ExperimentOf, Observation, SlotEnv
+from labkit.speed.by_counts import ByCounts
+
+Actions = NDArray[np.int64]
+
+
+class SlotEnvs(gym.vector.VectorEnv[Any, Any, Any]):  # its rewards are floats, its ends bools
+    """B episodes of `SlotEnv` side by side: the same numbers, a hundred times as fast.
+
+    It knows runs in which only the numbers of workers and parameter servers count: a speed model such as
+    `MeasuredSpeed`, and neither overheads nor variation, faults or losses; a `SlotEnv` takes any experiment. An episode
+    that is over begins anew with the next step, which ignores its action (Gymnasium's NEXT_STEP).
+
+    `info` holds "action_mask" (B, 3 J + 1), "n_unseen" (B,) and "now_s" (B,), as that of a `SlotEnv`. Observations,
+    masks and rewards are views of what the next step overwrites; copy what is to be kept.
+
+    Parameters
+    ----------
+    experiments : Experiment or callable
+        What is simulated: always this, or what the callable returns for the generator of an episode.
+    n_envs : int
+        B.
+    options
+        Those of `SlotEnv`.
+
+    Examples
+    --------
+    >>> envs = SlotEnvs(experiment, n_envs=64, models=experiment.jobs.models)  # doctest: +SKIP
+    >>> observations, info = envs.reset(seed=0)  # doctest: +SKIP
+    """
+
+    def __init__(self, experiments: Experiment | ExperimentOf, *, n_envs: int, **options: Any) -> None:
+        if n_envs < 1:
+            raise InputError(f"n_envs is {n_envs}; expected a number of episodes >= 1.")
+        one = SlotEnv(experiments, **options)
+        self.metadata = {"autoreset_mode": gym.vector.AutoresetMode.NEXT_STEP}
+        self.num_envs = n_envs
+        self.single_observation_space, self.single_action_space = one.observation_space, one.action_space
+        self.observation_space = batch_space(one.observation_space, n_envs)
+        self.action_space = batch_space(one.action_space, n_envs)
+        self._of, self._models = one.experiment_of, one.models
+        self._rules = episodes.Rules(one.slot_s, one.patience, one.reward == "time")
+        self._shape = self.observation_space.shape or ()
+        self._rngs: list[np.random.Generator] = []
+        self._over, self._rewards = np.zeros(n_envs, np.bool_), np.zeros(n_envs)
+        self._batch: episodes.Batch | None = None
+
+    def reset(
+        self,
+        *,
+        seed: int | Sequence[int | None] | None = None,
+        options: dict[str, Any] | None = None,  # noqa: ARG002
+    ) -> tuple[Observation, dict[str, Any]]:
+        """Begin all episodes; episode b of a seed is that of a `SlotEnv` with seed + b."""
+        seeds = [seed + b for b in range(self.num_envs)] if isinstance(seed, int) else seed or [None] * self.num_envs
+        if not self._rngs or seed is not None:
+            self._rngs = [gym.utils.seeding.np_random(one)[0] for one in seeds]
+        for b in range(self.num_envs):
+            self._begin(b)
+        self._over[:] = False
+        return self._all.seen, self._info()
+
+    def step(self, actions: Actions) -> tuple[Observation, Floats, Bools, Bools, dict[str, Any]]:
+        """Take one action in each episode."""
+        for b in np.flatnonzero(self._over).tolist():
+            self._begin(b)
+        episodes.step(self._all, np.asarray(actions, np.int64), self._rules, self._over, self._rewards)
+        episode = self._all.episode
+        done, stalled = episode["n_done"] == episode["n_jobs"], episode["stalled"].copy()
+        np.logical_or(done, stalled, out=self._over)
+        return self._all.seen, self._rewards, done, stalled, self._info()
+
+    @property
+    def done_s(self) -> Floats:
+        """(B, N) when the jobs of each episode were completed; inf: not yet, NaN: there is no such job."""
+        there = np.arange(self._all.job.shape[1]) < self._all.episode["n_jobs"][:, None]
+        return np.where(there, self._all.job["done_s"], np.nan)
+
+    # --- inside
+
+    @property
+    def _all(self) -> episodes.Batch:
+        if self._batch is None:
+            raise InputError("no episode has begun; call reset() first.")
+        return self._batch
+
+    def _info(self) -> dict[str, Any]:
+        episode = self._all.episode
+        return {
+            "action_mask": self._all.mask,
+            "n_unseen": episode["n_active"] - episode["n_seen"],
+            "now_s": episode["now_s"].copy(),
+        }
+
+    def _begin(self, b: int) -> None:
+        """Begin an episode with an experiment of its own."""
+        experiment = self._of(self._rngs[b])
+        speed = _only_counts(experiment)
+        jobs, cluster = experiment.jobs, experiment.cluster
+        sizes = len(jobs), cluster.n_groups, *speed.grid.shape, cluster.capacity.shape[1]
+        if self._batch is None or not _holds(self._batch, sizes):
+            self._batch = _grown(self._batch, self._shape, sizes)
+        batch, n = self._batch, len(jobs)
+        batch.episode[b] = 0
+        batch.episode["n_jobs"][b], batch.episode["n_groups"][b] = n, cluster.n_groups
+        batch.capacity[b, : cluster.n_groups] = cluster.capacity
+        batch.there[b] = cluster.capacity.sum(axis=0)
+        _fill(batch.speed[b], speed.grid)
+        column = {name: self._models.index(name) for name in jobs.models if name in self._models}
+        rows = batch.job[b, :n]
+        rows["arrival_s"], rows["total_steps"], rows["true_steps"] = jobs.arrival_s, jobs.total_steps, jobs.true_steps
+        rows["steps_per_epoch"], rows["row"], batch.malleable[b, :n] = jobs.steps_per_epoch, speed.row, jobs.malleable
+        rows["model"] = np.array([column.get(name, -1) for name in jobs.models], np.int32)[jobs.model]
+        batch.asked[b, :n] = np.column_stack([jobs.n_workers, jobs.n_ps])
+        batch.most[b, :n] = np.column_stack([jobs.max_workers, jobs.max_ps])
+        demands = np.stack([jobs.worker_demand, jobs.ps_demand], axis=1)
+        episodes.begin(batch, b, self._rules, demands, experiment.speed.runs_on(), cluster.group_type.astype(np.int32))
+
+
+def _only_counts(experiment: Experiment) -> ByCounts:
+    """Return the speed model of an experiment in which nothing else counts.
+
+    Raises
+    ------
+    InputError
+        If something does; it names that.
+    """
+    for name in ("overheads", "variation", "faults", "losses"):
+        if getattr(experiment, name) is not None:
+            raise InputError(f"SlotEnvs knows no {name}, and the experiment has some; drop them, or take SlotEnv.")
+    if not isinstance(experiment.speed, ByCounts):
+        raise InputError(
+            f"SlotEnvs needs speeds that depend on numbers of tasks alone, such as MeasuredSpeed's; "
+            f"{type(experiment.speed).__name__} does not tell them. Take another speed model, or SlotEnv."
+        )
+    return experiment.speed
+
+
+def _fill(grid: Floats, by_count: Floats) -> None:
+    """Copy a grid of speeds into a larger one; beyond its edge speeds stay what they are there."""
+    n_rows, n_ps, n_workers = by_count.shape
+    grid[:n_rows, :n_ps, :n_workers] = by_count
+    grid[:n_rows, n_ps:, :n_workers] = by_count[:, -1:]
+    grid[:n_rows, :, n_workers:] = grid[:n_rows, :, n_workers - 1 : n_workers]
+
+
+def _holds(batch: episodes.Batch, sizes: tuple[int, ...]) -> bool:
+    """Tell whether arrays are large enough for jobs, groups, rows, parameter servers and workers of an episode."""
+    return all(size <= has for size, has in zip(sizes, _sizes(batch), strict=True))
+
+
+def _sizes(batch: episodes.Batch) -> tuple[int, ...]:
+    return batch.job.shape[1], batch.capacity.shape[1], *batch.speed.shape[1:], batch.capacity.shape[2]
+
+
+def _grown(old: episodes.Batch | None, shape: tuple[int, ...], sizes: tuple[int, ...]) -> episodes.Batch:
+    """Return arrays for episodes of some sizes, with those that are under way."""
+    if old is not None:
+        sizes = tuple(max(size, has) for size, has in zip(sizes, _sizes(old), strict=True))
+    n_jobs, n_groups, n_rows, n_ps, n_workers, n_resources = sizes
+    n_envs, n_seen, n_features = shape
+    batch = episodes.Batch(
+        episode=np.zeros(n_envs, episodes.EPISODE),
+        job=np.zeros((n_envs, n_jobs), episodes.JOB),
+        speed=np.zeros((n_envs, n_rows, n_ps, n_workers)),
+        demand=np.zeros((n_envs, 2 * n_jobs, n_resources)),
+        usable=np.zeros((n_envs, 2 * n_jobs, n_groups), np.bool_),
+        pair=np.zeros((n_envs, n_jobs, 2), np.int32),
+        finds=np.zeros((n_envs, n_jobs, 3), np.bool_),
+        capacity=np.zeros((n_envs, n_groups, n_resources)),
+        there=np.zeros((n_envs, n_resources)),
+        malleable=np.zeros((n_envs, n_jobs), np.bool_),
+        pair_of=np.zeros((n_envs, n_jobs), np.int32),
+        **{name: np.zeros((n_envs, n_jobs, 2), np.int32) for name in ("kind", "asked", "most", "n", "n_held")},
+        given=np.zeros((n_envs, n_jobs, 2, n_groups), np.int16),
+        held=np.zeros((n_envs, n_jobs, 2, n_groups), np.int16),
+        free=np.zeros((n_envs, n_groups, n_resources)),
+        first=np.zeros((n_envs, 2 * n_jobs), np.int32),
+        active=np.zeros((n_envs, n_jobs), np.int32),
+        seen=np.zeros((n_envs, n_seen, n_features), np.float32),
+        mask=np.zeros((n_envs, 3 * n_seen + 1), np.bool_),
+    )
+    if old is not None:
+        for name, new in batch._asdict().items():
+            before = getattr(old, name)
+            if name == "speed":
+                for b in range(n_envs):
+                    _fill(new[b], before[b])
+            else:
+                new[tuple(slice(size) for size in before.shape)] = before
+    return batch

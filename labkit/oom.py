@@ -1,0 +1,26 @@
+"""Whether an error means that memory ran out, whatever raised it."""
+
+from __future__ import annotations
+
+import errno
+from typing import Final
+
+_SAID: Final = ("can't allocate memory", "Cannot allocate memory")
+"""By torch on processors, and by the kernel."""
+
+
+def is_memory(error: BaseException | None) -> bool:
+    """Tell whether an error, or one that it was raised from, says that there was no memory.
+
+    >>> is_memory(MemoryError()), is_memory(OSError(12, "Cannot allocate memory")), is_memory(ValueError("no"))
+    (True, True, False)
+    """
+    while error is not None:
+        if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+            return True
+        if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+            return True
+        if isinstance(error, RuntimeError) and any(said in str(error) for said in _SAID):
+            return True
+        error = error.__cause__
+    return False

@@ -1,0 +1,102 @@
+"""What simulated tasks use and how fast they are, as a testbed would measure it: from the speed model alone."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from labkit.core.errors import InputError
+from labkit.core.events import NO_EVENTS, Events, Kind, Quantity, Role, events
+from labkit.core.jobs import Jobs
+from labkit.core.protocols import Running, SpeedModel, TaskUse, UseModel
+from labkit.core.resources import MEMORY_GB, Floats, Ints
+
+_TOLD: Final = (
+    (Quantity.CORES, Role.WORKER), (Quantity.CORES, Role.PS), (Quantity.MEMORY_GB, Role.WORKER),
+    (Quantity.MEMORY_GB, Role.PS), (Quantity.STEP_S, Role.WORKER), (Quantity.COMPUTE_S, Role.WORKER),
+    (Quantity.LOAD, Role.PS),
+)  # fmt: skip
+
+
+def check_every(every_s: float | None) -> None:
+    """Raise InputError unless measurements can be so many seconds apart; None: there are none."""
+    if every_s is not None and not (isinstance(every_s, int | float | np.number) and 0 < every_s < np.inf):
+        raise InputError(f"measure_every_s is {every_s!r}; expected seconds > 0, e.g. 60, or None to measure nothing.")
+
+
+class Measuring:
+    """Measures jobs that train, at fixed times.
+
+    Parameters
+    ----------
+    jobs : Jobs
+        Of the run.
+    speed : SpeedModel
+        The truth. One that is a `UseModel` knows cores, computing time and loads; of any other the step times follow
+        from its speeds, and the rest is not told. Memory is what was declared.
+    """
+
+    def __init__(self, jobs: Jobs, speed: SpeedModel) -> None:
+        self._jobs, self._speed = jobs, speed
+
+    def rows(self, running: Running, *, speeds: Floats, factor: Floats, now_s: float) -> Events:
+        """Return what is measured of running jobs: a row for each job, role and quantity that is known.
+
+        Parameters
+        ----------
+        running : Running
+            Jobs that train, J of them.
+        speeds, factor : array
+            (J,) their steps per second, and what part of it the model does not know of.
+        now_s : float
+            When that is.
+        """
+        if not len(running.job):
+            return NO_EVENTS
+        use = (
+            self._speed.use(running)
+            if isinstance(self._speed, UseModel)
+            else self._from_speeds(running, speeds / factor)
+        )
+        parts = [
+            self._told(quantity, role, self._value(quantity, role, running, use, factor), running.job)
+            for quantity, role in _TOLD
+        ]
+        batch = np.concatenate(parts)
+        batch["time_s"] = now_s
+        return batch
+
+    def _from_speeds(self, running: Running, speeds: Floats) -> TaskUse:
+        """Return what speeds alone tell: workers of a synchronous job make its steps together, others in turns."""
+        jobs = running.job
+        together = self._jobs.sync[jobs] | (running.n_ps == 0)
+        with np.errstate(divide="ignore"):
+            step_s = np.where(together, 1, running.n_workers) / speeds
+        unknown = np.full(len(running.role), np.nan)
+        of_workers = np.where(running.role == Role.WORKER, step_s[running.row_job()], np.nan)
+        return TaskUse(cores=unknown, step_s=of_workers, compute_s=unknown, load=unknown)
+
+    def _value(self, quantity: Quantity, role: Role, running: Running, use: TaskUse, factor: Floats) -> Floats:
+        """Return what is told of all tasks of a role of each job, (J,); NaN: it is not known."""
+        if quantity == Quantity.MEMORY_GB:
+            demand = (self._jobs.worker_demand, self._jobs.ps_demand)[role][running.job, MEMORY_GB]
+            held = (running.n_workers, running.n_ps)[role] > 0
+            return np.where(held & (demand > 0), demand, np.nan)
+        mine = running.role == role
+        owner = running.row_job()[mine]
+        if quantity == Quantity.CORES:
+            total = np.bincount(owner, (use.cores * running.count)[mine], len(running.job))
+            return np.where(np.bincount(owner, minlength=len(running.job)) > 0, total * factor, np.nan)
+        values = {Quantity.STEP_S: use.step_s, Quantity.COMPUTE_S: use.compute_s, Quantity.LOAD: use.load}[quantity]
+        largest = np.full(len(running.job), np.nan)
+        np.fmax.at(largest, owner, values[mine])
+        return largest if quantity == Quantity.LOAD else largest / factor
+
+    @staticmethod
+    def _told(quantity: Quantity, role: Role, values: Floats, jobs: Ints) -> Events:
+        known = ~np.isnan(values)
+        rows = events(int(known.sum()))
+        rows["kind"], rows["role"], rows["quantity"] = Kind.MEASURED, role, quantity
+        rows["job"], rows["value"] = jobs[known], values[known]
+        return rows

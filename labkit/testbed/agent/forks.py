@@ -1,0 +1,75 @@
+"""Tasks that are labkit's own programs start through the fork server of this user, and so share it with their members.
+
+A server that is not there yet is started, but not waited for: the agent has others to hear. The task starts by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+from labkit.elastic import fork_order, forks
+from labkit.elastic.fork_place import ROOT, ForkError
+from labkit.testbed.agent.places import LOG
+from labkit.testbed.agent.processes import Identity
+from labkit.testbed.agent.spawn import TO_LOG, Order
+
+PATIENCE_S: Final = 2.0
+"""For a server that is there: the agent hears nobody meanwhile."""
+UMASK: Final = 0o077
+"""Of the agent, and so of its tasks."""
+
+
+def fork(order: Order, *, log: Callable[[str], None]) -> forks.Child | None:
+    """Let a task be forked; None if it is to be started by itself, as whatever is no program of this labkit.
+
+    Parameters
+    ----------
+    order : Order
+        What is to be started.
+    log : callable
+        Takes a line for the agent's log: why a program of this labkit is not forked.
+    """
+    if not _is_ours(order):
+        return None
+    allowed = sorted(os.sched_getaffinity(0) if order.cores is None else order.cores)
+    asked = fork_order.Order(
+        list(order.argv), dict(order.env), str(order.folder), allowed, order.nice, umask=UMASK
+    )  # fmt: skip
+    try:
+        with _files(order.folder) as files:
+            return forks.fork(asked, files, wait=False, patience_s=PATIENCE_S, tell=log)
+    except (ForkError, OSError):  # the plain start says it better
+        return None
+
+
+def _is_ours(order: Order) -> bool:
+    """Tell whether a task is a program of the very labkit, and the very Python, that the agent is of."""
+    words = list(order.argv[:3])
+    if len(words) < 3 or words[:2] != [sys.executable, "-m"] or words[2] not in fork_order.MODULES:
+        return False
+    given = order.env.get("PYTHONPATH")
+    return given == os.environ.get("PYTHONPATH") or (given or "").split(os.pathsep)[0] == str(ROOT)
+
+
+@contextlib.contextmanager
+def _files(folder: Path) -> Iterator[tuple[int, int, int]]:
+    """Yield what is stdin, stdout and stderr of a task."""
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    try:
+        log = os.open(folder / LOG, TO_LOG, 0o600)
+        try:
+            yield nothing, log, log
+        finally:
+            os.close(log)
+    finally:
+        os.close(nothing)
+
+
+def watch(server: str, who: Identity) -> forks.Child | None:
+    """Return a task that an agent before this one had forked; None if nobody will know how it ends."""
+    return forks.watched(Path(server), who.pid, who.start) if server else None

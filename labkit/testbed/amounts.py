@@ -1,0 +1,63 @@
+"""Cores and memory that the tasks of a job are to have on their hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from labkit.core.cluster import Cluster
+from labkit.core.events import Role
+from labkit.core.resources import Amounts, Ints
+from labkit.testbed.training import site_names
+
+ROLES: Final = {Role.WORKER: "worker", Role.PS: "server"}
+"""What the elastic runtime calls them."""
+
+
+class Given(NamedTuple):
+    """What one task was given; None: as declared, which on machines is no limit."""
+
+    site: str
+    role: int
+    cpus: float | None
+    memory_gb: float | None
+
+
+def given(
+    cluster: Cluster, *, role: NDArray[np.int8], group: Ints, count: Ints, cpus: Amounts, memory_gb: Amounts
+) -> list[Given]:
+    """Return what the tasks of some rows of a placement were given, one by one; nothing where that is nothing."""
+    names, tasks = site_names(cluster), []
+    for i in range(len(role) if len(cpus) or len(memory_gb) else 0):
+        each = Given(names[group[i]], int(role[i]), _amount(cpus, i), _amount(memory_gb, i))
+        tasks += [each] * int(count[i])
+    some = any(each.cpus is not None or each.memory_gb is not None for each in tasks)
+    return sorted(tasks, key=_order) if some else []
+
+
+def by_row(tasks: Sequence[Given], site: str, role: int, n: int) -> list[tuple[int, float, float]]:
+    """Return what the n tasks of a role on a site have: how many, with which cores and GB; NaN: as declared."""
+    mine = [(each.cpus, each.memory_gb) for each in tasks if (each.site, each.role) == (site, role)][:n]
+    mine += [(None, None)] * (n - len(mine))
+    return [(len(list(some)), _or_nan(cpus), _or_nan(gb)) for (cpus, gb), some in groupby(mine)]
+
+
+def order(tasks: Sequence[Given]) -> list[list[str | float | None]]:
+    """Return what a job's process is told: site, role, cores and GB of each task."""
+    return [[each.site, ROLES[Role(each.role)], each.cpus, each.memory_gb] for each in tasks]
+
+
+def _amount(column: Amounts, row: int) -> float | None:
+    return float(column[row]) if len(column) and not np.isnan(column[row]) else None
+
+
+def _or_nan(amount: float | None) -> float:
+    return np.nan if amount is None else amount
+
+
+def _order(each: Given) -> tuple[str, int, float, float]:
+    return each.site, each.role, -(each.cpus or 0.0), -(each.memory_gb or 0.0)

@@ -1,0 +1,149 @@
+"""Why a process ended is told on evidence: a kill is one for memory only if the kernel counted it."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+
+from labkit.core import Cause
+from labkit.elastic import Job, JobError, start
+from labkit.elastic.causes import NO_MEMORY, OOM_KILLED, OomWatch, of_exit, oom_kills, read, told
+from labkit.oom import is_memory
+
+MB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def _this_module_travels() -> Iterator[None]:
+    here = sys.modules[__name__]
+    cloudpickle.register_pickle_by_value(here)
+    yield
+    cloudpickle.unregister_pickle_by_value(here)
+
+
+@pytest.mark.parametrize(
+    ("code", "cause"),
+    [
+        (-signal.SIGKILL, Cause.KILLED), (-signal.SIGTERM, Cause.KILLED), (-signal.SIGSEGV, Cause.ERROR),
+        (NO_MEMORY, Cause.OUT_OF_MEMORY), (OOM_KILLED, Cause.OUT_OF_MEMORY), (1, Cause.ERROR), (3, Cause.STALLED),
+        (-1, Cause.UNKNOWN),
+    ],
+)  # fmt: skip
+def test_an_exit_code_tells_a_cause(code: int, cause: Cause) -> None:
+    assert of_exit(code) == cause
+    assert read(told(cause)) == cause
+
+
+def test_a_sigkill_is_for_memory_only_while_the_kernel_counts_one() -> None:
+    counted = [3]
+    watch = OomWatch(count=lambda: counted[0])
+    assert watch.explained(-9) == -9
+    counted[0] = 4
+    assert watch.explained(-9) == OOM_KILLED
+    assert watch.explained(-15) == -15
+    assert watch.explained(1) == 1
+
+
+def test_the_count_of_the_cgroup_decides_where_there_is_one_and_that_of_the_machine_elsewhere(tmp_path: Path) -> None:
+    """Formats as in the kernel's cgroup-v2.rst (memory.events), cgroup-v1/memory.rst (memory.oom_control), vmstat."""
+    root, proc = tmp_path / "cgroup", tmp_path / "proc"
+    (root / "job").mkdir(parents=True)
+    (root / "memory/old").mkdir(parents=True)
+    proc.mkdir()
+    (proc / "vmstat").write_text("nr_free_pages 5\noom_kill 9\n")
+    (root / "job/memory.events").write_text("low 0\nhigh 0\nmax 7\noom 2\noom_kill 2\noom_group_kill 0\n")
+    (root / "memory/old/memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 5\n")
+    assert oom_kills("0::/job\n", root=root, proc=proc) == 2
+    assert oom_kills("4:memory:/old\n0::/\n", root=root, proc=proc) == 5
+    assert oom_kills("0::/nowhere\n", root=root, proc=proc) == 9
+    assert oom_kills("", root=root, proc=tmp_path) == 0
+
+
+def test_want_of_memory_is_known_by_its_errors() -> None:
+    assert is_memory(MemoryError())
+    assert is_memory(OSError(12, "Cannot allocate memory"))
+    assert not is_memory(RuntimeError("shapes do not fit"))
+
+
+class Large:
+    """Samples of a model whose two layers are 16 MB each."""
+
+    def __len__(self) -> int:
+        return 64
+
+    def fetch(self, indices: list[int]) -> Any:
+        import torch
+
+        return (torch.ones(len(indices), 2000), torch.ones(len(indices), 2000))
+
+
+def loss(model: Any, samples: Any) -> Any:
+    return ((model(samples[0]) - samples[1]) ** 2).mean()
+
+
+def large(**options: Any) -> Job:
+    from torch import nn
+
+    model = nn.Sequential(nn.Linear(2000, 2000, bias=False), nn.Linear(2000, 2000, bias=False))
+    return start(model, Large(), loss, steps=100_000, batch=4, shards=2, optimizer="adam", lr=1e-6, **options)
+
+
+def seen(job: Job, event: str, **columns: Any) -> dict[str, Any]:
+    """Await an event."""
+    for each in job.events():
+        if each["event"] == event and all(each[name] == value for name, value in columns.items()):
+            return each
+    raise AssertionError(f"the job ended without {event} {columns}")
+
+
+def test_a_killed_worker_is_told_as_killed_by_event_status_and_table() -> None:
+    with large(workers=2, servers=1) as job:
+        seen(job, "loss")
+        os.kill(seen(job, "started", name="worker-1")["pid"], signal.SIGKILL)
+        left = seen(job, "left", name="worker-1")
+        assert (left["cause"], left["code"], left["expected"]) == ("killed", -9, False)
+        (lost,) = job.status().lost
+        assert (lost.name, lost.cause, lost.time) == ("worker-1", "killed", left["time"])
+        job.stop()
+        assert job.wait().faults["cause"].tolist() == ["killed"]
+        assert [each.cause for each in job.status().lost] == ["killed"]
+
+
+def test_a_server_without_room_for_the_blocks_it_is_given_says_out_of_memory() -> None:
+    """RLIMIT_AS on a real server that is to take the blocks of the other: 16 MB and Adam's state, with room for 4."""
+    with large(workers=1, servers=2) as job:
+        seen(job, "loss")
+        pid = seen(job, "started", name="ps-0")["pid"]
+        size = int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.prlimit(pid, resource.RLIMIT_AS, (size + 4 * MB, size + 4 * MB))
+        job.scale(servers=-1)
+        left = seen(job, "left", name="ps-0", expected=False)
+        assert left["cause"] == "out_of_memory"
+        assert "out of memory" in left["reason"]
+        assert "cut off" not in left["reason"]
+
+
+class Greedy(Large):
+    """Samples that need more memory than there is."""
+
+    def fetch(self, indices: list[int]) -> Any:
+        import torch
+
+        return torch.empty(1 << 60)
+
+
+def test_a_job_whose_model_gets_no_memory_ends_with_that_cause() -> None:
+    from torch import nn
+
+    with start(nn.Linear(2, 2), Greedy(), loss, steps=5, workers=1, servers=1, lr=0.1) as job:
+        with pytest.raises(JobError) as caught:
+            job.wait()
+        assert caught.value.cause == Cause.OUT_OF_MEMORY
