@@ -317,6 +317,15 @@ def doctor(
 
 def main() -> None:
     """Run the command line; whatever is wrong with what was typed is told in one line, with exit code 2."""
+    try:
+        _main()
+    except KeyboardInterrupt:  # pressed again, while the first one was being handled
+        early.arm()
+        early.tell()
+        sys.exit(early.STOPPED)
+
+
+def _main() -> NoReturn:
     warnings.showwarning = _warn
     early.hand_over()
     if odd := next((word for word in sys.argv if word.encode(errors="ignore").decode() != word), None):
@@ -337,7 +346,7 @@ def main() -> None:
         _refuse_usage(error)
     early.arm()
     if code == early.STOPPED:  # typer may have caught Ctrl-C itself
-        print("labkit: stopped", file=sys.stderr)
+        early.tell()
     sys.exit(code)
 
 

@@ -22,9 +22,20 @@ def _program() -> str:
     return name if name in PROGRAMS else ""
 
 
+_told = False
+
+
+def tell() -> None:
+    """Say that the program stops: once, however often Ctrl-C is pressed."""
+    global _told
+    if not _told:
+        _told = True
+        os.write(2, f"{_program()}: stopped\n".encode())
+
+
 def stop(*_: object) -> NoReturn:
     """End this process at once."""
-    os.write(2, f"{_program()}: stopped\n".encode())
+    tell()
     os._exit(STOPPED)
 
 
