@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: help demo test check chaos lab bench doctor notebooks clean
+.PHONY: help demo test thorough check chaos lab bench doctor notebooks clean
 
 help:  ## say what there is
 	@sed -n 's/^\([a-z]*\):.*## /make \1\t/p' $(MAKEFILE_LIST)
@@ -16,9 +16,14 @@ WORKERS ?= 3
 # Long ones first.
 LONG := $(wildcard notebooks/05_*.ipynb notebooks/06_*.ipynb notebooks/08_*.ipynb notebooks/07_*.ipynb)
 NOTEBOOKS := $(LONG) $(filter-out $(LONG), $(sort $(wildcard notebooks/*.ipynb)))
-test: $(STAMP)  ## run all notebooks, then all tests
+# TESTS= runs all of them, as CI does.
+TESTS ?= -m "not slow"
+test: $(STAMP)  ## run all notebooks, then all tests but those of `make thorough`
 	$(if $(NOTEBOOKS),$(BIN)/pytest -c tests/nbval.ini --rootdir . $(NOTEBOOKS))
-	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(TESTS)
+
+thorough: $(STAMP)  ## run the tests that take long: jobs that train for minutes on machines that fail, each benchmark in short
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m slow
 
 check: $(STAMP)  ## format, lint, types, layers
 	$(BIN)/ruff format --check .

@@ -20,12 +20,28 @@ LONGEST = (
 )  # fmt: skip
 """Files that take long, by how their paths in this folder begin; they come first, so that none is waited for alone."""
 
+SLOW = (
+    "elastic/chaos/", "elastic/test_sites", "experiment/test_demo.py::test_three",
+    "experiment/test_fidelity.py::test_the_command", "fuzz/", "test_benchmarks.py::test_a_short",
+    "testbed/test_backend", "testbed/test_dask", "testbed/test_job", "testbed/test_profiling", "testbed/test_rerun",
+    "testbed/test_robust", "testbed/test_two_users",
+)  # fmt: skip
+"""Tests of `make thorough`, which `make test` leaves out, by how their names in this folder begin: real jobs that train
+for minutes, on machines that fail."""
+
 SHARED = Path(__file__).parents[1].parent / "shared" / "data"
 
 
+@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort files by how long they take, roughly; `--no-loadscope-reorder` lets workers take them in this order."""
+    """Sort files by how long they take, roughly, and mark the slow tests.
+
+    `--no-loadscope-reorder` lets workers take files in this order.
+    """
     items.sort(key=lambda item: _place(item.path))
+    for item in items:
+        if item.nodeid.removeprefix("tests/").startswith(SLOW):
+            item.add_marker("slow")
 
 
 @pytest.hookimpl(trylast=True)  # the reporter is there by then

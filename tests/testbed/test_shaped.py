@@ -33,9 +33,10 @@ SEND = (
 N_BYTES = 3_000_000
 
 
-def links() -> set[str]:
+def links(plan: Plan) -> set[str]:
+    """Return the devices of a bed on this machine; there may be other beds."""
     said = subprocess.run(["ip", "-j", "link"], capture_output=True, text=True, check=True).stdout
-    return {link["ifname"] for link in json.loads(said)}
+    return {link["ifname"] for link in json.loads(said) if link["ifname"].startswith(bridge(plan))}
 
 
 def rate_mbps(fleet: Fleet, source: str, target: str) -> float:
@@ -76,16 +77,15 @@ def check_bed(bed: Bed) -> None:
 
 
 def test_hosts_have_networks_of_their_own_with_limited_links_as_root(own_folder, needs_root):
-    before = links()
     bed = Bed.up(3, folder=own_folder, shaped="20mbit")
     assert (bed.plan.network, bed.notes) == ("root", ())
-    assert bridge(bed.plan) in links() - before
+    assert bridge(bed.plan) in links(bed.plan)
     assert bed.inventory["h0"].host.link_gbps == 0.02
     again = Bed.up(3, folder=own_folder, shaped="20mbit")
     assert again.status() == bed.status()
     assert "has links of 0.02 Gbps" in Bed.up(3, folder=own_folder, shaped="1gbit").notes[0]
     check_bed(bed)
-    assert links() == before
+    assert links(bed.plan) == set()
 
 
 def test_a_server_that_was_killed_comes_back_in_its_network(own_folder, needs_root):
@@ -99,7 +99,6 @@ def test_a_server_that_was_killed_comes_back_in_its_network(own_folder, needs_ro
 
 @pytest.mark.parametrize("after", ["hold", "_batch"])
 def test_down_removes_what_a_killed_up_left_of_the_networks(own_folder, needs_root, after):
-    before = links()
     script = (
         "import os, signal\n"
         "from labkit.testbed.bed import bed, namespaces\n"
@@ -117,7 +116,7 @@ def test_down_removes_what_a_killed_up_left_of_the_networks(own_folder, needs_ro
         Bed.up(2, folder=own_folder, shaped="1gbit")
     module.down(own_folder)
     assert all_of(plan) == []
-    assert links() == before
+    assert links(plan) == set()
 
 
 def test_where_the_kernel_refuses_the_bed_comes_up_without_limits_and_says_why(own_folder, monkeypatch):
@@ -128,12 +127,11 @@ def test_where_the_kernel_refuses_the_bed_comes_up_without_limits_and_says_why(o
 
 
 def test_where_networks_cannot_be_made_after_all_nothing_of_them_stays(own_folder, needs_root, monkeypatch):
-    before = links()
     monkeypatch.setattr(module, "possible", lambda: ("root", "nosuch", ""))
     monkeypatch.setattr("labkit.testbed.bed.shape.limit", lambda *a, **k: ["qdisc add dev lo root nosuch"])
     with Bed.up(2, folder=own_folder, shaped="20mbit") as bed, Fleet(bed.inventory) as fleet:
         assert "links are not limited: tc refuses a command" in bed.notes[0]
-        assert links() == before
+        assert links(bed.plan) == set()
         assert fleet.run(["true"]).ok
 
 
