@@ -43,6 +43,7 @@ def arm() -> None:
     """Let Ctrl-C end the process at once, if it is one of the programs and does not ignore it."""
     if _program() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, stop)
+    exec("")  # else Python would end by SIGINT, whatever its exit code, if Ctrl-C came within an exec(text) before
 
 
 def hand_over() -> None:

@@ -99,7 +99,7 @@ def water_filling(case: Case) -> np.ndarray:
     n = len(case.size)
     base, grows = np.zeros(n), np.ones(n, bool)
     while grows.any():
-        t = highest(case, base=np.where(grows, 0.0, base), grows=grows) * (1 - 1e-10)
+        t = highest(case, base=np.where(grows, 0.0, base), grows=grows) * (1 - 1e-9)  # above the solver's tolerance
         base = np.where(grows, t, base)
         more = np.array([most(case, j, base=base) / t - 1 if grows[j] else np.inf for j in range(n)])
         grows &= more > max(1e-7, more.min())
