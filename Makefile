@@ -14,7 +14,7 @@ demo: $(STAMP)  ## compare schedulers on a small trace, and write reports/demo.h
 # Many tests wait for something: three workers keep two cores busy.
 WORKERS ?= 3
 # Long ones first.
-LONG := $(wildcard notebooks/05_*.ipynb notebooks/06_*.ipynb notebooks/08_*.ipynb notebooks/07_*.ipynb)
+LONG := $(wildcard notebooks/07_*.ipynb) $(wildcard notebooks/08_*.ipynb) $(wildcard notebooks/05_*.ipynb)
 NOTEBOOKS := $(LONG) $(filter-out $(LONG), $(sort $(wildcard notebooks/*.ipynb)))
 # TESTS= runs all of them, as CI does.
 TESTS ?= -m "not slow"
