@@ -40,6 +40,8 @@ class ByGang(Protocol):
     @property
     def in_words(self) -> str: ...  # noqa: D102
 
+    def __hash__(self) -> int: ...
+
     def code(self, model: str) -> int:
         """Return the index of a model; refuse one that is not known."""
 
