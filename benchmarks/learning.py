@@ -14,21 +14,12 @@ import numpy as np
 from benchmarks import Row, size
 from labkit.experiment import Experiment
 from labkit.learning import SlotEnv, SlotEnvs
-from labkit.speed.measured import MeasuredSpeed, SpeedTable
 from labkit.topology import build
 from labkit.workloads import dl2_jobs
-from labkit.workloads.catalogue import DL2_MODELS, model
 
 COMMAND = "python -m benchmarks learning"
 N_ENVS, N_STEPS, N_JOBS = size(64, short=2), size(5000, short=100), 20
 CLUSTER = build("dl2-48n")
-GANGS = [(p, w) for p in range(1, 17, 3) for w in range(1, 17, 3)]
-TABLE = SpeedTable.of(
-    np.repeat(DL2_MODELS, len(GANGS)),
-    n_ps=[p for p, _ in GANGS] * len(DL2_MODELS),
-    n_workers=[w for _, w in GANGS] * len(DL2_MODELS),
-    samples_per_s=[model(name).samples_per_s * p**0.4 * w**0.2 for name in DL2_MODELS for p, w in GANGS],
-)
 
 
 def rows() -> list[Row]:
@@ -55,9 +46,7 @@ def rows() -> list[Row]:
 
 
 def _experiment(rng: np.random.Generator) -> Experiment:
-    jobs = dl2_jobs("short_48n", seed=int(rng.integers(1 << 31)))
-    speed = MeasuredSpeed(jobs, CLUSTER, table=TABLE, samples_per_step=dict.fromkeys(jobs.models, 1.0))
-    return Experiment.of(jobs, cluster=CLUSTER, speed=speed)
+    return Experiment.of(dl2_jobs("short_48n", seed=int(rng.integers(1 << 31))), cluster=CLUSTER)
 
 
 def _actions(draws: Iterator[np.ndarray], masks: np.ndarray) -> np.ndarray:

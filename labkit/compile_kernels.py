@@ -15,7 +15,8 @@ from labkit import kernel_cache, placers, schedulers
 from labkit.experiment import Experiment, every_slot
 from labkit.learning import SlotEnvs
 from labkit.simulator import Faults, Losses, Overheads, Variation
-from labkit.speed.measured import MeasuredSpeed, SpeedTable
+from labkit.speed.dl2 import fitted
+from labkit.speed.measured import MeasuredSpeed
 from labkit.topology import build
 from labkit.workloads import dl2_jobs
 from labkit.workloads.expressions import trace
@@ -43,14 +44,9 @@ def _schedulers() -> None:
 
 def _slots() -> None:
     """Run DL2's setting, by its published rules too, and learn in it."""
-    jobs, cluster = dl2_jobs("testbed_6n", seed=1), build("dl2-6n")
-    gangs = [(p, w) for p in (1, 8) for w in (1, 8)]
-    table = SpeedTable.of(
-        np.repeat(jobs.models, len(gangs)), n_ps=[p for p, _ in gangs] * len(jobs.models),
-        n_workers=[w for _, w in gangs] * len(jobs.models), samples_per_s=[100, 120, 150, 200] * len(jobs.models),
-    )  # fmt: skip
-    speed = MeasuredSpeed(jobs, cluster, table=table)
-    few = Experiment.of(jobs, cluster=cluster, speed=speed, cadence=every_slot(300))
+    jobs = dl2_jobs("testbed_6n", seed=1)
+    speed = MeasuredSpeed(jobs, build("dl2-6n"), table=fitted())
+    few = Experiment.of(jobs, cluster="dl2-6n", speed=speed, cadence=every_slot(300))
     for name in PUBLISHED:
         few.run(name)
         few.run(schedulers.make(name, published=True, **{"speeds": speed.grid} if name == "optimus" else {}))

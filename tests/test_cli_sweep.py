@@ -36,6 +36,18 @@ def test_it_ends_with_means_intervals_and_differences_and_goes_on_where_it_was(t
     assert {row["metric"] for row in told} == {"makespan_s"}
 
 
+def test_dl2s_published_drf_has_its_published_jct_from_the_command_line(tmp_path, shared_data):
+    """4.294 slots of 20 minutes, the mean of the reference runs' seeds 1 to 5: a step of the trace is one sample."""
+    done = labkit(
+        "sweep", "--trace", "dl2_jobs('short_48n', pattern='google')", "--cluster", "dl2-48n", "--set", "slot_s=1200",
+        "--set", f"throughputs={shared_data('dl2/config_speed.txt')}", "--scheduler", "drf(published=True)",
+        "--seeds", "1-5", "--folder", "s", "--workers", "0", "--json", cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (row,) = (json.loads(line) for line in done.stdout.splitlines())
+    assert row["mean"] / 1200 == pytest.approx(4.294, abs=0.0005)
+
+
 def test_a_figure_and_whole_runs_are_kept_where_asked_for(tmp_path):
     done = labkit("sweep", *PLAIN, "--scheduler", "fifo", "--seeds", "1,5", "--keep", "--figure", "f.svg", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -58,11 +58,14 @@ class Jobs:
     arrival_s : array
         (N,) seconds, never decreasing.
     total_steps : array
-        (N,) declared parameter updates (or the trace's own unit of work).
+        (N,) declared parameter updates (or the trace's own unit of work: `samples_per_step`).
     true_steps : array
         (N,) what the job really needs; only the simulator may look.
     steps_per_epoch : array
         (N,) steps in one epoch.
+    samples_per_step : array
+        (N,) samples that one step trains on, alike for all jobs of a model; NaN: a step is a parameter update, on a
+        global batch of the model.
     duration_s : array
         (N,) declared seconds with the gang that was asked for; NaN where unknown.
     n_workers, n_ps : array
@@ -94,6 +97,7 @@ class Jobs:
     total_steps: Floats
     true_steps: Floats
     steps_per_epoch: Floats
+    samples_per_step: Floats
     duration_s: Floats
     n_workers: Ints
     n_ps: Ints
@@ -119,6 +123,7 @@ class Jobs:
         user: Sequence[str] | str = "user",
         true_steps: ArrayLike | None = None,
         steps_per_epoch: ArrayLike | None = None,
+        samples_per_step: ArrayLike = np.nan,
         duration_s: ArrayLike = np.nan,
         n_workers: ArrayLike = 1,
         n_ps: ArrayLike = 0,
@@ -157,6 +162,7 @@ class Jobs:
             total_steps=steps,
             true_steps=of.numbers("true_steps", steps if true_steps is None else true_steps),
             steps_per_epoch=of.numbers("steps_per_epoch", steps if steps_per_epoch is None else steps_per_epoch),
+            samples_per_step=of.numbers("samples_per_step", samples_per_step),
             duration_s=of.numbers("duration_s", duration_s),
             n_workers=workers,
             n_ps=servers,
@@ -190,6 +196,18 @@ class Jobs:
                 self.steps_per_epoch,
                 "> 0",
             ),
+            (
+                np.isinf(self.samples_per_step) | (self.samples_per_step <= 0),
+                "samples_per_step",
+                self.samples_per_step,
+                "> 0, or none where a step is a parameter update",
+            ),
+            (
+                ~self._counts_alike(),
+                "samples_per_step",
+                self.samples_per_step,
+                "that of the other jobs of its model; count the steps of all of them alike",
+            ),
             (np.isinf(self.duration_s) | (self.duration_s <= 0), "duration_s", self.duration_s, "> 0 or unknown"),
             (self.n_workers < 1, "n_workers", self.n_workers, ">= 1"),
             (self.n_ps < 0, "n_ps", self.n_ps, ">= 0"),
@@ -214,6 +232,14 @@ class Jobs:
             if n > 1
         ]
         return faults
+
+    def _counts_alike(self) -> Bools:
+        """Tell which jobs have steps of the size that the last job of their model has, (N,)."""
+        of_model = np.full(len(self.models), np.nan)
+        of_model[self.model] = self.samples_per_step
+        mine, theirs = self.samples_per_step, of_model[self.model]
+        alike: Bools = (mine == theirs) | (np.isnan(mine) & np.isnan(theirs))
+        return alike
 
     def __len__(self) -> int:
         return len(self.arrival_s)

@@ -105,6 +105,9 @@ class JobColumns:
     arrival_s: cached_property[Floats] = _declared("arrival_s", "(J,) seconds.")
     total_steps: cached_property[Floats] = _declared("total_steps", "(J,) steps.")
     steps_per_epoch: cached_property[Floats] = _declared("steps_per_epoch", "(J,) steps of one epoch.")
+    samples_per_step: cached_property[Floats] = _declared(
+        "samples_per_step", "(J,) samples that a step trains on; NaN: a step is a parameter update."
+    )
     duration_s: cached_property[Floats] = _declared("duration_s", "(J,) seconds with the asked gang.")
     asked_workers: cached_property[Ints] = _declared("n_workers", "(J,) workers asked for.")
     asked_ps: cached_property[Ints] = _declared("n_ps", "(J,) parameter servers asked for.")

@@ -20,11 +20,10 @@ if TYPE_CHECKING:
 WORDS = {
     "Recorded": "the trace's own durations",
     "GavelSpeed": "measured throughputs by model, GPUs and device type",
-    "MeasuredSpeed": "a measured table by PSs and workers",
     "ProfiledSpeed": "a testbed's profile",
     "StepTime": "computation and communication of the model catalogue",
 }
-"""What each speed model goes by."""
+"""What each speed model goes by that does not say so itself (`in_words`)."""
 
 ALIKE = 1e-9
 """Speeds that differ by less than this, relative, are equal."""
@@ -43,7 +42,7 @@ def speeds_in_words(jobs: Jobs, cluster: Cluster, *, speed: SpeedModel, source: 
     >>> speeds_in_words(jobs, no_network(1), speed=Recorded(jobs, no_network(1)))
     "the trace's own durations"
     """
-    said = WORDS.get(type(speed).__name__, type(speed).__name__)
+    said: str = getattr(speed, "in_words", None) or WORDS.get(type(speed).__name__, type(speed).__name__)
     profile = getattr(speed, "profile", None)
     if profile is not None and hasattr(profile, "name"):
         said += f" ({profile.name})"

@@ -12,7 +12,7 @@ from labkit.core.jobs import Jobs
 from labkit.core.outside import find, from_packages
 from labkit.core.protocols import SpeedModel
 
-KINDS = ("auto", "gavel", "measured", "profiled", "recorded", "step-time")
+KINDS = ("auto", "dl2", "gavel", "measured", "profiled", "recorded", "step-time")
 
 
 def speed_model(
@@ -29,10 +29,11 @@ def speed_model(
     ----------
     kind : str
         "gavel": Gavel's measured throughputs by model, GPUs and device type. "measured": a table of speeds by
-        (PS, workers), read from `throughputs`. "profiled": a testbed's profile, read from there. "step-time":
-        computation and communication over the network.
-        "recorded": the trace's own durations. "auto": the first of gavel, step-time and recorded that knows all
-        models and device types; measured where `throughputs` is not JSON. `package.module:Name`, or the name of an
+        (PS, workers), read from `throughputs`. "dl2": functions fitted to DL2's table. "profiled": a testbed's profile,
+        read from `throughputs`. "step-time": computation and communication over the network.
+        "recorded": the trace's own durations. "auto": the first of gavel, dl2, step-time and recorded that knows all
+        models and device types, dl2 only for jobs whose steps are samples, as in DL2's traces; measured where
+        `throughputs` is not JSON. `package.module:Name`, or the name of an
         entry point of the group `labkit.speeds`: what that returns when it is called with jobs and cluster.
     throughputs : path, optional
         Gavel's JSON, a table of measured speeds, or a testbed's profile.
@@ -57,6 +58,8 @@ def _labkits(kind: str, jobs: Jobs, cluster: Cluster, *, throughputs: str | Path
 
         table = None if throughputs is None else Throughputs.read(throughputs)
         return GavelSpeed(jobs, cluster, throughputs=table, strict=strict)
+    if kind == "dl2":
+        return _fitted(jobs, cluster, throughputs, strict=strict)
     if kind == "measured":
         from labkit.speed.measured import MeasuredSpeed, SpeedTable
 
@@ -72,6 +75,23 @@ def _labkits(kind: str, jobs: Jobs, cluster: Cluster, *, throughputs: str | Path
     from labkit.speed.recorded import Recorded
 
     return Recorded(jobs, cluster)
+
+
+def _fitted(jobs: Jobs, cluster: Cluster, throughputs: str | Path | None, *, strict: bool) -> SpeedModel:
+    from labkit.speed.dl2 import fitted
+    from labkit.speed.measured import MeasuredSpeed
+
+    if throughputs is not None:
+        raise InputError(
+            f"speed model 'dl2' has figures of its own, and {throughputs} is given too; drop one of them: speed model "
+            "'measured' takes a file."
+        )
+    if strict:
+        raise InputError(
+            "speeds of DL2's models are fitted, not measured, and strict is set; give the measured ones with "
+            "--throughputs FILE (`labkit traces fetch dl2-speeds`), or leave strict out."
+        )
+    return MeasuredSpeed(jobs, cluster, table=fitted())
 
 
 def _own(kind: str, jobs: Jobs, cluster: Cluster) -> SpeedModel:
@@ -114,8 +134,19 @@ def _fitting(jobs: Jobs, cluster: Cluster, throughputs: str | Path | None) -> st
     published = Throughputs.published()
     if set(jobs.models) <= set(published.models) and set(cluster.device_types) <= set(published.device_types):
         return "gavel"
+    if _of_dl2(jobs):
+        return "dl2"
     distributed = (jobs.max_ps > 0).any() or np.isnan(jobs.duration_s).any()
     return "step-time" if distributed and all(_in_catalogue(name) for name in jobs.models) else "recorded"
+
+
+def _of_dl2(jobs: Jobs) -> bool:
+    """Tell whether these are jobs of DL2's setting: of its models, with servers, and a step is a sample."""
+    if not ((jobs.samples_per_step == 1) & (jobs.max_ps > 0)).all():
+        return False
+    from labkit.speed.dl2 import fitted
+
+    return set(jobs.models) <= set(fitted().models)
 
 
 def _in_catalogue(name: str) -> bool:

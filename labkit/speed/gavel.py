@@ -14,6 +14,7 @@ from labkit.core.errors import InputError
 from labkit.core.jobs import Jobs
 from labkit.core.protocols import Running
 from labkit.core.resources import GPUS, Bools, Floats, Ints
+from labkit.speed.units import refuse_samples
 from labkit.workloads.gavel import Throughputs
 
 APART: Final = "_unconsolidated"
@@ -79,6 +80,7 @@ class GavelSpeed:
     ) -> None:
         table = Throughputs.published() if throughputs is None else throughputs
         types = cluster.device_types
+        refuse_samples(jobs, what="Gavel's table")
         gpus_each = jobs.worker_demand[:, GPUS]
         _check_gpus(jobs, gpus_each)
         self._alone = table.steps_per_s(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -17,9 +17,36 @@ from labkit.core.jobs import Jobs, told
 from labkit.core.protocols import Running
 from labkit.core.resources import Bools, Floats, Ints
 from labkit.speed.measured_files import read_rows
+from labkit.speed.units import samples_of_step
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+class ByGang(Protocol):
+    """Speeds of models by gang, from which `MeasuredSpeed` makes a speed model: a `SpeedTable`, or what was fitted.
+
+    Attributes
+    ----------
+    batch : array
+        (K,) samples in a parameter update of each model.
+    in_words : str
+        What it is, for headers of runs.
+    """
+
+    @property
+    def batch(self) -> Floats: ...  # noqa: D102
+
+    @property
+    def in_words(self) -> str: ...  # noqa: D102
+
+    def __hash__(self) -> int: ...
+
+    def code(self, model: str) -> int:
+        """Return the index of a model; refuse one that is not known."""
+
+    def grid(self, model: str, *, max_ps: int, max_workers: int, clip: bool = False) -> Floats:
+        """Return samples/s at every gang, (max_ps + 1, max_workers + 1); 0 without PS or without workers."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +73,11 @@ class SpeedTable:
     n_workers: Ints
     samples_per_s: Floats
     batch: Floats
+
+    @property
+    def in_words(self) -> str:
+        """What it is, for headers of runs."""
+        return "a measured table by PSs and workers"
 
     @classmethod
     def of(
@@ -158,15 +190,16 @@ class SpeedTable:
 class MeasuredSpeed:
     """Steps per second from measured speeds: only the numbers of PSs and workers count, not where they are.
 
+    A step is what the jobs say, `samples_per_step` samples; where they do not, a parameter update, the table's batch.
+
     Parameters
     ----------
     jobs, cluster : Jobs, Cluster
         Jobs whose models are all in the table, and may use at least one PS.
-    table : SpeedTable
-        What was measured.
+    table : SpeedTable or FittedTable
+        What was measured, or fitted to it.
     samples_per_step : mapping, optional
-        Samples in one step of each model's jobs; by default the table's batch, so that a step is a parameter update.
-        (A job of DL2's traces counts `epoch_size` samples as its unit of work: pass those.)
+        Samples in one step of each model's jobs, whatever the jobs say.
     clip : bool
         True: a speed is never negative. False keeps the published values, which differ from 0 only in the 13th digit
         where a measurement failed, and below 0 only when extrapolated.
@@ -179,22 +212,33 @@ class MeasuredSpeed:
         jobs: Jobs,
         cluster: Cluster,
         *,
-        table: SpeedTable,
+        table: ByGang,
         samples_per_step: Mapping[str, float] | None = None,
         clip: bool = True,
     ) -> None:
         _refuse_without_ps(jobs)
         self.jobs, self.cluster, self.table = jobs, cluster, table
         shape = {"max_ps": int(jobs.max_ps.max()) + 1, "max_workers": int(jobs.max_workers.max()) + 1}
+        batch = table.batch[[table.code(model) for model in jobs.models]]
+        samples = (
+            samples_of_step(jobs, batch=batch)
+            if samples_per_step is None
+            else [_samples_per_step(model, samples_per_step) for model in jobs.models]
+        )
         self.grid: Floats = np.stack(
             [
-                _grid(table, model, clip=clip, **shape) / _samples_per_step(table, model, samples_per_step)
-                for model in jobs.models
+                _grid(table, model, clip=clip, **shape) / of_step
+                for model, of_step in zip(jobs.models, samples, strict=True)
             ]
         )
         """(K, P + 2, W + 2) steps/s of each model of the jobs at every gang, and one task beyond the largest."""
         self.row: Ints = jobs.model
         """(N,) which of them is that of a job."""
+
+    @property
+    def in_words(self) -> str:
+        """What the speeds rest on, for headers of runs."""
+        return self.table.in_words
 
     def speeds(self, running: Running) -> Floats:
         """Return steps per second of each job, (J,); 0 without a PS or without a worker.
@@ -220,16 +264,14 @@ class MeasuredSpeed:
 
 
 @lru_cache(maxsize=256)
-def _grid(table: SpeedTable, model: str, *, max_ps: int, max_workers: int, clip: bool) -> Floats:
+def _grid(table: ByGang, model: str, *, max_ps: int, max_workers: int, clip: bool) -> Floats:
     """Return a grid of a table, solved once: learning needs one for each of thousands of traces."""
     grid = table.grid(model, max_ps=max_ps, max_workers=max_workers, clip=clip)
     grid.flags.writeable = False
     return grid
 
 
-def _samples_per_step(table: SpeedTable, model: str, given: Mapping[str, float] | None) -> float:
-    if given is None:
-        return float(table.batch[table.code(model)])
+def _samples_per_step(model: str, given: Mapping[str, float]) -> float:
     if model not in given:
         raise unknown("model in samples_per_step", model, given)
     if not given[model] > 0:

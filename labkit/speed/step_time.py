@@ -18,6 +18,7 @@ from labkit.core.resources import CPUS, Bools, Floats
 from labkit.speed.alone import compact
 from labkit.speed.cpu import CpuModel
 from labkit.speed.network import Flows, Share, Tasks, bandwidth_gbps, flows_of
+from labkit.speed.units import samples_of_step
 
 Slowdown = Callable[[Running], Floats]
 """Running jobs -> how much co-located tasks slow them, >= 1: one for each job (J,) or for each row of tasks (P,)."""
@@ -51,6 +52,8 @@ class StepTime:
         Work on CPU cores, per job (N,), that adds to each step, on the cores that each task has (`Running.cpus`). Its
         `compute_core_s` is for a whole batch, of which a synchronous worker computes its part. Work is 0 for jobs that
         have none.
+    updates_per_step : array_like
+        (N,) parameter updates in a step of the trace; less than 1 where it counts samples.
 
     Raises
     ------
@@ -73,12 +76,14 @@ class StepTime:
         share: Share = "max-min",
         slowdown: Slowdown | None = None,
         cpu: CpuModel | None = None,
+        updates_per_step: ArrayLike = 1.0,
     ) -> None:
         if share not in ("max-min", "equal"):
             raise unknown("way to share links", share, ("max-min", "equal"))
         self.jobs, self.cluster, self.share, self.slowdown, self.cpu = jobs, cluster, share, slowdown, cpu
         self.compute_s = _column("compute_s", compute_s, (len(jobs),))
         self.model_bytes = _column("model_bytes", model_bytes, (len(jobs),))
+        self.updates_per_step = _column("updates_per_step", updates_per_step, (len(jobs),))
         self.type_speed = _column("type_speed", type_speed, (len(jobs), len(cluster.device_types)))
         self.local = cluster.network is None and slowdown is None
         with np.errstate(divide="ignore"):
@@ -86,6 +91,9 @@ class StepTime:
         self.amounts = cpu is not None
         self._cpu = {} if cpu is None else {f: _column(f, getattr(cpu, f), (len(jobs),)) for f in cpu.__slots__}
 
+        empty = np.flatnonzero(self.updates_per_step <= 0)
+        if len(empty):
+            raise InputError(f"updates_per_step of job {empty[0]} is 0; expected a number > 0.")
         idle = np.flatnonzero(self.compute_s + self._cpu.get("compute_core_s", 0.0) <= 0)
         if len(idle):
             raise InputError(
@@ -117,8 +125,8 @@ class StepTime:
             together = 1 / (_largest(compute_s, workers, n) + _largest(exchange_s, workers, n))
             apart = np.bincount(workers.job, 1 / (compute_s + exchange_s), n)
         works = (workers.count > 0) & (all_reduce | (servers.count > 0))
-        speeds: Floats = np.where(works, np.where(sync, together, apart), 0.0)
-        return speeds
+        updates: Floats = np.where(works, np.where(sync, together, apart), 0.0)
+        return updates / self.updates_per_step[running.job]
 
     def _seconds(
         self, running: Running, workers: Tasks, servers: Tasks, *, alone: bool
@@ -208,7 +216,14 @@ class StepTime:
         """Speed of each job alone, on its best device type, (N,)."""
         jobs = self.jobs
         shape = np.column_stack([jobs.n_workers, jobs.n_ps, jobs.worker_demand, jobs.ps_demand])
-        columns = [self.compute_s, self.model_bytes, jobs.sync, self.type_speed, *self._cpu.values()]
+        columns = [
+            self.compute_s,
+            self.model_bytes,
+            self.updates_per_step,
+            jobs.sync,
+            self.type_speed,
+            *self._cpu.values(),
+        ]
         _, example, same = np.unique(np.column_stack([shape, *columns]), axis=0, return_index=True, return_inverse=True)
         best = np.zeros(len(example))
         for kind in range(len(self.cluster.device_types)):
@@ -220,7 +235,7 @@ class StepTime:
 def step_time(
     jobs: Jobs, cluster: Cluster, *, type_speed: Mapping[str, float] | None = None, **options: Any
 ) -> StepTime:
-    """Return the model of jobs that the catalogue knows by name.
+    """Return the model of jobs that the catalogue knows by name, in the steps that they count.
 
     Parameters
     ----------
@@ -244,9 +259,11 @@ def step_time(
         if name not in cluster.device_types:
             raise unknown("device type", name, cluster.device_types)
     models = [catalogue.model(name) for name in jobs.models]
+    batch = np.array([model.batch for model in models], dtype=np.float64)
     return StepTime(
         jobs,
         cluster,
+        updates_per_step=(samples_of_step(jobs, batch=batch) / batch)[jobs.model],
         compute_s=np.array([model.compute_s for model in models])[jobs.model],
         model_bytes=np.array([model.bytes for model in models], dtype=np.float64)[jobs.model],
         type_speed=np.array([(type_speed or {}).get(kind, 1.0) for kind in cluster.device_types]),

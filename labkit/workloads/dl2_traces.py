@@ -14,6 +14,7 @@ from labkit.core.errors import InputError, unknown
 from labkit.core.jobs import Jobs
 from labkit.core.resources import Floats, Ints
 from labkit.workloads.catalogue import DL2_MODELS, model
+from labkit.workloads.dl2_arrivals import GOOGLE
 
 EPOCH_FRACTIONS: Final = (0.30, 0.96, 0.05, 0.54, 0.95, 0.46, 0.33, 0.23)
 """Epochs of each type over the most epochs of a setting, in the order of `DL2_MODELS`."""
@@ -82,10 +83,10 @@ def dl2_jobs(
 ) -> Jobs:
     """Return the jobs that DL2's simulator draws from a seed.
 
-    One of its epochs is an opaque unit of `epoch_size` samples. Here a step is one sample, so that measured speeds in
-    samples/s apply. Jobs ask for one worker and one PS and are malleable up to the setting's most; a worker takes 2
-    cores and a GPU (none for the two models that train on CPUs), a PS 2 cores. The declared duration is that of one
-    worker and one PS at the measured speed.
+    One of its epochs is an opaque unit of `epoch_size` samples. Here a step is one sample, and the jobs say so
+    (`samples_per_step`), so that speed models count the same. Jobs ask for one worker and one PS and are malleable up
+    to the setting's most; a worker takes 2 cores and a GPU (none for the two models that train on CPUs), a PS 2 cores.
+    The declared duration is that of one worker and one PS at the measured speed.
 
     Parameters
     ----------
@@ -94,10 +95,11 @@ def dl2_jobs(
     seed : int
         Of a legacy `RandomState`, the stream of the published simulator.
     pattern : sequence of int or str
-        Arrivals of each slot, used in rotation from a drawn offset: "uniform" (`jobs_per_slot` in each), "poisson"
-        (100 draws of that mean), or a list of one's own, such as a published one.
+        Arrivals of each slot, used in rotation from a drawn offset: "google" (those of its reference runs, after
+        Google's cluster, for the setting's most in a slot), "uniform" (`jobs_per_slot` in each), "poisson" (100 draws
+        of that mean), or a list of one's own.
     jobs_per_slot : int
-        For the named patterns.
+        For "uniform" and "poisson".
     fixed_length : bool
         Otherwise each job's length is 90 to 109 % of its type's.
     epoch_error : float
@@ -106,7 +108,7 @@ def dl2_jobs(
     Raises
     ------
     InputError
-        If a name is unknown or the pattern has no arrivals.
+        If a name is unknown, the pattern has no arrivals, or "google" none for the setting's `max_arrivals`.
 
     References
     ----------
@@ -114,7 +116,7 @@ def dl2_jobs(
     """
     rules = rules if isinstance(rules, Setting) else setting(rules)
     rng = np.random.RandomState(seed)  # the published recipe is defined by this legacy stream
-    per_slot = _pattern(pattern, jobs_per_slot, rng)
+    per_slot = _pattern(pattern, rules, jobs_per_slot, rng)
     slots = _slots(per_slot, rules, offset=int(rng.randint(5)))
     kinds, epochs, true_epochs = _lengths(rng, rules, fixed_length=fixed_length, epoch_error=epoch_error)
     chosen = [model(DL2_MODELS[kind]) for kind in kinds]
@@ -127,6 +129,7 @@ def dl2_jobs(
         total_steps=epochs * size,
         true_steps=true_epochs * size,
         steps_per_epoch=size,
+        samples_per_step=1,
         duration_s=epochs * size / np.array([m.samples_per_s for m in chosen]),
         n_workers=1,
         n_ps=1,
@@ -137,11 +140,15 @@ def dl2_jobs(
     )
 
 
-def _pattern(pattern: Sequence[int] | str, jobs_per_slot: int, rng: np.random.RandomState) -> Sequence[int]:
+def _pattern(
+    pattern: Sequence[int] | str, rules: Setting, jobs_per_slot: int, rng: np.random.RandomState
+) -> Sequence[int]:
     whole("dl2_jobs", at_least=0, at_most=MAX_TASKS, jobs_per_slot=jobs_per_slot)
-    named = {"uniform", "poisson"}
+    named = {"google", "uniform", "poisson"}
     if isinstance(pattern, str) and pattern not in named:
         raise unknown("DL2 arrival pattern", pattern, named)
+    if pattern == "google":
+        return _google(rules.max_arrivals)
     if pattern == "uniform":
         return [jobs_per_slot] * 100
     if pattern == "poisson":
@@ -150,6 +157,15 @@ def _pattern(pattern: Sequence[int] | str, jobs_per_slot: int, rng: np.random.Ra
     if not counts or min(counts) < 0 or max(counts) == 0:
         raise InputError(f"pattern is {counts[:5]}; expected arrivals per slot >= 0, not all of them 0.")
     return counts
+
+
+def _google(most: int) -> Sequence[int]:
+    if most not in GOOGLE:
+        raise InputError(
+            f"pattern 'google' is known for at most {', '.join(map(str, GOOGLE))} arrivals in a slot; max_arrivals is "
+            f"{most}. Take one of these, or give the pattern as a list."
+        )
+    return GOOGLE[most]
 
 
 def _slots(per_slot: Sequence[int], rules: Setting, *, offset: int) -> Ints:

@@ -98,6 +98,13 @@ PUBLIC: Final = {
         licence="MIT",
         what="Gavel's throughputs with all pairs, for --throughputs",
     ),
+    "dl2-speeds": PublicTrace(
+        base_url=f"{_GITHUB}/pengyanghua/DL2/2e54920d2100bff2e14e246c423419bbd326c55b",
+        files=(("config_speed.txt", "bf03ce681c59b70b216b8a49da151db4ac2827694777bc3c48e8d087984c4cf4"),),
+        main="config_speed.txt",
+        licence="no licence given: yours to read and compare, not to pass on",
+        what="DL2's 804 measured speeds by PSs and workers, for --throughputs",
+    ),
     "gavel-physical": PublicTrace(
         base_url=f"{_GITHUB}/stanford-futuredata/gavel/c4fa40097339e9608ab71fd64c8bdea96a5e4a4c"
         "/scheduler/traces/physical_cluster",

@@ -53,6 +53,11 @@ def test_a_table_of_jobs_gives_the_same_jobs_back(data: st.DataObject) -> None:
         ({"true_steps": [1, -1]}, "job b: true_steps is -1.0; expected > 0"),
         ({"duration_s": [0, 1]}, "job a: duration_s is 0.0; expected > 0 or unknown"),
         ({"steps_per_epoch": [0, 1]}, "job a: steps_per_epoch is 0.0; expected > 0"),
+        ({"samples_per_step": [0, 0]}, "job a: samples_per_step is 0.0; expected > 0, or none where a step is a param"),
+        (
+            {"samples_per_step": [32, np.nan]},
+            "job a: samples_per_step is 32.0; expected that of the other jobs of its model; count the steps of all",
+        ),
         ({"n_workers": [0, 1]}, "job a: n_workers is 0; expected >= 1"),
         ({"n_ps": [-1, 1]}, "job a: n_ps is -1; expected >= 0"),
         ({"n_workers": 3, "max_workers": [3, 2]}, "job b: max_workers is 2; expected >= n_workers"),

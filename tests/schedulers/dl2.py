@@ -38,6 +38,7 @@ def jobs(config: str, rows: list[list[Any]]) -> Jobs:
         arrival_s=[row[3] * rules.slot_s for row in rows],
         total_steps=[row[4] * row[5] for row in rows],
         steps_per_epoch=[row[5] for row in rows],
+        samples_per_step=1,
         n_workers=1,
         n_ps=1,
         max_workers=rules.max_workers,
@@ -49,20 +50,12 @@ def jobs(config: str, rows: list[list[Any]]) -> Jobs:
 
 def speed(jobs: Jobs, cluster: Cluster, shared_data: Find, *, clip: bool = False) -> MeasuredSpeed:
     table = SpeedTable.read(shared_data("dl2/config_speed.txt"))
-    return MeasuredSpeed(jobs, cluster, table=table, samples_per_step=dict.fromkeys(jobs.models, 1.0), clip=clip)
+    return MeasuredSpeed(jobs, cluster, table=table, clip=clip)
 
 
 def short_48n(seed: int, shared_data: Find) -> Jobs:
-    """Return the jobs of the `short_48n` setting; its arrivals are recovered from the reference runs."""
-    seeds = reference(shared_data)["short_48n"]["seeds"]
-    pattern: dict[int, int] = {}
-    for known, run in seeds.items():
-        offset = int(np.random.RandomState(int(known)).randint(5))
-        per_slot = np.bincount([row[3] for row in run["jobs"]])
-        for slot, count in enumerate(per_slot[:-1]):  # the last slot may be cut short by the number of jobs
-            assert pattern.setdefault(slot + offset, int(count)) == count
-    assert sorted(pattern) == list(range(len(pattern)))
-    return dl2_jobs("short_48n", seed=seed, pattern=[pattern[slot] for slot in range(len(pattern))] + [3] * 5)
+    """Return the jobs of the `short_48n` setting, with the arrivals of the reference runs."""
+    return dl2_jobs("short_48n", seed=seed, pattern="google")
 
 
 def run(jobs: Jobs, cluster: Cluster, model: MeasuredSpeed, scheduler: Any, *, slot_s: float) -> Events:

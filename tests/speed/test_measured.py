@@ -129,6 +129,12 @@ def test_steps_per_second_are_samples_per_second_over_the_batch(small: SpeedTabl
     assert model.runs_on().all()
 
 
+def test_a_step_is_as_many_samples_as_the_jobs_say(small: SpeedTable) -> None:
+    jobs = Jobs.of(arrival_s=[0, 0], total_steps=10, model=["a", "b"], n_ps=1, max_ps=2, samples_per_step=[1, np.nan])
+    model = MeasuredSpeed(jobs, cluster(), table=small)
+    assert model.speeds(running([0, 1], [2, 1], [1, 1])) == pytest.approx([12, 3 / 2])
+
+
 def test_the_unit_of_work_is_an_option(small: SpeedTable) -> None:
     jobs = Jobs.of(arrival_s=0, total_steps=10, model="a", n_ps=1, max_ps=2)
     model = MeasuredSpeed(jobs, cluster(), table=small, samples_per_step={"a": 16})

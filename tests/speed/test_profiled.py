@@ -36,6 +36,7 @@ from labkit.speed.profiled.fits import foreseen, interference, speed_functions
 from labkit.speed.profiled.grid import Grid
 from labkit.testing.speeds import check_speed_model
 from labkit.topology.inventory import Host
+from labkit.workloads import dl2_jobs
 
 HOSTS = [Host(name, gpus=4, cpus=2, memory_gb=8, device_type="laptop") for name in ("a", "b")]
 
@@ -354,3 +355,11 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pyt
         write(profile(), path)
     assert path.read_text() == before
     assert [each.name for each in tmp_path.iterdir()] == ["p.json"]
+
+
+def test_jobs_that_count_samples_are_refused_by_a_profile_of_updates() -> None:
+    jobs = dl2_jobs("testbed_6n", seed=1)
+    with pytest.raises(
+        InputError, match="samples_per_step of job 1 is 1, and 9 more; a testbed's profile counts param"
+    ):
+        ProfiledSpeed(jobs, whole().cluster(), profile=whole())

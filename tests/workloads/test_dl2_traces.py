@@ -10,14 +10,9 @@ import pytest
 from labkit.core.errors import InputError
 from labkit.core.resources import CPUS, GPUS
 from labkit.workloads.catalogue import DL2_MODELS
+from labkit.workloads.dl2_arrivals import GOOGLE
 from labkit.workloads.dl2_traces import EPOCH_FRACTIONS, SETTINGS, Setting, dl2_jobs, setting
-
-
-def rotated(slots, seed):
-    """Return the pattern that gives these arrivals after the offset that the seed draws first."""
-    counts = np.bincount(slots)
-    offset = np.random.RandomState(seed).randint(5)
-    return np.roll(counts, offset).tolist()
+from labkit.workloads.readers import read, write
 
 
 def test_the_jobs_of_the_reference_runs_come_out_of_their_seeds(shared_data):
@@ -26,8 +21,7 @@ def test_the_jobs_of_the_reference_runs_come_out_of_their_seeds(shared_data):
     for config, runs in reference.items():
         for seed, run in runs["seeds"].items():
             rows = run["jobs"]
-            pattern = rotated([row[3] for row in rows], int(seed))
-            jobs = dl2_jobs(config, seed=int(seed), pattern=pattern)
+            jobs = dl2_jobs(config, seed=int(seed), pattern="google")
             assert jobs.id.tolist() == [str(row[0]) for row in rows]
             assert jobs.model_names().tolist() == [row[2] for row in rows]
             assert jobs.model_names().tolist() == [DL2_MODELS[row[1] - 1] for row in rows]
@@ -69,6 +63,19 @@ def test_at_most_so_many_jobs_arrive_in_a_slot():
     assert np.bincount((jobs.arrival_s / 1200).astype(int)).tolist() == [3] * 20
 
 
+def test_the_google_arrivals_are_75_slots_for_each_published_setting():
+    assert all(s.max_arrivals in GOOGLE for s in SETTINGS.values())
+    for most, counts in GOOGLE.items():
+        assert (len(counts), max(counts)) == (75, most)
+
+
+def test_a_step_is_a_sample_and_the_trace_says_so_in_a_file_too(tmp_path):
+    jobs = dl2_jobs("testbed_6n", seed=1)
+    assert set(jobs.samples_per_step.tolist()) == {1.0}
+    for name in ("x.csv", "x.parquet"):
+        assert read(write(jobs, tmp_path / name)).samples_per_step.tolist() == [1.0] * 10
+
+
 def test_jobs_ask_for_one_worker_and_one_server_and_may_grow_to_the_settings_most():
     jobs = dl2_jobs("short_48n", seed=1)
     assert {*jobs.n_workers.tolist(), *jobs.n_ps.tolist()} == {1}
@@ -95,6 +102,10 @@ def test_the_published_settings(name, nodes, jobs, epochs, workers):
         (lambda: dl2_jobs("short_48m", seed=1), "Did you mean 'short_48n'"),
         (lambda: dl2_jobs("short_48n", seed=1, pattern="possion"), "Did you mean 'poisson'"),
         (lambda: dl2_jobs("short_48n", seed=1, pattern=[0, 0]), "not all of them 0"),
+        (
+            lambda: dl2_jobs(Setting(1, 5, 4, 100), seed=1, pattern="google"),
+            "known for at most 3, 5, 10 arrivals in a slot; max_arrivals is 4. Take one of these",
+        ),
         (lambda: dl2_jobs("short_48n", seed=1, pattern=[]), "expected arrivals per slot"),
         (lambda: dl2_jobs("short_48n", seed=1, pattern="uniform", jobs_per_slot=0), "no job ever arrives"),
         (lambda: dl2_jobs(Setting(1, 5, 0, 100), seed=1), "no job ever arrives"),

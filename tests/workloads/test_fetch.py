@@ -186,6 +186,7 @@ def test_wrong_requests_are_refused(name, checksum, message, tmp_path):
         ("alibaba-2023", "alibaba/openb_pod_list_default.csv"),
         ("alibaba-2023", "alibaba/openb_node_list_gpu_node.csv"),
         ("gavel-throughputs", "gavel/simulation_throughputs.json"),
+        ("dl2-speeds", "dl2/config_speed.txt"),
         ("gavel-physical", "gavel/traces/max_min_fairness.trace"),
         ("gavel-physical", "gavel/traces/small_test.trace"),
         ("gavel-physical", "gavel/traces/artifact_evaluation.trace"),

@@ -42,6 +42,7 @@ def traces(draw):
         sync=column(st.booleans()),
         weight=column(POSITIVE),
         slo_s=column(POSITIVE | st.just(np.nan)),
+        samples_per_step=draw(POSITIVE | st.just(np.nan)),
     )
 
 

@@ -16,6 +16,7 @@ from labkit.speed.profiled.grid import Grid
 from labkit.speed.profiled.nouns import TestbedProfile
 from labkit.speed.profiled.overheads import Cost, Costs, weight_of
 from labkit.speed.profiled.sharing import max_min
+from labkit.speed.units import refuse_samples
 
 
 class Gangs(NamedTuple):
@@ -52,6 +53,7 @@ class ProfiledSpeed:
     local = False
 
     def __init__(self, jobs: Jobs, cluster: Cluster, *, profile: TestbedProfile) -> None:
+        refuse_samples(jobs, what="a testbed's profile")
         self.jobs, self.cluster, self.profile = jobs, cluster, profile
         self.group_pool, self.pool_cores = profile.pool_of(cluster)
         self._kind, kinds = _kinds(jobs)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _TEXT: Final = ("id", "model", "user")
 _COUNTS: Final = {"n_workers": 1, "max_workers": 1, "n_ps": 0, "max_ps": 0, "home": -1}
 _POSITIVE: Final = ("total_steps", "true_steps", "steps_per_epoch", "weight")
-_OPTIONAL: Final = ("duration_s", "slo_s", "loss_delta")
+_OPTIONAL: Final = ("samples_per_step", "duration_s", "slo_s", "loss_delta")
 _DEMANDS: Final = tuple(f"{role}_{r}" for role in ("worker", "ps") for r in ("gpus", "cpus", "memory_gb"))
 KNOWN: Final = frozenset((*_TEXT, *_COUNTS, *_POSITIVE, *_OPTIONAL, *_DEMANDS, "arrival_s", "sync"))
 REQUIRED: Final = ("arrival_s", "total_steps")
