@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 JSON_KEYS = (
     "scheduler", "mean_jct_s", "median_jct_s", "p95_jct_s", "makespan_s", "n_jobs", "utilisation", "dollars", "in_time",
-    "wall_s", "speeds", "notes",
+    "bound", "times_bound", "wall_s", "speeds", "notes",
 )  # fmt: skip
 COLUMNS = {
     "label": "scheduler",
@@ -22,23 +22,30 @@ COLUMNS = {
     "utilisation": "GPUs held",
     "dollars": "cost",
     "in_time": "SLOs met",
+    "times_bound": "times\nbound",
     "wall_s": "took",
 }
 OPTIONAL: dict[str, Callable[[float], str]] = {
     "utilisation": "{:.0%}".format,
     "dollars": "${:,.2f}".format,
     "in_time": "{:.0%}".format,
+    "times_bound": "{:.3g}".format,
 }
 """Columns that are left out where no run has a number for them, and how they are written."""
 
 
 def as_json_row(record: RunRecord) -> dict[str, Any]:
     """Return what `--json` tells of a run."""
+    from labkit.results.bound import WHAT, bound_jct_s
     from labkit.results.cost import bills, in_time
     from labkit.results.notes import notes
 
+    bound_s = bound_jct_s(record)
+
     told = {"scheduler": record.info.scheduler, "wall_s": record.info.wall_s, **record.summary}
     told |= {"dollars": bills([record])[0], "in_time": in_time(record)}
+    told |= {"bound": {"mean_jct_s": bound_s, "what": WHAT} if bound_s == bound_s else None}
+    told |= {"times_bound": record.summary["mean_jct_s"] / bound_s}
     told |= {"speeds": record.info.config["speeds"], "notes": notes([record])}
     return {key: _number(told[key]) for key in JSON_KEYS}
 
@@ -61,6 +68,17 @@ def print_header(records: list[RunRecord]) -> None:
         print(f"note: {note}")
 
 
+def _bound(record: RunRecord) -> str | None:
+    """Return the line that tells the mean JCT below which no scheduler can be, in the unit of the table."""
+    from labkit.core.text import time_unit
+    from labkit.results.bound import bound_jct_s, told_bound
+
+    if (bound_s := bound_jct_s(record)) != bound_s:
+        return None
+    scale, unit = time_unit(bound_s)
+    return told_bound(f"a mean JCT of {bound_s / scale:,.4g} {unit}")
+
+
 def _prices(record: RunRecord) -> str:
     from labkit.results.cost import prices_of
 
@@ -69,7 +87,7 @@ def _prices(record: RunRecord) -> str:
 
 
 def print_table(records: list[RunRecord]) -> None:
-    """Print a row for each run, the best mean JCT in bold."""
+    """Print a row for each run, the best mean JCT in bold, and below which mean JCT no scheduler can be."""
     from rich.table import Table
 
     from labkit.cli_table import numbers, show, words
@@ -97,3 +115,5 @@ def print_table(records: list[RunRecord]) -> None:
     for i, row in enumerate(zip(*cells, strict=True)):
         table.add_row(*row, style="bold" if i == best else None)
     show(table)
+    if (bound := _bound(records[0])) is not None:
+        print(bound)

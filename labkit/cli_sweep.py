@@ -13,7 +13,7 @@ import typer
 
 from labkit.core.bounds import MAX_CELLS
 from labkit.core.calls import literal
-from labkit.core.errors import InputError
+from labkit.core.errors import InputError, unknown
 from labkit.core.files import refuse_unwritable
 from labkit.core.text import shortened, split_names
 
@@ -50,9 +50,15 @@ def sweep(
     keep: Annotated[bool, typer.Option("--keep", help="Keep whole runs, for `labkit report`.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Stop at the first cell that fails.")] = False,
     metric: Annotated[str, typer.Option(help="What to compare at the end.")] = "mean_jct_s",
+    against: Annotated[
+        str | None, typer.Option(help="The scheduler that others are compared with, seed by seed; else the first one.")
+    ] = None,
     figure: Annotated[Path | None, typer.Option(help="Draw that into this file (svg, png or html).")] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON object per line: each scheduler's mean, interval and difference.")
+        bool,
+        typer.Option(
+            "--json", help="One JSON object per line: each scheduler's, and the bound's, mean, interval and difference."
+        ),
     ] = False,
 ) -> None:
     """Simulate schedulers x seeds x traces x clusters x parameters; resumable."""
@@ -67,17 +73,18 @@ def sweep(
         schedulers=_listed(scheduler), trace=_listed(trace), cluster=_listed(cluster), seeds=seeds_of(seeds),
         **dict(parameter(text) for text in set_ or ()),
     )  # fmt: skip
+    base = _base(against, grid)
     with _client(dask) as client:
         table = run_all(
             grid, folder=folder, workers=workers, client=client, keep=keep, strict=strict,
             progress=not as_json and sys.stderr.isatty(),
         )  # fmt: skip
-    _tell(table, metric=metric, as_json=as_json)
+    _tell(table, metric=metric, base=base, as_json=as_json)
     if figure is not None:
         from labkit.plots.sweep import plot_sweep
 
         figure.parent.mkdir(parents=True, exist_ok=True)
-        plot_sweep(table, metric=metric).save(figure)
+        plot_sweep(table, metric=metric, base=base).save(figure)
     _exit_if_failed(table, grid)
 
 
@@ -115,6 +122,14 @@ def parameter(text: str) -> tuple[str, list[Any]]:
     return name.strip(), [literal(value) for value in split_names(values)]
 
 
+def _base(against: str | None, grid: Grid) -> str:
+    """Return the scheduler that others are compared with, before anything runs."""
+    names = list(grid.schedulers)
+    if against is not None and against not in names:
+        raise unknown("scheduler to compare --against", against, names)
+    return against or names[0]
+
+
 def _listed(given: list[str]) -> list[str]:
     return [name for text in given for name in split_names(text)]
 
@@ -131,43 +146,51 @@ def _client(address: str | None) -> Iterator[Client | None]:
         yield client
 
 
-def _tell(table: pd.DataFrame, *, metric: str, as_json: bool) -> None:
+def _tell(table: pd.DataFrame, *, metric: str, base: str, as_json: bool) -> None:
+    from labkit.results.bound import BOUND_LABEL, WHAT
     from labkit.results.sweeps import comparison
 
-    told = comparison(table, metric=metric)
+    told = comparison(table, metric=metric, base=base)
     speeds = list(table.attrs.get("speeds", ()))
     if not as_json:
         if speeds:
             print(f"speeds: {' | '.join(speeds)}")
-        _print_table(told, metric=metric)
+        _print_table(told, metric=metric, base=base)
         return
     for row in told.astype(object).where(told.notna(), None).to_dict("records"):
-        print(json.dumps({"metric": metric, **row, "speeds": speeds}), flush=True)
+        what = {"what": WHAT} if row["scheduler"] == BOUND_LABEL else {}
+        print(json.dumps({"metric": metric, **row, "against": base, **what, "speeds": speeds}), flush=True)
 
 
-def _print_table(told: pd.DataFrame, *, metric: str) -> None:
+def _print_table(told: pd.DataFrame, *, metric: str, base: str) -> None:
     from rich.table import Table
 
     from labkit.cli_table import numbers, show, words
     from labkit.core.text import time_unit
+    from labkit.results.bound import BOUND_LABEL, WHAT
 
     scale, unit = time_unit(float(told["mean"].median())) if metric.endswith("_s") else (1.0, "")
     what = metric.removesuffix("_s").replace("_", " ").replace("jct", "JCT") + (f" ({unit})" if unit else "")
-    first = str(told["scheduler"].iloc[0])
+    bounded = bool(told["times_bound"].notna().any())
     varying = [key for key in told.columns[: list(told.columns).index("n")] if len(set(told[key])) > 1]
     shown = list(dict.fromkeys([*varying, "scheduler"]))
     table = Table(box=None, header_style="bold")
     for key in shown:
         words(table, key)
-    numbers(table, "seeds", "failed", what, "95 % interval", f"against\n{first}", "95 % interval")
+    numbers(table, "seeds", "failed", what, "95 % interval", f"against\n{base}", "95 % interval")
+    if bounded:
+        numbers(table, "times\nbound")
     for row in told.to_dict("records"):
         table.add_row(
             *(str(row[key]) for key in shown), str(row["n"]), str(row["n_failed"] or ""),
             f"{row['mean'] / scale:,.4g}", _interval(row["low"], row["high"], scale),
             "" if row["relative"] != row["relative"] else f"{row['relative']:+.1%}",
             _interval(row["relative_low"], row["relative_high"], 1.0, percent=True),
+            *([f"{row['times_bound']:.3f}" if row["times_bound"] == row["times_bound"] else ""] if bounded else []),
         )  # fmt: skip
     show(table)
+    if bounded:
+        print(f"{BOUND_LABEL}: no scheduler can be below it ({WHAT})")
 
 
 def _interval(low: float, high: float, scale: float, *, percent: bool = False) -> str:

@@ -68,6 +68,23 @@ def test_cells_that_failed_are_told_and_the_exit_code_is_1(tmp_path):
     assert row[-2:] == ["1", "nan"]
 
 
+def test_others_are_compared_with_the_scheduler_that_is_named_and_the_bound_stands_below_them(tmp_path):
+    words = ("--trace", TRACE, "--cluster", "no_network(2)", "--folder", "s", "--workers", "0", "--seeds", "3",
+             "--scheduler", "fifo,srtf", "--set", "speed=recorded", "--against", "srtf")  # fmt: skip
+    done = labkit("sweep", *words, "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    told = {row["scheduler"]: row for row in map(json.loads, done.stdout.splitlines())}
+    assert list(told) == ["fifo", "srtf", "(bound)"]
+    assert {row["against"] for row in told.values()} == {"srtf"}
+    assert told["srtf"]["difference"] is None
+    assert told["fifo"]["times_bound"] == pytest.approx(told["fifo"]["mean"] / told["(bound)"]["mean"])
+    assert told["(bound)"]["what"].startswith("each job alone on its fastest gang")
+    again = labkit("sweep", *words, "--figure", "f.svg", cwd=tmp_path).stdout.splitlines()
+    assert again[0] == "speeds: the trace's own durations"
+    assert "srtf" in again[2]
+    assert again[-1].startswith("(bound): no scheduler can be below it (each job alone")
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -83,6 +100,7 @@ def test_cells_that_failed_are_told_and_the_exit_code_is_1(tmp_path):
         (("--folder", "taken"), "taken"),
         (("--workers", "-1"), "'--workers'"),
         (("--metric", "mean_jtc_s"), "Did you mean 'mean_jct_s'?"),
+        (("--against", "ffio"), "unknown scheduler to compare --against 'ffio'. Did you mean 'fifo'? Known: fifo."),
     ],
     ids=str,
 )

@@ -104,6 +104,8 @@ class Traits:
         It decides by differences in speed between device types: where there are none, tables have a note.
     lives_on_slos : bool
         It decides by the jobs' `slo_s`: where there are none, tables have a note.
+    oracle : bool
+        It knows what no scheduler could, such as the speed of every gang; tables have a note.
     measure_every_s : float or None
         Measure what tasks use, and how fast they are, at least this often: the measured columns of `snapshot.jobs` come
         from it; None: no need.
@@ -123,6 +125,7 @@ class Traits:
     knows_types: bool = True
     lives_on_types: bool = False
     lives_on_slos: bool = False
+    oracle: bool = False
     measure_every_s: float | None = None
     pays: Mapping[str, float] | None = None
 

@@ -92,6 +92,11 @@ def caveats(
             f"{name} lives on differences in speed between device types, and here {kinds} are equally fast (speeds: "
             f"{source}); so it decides {so}. --throughputs FILE gives measured speeds."
         )
+    if traits.oracle and jobs.malleable.any():
+        found.append(
+            f"{name} is an oracle: it knows the true speed of every gang before the run, which no scheduler can; its "
+            "figures tell what such knowledge is worth."
+        )
     if traits.lives_on_slos and np.isnan(jobs.slo_s).all():
         found.append(f"{name}: no job of {jobs.name} has an SLO (slo_s), so it only minimises cost.")
     return found

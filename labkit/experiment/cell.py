@@ -19,6 +19,7 @@ from labkit.experiment.cadence import every_slot
 from labkit.experiment.grid import Cell, Grid
 from labkit.experiment.inputs import Inputs
 from labkit.experiment.run import Experiment
+from labkit.results.bound import BOUND
 from labkit.results.record import RunRecord
 from labkit.schedulers import open_options, options_of
 from labkit.simulator import Faults, Overheads, Variation
@@ -70,6 +71,8 @@ class Outcome:
         The whole run, if it is to be kept.
     speeds : str
         Its speed model in words.
+    bound_jct_s : float
+        Mean JCT in seconds that no scheduler can go below there; NaN: it is not known.
     """
 
     cell: Cell
@@ -81,6 +84,7 @@ class Outcome:
     notes: tuple[str, ...] = ()
     record: RunRecord | None = None
     speeds: str = ""
+    bound_jct_s: float = float("nan")
 
 
 def run_cell(cell: Cell, *, inputs: Inputs, keep: bool = False) -> Outcome:
@@ -91,7 +95,11 @@ def run_cell(cell: Cell, *, inputs: Inputs, keep: bool = False) -> Outcome:
         try:
             record = _record(cell, inputs)
             kept = _portable(record) if keep else None
-            outcome = Outcome(cell, _plain(record.summary), record=kept, speeds=record.info.config["speeds"])
+            told = record.info.config
+            outcome = Outcome(
+                cell, _plain(record.summary), record=kept, speeds=told["speeds"],
+                bound_jct_s=told.get(BOUND, float("nan")),
+            )  # fmt: skip
         except Exception as error:
             outcome = failed(cell, error)
     return replace(

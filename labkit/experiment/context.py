@@ -48,11 +48,18 @@ def measurer(jobs: Jobs, cluster: Cluster, *, speed: SpeedModel) -> Measure:
         best = np.zeros(len(ps))
         for kind in np.flatnonzero(runs_on[job]):
             running, placed = compact(gangs, cluster, which=np.arange(len(ps), dtype=np.int32), device_type=int(kind))
-            measured = [float(speeds_of(speed, _one(running, i, job=job), jobs=jobs)[0]) for i in range(len(placed))]
-            best[placed] = np.maximum(best[placed], measured)
+            best[placed] = np.maximum(best[placed], _alone(speed, running, job=job, jobs=jobs))
         return best
 
     return measure
+
+
+def _alone(speed: SpeedModel, running: Running, *, job: int, jobs: Jobs) -> Floats:
+    """Return steps/s of job number `job` with each of some gangs, as if each were the only one."""
+    if speed.local:  # nobody is slowed by others: one question for all
+        return speeds_of(speed, replace(running, job=np.full(len(running.job), job, np.int32)), jobs=jobs)
+    alone = [float(speeds_of(speed, _one(running, i, job=job), jobs=jobs)[0]) for i in range(len(running.job))]
+    return np.array(alone, np.float64)
 
 
 def _one(running: Running, i: int, *, job: int) -> Running:

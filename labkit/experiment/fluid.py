@@ -12,6 +12,7 @@ from labkit.core.jobs import Jobs
 from labkit.core.protocols import Running, SpeedModel
 from labkit.core.resources import GPUS, Bools, Floats
 from labkit.experiment.profile import measure_profile
+from labkit.speed.fastest import fastest
 
 if TYPE_CHECKING:
     from labkit.experiment.run import Experiment
@@ -29,12 +30,14 @@ class FluidSpeed:
         (N, T) steps/s of each job's whole gang on each device type.
     durations_s : array
         (N,) seconds that each job takes on its best device type.
+    fastest : array, optional
+        (N,) the most steps/s of each job with whole GPUs.
     """
 
     local = True
 
-    def __init__(self, alone: Floats, durations_s: Floats) -> None:
-        self._alone, self._durations_s = alone, durations_s
+    def __init__(self, alone: Floats, durations_s: Floats, *, fastest: Floats | None = None) -> None:
+        self._alone, self._durations_s, self._fastest = alone, durations_s, fastest
 
     def speeds(self, running: Running) -> Floats:
         """Return steps per second of each job, (J,)."""
@@ -51,6 +54,10 @@ class FluidSpeed:
     def durations_s(self) -> Floats:
         """Return seconds that each job takes on its best device type, (N,)."""
         return self._durations_s
+
+    def fastest(self) -> Floats | None:
+        """Return the most steps/s of each job with whole GPUs, which slices of time cannot exceed, (N,)."""
+        return self._fastest
 
 
 def fluid_cluster(cluster: Cluster) -> Cluster:
@@ -95,4 +102,4 @@ def fluid(experiment: Experiment) -> Experiment:
 def fluid_speed(jobs: Jobs, cluster: Cluster, *, speed: SpeedModel) -> FluidSpeed:
     """Return the speed model of sliced gangs, from the one of whole gangs."""
     profile = measure_profile(jobs, cluster, speed=speed, pairs=False)
-    return FluidSpeed(profile.alone[profile.kind], speed.durations_s())
+    return FluidSpeed(profile.alone[profile.kind], speed.durations_s(), fastest=fastest(jobs, speed=speed))

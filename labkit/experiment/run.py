@@ -26,6 +26,7 @@ from labkit.core.protocols import Backend, Scheduler, SpeedModel
 from labkit.core.resources import Bools
 from labkit.experiment import provenance
 from labkit.experiment.asked import jobs_of, refuse_endless, refuse_odd, refuse_unknown, schedulers_of
+from labkit.experiment.bound import mean_jct_bound_s
 from labkit.experiment.cadence import Cadence, at_events
 from labkit.experiment.caveats import Caveat, caveats, speeds_in_words
 from labkit.experiment.context import context
@@ -34,6 +35,7 @@ from labkit.experiment.profile import slower_on_slowest_type
 from labkit.experiment.profiled import profiled
 from labkit.experiment.session import Observer, Session
 from labkit.experiment.speeds import declared, speed_model
+from labkit.results.bound import BOUND
 from labkit.results.notes import AMOUNTS_COUNT, TYPES_DIFFER
 from labkit.results.record import RunInfo, RunRecord, State
 from labkit.results.store import RunWriter
@@ -199,6 +201,11 @@ class Experiment:
         )  # fmt: skip
 
     @cached_property
+    def bound_jct_s(self) -> float:
+        """Mean JCT in seconds that no scheduler can go below: `labkit.experiment.bound`; NaN: it is not known."""
+        return mean_jct_bound_s(self)
+
+    @cached_property
     def _slower(self) -> float:
         """How many times slower a job may be on one device type than on another."""
         return slower_on_slowest_type(self.jobs, self.cluster, speed=self.speed)
@@ -261,6 +268,8 @@ class Experiment:
         observers: Sequence[Observer],
     ) -> RunRecord:
         info = self.info(scheduler, name=called)
+        if np.isfinite(self.bound_jct_s):  # of simulated runs alone: machines are not bound by a model
+            info = replace(info, config={**info.config, BOUND: self.bound_jct_s})
         watchers = list(observers)
         with ExitStack() as stack:
             if progress:

@@ -19,6 +19,7 @@ from labkit.experiment.grid import Cell, Grid
 from labkit.experiment.inputs import Inputs
 from labkit.experiment.on_dask import on_dask
 from labkit.experiment.pool import on_pool
+from labkit.results.bound import BOUND
 from labkit.results.record import RunRecord
 from labkit.results.sweep_folder import SweepFolder
 from labkit.results.sweeps import cell_table, idle_seeds
@@ -117,7 +118,7 @@ def sweep(
         store = Memory() if folder is None else stack.enter_context(SweepFolder.open(folder, plan=plan(grid, inputs)))
         todo = [cell for cell in _by_seed(grid) if not _is_done(store.rows.get(cell.id), keep=keep)]
         bar = stack.enter_context(_Bar(len(grid), done=len(grid) - len(todo), shown=progress))
-        notes = dict.fromkeys(_age_notes(store))
+        notes = dict.fromkeys([*_age_notes(store), *_notes_of_done(grid, store)])
         try:
             for outcome in stack.enter_context(closing(start(todo))):
                 notes |= dict.fromkeys(outcome.notes)
@@ -144,10 +145,16 @@ def row_of(outcome: Outcome, store: Store) -> dict[str, Any]:
     """Return the row of a cell as JSON holds it, with its run kept if there is one."""
     cell = outcome.cell
     run = "" if outcome.record is None else store.keep(outcome.record, run=_run_id(cell))
-    metrics = {name: None if math.isnan(value) else value for name, value in outcome.metrics.items()}
+    metrics = {name: _plain(value) for name, value in outcome.metrics.items()}
     row: dict[str, Any] = {"cell": cell.id, "keys": dict(cell.keys), "error": outcome.error, "run": run}
     row |= {"metrics": metrics, "cpu_s": outcome.cpu_s, "wall_s": outcome.wall_s, "speeds": outcome.speeds}
+    row |= {BOUND: _plain(outcome.bound_jct_s)} | ({"notes": list(outcome.notes)} if outcome.notes else {})
     return row | ({"trace": outcome.trace} if outcome.trace else {})
+
+
+def _plain(value: float) -> float | None:
+    """Return a number as JSON can hold it."""
+    return None if math.isnan(value) else value
 
 
 def default_workers() -> int:
@@ -195,6 +202,11 @@ def _age_notes(store: Store) -> list[str]:
     if not store.rows or then == now:
         return []
     return [f"cells that were done before are of labkit's commit {then or 'unknown'}, others now of {now or 'unknown'}"]
+
+
+def _notes_of_done(grid: Grid, store: Store) -> list[str]:
+    """Return what was noted of the cells that are not run again."""
+    return [note for cell in grid.cells for note in store.rows.get(cell.id, {}).get("notes", ())]
 
 
 def _idle_notes(table: pd.DataFrame) -> list[str]:

@@ -146,10 +146,12 @@ def compare(records: Sequence[RunRecord]) -> pd.DataFrame:
 
     Columns: label, the row of `RunInfo` that tells runs apart, `summary`; n_done (jobs completed), n_trace (jobs of
     the trace: with fewer done, means are over the quick ones); dollars (`labkit.results.cost.bills`, NaN where no run
-    is about cost), in_time (fraction of the jobs with an SLO that met it, NaN where none has one).
+    is about cost), in_time (fraction of the jobs with an SLO that met it, NaN where none has one); bound_jct_s (mean
+    JCT that no scheduler can go below, NaN where it is not known) and times_bound (mean_jct_s over it).
     """
     import pandas as pd
 
+    from labkit.results.bound import bound_jct_s
     from labkit.results.cost import bills, in_time
     from labkit.results.record import labels
 
@@ -164,6 +166,8 @@ def compare(records: Sequence[RunRecord]) -> pd.DataFrame:
                 "n_trace": len(record.jobs),
                 "dollars": bill,
                 "in_time": in_time(record),
+                "bound_jct_s": bound_jct_s(record),
+                "times_bound": record.summary["mean_jct_s"] / bound_jct_s(record),
             }
             for label, record, bill in zip(labels(records), records, bills(records), strict=True)
         ]

@@ -11,14 +11,17 @@ import numpy as np
 
 from labkit.core.errors import InputError, unknown
 from labkit.core.resources import Floats
+from labkit.results.bound import BOUND, BOUND_LABEL
 
 if TYPE_CHECKING:
     import pandas as pd
 
 AFTER: Final = ("error", "run")
 """Columns behind the keys of a cell, before its metrics."""
-LAST: Final = ("cpu_s", "wall_s")
+LAST: Final = (BOUND, "cpu_s", "wall_s")
 DONE: Final = ""
+BOUNDED: Final = "mean_jct_s"
+"""The metric of which there is a bound."""
 
 
 def cell_table(
@@ -27,8 +30,9 @@ def cell_table(
     """Return one row per cell, sorted by the grid.
 
     Columns: the axes (trace, cluster, parameters, scheduler, seed); error ("" where all is well, else why the cell
-    failed); run (folder of the whole run, "" where it is not kept); the metrics of `labkit.results.summary`; cpu_s,
-    wall_s. `attrs["speeds"]` lists the speed models in words.
+    failed); run (folder of the whole run, "" where it is not kept); the metrics of `labkit.results.summary`;
+    bound_jct_s (mean JCT that no scheduler can go below there, NaN where it is not known); cpu_s, wall_s.
+    `attrs["speeds"]` lists the speed models in words.
 
     Parameters
     ----------
@@ -54,7 +58,7 @@ def cell_table(
     columns["error"] = [row["error"] for _, row in chosen]
     columns["run"] = [str((folder or Path()) / row["run"]) if row["run"] else "" for _, row in chosen]
     columns |= {name: [_number(row["metrics"].get(name)) for _, row in chosen] for name in metrics}
-    columns |= {name: [row[name] for _, row in chosen] for name in LAST}
+    columns |= {name: [_number(row.get(name)) for _, row in chosen] for name in LAST}
     table = pd.DataFrame(columns)
     table.attrs["speeds"] = list(dict.fromkeys(row["speeds"] for _, row in chosen if row.get("speeds")))
     return table
@@ -148,8 +152,10 @@ def comparison(
     """Return means and differences side by side: what `labkit sweep` prints.
 
     Columns: those of `sweep_means`, then difference, difference_low, difference_high, relative, relative_low,
-    relative_high of scheduler - base on the same seeds; NaN for the base itself.
+    relative_high of scheduler - base on the same seeds, NaN for the base itself; times_bound (mean over that of the
+    bound on the same seeds, NaN where there is none). The bound of the mean JCT is a row of its own, "(bound)".
     """
+    table = with_bound(table) if metric == BOUNDED else table
     means = sweep_means(table, metric=metric, level=level)
     apart = sweep_differences(table, metric=metric, base=base, level=level)
     ends = {f"relative_{end}": apart[end] / apart["base"] for end in ("low", "high")}
@@ -157,7 +163,37 @@ def comparison(
     apart = apart.rename(columns={"mean": "difference", "low": "difference_low", "high": "difference_high"})
     keys = [key for key in keys_of(table) if key != "seed"]
     joined = means.merge(apart, on=keys, how="left", sort=False)
-    return joined[[*means.columns, *(name for name in apart.columns if name not in keys)]]
+    joined = joined[[*means.columns, *(name for name in apart.columns if name not in keys)]]
+    return joined.assign(times_bound=_times_bound(table, by=keys) if metric == BOUNDED else np.nan)
+
+
+def with_bound(table: pd.DataFrame) -> pd.DataFrame:
+    """Return a sweep with the bound of the mean JCT as one more scheduler, "(bound)", behind the others.
+
+    It has a row for each seed and combination of all other keys of which it is known; its other metrics are NaN.
+    """
+    import pandas as pd
+
+    keys = keys_of(table)
+    others = [key for key in keys if key != "scheduler"]
+    known = table[table[BOUND].notna()].drop_duplicates(others)
+    rows = known[[*keys, *AFTER, *LAST]].assign(scheduler=BOUND_LABEL, run="", **{BOUNDED: known[BOUND]})
+    if not len(rows):
+        return table
+    joined = pd.concat([table, rows], ignore_index=True)
+    order = joined.groupby([key for key in others if key != "seed"], sort=False, dropna=False).ngroup()
+    joined = joined.iloc[order.argsort(kind="stable")].reset_index(drop=True)
+    joined.attrs = table.attrs
+    return joined
+
+
+def _times_bound(table: pd.DataFrame, *, by: Sequence[str]) -> list[float]:
+    """Return the mean JCT of each group of rows over its bound, on the seeds that have both."""
+    ratios = []
+    for _, part in table.groupby(list(by), sort=False, dropna=False):
+        both = part[[BOUNDED, BOUND]].dropna().mean()
+        ratios.append(float(both[BOUNDED] / both[BOUND]) if both[BOUND] > 0 else np.nan)
+    return ratios
 
 
 def interval(values: Floats, *, level: float = 0.95) -> tuple[float, float, float]:

@@ -94,7 +94,7 @@ def available() -> list[str]:
     """Return the names of all schedulers.
 
     >>> available()[:3]
-    ['drf', 'fifo', 'gavel_allox']
+    ['constant', 'drf', 'fifo']
     """
     return sorted({*_recipes(), *from_packages("scheduler")})
 

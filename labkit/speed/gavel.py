@@ -90,7 +90,7 @@ class GavelSpeed:
         self._kind: Ints = kind.reshape(-1).astype(np.int32)
         self._by_workers = _by_workers(jobs, kinds, table, types)
         self._group_type: Ints = np.ascontiguousarray(cluster.group_type, np.int32)
-        self._total_steps = jobs.total_steps
+        self._jobs, self._total_steps = jobs, jobs.total_steps
         self.pairs = table.shared is not None
         self._model: Ints = np.ascontiguousarray(jobs.model, np.int32)
         self._counted, self._shared = _shared(jobs, kinds, table, types)
@@ -124,6 +124,21 @@ class GavelSpeed:
         best = self._alone.max(axis=1)
         durations: Floats = np.divide(self._total_steps, best, out=np.full(len(best), np.inf), where=best > 0)
         return durations
+
+    def fastest(self) -> Floats:
+        """Return steps/s of each job with any number of its workers on its fastest device type alone, (N,).
+
+        Where pairs were measured, at least as much as beside any partner; with `placement`, as spread over machines.
+        """
+        rates = self._by_workers if self._apart is None else np.maximum(self._by_workers, self._apart.by_workers)
+        best = rates.max(axis=2)[self._kind]
+        if self.pairs:
+            counted = self._counted[self._kind]
+            beside = self._shared.max(axis=(2, 3))[self._model[:, None], counted]
+            best = np.where(counted >= 0, np.maximum(best, beside), best)
+        jobs, row = self._jobs, np.arange(len(best))
+        most: Floats = np.maximum.accumulate(best, axis=1)[row, jobs.max_workers]
+        return np.where(jobs.malleable, most, best[row, jobs.n_workers])
 
 
 def _check_gpus(jobs: Jobs, gpus_each: Floats) -> None:

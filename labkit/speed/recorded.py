@@ -34,7 +34,7 @@ class Recorded:
             )
         self._per_worker: Floats = jobs.total_steps / jobs.duration_s / jobs.n_workers
         self._needs_ps: Bools | None = jobs.n_ps > 0 if (jobs.n_ps > 0).any() else None
-        self._durations_s = jobs.duration_s
+        self._durations_s, self._most_workers = jobs.duration_s, jobs.max_workers
         self._shape = len(jobs), len(cluster.device_types)
 
     def speeds(self, running: Running) -> Floats:
@@ -51,3 +51,8 @@ class Recorded:
     def durations_s(self) -> Floats:
         """Return the recorded seconds of each job, (N,)."""
         return self._durations_s.copy()
+
+    def fastest(self) -> Floats:
+        """Return steps/s of each job with the most workers that it may have, (N,)."""
+        best: Floats = self._per_worker * self._most_workers
+        return best

@@ -116,6 +116,16 @@ class StepTime:
         """
         return np.asarray(self.jobs.total_steps / np.where(self._speeds_alone > 0, self._speeds_alone, np.nan))
 
+    def fastest(self) -> Floats | None:
+        """Return steps/s of each job with its most workers on its fastest device type, (N,).
+
+        None where that does not settle it: with a network, interference, or work on CPU cores.
+        """
+        if not self.local or self.cpu is not None:
+            return None
+        best: Floats = self.jobs.max_workers * self.type_speed.max(axis=1) / self.compute_s
+        return best
+
     def _speeds(self, running: Running, *, alone: bool) -> Floats:
         n = len(running.job)
         workers, servers = Tasks.of(running, Role.WORKER), Tasks.of(running, Role.PS)

@@ -29,7 +29,7 @@ def test_every_answer_can_be_carried_out_and_is_the_same_twice(name: str, scene:
     check_answer(make(name), scene=scene)
 
 
-@pytest.mark.parametrize("name", ["drf", "fifo", "las", "optimus", "sjf", "srtf", "tetris"])
+@pytest.mark.parametrize("name", ["constant", "drf", "fifo", "las", "lookahead", "optimus", "sjf", "srtf", "tetris"])
 @pytest.mark.parametrize("placer", [FirstFit(), Spread(), Pack(), Even(), Even(keep_order=True)], ids=repr)
 def test_every_scheduler_composes_with_every_placer(name: str, placer: object) -> None:
     check_scheduler(make(name, placer=placer), seed=3)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from labkit.core import Role
 from labkit.experiment import Experiment, every_slot
 from labkit.schedulers import make
-from labkit.schedulers.optimus import best_move
+from labkit.schedulers.marginal_gain import best_move
 from labkit.simulator import Losses, loss_targets
 from labkit.workloads import catalogue_jobs, with_epoch_error
 from tests.schedulers import dl2
@@ -40,6 +40,7 @@ def test_fitted_from_ten_samples_reaches_2_45_slots_on_short_48n(shared_data):
     assert mean_jct(lambda _: make("optimus", n_pre_runs=10), shared_data) <= 2.45
 
 
+@pytest.mark.filterwarnings("ignore:x is an oracle")
 def test_the_oracle_that_looks_six_steps_ahead_reaches_2_20_slots_or_so(shared_data):
     assert mean_jct(lambda _: make("optimus", oracle=True), shared_data) == pytest.approx(2.20, abs=0.1)
 

@@ -1,0 +1,109 @@
+"""Workers and servers by marginal gain: what `optimus` does with fitted speeds and `lookahead` with the true ones."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from labkit.core.jobs import Jobs
+from labkit.core.resources import Bools, Floats, Ints
+from labkit.core.snapshot import Snapshot
+from labkit.schedulers.base import capacity
+
+
+def kinds_of(jobs: Jobs) -> tuple[Ints, Ints]:
+    """Return the first job of each kind (K,), and the kind of each job (N,): jobs of one kind train alike."""
+    traits = np.column_stack([jobs.model, jobs.sync, jobs.worker_demand, jobs.ps_demand, jobs.max_ps > 0])
+    _, first, kind = np.unique(traits, axis=0, return_index=True, return_inverse=True)
+    return first.astype(np.int32), kind.reshape(-1).astype(np.int32)
+
+
+def every_gang(jobs: Jobs, alike: Ints) -> tuple[Ints, Ints]:
+    """Return PSs and workers of every gang that one of some jobs may have; all-reduce counts as one PS."""
+    most_ps, most_workers = max(int(jobs.max_ps[alike].max()), 1), int(jobs.max_workers[alike].max())
+    ps, workers = np.meshgrid(np.arange(1, most_ps + 1), np.arange(1, most_workers + 1), indexing="ij")
+    return ps.ravel().astype(np.int32), workers.ravel().astype(np.int32)
+
+
+def by_urgency(snapshot: Snapshot, left: Floats, seconds: Floats) -> Ints:
+    """Return positions of jobs, the one with the least time left in its smallest gang first."""
+    jobs, table = snapshot.jobs, snapshot.table
+    rigid = ~table.malleable[jobs.number]
+    rows = np.arange(len(jobs))
+    time_s = left * seconds[rows, 1, 1]
+    if rigid.any():  # of rigid jobs, what they take from others counts too: remaining service
+        share = (table.gang_demand[jobs.number] / np.maximum(capacity(snapshot), 1e-12)).max(axis=1)
+        time_s = np.where(rigid, jobs.remaining_s * share / max(float(share.mean()), 1e-12), time_s)
+    return np.argsort(np.nan_to_num(time_s, nan=0.0), kind="stable").astype(np.int32)
+
+
+@njit(cache=True)
+def fits(w: int, p: int, worker: Floats, ps: Floats, left: Floats) -> bool:
+    """Tell whether w workers and p PSs fit into what is left (R,)."""
+    fit = True
+    for r in range(len(left)):
+        fit = fit and w * worker[r] + p * ps[r] <= left[r]
+    return fit
+
+
+@njit(cache=True)
+def best_move(
+    seconds: Floats, w: int, p: int, max_w: int, max_p: int, look_ahead: int, worker: Floats, ps: Floats,
+    worker_cost: float, ps_cost: float, left: Floats,
+) -> tuple[float, int, int]:  # fmt: skip
+    """Return the gain per cost and per step left of the best addition that fits, and its workers and PSs."""
+    best, best_w, best_p = 0.0, 0, 0
+    row = max(p, 1)
+    for dp in range(min(look_ahead, max_p - p) + 1):
+        for dw in range(min(look_ahead - dp, max_w - w) + 1):
+            if dp + dw == 0:
+                continue
+            saved = (seconds[row, w] - seconds[row + dp, w + dw]) / (dp * ps_cost + dw * worker_cost)
+            if saved > best * (1 + 1e-12) and fits(dw, dp, worker, ps, left):
+                best, best_w, best_p = saved, dw, dp
+    return best, best_w, best_p
+
+
+@njit(cache=True)
+def allocate(
+    order: Ints, jobs: Ints, kind: Ints, left_steps: Floats, weight: Floats, seconds: Floats, look_ahead: int,
+    worker: Floats, ps: Floats, asked_workers: Ints, asked_ps: Ints, max_workers: Ints, max_ps: Ints,
+    malleable: Bools, total: Floats,
+) -> tuple[Ints, Ints]:  # fmt: skip
+    """Return workers and PSs of each job (J,) by marginal gain."""
+    n = len(jobs)
+    n_workers, n_ps = np.zeros(n, np.int32), np.zeros(n, np.int32)
+    gain, d_workers, d_ps = np.zeros(n), np.zeros(n, np.int32), np.zeros(n, np.int32)
+    worker_cost, ps_cost = np.zeros(n), np.zeros(n)
+    left = total + 1e-9
+    for i in order:
+        j = jobs[i]
+        w, p = (1, min(1, max_ps[j])) if malleable[j] else (asked_workers[j], asked_ps[j])
+        if fits(w, p, worker[j], ps[j], left):
+            n_workers[i], n_ps[i] = w, p
+            left -= w * worker[j] + p * ps[j]
+    for i in range(n):
+        j = jobs[i]
+        worker_cost[i] = max(np.max(worker[j] / np.maximum(total, 1e-12)), 1e-9)
+        ps_cost[i] = max(np.max(ps[j] / np.maximum(total, 1e-12)), 1e-9)  # a PS may take nothing
+        if n_workers[i] and malleable[j]:
+            found = best_move(
+                seconds[kind[i]], n_workers[i], n_ps[i], max_workers[j], max_ps[j], look_ahead, worker[j], ps[j],
+                worker_cost[i], ps_cost[i], left,
+            )  # fmt: skip
+            gain[i], d_workers[i], d_ps[i] = found[0] * left_steps[i] * weight[i], found[1], found[2]
+    while n:
+        i = int(np.argmax(gain))
+        if not gain[i] > 0:
+            break
+        j = jobs[i]
+        if fits(d_workers[i], d_ps[i], worker[j], ps[j], left):
+            n_workers[i] += d_workers[i]
+            n_ps[i] += d_ps[i]
+            left -= d_workers[i] * worker[j] + d_ps[i] * ps[j]
+        found = best_move(
+            seconds[kind[i]], n_workers[i], n_ps[i], max_workers[j], max_ps[j], look_ahead, worker[j], ps[j],
+            worker_cost[i], ps_cost[i], left,
+        )  # fmt: skip
+        gain[i], d_workers[i], d_ps[i] = found[0] * left_steps[i] * weight[i], found[1], found[2]
+    return n_workers, n_ps

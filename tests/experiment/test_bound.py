@@ -1,0 +1,189 @@
+"""The bound below which no scheduler's mean JCT can be: by hand, reached, never beaten, and kept by sweeps."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from labkit import cli
+from labkit.core import Jobs
+from labkit.core.resources import amounts
+from labkit.experiment import Experiment, Grid, every_slot, sweep
+from labkit.experiment.bound import jct_bound_s
+from labkit.results import compare, read_sweep
+from labkit.results.bound import BOUND, BOUND_LABEL
+from labkit.results.sweeps import comparison
+from labkit.simulator import Overheads, Variation
+from labkit.speed.fastest import fastest
+from labkit.speed.measured import MeasuredSpeed, SpeedTable
+from labkit.speed.recorded import Recorded
+from labkit.testing import strategies
+from labkit.topology import no_network
+from labkit.workloads.expressions import trace
+from tests.schedulers import dl2
+
+SLOT_S = 1200.0
+GANGS = {(1, 1): 10.0, (2, 1): 16.0, (1, 2): 15.0, (2, 2): 12.0}
+"""(PSs, workers) -> samples/s: more is not always faster."""
+
+
+def measured(jobs: Jobs, *, n: int = 4, speeds: dict[tuple[int, int], float] | None = None) -> MeasuredSpeed:
+    given = GANGS if speeds is None else speeds
+    table = SpeedTable.of(
+        ["m"] * len(given), n_ps=[p for p, _ in given], n_workers=[w for _, w in given], samples_per_s=[*given.values()]
+    )
+    return MeasuredSpeed(jobs, no_network(n), table=table)
+
+
+def jobs_of(arrival_s: list[float], *, steps: float = 1600.0, most: int = 2, **columns) -> Jobs:
+    given = {"n_workers": 1, "n_ps": 1, "max_workers": most, "max_ps": most, "model": ["m"] * len(arrival_s)}
+    demands = {"worker_demand": amounts(gpus=1, cpus=2), "ps_demand": amounts(cpus=2)}
+    return Jobs.of(arrival_s=arrival_s, total_steps=steps, **(given | demands | columns))
+
+
+def experiment_of(jobs: Jobs, **options) -> Experiment:
+    return Experiment.of(jobs, cluster=no_network(4), speed=measured(jobs), **options)
+
+
+def test_a_job_cannot_be_done_before_its_steps_at_the_speed_of_its_fastest_gang():
+    experiment = experiment_of(jobs_of([0.0, 130.0]))
+    assert jct_bound_s(experiment) == pytest.approx([100.0, 100.0])  # 1600 samples at 16 per second: 2 PSs, 1 worker
+    assert experiment_of(jobs_of([0.0], most=1)).bound_jct_s == pytest.approx(160.0)
+    assert experiment_of(jobs_of([0.0], steps=800.0)).bound_jct_s == pytest.approx(50.0)
+
+
+def test_with_slots_a_job_waits_for_the_next_one():
+    experiment = experiment_of(jobs_of([0.0, 130.0, 600.0]), cadence=every_slot(600))
+    assert jct_bound_s(experiment) == pytest.approx([100.0, 470.0 + 100.0, 100.0])
+
+
+def test_what_is_less_than_ideal_moves_it_to_the_safe_side():
+    jobs = jobs_of([0.0])
+    assert experiment_of(jobs, overheads=Overheads(start_s=20, restart_s=50)).bound_jct_s == pytest.approx(120.0)
+    assert experiment_of(jobs, overheads=Overheads(start_s=20)).bound_jct_s == pytest.approx(100.0)
+    assert experiment_of(jobs, variation=Variation(period_s=60, error=0.25)).bound_jct_s == pytest.approx(80.0)
+    longer = replace(jobs, true_steps=jobs.true_steps * 2)
+    assert experiment_of(longer).bound_jct_s == pytest.approx(200.0)
+
+
+def test_where_nothing_binds_a_scheduler_reaches_it():
+    record = experiment_of(jobs_of([0.0, 130.0]), cadence=every_slot(600)).run("constant(n_ps=2, n_workers=1)")
+    assert record.summary["mean_jct_s"] == pytest.approx(record.info.config[BOUND])
+    (row,) = compare([record]).to_dict("records")
+    assert row["times_bound"] == pytest.approx(1.0)
+
+
+def test_it_is_not_known_where_speeds_depend_on_the_network_or_a_subclass_changes_them():
+    network = Experiment.of(trace("poisson(3, per_hour=60)"), cluster="demo", speed="step-time")
+    assert jct_bound_s(network) is None
+    assert np.isnan(network.bound_jct_s)
+    assert BOUND not in network.run("fifo").info.config
+
+    class Twice(Recorded):
+        def speeds(self, running):
+            return 2 * super().speeds(running)
+
+    jobs = jobs_of([0.0], duration_s=100.0)
+    assert fastest(jobs, speed=Recorded(jobs, no_network(4))) == pytest.approx([32.0])  # in proportion to workers
+    assert fastest(jobs, speed=Twice(jobs, no_network(4))) is None
+
+
+NAMES = ("fifo", "srtf", "drf", "tetris", "optimus", "constant", "lookahead")
+UNSTEADY = {
+    "plain": {},
+    "slots": {"cadence": every_slot(90.0)},
+    "overheads": {"overheads": Overheads(start_s=30, restart_s=5, rescale_s=1)},
+    "variation": {"variation": Variation(period_s=60, error=0.5, straggler_probability=0.2)},
+}
+
+
+@given(data=st.data(), name=st.sampled_from(NAMES), case=st.sampled_from(sorted(UNSTEADY)))
+@settings(max_examples=25)
+@pytest.mark.filterwarnings("ignore::labkit.experiment.caveats.Caveat")
+def test_no_scheduler_is_below_it(data, name, case):
+    cluster = data.draw(strategies.clusters())
+    jobs = data.draw(strategies.jobs(cluster=cluster, max_jobs=6))
+    experiment = Experiment.of(jobs, cluster=cluster, speed=Recorded(jobs, cluster), **UNSTEADY[case])
+    jct_s = experiment.run(name).table["jct_s"].to_numpy()
+    assert (jct_s >= jct_bound_s(experiment) * (1 - 1e-9)).all()
+
+
+@given(seed=st.integers(0, 2**16), name=st.sampled_from(NAMES), slot_s=st.sampled_from([60.0, 1000.0]))
+@settings(max_examples=25)
+@pytest.mark.filterwarnings("ignore::labkit.experiment.caveats.Caveat")
+def test_no_scheduler_is_below_it_on_measured_speeds(seed, name, slot_s):
+    rng = np.random.default_rng(seed)
+    jobs = jobs_of(np.sort(rng.uniform(0, 2000, 5)).tolist(), steps=rng.uniform(100, 5000, 5), most=3)
+    speeds = {(p, w): float(rng.uniform(1, 30)) for p in (1, 2, 3) for w in (1, 2, 3)}
+    model = measured(jobs, speeds=speeds)
+    experiment = Experiment.of(jobs, cluster=no_network(2), speed=model, cadence=every_slot(slot_s))
+    jct_s = experiment.run(name).table["jct_s"].to_numpy()
+    assert (jct_s >= jct_bound_s(experiment) * (1 - 1e-9)).all()
+
+
+@pytest.mark.parametrize("name", ["fifo", "gavel_las", "gavel_gandiva", "gavel_las(ideal=True)"])
+def test_no_scheduler_is_below_it_on_gavels_throughputs(name):
+    experiment = Experiment.of(trace("gavel_jobs(12, mean_gap_s=600, multi_gpu=True)"), cluster="gavel-8-16-24")
+    alone = experiment.speed.durations_s() * experiment.jobs.true_steps / experiment.jobs.total_steps
+    assert (jct_bound_s(experiment) <= alone * (1 + 1e-9)).all()
+    record = experiment.run(name)
+    assert (record.table["jct_s"] >= jct_bound_s(experiment) * (1 - 1e-9)).all()
+    assert record.info.config[BOUND] == pytest.approx(experiment.bound_jct_s)
+
+
+@pytest.mark.parametrize(("seeds", "slots"), [(range(1, 6), 2.1927), (range(6, 26), 2.254)])
+def test_dl2s_short_jobs_take_2_19_slots_at_least(seeds, slots, shared_data):
+    """A prototype that is no part of labkit found the same, on the same seeds."""
+    bounds = []
+    for seed in seeds:
+        jobs = dl2.short_48n(seed, shared_data)
+        model = dl2.speed(jobs, dl2.cluster("short_48n"), shared_data)
+        bounds.append(Experiment.of(jobs, cluster="dl2-48n", speed=model, cadence=every_slot(SLOT_S)).bound_jct_s)
+    assert np.mean(bounds) / SLOT_S == pytest.approx(slots, abs=5e-4)
+
+
+RIGID = "poisson(6, per_hour=60, median_s=600, mean_s=700)"
+
+
+def test_a_sweep_keeps_it_for_each_cell_and_compares_it_like_a_scheduler(tmp_path):
+    grid = Grid(schedulers=["fifo", "srtf"], trace=RIGID, cluster="no_network(2)", seeds=3, speed="recorded")
+    table = sweep(grid, folder=tmp_path / "s", workers=0, progress=False)
+    by_seed = table.groupby("seed")[BOUND].nunique()
+    assert (by_seed == 1).all()
+    assert table[BOUND].nunique() == 3
+    assert (table["mean_jct_s"] >= table[BOUND] * (1 - 1e-9)).all()
+    for again in (read_sweep(tmp_path / "s"), sweep(grid, folder=tmp_path / "s", workers=0, progress=False)):
+        assert again[BOUND].tolist() == table[BOUND].tolist()
+    told = comparison(table, base="srtf").set_index("scheduler")
+    assert list(told.index) == ["fifo", "srtf", BOUND_LABEL]
+    bounds = table[table["scheduler"] == "srtf"][BOUND].to_numpy()
+    srtf = table[table["scheduler"] == "srtf"]["mean_jct_s"].to_numpy()
+    assert told.loc[BOUND_LABEL, "mean"] == pytest.approx(bounds.mean())
+    assert told.loc[BOUND_LABEL, "difference"] == pytest.approx((bounds - srtf).mean())
+    assert told.loc["srtf", "times_bound"] == pytest.approx(srtf.mean() / bounds.mean())
+    assert told.loc[BOUND_LABEL, "times_bound"] == 1.0
+    assert BOUND_LABEL not in comparison(table, metric="makespan_s")["scheduler"].tolist()
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_compare_prints_a_line_and_a_column(capsys, as_json):
+    jobs = jobs_of([0.0, 10.0, 20.0], duration_s=100.0, max_workers=1, max_ps=1)
+    cli._compare(
+        jobs, cluster="no_network(2)", schedulers="fifo,srtf", report=None, command=[], as_json=as_json,
+        options={"speed": "recorded"},
+    )  # fmt: skip
+    printed = capsys.readouterr().out.splitlines()
+    if not as_json:
+        assert printed[-1].startswith(
+            "bound: no scheduler can be below a mean JCT of 100 s (each job alone on its fast"
+        )
+        assert any("times" in line for line in printed)
+        return
+    rows = [json.loads(line) for line in printed]
+    assert [row["bound"]["mean_jct_s"] for row in rows] == pytest.approx([100.0, 100.0])
+    assert [row["times_bound"] for row in rows] == pytest.approx([1.0, 1.0])
