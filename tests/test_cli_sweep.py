@@ -44,7 +44,7 @@ def test_dl2s_published_drf_has_its_published_jct_from_the_command_line(tmp_path
         "--seeds", "1-5", "--folder", "s", "--workers", "0", "--json", cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    (row,) = (json.loads(line) for line in done.stdout.splitlines())
+    row, *_ = (json.loads(line) for line in done.stdout.splitlines())
     assert row["mean"] / 1200 == pytest.approx(4.294, abs=0.0005)
 
 
