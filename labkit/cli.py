@@ -1,4 +1,4 @@
-"""The command line: `labkit demo`, `compare`, `sweep`, `traces`, `clusters`, `report`, `doctor`."""
+"""The command line: `labkit demo`, `compare`, `sweep`, `train-policy`, `traces`, `clusters`, `report`, `doctor`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import typer
 
 from labkit import early
 from labkit.cli_sweep import sweep
+from labkit.cli_train import train_policy
 from labkit.core.errors import ComparisonError, LabkitError
 from labkit.core.files import refuse_closed, refuse_unwritable
 from labkit.elastic.command import train
@@ -34,6 +35,7 @@ traces_app = typer.Typer(help="Describe, list and download traces of jobs.", no_
 app.add_typer(traces_app, name="traces")
 app.command()(train)
 app.command()(sweep)
+app.command()(train_policy)
 app.command()(run)
 app.command()(attach)
 app.command()(watch)

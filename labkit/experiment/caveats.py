@@ -11,6 +11,7 @@ from labkit.core.jobs import Jobs
 from labkit.core.life import Traits
 from labkit.core.protocols import Scheduler, SpeedModel
 from labkit.core.resources import Floats
+from labkit.core.text import shortened
 from labkit.experiment.profile import measure_profile
 from labkit.speed.recorded import Recorded
 
@@ -99,4 +100,10 @@ def caveats(
         )
     if traits.lives_on_slos and np.isnan(jobs.slo_s).all():
         found.append(f"{name}: no job of {jobs.name} has an SLO (slo_s), so it only minimises cost.")
+    unmet = getattr(scheduler, "unmet", None)  # of a scheduler that was trained
+    if unmet is not None and (strange := unmet(jobs)):
+        found.append(
+            f"{name}: its training has met no {shortened(', '.join(strange))}; it decides about such jobs by their "
+            "epochs and ages alone. `labkit train-policy` trains one on your own jobs."
+        )
     return found

@@ -9,6 +9,7 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from labkit.core.draft import BOTH, FEATURES, MOST, PS, WORKER
 from labkit.core.errors import InputError, unknown
 from labkit.core.events import Events, Kind, Role
 from labkit.core.resources import Bools
@@ -20,15 +21,6 @@ from labkit.experiment.session import Session
 Observation = NDArray[np.float32]
 ExperimentOf = Callable[[np.random.Generator], Experiment]
 REWARDS: Final = ("progress", "time")
-
-WORKER, PS, BOTH = range(3)
-"""What an action gives to a job: a worker, a parameter server, or one of each (a rigid job: its whole gang)."""
-
-MOST: Final = 1e9
-"""No feature is larger."""
-
-FEATURES: Final = ("slots run", "epochs left", "dominant share", "workers", "parameter servers")
-"""What is seen of each job beside its model."""
 
 
 class SlotEnv(gym.Env[Observation, np.int64]):

@@ -10,6 +10,7 @@ import numpy as np
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
+from labkit.core import draft
 from labkit.core.errors import InputError
 from labkit.core.resources import Bools, Floats
 from labkit.experiment.run import Experiment
@@ -55,11 +56,11 @@ class SlotEnvs(gym.vector.VectorEnv[Any, Any, Any]):  # its rewards are floats, 
         self.observation_space = batch_space(one.observation_space, n_envs)
         self.action_space = batch_space(one.action_space, n_envs)
         self._of, self._models = one.experiment_of, one.models
-        self._rules = episodes.Rules(one.slot_s, one.patience, one.reward == "time")
+        self.rules = episodes.Rules(one.slot_s, one.patience, one.reward == "time")
         self._shape = self.observation_space.shape or ()
         self._rngs: list[np.random.Generator] = []
         self._over, self._rewards = np.zeros(n_envs, np.bool_), np.zeros(n_envs)
-        self._batch: episodes.Batch | None = None
+        self._batch: draft.Batch | None = None
 
     def reset(
         self,
@@ -74,36 +75,43 @@ class SlotEnvs(gym.vector.VectorEnv[Any, Any, Any]):  # its rewards are floats, 
         for b in range(self.num_envs):
             self._begin(b)
         self._over[:] = False
-        return self._all.seen, self._info()
+        return self.batch.seen, self._info()
 
     def step(self, actions: Actions) -> tuple[Observation, Floats, Bools, Bools, dict[str, Any]]:
         """Take one action in each episode."""
         for b in np.flatnonzero(self._over).tolist():
             self._begin(b)
-        episodes.step(self._all, np.asarray(actions, np.int64), self._rules, self._over, self._rewards)
-        episode = self._all.episode
+        episodes.step(self.batch, np.asarray(actions, np.int64), self.rules, self._over, self._rewards)
+        episode = self.batch.episode
         done, stalled = episode["n_done"] == episode["n_jobs"], episode["stalled"].copy()
         np.logical_or(done, stalled, out=self._over)
-        return self._all.seen, self._rewards, done, stalled, self._info()
+        return self.batch.seen, self._rewards, done, stalled, self._info()
 
     @property
     def done_s(self) -> Floats:
         """(B, N) when the jobs of each episode were completed; inf: not yet, NaN: there is no such job."""
-        there = np.arange(self._all.job.shape[1]) < self._all.episode["n_jobs"][:, None]
-        return np.where(there, self._all.job["done_s"], np.nan)
+        there = np.arange(self.batch.job.shape[1]) < self.batch.episode["n_jobs"][:, None]
+        return np.where(there, self.batch.job["done_s"], np.nan)
 
     # --- inside
 
     @property
-    def _all(self) -> episodes.Batch:
+    def batch(self) -> draft.Batch:
+        """The episodes as they are, for compiled code.
+
+        Raises
+        ------
+        InputError
+            If none has begun.
+        """
         if self._batch is None:
             raise InputError("no episode has begun; call reset() first.")
         return self._batch
 
     def _info(self) -> dict[str, Any]:
-        episode = self._all.episode
+        episode = self.batch.episode
         return {
-            "action_mask": self._all.mask,
+            "action_mask": self.batch.mask,
             "n_unseen": episode["n_active"] - episode["n_seen"],
             "now_s": episode["now_s"].copy(),
         }
@@ -130,7 +138,7 @@ class SlotEnvs(gym.vector.VectorEnv[Any, Any, Any]):  # its rewards are floats, 
         batch.asked[b, :n] = np.column_stack([jobs.n_workers, jobs.n_ps])
         batch.most[b, :n] = np.column_stack([jobs.max_workers, jobs.max_ps])
         demands = np.stack([jobs.worker_demand, jobs.ps_demand], axis=1)
-        episodes.begin(batch, b, self._rules, demands, experiment.speed.runs_on(), cluster.group_type.astype(np.int32))
+        episodes.begin(batch, b, self.rules, demands, experiment.speed.runs_on(), cluster.group_type.astype(np.int32))
 
 
 def _only_counts(experiment: Experiment) -> ByCounts:
@@ -160,42 +168,21 @@ def _fill(grid: Floats, by_count: Floats) -> None:
     grid[:n_rows, :, n_workers:] = grid[:n_rows, :, n_workers - 1 : n_workers]
 
 
-def _holds(batch: episodes.Batch, sizes: tuple[int, ...]) -> bool:
+def _holds(batch: draft.Batch, sizes: tuple[int, ...]) -> bool:
     """Tell whether arrays are large enough for jobs, groups, rows, parameter servers and workers of an episode."""
     return all(size <= has for size, has in zip(sizes, _sizes(batch), strict=True))
 
 
-def _sizes(batch: episodes.Batch) -> tuple[int, ...]:
+def _sizes(batch: draft.Batch) -> tuple[int, ...]:
     return batch.job.shape[1], batch.capacity.shape[1], *batch.speed.shape[1:], batch.capacity.shape[2]
 
 
-def _grown(old: episodes.Batch | None, shape: tuple[int, ...], sizes: tuple[int, ...]) -> episodes.Batch:
+def _grown(old: draft.Batch | None, shape: tuple[int, ...], sizes: tuple[int, ...]) -> draft.Batch:
     """Return arrays for episodes of some sizes, with those that are under way."""
     if old is not None:
         sizes = tuple(max(size, has) for size, has in zip(sizes, _sizes(old), strict=True))
-    n_jobs, n_groups, n_rows, n_ps, n_workers, n_resources = sizes
     n_envs, n_seen, n_features = shape
-    batch = episodes.Batch(
-        episode=np.zeros(n_envs, episodes.EPISODE),
-        job=np.zeros((n_envs, n_jobs), episodes.JOB),
-        speed=np.zeros((n_envs, n_rows, n_ps, n_workers)),
-        demand=np.zeros((n_envs, 2 * n_jobs, n_resources)),
-        usable=np.zeros((n_envs, 2 * n_jobs, n_groups), np.bool_),
-        pair=np.zeros((n_envs, n_jobs, 2), np.int32),
-        finds=np.zeros((n_envs, n_jobs, 3), np.bool_),
-        capacity=np.zeros((n_envs, n_groups, n_resources)),
-        there=np.zeros((n_envs, n_resources)),
-        malleable=np.zeros((n_envs, n_jobs), np.bool_),
-        pair_of=np.zeros((n_envs, n_jobs), np.int32),
-        **{name: np.zeros((n_envs, n_jobs, 2), np.int32) for name in ("kind", "asked", "most", "n", "n_held")},
-        given=np.zeros((n_envs, n_jobs, 2, n_groups), np.int16),
-        held=np.zeros((n_envs, n_jobs, 2, n_groups), np.int16),
-        free=np.zeros((n_envs, n_groups, n_resources)),
-        first=np.zeros((n_envs, 2 * n_jobs), np.int32),
-        active=np.zeros((n_envs, n_jobs), np.int32),
-        seen=np.zeros((n_envs, n_seen, n_features), np.float32),
-        mask=np.zeros((n_envs, 3 * n_seen + 1), np.bool_),
-    )
+    batch = draft.empty(n_envs, *sizes, n_seen=n_seen, n_features=n_features)
     if old is not None:
         for name, new in batch._asdict().items():
             before = getattr(old, name)

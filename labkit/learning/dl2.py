@@ -1,0 +1,384 @@
+"""Training DL2's policy: first it imitates a teacher, then it compares what else it might do in a slot.
+
+It needs no live cluster: episodes are simulated in compiled code (`episodes`, `branches`), the network learns in torch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from labkit.core.errors import InputError
+from labkit.core.resources import Ints
+from labkit.learning.branches import explore, play
+from labkit.learning.env import ExperimentOf
+from labkit.learning.envs import SlotEnvs
+from labkit.schedulers.dl2.policy import BEST, N_HELD, NOTHING, How, Net, Record, n_seen, record
+from labkit.schedulers.dl2.weights import Weights
+
+PATIENCE: Final = 100
+MOST_BETTER: Final = 4.0
+"""Branches are better or worse by at most so many standard deviations, for learning."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How a policy is trained; the defaults are the best that was found.
+
+    Attributes
+    ----------
+    n_lessons, n_rounds : int
+        Updates in which it imitates the teacher, and updates in which it learns from branches.
+    n_envs : int
+        Episodes of an update, each with a trace of its own.
+    n_branches, n_slots, share : int, int, float
+        As `labkit.learning.branches.explore` takes them.
+    n_jobs : int
+        Most jobs that are seen at once.
+    n_units : int
+        H, units of a layer.
+    taught : int
+        Tasks that the teacher looks ahead.
+    lesson_rate, rate : float
+        Learning rates (Adam) of lessons and rounds; both fall linearly.
+    n_epochs, n_parts : int
+        Times that an update goes over its decisions, in so many parts.
+    clip : float
+        Of the ratio of chances (PPO).
+    """
+
+    n_lessons: int = 40
+    n_rounds: int = 400
+    n_envs: int = 16
+    n_branches: int = 8
+    n_slots: int = 10
+    share: float = 0.3
+    n_jobs: int = 40
+    n_units: int = 64
+    taught: int = 16
+    lesson_rate: float = 3e-3
+    rate: float = 1e-3
+    n_epochs: int = 2
+    n_parts: int = 8
+    clip: float = 0.2
+
+
+class Policy(nn.Module):
+    """The network of `labkit.schedulers.dl2.policy` as torch knows it."""
+
+    def __init__(self, n_models: int, n_units: int) -> None:
+        super().__init__()
+        self.n_models = n_models
+        self.seen = nn.Linear(n_seen(n_models), n_units)
+        self.held = nn.Parameter(0.2 * torch.randn(n_models, N_HELD, n_units))
+        self.middle = nn.Linear(n_units, n_units)
+        self.worth = nn.Linear(n_units, 3)
+        self.stop = nn.Parameter(torch.zeros(1))
+        nn.init.orthogonal_(self.worth.weight, 0.01)
+        nn.init.zeros_(self.worth.bias)
+
+    def forward(self, seen: Tensor, job: Tensor, held: Tensor) -> Tensor:
+        """Return what tasks are worth, (R, 3), to `job` (R,) of S jobs `seen` (S, F), with what is `held` (R, 6)."""
+        of_model = seen[:, : self.n_models][job]
+        mixed = (of_model[:, :, None] * held[:, None, :]).reshape(len(held), -1)
+        one = torch.relu(self.seen(seen)[job] + mixed @ self.held.reshape(-1, self.held.shape[-1]))
+        worth: Tensor = self.worth(torch.relu(self.middle(one)))
+        return worth
+
+    def net(self) -> Net:
+        """Return the weights for compiled code; models that are not told apart are the mean of those that are."""
+        held = torch.cat([self.held, self.held.mean(0, keepdim=True)])
+        parts = (
+            self.seen.weight.T, held, self.seen.bias, self.middle.weight.T, self.middle.bias, self.worth.weight.T,
+            self.worth.bias, self.stop,
+        )  # fmt: skip
+        return Net(*(np.ascontiguousarray(part.detach().numpy(), np.float32) for part in parts))
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What came of an update.
+
+    Attributes
+    ----------
+    kind : str
+        "lesson" or "round".
+    number : int
+        How many there were before.
+    slots : int
+        Slots that were decided in training so far.
+    mean_jct : float
+        Of its episodes, in slots.
+    loss, entropy : float
+        Of the last part of its last epoch.
+    cpu_s : float
+        Processor time of training so far, in seconds.
+    """
+
+    kind: str
+    number: int
+    slots: int
+    mean_jct: float
+    loss: float
+    entropy: float
+    cpu_s: float
+
+
+class NotFiniteError(RuntimeError):
+    """A loss was not finite; the policy is as it was before that update."""
+
+
+@dataclass(eq=False)
+class Trainer:
+    """Trains a policy on episodes drawn from `experiments`; the same seed gives the same weights.
+
+    Examples
+    --------
+    >>> trainer = Trainer(experiment_of, models=DL2_MODELS, slot_s=1200.0, seed=1)  # doctest: +SKIP
+    >>> for update in trainer.updates():  # doctest: +SKIP
+    ...     print(update.mean_jct)
+    >>> trainer.weights("how it was made").save("mine.safetensors")  # doctest: +SKIP
+    """
+
+    experiments: ExperimentOf
+    models: Sequence[str]
+    slot_s: float
+    seed: int = 1
+    recipe: Recipe = field(default_factory=Recipe)
+    n_done: int = field(default=0, init=False)
+    slots: int = field(default=0, init=False)
+    _cpu_s: float = field(default=0.0, init=False)
+
+    def __post_init__(self) -> None:
+        torch.manual_seed(self.seed)
+        self.policy = Policy(len(self.models), self.recipe.n_units)
+        self._optimizer = torch.optim.Adam(self.policy.parameters())
+        self._rng = np.random.default_rng(self.seed)
+        recipe = self.recipe
+        options: dict[str, Any] = {
+            "n_jobs": recipe.n_jobs, "slot_s": self.slot_s, "models": self.models, "reward": "time",
+            "patience": PATIENCE,
+        }  # fmt: skip
+        self._envs = SlotEnvs(self.experiments, n_envs=recipe.n_envs, **options)
+        self._branches = SlotEnvs(self.experiments, n_envs=recipe.n_envs + 2, **options)
+        self._record = self._room(1)
+
+    def _room(self, n_slots: int) -> Record:
+        return record(n_slots, n_jobs=self.recipe.n_jobs, n_features=n_seen(len(self.models)))
+
+    @property
+    def n_updates(self) -> int:
+        """How many updates there are in all."""
+        return self.recipe.n_lessons + self.recipe.n_rounds
+
+    def updates(self) -> Any:
+        """Yield what came of each update that is left; after each, `state` is worth keeping."""
+        while self.n_done < self.n_updates:
+            yield self.update()
+
+    def update(self) -> Update:
+        """Learn from fresh episodes.
+
+        Raises
+        ------
+        NotFiniteError
+            If a loss was not finite.
+        """
+        began_s, recipe, k = time.process_time(), self.recipe, self.n_done
+        taught = k < recipe.n_lessons
+        left = 1 - (k / recipe.n_lessons if taught else (k - recipe.n_lessons) / recipe.n_rounds)
+        before = {name: value.clone() for name, value in self.policy.state_dict().items()}
+        mean_jct = self._lesson(left) if taught else self._round()
+        rec = self._record
+        self.slots += int(rec.n[3])
+        rate = max(recipe.lesson_rate * left, 1e-4) if taught else recipe.rate * left
+        loss, entropy = self._learn(rate, imitates=taught)
+        if not (np.isfinite(loss) and np.isfinite(mean_jct)):
+            self.policy.load_state_dict(before)
+            raise NotFiniteError(f"the loss of update {k + 1} is {loss}; the weights are those of update {k}.")
+        self.n_done += 1
+        self._cpu_s += time.process_time() - began_s
+        return Update("lesson" if taught else "round", k, self.slots, mean_jct, loss, entropy, self._cpu_s)
+
+    def _seeds(self, n: int) -> list[int]:
+        return [int(seed) for seed in self._rng.integers(1 << 31, size=n)]
+
+    def _lesson(self, left: float) -> float:
+        """Play episodes, the first ones as the teacher says; return their mean JCT in slots."""
+        envs, recipe = self._envs, self.recipe
+        envs.reset(seed=self._seeds(recipe.n_envs))
+        self._make_room(recipe.n_envs)
+        obeys = bool(self._rng.random() < left - 0.5) or self.n_done == 0
+        play(
+            envs.batch,
+            envs.rules,
+            self.policy.net(),
+            How(True, True, recipe.taught, obeys),
+            self._record,
+            self._rng,
+        )
+        return -float(envs.batch.episode["worth"].mean())
+
+    def _round(self) -> float:
+        """Play episodes with branches; return their mean JCT in slots."""
+        envs, recipe = self._branches, self.recipe
+        envs.reset(seed=self._seeds(recipe.n_envs + 2))
+        self._make_room(int(recipe.n_envs * recipe.n_branches * max(recipe.share, 0.05) * 2))
+        explore(
+            envs.batch, envs.rules, self.policy.net(), self._record, self._rng, recipe.n_branches, recipe.n_slots,
+            recipe.share,
+        )  # fmt: skip
+        return -float(envs.batch.episode["worth"][: recipe.n_envs].mean())
+
+    def _make_room(self, n_episodes: int) -> None:
+        """Clear the record; make one that holds some episodes of usual length if it is too small."""
+        n_slots = n_episodes * 80
+        if len(self._record.first) < n_slots:
+            self._record = self._room(n_slots)
+        self._record.n[:] = 0
+
+    def _learn(self, rate: float, *, imitates: bool) -> tuple[float, float]:
+        """Go over what was recorded; return loss and entropy of the last part."""
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        parts = _Parts(self._record, self.recipe.n_parts)
+        loss, entropy = torch.zeros(()), torch.zeros(())
+        for _ in range(self.recipe.n_epochs):
+            for m in self._rng.permutation(self.recipe.n_parts).tolist():
+                part = parts.part(m)
+                if part is None:
+                    continue
+                worth = self.policy(part.seen, part.job, part.held)
+                scores = torch.cat([worth[part.row].flatten(1), self.policy.stop.expand(len(part.row), 1)], 1)
+                log_chances = torch.log_softmax(scores.masked_fill(~part.mask, -1e9), 1)
+                mine = log_chances.gather(1, part.action[:, None])[:, 0]
+                if imitates:
+                    loss = -mine.mean()
+                else:
+                    ratio = torch.exp(mine - part.log_chance)
+                    clipped = ratio.clamp(1 - self.recipe.clip, 1 + self.recipe.clip)
+                    loss = -torch.minimum(ratio * part.better, clipped * part.better).mean()
+                entropy = -(log_chances.exp() * log_chances).sum(1).mean()
+                if not torch.isfinite(loss):
+                    return float(loss.detach()), float(entropy.detach())
+                self._optimizer.zero_grad()
+                loss.backward()  # type: ignore[no-untyped-call]
+                nn.utils.clip_grad_norm_(self.policy.parameters(), 0.5)
+                self._optimizer.step()
+        return float(loss.detach()), float(entropy.detach())
+
+    # --- what is kept
+
+    def weights(self, source: str) -> Weights:
+        """Return the policy as it is, for a scheduler."""
+        return Weights(self.policy.net(), tuple(self.models), self.slot_s, source)
+
+    def state(self) -> dict[str, Any]:
+        """Return all that is needed to go on, for `torch.save`."""
+        return {
+            "recipe": asdict(self.recipe), "models": list(self.models), "slot_s": self.slot_s, "seed": self.seed,
+            "n_done": self.n_done, "slots": self.slots, "cpu_s": self._cpu_s, "rng": self._rng.bit_generator.state,
+            "policy": self.policy.state_dict(), "optimizer": self._optimizer.state_dict(),
+        }  # fmt: skip
+
+    def go_on(self, state: dict[str, Any]) -> Self:
+        """Go on from a state.
+
+        Raises
+        ------
+        InputError
+            If it is that of another training.
+        """
+        mine = asdict(self.recipe) | {"models": list(self.models), "slot_s": self.slot_s, "seed": self.seed}
+        theirs = {**state.get("recipe", {}), **state}
+        for name, value in mine.items():
+            if theirs.get(name) != value:
+                raise InputError(
+                    f"the training to go on with has {name} {theirs.get(name)!r:.80}; expected {value!r:.80}. "
+                    "Give it the same options, or another file."
+                )
+        self.policy.load_state_dict(state["policy"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        self._rng.bit_generator.state = state["rng"]
+        self.n_done, self.slots, self._cpu_s = state["n_done"], state["slots"], state["cpu_s"]
+        return self
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Part:
+    """Decisions of some slots: rows of the network as `Policy` takes them, and A actions; columns as in `Record`."""
+
+    seen: Tensor
+    job: Tensor
+    held: Tensor
+    row: Tensor
+    mask: Tensor
+    action: Tensor
+    log_chance: Tensor
+    better: Tensor
+
+
+class _Parts:
+    """A record in parts of about as many slots each."""
+
+    def __init__(self, rec: Record, n: int) -> None:
+        n_seen_jobs, n_rows, n_actions, n_slots = map(int, rec.n)
+        self._rec = rec
+        slot_edges = np.linspace(0, n_slots, n + 1).astype(np.int64)
+        self._seen = np.append(rec.first[:n_slots], n_seen_jobs)[slot_edges]
+        self._rows = np.searchsorted(rec.job[:n_rows], self._seen)
+        self._actions = np.searchsorted(rec.slot[:n_actions], slot_edges)
+        self._n_jobs = int(rec.n_jobs[:n_slots].max(initial=1))
+        better = rec.reward[:n_slots] / (rec.reward[:n_slots].std() + 1e-8)
+        self._better = np.clip(better, -MOST_BETTER, MOST_BETTER).astype(np.float32)
+
+    def part(self, m: int) -> _Part | None:
+        """Return a part; None where nothing was decided."""
+        rec, n = self._rec, self._n_jobs
+        (s0, s1), (r0, r1), (a0, a1) = ((edges[m], edges[m + 1]) for edges in (self._seen, self._rows, self._actions))
+        if a0 == a1:
+            return None
+        last, action = 3 * rec.row.shape[1], rec.action[a0:a1]
+        mask = np.column_stack([rec.mask[a0:a1, : 3 * n], rec.mask[a0:a1, -1]])
+        return _Part(
+            seen=torch.from_numpy(rec.seen[s0:s1]),
+            job=_whole(rec.job[r0:r1] - s0),
+            held=torch.from_numpy(held_of(rec.n_ps[r0:r1], rec.n_workers[r0:r1])),
+            row=_whole(np.maximum(rec.row[a0:a1, :n] - r0, 0)),
+            mask=torch.from_numpy(mask),
+            action=_whole(np.where(action == last, 3 * n, action)),
+            log_chance=torch.from_numpy(rec.log_chance[a0:a1]),
+            better=torch.from_numpy(self._better[rec.slot[a0:a1]]),
+        )
+
+
+def held_of(n_ps: Ints, n_workers: Ints) -> NDArray[np.float32]:
+    """Return what the network sees of tasks that rows hold, (R, 6): as the compiled policy makes it."""
+    p, w = n_ps.astype(np.float32), n_workers.astype(np.float32)
+    columns = [p / 16, w / 16, np.sqrt(p) / 4, np.sqrt(w) / 4, p == 0, w == 0]
+    return np.stack([np.asarray(column, np.float32) for column in columns], axis=1)
+
+
+def _whole(values: NDArray[Any]) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(values, np.int64))
+
+
+def mean_jct(
+    weights: Weights, experiments: Callable[[int], Any], seeds: Sequence[int], *, n_jobs: int = 40
+) -> NDArray[np.float64]:
+    """Return the mean JCT in slots of the experiment of each seed, (S,); the most probable actions are taken."""
+    left = iter(seeds)
+    envs = SlotEnvs(
+        lambda _: experiments(next(left)), n_envs=len(seeds), n_jobs=n_jobs, slot_s=weights.slot_s,
+        models=weights.models, reward="time", patience=PATIENCE,
+    )  # fmt: skip
+    envs.reset(seed=0)
+    play(envs.batch, envs.rules, weights.net, BEST, NOTHING, np.random.default_rng(0))
+    return -envs.batch.episode["worth"].copy()

@@ -1,0 +1,70 @@
+"""What a policy is trained on: traces drawn anew for each episode, on one cluster or several."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from labkit.core.cluster import Cluster
+from labkit.core.errors import InputError
+from labkit.experiment.run import Experiment
+from labkit.speed.measured import MeasuredSpeed, SpeedTable
+from labkit.topology import build
+from labkit.workloads.expressions import is_generated, trace
+
+FITTED = "fitted"
+
+FIRST_SEED = 1_000_000
+"""Seeds of training are this and above; evaluate with smaller ones."""
+
+
+@dataclass(frozen=True, eq=False)
+class Setting:
+    """Clusters and traces, of which each episode draws one.
+
+    Attributes
+    ----------
+    clusters, traces : sequence of str
+        Names or expressions; traces are generated, with a seed of their own in each episode.
+    throughputs : sequence of path or str
+        Tables of measured speeds; "fitted": the speeds that fit the trace by themselves.
+    """
+
+    clusters: Sequence[str]
+    traces: Sequence[str]
+    throughputs: Sequence[Path | str] = (FITTED,)
+
+    def __post_init__(self) -> None:
+        for what in self.traces:
+            if not is_generated(what):
+                raise InputError(
+                    f"trace {what} is a file; expected a generator such as dl2_jobs('short_48n'): a policy that learns "
+                    "from one trace knows nothing of others."
+                )
+
+    @cached_property
+    def _built(self) -> list[Cluster]:
+        return [build(name) for name in self.clusters]
+
+    @cached_property
+    def _tables(self) -> list[SpeedTable | None]:
+        return [None if str(path) == FITTED else SpeedTable.read(path) for path in self.throughputs]
+
+    def __call__(self, rng: np.random.Generator) -> Experiment:
+        """Return the experiment of an episode."""
+        cluster = self._built[int(rng.integers(len(self._built)))]
+        what = self.traces[int(rng.integers(len(self.traces)))]
+        table = self._tables[int(rng.integers(len(self._tables)))]
+        jobs = trace(what, seed=FIRST_SEED + int(rng.integers(1 << 30)))
+        if table is None:
+            return Experiment.of(jobs, cluster=cluster)
+        return Experiment.of(jobs, cluster=cluster, speed=MeasuredSpeed(jobs, cluster, table=table))
+
+    def models(self) -> list[str]:
+        """Return the models that occur, in order of first sight over some traces."""
+        rng = np.random.default_rng(0)
+        return list(dict.fromkeys(name for _ in range(20) for name in self(rng).jobs.models))

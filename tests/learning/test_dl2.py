@@ -1,0 +1,138 @@
+"""Training DL2's policy: what an update learns from, the same weights from the same seed, and going on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from labkit.core import InputError
+from labkit.experiment import Experiment
+from labkit.learning.branches import explore
+from labkit.learning.dl2 import NotFiniteError, Recipe, Trainer, _Parts, mean_jct
+from labkit.learning.settings import Setting
+from labkit.schedulers.dl2.policy import Net
+from labkit.workloads import dl2_jobs
+from labkit.workloads.catalogue import DL2_MODELS
+
+SMALL = Recipe(n_lessons=2, n_rounds=2, n_envs=4, n_branches=3, n_slots=3, n_units=16, n_parts=2)
+
+
+def episode(rng: np.random.Generator) -> Experiment:
+    return Experiment.of(dl2_jobs("testbed_6n", seed=int(rng.integers(1 << 30))), cluster="dl2-6n")
+
+
+def trainer(seed: int = 1, recipe: Recipe = SMALL) -> Trainer:
+    torch.set_num_threads(1)
+    return Trainer(episode, DL2_MODELS, 300.0, seed=seed, recipe=recipe)
+
+
+def same(one: Net, other: Net) -> bool:
+    return all(np.array_equal(mine, theirs) for mine, theirs in zip(one, other, strict=True))
+
+
+def trained(made: Trainer, n: int | None = None) -> Net:
+    for _ in range(made.n_updates if n is None else n):
+        made.update()
+    return made.policy.net()
+
+
+def test_the_same_seed_gives_the_same_weights_and_another_one_others():
+    assert same(trained(trainer(1)), trained(trainer(1)))
+    assert not same(trained(trainer(1)), trained(trainer(2)))
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_a_training_that_goes_on_ends_as_one_that_was_never_stopped(n: int, tmp_path) -> None:
+    whole, first = trained(trainer()), trainer()
+    trained(first, n)
+    torch.save(first.state(), tmp_path / "state")
+    again = trainer().go_on(torch.load(tmp_path / "state", weights_only=True))
+    assert same(trained(again, again.n_updates - n), whole)
+    assert again.slots > 0
+
+
+def test_a_state_of_another_training_is_refused():
+    state = trainer(1).state()
+    with pytest.raises(InputError, match=r"has seed 1; expected 2"):
+        trainer(2).go_on(state)
+    with pytest.raises(InputError, match=r"has n_units 16; expected 8"):
+        trainer(1, replace(SMALL, n_units=8)).go_on(state)
+
+
+def test_branches_of_a_slot_are_worth_nothing_in_the_mean_and_their_decisions_are_all_kept():
+    made = trainer()
+    made._round()
+    rec, recipe = made._record, made.recipe
+    n_slots, n_actions = int(rec.n[3]), int(rec.n[2])
+    assert n_slots % recipe.n_branches == 0
+    worth = rec.reward[:n_slots].reshape(-1, recipe.n_branches)
+    np.testing.assert_allclose(worth.sum(axis=1), 0, atol=1e-9)
+    assert (worth != 0).any()
+    first = rec.first[:n_slots].reshape(-1, recipe.n_branches)
+    for slot in first:  # all branches of a slot see the same
+        n = int(rec.n_jobs[np.searchsorted(rec.first[:n_slots], slot[0])])
+        for k in slot[1:]:
+            np.testing.assert_array_equal(rec.seen[k : k + n], rec.seen[slot[0] : slot[0] + n])
+    parts = _Parts(rec, 3)
+    assert sum(0 if (part := parts.part(m)) is None else len(part.action) for m in range(3)) == n_actions
+
+
+def test_chances_in_compiled_code_are_those_of_the_network():
+    """PPO's ratios begin at 1: what was drawn from is what is learned."""
+    made = trainer()
+    made._round()
+    part = _Parts(made._record, 1).part(0)
+    assert part is not None
+    scores = torch.cat(
+        [made.policy(part.seen, part.job, part.held)[part.row].flatten(1), made.policy.stop.expand(len(part.row), 1)], 1
+    )
+    logs = torch.log_softmax(scores.masked_fill(~part.mask, -1e9), 1).gather(1, part.action[:, None])[:, 0]
+    np.testing.assert_allclose(logs.detach().numpy(), part.log_chance.numpy(), atol=1e-4)
+
+
+def test_branching_leaves_the_episodes_as_if_it_had_not_branched():
+    """The first branch of a slot is how the episode goes on."""
+    one, other = trainer(3), trainer(3)
+    net = one.policy.net()
+    for made, share in ((one, 0.0), (other, 1.0)):
+        made._branches.reset(seed=list(range(6)))
+        made._make_room(200)
+        explore(made._branches.batch, made._branches.rules, net._replace(stop=np.full(1, -1e9, np.float32)),
+                made._record, np.random.default_rng(0), 1, 2, share)  # fmt: skip
+    worth = [made._branches.batch.episode["worth"][:4] for made in (one, other)]
+    assert np.isfinite(worth).all()
+    assert (worth[0] < 0).all()
+    assert (other._branches.batch.episode["n_done"][:4] == 10).all()
+
+
+def test_a_short_training_beats_the_network_that_it_began_with():
+    recipe = Recipe(n_lessons=12, n_rounds=12, n_envs=6, n_parts=4)
+    made = trainer(1, recipe)
+    seeds = range(100, 120)
+    draw = lambda seed: Experiment.of(dl2_jobs("testbed_6n", seed=seed), cluster="dl2-6n")  # noqa: E731
+    before = mean_jct(made.weights(""), draw, seeds)
+    for _ in made.updates():
+        pass
+    after = mean_jct(made.weights(""), draw, seeds)
+    difference = after - before
+    assert difference.mean() + 2 * difference.std(ddof=1) / np.sqrt(len(seeds)) < 0
+
+
+def test_a_loss_that_is_not_finite_stops_and_the_weights_are_the_last_good_ones():
+    made = trainer()
+    made.update()
+    good = made.policy.net()
+    made._record.n[:] = 0
+    whole = made._learn
+    made._learn = lambda *_, **__: (float("nan"), whole(1e9, imitates=True)[1])  # type: ignore[method-assign]
+    with pytest.raises(NotFiniteError, match="the loss of update 2 is nan; the weights are those of update 1"):
+        made.update()
+    assert same(made.policy.net(), good)
+
+
+def test_files_are_no_traces_to_learn_from():
+    with pytest.raises(InputError, match=r"trace traces/demo.csv is a file; expected a generator such as dl2_jobs"):
+        Setting(["dl2-6n"], ["traces/demo.csv"])
