@@ -14,6 +14,7 @@ from labkit.core.protocols import ChangeModel, Running, SpeedModel
 from labkit.core.resources import Floats, Ints
 
 _FLOAT: Final = np.dtype(np.float64)
+_AMOUNT: Final = np.dtype(np.float32)
 _COLUMNS: Final = ("set_jobs", "job", "role", "group", "count", "partner")
 _AMOUNTS: Final = ("cpus", "memory_gb")
 
@@ -43,7 +44,7 @@ def placement_of(answer: object, *, who: str) -> Placement:
         raise PlacementError(f"{who} returns a placement with columns of different lengths: {lengths}.")
     for name in _AMOUNTS:
         given = getattr(answer, name)
-        if not (isinstance(given, np.ndarray) and given.dtype == np.float32 and given.shape in ((0,), (n,))):
+        if not (isinstance(given, np.ndarray) and given.dtype == _AMOUNT and given.shape in ((0,), (n,))):
             raise PlacementError(
                 f"{who} returns a placement of {n} rows whose {name} is {_shown(given)}; expected a float32 for each "
                 "row, NaN for what was declared, or none at all, as Placement.of makes them."

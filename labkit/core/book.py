@@ -103,7 +103,7 @@ class Book:
         first, role, group, count = self.of(jobs)
         held = self.held[jobs]
         taken = AS_DECLARED
-        if held["n_given"].any():
+        if np.count_nonzero(held["n_given"]):
             cpus, memory_gb = _gather_amounts(self.held, self.tasks, jobs)
             taken = taken_by(self.demand, np.repeat(jobs, np.diff(first)), role, cpus, memory_gb)
         return Running(jobs, first, role, group, count, held["n_workers"], held["n_ps"], held["partner"],

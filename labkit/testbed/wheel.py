@@ -21,7 +21,7 @@ from typing import Any
 
 from labkit.core.errors import InputError
 
-SUFFIXES = (".py", ".csv", ".js", ".css", ".json", ".typed")
+SUFFIXES = (".py", ".csv", ".js", ".css", ".json", ".safetensors", ".typed")
 """Of the files that belong to labkit; a test compares them with pyproject.toml."""
 HASH_LETTERS = 16
 DRIVER_MODULE = "labkit/testbed/agent/_pynvml.py"
