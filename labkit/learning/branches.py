@@ -21,8 +21,6 @@ from labkit.schedulers.dl2.policy import How, Net, Record, decide
 @njit(cache=True)
 def _copy(batch: Batch, source: int, target: int) -> None:
     """Make an episode a copy of another one."""
-    for j in range(batch.episode[source].n_jobs):
-        batch.job[target, j] = batch.job[source, j]
     batch.speed[target], batch.demand[target] = batch.speed[source], batch.demand[source]
     batch.usable[target], batch.pair[target] = batch.usable[source], batch.pair[source]
     batch.capacity[target], batch.there[target] = batch.capacity[source], batch.there[source]
@@ -94,8 +92,7 @@ def explore(
     best, worth = How(False, False, 0, False), np.zeros(n_branches)
     trial, kept = len(batch.episode) - 2, len(batch.episode) - 1
     for b in range(trial):
-        _copy(batch, b, trial)
-        _copy(batch, b, kept)
+        _copy(batch, b, trial)  # what is kept is only gone back to, so it needs no more than a state
         while not _is_over(batch, b):
             if rng.random() >= share:
                 slot(batch, b, rules, net, draws, rec, rng)

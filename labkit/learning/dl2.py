@@ -6,7 +6,7 @@ It needs no live cluster: episodes are simulated in compiled code (`episodes`, `
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Self
 
@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from labkit.core.errors import InputError
+from labkit.core.errors import InputError, LabkitError
 from labkit.core.resources import Ints
 from labkit.learning.branches import explore, play
 from labkit.learning.env import ExperimentOf
@@ -131,7 +131,7 @@ class Update:
     cpu_s: float
 
 
-class NotFiniteError(RuntimeError):
+class NotFiniteError(LabkitError):
     """A loss was not finite; the policy is as it was before that update."""
 
 
@@ -178,7 +178,7 @@ class Trainer:
         """How many updates there are in all."""
         return self.recipe.n_lessons + self.recipe.n_rounds
 
-    def updates(self) -> Any:
+    def updates(self) -> Iterator[Update]:
         """Yield what came of each update that is left; after each, `state` is worth keeping."""
         while self.n_done < self.n_updates:
             yield self.update()
@@ -211,7 +211,7 @@ class Trainer:
         return [int(seed) for seed in self._rng.integers(1 << 31, size=n)]
 
     def _lesson(self, left: float) -> float:
-        """Play episodes, the first ones as the teacher says; return their mean JCT in slots."""
+        """Play episodes, the earlier the more often as the teacher says; return their mean JCT in slots."""
         envs, recipe = self._envs, self.recipe
         envs.reset(seed=self._seeds(recipe.n_envs))
         self._make_room(recipe.n_envs)

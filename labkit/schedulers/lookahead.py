@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Final
+from typing import ClassVar
 
 import numpy as np
 
@@ -15,10 +15,7 @@ from labkit.core.resources import Floats, Ints
 from labkit.core.snapshot import Snapshot
 from labkit.placers import ByNetwork, Even, Pack
 from labkit.schedulers.base import capacity, changed, place
-from labkit.schedulers.marginal_gain import allocate, by_urgency, every_gang, kinds_of
-
-NEVER_S: Final = 1e12
-"""Seconds of a step with a gang that makes no progress: any gang that does is a gain, and differences are numbers."""
+from labkit.schedulers.marginal_gain import NEVER_S, allocate, by_urgency, every_gang, kinds_of
 
 
 @dataclass(eq=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 from numba import njit
 
@@ -9,6 +11,9 @@ from labkit.core.jobs import Jobs
 from labkit.core.resources import Bools, Floats, Ints
 from labkit.core.snapshot import Snapshot
 from labkit.schedulers.base import capacity
+
+NEVER_S: Final = 1e12
+"""Seconds of a step with a gang that makes no progress: any gang that does is a gain, and differences are numbers."""
 
 
 def kinds_of(jobs: Jobs) -> tuple[Ints, Ints]:

@@ -7,9 +7,7 @@ from numba import njit
 
 from labkit.core.draft import BOTH, PS, WORKER, Batch
 from labkit.core.resources import Bools, Floats
-
-NEVER_S = 1e12
-"""Seconds of a step with a gang that makes no progress."""
+from labkit.schedulers.marginal_gain import NEVER_S
 
 
 @njit(cache=True)
