@@ -40,6 +40,8 @@ HELD: Final = np.dtype(
 )
 
 Records = NDArray[Any]
+AHEAD: Final = 64
+"""Unused tasks that are looked for beyond those that are needed, so that it is not done each time."""
 NO_AMOUNTS: Final[Amounts] = np.empty(0, np.float32)
 AS_DECLARED: Final[tuple[Floats, Floats]] = (np.empty(0), np.empty(0))
 """What tasks take of cores and memory, as `Running` has it, where none was given any."""
@@ -66,6 +68,7 @@ class Book:
         self.held["first"] = self.held["last"] = self.held["partner"] = -1
         self.tasks = np.zeros(0, dtype=TASK)
         self.spare = np.array([-1], np.int32)
+        self._n_sure = 0  # so many tasks are unused, or more
         self.demand = np.ascontiguousarray(np.stack([jobs.worker_demand, jobs.ps_demand]))
         self.free = np.ascontiguousarray(cluster.capacity, dtype=np.float64).copy()
         self.reserve(1024)
@@ -82,8 +85,11 @@ class Book:
 
     def ensure(self, n_tasks: int) -> None:
         """Grow the pool if fewer than that many tasks are unused."""
-        if not _has_spare(self.tasks, self.spare, n_tasks):
-            self.reserve(n_tasks)
+        if n_tasks > self._n_sure:
+            self._n_sure = n_tasks + AHEAD
+            if not _has_spare(self.tasks, self.spare, self._n_sure):
+                self.reserve(self._n_sure)
+        self._n_sure -= n_tasks
 
     def of(self, jobs: Ints) -> tuple[Ints, NDArray[np.int8], Ints, Ints]:
         """Return the tasks of some jobs: `first` (J + 1,), role, group, count (P,)."""

@@ -121,7 +121,7 @@ class Placement:
     @classmethod
     def nothing(cls) -> Self:
         """Return the placement that changes nothing."""
-        return cls(_NONE, _NONE, _NO_ROLE, _NONE, _NONE)
+        return cls(_NONE, _NONE, _NO_ROLE, _NONE, _NONE, _NONE, _NONE, _NONE, _DECLARED, _DECLARED)
 
     @classmethod
     def of(

@@ -16,7 +16,7 @@ import numpy as np
 import traitlets
 
 from labkit.core.errors import InputError, LabkitError, StoppedError, unknown
-from labkit.core.events import NO_EVENTS, Events, Kind
+from labkit.core.events import Events, Kind, joined
 from labkit.core.protocols import Backend, Scheduler
 from labkit.experiment import Experiment, Session
 from labkit.notebook.board import Board
@@ -227,7 +227,7 @@ class LiveRun(traitlets.HasTraits):
         state = OVER.get(self.state, State.RUNNING)
         wall_s = self._wall_s if self._ended else time.monotonic() - self._began
         info = replace(self._info or self._new_info(), state=state, wall_s=wall_s)
-        rows = np.concatenate(heard) if heard else NO_EVENTS
+        rows = joined(heard)
         return RunRecord(info=info, jobs=self.experiment.jobs, cluster=self.experiment.cluster, events=rows)
 
     def _new_info(self) -> RunInfo:

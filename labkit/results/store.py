@@ -23,7 +23,7 @@ import numpy as np
 
 from labkit.core.cluster import Cluster
 from labkit.core.errors import EndedError, InputError, unknown
-from labkit.core.events import EventLog, Events, events
+from labkit.core.events import EventLog, Events, joined
 from labkit.core.jobs import Jobs
 from labkit.results import files
 from labkit.results.lock import RunLock
@@ -180,7 +180,7 @@ class RunWriter:
         spans, n_parts = _spans(self.folder)
         parts = [path for start, _, path in spans if start >= first]
         if len(parts) > 1:
-            rows = np.concatenate([files.read_events(part) for part in parts])
+            rows = joined([files.read_events(part) for part in parts])
             files.write_events(self.folder / f"events-{first:05d}-{n_parts - 1:05d}.parquet", rows)
             for part in parts:
                 part.unlink()
@@ -231,7 +231,7 @@ class RunTail:
             except files.MissingError:  # joined with others just now
                 if attempt == READS - 1:
                     raise
-        return np.concatenate([events(), *fresh])
+        return joined(fresh)
 
     def _read(self) -> Iterator[Events]:
         for first, last, path in _spans(self._folder)[0]:

@@ -10,7 +10,7 @@ from labkit.core.book import Book, release
 from labkit.core.cluster import Cluster
 from labkit.core.complaints import complaint
 from labkit.core.errors import InputError, PlacementError, StalledError
-from labkit.core.events import EVENT, NO_EVENTS, Cause, Events, Kind, asides, events
+from labkit.core.events import EVENT, NO_EVENTS, Cause, Events, Kind, asides, copied, events, joined
 from labkit.core.jobs import Jobs
 from labkit.core.placement import Placement
 from labkit.core.protocols import ChangeModel, Running, SpeedModel
@@ -138,15 +138,15 @@ class Simulator:
         """
         happened = self._carry_out(placement)
         if beside := asides(placement, happened, time_s=self._now_s):
-            happened = np.concatenate([happened, *beside])
+            happened = joined([happened, *beside])
         if np.isfinite(self._lease_s):
-            return np.concatenate([happened, self._grant()])
+            return joined([happened, self._grant()])
         return happened
 
     def _carry_out(self, placement: Placement) -> Events:
         n_set = len(placement.set_jobs)
         if not n_set and not len(placement):
-            decided = _DECIDED.copy()
+            decided = copied(_DECIDED)
             decided["time_s"] = self._now_s
             return decided
         self._room_for(1 + len(placement) + 3 * n_set)
@@ -174,8 +174,8 @@ class Simulator:
             n, others = self._begin(changed[:n_changed], n, costs)
         elif n > 1 and not self.speed.local:
             others = self._retime_all()
-        happened = self._out[:n].copy()
-        return np.concatenate([happened, others]) if len(others) else happened
+        happened = copied(self._out[:n])
+        return joined([happened, others]) if len(others) else happened
 
     def _begin(self, changed: Ints, n: int, costs: Floats) -> tuple[int, Events]:
         """Start or rescale jobs, and slow down those beside them; return the events written and those of the others."""
@@ -220,7 +220,7 @@ class Simulator:
             parts.append(batch)
             if news and stop_at_event and (np.isinf(self._lease_s) or self._round_over()):
                 break
-        return parts[0] if len(parts) == 1 else np.concatenate(parts) if parts else NO_EVENTS
+        return joined(parts)
 
     def _run_until(self, until_s: float, stop_at_event: bool, parts: list[Events]) -> tuple[bool, bool]:
         """Let jobs arrive and complete; return whether an event, or a change of who runs, cut it short."""
@@ -234,7 +234,7 @@ class Simulator:
         )  # fmt: skip
         self._now_s = max(self._now_s, at)
         if n:
-            parts.append(self._out[:n].copy())
+            parts.append(copied(self._out[:n]))
         if moved:
             parts.append(self._retime_unpaired() if self.speed.local else self._retime_all())
         return told, moved
@@ -296,7 +296,7 @@ class Simulator:
         in_change = np.isin(self._truth["phase"][jobs], (state.STARTING, state.RESCALING))
         out = np.empty(len(jobs), dtype=EVENT)
         n = state.repace(jobs[in_change], speeds[in_change], paces[in_change], self._now_s, self._truth, out)
-        return np.concatenate([out[:n], self._retime(jobs[~in_change], speeds[~in_change])])
+        return joined([out[:n], self._retime(jobs[~in_change], speeds[~in_change])])
 
     def _retime(self, jobs: Ints, base_speeds: Floats) -> Events:
         out = np.empty(len(jobs), dtype=EVENT)
@@ -336,7 +336,7 @@ class Simulator:
         while self._faults and self._machine_next_s.min() <= self._now_s:
             batches.append(self._fail_or_return(self._faults, int(self._machine_next_s.argmin())))
             news = True
-        return news, np.concatenate(batches)
+        return news, joined(batches)
 
     def _measure(self) -> Events:
         jobs = self._in_phase(state.RUNNING)
@@ -374,7 +374,7 @@ class Simulator:
         note["kind"], note["cause"] = Kind.LEFT, Cause.HOST_LOST
         if not len(lost):
             return note
-        return np.concatenate([lost, note, self._retime_unpaired() if self.speed.local else self._retime_all()])
+        return joined([lost, note, self._retime_unpaired() if self.speed.local else self._retime_all()])
 
     def _count_failure(self, faults: Faults) -> None:
         """Raise if so many machines have failed, and nothing came of it, that the run would not end."""

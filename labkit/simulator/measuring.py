@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from labkit.core.errors import InputError
-from labkit.core.events import NO_EVENTS, Events, Kind, Quantity, Role, events
+from labkit.core.events import NO_EVENTS, Events, Kind, Quantity, Role, events, joined
 from labkit.core.jobs import Jobs
 from labkit.core.protocols import Running, SpeedModel, TaskUse, UseModel
 from labkit.core.resources import MEMORY_GB, Floats, Ints
@@ -63,7 +63,7 @@ class Measuring:
             self._told(quantity, role, self._value(quantity, role, running, use, factor), running.job)
             for quantity, role in _TOLD
         ]
-        batch = np.concatenate(parts)
+        batch = joined(parts)
         batch["time_s"] = now_s
         return batch
 

@@ -14,7 +14,7 @@ from labkit.core import checks
 from labkit.core.book import NO_AMOUNTS
 from labkit.core.complaints import complaint
 from labkit.core.errors import InputError, PlacementError
-from labkit.core.events import NEWS, NO_EVENTS, Cause, Events, Kind, asides
+from labkit.core.events import NEWS, NO_EVENTS, Cause, Events, Kind, asides, joined
 from labkit.core.jobs import Jobs
 from labkit.core.ledger import DONE, HOLDING, Ledger
 from labkit.core.placement import Placement
@@ -154,7 +154,7 @@ class SshBackend:
         rows: list[Events] = [row(Kind.DECIDED, value=float(len(placement.set_jobs)))]
         for number in placement.set_jobs.tolist():
             rows += self._set(number, placement)
-        rows += asides(placement, np.concatenate(rows), time_s=np.nan)
+        rows += asides(placement, joined(rows), time_s=np.nan)
         told = self._told(rows)
         self._remember()
         return told
@@ -280,7 +280,7 @@ class SshBackend:
         """Fold what happened into what is known here, and return it in order of time."""
         if not rows:
             return NO_EVENTS
-        batch = np.concatenate(rows)
+        batch = joined(rows)
         now_s = self.now_s
         batch["time_s"] = np.clip(np.where(np.isnan(batch["time_s"]), now_s, batch["time_s"]), self._told_s, now_s)
         batch = batch[np.argsort(batch["time_s"], kind="stable")]
@@ -313,7 +313,7 @@ class SshBackend:
         holding = np.flatnonzero(self._ledger.belief["phase"] == HOLDING).tolist()
         if memory.ended:
             self._zero_s, self._began_at = time.monotonic() - last_s, wall_s() - last_s  # nobody worked meanwhile
-            self._history = np.concatenate([history, *self._interrupted(holding, memory)])
+            self._history = joined([history, *self._interrupted(holding, memory)])
         else:
             self._zero_s = time.monotonic() - max(wall_s() - self._began_at, last_s)
             self._history = history
@@ -357,7 +357,7 @@ class SshBackend:
             self._note(f"job {self.jobs.id[job]} was stopped and goes on {told}{f' ({why})' if why else ''}")
             columns = {"value": float(kept), "speed": 0.0, "time_s": self._told_s, "cause": Cause.KILLED}
             rows.append(row(Kind.FAILED, job=job, **columns))
-        self._ledger.fold(np.concatenate([NO_EVENTS, *rows]))
+        self._ledger.fold(joined(rows))
         return rows
 
     def _remember(self, *, ended: bool = False) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from labkit.core.cluster import Cluster
 from labkit.core.errors import EndedError
-from labkit.core.events import Cause, Events, Kind
+from labkit.core.events import Cause, Events, Kind, joined
 from labkit.core.jobs import Jobs
 from labkit.core.ledger import Ledger
 from labkit.core.resources import CPUS, MEMORY_GB
@@ -165,7 +165,7 @@ class Happenings:
         if place is None or place == self.places[job]:
             return []  # something else was decided since
         rows = self._seats(job, place)
-        if self._fits(job, np.concatenate(rows)):
+        if self._fits(job, joined(rows)):
             self.places[job] = place
             return rows
         self.deployments[job].want(None)

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from labkit.core.errors import LabkitError
-from labkit.core.events import NO_EVENTS, Events, Kind, Quantity, Role, events
+from labkit.core.events import Events, Kind, Quantity, Role, events, joined
 from labkit.testbed.hosts import Hosts
 
 MEMBER: Final = re.compile(r"(worker|ps)-(\d{1,9})")
@@ -141,7 +141,7 @@ class Measuring:
             for job, heard in self._jobs.items():
                 found = heard.taken() | _used(heard, before, after, run=self._hosts.run, task=f"job-{job}")
                 parts.append(_rows(job, found))
-        return np.concatenate([NO_EVENTS, *parts])
+        return joined(parts)
 
 
 def _used(
