@@ -194,10 +194,15 @@ class Deployment:
             self._closed = True
             self._change.notify_all()
 
-    def join(self) -> None:
-        """Wait for its thread after `close`."""
+    @property
+    def busy(self) -> bool:
+        """Whether something is being brought about, or may be: after `close` only what had begun before."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def join(self, timeout_s: float | None = None) -> None:
+        """Wait for its thread after `close`, at most for so long."""
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(timeout_s)
 
     # --- its thread
 

@@ -155,13 +155,15 @@ class Hosts:
         for host, agent in list(self._agents.items()):
             self.lost(host, agent)
 
-    def close(self, *, end_run: bool) -> None:
-        """Look after nobody any more; end the run on all hosts, or leave it to itself."""
+    def leave(self) -> None:
+        """Look after nobody any more: leases are not renewed, and what becomes of hosts is not told."""
         self._over.set()
         for thread in self._watchers:
             thread.join()
-        if end_run:
-            self.end(self.run)
+
+    def close(self) -> None:
+        """Leave the hosts, and connect to none again; what runs there goes on until its lease ends."""
+        self.leave()
         self._closed = True
         self.drop()
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from labkit.core.jobs import Jobs
 from labkit.core.resources import GPUS
@@ -15,6 +16,9 @@ from labkit.testbed.fleet import Fleet
 from labkit.testbed.hosts import Changed, Hosts
 from labkit.testbed.inventory import Inventory
 from labkit.testbed.training import Place, Training, gpus_of, sites_of
+
+SETTLING_S: Final = 10.0
+"""How long the end of a run waits for a task that was just being begun."""
 
 
 class Venue:
@@ -102,7 +106,20 @@ class Venue:
         """Let go of the hosts; with `end`, all that runs there for this run is ended."""
         for deployment in self._deployments:
             deployment.close()
-        self.hosts.close(end_run=end)
+        self.hosts.leave()
+        if end:
+            self._end()
+        self.hosts.close()
         self.fleet.close()
         for deployment in self._deployments:
             deployment.join()
+
+    def _end(self) -> None:
+        """End the run on all hosts, and once more where a task was just being begun: a host may not know the run yet."""
+        busy = [deployment for deployment in self._deployments if deployment.busy]
+        self.hosts.end(self.hosts.run)
+        if busy:
+            until_s = time.monotonic() + SETTLING_S
+            for deployment in busy:
+                deployment.join(max(until_s - time.monotonic(), 0.0))
+            self.hosts.end(self.hosts.run)

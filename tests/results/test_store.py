@@ -148,9 +148,11 @@ w.append(logs.by_hand()[:10]); w.flush()
 print(w.info.run, flush=True)
 import os
 if "fork" in sys.argv:
-    if not os.fork():
+    child = os.fork()
+    if not child:
         os.close(1)
         time.sleep(300)
+    print(child, flush=True)
 sys.stdin.read()
 """
 
@@ -185,7 +187,7 @@ def test_a_run_has_one_writer_and_who_that_is_is_told_also_while_it_is_stopped_a
 def test_a_child_that_outlives_a_killed_writer_does_not_keep_others_from_going_on(tmp_path):
     with writing(tmp_path, "r", "fork") as process:
         told_by(process)
-        (child,) = map(int, subprocess.check_output(["ps", "-o", "pid=", "--ppid", str(process.pid)]).split())
+        child = int(told_by(process))
         try:
             process.kill()
             process.wait()

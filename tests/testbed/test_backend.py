@@ -9,8 +9,10 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,11 +24,15 @@ from labkit.core.ledger import Ledger
 from labkit.core.resources import amounts
 from labkit.experiment import Session, attach, deploy
 from labkit.results.record import State
+from labkit.testbed.agent.client import Agent
 from labkit.testbed.backend import SshBackend
 from labkit.testbed.bed import Bed
+from labkit.testbed.fleet import Fleet
+from labkit.testbed.hosts import Hosts
 from labkit.testbed.inventory import Inventory
 from labkit.testbed.measuring import Member
 from labkit.testbed.training import Training
+from labkit.testbed.usage import usage
 
 TINY = Training(width=0.05, samples=256, save_every=20, lease_s=5.0)
 
@@ -310,6 +316,34 @@ def test_a_live_run_of_a_notebook_takes_machines_as_it_takes_a_simulation(bed: I
     assert run.state == "done", run.error
     assert run.metrics["n_done"] == 1
     assert ran(run.record.events, Kind.COMPLETED) == [0]
+
+
+def test_a_task_that_is_begun_while_the_run_ends_is_not_left_behind(
+    bed: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begins, ended = threading.Event(), threading.Event()
+    start, end = Agent.start, Hosts.end
+
+    def held_up(self: Agent, run: str, **task: Any) -> dict[str, Any]:
+        begins.set()
+        assert ended.wait(60), "the run was never ended"
+        return start(self, run, **task)
+
+    def end_and_tell(self: Hosts, run: str) -> None:
+        end(self, run)
+        ended.set()
+
+    monkeypatch.setattr(Agent, "start", held_up)
+    monkeypatch.setattr(Hosts, "end", end_and_tell)
+    run = f"late-{os.getpid()}"
+    backend = SshBackend(jobs_of(1, steps=100_000), bed, run=run, folder=tmp_path / "live", training=TINY)
+    backend.advance(0.0, stop_at_event=False)
+    backend.apply(on(0))
+    assert begins.wait(60)
+    backend.close()
+    with Fleet(bed) as fleet:
+        left = usage(fleet)
+    assert run not in set(left["run"]), "no host knew the run when it was ended there for the first time"
 
 
 def test_a_live_run_on_machines_stops_at_once(bed: Inventory, tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def left_over(inventory: Inventory) -> list[str]:
         hosts = Hosts(fleet, run="look")
         hosts.get_ready()
         said = [(name, run) for name in inventory.names for run in hosts.agent(name).list()]
-        hosts.close(end_run=False)
+        hosts.close()
     return [
         f"{name}: {run['run']}/{task}"
         for name, run in said
