@@ -107,3 +107,11 @@ def caveats(
             "epochs and ages alone. `labkit train-policy` trains one on your own jobs."
         )
     return found
+
+
+def fell_back(name: str, scheduler: Scheduler) -> str:
+    """Return what a reader has to know of a run in which a fallback decided; notes of the run have the numbers."""
+    return (
+        f"{name}: its fallback {getattr(scheduler, 'fallback', None)} decided in its place at times (events FELL_BACK "
+        "say when and why); its figures are those of both."
+    )

@@ -293,8 +293,11 @@ def _choose(
 
 
 @njit(cache=True)
-def decide(batch: Batch, b: int, slot_s: float, net: Net, how: How, rec: Record, rng: np.random.Generator) -> None:
-    """Fill the draft of a slot: a worker and a PS for each job by arrival, then what the policy gives."""
+def decide(batch: Batch, b: int, slot_s: float, net: Net, how: How, rec: Record, rng: np.random.Generator) -> bool:
+    """Fill the draft of a slot: a worker and a PS for each job by arrival, then what the policy gives.
+
+    Return whether all that the network gave out on the way was finite.
+    """
     n = batch.episode[b].n_seen
     seen = np.zeros((n, len(net.seen)), np.float32)
     see(batch, b, slot_s, seen)
@@ -306,6 +309,7 @@ def decide(batch: Batch, b: int, slot_s: float, net: Net, how: How, rec: Record,
             give(batch, b, i, BOTH)
     for i in range(n):
         rows[i] = _show(batch, b, net, before, i, worth, rec, base)
+    sound = bool(np.isfinite(worth).all())
     allowed = np.zeros(3 * n, np.bool_)
     while True:
         for i in range(n):
@@ -316,3 +320,5 @@ def decide(batch: Batch, b: int, slot_s: float, net: Net, how: How, rec: Record,
         i = action // 3
         give(batch, b, i, action % 3)
         rows[i] = _show(batch, b, net, before, i, worth, rec, base)
+        sound &= bool(np.isfinite(worth[i]).all())
+    return sound
