@@ -100,6 +100,8 @@ def caveats(
         )
     if traits.lives_on_slos and np.isnan(jobs.slo_s).all():
         found.append(f"{name}: no job of {jobs.name} has an SLO (slo_s), so it only minimises cost.")
+    remarks = getattr(scheduler, "remarks", None)
+    found += [f"{name}: {said}" for said in (remarks() if remarks is not None else ())]
     unmet = getattr(scheduler, "unmet", None)  # of a scheduler that was trained
     if unmet is not None and (strange := unmet(jobs)):
         found.append(

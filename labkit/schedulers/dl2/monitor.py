@@ -12,7 +12,7 @@ from labkit.core.capacity import SLACK
 from labkit.core.events import Doubt
 from labkit.core.jobs import Jobs
 from labkit.core.life import Rehearse
-from labkit.core.protocols import Scheduler
+from labkit.core.protocols import Running, Scheduler
 from labkit.core.resources import Bools, Floats, Ints
 from labkit.core.snapshot import Snapshot
 from labkit.schedulers.base import capacity
@@ -23,7 +23,7 @@ FEWEST: Final = 5
 """Jobs of a window; with fewer, nothing is said about it."""
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(eq=False, slots=True)
 class Believed:
     """Speeds by counts, as they are believed.
 
@@ -45,9 +45,9 @@ class Believed:
     may_run: Bools
     local: bool = True
 
-    def speeds(self, running: object) -> Floats:
+    def speeds(self, running: Running) -> Floats:
         """Return steps per second of each job, (J,)."""
-        job, n_ps, n_workers = running.job, running.n_ps, running.n_workers  # type: ignore[attr-defined]
+        job, n_ps, n_workers = running.job, running.n_ps, running.n_workers
         _, most_ps, most_workers = self.grid.shape
         ps = np.where(self.reduces[job], 1, np.minimum(n_ps, most_ps - 1))
         found: Floats = self.grid[self.kind[job], ps, np.minimum(n_workers, most_workers - 1)]
@@ -207,5 +207,4 @@ def _finds_room(snapshot: Snapshot, given: Ints) -> Bools:
     needed = first[:, :1] * jobs.worker_demand + first[:, 1:] * jobs.ps_demand  # (J, R)
     least = np.minimum(given, first)
     held = least[:, 0] @ jobs.worker_demand + least[:, 1] @ jobs.ps_demand
-    fits: Bools = (needed <= capacity(snapshot) - held + SLACK).all(axis=1)
-    return fits
+    return np.asarray((needed <= capacity(snapshot) - held + SLACK).all(axis=1))
