@@ -50,7 +50,7 @@ def train_policy(
     _refuse_places(out, log=log, figure=figure)
     import torch
 
-    from labkit.learning.course import Course
+    from labkit.learning.course import Course, refuse_unfit_episodes
     from labkit.learning.dl2 import Recipe, Trainer
     from labkit.learning.settings import Setting
 
@@ -61,6 +61,7 @@ def train_policy(
             raise InputError(f"--{name[2:]} is {value}; expected a number of updates >= 0.")
     setting = Setting(cluster, trace, throughputs)
     recipe = Recipe(**{name: value for name, value in given.items() if value is not None})
+    refuse_unfit_episodes(setting)
     trainer = Trainer(setting, models=setting.models(), slot_s=slot, seed=seed, recipe=recipe)
     course = Course(out=out, source=f"labkit {' '.join(sys.argv[1:])}", each=keep_every, log=log, say=_say)
     whole = course.run(trainer)

@@ -12,12 +12,17 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from labkit.core.errors import InputError, LabkitError
 from labkit.core.text import human_s
+from labkit.experiment.session import refuse_unfit
 from labkit.learning.logs import Log, row_of
+from labkit.speed.by_counts import ByCounts
 
 if TYPE_CHECKING:
     from labkit.learning.dl2 import Trainer, Update
+    from labkit.learning.env import ExperimentOf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +136,25 @@ def line(update: Update, *, n_updates: int, left_s: float) -> str:
         f"{row['update']:>5} of {n_updates} {update.kind:6} mean JCT {update.mean_jct:6.3f} slots, entropy "
         f"{update.entropy:4.2f}, {update.slots:>9,} slots seen, {update.cpu_s:5.0f} CPU s, {left}"
     )
+
+
+def refuse_unfit_episodes(experiments: ExperimentOf, *, n: int = 20) -> None:
+    """Raise if a job fits no machine in one of some episodes, or no teacher can tell how fast it would be.
+
+    Raises
+    ------
+    InputError
+        It names the job, or the speeds.
+    """
+    rng = np.random.default_rng(0)
+    for _ in range(n):
+        made = experiments(rng)
+        refuse_unfit(made.simulator(), made.speed.runs_on())
+        if not isinstance(made.speed, ByCounts):
+            raise InputError(
+                f"the teacher cannot run trace {made.jobs.name}: it compares gangs by speeds that depend on numbers of "
+                f"tasks alone, and here they are {made.speeds}. Give measured ones (--throughputs FILE)."
+            )
 
 
 def read_state(path: Path) -> dict[str, Any]:

@@ -84,7 +84,7 @@ class Learner:
         if snapshot.now_s > self._now_s:
             self._now_s = snapshot.now_s
             self._follow(snapshot)
-        n = int(batch.episode[0].n_seen)
+        n = int(batch.episode["n_seen"][0])
         most = int(batch.most[0].sum()) + n + 1
         rec = record(1, n_jobs=n, n_features=n_seen(len(self._weights.models)), actions_per_slot=most)
         sound = decide(batch, 0, self._weights.slot_s, self.net, DRAWS, rec, self._rng)

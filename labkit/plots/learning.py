@@ -39,7 +39,7 @@ def plot_learning(rows: Iterable[Mapping[str, Any]], *, heading: str = "Learning
     )  # fmt: skip
     base = alt.Chart(curve).encode(
         x=alt.X("update:Q", title="Update"), color=colour,
-        tooltip=["update:Q", "kind:N", *(alt.Tooltip(f"{name}:Q", format=".3f") for name in ("mean_jct_slots", "mean"))],
+        tooltip=["update:Q", "kind:N", *(alt.Tooltip(f"{n}:Q", format=".3f") for n in ("mean_jct_slots", "mean"))],
     )  # fmt: skip
     y = alt.Y("mean_jct_slots:Q", title="Mean JCT of its episodes (slots)", scale=alt.Scale(zero=False))
     dots = base.mark_circle(size=14, opacity=0.35).encode(y=y)

@@ -188,6 +188,13 @@ def worth_of(net: Net, before: Numbers, model: int, n_ps: int, n_workers: int) -
 
 
 @njit(cache=True)
+def _refuse_full(at: int, room: int) -> None:
+    """Raise where a record has no room: compiled code would write beyond its end."""
+    if at >= room:
+        raise IndexError("a record of decisions is full; episodes are longer than it has room for")
+
+
+@njit(cache=True)
 def _show(batch: Batch, b: int, net: Net, before: Numbers, i: int, worth: Numbers, rec: Record, base: int) -> int:
     """Look at the job in row i again; return its row in the record, or -1."""
     j = batch.active[b, i]
@@ -197,6 +204,7 @@ def _show(batch: Batch, b: int, net: Net, before: Numbers, i: int, worth: Number
     if base < 0:
         return -1
     row = int(rec.n[1])
+    _refuse_full(row, len(rec.job))
     rec.job[row], rec.n_ps[row], rec.n_workers[row] = base + i, n_ps, n_workers
     rec.n[1] += 1
     return row
@@ -251,6 +259,7 @@ def _draw(chance: Floats, rng: np.random.Generator) -> int:
 def _keep(allowed: Bools, action: int, chance: Floats, rows: Ints, rec: Record) -> None:
     """Put an action into the record."""
     n, n_jobs, t = len(rows), rec.row.shape[1], rec.n[2]
+    _refuse_full(t, len(rec.action))
     rec.row[t] = -1
     rec.row[t, :n] = rows
     rec.mask[t] = False
@@ -266,6 +275,8 @@ def _keep(allowed: Bools, action: int, chance: Floats, rows: Ints, rec: Record) 
 def _open(seen: Numbers, rec: Record) -> int:
     """Begin a slot in the record; return where its jobs are."""
     base, slot, n = int(rec.n[0]), rec.n[3], len(seen)
+    _refuse_full(slot, len(rec.first))
+    _refuse_full(base + n - 1, len(rec.seen))
     rec.seen[base : base + n] = seen
     rec.first[slot], rec.n_jobs[slot] = base, n
     rec.n[0] += n
