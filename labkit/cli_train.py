@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from labkit.core.errors import InputError, unknown
-from labkit.core.files import refuse_unwritable
+from labkit.core.files import refuse_closed, refuse_unwritable
 
 if TYPE_CHECKING:
-    from labkit.learning.dl2 import Trainer, Update
+    from labkit.learning.course import Course
 
 POLICIES = ("dl2",)
 MANY = "as often as you like: each episode draws one"
-KEPT_EACH = 10
-"""Updates after which the state is written."""
 
 
 def train_policy(
@@ -36,17 +34,23 @@ def train_policy(
     ] = None,
     rounds: Annotated[int | None, typer.Option(help="Updates in which it learns by itself.")] = None,
     out: Annotated[
-        Path, typer.Option(help="Weights, and beside them the state from which the same call goes on.")
+        Path, typer.Option(help="Weights; beside them a log (.csv), and the state from which the same call goes on.")
     ] = Path("dl2.safetensors"),
+    log: Annotated[Path | None, typer.Option(help="A folder for TensorBoard's event files.", metavar="FOLDER")] = None,
+    figure: Annotated[
+        Path | None, typer.Option(help="The learning curve: .html, .svg, .png or .json.", metavar="FILE")
+    ] = None,
+    keep_every: Annotated[int, typer.Option(help="Updates after which weights and state are written.", min=1)] = 10,
 ) -> None:
     """Train a scheduler's network on simulations. The same call goes on where one that was stopped ended."""
     if policy not in POLICIES:
         raise unknown("policy", policy, POLICIES)
     if not slot > 0:
         raise InputError(f"--slot is {slot}; expected seconds > 0.")
-    refuse_unwritable(out, endings=(".safetensors",))
+    _refuse_places(out, log=log, figure=figure)
     import torch
 
+    from labkit.learning.course import Course, refuse_unfit_episodes
     from labkit.learning.dl2 import Recipe, Trainer
     from labkit.learning.settings import Setting
 
@@ -57,57 +61,50 @@ def train_policy(
             raise InputError(f"--{name[2:]} is {value}; expected a number of updates >= 0.")
     setting = Setting(cluster, trace, throughputs)
     recipe = Recipe(**{name: value for name, value in given.items() if value is not None})
+    refuse_unfit_episodes(setting)
     trainer = Trainer(setting, models=setting.models(), slot_s=slot, seed=seed, recipe=recipe)
-    _train(trainer, out=out, state=out.with_suffix(".state"), source=f"labkit {' '.join(sys.argv[1:])}")
+    course = Course(out=out, source=f"labkit {' '.join(sys.argv[1:])}", each=keep_every, log=log, say=_say)
+    whole = course.run(trainer)
+    if figure is not None:
+        _draw(course, figure)
+    if not whole:
+        _say(
+            f"stopped after {trainer.n_done} of {trainer.n_updates} updates; {out} has its weights, the same call "
+            "goes on"
+        )
+        raise typer.Exit(130)
     print(f"{out}: trained on {trainer.slots:,} slots; labkit compare ... --schedulers \"dl2(weights='{out}')\"")
 
 
-def _train(trainer: Trainer, *, out: Path, state: Path, source: str) -> None:
-    """Train, and keep weights and state each few updates and at the end."""
-    from rich.console import Console
-
-    told = Console(stderr=True)
-    if state.exists():
-        trainer.go_on(_read(state))
-        told.print(f"going on after {trainer.n_done} of {trainer.n_updates} updates")
-    for update in trainer.updates():
-        if trainer.n_done % KEPT_EACH == 0 or trainer.n_done == trainer.n_updates:
-            _keep(trainer, out=out, state=state, source=source)
-            told.print(_line(update, trainer.n_updates), highlight=False, soft_wrap=True)
-
-
-def _line(update: Update, n_updates: int) -> str:
-    return (
-        f"{update.number + 1:>5} of {n_updates} {update.kind:6} mean JCT {update.mean_jct:6.3f} slots, entropy "
-        f"{update.entropy:4.2f}, {update.slots:>9,} slots seen, {update.cpu_s:5.0f} CPU s"
-    )
-
-
-def _keep(trainer: Trainer, *, out: Path, state: Path, source: str) -> None:
-    """Write weights and state, each whole or not at all."""
-    import torch
-
-    trainer.weights(source).save(out)
-    temporary = state.with_suffix(".state.tmp")
-    torch.save(trainer.state(), temporary)
-    temporary.replace(state)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """Return a state.
+def _refuse_places(out: Path, *, log: Path | None, figure: Path | None) -> None:
+    """Refuse what cannot be written: rather now than after the training.
 
     Raises
     ------
     InputError
-        If it cannot be read.
+        It names the file or the folder.
     """
-    import pickle
+    refuse_unwritable(out, endings=(".safetensors",))
+    for path in (out, figure):
+        if path is not None and not path.parent.is_dir():
+            raise InputError(f"{path}: the folder {path.parent} is not there; make it, or name another one.")
+    if log is not None:
+        if log.exists() and not log.is_dir():
+            raise InputError(f"--log {log} is a file; expected a folder.")
+        refuse_closed(log)
+    if figure is not None:
+        refuse_unwritable(figure, endings=(".html", ".svg", ".png", ".json"))
 
-    import torch
 
-    try:
-        state: dict[str, Any] = torch.load(path, weights_only=True)
-    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        reason = " ".join(str(error).split())[:80]
-        raise InputError(f"{path}: not the state of a training ({reason}); delete it to begin anew.") from None
-    return state
+def _say(line: str) -> None:
+    from rich.console import Console
+
+    Console(stderr=True).print(line, highlight=False, soft_wrap=True, markup=False)
+
+
+def _draw(course: Course, figure: Path) -> None:
+    """Write the learning curve of a training so far."""
+    from labkit.learning.logs import read
+    from labkit.plots.learning import plot_learning
+
+    plot_learning(read(course.table), heading=f"Learning curve of {course.out.stem}").save(figure)

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import signal
+import struct
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from labkit.core import InputError, LabkitError
+from labkit.core.resources import GPUS
+from labkit.experiment import Experiment
+from labkit.learning.course import Course, refuse_unfit_episodes
+from labkit.plots.learning import learning_curve
 from labkit.schedulers.dl2 import load
+from labkit.topology import build
+from labkit.workloads import dl2_jobs
 
 SHORT = ("--trace", "dl2_jobs('testbed_6n')", "--cluster", "dl2-6n", "--slot", "300", "--lessons", "1")
 
@@ -24,7 +36,7 @@ def test_a_policy_is_trained_and_compared_and_the_same_call_goes_on(tmp_path):
     done = labkit("train-policy", "dl2", *SHORT, "--rounds", "1", "--out", "mine.safetensors", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "dl2(weights='mine.safetensors')" in done.stdout
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.safetensors", "mine.state"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.csv", "mine.safetensors", "mine.state"]
     kept = load(tmp_path / "mine.safetensors")
     assert kept.source.startswith("labkit train-policy dl2 --trace")
     assert kept.slot_s == 300
@@ -51,6 +63,12 @@ def test_a_policy_is_trained_and_compared_and_the_same_call_goes_on(tmp_path):
         (["dl2", "--trace", "x.csv"], "trace x.csv is a file; expected a generator"),
         (["dl2", "--cluster", "dl2-17n"], "dl2-17n"),
         (["dl2", "--out", "weights.txt"], ".safetensors"),
+        (["dl2", "--out", "none/w.safetensors"], "the folder none is not there; make it, or name another one."),
+        (["dl2", "--out", "/proc/w.safetensors"], "/proc: nothing can be written there"),
+        (["dl2", "--figure", "none/f.html"], "none/f.html: the folder none is not there; make it"),
+        (["dl2", "--figure", "f.pdf"], "f.pdf ends in '.pdf'; expected .html or .svg or .png or .json."),
+        (["dl2", "--log", "/dev/null"], "--log /dev/null is a file; expected a folder."),
+        (["dl2", "--trace", "poisson(20, per_hour=12)", "--cluster", "marl-testbed"], "the teacher cannot run trace"),
     ],
 )
 def test_what_is_typed_wrong_is_one_line(words, told, tmp_path):
@@ -67,3 +85,171 @@ def test_a_state_that_cannot_be_read_is_told(tmp_path):
     assert done.returncode == 2
     assert "mine.state: not the state of a training" in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+LONGER = (
+    "--trace",
+    "dl2_jobs('testbed_6n')",
+    "--cluster",
+    "dl2-6n",
+    "--slot",
+    "300",
+    "--lessons",
+    "3",
+    "--rounds",
+    "6",
+)
+
+
+def begun(*words: str, cwd: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "labkit.cli", "train-policy", "dl2", *LONGER, "--keep-every", "1", *words], cwd=cwd,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def heard(process: subprocess.Popen[str], n: int) -> None:
+    """Read some lines about updates; each comes when weights and state are written."""
+    assert process.stderr is not None
+    while n:
+        line = process.stderr.readline()
+        assert line, "it ended before"
+        n -= " of 9 " in line and "mean JCT" in line
+
+
+def same(one: Path, other: Path) -> bool:
+    pairs = zip(load(one).net, load(other).net, strict=True)
+    return all(np.array_equal(mine, theirs) for mine, theirs in pairs)
+
+
+def rows(table: Path) -> list[list[str]]:
+    """Return a log without the processor's seconds, which no two runs share."""
+    with table.open() as file:
+        return [row[:-1] for row in csv.reader(file)]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a training that was never stopped."""
+    folder = tmp_path_factory.mktemp("whole")
+    done = labkit(
+        "train-policy", "dl2", *LONGER, "--out", "w.safetensors", "--log", "tb", "--figure", "f.html", cwd=folder
+    )
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_a_training_that_was_killed_goes_on_and_has_the_weights_of_one_that_was_not(whole, tmp_path):
+    """SIGKILL at moments that a generator draws, again and again, until one run comes to its end."""
+    rng = np.random.default_rng()
+    n_kills = 0
+    while True:
+        process = begun("--out", "w.safetensors", cwd=tmp_path)
+        if n_kills == 3:
+            _, told = process.communicate(timeout=300)
+            assert process.returncode == 0, told
+            assert "going on after " in told
+            break
+        heard(process, int(rng.integers(1, 3)))
+        if rng.random() < 0.5:
+            assert process.stderr is not None
+            process.stderr.read(int(rng.integers(1, 80)))  # while it says the next one: it has just been written
+        process.kill()
+        process.communicate()
+        n_kills += 1
+    assert same(tmp_path / "w.safetensors", whole / "w.safetensors")
+    assert rows(tmp_path / "w.csv") == rows(whole / "w.csv")
+
+
+def test_ctrl_c_saves_tells_how_to_go_on_and_that_goes_on(whole, tmp_path):
+    process = begun("--out", "w.safetensors", "--figure", "f.svg", cwd=tmp_path)
+    heard(process, 2)
+    process.send_signal(signal.SIGINT)
+    _, told = process.communicate(timeout=300)
+    assert process.returncode == 130
+    assert "w.safetensors has its weights, the same call goes on" in told
+    n_done = len(rows(tmp_path / "w.csv")) - 1
+    assert 2 <= n_done < 9
+    assert f"stopped after {n_done} of 9 updates" in told
+    assert (tmp_path / "f.svg").read_text().startswith("<svg")
+    again = begun("--out", "w.safetensors", cwd=tmp_path)
+    _, told = again.communicate(timeout=300)
+    assert again.returncode == 0, told
+    assert f"going on after {n_done} of 9 updates" in told
+    assert same(tmp_path / "w.safetensors", whole / "w.safetensors")
+
+
+def test_the_log_has_a_row_for_each_update_and_the_figure_its_running_mean(whole):
+    with (whole / "w.csv").open() as file:
+        table = list(csv.DictReader(file))
+    assert [int(row["update"]) for row in table] == list(range(1, 10))
+    assert [row["kind"] for row in table] == ["lesson"] * 3 + ["round"] * 6
+    curve = learning_curve(table)
+    by_hand = np.mean([float(row["mean_jct_slots"]) for row in table[3:]])
+    assert curve["mean"].iloc[-1] == pytest.approx(by_hand)
+    assert "Learning curve of w" in (whole / "f.html").read_text()
+
+
+def test_tensorboard_s_event_files_hold_the_same_numbers_as_the_table(whole):
+    pytest.importorskip("tensorboardX", reason="TensorBoard's files are written by tensorboardX")
+    from tensorboardX.proto.event_pb2 import Event
+
+    found: dict[tuple[str, int], float] = {}
+    for path in (whole / "tb").iterdir():
+        content, at = path.read_bytes(), 0
+        while at < len(content):  # length, its checksum, the event, its checksum
+            (length,) = struct.unpack("<Q", content[at : at + 8])
+            event = Event.FromString(content[at + 12 : at + 12 + length])
+            found |= {(value.tag, event.step): value.simple_value for value in event.summary.value}
+            at += 16 + length
+    with (whole / "w.csv").open() as file:
+        for row in csv.DictReader(file):
+            for name in ("mean_jct_slots", "loss", "entropy"):
+                told = found[f"{row['kind']}/{name}", int(row["update"])]
+                assert told == pytest.approx(float(row[name]), rel=1e-5)
+
+
+def test_a_loss_that_is_no_number_stops_it_with_the_last_good_weights_and_the_update_s_number(tmp_path):
+    from labkit.learning.dl2 import Trainer
+    from labkit.workloads.catalogue import DL2_MODELS
+    from tests.learning.test_dl2 import SMALL, episode
+
+    trainer = Trainer(episode, DL2_MODELS, 300.0, recipe=SMALL)
+    learn, good = trainer._learn, []
+
+    def breaks(rate: float, *, imitates: bool) -> tuple[float, float]:
+        if trainer.n_done < 2:
+            return learn(rate, imitates=imitates)
+        good.append(trainer.policy.net())
+        return float("nan"), learn(1e9, imitates=imitates)[1]
+
+    trainer._learn = breaks  # type: ignore[method-assign]
+    course = Course(out=tmp_path / "w.safetensors", source="a test", say=lambda _: None)
+    with pytest.raises(
+        LabkitError, match=r"the loss of update 3 is nan; .* of update 2\. They are in .*w\.safetensors"
+    ):
+        course.run(trainer)
+    kept = load(tmp_path / "w.safetensors").net
+    assert all(np.array_equal(mine, theirs) for mine, theirs in zip(kept, good[0], strict=True))
+    assert len(rows(tmp_path / "w.csv")) == 1 + 2
+
+
+def test_without_tensorboardx_that_is_said_and_the_table_is_written(tmp_path, monkeypatch):
+    from labkit.learning.logs import Log, read
+
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    with Log(tmp_path / "w.csv", folder=tmp_path / "tb") as log:
+        assert "without tensorboardX (pip install tensorboardX)" in log.missing
+    assert read(tmp_path / "w.csv") == []
+    assert not (tmp_path / "tb").exists()
+
+
+def test_a_cluster_without_gpus_is_told_before_anything_is_trained():
+    cluster = build("dl2-6n")
+    capacity = cluster.capacity.copy()
+    capacity[:, GPUS] = 0
+    made = Experiment.of(dl2_jobs("testbed_6n", seed=1), cluster=replace(cluster, capacity=capacity))
+    with pytest.raises(InputError, match=r"needs 1 GPUs per worker; the largest device group that it can use has 0\."):
+        refuse_unfit_episodes(lambda _: made)
+    with pytest.raises(InputError, match=r"needs 1 GPUs per worker"):
+        made.run("dl2")

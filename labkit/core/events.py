@@ -68,10 +68,25 @@ class Kind(IntEnum):
     """What tasks of a role use, or how fast they are: value of a `quantity`, of one `task` or (-1) of all together."""
     TASK_FAILED = 18
     """A task ended that should not have: why is its `cause`; value: its exit status, NaN where it is not known."""
+    FELL_BACK = 19
+    """The fallback of a scheduler decided in its place; value: why, a `Doubt`."""
 
 
 NEWS: Final = (Kind.ARRIVED, Kind.COMPLETED, Kind.FAILED, Kind.LEFT, Kind.JOINED, Kind.DROPPED)
 """The kinds after which a scheduler should decide anew."""
+
+
+class Doubt(IntEnum):
+    """Why a fallback decided in the place of a scheduler that was trained."""
+
+    NOT_FINITE = 0
+    """What it gave out was not finite."""
+    STARVED = 1
+    """It gave a job nothing for too long, although there was room for it or others held more than they need."""
+    WORSE = 2
+    """With the speeds that were observed, it would have done worse than its fallback over the last window."""
+    UNTRIED = 3
+    """It has shown so few gangs that nothing can be said of others: its fallback gets one slot, to show more."""
 
 
 class Role(IntEnum):
@@ -179,9 +194,18 @@ def relaxed(jobs: Ints, *, time_s: float) -> Events:
     return rows
 
 
+def fell_back(doubts: Ints, *, time_s: float) -> Events:
+    """Return that a fallback decided, for each reason."""
+    rows = events(len(doubts))
+    rows["time_s"], rows["kind"], rows["value"] = time_s, Kind.FELL_BACK, doubts
+    return rows
+
+
 def asides(placement: Placement, happened: Events, *, time_s: float) -> list[Events]:
-    """Return what is to be told beside what a decision changed: goals that were given up, gangs that were cut."""
-    parts = [relaxed(placement.relaxed, time_s=time_s)] if len(placement.relaxed) else []
+    """Return what is to be told beside what a decision changed: fallbacks, goals given up, gangs that were cut."""
+    parts = [fell_back(placement.doubts, time_s=time_s)] if len(placement.doubts) else []
+    if len(placement.relaxed):
+        parts.append(relaxed(placement.relaxed, time_s=time_s))
     if len(placement.missing) and placement.missing.any():
         placed = happened["job"][happened["kind"] == Kind.PLACED]
         short = (placement.missing > 0) & np.isin(placement.set_jobs, placed)

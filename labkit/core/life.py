@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError
 from labkit.core.jobs import Jobs
+from labkit.core.protocols import Scheduler, SpeedModel
 from labkit.core.resources import Bools, Floats, Ints
 
 Measure = Callable[[int, ArrayLike, ArrayLike], Floats]
@@ -56,6 +57,14 @@ class Profiler(Protocol):
         ...
 
 
+class Rehearse(Protocol):
+    """Tells what a scheduler would have made of some jobs, had jobs been as fast as it is believed."""
+
+    def __call__(self, jobs: Jobs, scheduler: Scheduler, *, speed: SpeedModel, slot_s: float) -> float:
+        """Return the mean JCT in seconds; a job that would not be done by then counts as if it were done."""
+        ...
+
+
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Context:
     """What a scheduler may know before the first decision of a run.
@@ -74,6 +83,9 @@ class Context:
         Trains one job of each kind on each device type.
     rng : Generator
         For a scheduler that draws.
+    rehearse : Rehearse or None
+        Simulates what another scheduler, or another decision, would have come to with speeds that are believed: nothing
+        of the truth is in it. None: nobody can tell.
     """
 
     jobs: Jobs
@@ -82,6 +94,7 @@ class Context:
     measure: Measure
     profile: Profiler
     rng: np.random.Generator
+    rehearse: Rehearse | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -99,6 +99,9 @@ class Placement:
         names the other, and their workers sit in the same places.
     relaxed : array
         Jobs of which a goal is given up with this decision, such as an SLO that cannot be met: an event tells it.
+    doubts : array
+        Why a fallback decided this in the place of a scheduler (`labkit.core.events.Doubt`): an event tells it; empty:
+        none did.
     missing : array
         (C,) tasks that each of `set_jobs` was to have and did not get, because there was no room for its whole gang: an
         event tells it; empty: none.
@@ -117,6 +120,7 @@ class Placement:
     missing: Ints = field(default_factory=lambda: _NONE)
     cpus: Amounts = field(default_factory=lambda: _DECLARED)
     memory_gb: Amounts = field(default_factory=lambda: _DECLARED)
+    doubts: Ints = field(default_factory=lambda: _NONE)
 
     @classmethod
     def nothing(cls) -> Self:

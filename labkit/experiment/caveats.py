@@ -100,6 +100,8 @@ def caveats(
         )
     if traits.lives_on_slos and np.isnan(jobs.slo_s).all():
         found.append(f"{name}: no job of {jobs.name} has an SLO (slo_s), so it only minimises cost.")
+    remarks = getattr(scheduler, "remarks", None)
+    found += [f"{name}: {said}" for said in (remarks() if remarks is not None else ())]
     unmet = getattr(scheduler, "unmet", None)  # of a scheduler that was trained
     if unmet is not None and (strange := unmet(jobs)):
         found.append(
@@ -107,3 +109,11 @@ def caveats(
             "epochs and ages alone. `labkit train-policy` trains one on your own jobs."
         )
     return found
+
+
+def fell_back(name: str, scheduler: Scheduler) -> str:
+    """Return what a reader has to know of a run in which a fallback decided; notes of the run have the numbers."""
+    return (
+        f"{name}: its fallback {getattr(scheduler, 'fallback', None)} decided in its place at times (events FELL_BACK "
+        "say when and why); its figures are those of both."
+    )

@@ -110,7 +110,8 @@ def tell(record: RunRecord, *, folder: Path, as_json: bool) -> None:
     if as_json:
         clean = {key: None if value != value else value for key, value in told.items()}
         whom = {"run": record.info.run, "scheduler": record.info.scheduler}
-        rest = {"speeds": record.info.config.get("speeds", ""), "notes": record.info.config.get("notes", [])}
+        rest = {"speeds": record.info.config.get("speeds", "")}
+        rest |= {"notes": [*record.info.config.get("notes", []), *_fallbacks(record)]}
         print(json.dumps({**whom, **clean, **rest, "dropped": dict(record.info.dropped)}))
         return
     if speeds := record.info.config.get("speeds"):
@@ -118,11 +119,20 @@ def tell(record: RunRecord, *, folder: Path, as_json: bool) -> None:
     if record.info.backend == "testbed":  # a simulation has warned of them
         for note in record.info.config.get("notes", ()):
             print(f"note: {note}")
+    for note in _fallbacks(record):
+        print(f"note: {note}")
     print(
         f"{record.info.scheduler}: {told['n_jobs'] - told['n_unfinished']} of {told['n_jobs']} jobs done, mean JCT "
         f"{told['mean_jct_s']:.1f} s, makespan {told['makespan_s']:.1f} s, {told['n_rescales']} hot scalings, "
         f"{told['n_preemptions']} preemptions; the run is in {folder / record.info.run}{_given_up(record)}"
     )
+
+
+def _fallbacks(record: RunRecord) -> list[str]:
+    """Return that a fallback decided in the place of the scheduler, if one did."""
+    from labkit.results.notes import fallback_of, fallbacks
+
+    return fallbacks(record.events, name=record.info.scheduler, fallback=fallback_of(record))
 
 
 def _given_up(record: RunRecord) -> str:

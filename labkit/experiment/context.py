@@ -16,6 +16,7 @@ from labkit.core.life import Context, Measure
 from labkit.core.protocols import Running, SpeedModel
 from labkit.core.resources import Floats
 from labkit.experiment.profile import measure_profile
+from labkit.experiment.rehearsal import rehearse
 from labkit.speed.alone import compact
 
 SCHEDULERS: Final = 1
@@ -32,6 +33,7 @@ def context(jobs: Jobs, cluster: Cluster, *, speed: SpeedModel, seed: int) -> Co
         measure=measurer(told, cluster, speed=speed),
         profile=partial(measure_profile, told, cluster, speed=speed),
         rng=np.random.default_rng([seed, SCHEDULERS]),
+        rehearse=partial(rehearse, cluster),
     )
 
 

@@ -28,7 +28,7 @@ from labkit.experiment import provenance
 from labkit.experiment.asked import jobs_of, refuse_endless, refuse_odd, refuse_unknown, schedulers_of
 from labkit.experiment.bound import mean_jct_bound_s
 from labkit.experiment.cadence import Cadence, at_events
-from labkit.experiment.caveats import Caveat, caveats, speeds_in_words
+from labkit.experiment.caveats import Caveat, caveats, fell_back, speeds_in_words
 from labkit.experiment.context import context
 from labkit.experiment.fluid import fluid
 from labkit.experiment.profile import slower_on_slowest_type
@@ -285,6 +285,8 @@ class Experiment:
                 warnings.warn(note, Caveat, stacklevel=4)
             rows = session.run(scheduler)
             wall_s = time.perf_counter() - began - compiled.seconds
+            if (rows["kind"] == Kind.FELL_BACK).any():
+                warnings.warn(fell_back(called, scheduler), Caveat, stacklevel=4)
         info = replace(info, state=State.DONE, wall_s=wall_s)
         return RunRecord(info=info, jobs=self.jobs, cluster=self.cluster, events=rows)
 

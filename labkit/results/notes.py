@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from labkit.core.events import Doubt, Events, Kind
+from labkit.core.text import time_unit
 from labkit.results.record import RunRecord, labels
 
 TYPES_DIFFER = "times_slower_on_slowest_type"
@@ -18,9 +20,9 @@ AMOUNTS_COUNT = "amounts_count"
 def notes(records: Sequence[RunRecord]) -> list[str]:
     """Return a sentence for each thing to know of some runs.
 
-    What was noted when they began (`labkit.experiment.caveats`); gangs that were placed with fewer tasks than their
-    scheduler gave them; cores or memory that were given and change no speed; schedulers that give a job GPUs of
-    any type although types differ in speed.
+    What was noted when they began (`labkit.experiment.caveats`); fallbacks that decided in the place of a policy; gangs
+    that were placed with fewer tasks than their scheduler gave them; cores or memory that were given and change no
+    speed; schedulers that give a job GPUs of any type although types differ in speed.
     """
     named = list(zip(labels(records), records, strict=True))
     told = list(dict.fromkeys(note for record in records for note in record.info.config.get("notes", ())))
@@ -31,6 +33,7 @@ def notes(records: Sequence[RunRecord]) -> list[str]:
                 f"{label}: {n_cuts} gangs of {n_jobs} jobs were placed with fewer tasks than it gave them: its placer "
                 "found no room for more in the right places."
             )
+        told += fallbacks(record.events, name=label, fallback=fallback_of(record))
     told += [_unseen(label, record) for label, record in named if _gives_in_vain(record)]
     times = {label: float(record.info.config.get(TYPES_DIFFER, 1.0)) for label, record in named}
     unaware = [label for label, slower in times.items() if slower > 1]
@@ -40,6 +43,37 @@ def notes(records: Sequence[RunRecord]) -> list[str]:
             f"{max(times.values()):.3g} times slower on one type than on another; gavel_ schedulers look at that."
         )
     return told
+
+
+WHY = {
+    Doubt.NOT_FINITE: "its network gave out what is no finite number",
+    Doubt.STARVED: "it would have let a job starve",
+    Doubt.WORSE: "it would have done worse over the window before, on the speeds that were observed",
+    Doubt.UNTRIED: "it had tried too few gangs to tell how fast others are",
+}
+"""Of each doubt, in words."""
+
+
+def fallbacks(rows: Events, *, name: str, fallback: str) -> list[str]:
+    """Return a sentence if a fallback decided in the place of a scheduler: how often, since when and why."""
+    found = rows[rows["kind"] == Kind.FELL_BACK]
+    if not len(found):
+        return []
+    n_all = int((rows["kind"] == Kind.DECIDED).sum())
+    n_fell_back = len(np.unique(found["time_s"]))
+    why = []
+    for doubt, said in WHY.items():
+        mine = found["time_s"][found["value"] == doubt]
+        if len(mine):
+            scale, unit = time_unit(float(mine[0]))
+            why.append(f"{len(mine)} times because {said} (first at {mine[0] / scale:.3g} {unit})")
+    return [f"{name}: its fallback {fallback} made {n_fell_back} of {n_all} decisions: {'; '.join(why)}."]
+
+
+def fallback_of(record: RunRecord) -> str:
+    """Return the name of a scheduler's fallback."""
+    told = record.info.config.get("scheduler")
+    return str(told.get("fallback", "")) if isinstance(told, dict) else ""
 
 
 def _gives_in_vain(record: RunRecord) -> bool:

@@ -188,6 +188,13 @@ def worth_of(net: Net, before: Numbers, model: int, n_ps: int, n_workers: int) -
 
 
 @njit(cache=True)
+def _refuse_full(at: int, room: int) -> None:
+    """Raise where a record has no room: compiled code would write beyond its end."""
+    if at >= room:
+        raise IndexError("a record of decisions is full; episodes are longer than it has room for")
+
+
+@njit(cache=True)
 def _show(batch: Batch, b: int, net: Net, before: Numbers, i: int, worth: Numbers, rec: Record, base: int) -> int:
     """Look at the job in row i again; return its row in the record, or -1."""
     j = batch.active[b, i]
@@ -197,6 +204,7 @@ def _show(batch: Batch, b: int, net: Net, before: Numbers, i: int, worth: Number
     if base < 0:
         return -1
     row = int(rec.n[1])
+    _refuse_full(row, len(rec.job))
     rec.job[row], rec.n_ps[row], rec.n_workers[row] = base + i, n_ps, n_workers
     rec.n[1] += 1
     return row
@@ -251,6 +259,7 @@ def _draw(chance: Floats, rng: np.random.Generator) -> int:
 def _keep(allowed: Bools, action: int, chance: Floats, rows: Ints, rec: Record) -> None:
     """Put an action into the record."""
     n, n_jobs, t = len(rows), rec.row.shape[1], rec.n[2]
+    _refuse_full(t, len(rec.action))
     rec.row[t] = -1
     rec.row[t, :n] = rows
     rec.mask[t] = False
@@ -266,6 +275,8 @@ def _keep(allowed: Bools, action: int, chance: Floats, rows: Ints, rec: Record) 
 def _open(seen: Numbers, rec: Record) -> int:
     """Begin a slot in the record; return where its jobs are."""
     base, slot, n = int(rec.n[0]), rec.n[3], len(seen)
+    _refuse_full(slot, len(rec.first))
+    _refuse_full(base + n - 1, len(rec.seen))
     rec.seen[base : base + n] = seen
     rec.first[slot], rec.n_jobs[slot] = base, n
     rec.n[0] += n
@@ -293,8 +304,11 @@ def _choose(
 
 
 @njit(cache=True)
-def decide(batch: Batch, b: int, slot_s: float, net: Net, how: How, rec: Record, rng: np.random.Generator) -> None:
-    """Fill the draft of a slot: a worker and a PS for each job by arrival, then what the policy gives."""
+def decide(batch: Batch, b: int, slot_s: float, net: Net, how: How, rec: Record, rng: np.random.Generator) -> bool:
+    """Fill the draft of a slot: a worker and a PS for each job by arrival, then what the policy gives.
+
+    Return whether all that the network gave out on the way was finite.
+    """
     n = batch.episode[b].n_seen
     seen = np.zeros((n, len(net.seen)), np.float32)
     see(batch, b, slot_s, seen)
@@ -306,6 +320,7 @@ def decide(batch: Batch, b: int, slot_s: float, net: Net, how: How, rec: Record,
             give(batch, b, i, BOTH)
     for i in range(n):
         rows[i] = _show(batch, b, net, before, i, worth, rec, base)
+    sound = bool(np.isfinite(worth).all())
     allowed = np.zeros(3 * n, np.bool_)
     while True:
         for i in range(n):
@@ -316,3 +331,5 @@ def decide(batch: Batch, b: int, slot_s: float, net: Net, how: How, rec: Record,
         i = action // 3
         give(batch, b, i, action % 3)
         rows[i] = _show(batch, b, net, before, i, worth, rec, base)
+        sound &= bool(np.isfinite(worth[i]).all())
+    return sound

@@ -2,19 +2,42 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import ClassVar
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from typing import ClassVar, Protocol
 
 import numpy as np
 
 from labkit.core import draft
 from labkit.core.errors import InputError
+from labkit.core.files import refuse_unwritable
 from labkit.core.jobs import Jobs
 from labkit.core.ledger import WAITING
+from labkit.core.life import Context, Traits, begin
 from labkit.core.placement import Placement
+from labkit.core.protocols import Scheduler
 from labkit.core.snapshot import Snapshot
+from labkit.schedulers.dl2.keeping import keep
+from labkit.schedulers.dl2.monitor import Monitor
 from labkit.schedulers.dl2.policy import BEST, NOTHING, decide
 from labkit.schedulers.dl2.weights import Weights, load
+
+
+class Learner(Protocol):
+    """What decides and learns in the place of a frozen policy: `labkit.learning.online.Learner`."""
+
+    def decide(self, batch: draft.Batch, snapshot: Snapshot) -> bool:
+        """Fill the draft of a slot; return whether all was finite."""
+        ...
+
+    def undo(self) -> None:
+        """Forget the newest slot: something else was carried out."""
+        ...
+
+    def weights(self) -> Weights:
+        """Return the policy as it is now."""
+        ...
+
 
 UNUSED = np.random.default_rng(0)
 """Nothing is drawn where the most probable action is taken."""
@@ -30,7 +53,12 @@ class DL2:
     It sees of a job its model, the epochs that it declared and that are left, its age, for how many slots it ran and
     what it holds; of the cluster its size and how many jobs of each model are there. It is told no speeds.
 
-    Tasks go to the first device group with room, as in its training; jobs that hold other tasks than before are moved.
+    Jobs that keep their number of tasks stay where they are, and the others go to the first device group with room;
+    where that leaves one without room, all go where its training would have them.
+
+    It is watched (`monitor`): a scheduler that needs no training decides in its place in each slot in which its network
+    gives out what is no finite number, as long as it would let a job starve, and after a window in which the jobs would
+    have taken longer than under that one, until a later window says otherwise. Events (FELL_BACK) and notes tell it.
 
     Attributes
     ----------
@@ -38,6 +66,20 @@ class DL2:
         A name of `labkit.schedulers.dl2.shipped()`, or the path of a .safetensors file of `labkit train-policy`.
     quantum_s : float
         A session decides at least this often.
+    fallback : str or None
+        Who decides then; None: nobody watches.
+    patience : int
+        Slots after which a job starves that gets nothing, although there is room for it or others have more than a
+        first gang.
+    window : int
+        Slots that are looked back on, simulated with the policy and with the fallback on the speeds that were observed.
+    margin : float
+        By which fraction the mean JCT must be worse.
+    learns : bool
+        Draw actions by their chances, and change the network once per slot by what came of them
+        (`labkit.learning.online`); a run begins with the given weights.
+    learned : str
+        A .safetensors file for what it has learned, written after each slot; empty: it is lost when the run ends.
 
     References
     ----------
@@ -48,10 +90,59 @@ class DL2:
 
     weights: str = "dl2"
     quantum_s: float = 1200.0
+    fallback: str | None = "drf"
+    patience: int = 5
+    window: int = 20
+    margin: float = 0.1
+    learns: bool = False
+    learned: str = ""
     _policy: Weights = field(init=False, repr=False)
+    _instead: Scheduler | None = field(default=None, init=False, repr=False)
+    _monitor: Monitor | None = field(default=None, init=False, repr=False)
+    _learner: Learner | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
+        for name, least in (("patience", 1), ("window", 1), ("margin", 0.0)):
+            if not getattr(self, name) >= least:
+                raise InputError(f"dl2: {name} is {getattr(self, name)}; expected a number >= {least}.")
+        if self.learned:
+            if not self.learns:
+                raise InputError(f"dl2: learned is {self.learned!r}, and it does not learn; give it learns=True, too.")
+            refuse_unwritable(self.learned, endings=(".safetensors",))
         self._policy = load(self.weights)
+        if self.learns:
+            self._learner = _learner(self._policy, np.random.default_rng(0))
+        if self.fallback is not None:
+            self._instead = _fallback(self.fallback)
+            self._monitor = Monitor(self._policy.slot_s, self.patience, self.window, self.margin, self._rivals)
+
+    def begin(self, context: Context) -> None:
+        """Begin a run: what was learned in earlier ones is forgotten, and a fallback may measure."""
+        if self.learns:
+            self._learner = _learner(self._policy, context.rng)
+        if self._monitor is not None and self.fallback is not None:
+            self._instead = _fallback(self.fallback)
+            begin(self._instead, context)
+            self._monitor.rehearse = context.rehearse
+            self._monitor.begin(context.jobs)
+
+    def _rivals(self) -> tuple[Scheduler, Scheduler]:
+        """Return this policy, watched by nobody, and its fallback."""
+        alone = DL2(self.weights, fallback=None)
+        alone._policy = self._policy if self._learner is None else self._learner.weights()
+        return alone, _fallback(str(self.fallback))
+
+    @property
+    def stochastic(self) -> bool:
+        """Whether it draws: only where it learns."""
+        return self.learns
+
+    def remarks(self) -> list[str]:
+        """Return what a reader of its figures has to know: that it learned meanwhile."""
+        if not self.learns:
+            return []
+        kept = f"go to {self.learned}" if self.learned else "are lost when the run ends (learned=FILE keeps them)"
+        return [f"it draws its actions and changes its weights while it runs; they {kept}."]
 
     def unmet(self, jobs: Jobs) -> list[str]:
         """Return the models of some jobs that its training has not met; a run with such jobs has a note."""
@@ -62,8 +153,21 @@ class DL2:
         if not len(snapshot.jobs):
             return Placement.nothing()
         batch = self._draft(snapshot)
-        decide(batch, 0, self._policy.slot_s, self._policy.net, BEST, NOTHING, UNUSED)
-        return _placement(snapshot, batch)
+        if self._learner is None:
+            sound = decide(batch, 0, self._policy.slot_s, self._policy.net, BEST, NOTHING, UNUSED)
+        else:
+            sound = self._learner.decide(batch, snapshot)
+            if self.learned:
+                self._learner.weights().save(self.learned)
+        given = batch.given[0]  # (J, 2, G)
+        if self._monitor is None or self._instead is None:
+            return keep(snapshot, given)
+        doubts = self._monitor.doubts(snapshot, given.sum(axis=2, dtype=np.int32), sound=sound)
+        if not doubts:
+            return keep(snapshot, given)
+        if self._learner is not None:
+            self._learner.undo()
+        return replace(self._instead.schedule(snapshot), doubts=np.array(doubts, np.int32))
 
     def _draft(self, snapshot: Snapshot) -> draft.Batch:
         """Return a draft in which the jobs that are there hold nothing."""
@@ -104,11 +208,30 @@ class DL2:
         return batch
 
 
-def _placement(snapshot: Snapshot, batch: draft.Batch) -> Placement:
-    """Return the decision that gives all jobs what the draft says."""
-    given = batch.given[0]  # (J, 2, G)
-    job, role, group = np.nonzero(given)
-    number = snapshot.jobs.number
-    return Placement.of(
-        number, job=number[job], role=role.astype(np.int8), group=group.astype(np.int32), count=given[job, role, group]
-    )
+def _learner(weights: Weights, rng: np.random.Generator) -> Learner:
+    """Return what learns online; it stands in a layer above, and needs torch."""
+    try:
+        made: Learner = import_module("labkit.learning.online").Learner(weights, rng=rng)
+    except ModuleNotFoundError as error:
+        raise InputError(f"dl2(learns=True) needs {error.name}; pip install labkit[lab], or leave it out.") from None
+    return made
+
+
+def _fallback(name: str) -> Scheduler:
+    """Return the scheduler of a name, if it can decide in the place of another.
+
+    Raises
+    ------
+    InputError
+        If it cannot.
+    """
+    from labkit.schedulers import make
+
+    if not isinstance(name, str):
+        raise InputError(f"dl2: fallback is {name!r:.60}; expected the name of a scheduler, e.g. 'drf', or None.")
+    made = make(name)
+    traits = Traits.of(made)
+    if isinstance(made, DL2) or traits.lease_s is not None or traits.ideal or traits.oracle:
+        what = "has been trained itself" if isinstance(made, DL2) else "decides by leases or slices, or is an oracle"
+        raise InputError(f"dl2: fallback {name} {what}; expected one such as 'drf', 'srtf' or 'optimus'.")
+    return made

@@ -1,0 +1,48 @@
+"""How a policy learns: mean JCT over the updates of its training. Numbers first, then a chart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import altair as alt
+import pandas as pd
+
+from labkit.plots.theme import layered, title
+
+KINDS: Final = {"lesson": "#e5762b", "round": "#2563d8"}
+SMOOTHED: Final = 20
+"""Updates of the running mean."""
+
+
+def learning_curve(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
+    """Return a point per update: update, kind, mean_jct_slots, and mean, that of the last `SMOOTHED` of its kind.
+
+    Parameters
+    ----------
+    rows : iterable of mapping
+        Of a training's log: update, kind, mean_jct_slots.
+    """
+    frame = pd.DataFrame(list(rows), columns=["update", "kind", "mean_jct_slots"])
+    frame = frame.astype({"update": int, "mean_jct_slots": float})
+    means = frame.groupby("kind", sort=False)["mean_jct_slots"].rolling(SMOOTHED, min_periods=1).mean()
+    return frame.assign(mean=means.reset_index(level=0, drop=True))
+
+
+def plot_learning(rows: Iterable[Mapping[str, Any]], *, heading: str = "Learning curve") -> alt.LayerChart:
+    """Draw the mean JCT of the episodes of each update as dots, and its running mean as a line, by kind of update."""
+    curve = learning_curve(rows)
+    names = [kind for kind in KINDS if (curve["kind"] == kind).any()]
+    colour = alt.Color(
+        "kind:N", title=None, scale=alt.Scale(domain=names, range=[KINDS[name] for name in names]),
+        legend=alt.Legend(orient="bottom", symbolType="stroke", symbolStrokeWidth=3.5),
+    )  # fmt: skip
+    base = alt.Chart(curve).encode(
+        x=alt.X("update:Q", title="Update"), color=colour,
+        tooltip=["update:Q", "kind:N", *(alt.Tooltip(f"{n}:Q", format=".3f") for n in ("mean_jct_slots", "mean"))],
+    )  # fmt: skip
+    y = alt.Y("mean_jct_slots:Q", title="Mean JCT of its episodes (slots)", scale=alt.Scale(zero=False))
+    dots = base.mark_circle(size=14, opacity=0.35).encode(y=y)
+    lines = base.mark_line(strokeWidth=2.2).encode(y="mean:Q")
+    note = f"the line is the mean of {SMOOTHED} updates; each has traces of its own, and draws its actions"
+    return layered(dots, lines, height=280, title=title(heading, note))
