@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from labkit.cli_published import refuse_switches, trainer_of
 from labkit.core.errors import InputError, unknown
 from labkit.core.files import refuse_unwritable
 
 if TYPE_CHECKING:
     from labkit.learning.dl2 import Trainer, Update
+    from labkit.learning.published.trainer import Trainer as FlatTrainer
 
 POLICIES = ("dl2",)
 MANY = "as often as you like: each episode draws one"
@@ -35,6 +37,18 @@ def train_policy(
         int | None, typer.Option(help="Updates in which it imitates a teacher that knows all speeds.")
     ] = None,
     rounds: Annotated[int | None, typer.Option(help="Updates in which it learns by itself.")] = None,
+    published: Annotated[
+        bool,
+        typer.Option(
+            "--published", help="Train DL2's own network: lessons are hundreds of mini-batches, rounds traces."
+        ),
+    ] = False,
+    warm_up: Annotated[
+        str | None, typer.Option(help="With --published: the scheduler that it imitates; '' for none.")
+    ] = None,
+    switch: Annotated[
+        list[str], typer.Option("--set", metavar="NAME=VALUE", help="With --published: a switch, e.g. rules=released.")
+    ] = [],  # noqa: B006
     out: Annotated[
         Path, typer.Option(help="Weights, and beside them the state from which the same call goes on.")
     ] = Path("dl2.safetensors"),
@@ -56,13 +70,21 @@ def train_policy(
         if value is not None and value < 0:
             raise InputError(f"--{name[2:]} is {value}; expected a number of updates >= 0.")
     setting = Setting(cluster, trace, throughputs)
-    recipe = Recipe(**{name: value for name, value in given.items() if value is not None})
-    trainer = Trainer(setting, models=setting.models(), slot_s=slot, seed=seed, recipe=recipe)
+    trainer: Trainer | FlatTrainer
+    if published:
+        options = {"lessons": lessons, "rounds": rounds, "warm_up": warm_up}
+        trainer = trainer_of(setting, slot_s=slot, seed=seed, given=switch, options=options)
+    else:
+        refuse_switches(switch, warm_up)
+        recipe = Recipe(**{name: value for name, value in given.items() if value is not None})
+        trainer = Trainer(setting, models=setting.models(), slot_s=slot, seed=seed, recipe=recipe)
     _train(trainer, out=out, state=out.with_suffix(".state"), source=f"labkit {' '.join(sys.argv[1:])}")
-    print(f"{out}: trained on {trainer.slots:,} slots; labkit compare ... --schedulers \"dl2(weights='{out}')\"")
+    kind = "published=True, " if published else ""
+    told = f"{out}: trained on {trainer.slots:,} slots; labkit compare ..."
+    print(f"{told} --schedulers \"dl2({kind}weights='{out}')\"")
 
 
-def _train(trainer: Trainer, *, out: Path, state: Path, source: str) -> None:
+def _train(trainer: Trainer | FlatTrainer, *, out: Path, state: Path, source: str) -> None:
     """Train, and keep weights and state each few updates and at the end."""
     from rich.console import Console
 
@@ -83,7 +105,7 @@ def _line(update: Update, n_updates: int) -> str:
     )
 
 
-def _keep(trainer: Trainer, *, out: Path, state: Path, source: str) -> None:
+def _keep(trainer: Trainer | FlatTrainer, *, out: Path, state: Path, source: str) -> None:
     """Write weights and state, each whole or not at all."""
     import torch
 

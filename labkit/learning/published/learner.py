@@ -118,7 +118,8 @@ class Learner:
             value_loss.backward()  # type: ignore[no-untyped-call]
             _refuse_no_number(self.policy, loss, which)
             self._step(self._of_value, self.value, value_loss, which)
-        self._step(self._by_reward, self.policy, loss, which)
+        if self.n_updates >= self.switches.critic_first:
+            self._step(self._by_reward, self.policy, loss, which)
         self.memory.told(drawn, advantage.numpy())
         self.n_updates += 1
         told = 0.0 if value_loss is None else float(value_loss.detach())

@@ -55,6 +55,10 @@ class Published:
         Samples of latest slots from which those of an update are drawn; 0: all of the last slot, and no others.
     actor_critic : bool
         Rewards are compared with a value network's; False: with their moving average.
+    critic_first : int
+        Updates in which the value network learns alone: as long as it expects too little of a policy that was warmed
+        up, whatever that one does looks better than expected. The paper says nothing of it; the released code has a
+        constant for it that has no effect.
     reward : str
         "slot": eq. 1 of all jobs, for all actions of a slot. "job": of the action's job alone (sec. 6.5).
     corrected : bool
@@ -101,6 +105,7 @@ class Published:
     exploration: float = 0.4
     replay: int = 8192
     actor_critic: bool = True
+    critic_first: int = 0
     reward: str = "slot"
     corrected: bool = False
     prioritised: bool = False
@@ -112,7 +117,11 @@ class Published:
             if getattr(self, name) not in known:
                 raise unknown(name, getattr(self, name), known)
         self._refuse(("n_jobs", "n_units", "n_layers", "batch"), lambda x: x >= 1, "a whole number >= 1")
-        self._refuse(("n_taught", "n_lessons", "n_rounds", "replay", "entropy"), lambda x: x >= 0, "a number >= 0")
+        self._refuse(
+            ("n_taught", "n_lessons", "n_rounds", "replay", "critic_first", "entropy"),
+            lambda x: x >= 0,
+            "a number >= 0",
+        )
         self._refuse(("discount", "exploration"), lambda x: 0 <= x <= 1, "a number from 0 to 1")
         self._refuse(("rate", "sl_rate"), lambda x: x > 0, "a learning rate > 0")
         if self.prioritised and not self.replay:
