@@ -11,11 +11,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labkit.core import InputError, Jobs
+from labkit.core import InputError, Jobs, Kind
 from labkit.experiment import Experiment, every_slot
 from labkit.learning.published import Published
 from labkit.learning.published.learner import Learner, NoNumberError
 from labkit.learning.published.network import Flat
+from labkit.learning.published.online import Online
 from labkit.learning.published.replay import Prioritised, Replay
 from labkit.learning.published.trainer import Trainer, mean_jct
 from labkit.learning.published.updates import (
@@ -28,6 +29,7 @@ from labkit.learning.published.updates import (
 )
 from labkit.learning.published.warm_up import Ways, lessons, wanted
 from labkit.schedulers import make
+from labkit.schedulers.dl2.flat import load_flat
 from labkit.schedulers.dl2.flat.network import FlatNet, first_layer, scores
 from labkit.schedulers.dl2.flat.slots import Samples, room
 from labkit.workloads import dl2_jobs
@@ -418,6 +420,28 @@ def test_a_loss_that_is_no_number_stops_with_the_last_good_weights():
     with pytest.raises(NoNumberError, match=r"the loss of update 1 is nan .* The weights are those before it"):
         made.update()
     assert same(made.learner.policy.copy(), good)
+
+
+def test_it_learns_once_per_slot_in_a_session_from_what_jobs_trained(tmp_path):
+    switches = replace(SMALL, critic_first=0)
+    trainer(switches).weights("").save(tmp_path / "w.safetensors")
+    one, other = (Online(str(tmp_path / "w.safetensors"), switches, seed=s) for s in (3, 3))
+    told: list[float] = []
+    whole = one.learner.remember
+
+    def remember(kept: Samples, reward: np.ndarray, following: np.ndarray, *, over: bool) -> None:
+        told.append(float(reward[0]))
+        whole(kept, reward, following, over=over)
+
+    one.learner.remember = remember  # type: ignore[method-assign]
+    run = experiment(5).run(one)
+    assert run.summary["n_unfinished"] == 0
+    n_decisions = int((run.events["kind"] == Kind.DECIDED).sum())
+    assert len(one.told) == len(told) >= n_decisions - 3
+    assert 9 <= sum(told) + 1e-9 <= 10 + 1e-6, "eq. 1 adds up to the jobs but for what the last slot finished"
+    before = load_flat(tmp_path / "w.safetensors").net
+    assert not same(one.learned("").net, before)
+    assert experiment(5).run(other).summary["mean_jct_s"] == run.summary["mean_jct_s"]
 
 
 @pytest.mark.parametrize(

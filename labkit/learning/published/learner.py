@@ -25,6 +25,7 @@ from labkit.learning.published.updates import (
 )
 from labkit.learning.published.warm_up import Lessons
 from labkit.schedulers.dl2.flat.form import Form
+from labkit.schedulers.dl2.flat.network import FlatNet
 from labkit.schedulers.dl2.flat.slots import Samples
 
 MEMORY_OF_A_SLOT: Final = 4096
@@ -73,6 +74,12 @@ class Learner:
             )
         )
 
+    def adopt(self, net: FlatNet) -> None:
+        """Begin with the weights of a policy that was trained."""
+        with torch.no_grad():
+            for name, part in net._asdict().items():
+                getattr(self.policy, name).copy_(torch.from_numpy(part))
+
     # --- supervised learning
 
     def study(self, taught: Lessons, rng: np.random.Generator) -> Learned:
@@ -98,15 +105,13 @@ class Learner:
             self._mean = REMEMBERED * self._mean + (1 - REMEMBERED) * mean if np.isfinite(self._mean) else mean
 
     def update(self, rng: np.random.Generator) -> Learned | None:
-        """Learn from samples of latest slots, or of the last one; None: there are none, or too few."""
+        """Learn from samples of latest slots, or of the last one; None: that one has none, or there are too few."""
+        if not len(self._last) or not self.memory.ready:
+            return None
         if self.switches.replay:
-            if not self.memory.ready:
-                return None
             drawn = self.memory.draw(self.switches.batch, rng)
         else:
             drawn = Drawn(self._last, np.ones(len(self._last), np.float32))
-            if not len(self._last):
-                return None
         some = {name: torch.from_numpy(column[drawn.rows]) for name, column in self.memory.columns.items()}
         weight = torch.from_numpy(drawn.weight)
         advantage, value_loss = self._advantage(some)

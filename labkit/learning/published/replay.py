@@ -104,10 +104,15 @@ class Prioritised(Replay):
         return self.n == self.size
 
     def add(self, kept: Samples, reward: Floats, following: NDArray[np.float32], *, over: bool) -> Whole:
-        """Add samples; see `Replay.add`."""
+        """Add samples; see `Replay.add`. The mean is that of the memory as each of them comes in."""
+        known = self.columns["reward"]
+        total, n_before, begin = float(known[: self.n].sum(dtype=np.float64)), self.n, self._at
+        n = min(int(kept.n[0]), self.size)
+        pushed_out = known[(begin + np.arange(n)) % self.size].astype(np.float64)  # 0 where there was none
         rows = super().add(kept, reward, following, over=over)
-        mean = float(self.columns["reward"][: self.n].mean()) if self.n else 0.0
-        self.priority[rows] = np.maximum(1.0, self.columns["reward"][rows] - mean)
+        new = known[rows].astype(np.float64)
+        means = (total + np.cumsum(new - pushed_out)) / np.minimum(n_before + 1 + np.arange(n), self.size)
+        self.priority[rows] = np.maximum(1.0, new - means)
         return rows
 
     def draw(self, n: int, rng: np.random.Generator) -> Drawn:

@@ -194,12 +194,7 @@ class Trainer:
         return mean_jct_of(batch, 0, self.slot_s), Learned(*mean)
 
     def _rewards(self, reward: float, by_job: Floats) -> Floats:
-        """Return what each sample of a slot was worth, (N,)."""
-        job = self._kept.job[: int(self._kept.n[0])]
-        if self.switches.reward == "slot":
-            return np.full(len(job), reward)
-        trained = max(int((by_job > 0).sum()), 1)
-        return np.where(job >= 0, by_job[np.maximum(job, 0)], reward / trained)
+        return reward_of_samples(self._kept, reward, by_job, self.switches.reward)
 
     # --- what is kept
 
@@ -235,6 +230,18 @@ class Trainer:
         self._rng.bit_generator.state = state["rng"]
         self.n_done, self.slots, self._cpu_s = state["n_done"], state["slots"], state["cpu_s"]
         return self
+
+
+def reward_of_samples(kept: Samples, reward: float, by_job: Floats, kind: str) -> Floats:
+    """Return what each sample of a slot was worth, (n,): the slot's reward, or that of its job alone (N,).
+
+    By job, void is worth the mean over jobs that trained, as in the released code (get_job_reward).
+    """
+    job = kept.job[: int(kept.n[0])]
+    if kind == "slot":
+        return np.full(len(job), reward)
+    trained = max(int((by_job > 0).sum()), 1)
+    return np.where(job >= 0, by_job[np.maximum(job, 0)], reward / trained)
 
 
 def mean_jct_of(batch: Batch, b: int, slot_s: float) -> float:

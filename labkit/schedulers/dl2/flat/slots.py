@@ -103,10 +103,10 @@ def _decide_about(
             _keep(kept, state, allowed, action, -1, chance, behaviour)
             return
         k = action // kinds
-        if not take(batch, b, form, window[k], action % kinds):
-            return  # only by the released code's rules, which keep no such sample
         if form.released and kinds == 3:
             kept.taken[action % kinds] += 1
+        if not take(batch, b, form, window[k], action % kinds):
+            return  # only by the released code's rules, which keep no such sample
         _keep(kept, state, allowed, action, batch.active[b, window[k]], chance, behaviour)
         see(batch, b, form, slot_s, window[k], row)
         if form.released and _moved(batch, b, form, window, n):
