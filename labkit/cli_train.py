@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from labkit.cli_published import refuse_switches, trainer_of
 from labkit.core.errors import InputError, unknown
 from labkit.core.files import refuse_closed, refuse_unwritable
 
 if TYPE_CHECKING:
     from labkit.learning.course import Course
+    from labkit.learning.dl2 import Trainer
+    from labkit.learning.published.trainer import Trainer as FlatTrainer
 
 POLICIES = ("dl2",)
 MANY = "as often as you like: each episode draws one"
@@ -33,6 +36,18 @@ def train_policy(
         int | None, typer.Option(help="Updates in which it imitates a teacher that knows all speeds.")
     ] = None,
     rounds: Annotated[int | None, typer.Option(help="Updates in which it learns by itself.")] = None,
+    published: Annotated[
+        bool,
+        typer.Option(
+            "--published", help="Train DL2's own network: lessons are hundreds of mini-batches, rounds traces."
+        ),
+    ] = False,
+    warm_up: Annotated[
+        str | None, typer.Option(help="With --published: the scheduler that it imitates; '' for none.")
+    ] = None,
+    switch: Annotated[
+        list[str], typer.Option("--set", metavar="NAME=VALUE", help="With --published: a switch, e.g. rules=released.")
+    ] = [],  # noqa: B006
     out: Annotated[
         Path, typer.Option(help="Weights; beside them a log (.csv), and the state from which the same call goes on.")
     ] = Path("dl2.safetensors"),
@@ -60,9 +75,15 @@ def train_policy(
         if value is not None and value < 0:
             raise InputError(f"--{name[2:]} is {value}; expected a number of updates >= 0.")
     setting = Setting(cluster, trace, throughputs)
-    recipe = Recipe(**{name: value for name, value in given.items() if value is not None})
+    trainer: Trainer | FlatTrainer
+    if published:
+        options = {"lessons": lessons, "rounds": rounds, "warm_up": warm_up}
+        trainer = trainer_of(setting, slot_s=slot, seed=seed, given=switch, options=options)
+    else:
+        refuse_switches(switch, warm_up)
+        recipe = Recipe(**{name: value for name, value in given.items() if value is not None})
+        trainer = Trainer(setting, models=setting.models(), slot_s=slot, seed=seed, recipe=recipe)
     refuse_unfit_episodes(setting)
-    trainer = Trainer(setting, models=setting.models(), slot_s=slot, seed=seed, recipe=recipe)
     course = Course(out=out, source=f"labkit {' '.join(sys.argv[1:])}", each=keep_every, log=log, say=_say)
     whole = course.run(trainer)
     if figure is not None:
@@ -73,7 +94,9 @@ def train_policy(
             "goes on"
         )
         raise typer.Exit(130)
-    print(f"{out}: trained on {trainer.slots:,} slots; labkit compare ... --schedulers \"dl2(weights='{out}')\"")
+    kind = "published=True, " if published else ""
+    told = f"{out}: trained on {trainer.slots:,} slots; labkit compare ..."
+    print(f"{told} --schedulers \"dl2({kind}weights='{out}')\"")
 
 
 def _refuse_places(out: Path, *, log: Path | None, figure: Path | None) -> None:

@@ -115,7 +115,7 @@ class Venue:
             deployment.join()
 
     def _end(self) -> None:
-        """End the run on all hosts, and once more where a task was just being begun: a host may not know the run yet."""
+        """End the run on all hosts; once more where a task was being begun: its host may not have known the run."""
         busy = [deployment for deployment in self._deployments if deployment.busy]
         self.hosts.end(self.hosts.run)
         if busy:

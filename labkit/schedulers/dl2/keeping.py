@@ -12,6 +12,7 @@ from labkit.core.resources import Bools, Ints
 from labkit.core.snapshot import Snapshot
 from labkit.placers import FirstFit, Pack
 from labkit.schedulers.base import place
+from labkit.schedulers.dl2.drafts import placement_of
 
 PLACERS: Final = FirstFit(), Pack()
 """Tried in this order."""
@@ -28,7 +29,7 @@ def keep(snapshot: Snapshot, given: NDArray[np.int16]) -> Placement:
     if not other.any():
         return Placement.nothing()
     beside = _beside(snapshot, jobs.number[other], n[other])
-    return _as_drafted(snapshot, given) if beside is None else beside
+    return placement_of(snapshot, given) if beside is None else beside
 
 
 def _beside(snapshot: Snapshot, named: Ints, n: Ints) -> Placement | None:
@@ -39,11 +40,3 @@ def _beside(snapshot: Snapshot, named: Ints, n: Ints) -> Placement | None:
         if int(answer.count.sum()) == int(n.sum()):
             return answer
     return None
-
-
-def _as_drafted(snapshot: Snapshot, given: NDArray[np.int16]) -> Placement:
-    job, role, group = np.nonzero(given)
-    number = snapshot.jobs.number
-    return Placement.of(
-        number, job=number[job], role=role.astype(np.int8), group=group.astype(np.int32), count=given[job, role, group]
-    )

@@ -8,15 +8,15 @@ from typing import ClassVar, Protocol
 
 import numpy as np
 
-from labkit.core import draft
+from labkit.core.draft import Batch
 from labkit.core.errors import InputError
 from labkit.core.files import refuse_unwritable
 from labkit.core.jobs import Jobs
-from labkit.core.ledger import WAITING
 from labkit.core.life import Context, Traits, begin
 from labkit.core.placement import Placement
 from labkit.core.protocols import Scheduler
 from labkit.core.snapshot import Snapshot
+from labkit.schedulers.dl2.drafts import draft_of
 from labkit.schedulers.dl2.keeping import keep
 from labkit.schedulers.dl2.monitor import Monitor
 from labkit.schedulers.dl2.policy import BEST, NOTHING, decide
@@ -26,7 +26,7 @@ from labkit.schedulers.dl2.weights import Weights, load
 class Learner(Protocol):
     """What decides and learns in the place of a frozen policy: `labkit.learning.online.Learner`."""
 
-    def decide(self, batch: draft.Batch, snapshot: Snapshot) -> bool:
+    def decide(self, batch: Batch, snapshot: Snapshot) -> bool:
         """Fill the draft of a slot; return whether all was finite."""
         ...
 
@@ -152,7 +152,7 @@ class DL2:
         """Return the tasks of all jobs that are there."""
         if not len(snapshot.jobs):
             return Placement.nothing()
-        batch = self._draft(snapshot)
+        batch = draft_of(snapshot, self._policy.models)
         if self._learner is None:
             sound = decide(batch, 0, self._policy.slot_s, self._policy.net, BEST, NOTHING, UNUSED)
         else:
@@ -168,44 +168,6 @@ class DL2:
         if self._learner is not None:
             self._learner.undo()
         return replace(self._instead.schedule(snapshot), doubts=np.array(doubts, np.int32))
-
-    def _draft(self, snapshot: Snapshot) -> draft.Batch:
-        """Return a draft in which the jobs that are there hold nothing."""
-        jobs, cluster = snapshot.jobs, snapshot.cluster
-        n, n_groups = len(jobs), cluster.n_groups
-        demands = np.stack([jobs.worker_demand, jobs.ps_demand], axis=1)
-        if not (np.isfinite(demands).all() and len(demands)):
-            raise InputError("dl2: a demand of a task is not finite; expected amounts of resources.")
-        batch = draft.empty(
-            1,
-            n,
-            n_groups,
-            1,
-            1,
-            1,
-            demands.shape[2],
-            n_seen=n,
-            n_features=len(self._policy.models) + len(draft.FEATURES),
-        )
-        episode, rows = batch.episode[0], batch.job[0]
-        episode["n_jobs"], episode["n_groups"], episode["n_arrived"] = n, n_groups, n
-        episode["now_s"] = snapshot.now_s
-        up = snapshot.up[cluster.group_machine]
-        batch.capacity[0] = np.where(up[:, None], cluster.capacity, 0.0)
-        batch.there[0] = batch.capacity[0].sum(axis=0)
-        column = {name: k for k, name in enumerate(self._policy.models)}
-        rows["model"] = np.array([column.get(name, -1) for name in jobs.models], np.int32)[jobs.model]
-        rows["arrival_s"], rows["since_s"], rows["phase"] = jobs.arrival_s, snapshot.now_s, WAITING
-        rows["total_steps"], rows["steps"] = jobs.total_steps, jobs.total_steps - jobs.remaining_steps
-        rows["steps_per_epoch"], rows["n_slots_run"] = jobs.steps_per_epoch, jobs.n_slots_run
-        table, number = snapshot.table, jobs.number
-        batch.malleable[0] = table.malleable[number]
-        batch.asked[0] = np.column_stack([table.n_workers[number], table.n_ps[number]])
-        batch.most[0] = np.column_stack([table.max_workers[number], table.max_ps[number]])
-        draft.sort_tasks(batch, 0, demands, snapshot.runs_on[number], cluster.group_type.astype(np.int32))
-        draft.sort_pairs(batch, 0)
-        draft.begin_slot(batch, 0)
-        return batch
 
 
 def _learner(weights: Weights, rng: np.random.Generator) -> Learner:

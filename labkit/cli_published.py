@@ -1,0 +1,78 @@
+"""`labkit train-policy dl2 --published`: switches from a command line, and the trainer that follows them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, Final
+
+from labkit.core.errors import InputError, unknown
+
+if TYPE_CHECKING:
+    from labkit.learning.published.trainer import Trainer
+    from labkit.learning.settings import Setting
+
+SHORT: Final = {"lessons": "n_lessons", "rounds": "n_rounds", "warm_up": "warm_up"}
+"""Options of the command that are switches, too."""
+
+
+def trainer_of(setting: Setting, *, slot_s: float, seed: int, given: Sequence[str], options: dict[str, Any]) -> Trainer:
+    """Return a trainer of DL2's own network.
+
+    Parameters
+    ----------
+    given : sequence of str
+        Switches of `labkit.learning.published.Published`, each NAME=VALUE; `rules=released` brings what the released
+        code does otherwise with it.
+    options : dict
+        Values of `SHORT`; None: not given.
+
+    Raises
+    ------
+    InputError
+        If there is no such switch, or its value cannot be.
+    """
+    from labkit.learning.published import Published
+    from labkit.learning.published.trainer import Trainer
+    from labkit.workloads.catalogue import DL2_MODELS
+
+    values = dict(_switch(one) for one in given)
+    values |= {SHORT[name]: value for name, value in options.items() if value is not None}
+    switches = Published.released(**values) if values.get("rules") == "released" else Published(**values)
+    met = setting.models()
+    models = [name for name in DL2_MODELS if name in met] + [name for name in met if name not in DL2_MODELS]
+    if set(met) <= set(DL2_MODELS):
+        models = list(DL2_MODELS)  # so that types are the numbers that they have in the released code
+    return Trainer(setting, models, slot_s, seed=seed, switches=switches)
+
+
+def refuse_switches(given: Sequence[str], warm_up: str | None) -> None:
+    """Raise if switches are given for another network."""
+    if given or warm_up is not None:
+        what = f"--set {given[0]}" if given else f"--warm-up {warm_up}"
+        raise InputError(
+            f"{what} is a switch of DL2's own network; expected it with --published. Add that, or drop it."
+        )
+
+
+def _switch(text: str) -> tuple[str, Any]:
+    """Return the name and the value of a switch: "replay=0" -> "replay", 0."""
+    from labkit.learning.published import Published
+
+    name, equals, value = text.partition("=")
+    known: dict[str, type] = {field.name: type(getattr(Published(), field.name)) for field in fields(Published)}
+    name = name.strip().replace("-", "_")
+    if name not in known:
+        raise unknown("switch", name, sorted(known))
+    kind, value = known[name], value.strip()
+    if not equals:
+        raise InputError(f"--set {text} has no value; expected NAME=VALUE, e.g. {name}={getattr(Published(), name)}.")
+    if kind is bool:
+        if value.lower() not in ("true", "false"):
+            raise InputError(f"--set {name} is {value!r}; expected True or False.")
+        return name, value.lower() == "true"
+    try:
+        return name, kind(value)
+    except ValueError:
+        expected = "a whole number" if kind is int else "a number"
+        raise InputError(f"--set {name} is {value!r}; expected {expected}.") from None

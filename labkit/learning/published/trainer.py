@@ -1,0 +1,275 @@
+"""Training DL2 as published: it imitates a scheduler, then decides by itself and learns after each slot."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final, Self
+
+import numpy as np
+import torch
+from numba import njit
+from numpy.typing import NDArray
+
+from labkit.core.draft import Batch, begin_slot
+from labkit.core.errors import InputError
+from labkit.core.ledger import DONE
+from labkit.core.resources import Floats
+from labkit.learning.dl2 import PATIENCE, Update
+from labkit.learning.env import ExperimentOf
+from labkit.learning.envs import SlotEnvs
+from labkit.learning.episodes import Rules, end_slot, worth_of
+from labkit.learning.published.learner import Learned, Learner
+from labkit.learning.published.switches import Published
+from labkit.learning.published.warm_up import MOST_ACTIONS, Lessons, Ways, lessons
+from labkit.schedulers.dl2.flat.form import Form, Numbers, look, observe, open_slot
+from labkit.schedulers.dl2.flat.network import FlatNet
+from labkit.schedulers.dl2.flat.slots import BEST, DRAWN, How, Samples, decide, room
+from labkit.schedulers.dl2.flat.weights import FlatWeights
+
+HUNDRED: Final = 100
+"""Mini-batches of a lesson."""
+LONGEST: Final = 1000
+"""Slots of an episode, as in the released code."""
+MOST_JOBS: Final = 256
+"""Jobs that are active at once, in training; later ones wait."""
+
+
+@njit(cache=True)
+def first_state(batch: Batch, b: int, form: Form, slot_s: float, state: Numbers) -> None:
+    """Write what is seen when a slot begins, (J, F)."""
+    window = np.empty(form.n_jobs, np.int32)
+    look(batch, b, form, 0, window)
+    observe(batch, b, form, slot_s, window, state)
+
+
+@njit(cache=True)
+def progress_of(batch: Batch, b: int, done: Floats) -> None:
+    """Write the fraction of its declared steps that each job has done, (N,)."""
+    episode = batch.episode[b]
+    for j in range(episode.n_jobs):
+        job = batch.job[b, j]
+        steps = job.steps + job.speed * (episode.now_s - job.since_s)
+        done[j] = 1.0 if job.phase == DONE else min(steps / job.total_steps, 1.0)
+
+
+@njit(cache=True)
+def slot(
+    batch: Batch, b: int, rules: Rules, form: Form, net: FlatNet, how: How, kept: Samples, rng: np.random.Generator
+) -> float:
+    """Decide about a slot, let it pass, begin the next one, and return eq. 1: the fractions of jobs done in it."""
+    kept.n[0] = 0
+    decide(batch, b, rules.slot_s, form, net, how, kept, rng)
+    before = batch.episode[b].worth
+    end_slot(batch, b, rules)
+    worth = worth_of(batch, b, rules)
+    batch.episode[b].worth = worth
+    begin_slot(batch, b)
+    open_slot(batch, b, form)
+    return float(worth - before)
+
+
+@dataclass(eq=False)
+class Trainer:
+    """Trains DL2's own network; the same seed gives the same weights.
+
+    Attributes
+    ----------
+    experiments : callable
+        Returns the experiment of an episode for a generator, such as a `labkit.learning.settings.Setting`.
+    models : sequence of str
+        (L,) names of models that it tells apart; types of the released code are their places, from 1 on.
+    slot_s : float
+        Seconds of a slot.
+    slots : int
+        Slots that it learned from so far.
+
+    Examples
+    --------
+    >>> trainer = Trainer(setting, DL2_MODELS, 1200.0, switches=Published(warm_up="drf"))  # doctest: +SKIP
+    >>> for update in trainer.updates():  # doctest: +SKIP
+    ...     print(update.mean_jct)
+    >>> trainer.weights("how it was made").save("mine.safetensors")  # doctest: +SKIP
+    """
+
+    experiments: ExperimentOf
+    models: Sequence[str]
+    slot_s: float
+    seed: int = 1
+    switches: Published = field(default_factory=Published)
+    n_done: int = field(default=0, init=False)
+    slots: int = field(default=0, init=False)
+    _cpu_s: float = field(default=0.0, init=False)
+    _taught: Lessons | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        torch.manual_seed(self.seed)
+        switches = self.switches
+        self.form = switches.form(len(self.models))
+        self.learner = Learner(switches, self.form)
+        self._rng = np.random.default_rng(self.seed)
+        self._kept = room(MOST_ACTIONS, self.form)
+        self._following = np.zeros((self.form.n_jobs, self.form.n_features), np.float32)
+        self._envs = SlotEnvs(
+            self.experiments, n_envs=1, n_jobs=MOST_JOBS, slot_s=self.slot_s, models=self.models, reward="progress",
+            patience=PATIENCE,
+        )  # fmt: skip
+
+    @property
+    def n_lessons(self) -> int:
+        """Lessons of the warm-up; 0 without a teacher."""
+        return self.switches.n_lessons if self.switches.warm_up else 0
+
+    @property
+    def n_updates(self) -> int:
+        """How many lessons and rounds there are in all."""
+        return self.n_lessons + self.switches.n_rounds
+
+    def updates(self) -> Iterator[Update]:
+        """Yield what came of each lesson (a hundred mini-batches) and of each round (a trace, an update per slot)."""
+        while self.n_done < self.n_updates:
+            yield self.update()
+
+    def update(self) -> Update:
+        """Take a lesson, or play a round.
+
+        Raises
+        ------
+        NoNumberError
+            If a loss is not finite; the weights are those before it.
+        InputError
+            If the teacher cannot run a trace.
+        """
+        began_s, k = time.process_time(), self.n_done
+        taught = k < self.n_lessons
+        mean_jct, learned = self._lesson() if taught else self._round()
+        self.n_done += 1
+        self._cpu_s += time.process_time() - began_s
+        kind = "lesson" if taught else "round"
+        return Update(kind, k, self.slots, mean_jct, learned.loss, learned.entropy, self._cpu_s)
+
+    def taught(self) -> Lessons:
+        """Return what the teacher did on traces that the seed alone determines."""
+        if self._taught is None:
+            switches, rng = self.switches, np.random.default_rng([self.seed, 1])
+            ways = Ways(switches.apart, switches.voids, switches.shuffled)
+            shown = [self.experiments(rng) for _ in range(max(switches.n_taught, 1))]
+            self._taught = lessons(switches.warm_up, shown, self.form, self.models, self.slot_s, ways, rng)
+        return self._taught
+
+    def _lesson(self) -> tuple[float, Learned]:
+        """Learn from a hundred mini-batches; return the mean JCT of a fresh episode in slots."""
+        taught, learned = self.taught(), Learned(0.0, 0.0, 0.0)
+        for _ in range(HUNDRED):
+            learned = self.learner.study(taught, self._rng)
+        return self._play(How(True, 0.0), learns=False)[0], learned
+
+    def _round(self) -> tuple[float, Learned]:
+        return self._play(How(True, self.switches.exploration), learns=True)
+
+    def _play(self, how: How, *, learns: bool) -> tuple[float, Learned]:
+        """Play an episode; return its mean JCT in slots, and the means of what updates told."""
+        self._envs.reset(seed=[int(self._rng.integers(1 << 31))])
+        batch, rules, learner = self._envs.batch, self._envs.rules, self.learner
+        episode, told, net = batch.episode[0], [], learner.policy.net()
+        before, after = np.zeros(episode["n_jobs"]), np.zeros(episode["n_jobs"])
+        self._kept.taken[:] = 0
+        open_slot(batch, 0, self.form)
+        progress_of(batch, 0, before)
+        for _ in range(LONGEST):
+            reward = slot(batch, 0, rules, self.form, net, how, self._kept, self._rng)
+            over = bool(episode["n_done"] == episode["n_jobs"] or episode["stalled"])
+            if learns:
+                progress_of(batch, 0, after)
+                first_state(batch, 0, self.form, self.slot_s, self._following)
+                learner.remember(self._kept, self._rewards(reward, after - before), self._following, over=over)
+                before[:] = after
+                told.append(learner.update(self._rng))
+                self.slots += 1
+            if over:
+                break
+        made = [one for one in told if one is not None]
+        mean = [float(np.mean([getattr(one, name) for one in made])) if made else 0.0 for name in Learned.__slots__]
+        return mean_jct_of(batch, 0, self.slot_s), Learned(*mean)
+
+    def _rewards(self, reward: float, by_job: Floats) -> Floats:
+        return reward_of_samples(self._kept, reward, by_job, self.switches.reward)
+
+    # --- what is kept
+
+    def weights(self, source: str) -> FlatWeights:
+        """Return the network as it is, for a scheduler."""
+        return FlatWeights(self.learner.policy.copy(), self.form, tuple(self.models), self.slot_s, source)
+
+    def state(self) -> dict[str, Any]:
+        """Return all that is needed to go on, for `torch.save`."""
+        return {
+            "switches": asdict(self.switches), "models": list(self.models), "slot_s": self.slot_s, "seed": self.seed,
+            "n_done": self.n_done, "slots": self.slots, "cpu_s": self._cpu_s, "rng": self._rng.bit_generator.state,
+            "learner": self.learner.state(),
+        }  # fmt: skip
+
+    def go_on(self, state: dict[str, Any]) -> Self:
+        """Go on from a state.
+
+        Raises
+        ------
+        InputError
+            If it is that of another training.
+        """
+        mine = asdict(self.switches) | {"models": list(self.models), "slot_s": self.slot_s, "seed": self.seed}
+        theirs = {**state.get("switches", {}), **state}
+        for name, value in mine.items():
+            if theirs.get(name) != value:
+                raise InputError(
+                    f"the training to go on with has {name} {theirs.get(name)!r:.80}; expected {value!r:.80}. "
+                    "Give it the same options, or another file."
+                )
+        self.learner.go_on(state["learner"])
+        self._rng.bit_generator.state = state["rng"]
+        self.n_done, self.slots, self._cpu_s = state["n_done"], state["slots"], state["cpu_s"]
+        return self
+
+
+def reward_of_samples(kept: Samples, reward: float, by_job: Floats, kind: str) -> Floats:
+    """Return what each sample of a slot was worth, (n,): the slot's reward, or that of its job alone (N,).
+
+    By job, void is worth the mean over jobs that trained, as in the released code (get_job_reward).
+    """
+    job = kept.job[: int(kept.n[0])]
+    if kind == "slot":
+        return np.full(len(job), reward)
+    trained = max(int((by_job > 0).sum()), 1)
+    return np.where(job >= 0, by_job[np.maximum(job, 0)], reward / trained)
+
+
+def mean_jct_of(batch: Batch, b: int, slot_s: float) -> float:
+    """Return the mean JCT of an episode so far, in slots; jobs that are not done count up to now."""
+    episode, jobs = batch.episode[b], batch.job[b, : batch.episode["n_jobs"][b]]
+    spent_s = np.minimum(jobs["done_s"], episode["now_s"]) - jobs["arrival_s"]
+    return float(np.maximum(spent_s, 0.0).mean() / slot_s)
+
+
+def mean_jct(
+    weights: FlatWeights, experiments: Any, seeds: Sequence[int], *, draws: bool = False
+) -> NDArray[np.float64]:
+    """Return the mean JCT in slots of the experiment of each seed, (S,).
+
+    Jobs that have not ended when nothing happens any more, or after 1,000 slots, count up to then.
+    """
+    told, form, kept, left = [], weights.form, room(0, weights.form), iter(seeds)
+    for seed in seeds:
+        envs = SlotEnvs(
+            lambda _: experiments(next(left)), n_envs=1, n_jobs=MOST_JOBS, slot_s=weights.slot_s,
+            models=weights.models, reward="progress", patience=PATIENCE,
+        )  # fmt: skip
+        envs.reset(seed=0)
+        batch, rng, episode = envs.batch, np.random.default_rng(seed), envs.batch.episode[0]
+        open_slot(batch, 0, form)
+        for _ in range(LONGEST):
+            slot(batch, 0, envs.rules, form, weights.net, DRAWN if draws else BEST, kept, rng)
+            if episode["n_done"] == episode["n_jobs"] or episode["stalled"]:
+                break
+        told.append(mean_jct_of(batch, 0, weights.slot_s))
+    return np.array(told)
