@@ -17,7 +17,8 @@ from labkit.learning.dl2 import Policy
 from labkit.results.notes import notes
 from labkit.schedulers import make
 from labkit.schedulers.dl2 import DL2, Weights
-from labkit.schedulers.dl2.keeping import _as_drafted, keep
+from labkit.schedulers.dl2.drafts import placement_of
+from labkit.schedulers.dl2.keeping import keep
 from labkit.simulator import Simulator
 from labkit.speed.recorded import Recorded
 from labkit.topology import build
@@ -237,7 +238,7 @@ def test_without_overheads_staying_changes_no_job_s_completion(cluster, monkeypa
     from labkit.schedulers.dl2 import scheduler as module
 
     kept = experiment(4, cluster).run("dl2")
-    monkeypatch.setattr(module, "keep", _as_drafted)
+    monkeypatch.setattr(module, "keep", placement_of)
     drafted = experiment(4, cluster).run("dl2")
     np.testing.assert_allclose(kept.table["jct_s"], drafted.table["jct_s"], rtol=1e-12)
     assert kept.summary["n_rescales"] < drafted.summary["n_rescales"]
