@@ -90,6 +90,9 @@ def test_the_networks_gradients_are_right(released):
     net = Flat(form, form.n_actions, n_units=4, n_layers=3).double()
     state = torch.rand(3, 2, form.n_features, dtype=torch.float64)
     learned = [p for p in net.parameters() if p.requires_grad]
+    with torch.no_grad():
+        for part in learned:
+            part += 0.1 * torch.randn_like(part)  # away from where ReLU has no slope of its own
     assert len(learned) == (8 if released else 6)
     assert torch.autograd.gradcheck(lambda *_: net(state), learned)
 
@@ -156,7 +159,7 @@ def taught(teacher: str, switches: Published, ways: Ways, seed: int = 5):
 @pytest.mark.parametrize("teacher", ["drf", "fifo", "srtf", "optimus", "tetris", "las", "sjf", "constant", "lookahead"])
 def test_any_scheduler_of_counts_can_be_a_teacher(teacher):
     told, form = taught(teacher, replace(SMALL, first_bundle=False), Ways(False, True, False))
-    assert len(told.action) > 50
+    assert len(told.action) > 20
     assert told.mask[np.arange(len(told.action)), told.action].all()
     assert told.state.shape[1:] == (6, form.n_features)
 
@@ -208,7 +211,8 @@ def test_a_policy_that_is_warmed_up_is_about_as_good_as_its_teacher():
     ("teacher", "told"),
     [
         ("srft", "unknown scheduler 'srft'. Did you mean 'srtf'"),
-        ("gavel_las", r"teacher gavel_las|shares time"),
+        ("gavel_las(ideal=True)", r"teacher gavel_las\(ideal=True\) shares time among jobs; expected a scheduler"),
+        ("gavel_las(published=True)", r"shares time among jobs; expected a scheduler that gives them numbers"),
     ],
 )
 def test_a_teacher_that_cannot_teach_is_told_in_one_line(teacher, told):
@@ -330,7 +334,7 @@ def test_rewards_that_follow_actions_make_them_more_probable():
     rng = np.random.default_rng(0)
     for _ in range(150):
         made.update(rng)
-    chance = torch.softmax(made.policy(torch.from_numpy(kept.state[:1])), 1)[0]
+    chance = torch.softmax(made.policy(torch.from_numpy(kept.state[:1])).detach(), 1)[0]
     assert int(chance.argmax()) == 4
     assert float(chance[4]) > 0.5
 
@@ -377,17 +381,19 @@ def test_a_training_that_goes_on_ends_as_one_that_was_never_stopped(switches, n,
     "changes",
     [
         {"actor_critic": False}, {"exploration": 0.0}, {"replay": 0}, {"entropy": 0.0}, {"reward": "job"},
-        {"corrected": True}, {"warm_up": ""}, {"first_bundle": False}, {"scaled": False}, {"sl_loss": "absolute"},
+        {"corrected": True}, {"warm_up": ""}, {"first_bundle": True}, {"scaled": False}, {"sl_loss": "absolute"},
         {"n_layers": 1}, {"n_jobs": 2}, {"warm_up": "srtf", "n_lessons": 2}, {"voids": False},
     ],
 )  # fmt: skip
 def test_each_switch_changes_the_weights_that_come_of_it(changes):
-    made = trainer(**changes)
+    """`constant` leaves room, so that void is there to learn; without first bundles states are poor at times."""
+    usual = replace(SMALL, warm_up="constant", first_bundle=False)
+    made = trainer(replace(usual, **changes))
     other = trained(made)
     assert made.n_done == made.n_updates
     assert all(np.isfinite(part).all() for part in other)
     if not changes.keys() & {"n_layers", "n_jobs"}:
-        assert not same(other, trained(trainer()))
+        assert not same(other, trained(trainer(usual)))
 
 
 def test_all_reduce_jobs_have_one_action_each_and_others_are_refused(tmp_path):

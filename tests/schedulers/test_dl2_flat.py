@@ -98,6 +98,6 @@ def test_deciding_needs_no_torch(tmp_path):
         "import sys; from labkit.experiment import Experiment; from labkit.workloads import dl2_jobs; "
         "from labkit.schedulers import make; "
         f"s = make(\"dl2(published=True, weights='{tmp_path}/w.safetensors')\"); "
-        "Experiment.of(dl2_jobs('testbed_6n'), cluster='dl2-6n').run(s); assert 'torch' not in sys.modules"
+        "Experiment.of(dl2_jobs('testbed_6n', seed=1), cluster='dl2-6n').run(s); assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=300)

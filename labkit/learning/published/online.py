@@ -53,6 +53,7 @@ class Online:
     """
 
     knows_types: ClassVar[bool] = False
+    stochastic: ClassVar[bool] = True
 
     weights: str
     switches: Published = field(default_factory=Published)

@@ -63,9 +63,9 @@ def load_flat(path: str | Path) -> FlatWeights:
     InputError
         If it holds something else.
     """
-    path = Path(path)
-    if path.suffix != ".safetensors":
+    if Path(path).suffix != ".safetensors":
         raise InputError(f"weights is {str(path)!r}; expected the path of a .safetensors file. {HOW}.")
+    path = Path(path)
     refuse_unreadable(path, expected="weights of DL2's own network (safetensors)", error=InputError)
     from safetensors import SafetensorError, safe_open
 
