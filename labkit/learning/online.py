@@ -79,6 +79,10 @@ class Learner:
         self._now_s = -np.inf
         self._stopped = False
 
+    def begin(self) -> None:
+        """Begin another run: slots whose ends were not seen are forgotten, what was learned stays."""
+        self._pending, self._now_s = [], -np.inf
+
     def decide(self, batch: Batch, snapshot: Snapshot) -> bool:
         """Learn from what has come of earlier slots, and fill the draft of this one; return whether all was finite."""
         if snapshot.now_s > self._now_s:
