@@ -119,7 +119,7 @@ class How(NamedTuple):
     Attributes
     ----------
     draws : bool
-        By their chances; False: the most probable one each time, and nothing of what follows.
+        By their chances; False: the most probable one each time.
     keeps : bool
         Whether they go into the record.
     taught : int
@@ -293,9 +293,10 @@ def _choose(
     action = _best(allowed, worth, stop)
     if action == -2:
         return -1
-    if how.draws:
+    if how.draws or how.keeps:
         chance = _chances(allowed, worth, stop)
-        action = _draw(chance, rng)
+        if how.draws:
+            action = _draw(chance, rng)
         kept = advise(batch, b, allowed, how.taught) if how.taught else action
         if how.keeps:
             _keep(allowed, kept, chance, rows, rec)

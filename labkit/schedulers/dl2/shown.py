@@ -1,0 +1,95 @@
+"""What the policy does within a slot, decision by decision, for those who look over its shoulder."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import pandas as pd
+
+from labkit.core.resources import Ints
+from labkit.core.snapshot import Snapshot
+from labkit.schedulers.dl2.drafts import draft_of
+from labkit.schedulers.dl2.policy import BEST, Net, Numbers, Record, decide, record
+from labkit.schedulers.dl2.weights import Weights, load
+
+COLUMNS: Final = ("step", "job", "model", "task", "chance", "taken")
+TASKS: Final = ("worker", "PS", "both")
+STOP: Final = "stop"
+"""In the columns job and task: nothing more is given in this slot."""
+
+
+def decisions(snapshot: Snapshot, weights: str | Weights = "dl2") -> pd.DataFrame:
+    """Return what a policy would decide now, and how probable each action is to it.
+
+    Parameters
+    ----------
+    snapshot : Snapshot
+        What it sees; nothing is changed.
+    weights : str or Weights
+        As `DL2` takes them, or what `labkit.schedulers.dl2.load` returns.
+
+    Returns
+    -------
+    DataFrame
+        A row per decision and action that was allowed: step, job (its id), model, task ("worker", "PS", "both"; "stop":
+        the slot ends), chance, taken. The worker and the PS that every job gets first are no decisions.
+
+    Examples
+    --------
+    >>> from labkit.experiment import Experiment, every_slot
+    >>> from labkit.schedulers import make
+    >>> from labkit.workloads import dl2_jobs
+    >>> experiment = Experiment.of(dl2_jobs('short_48n', seed=1), cluster="dl2-16n", cadence=every_slot(1200))
+    >>> table = decisions(experiment.session(make("dl2")).snapshot())
+    >>> bool((table.groupby("step")["chance"].sum().round(5) == 1).all())
+    True
+    """
+    policy, jobs = load(weights) if isinstance(weights, str) else weights, snapshot.jobs
+    net, n = policy.net, len(jobs)
+    if not n:
+        return pd.DataFrame(columns=list(COLUMNS))
+    batch = draft_of(snapshot, policy.models)
+    most = int(batch.most[0].sum()) + n + 1
+    kept = record(1, n_jobs=n, n_features=len(net.seen), actions_per_slot=most)
+    decide(batch, 0, policy.slot_s, net, BEST._replace(keeps=True), kept, np.random.default_rng(0))
+    model = np.where(batch.job[0]["model"] < 0, len(net.held) - 1, batch.job[0]["model"])
+    worth = worths(net, kept, model)
+    ids = [snapshot.table.id[k] for k in jobs.number]
+    kinds = [jobs.models[k] for k in jobs.model]
+    stop, steps = float(net.stop[0]), range(int(kept.n[2]))
+    rows = [row for step in steps for row in _actions(step, kept, worth, stop, ids, kinds)]
+    return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def worths(net: Net, kept: Record, model: Ints) -> Numbers:
+    """Return what a worker, a PS and both are worth in each row of the network that was kept, (R, 3).
+
+    `model` (S,) is that of each job that was seen. The same as the compiled network, for all rows at once.
+    """
+    n_jobs, n_rows = int(kept.n[0]), int(kept.n[1])
+    job, n_ps, n_workers = kept.job[:n_rows], kept.n_ps[:n_rows], kept.n_workers[:n_rows]
+    held = np.column_stack(
+        [n_ps / 16, n_workers / 16, np.sqrt(n_ps) / 4, np.sqrt(n_workers) / 4, n_ps == 0, n_workers == 0]
+    ).astype(np.float32)
+    before = kept.seen[:n_jobs] @ net.seen + net.bias
+    one = np.maximum(before[job] + np.einsum("rk,rkh->rh", held, net.held[model[job]]), 0)
+    found: Numbers = np.maximum(one @ net.middle + net.middle_bias, 0) @ net.worth + net.worth_bias
+    return found
+
+
+def _actions(
+    step: int, kept: Record, worth: Numbers, stop: float, ids: list[str], kinds: list[str]
+) -> list[tuple[int, str, str, str, float, bool]]:
+    """Return the rows of a decision."""
+    n, last = len(ids), kept.mask.shape[1] - 1
+    allowed = np.flatnonzero(kept.mask[step, : 3 * n])
+    scores = np.append(worth[kept.row[step, allowed // 3], allowed % 3], stop).astype(np.float64)
+    chance = np.exp(scores - scores.max())
+    chance /= chance.sum()
+    action = int(kept.action[step])
+    rows = [
+        (step, ids[a // 3], kinds[a // 3], TASKS[a % 3], p, bool(a == action))
+        for a, p in zip(allowed.tolist(), chance.tolist(), strict=False)
+    ]
+    return [*rows, (step, STOP, "", STOP, float(chance[-1]), action == last)]
