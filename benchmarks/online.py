@@ -1,4 +1,4 @@
-"""What learning online does to DL2: mean JCT on held-out traces, frozen, before and after it learned on others.
+"""What learning online does to DL2's policy: mean JCT on held-out traces, before and after it learned on others.
 
 python -m benchmarks online
 """

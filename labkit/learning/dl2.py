@@ -24,6 +24,8 @@ from labkit.schedulers.dl2.policy import BEST, N_HELD, NOTHING, How, Net, Record
 from labkit.schedulers.dl2.weights import Weights
 
 PATIENCE: Final = 100
+USUAL_SLOTS: Final = 80
+"""Of an episode, for which there is room at first."""
 MOST_BETTER: Final = 4.0
 """Branches are better or worse by at most so many standard deviations, for learning."""
 
@@ -213,36 +215,43 @@ class Trainer:
     def _lesson(self, left: float) -> float:
         """Play episodes, the earlier the more often as the teacher says; return their mean JCT in slots."""
         envs, recipe = self._envs, self.recipe
-        envs.reset(seed=self._seeds(recipe.n_envs))
-        self._make_room(recipe.n_envs)
+        seeds = self._seeds(recipe.n_envs)
         obeys = bool(self._rng.random() < left - 0.5) or self.n_done == 0
-        play(
-            envs.batch,
-            envs.rules,
-            self.policy.net(),
-            How(True, True, recipe.taught, obeys),
-            self._record,
-            self._rng,
-        )
+        how, net = How(True, True, recipe.taught, obeys), self.policy.net()
+
+        def played() -> None:
+            envs.reset(seed=seeds)
+            play(envs.batch, envs.rules, net, how, self._record, self._rng)
+
+        self._recorded(played, n_episodes=recipe.n_envs)
         return -float(envs.batch.episode["worth"].mean())
 
     def _round(self) -> float:
         """Play episodes with branches; return their mean JCT in slots."""
-        envs, recipe = self._branches, self.recipe
-        envs.reset(seed=self._seeds(recipe.n_envs + 2))
-        self._make_room(int(recipe.n_envs * recipe.n_branches * max(recipe.share, 0.05) * 2))
-        explore(
-            envs.batch, envs.rules, self.policy.net(), self._record, self._rng, recipe.n_branches, recipe.n_slots,
-            recipe.share,
-        )  # fmt: skip
+        envs, recipe, net = self._branches, self.recipe, self.policy.net()
+        seeds = self._seeds(recipe.n_envs + 2)
+
+        def explored() -> None:
+            envs.reset(seed=seeds)
+            explore(
+                envs.batch, envs.rules, net, self._record, self._rng, recipe.n_branches, recipe.n_slots, recipe.share
+            )
+
+        self._recorded(explored, n_episodes=int(recipe.n_envs * recipe.n_branches * max(recipe.share, 0.05) * 2))
         return -float(envs.batch.episode["worth"][: recipe.n_envs].mean())
 
-    def _make_room(self, n_episodes: int) -> None:
-        """Clear the record; make one that holds some episodes of usual length if it is too small."""
-        n_slots = n_episodes * 80
-        if len(self._record.first) < n_slots:
-            self._record = self._room(n_slots)
-        self._record.n[:] = 0
+    def _recorded(self, play: Callable[[], None], *, n_episodes: int) -> None:
+        """Record what is played; where episodes are longer than usual, play them again with more room."""
+        n_slots, draws = n_episodes * USUAL_SLOTS, self._rng.bit_generator.state
+        while True:
+            if len(self._record.first) < n_slots:
+                self._record = self._room(n_slots)
+            self._record.n[:] = 0
+            try:
+                play()
+                return
+            except IndexError:
+                n_slots, self._rng.bit_generator.state = 2 * len(self._record.first), draws
 
     def _learn(self, rate: float, *, imitates: bool) -> tuple[float, float]:
         """Go over what was recorded; return loss and entropy of the last part."""

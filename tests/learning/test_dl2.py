@@ -136,3 +136,9 @@ def test_a_loss_that_is_not_finite_stops_and_the_weights_are_the_last_good_ones(
 def test_files_are_no_traces_to_learn_from():
     with pytest.raises(InputError, match=r"trace traces/demo.csv is a file; expected a generator such as dl2_jobs"):
         Setting(["dl2-6n"], ["traces/demo.csv"])
+
+
+def test_episodes_that_are_longer_than_there_is_room_for_are_recorded_whole(monkeypatch):
+    usual = trained(trainer())
+    monkeypatch.setattr("labkit.learning.dl2.USUAL_SLOTS", 1)
+    assert same(trained(trainer()), usual)
