@@ -99,7 +99,7 @@ def test_branching_leaves_the_episodes_as_if_it_had_not_branched():
     net = one.policy.net()
     for made, share in ((one, 0.0), (other, 1.0)):
         made._branches.reset(seed=list(range(6)))
-        made._make_room(200)
+        made._record = made._room(16_000)
         explore(made._branches.batch, made._branches.rules, net._replace(stop=np.full(1, -1e9, np.float32)),
                 made._record, np.random.default_rng(0), 1, 2, share)  # fmt: skip
     worth = [made._branches.batch.episode["worth"][:4] for made in (one, other)]
