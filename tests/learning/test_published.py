@@ -184,6 +184,9 @@ def test_the_released_lessons_know_no_bundle_and_no_void_and_stand_in_any_order(
     given = np.bincount(np.where(told.action == form.n_actions - 1, 3, told.action % 3), minlength=4)
     assert given[0] == given[1] > 0
     assert given[2] == given[3] == 0
+    assert told.n_left_out == 0, "bundles are placed whole, as the teacher places them"
+    half = told.state[told.action % 3 == 1]
+    assert (half[:, :, 4].sum(axis=1) == half[:, :, 5].sum(axis=1) + 1).all(), "a server follows its worker at once"
     first_rows = (told.state[:, 0, 0] > 0).mean()
     assert 0 < first_rows < 1, "jobs are not always in the first rows"
     ordered, _ = taught("drf(published=True)", LIKE_RELEASED, Ways(True, False, False))

@@ -139,8 +139,8 @@ class Published:
         n_jobs = changes.get("n_jobs", 20)
         given: dict[str, Any] = {
             "rules": "released", "n_jobs": n_jobs, "n_units": 6 * n_jobs * 2 // 3, "first_bundle": True,
-            "scaled": False, "apart": True, "voids": False, "shuffled": True, "discount": 0.0, "prioritised": True,
-            "stale": True, "mean_entropy": True,
+            "scaled": False, "warm_up": "drf(published=True)", "apart": True, "voids": False, "shuffled": True,
+            "discount": 0.0, "prioritised": True, "stale": True, "mean_entropy": True,
         }  # fmt: skip
         return cls(**given | changes)
 

@@ -23,6 +23,7 @@ from labkit.learning.episodes import Rules, end_slot, worth_of
 from labkit.learning.published.learner import Learned, Learner
 from labkit.learning.published.switches import Published
 from labkit.learning.published.warm_up import MOST_ACTIONS, Lessons, Ways, lessons
+from labkit.schedulers import make
 from labkit.schedulers.dl2.flat.form import Form, Numbers, look, observe, open_slot
 from labkit.schedulers.dl2.flat.network import FlatNet
 from labkit.schedulers.dl2.flat.slots import BEST, DRAWN, How, Samples, decide, room
@@ -106,6 +107,8 @@ class Trainer:
     def __post_init__(self) -> None:
         torch.manual_seed(self.seed)
         switches = self.switches
+        if self.n_lessons:
+            make(switches.warm_up)  # refused now if there is no such teacher, before anything is written
         self.form = switches.form(len(self.models))
         self.learner = Learner(switches, self.form)
         self._rng = np.random.default_rng(self.seed)

@@ -20,7 +20,7 @@ from labkit.experiment.cadence import every_slot
 from labkit.experiment.run import Experiment
 from labkit.schedulers import make
 from labkit.schedulers.dl2.drafts import draft_of
-from labkit.schedulers.dl2.flat.form import N_SHARES, Form, Numbers, allow, look, observe, open_slot, take
+from labkit.schedulers.dl2.flat.form import N_SHARES, Form, Numbers, allow, look, observe, open_slot, show_held, take
 from labkit.schedulers.dl2.flat.scheduler import refuse_other_jobs
 from labkit.schedulers.dl2.flat.slots import Samples, room
 
@@ -159,18 +159,43 @@ def teach(
                 if ways.voids and any_allowed:
                     _keep(kept, state, allowed, len(allowed), order, ways.shuffled, rng)
                 break
-            i = window[k]
-            action = k if form.all_reduce else 3 * k + what
-            if not allowed[action] or not _fits(batch, b, form, i, what):
-                left_out += _drop(batch, b, i, wanted)
+            last = window[k]
+            if not allowed[_action(form, k, what)] or not _fits(batch, b, form, last, what):
+                left_out += _drop(batch, b, last, wanted)
                 continue
-            _keep(kept, state, allowed, action, order, ways.shuffled, rng)
-            take(batch, b, form, i, what)
-            shares[i] = batch.seen[b, i, batch.seen.shape[2] - N_SHARES]
-            last = i
+            _give(batch, b, form, slot_s, window, k, what, ways, shares, state, allowed, order, kept, rng)
+            shares[last] = batch.seen[b, last, batch.seen.shape[2] - N_SHARES]
         if form.released:
             break
-    return left_out
+    return int(left_out)
+
+
+@njit(cache=True)
+def _action(form: Form, k: int, what: int) -> int:
+    """Return the number of an action."""
+    return k if form.all_reduce else 3 * k + what
+
+
+@njit(cache=True)
+def _give(
+    batch: Batch, b: int, form: Form, slot_s: float, window: Ints, k: int, what: int, ways: Ways, shares: Numbers,
+    state: Numbers, allowed: NDArray[np.bool_], order: NDArray[np.int64], kept: Samples, rng: np.random.Generator,
+) -> None:  # fmt: skip
+    """Give tasks and keep that; a bundle that the released code places whole is kept as a worker, then a server."""
+    i = window[k]
+    halves = form.released and ways.apart and what == BOTH
+    _keep(kept, state, allowed, _action(form, k, WORKER if halves else what), order, ways.shuffled, rng)
+    take(batch, b, form, i, what)
+    if halves:
+        j = batch.active[b, i]
+        batch.n[b, j, PS] -= 1
+        show_held(batch, b, i)
+        observe(batch, b, form, slot_s, window, state)
+        _show_old(batch, b, window, shares, state)
+        allow(batch, b, form, window, allowed)
+        _keep(kept, state, allowed, 3 * k + PS, order, ways.shuffled, rng)
+        batch.n[b, j, PS] += 1
+        show_held(batch, b, i)
 
 
 @njit(cache=True)
@@ -197,7 +222,8 @@ def _next(batch: Batch, b: int, form: Form, window: Ints, wanted: Ints, apart: b
             break
         if batch.seen[b, i, at] < least:
             best, least = k, batch.seen[b, i, at]
-    return best, _task(batch, b, form, window[best], wanted, apart) if best >= 0 else WORKER
+    one_by_one = apart and not form.released  # its heuristics place a bundle whole, and learn it in halves
+    return best, _task(batch, b, form, window[best], wanted, one_by_one) if best >= 0 else WORKER
 
 
 @njit(cache=True)

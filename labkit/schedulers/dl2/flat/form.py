@@ -199,8 +199,16 @@ def _put(batch: Batch, b: int, i: int, what: int) -> bool:
     batch.given[b, j, PS, g] += n_ps
     batch.n[b, j, WORKER] += n_workers
     batch.n[b, j, PS] += n_ps
+    show_held(batch, b, i)
+    return True
+
+
+@njit(cache=True)
+def show_held(batch: Batch, b: int, i: int) -> None:
+    """Show what the job in a row of the draft holds, after it changed."""
+    j = batch.active[b, i]
+    worker, ps = batch.kind[b, j, WORKER], batch.kind[b, j, PS]
     held = batch.n[b, j, WORKER] * batch.demand[b, worker] + batch.n[b, j, PS] * batch.demand[b, ps]
     at = batch.seen.shape[2] - N_SHARES
     batch.seen[b, i, at] = (held / np.maximum(batch.there[b], 1e-12)).max()
     batch.seen[b, i, at + 1], batch.seen[b, i, at + 2] = batch.n[b, j, WORKER], batch.n[b, j, PS]
-    return True
