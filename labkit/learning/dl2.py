@@ -50,8 +50,8 @@ class Recipe:
         Tasks that the teacher looks ahead.
     lesson_rate, rate : float
         Learning rates (Adam) of lessons and rounds; both fall linearly.
-    n_epochs, n_parts : int
-        Times that an update goes over its decisions, in so many parts.
+    n_epochs, lesson_parts, n_parts : int
+        Times that an update goes over its decisions, and parts of lessons and of rounds: an optimizer's step each.
     clip : float
         Of the ratio of chances (PPO).
     """
@@ -64,10 +64,11 @@ class Recipe:
     share: float = 0.3
     n_jobs: int = 40
     n_units: int = 64
-    taught: int = 16
+    taught: int = 6
     lesson_rate: float = 3e-3
     rate: float = 1e-3
     n_epochs: int = 2
+    lesson_parts: int = 32
     n_parts: int = 8
     clip: float = 0.2
 
@@ -257,10 +258,10 @@ class Trainer:
         """Go over what was recorded; return loss and entropy of the last part."""
         for group in self._optimizer.param_groups:
             group["lr"] = rate
-        parts = _Parts(self._record, self.recipe.n_parts)
+        parts = _Parts(self._record, self.recipe.lesson_parts if imitates else self.recipe.n_parts)
         loss, entropy = torch.zeros(()), torch.zeros(())
         for _ in range(self.recipe.n_epochs):
-            for m in self._rng.permutation(self.recipe.n_parts).tolist():
+            for m in self._rng.permutation(len(parts)).tolist():
                 part = parts.part(m)
                 if part is None:
                     continue
@@ -347,6 +348,9 @@ class _Parts:
         self._n_jobs = int(rec.n_jobs[:n_slots].max(initial=1))
         better = rec.reward[:n_slots] / (rec.reward[:n_slots].std() + 1e-8)
         self._better = np.clip(better, -MOST_BETTER, MOST_BETTER).astype(np.float32)
+
+    def __len__(self) -> int:
+        return len(self._seen) - 1
 
     def part(self, m: int) -> _Part | None:
         """Return a part; None where nothing was decided."""

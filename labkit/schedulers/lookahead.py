@@ -15,7 +15,15 @@ from labkit.core.resources import Floats, Ints
 from labkit.core.snapshot import Snapshot
 from labkit.placers import ByNetwork, Even, Pack
 from labkit.schedulers.base import capacity, changed, place
-from labkit.schedulers.marginal_gain import NEVER_S, allocate, by_urgency, every_gang, kinds_of
+from labkit.schedulers.marginal_gain import (
+    NEVER_S,
+    allocate,
+    by_urgency,
+    every_gang,
+    kinds_of,
+    penalties,
+    refuse_unknown_gain,
+)
 
 
 @dataclass(eq=False)
@@ -31,10 +39,18 @@ class Lookahead:
     gains. That is Optimus' rule [1]_, which has `steps` = 1 and fitted speeds; f here is measured for every gang before
     the run (`begin`), which no scheduler can afford. Steps left are the declared ones.
 
+    `gain="speed"` asks by which factor a job gets faster, in place of how much sooner it ends: with F = the largest f,
+
+        ((f(P + p, W + w) / F)^(1/4) - (f(P, W) / F)^(1/4)) / (the same cost)
+
+    so that jobs with much work left do not draw most tasks. On DL2's jobs that is better wherever tasks are scarce.
+
     Attributes
     ----------
     steps : int
         Most tasks in one addition: 1 stops at gangs that are no faster than a smaller one, 16 steps over all of them.
+    gain : str
+        "time" or "speed".
     shortest_first : bool
         First gangs go to the jobs with the least time left in theirs; False: to those that arrived first.
     placer : Placer
@@ -51,6 +67,7 @@ class Lookahead:
     oracle: ClassVar[bool] = True
 
     steps: int = 6
+    gain: str = "time"
     shortest_first: bool = True
     placer: Placer = ByNetwork(networked=Even(), otherwise=Pack())
     quantum_s: float = 600.0
@@ -60,6 +77,7 @@ class Lookahead:
     def __post_init__(self) -> None:
         if self.steps < 1:
             raise InputError(f"lookahead: steps is {self.steps}; expected a number of tasks >= 1.")
+        refuse_unknown_gain("lookahead", self.gain)
 
     def begin(self, context: Context) -> None:
         """Measure every gang of each kind of job."""
@@ -85,9 +103,10 @@ class Lookahead:
             )
         kind, left = self._kind[jobs.number], jobs.remaining_steps
         order = np.arange(len(jobs), dtype=np.int32)
+        penalty, weight = penalties(self.gain, self._seconds, left)
         n_workers, n_ps = allocate(
-            by_urgency(snapshot, left, self._seconds[kind]) if self.shortest_first else order, jobs.number, kind, left,
-            np.ones(len(jobs)), self._seconds, self.steps, table.worker_demand, table.ps_demand, table.n_workers,
+            by_urgency(snapshot, left, self._seconds[kind]) if self.shortest_first else order, jobs.number, kind,
+            weight, penalty, self.steps, table.worker_demand, table.ps_demand, table.n_workers,
             table.n_ps, table.max_workers, table.max_ps, table.malleable, capacity(snapshot),
         )  # fmt: skip
         return place(self.placer, snapshot, changed(snapshot, n_workers=n_workers, n_ps=n_ps))

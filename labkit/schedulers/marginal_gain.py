@@ -7,6 +7,7 @@ from typing import Final
 import numpy as np
 from numba import njit
 
+from labkit.core.errors import unknown
 from labkit.core.jobs import Jobs
 from labkit.core.resources import Bools, Floats, Ints
 from labkit.core.snapshot import Snapshot
@@ -14,6 +15,35 @@ from labkit.schedulers.base import capacity
 
 NEVER_S: Final = 1e12
 """Seconds of a step with a gang that makes no progress: any gang that does is a gain, and differences are numbers."""
+
+
+GAINS: Final = ("time", "speed")
+"""What a task may be worth: the seconds by which its job ends sooner, or the relative gain in its job's speed."""
+
+ROOT: Final = 0.25
+"""Of a speed, by which relative gains are measured: 1 adds up speeds, towards 0 only factors count."""
+
+
+def refuse_unknown_gain(scheduler: str, gain: str) -> None:
+    """Raise if there is no such gain."""
+    if gain not in GAINS:
+        raise unknown(f"gain of {scheduler}", gain, GAINS)
+
+
+def penalties(gain: str, seconds: Floats, left: Floats) -> tuple[Floats, Floats]:
+    """Return what moves are to make small, for seconds per step of gangs (K, P, W) and steps left (J,).
+
+    Returns
+    -------
+    penalty, weight : array
+        (K, P, W) of each kind of job by gang, (J,) by which it is multiplied for each job. For "time" they are the
+        seconds and the steps left; for "speed" minus the fourth root of the speed, as a part of that of the fastest
+        gang, and 1.
+    """
+    if gain == "time":
+        return seconds, left
+    fastest = np.fmin.reduce(seconds.reshape(len(seconds), -1), axis=1, initial=NEVER_S)  # NaN: never measured
+    return -((fastest[:, None, None] / seconds) ** ROOT), np.ones(len(left))
 
 
 def kinds_of(jobs: Jobs) -> tuple[Ints, Ints]:
@@ -53,17 +83,17 @@ def fits(w: int, p: int, worker: Floats, ps: Floats, left: Floats) -> bool:
 
 @njit(cache=True)
 def best_move(
-    seconds: Floats, w: int, p: int, max_w: int, max_p: int, look_ahead: int, worker: Floats, ps: Floats,
+    penalty: Floats, w: int, p: int, max_w: int, max_p: int, look_ahead: int, worker: Floats, ps: Floats,
     worker_cost: float, ps_cost: float, left: Floats,
 ) -> tuple[float, int, int]:  # fmt: skip
-    """Return the gain per cost and per step left of the best addition that fits, and its workers and PSs."""
+    """Return the gain per cost of the best addition that fits, and its workers and PSs."""
     best, best_w, best_p = 0.0, 0, 0
     row = max(p, 1)
     for dp in range(min(look_ahead, max_p - p) + 1):
         for dw in range(min(look_ahead - dp, max_w - w) + 1):
             if dp + dw == 0:
                 continue
-            saved = (seconds[row, w] - seconds[row + dp, w + dw]) / (dp * ps_cost + dw * worker_cost)
+            saved = (penalty[row, w] - penalty[row + dp, w + dw]) / (dp * ps_cost + dw * worker_cost)
             if saved > best * (1 + 1e-12) and fits(dw, dp, worker, ps, left):
                 best, best_w, best_p = saved, dw, dp
     return best, best_w, best_p
@@ -71,11 +101,11 @@ def best_move(
 
 @njit(cache=True)
 def allocate(
-    order: Ints, jobs: Ints, kind: Ints, left_steps: Floats, weight: Floats, seconds: Floats, look_ahead: int,
+    order: Ints, jobs: Ints, kind: Ints, weight: Floats, penalty: Floats, look_ahead: int,
     worker: Floats, ps: Floats, asked_workers: Ints, asked_ps: Ints, max_workers: Ints, max_ps: Ints,
     malleable: Bools, total: Floats,
 ) -> tuple[Ints, Ints]:  # fmt: skip
-    """Return workers and PSs of each job (J,) by marginal gain."""
+    """Return workers and PSs of each job (J,) by marginal gain: `penalty` (K, P, W) falls, `weight` (J,) times."""
     n = len(jobs)
     n_workers, n_ps = np.zeros(n, np.int32), np.zeros(n, np.int32)
     gain, d_workers, d_ps = np.zeros(n), np.zeros(n, np.int32), np.zeros(n, np.int32)
@@ -93,10 +123,10 @@ def allocate(
         ps_cost[i] = max(np.max(ps[j] / np.maximum(total, 1e-12)), 1e-9)  # a PS may take nothing
         if n_workers[i] and malleable[j]:
             found = best_move(
-                seconds[kind[i]], n_workers[i], n_ps[i], max_workers[j], max_ps[j], look_ahead, worker[j], ps[j],
+                penalty[kind[i]], n_workers[i], n_ps[i], max_workers[j], max_ps[j], look_ahead, worker[j], ps[j],
                 worker_cost[i], ps_cost[i], left,
             )  # fmt: skip
-            gain[i], d_workers[i], d_ps[i] = found[0] * left_steps[i] * weight[i], found[1], found[2]
+            gain[i], d_workers[i], d_ps[i] = found[0] * weight[i], found[1], found[2]
     while n:
         i = int(np.argmax(gain))
         if not gain[i] > 0:
@@ -107,8 +137,8 @@ def allocate(
             n_ps[i] += d_ps[i]
             left -= d_workers[i] * worker[j] + d_ps[i] * ps[j]
         found = best_move(
-            seconds[kind[i]], n_workers[i], n_ps[i], max_workers[j], max_ps[j], look_ahead, worker[j], ps[j],
+            penalty[kind[i]], n_workers[i], n_ps[i], max_workers[j], max_ps[j], look_ahead, worker[j], ps[j],
             worker_cost[i], ps_cost[i], left,
         )  # fmt: skip
-        gain[i], d_workers[i], d_ps[i] = found[0] * left_steps[i] * weight[i], found[1], found[2]
+        gain[i], d_workers[i], d_ps[i] = found[0] * weight[i], found[1], found[2]
     return n_workers, n_ps

@@ -17,7 +17,7 @@ from labkit.core.snapshot import Snapshot
 from labkit.placers import ByNetwork, Even, Pack
 from labkit.schedulers import published as dl2
 from labkit.schedulers.base import capacity, changed, place
-from labkit.schedulers.marginal_gain import allocate, by_urgency, every_gang, kinds_of
+from labkit.schedulers.marginal_gain import allocate, by_urgency, every_gang, kinds_of, penalties, refuse_unknown_gain
 from labkit.speed.convergence import Convergence
 from labkit.speed.optimus import PINCH, pre_runs
 from labkit.speed.optimus_online import OnlineSpeedFit
@@ -48,6 +48,8 @@ class Optimus:
     ----------
     placer : Placer
         Where gangs go; even placement is Optimus' own, for machines that share a network.
+    gain : str
+        "time" is the published rule; "speed" counts by which factor a job gets faster, as `lookahead(gain="speed")`.
     look_ahead : int
         Most tasks in one move; 1 is the published rule, more steps over gangs that are no faster than a smaller one.
     young_factor : float
@@ -72,6 +74,7 @@ class Optimus:
     knows_types: ClassVar[bool] = False
 
     placer: Placer = ByNetwork(networked=Even(), otherwise=Pack())
+    gain: str = "time"
     look_ahead: int = 6
     young_factor: float = 0.95
     n_pre_runs: int = 10
@@ -86,6 +89,7 @@ class Optimus:
     _foretold: dict[int, tuple[int, float]] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
+        refuse_unknown_gain("optimus", self.gain)
         if self.look_ahead < 1:
             raise InputError(f"optimus: look_ahead is {self.look_ahead}; expected a number of tasks >= 1.")
         if self.n_pre_runs < 1:
@@ -151,9 +155,10 @@ class Optimus:
         else:
             kind = np.zeros(len(jobs), np.int32)
             left, seconds = jobs.remaining_steps, np.full((1, 2, 2), np.nan)
+        penalty, weight = penalties(self.gain, seconds, left)
         n_workers, n_ps = allocate(
-            by_urgency(snapshot, left, seconds[kind]), jobs.number, kind, left,
-            np.where(jobs.steps < YOUNG * jobs.total_steps, self.young_factor, 1.0), seconds, self.look_ahead,
+            by_urgency(snapshot, left, seconds[kind]), jobs.number, kind,
+            np.where(jobs.steps < YOUNG * jobs.total_steps, self.young_factor, 1.0) * weight, penalty, self.look_ahead,
             table.worker_demand, table.ps_demand, table.n_workers, table.n_ps, table.max_workers, table.max_ps,
             table.malleable, capacity(snapshot),
         )  # fmt: skip

@@ -59,6 +59,28 @@ def test_a_look_of_no_task_is_refused():
         make("lookahead(steps=0)")
 
 
+def test_a_gain_that_there_is_not_is_refused():
+    for name in ("lookahead", "optimus"):
+        with pytest.raises(InputError, match=rf"^unknown gain of {name} 'sped'\. Did you mean 'speed'\?"):
+            make(f"{name}(gain='sped')")
+
+
+@pytest.mark.parametrize(("gain", "n_workers"), [("time", [6, 2]), ("speed", [4, 4])])
+def test_relative_gains_do_not_draw_tasks_to_jobs_with_much_work_left(gain, n_workers):
+    """Time t of a job with k workers is w / k^(1/2): equal savings want k ~ w^(2/3), equal factors know no w."""
+    jobs = Jobs.of(
+        arrival_s=[0.0, 0.0], total_steps=[16_000, 3_000], n_workers=1, n_ps=1, max_workers=8, max_ps=1,
+        model=["m", "m"], worker_demand=amounts(gpus=1, cpus=1), ps_demand=amounts(),
+    )  # fmt: skip
+    counts = np.arange(1, 9)
+    table = SpeedTable.of(["m"] * 8, n_ps=[1] * 8, n_workers=counts, samples_per_s=10 * counts**0.5)
+    cluster = no_network(2)  # 8 GPUs
+    experiment = Experiment.of(jobs, cluster=cluster, speed=MeasuredSpeed(jobs, cluster, table=table))
+    scheduler = make("lookahead", gain=gain, placer=FirstFit())
+    placement = scheduler.schedule(experiment.session(scheduler).snapshot())
+    assert [placement.count[(placement.job == j) & (placement.role == Role.WORKER)].sum() for j in (0, 1)] == n_workers
+
+
 @pytest.mark.filterwarnings("ignore::labkit.experiment.caveats.Caveat")
 @pytest.mark.parametrize(
     ("n", "scheduler", "slots"),
