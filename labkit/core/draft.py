@@ -3,6 +3,9 @@
 It is what a learned scheduler decides with and what it is trained with, for B episodes side by side (a scheduler has
 one). Tasks go to the first device group that holds them. Within a slot they are only added, so the first group with
 room for a kind of task only moves on: that makes masks cheap.
+
+Kernels within a kernel are compiled into it (`forceinline`): numba counts references to all arrays of a `Batch` in each
+call that is left, which takes a microsecond.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from labkit.core.book import Records
-from labkit.core.capacity import SLACK, room
+from labkit.core.capacity import SLACK
 from labkit.core.ledger import DONE
 from labkit.core.resources import GPUS, Bools, Floats, Ints
 from labkit.core.snapshot import OVERDUE_FRACTION
@@ -234,129 +237,156 @@ def begin_slot(batch: Batch, b: int) -> None:
         seen[i, at + 1] = min(left / job.steps_per_epoch, MOST)
     for k in range(episode.n_kinds):
         batch.first[b, k] = 0
-        _move_on(batch, b, k)
+        _move_on(batch.first, batch.usable, batch.free, batch.demand, b, k, episode.n_groups)
     batch.mask[b] = False
     batch.mask[b, -1] = True
     _look(batch, b)
-    _mark_all(batch, b)
+    mark_all(batch, b)
 
 
-@njit(cache=True)
-def _move_on(batch: Batch, b: int, kind: int) -> None:
+@njit(cache=True, forceinline=True)
+def _move_on(first: Ints, usable: Bools, free: Floats, demand: Floats, b: int, kind: int, n_groups: int) -> None:
     """Go on to the first group with room for a task of a kind."""
-    g, n_groups = batch.first[b, kind], batch.episode[b].n_groups
-    while g < n_groups and not (batch.usable[b, kind, g] and _fits(batch, b, g, kind)):
+    g = first[b, kind]
+    while g < n_groups and not (usable[b, kind, g] and _fits(free, demand, b, g, kind)):
         g += 1
-    batch.first[b, kind] = g
+    first[b, kind] = g
 
 
-@njit(cache=True)
-def _fits(batch: Batch, b: int, group: int, kind: int) -> bool:
+@njit(cache=True, forceinline=True)
+def _fits(free: Floats, demand: Floats, b: int, group: int, kind: int) -> bool:
     """Tell whether a task of a kind fits into what is free of a group."""
     fits = True
-    for r in range(batch.free.shape[2]):
-        needed = batch.demand[b, kind, r]
-        fits = fits and not (needed > 0 and batch.free[b, group, r] + SLACK < needed)
+    for r in range(free.shape[2]):
+        needed = demand[b, kind, r]
+        fits = fits and not (needed > 0 and free[b, group, r] + SLACK < needed)
     return fits
 
 
-@njit(cache=True)
+@njit(cache=True, forceinline=True)
 def _look(batch: Batch, b: int) -> bool:
     """Find the pairs of tasks that find room; return whether that changed."""
-    n_groups = batch.episode[b].n_groups
-    changed = False
+    finds, first, n_groups, changed = batch.finds, batch.first, batch.episode[b].n_groups, False
     for k in range(batch.episode[b].n_pairs):
         worker, ps = batch.pair[b, k, WORKER], batch.pair[b, k, PS]
-        one, other = batch.first[b, worker] < n_groups, batch.first[b, ps] < n_groups
-        both = one and other and _fits_beside(batch, b, worker, ps)
-        changed |= one != batch.finds[b, k, WORKER] or other != batch.finds[b, k, PS] or both != batch.finds[b, k, BOTH]
-        batch.finds[b, k, WORKER], batch.finds[b, k, PS], batch.finds[b, k, BOTH] = one, other, both
+        one, other = first[b, worker] < n_groups, first[b, ps] < n_groups
+        both = one and other
+        if both and first[b, worker] == first[b, ps]:
+            both = _fits_beside(first, batch.usable, batch.free, batch.demand, b, worker, ps, n_groups)
+        changed |= one != finds[b, k, WORKER] or other != finds[b, k, PS] or both != finds[b, k, BOTH]
+        finds[b, k, WORKER], finds[b, k, PS], finds[b, k, BOTH] = one, other, both
     return changed
 
 
-@njit(cache=True)
+@njit(cache=True, forceinline=True)
 def _mark(batch: Batch, b: int, i: int) -> None:
-    """Mark the actions that find room for the job in row i, which takes tasks one by one."""
-    j = batch.active[b, i]
-    pair = batch.pair_of[b, j]
-    one = batch.n[b, j, WORKER] < batch.most[b, j, WORKER]
-    other = batch.n[b, j, PS] < batch.most[b, j, PS]
-    batch.mask[b, 3 * i + WORKER] = one and batch.finds[b, pair, WORKER]
-    batch.mask[b, 3 * i + PS] = other and batch.finds[b, pair, PS]
-    batch.mask[b, 3 * i + BOTH] = one and other and batch.finds[b, pair, BOTH]
+    """Mark the actions that find room for the job in row i, none if it is rigid."""
+    j, mask, finds = batch.active[b, i], batch.mask, batch.finds
+    pair, grows = batch.pair_of[b, j], batch.malleable[b, j]
+    one = grows & (batch.n[b, j, WORKER] < batch.most[b, j, WORKER])
+    other = grows & (batch.n[b, j, PS] < batch.most[b, j, PS])
+    mask[b, 3 * i + WORKER] = one & finds[b, pair, WORKER]
+    mask[b, 3 * i + PS] = other & finds[b, pair, PS]
+    mask[b, 3 * i + BOTH] = one & other & finds[b, pair, BOTH]
 
 
 @njit(cache=True)
-def _mark_all(batch: Batch, b: int) -> None:
+def mark_all(batch: Batch, b: int) -> None:
     """Mark the actions that find room."""
     for i in range(batch.episode[b].n_seen):
         j = batch.active[b, i]
-        if batch.malleable[b, j]:
-            _mark(batch, b, i)
-        else:
+        _mark(batch, b, i)
+        if not batch.malleable[b, j]:
             batch.mask[b, 3 * i + BOTH] = batch.n[b, j, WORKER] == 0 and _fits_whole(batch, b, j)
 
 
-@njit(cache=True)
-def _fits_beside(batch: Batch, b: int, worker: int, ps: int) -> bool:
-    """Tell whether a PS finds room after a worker has gone to the first group that holds it."""
-    g = batch.first[b, ps]
-    if batch.first[b, worker] != g:
-        return True
-    fits = True
-    for r in range(batch.free.shape[2]):
-        needed = batch.demand[b, ps, r]
-        fits = fits and not (needed > 0 and batch.free[b, g, r] - batch.demand[b, worker, r] + SLACK < needed)
+@njit(cache=True, forceinline=True)
+def _fits_beside(
+    first: Ints, usable: Bools, free: Floats, demand: Floats, b: int, worker: int, ps: int, n_groups: int
+) -> bool:
+    """Tell whether a PS finds room after a worker has gone to the first group that holds either."""
+    g, fits = first[b, ps], True
+    for r in range(free.shape[2]):
+        needed = demand[b, ps, r]
+        fits = fits and not (needed > 0 and free[b, g, r] - demand[b, worker, r] + SLACK < needed)
     other = g + 1
-    while not fits and other < batch.episode[b].n_groups:
-        fits = batch.usable[b, ps, other] and _fits(batch, b, other, ps)
+    while not fits and other < n_groups:
+        fits = usable[b, ps, other] and _fits(free, demand, b, other, ps)
         other += 1
     return fits
 
 
-@njit(cache=True)
+@njit(cache=True, forceinline=True)
 def _fits_whole(batch: Batch, b: int, j: int) -> bool:
     """Tell whether all tasks that a rigid job asks for find room, workers first."""
-    n_groups = batch.episode[b].n_groups
-    taken = np.zeros((n_groups, batch.free.shape[2]))
-    for role in range(2):
-        kind, left = batch.kind[b, j, role], batch.asked[b, j, role]
-        g = batch.first[b, kind]
-        while left and g < n_groups:
-            if batch.usable[b, kind, g]:
-                n = room(batch.free[b, g] - taken[g], batch.demand[b, kind], left)
-                taken[g] += n * batch.demand[b, kind]
-                left -= n
-            g += 1
-        if left:
-            return False
-    return True
+    worker, ps = batch.kind[b, j, WORKER], batch.kind[b, j, PS]
+    n_workers, n_ps = batch.asked[b, j, WORKER], batch.asked[b, j, PS]
+    for g in range(batch.episode[b].n_groups):
+        n = _room(batch, b, g, worker, n_workers, worker, 0)
+        n_workers -= n
+        n_ps -= _room(batch, b, g, ps, n_ps, worker, n)
+    return bool(n_workers == 0 and n_ps == 0)
+
+
+@njit(cache=True, forceinline=True)
+def _room(batch: Batch, b: int, group: int, kind: int, at_most: int, other: int, n_other: int) -> int:
+    """Return how many tasks of a kind fit into a group beside some of another one, at most so many."""
+    if not batch.usable[b, kind, group]:
+        return 0
+    n = at_most
+    for r in range(batch.free.shape[2]):
+        needed = batch.demand[b, kind, r]
+        if needed > 0:
+            free = batch.free[b, group, r] - n_other * batch.demand[b, other, r]
+            n = min(n, int((free + SLACK) / needed))
+    return max(n, 0)
 
 
 @njit(cache=True)
 def give(batch: Batch, b: int, i: int, what: int) -> None:
     """Give tasks, for which there is room, to the job that is seen in row i."""
+    if put(batch, b, i, what):
+        mark_all(batch, b)
+
+
+@njit(cache=True)
+def put(batch: Batch, b: int, i: int, what: int) -> bool:
+    """Give tasks, and mark what finds room for this job; return whether `mark_all` is due for the others."""
     j = batch.active[b, i]
     for role in range(2):
         if what in (role, BOTH):
-            kind = batch.kind[b, j, role]
-            for _ in range(1 if batch.malleable[b, j] else batch.asked[b, j, role]):
-                _move_on(batch, b, kind)
-                g = batch.first[b, kind]
-                for r in range(batch.free.shape[2]):
-                    batch.free[b, g, r] -= batch.demand[b, kind, r]
-                batch.given[b, j, role, g] += 1
-                batch.n[b, j, role] += 1
+            n = 1 if batch.malleable[b, j] else batch.asked[b, j, role]
+            _place(batch, b, j, role, n)
     for k in range(batch.episode[b].n_kinds):
-        _move_on(batch, b, k)
+        _move_on(batch.first, batch.usable, batch.free, batch.demand, b, k, batch.episode[b].n_groups)
+    _show(batch, b, i)
+    due = _look(batch, b) | batch.episode[b].rigid
+    _mark(batch, b, i)
+    return bool(due)
+
+
+@njit(cache=True, forceinline=True)
+def _place(batch: Batch, b: int, j: int, role: int, n: int) -> None:
+    """Put tasks of a job on the first groups with room."""
+    first, usable, free, demand = batch.first, batch.usable, batch.free, batch.demand
+    kind, n_groups = batch.kind[b, j, role], batch.episode[b].n_groups
+    for _ in range(n):
+        _move_on(first, usable, free, demand, b, kind, n_groups)
+        g = first[b, kind]
+        for r in range(free.shape[2]):
+            free[b, g, r] -= demand[b, kind, r]
+        batch.given[b, j, role, g] += 1
+        batch.n[b, j, role] += 1
+
+
+@njit(cache=True, forceinline=True)
+def _show(batch: Batch, b: int, i: int) -> None:
+    """Show what the job in row i holds."""
+    seen, demand, j = batch.seen, batch.demand, batch.active[b, i]
     worker, ps = batch.kind[b, j, WORKER], batch.kind[b, j, PS]
     n_workers, n_ps, share = batch.n[b, j, WORKER], batch.n[b, j, PS], 0.0
-    for r in range(batch.free.shape[2]):
-        held = n_workers * batch.demand[b, worker, r] + n_ps * batch.demand[b, ps, r]
+    for r in range(demand.shape[2]):
+        held = n_workers * demand[b, worker, r] + n_ps * demand[b, ps, r]
         share = max(share, held / max(batch.there[b, r], 1e-12))
-    at = batch.seen.shape[2] - 3
-    batch.seen[b, i, at], batch.seen[b, i, at + 1], batch.seen[b, i, at + 2] = share, n_workers, n_ps
-    if _look(batch, b) or batch.episode[b].rigid:
-        _mark_all(batch, b)
-    else:
-        _mark(batch, b, i)
+    at = seen.shape[2] - 3
+    seen[b, i, at], seen[b, i, at + 1], seen[b, i, at + 2] = share, n_workers, n_ps

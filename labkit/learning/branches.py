@@ -15,7 +15,8 @@ from numba import njit
 
 from labkit.core.draft import Batch, begin_slot
 from labkit.learning.episodes import Rules, end_slot, worth_of
-from labkit.schedulers.dl2.policy import How, Net, Record, decide
+from labkit.schedulers.dl2.network import Net
+from labkit.schedulers.dl2.policy import How, Record, decide
 
 
 @njit(cache=True)

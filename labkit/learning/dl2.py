@@ -20,7 +20,8 @@ from labkit.core.resources import Ints
 from labkit.learning.branches import explore, play
 from labkit.learning.env import ExperimentOf
 from labkit.learning.envs import SlotEnvs
-from labkit.schedulers.dl2.policy import BEST, N_HELD, NOTHING, How, Net, Record, n_seen, record
+from labkit.schedulers.dl2.network import N_HELD, Net, n_seen
+from labkit.schedulers.dl2.policy import BEST, NOTHING, How, Record, record
 from labkit.schedulers.dl2.weights import Weights
 
 PATIENCE: Final = 100
@@ -74,7 +75,7 @@ class Recipe:
 
 
 class Policy(nn.Module):
-    """The network of `labkit.schedulers.dl2.policy` as torch knows it."""
+    """The network of `labkit.schedulers.dl2.network` as torch knows it."""
 
     def __init__(self, n_models: int, n_units: int) -> None:
         super().__init__()

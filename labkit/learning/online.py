@@ -19,7 +19,8 @@ from labkit.core.draft import Batch
 from labkit.core.resources import Floats, Ints
 from labkit.core.snapshot import Snapshot
 from labkit.learning.dl2 import Policy, _Part, _Parts
-from labkit.schedulers.dl2.policy import How, Net, Record, decide, n_seen, record
+from labkit.schedulers.dl2.network import Net, n_seen
+from labkit.schedulers.dl2.policy import How, Record, decide, record
 from labkit.schedulers.dl2.weights import Weights
 
 DRAWS: Final = How(draws=True, keeps=True, taught=0, obeys=False)

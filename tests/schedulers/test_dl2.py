@@ -18,7 +18,7 @@ from labkit.experiment import Experiment, Session, every_slot
 from labkit.experiment.caveats import Caveat
 from labkit.learning.dl2 import Policy, held_of, mean_jct
 from labkit.schedulers import make
-from labkit.schedulers.dl2 import DL2, Weights, load, policy, shipped
+from labkit.schedulers.dl2 import DL2, Weights, load, network, shipped
 from labkit.workloads import dl2_jobs
 from labkit.workloads.catalogue import DL2_MODELS
 
@@ -56,14 +56,15 @@ def test_the_compiled_network_is_the_one_that_learned(seed: int, n_ps: int, n_wo
     net = Policy(len(DL2_MODELS), 16)
     with torch.no_grad():
         net.worth.weight.normal_()
-    seen = torch.rand(1, policy.n_seen(len(DL2_MODELS)))
+    seen = torch.rand(1, network.n_seen(len(DL2_MODELS)))
     seen[0, : len(DL2_MODELS)] = 0
     seen[0, model] = 1
     held = torch.from_numpy(held_of(np.array([n_ps]), np.array([n_workers])))
     expected = net(seen, torch.zeros(1, dtype=torch.int64), held).detach().numpy()[0]
     made = net.net()
-    worth = policy.worth_of(made, made.bias + (seen.numpy() @ made.seen)[0], model, n_ps, n_workers)
-    np.testing.assert_allclose(worth, expected, rtol=1e-4, atol=1e-4)
+    desk = network.desk_of(made, seen.numpy(), np.array([model], np.int32))
+    network.evaluate(made, desk, 0, n_ps, n_workers)
+    np.testing.assert_allclose(desk.worth[0], expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -109,7 +110,7 @@ def test_shipped_weights_say_how_they_were_made(name: str) -> None:
     kept = load(name)
     assert "labkit train-policy dl2 " in kept.source
     assert kept.slot_s == SLOT_S
-    assert (Path(policy.__file__).parent / "weights" / f"{name}.safetensors").stat().st_size < 200_000
+    assert (Path(network.__file__).parent / "weights" / f"{name}.safetensors").stat().st_size < 200_000
 
 
 @pytest.mark.parametrize(("cluster", "most"), [("dl2-48n", 1.06), ("dl2-16n", 0.99), ("dl2-8n", 0.97)])

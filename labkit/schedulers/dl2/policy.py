@@ -14,50 +14,10 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from labkit.core.draft import BOTH, FEATURES, PS, WORKER, Batch, give
+from labkit.core.draft import BOTH, FEATURES, PS, WORKER, Batch, give, mark_all, put
 from labkit.core.resources import CPUS, GPUS, Bools, Floats, Ints
+from labkit.schedulers.dl2.network import N_AROUND, N_OWN, Desk, Net, Numbers, desk_of, evaluate
 from labkit.schedulers.dl2.teacher import advise
-
-Numbers = NDArray[np.float32]
-
-N_OWN: Final = 4
-"""Of each job: logarithm of epochs left, fraction left, age and slots run."""
-N_AROUND: Final = 3
-"""Of all: number of jobs, and GPUs and cores per job. Beside it, jobs of each model, and fraction left by model."""
-N_HELD: Final = 6
-"""Of what a job holds in the draft: PSs and workers, their roots, and whether there are none."""
-
-
-class Net(NamedTuple):
-    """The weights: two layers of H units over what is seen of a job, L models being told apart.
-
-    Attributes
-    ----------
-    seen : array
-        (F, H) of what is seen when the slot begins.
-    held : array
-        (L + 1, 6, H) of what the job holds in the draft, by model; the last one for models that are not told apart.
-    bias, middle, middle_bias : array
-        (H,), (H, H), (H,) of the first and the second layer.
-    worth, worth_bias : array
-        (H, 3), (3,) of a worker, a PS and both.
-    stop : array
-        (1,) what stopping is worth.
-    """
-
-    seen: Numbers
-    held: Numbers
-    bias: Numbers
-    middle: Numbers
-    middle_bias: Numbers
-    worth: Numbers
-    worth_bias: Numbers
-    stop: Numbers
-
-
-def n_seen(n_models: int) -> int:
-    """Return how many numbers are seen of a job when a slot begins, F."""
-    return n_models + N_OWN + n_models + N_AROUND + n_models
 
 
 class Record(NamedTuple):
@@ -137,6 +97,12 @@ class How(NamedTuple):
 BEST: Final = How(draws=False, keeps=False, taught=0, obeys=False)
 """As a scheduler decides."""
 
+WIDE: Final = 30.0
+"""Worths may grow or shrink by so much before weights are computed afresh."""
+
+LEAST: Final = math.log(1e-30)
+"""No logarithm of a chance is kept that is below it."""
+
 NOTHING: Final = record(1, n_jobs=1, n_features=1, actions_per_slot=1)
 """Where decisions are not recorded."""
 
@@ -173,102 +139,10 @@ def see(batch: Batch, b: int, slot_s: float, seen: Numbers) -> None:
 
 
 @njit(cache=True)
-def worth_of(net: Net, before: Numbers, model: int, n_ps: int, n_workers: int) -> Numbers:
-    """Return what a worker, a PS and both are worth to a job that holds some tasks, (3,)."""
-    held = np.array(
-        [
-            n_ps / 16, n_workers / 16, math.sqrt(n_ps) / 4, math.sqrt(n_workers) / 4, 1.0 if n_ps == 0 else 0.0,
-            1.0 if n_workers == 0 else 0.0,
-        ]
-    ).astype(np.float32)  # fmt: skip
-    one = np.maximum(before + np.dot(held, net.held[model]), np.float32(0.0))
-    two = np.maximum(net.middle_bias + np.dot(one, net.middle), np.float32(0.0))
-    worth: Numbers = net.worth_bias + np.dot(two, net.worth)
-    return worth
-
-
-@njit(cache=True)
 def _refuse_full(at: int, room: int) -> None:
     """Raise where a record has no room: compiled code would write beyond its end."""
     if at >= room:
         raise IndexError("a record of decisions is full; episodes are longer than it has room for")
-
-
-@njit(cache=True)
-def _show(batch: Batch, b: int, net: Net, before: Numbers, i: int, worth: Numbers, rec: Record, base: int) -> int:
-    """Look at the job in row i again; return its row in the record, or -1."""
-    j = batch.active[b, i]
-    n_ps, n_workers = batch.n[b, j, PS], batch.n[b, j, WORKER]
-    model = batch.job[b, j].model
-    worth[i] = worth_of(net, before[i], model if model >= 0 else len(net.held) - 1, n_ps, n_workers)
-    if base < 0:
-        return -1
-    row = int(rec.n[1])
-    _refuse_full(row, len(rec.job))
-    rec.job[row], rec.n_ps[row], rec.n_workers[row] = base + i, n_ps, n_workers
-    rec.n[1] += 1
-    return row
-
-
-@njit(cache=True)
-def _allow(batch: Batch, b: int, i: int, allowed: Bools) -> None:
-    """Write which actions a policy may take for the job in row i: none that leaves it with tasks that cannot train."""
-    j = batch.active[b, i]
-    allowed[3 * i : 3 * i + 3] = batch.mask[b, 3 * i : 3 * i + 3]
-    if batch.malleable[b, j] and batch.n[b, j, WORKER] == 0:
-        allowed[3 * i + PS] = False
-    if batch.malleable[b, j] and batch.most[b, j, PS] > 0 and batch.n[b, j, PS] == 0:
-        allowed[3 * i + WORKER] = False
-
-
-@njit(cache=True)
-def _best(allowed: Bools, worth: Numbers, stop: float) -> int:
-    """Return the action of the most worth among those that are allowed; -1: stopping, -2: nothing is allowed."""
-    best, top, room = -1, stop, False
-    for i in range(len(worth)):
-        for a in range(3):
-            if allowed[3 * i + a]:
-                room = True
-                if worth[i, a] > top:
-                    best, top = 3 * i + a, worth[i, a]
-    return best if room else -2
-
-
-@njit(cache=True)
-def _chances(allowed: Bools, worth: Numbers, stop: float) -> Floats:
-    """Return the chance of each action, (3 J + 1,); 0 of those that are not allowed."""
-    scores = np.append(worth.astype(np.float64), stop)
-    scores[:-1][~allowed] = -np.inf
-    chance = np.exp(scores - scores.max())
-    chances: Floats = chance / chance.sum()
-    return chances
-
-
-@njit(cache=True)
-def _draw(chance: Floats, rng: np.random.Generator) -> int:
-    """Return an action drawn by its chance; -1: stopping."""
-    left = rng.random()
-    for action in range(len(chance) - 1):
-        left -= chance[action]
-        if left < 0:
-            return action
-    return -1
-
-
-@njit(cache=True)
-def _keep(allowed: Bools, action: int, chance: Floats, rows: Ints, rec: Record) -> None:
-    """Put an action into the record."""
-    n, n_jobs, t = len(rows), rec.row.shape[1], rec.n[2]
-    _refuse_full(t, len(rec.action))
-    rec.row[t] = -1
-    rec.row[t, :n] = rows
-    rec.mask[t] = False
-    rec.mask[t, : 3 * n] = allowed
-    rec.mask[t, 3 * n_jobs] = True
-    rec.action[t] = action if action >= 0 else 3 * n_jobs
-    rec.log_chance[t] = math.log(max(chance[action if action >= 0 else 3 * n], 1e-30))
-    rec.slot[t] = rec.n[3] - 1
-    rec.n[2] += 1
 
 
 @njit(cache=True)
@@ -284,24 +158,137 @@ def _open(seen: Numbers, rec: Record) -> int:
     return base
 
 
+@njit(cache=True, forceinline=True)
+def _look(net: Net, desk: Desk, i: int, n_ps: int, n_workers: int, grows: bool, most_ps: int) -> bool:
+    """Look at the job in row i, which holds some tasks; return whether all its worths are finite.
+
+    A job that grows task by task is given none with which it cannot train.
+    """
+    desk.trains[3 * i + PS] = not (grows and n_workers == 0)
+    desk.trains[3 * i + WORKER] = not (grows and n_ps == 0 and most_ps > 0)
+    evaluate(net, desk, i, n_ps, n_workers)
+    return bool(np.isfinite(desk.worth[i, 0]) & np.isfinite(desk.worth[i, 1]) & np.isfinite(desk.worth[i, 2]))
+
+
 @njit(cache=True)
-def _choose(
-    batch: Batch, b: int, allowed: Bools, worth: Numbers, stop: float, how: How, rows: Ints, rec: Record,
-    rng: np.random.Generator,
-) -> int:  # fmt: skip
-    """Return the next action, and keep it; -1: the slot ends."""
-    action = _best(allowed, worth, stop)
-    if action == -2:
+def _note(desk: Desk, i: int, n_ps: int, n_workers: int, rec: Record, base: int) -> None:
+    """Put a row of the network into the record."""
+    row = int(rec.n[1])
+    _refuse_full(row, len(rec.job))
+    rec.job[row], rec.n_ps[row], rec.n_workers[row] = base + i, n_ps, n_workers
+    desk.rows[i] = row
+    rec.n[1] += 1
+
+
+@njit(cache=True)
+def _show(batch: Batch, b: int, net: Net, desk: Desk, i: int, rec: Record, base: int) -> bool:
+    """Look at the job in row i as it is now, and note it; return whether all its worths are finite."""
+    j = batch.active[b, i]
+    n_ps, n_workers = batch.n[b, j, PS], batch.n[b, j, WORKER]
+    if base >= 0:
+        _note(desk, i, n_ps, n_workers, rec, base)
+    return bool(_look(net, desk, i, n_ps, n_workers, batch.malleable[b, j], batch.most[b, j, PS]))
+
+
+@njit(cache=True)
+def _rank(mask: Bools, b: int, desk: Desk, i: int) -> None:
+    """Find what is allowed for the job in row i, and the best of it."""
+    worth, trains, allowed, best, top = desk.worth, desk.trains, desk.allowed, -1, np.float32(-np.inf)
+    for a in range(3):
+        may = mask[b, 3 * i + a] & trains[3 * i + a]
+        allowed[3 * i + a] = may
+        better = may & (worth[i, a] > top)
+        best, top = a if better else best, worth[i, a] if better else top
+    desk.action[i], desk.top[i] = best, top
+
+
+@njit(cache=True)
+def _best(desk: Desk, stop: float) -> int:
+    """Return the action of the most worth among those that are allowed; -1: stopping, or nothing is allowed."""
+    best, top = -1, stop
+    for i in range(len(desk.top)):
+        if desk.top[i] > top:
+            best, top = i, desk.top[i]
+    return 3 * best + desk.action[best] if best >= 0 else -1
+
+
+@njit(cache=True)
+def _weigh(desk: Desk, i: int) -> None:
+    """Write the weights of the actions for the job in row i."""
+    for a in range(3):
+        desk.weight[3 * i + a] = math.exp(desk.worth[i, a] - desk.level[0])
+
+
+@njit(cache=True)
+def _total(desk: Desk, stop: float) -> float:
+    """Return the sum of the weights of what is allowed and of stopping; the largest one is near 1."""
+    most = float(stop)
+    for i in range(len(desk.top)):
+        most = max(most, desk.top[i])
+    if not abs(most - desk.level[0]) < WIDE:
+        desk.level[0] = most
+        for i in range(len(desk.top)):
+            _weigh(desk, i)
+    total = math.exp(stop - desk.level[0])
+    for a in range(len(desk.allowed)):
+        if desk.allowed[a]:
+            total += desk.weight[a]
+    return total
+
+
+@njit(cache=True)
+def _drawn(desk: Desk, left: float) -> int:
+    """Return the action at which the weights add up to more than `left`; -1: stopping."""
+    for a in range(len(desk.allowed)):
+        if desk.allowed[a]:
+            left -= desk.weight[a]
+            if left < 0:
+                return a
+    return -1
+
+
+@njit(cache=True)
+def _keep(desk: Desk, action: int, stop: float, total: float, rec: Record) -> None:
+    """Put an action into the record."""
+    n, n_jobs, t = len(desk.top), rec.row.shape[1], rec.n[2]
+    _refuse_full(t, len(rec.action))
+    rec.row[t], rec.mask[t] = -1, False
+    for i in range(n):
+        rec.row[t, i] = desk.rows[i]
+    for a in range(3 * n):
+        rec.mask[t, a] = desk.allowed[a]
+    rec.mask[t, 3 * n_jobs] = True
+    rec.action[t] = action if action >= 0 else 3 * n_jobs
+    worth = desk.worth[action // 3, action % 3] if action >= 0 else stop
+    rec.log_chance[t] = max(worth - desk.level[0] - math.log(total), LEAST)
+    rec.slot[t] = rec.n[3] - 1
+    rec.n[2] += 1
+
+
+@njit(cache=True)
+def _choose(batch: Batch, b: int, desk: Desk, stop: float, how: How, rec: Record, rng: np.random.Generator) -> int:
+    """Draw the next action, or take the best, and keep it; -1: the slot ends."""
+    if not desk.allowed.any():
         return -1
-    if how.draws or how.keeps:
-        chance = _chances(allowed, worth, stop)
-        if how.draws:
-            action = _draw(chance, rng)
-        kept = advise(batch, b, allowed, how.taught) if how.taught else action
-        if how.keeps:
-            _keep(allowed, kept, chance, rows, rec)
-        action = kept if how.obeys else action
-    return action
+    total = _total(desk, stop)
+    action = _drawn(desk, rng.random() * total) if how.draws else _best(desk, stop)
+    kept = advise(batch, b, desk.allowed, how.taught) if how.taught else action
+    if how.keeps:
+        _keep(desk, kept, stop, total, rec)
+    return kept if how.obeys else action
+
+
+@njit(cache=True)
+def _begin(batch: Batch, b: int, net: Net, desk: Desk, rec: Record, base: int) -> bool:
+    """Give each job its first gang, by arrival, and look at all; return whether all worths are finite."""
+    n, sound = len(desk.top), True
+    for i in range(n):
+        if batch.mask[b, 3 * i + BOTH]:
+            give(batch, b, i, BOTH)
+    for i in range(n):
+        sound &= _show(batch, b, net, desk, i, rec, base)
+        _rank(batch.mask, b, desk, i)
+    return sound
 
 
 @njit(cache=True)
@@ -310,27 +297,23 @@ def decide(batch: Batch, b: int, slot_s: float, net: Net, how: How, rec: Record,
 
     Return whether all that the network gave out on the way was finite.
     """
-    n = batch.episode[b].n_seen
+    n, stop = batch.episode[b].n_seen, net.stop[0]
     seen = np.zeros((n, len(net.seen)), np.float32)
     see(batch, b, slot_s, seen)
-    before, worth = net.bias + np.dot(seen, net.seen), np.zeros((n, 3), np.float32)
-    rows = np.full(n, -1, np.int32)
+    desk = desk_of(net, seen, batch.job[b]["model"][batch.active[b, :n]])
     base = _open(seen, rec) if how.keeps else -1
-    for i in range(n):
-        if batch.mask[b, 3 * i + BOTH]:
-            give(batch, b, i, BOTH)
-    for i in range(n):
-        rows[i] = _show(batch, b, net, before, i, worth, rec, base)
-    sound = bool(np.isfinite(worth).all())
-    allowed = np.zeros(3 * n, np.bool_)
+    sound, weighs = _begin(batch, b, net, desk, rec, base), how.draws or how.keeps
     while True:
-        for i in range(n):
-            _allow(batch, b, i, allowed)
-        action = _choose(batch, b, allowed, worth, net.stop[0], how, rows, rec, rng)
+        action = _choose(batch, b, desk, stop, how, rec, rng) if weighs else _best(desk, stop)
         if action < 0:
-            break
+            return sound
         i = action // 3
-        give(batch, b, i, action % 3)
-        rows[i] = _show(batch, b, net, before, i, worth, rec, base)
-        sound &= bool(np.isfinite(worth[i]).all())
-    return sound
+        due = put(batch, b, i, action % 3)
+        sound &= _show(batch, b, net, desk, i, rec, base)
+        if weighs:
+            _weigh(desk, i)
+        _rank(batch.mask, b, desk, i)
+        if due:
+            mark_all(batch, b)
+            for other in range(n):
+                _rank(batch.mask, b, desk, other)

@@ -10,7 +10,8 @@ import pandas as pd
 from labkit.core.resources import Ints
 from labkit.core.snapshot import Snapshot
 from labkit.schedulers.dl2.drafts import draft_of
-from labkit.schedulers.dl2.policy import BEST, Net, Numbers, Record, decide, record
+from labkit.schedulers.dl2.network import Net, Numbers
+from labkit.schedulers.dl2.policy import BEST, Record, decide, record
 from labkit.schedulers.dl2.weights import Weights, load
 
 COLUMNS: Final = ("step", "job", "model", "task", "chance", "taken")

@@ -11,7 +11,7 @@ import numpy as np
 
 from labkit.core.errors import InputError, unknown
 from labkit.core.files import refuse_unreadable
-from labkit.schedulers.dl2.policy import N_HELD, Net, n_seen
+from labkit.schedulers.dl2.network import N_HELD, Net, n_seen
 
 VERSION: Final = "1"
 """Of what the policy sees; files of another one cannot be used."""
