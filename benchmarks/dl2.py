@@ -1,4 +1,4 @@
-"""DL2's policy: milliseconds of a whole slot of decisions, and whether torch is loaded for them.
+"""DL2's policy: milliseconds of a whole slot of decisions, whether torch is loaded for them, and how long training is.
 
 python -m benchmarks dl2
 """
@@ -31,12 +31,14 @@ NODES = 48
 LONG = 1e4
 """So many times as long as they are, jobs stay for all slots."""
 COLUMNS = ("steps_per_epoch", "max_workers", "max_ps", "worker_demand", "ps_demand")
+GOOD = 0.93
+"""Of a fitted Optimus' mean JCT: what a policy has to reach on 16 nodes."""
 N_CALLS, N_SLOTS = size(100, short=3), size(45, short=3)
 
 
 def rows() -> list[Row]:
-    """Return how long decisions take beside what else would decide, and what they load."""
-    return [*_rows(40, goal=1.0), *_rows(size(1000, short=50), goal=20.0), _torch()]
+    """Return how long decisions take beside what else would decide, what they load, and how long training is."""
+    return [*_rows(40, goal=1.0), *_rows(size(1000, short=50), goal=20.0), _torch(), *_training()]
 
 
 def _rows(n_jobs: int, *, goal: float) -> list[Row]:
@@ -146,3 +148,37 @@ def _torch() -> Row:
     )
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
     return Row("dl2 loads torch to decide", int(done.stdout), "(1: yes)", 0, False, COMMAND)
+
+
+def _training() -> list[Row]:
+    """Train for 16 nodes, on the speeds that ship, by the default recipe; judge on seeds that it has not met."""
+    import torch
+
+    from labkit.learning.dl2 import Recipe, Trainer, mean_jct
+    from labkit.learning.settings import Setting
+
+    torch.set_num_threads(1)
+    trace, cluster = "dl2_jobs('short_48n', pattern='google')", "dl2-16n"
+
+    def experiment(seed: int) -> Experiment:
+        jobs = dl2_jobs("short_48n", seed=seed, pattern="google")
+        return Experiment.of(jobs, cluster=cluster, cadence=every_slot(SLOT_S))
+
+    seeds = range(1, size(20, short=1) + 1)
+    optimus = np.mean([experiment(seed).run("optimus").summary["mean_jct_s"] / SLOT_S for seed in seeds])
+    recipe = Recipe(n_lessons=size(180, short=1), n_rounds=size(40, short=1), n_envs=size(16, short=2))
+    setting = Setting([cluster], [trace])
+    trainer = Trainer(setting, models=setting.models(), slot_s=SLOT_S, recipe=recipe)
+    good_s, share = [], np.inf
+    for update in trainer.updates():
+        if trainer.n_done % 10 == 0 or trainer.n_done == trainer.n_updates:
+            share = float(mean_jct(trainer.weights(""), experiment, seeds).mean() / optimus)
+            good_s += [update.cpu_s] if share <= GOOD else []
+    told = [
+        Row("dl2: a whole training for 16 nodes", round(update.cpu_s), "CPU s", 300.0, False, COMMAND),
+        Row("dl2: mean JCT after it, over that of optimus", round(share, 3), "x", GOOD, False, COMMAND),
+        Row("dl2: slots learned from", round(trainer.slots / update.cpu_s), "slots/CPU s", None, True, COMMAND),
+    ]
+    if good_s:  # else the row above tells that it was not reached
+        told.append(Row(f"dl2: training until {GOOD} of optimus", round(good_s[0]), "CPU s", 300.0, False, COMMAND))
+    return told

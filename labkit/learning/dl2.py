@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any, Final, Self
 
 import numpy as np
@@ -23,6 +24,7 @@ from labkit.learning.envs import SlotEnvs
 from labkit.schedulers.dl2.network import N_HELD, Net, n_seen
 from labkit.schedulers.dl2.policy import BEST, NOTHING, How, Record, record
 from labkit.schedulers.dl2.weights import Weights
+from labkit.speed.by_counts import ByCounts
 
 PATIENCE: Final = 100
 USUAL_SLOTS: Final = 80
@@ -57,8 +59,8 @@ class Recipe:
         Of the ratio of chances (PPO).
     """
 
-    n_lessons: int = 40
-    n_rounds: int = 400
+    n_lessons: int = 180
+    n_rounds: int = 40
     n_envs: int = 16
     n_branches: int = 8
     n_slots: int = 10
@@ -67,7 +69,7 @@ class Recipe:
     n_units: int = 64
     taught: int = 6
     lesson_rate: float = 3e-3
-    rate: float = 1e-3
+    rate: float = 3e-4
     n_epochs: int = 2
     lesson_parts: int = 32
     n_parts: int = 8
@@ -287,9 +289,13 @@ class Trainer:
 
     # --- what is kept
 
+    @cached_property
+    def _speeds(self) -> NDArray[np.float32]:
+        return speeds_of(self.experiments, self.models)
+
     def weights(self, source: str) -> Weights:
         """Return the policy as it is, for a scheduler."""
-        return Weights(self.policy.net(), tuple(self.models), self.slot_s, source)
+        return Weights(self.policy.net(), tuple(self.models), self.slot_s, source, self._speeds)
 
     def state(self) -> dict[str, Any]:
         """Return all that is needed to go on, for `torch.save`."""
@@ -382,6 +388,26 @@ def held_of(n_ps: Ints, n_workers: Ints) -> NDArray[np.float32]:
 
 def _whole(values: NDArray[Any]) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(values, np.int64))
+
+
+def speeds_of(experiments: ExperimentOf, models: Sequence[str], *, n: int = 20) -> NDArray[np.float32]:
+    """Return how fast each model runs by numbers of PSs and workers, (L, P, W): geometric means over some episodes."""
+    rng = np.random.default_rng(0)
+    grids: dict[int, list[NDArray[np.float64]]] = {}
+    for _ in range(n):
+        made = experiments(rng)
+        if isinstance(made.speed, ByCounts):
+            for name in set(made.jobs.models) & set(models):
+                first = np.flatnonzero(made.jobs.model == made.jobs.models.index(name))[:1]
+                for j in first:
+                    grids.setdefault(models.index(name), []).append(made.speed.grid[made.speed.row[j]])
+    shape = np.max([grid.shape for several in grids.values() for grid in several] or [(1, 1)], axis=0)
+    speeds = np.zeros((len(models), *shape), np.float32)
+    for model, several in grids.items():
+        p, w = np.min([grid.shape for grid in several], axis=0)
+        with np.errstate(divide="ignore"):
+            speeds[model, :p, :w] = np.exp(np.mean([np.log(grid[:p, :w]) for grid in several], axis=0))
+    return speeds
 
 
 def mean_jct(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -104,7 +104,7 @@ class Learner:
     def weights(self) -> Weights:
         """Return the policy as it is now, and say that it learned online."""
         source = f"{self._weights.source}; then {self.n_updates} updates online, once per slot, by dl2(learns=True)"
-        return Weights(self.net, self._weights.models, self._weights.slot_s, source)
+        return replace(self._weights, net=self.net, source=source)
 
     # --- what has come of a slot
 

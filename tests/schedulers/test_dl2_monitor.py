@@ -54,7 +54,8 @@ def doubts(rows: np.ndarray) -> set[int]:
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_a_network_that_is_not_finite_decides_nothing_and_the_run_is_that_of_the_fallback(value, tmp_path):
     made = broken(tmp_path, window=10_000)
-    made._policy = replace(made._policy, net=made._policy.net._replace(worth_bias=np.full(3, value, np.float32)))
+    poisoned = made._policy.net._replace(worth_bias=np.full(3, value, np.float32))
+    made._familiar.policies = [replace(made._policy, net=poisoned)]
     with pytest.warns(Caveat, match="its fallback drf decided in its place at times"):
         run = experiment().run(made)
     assert run.summary["mean_jct_s"] == experiment().run("drf").summary["mean_jct_s"]

@@ -266,13 +266,15 @@ def _keep(desk: Desk, action: int, stop: float, total: float, rec: Record) -> No
 
 
 @njit(cache=True)
-def _choose(batch: Batch, b: int, desk: Desk, stop: float, how: How, rec: Record, rng: np.random.Generator) -> int:
+def _choose(
+    batch: Batch, b: int, slot_s: float, desk: Desk, stop: float, how: How, rec: Record, rng: np.random.Generator
+) -> int:
     """Draw the next action, or take the best, and keep it; -1: the slot ends."""
     if not desk.allowed.any():
         return -1
     total = _total(desk, stop)
     action = _drawn(desk, rng.random() * total) if how.draws else _best(desk, stop)
-    kept = advise(batch, b, desk.allowed, how.taught) if how.taught else action
+    kept = advise(batch, b, desk.allowed, how.taught, slot_s) if how.taught else action
     if how.keeps:
         _keep(desk, kept, stop, total, rec)
     return kept if how.obeys else action
@@ -304,7 +306,7 @@ def decide(batch: Batch, b: int, slot_s: float, net: Net, how: How, rec: Record,
     base = _open(seen, rec) if how.keeps else -1
     sound, weighs = _begin(batch, b, net, desk, rec, base), how.draws or how.keeps
     while True:
-        action = _choose(batch, b, desk, stop, how, rec, rng) if weighs else _best(desk, stop)
+        action = _choose(batch, b, slot_s, desk, stop, how, rec, rng) if weighs else _best(desk, stop)
         if action < 0:
             return sound
         i = action // 3

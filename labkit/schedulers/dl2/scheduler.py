@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
-from typing import ClassVar, Protocol
+from typing import ClassVar, Final, Protocol
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from labkit.core.placement import Placement
 from labkit.core.protocols import Scheduler
 from labkit.core.snapshot import Snapshot
 from labkit.schedulers.dl2.drafts import draft_of
+from labkit.schedulers.dl2.familiar import Familiar
 from labkit.schedulers.dl2.keeping import keep
 from labkit.schedulers.dl2.monitor import Monitor
 from labkit.schedulers.dl2.policy import BEST, NOTHING, decide
@@ -39,6 +41,9 @@ class Learner(Protocol):
         ...
 
 
+SHIPPED: Final = ("dl2", "dl2-fitted")
+"""Trained on DL2's measured speeds, and on the smooth model that is fitted to them."""
+
 UNUSED = np.random.default_rng(0)
 """Nothing is drawn where the most probable action is taken."""
 
@@ -51,7 +56,9 @@ class DL2:
     Each slot begins with nothing: by arrival, every job gets a worker and a parameter server, a rigid job its whole
     gang; then the most probable action is taken, again and again, until nothing finds room or stopping is it.
     It sees of a job its model, the epochs that it declared and that are left, its age, for how many slots it ran and
-    what it holds; of the cluster its size and how many jobs of each model are there. It is told no speeds.
+    what it holds; of the cluster its size and how many jobs of each model are there.
+    It is told no speeds; which of several weights decides is chosen by the speeds that running jobs show
+    (`labkit.schedulers.dl2.familiar`).
 
     Jobs that keep their number of tasks stay where they are, and the others go to the first device group with room;
     where that leaves one without room, all go where its training would have them.
@@ -62,8 +69,9 @@ class DL2:
 
     Attributes
     ----------
-    weights : str
-        A name of `labkit.schedulers.dl2.shipped()`, or the path of a .safetensors file of `labkit train-policy`.
+    weights : str or sequence of str
+        A name of `labkit.schedulers.dl2.shipped()`, or the path of a .safetensors file of `labkit train-policy`; of
+        several, that one decides whose training was most like what is observed. The first one learns.
     quantum_s : float
         A session decides at least this often.
     fallback : str or None
@@ -88,7 +96,7 @@ class DL2:
 
     knows_types: ClassVar[bool] = False
 
-    weights: str = "dl2"
+    weights: str | Sequence[str] = SHIPPED
     quantum_s: float = 1200.0
     fallback: str | None = "drf"
     patience: int = 5
@@ -96,7 +104,7 @@ class DL2:
     margin: float = 0.1
     learns: bool = False
     learned: str = ""
-    _policy: Weights = field(init=False, repr=False)
+    _familiar: Familiar = field(init=False, repr=False)
     _instead: Scheduler | None = field(default=None, init=False, repr=False)
     _monitor: Monitor | None = field(default=None, init=False, repr=False)
     _learner: Learner | None = field(default=None, init=False, repr=False)
@@ -109,7 +117,7 @@ class DL2:
             if not self.learns:
                 raise InputError(f"dl2: learned is {self.learned!r}, and it does not learn; give it learns=True, too.")
             refuse_unwritable(self.learned, endings=(".safetensors",))
-        self._policy = load(self.weights)
+        self._familiar = Familiar(_loaded(self.weights))
         if self.learns:
             self._learner = _learner(self._policy, np.random.default_rng(0))
         if self.fallback is not None:
@@ -117,7 +125,8 @@ class DL2:
             self._monitor = Monitor(self._policy.slot_s, self.patience, self.window, self.margin, self._rivals)
 
     def begin(self, context: Context) -> None:
-        """Begin a run: what was learned in earlier ones is forgotten, and a fallback may measure."""
+        """Begin a run: what was learned or observed in earlier ones is forgotten, and a fallback may measure."""
+        self._familiar = Familiar(self._familiar.policies)
         if self.learns:
             self._learner = _learner(self._policy, context.rng)
         if self._monitor is not None and self.fallback is not None:
@@ -129,8 +138,12 @@ class DL2:
     def _rivals(self) -> tuple[Scheduler, Scheduler]:
         """Return this policy, watched by nobody, and its fallback."""
         alone = DL2(self.weights, fallback=None)
-        alone._policy = self._policy if self._learner is None else self._learner.weights()
+        alone._familiar = Familiar([self._policy if self._learner is None else self._learner.weights()])
         return alone, _fallback(str(self.fallback))
+
+    @property
+    def _policy(self) -> Weights:
+        return self._familiar.policies[0] if self.learns else self._familiar.best
 
     @property
     def stochastic(self) -> bool:
@@ -152,9 +165,11 @@ class DL2:
         """Return the tasks of all jobs that are there."""
         if not len(snapshot.jobs):
             return Placement.nothing()
-        batch = draft_of(snapshot, self._policy.models)
+        self._familiar.note(snapshot)
+        policy = self._policy
+        batch = draft_of(snapshot, policy.models)
         if self._learner is None:
-            sound = decide(batch, 0, self._policy.slot_s, self._policy.net, BEST, NOTHING, UNUSED)
+            sound = decide(batch, 0, policy.slot_s, policy.net, BEST, NOTHING, UNUSED)
         else:
             sound = self._learner.decide(batch, snapshot)
             if self.learned:
@@ -168,6 +183,27 @@ class DL2:
         if self._learner is not None:
             self._learner.undo()
         return replace(self._instead.schedule(snapshot), doubts=np.array(doubts, np.int32))
+
+
+def _loaded(names: str | Sequence[str]) -> list[Weights]:
+    """Return weights by their names.
+
+    Raises
+    ------
+    InputError
+        If there are none, or several of which one does not tell the speeds of its training.
+    """
+    names = [names] if isinstance(names, str) else list(names)
+    if not names:
+        raise InputError("dl2: weights is empty; expected a name or a path, or several.")
+    found = [load(name) for name in names]
+    for name, one in zip(names, found, strict=True):
+        if len(found) > 1 and one.speeds is None:
+            raise InputError(
+                f"dl2: {name} does not tell the speeds of its training, so it cannot be one of several weights. Train "
+                "it again (labkit train-policy dl2), or give it alone."
+            )
+    return found
 
 
 def _learner(weights: Weights, rng: np.random.Generator) -> Learner:

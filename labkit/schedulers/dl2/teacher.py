@@ -1,7 +1,7 @@
 """A teacher for training: what an oracle, which knows all speeds, would do next in a draft.
 
-It is `lookahead(gain="speed")` but for jobs that are nearly done, which it prefers a little. That makes its choice among
-jobs of one model a clear one, which a pupil can learn: without it most of them are ties.
+It is `lookahead(gain="speed")` but for jobs that are nearly done, which it prefers a little. That makes its choice
+among jobs of one model a clear one, which a pupil can learn: without it most of them are ties.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from numba import njit
 from labkit.core.draft import BOTH, PS, WORKER, Batch
 from labkit.core.resources import Bools, Floats
 from labkit.schedulers.marginal_gain import ROOT
-
 
 SHORT: Final = 0.1
 """Slots at its fastest that a job has left, with which it is worth 2 ** ROOT of what a long one is."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from labkit.core.errors import InputError, unknown
 from labkit.core.files import refuse_unreadable
-from labkit.schedulers.dl2.network import N_HELD, Net, n_seen
+from labkit.schedulers.dl2.network import N_HELD, Net, Numbers, n_seen
 
 VERSION: Final = "1"
 """Of what the policy sees; files of another one cannot be used."""
@@ -33,19 +33,24 @@ class Weights:
         Seconds of a slot in its training.
     source : str
         How it was made: the command, and what came of it.
+    speeds : array or None
+        (L, P, W) steps per second of each model in its training with p parameter servers and w workers, 0 where it met
+        none; None: not told.
     """
 
     net: Net
     models: tuple[str, ...]
     slot_s: float
     source: str
+    speeds: Numbers | None = None
 
     def save(self, path: str | Path) -> None:
         """Write a file, whole or not at all."""
         from safetensors.numpy import save
 
         about = {"policy": "dl2", "version": VERSION, "models": json.dumps(self.models), "slot_s": repr(self.slot_s)}
-        content = save(self.net._asdict(), metadata={**about, "source": self.source})
+        tensors = self.net._asdict() | ({} if self.speeds is None else {"speeds": self.speeds})
+        content = save(tensors, metadata={**about, "source": self.source})
         path = Path(path)
         temporary = path.with_name(path.name + ".tmp")
         temporary.write_bytes(content)
@@ -88,10 +93,12 @@ def _read(path: Path) -> Weights:
             f"{path}: policy {about.get('policy')!r}, version {about.get('version')!r}; expected 'dl2', {VERSION!r}. "
             "Train it again: labkit train-policy dl2."
         )
-    models = tuple(json.loads(about["models"]))
+    models, speeds = tuple(json.loads(about["models"])), tensors.pop("speeds", None)
     if fault := _fault(tensors, n_models=len(models)):
         raise InputError(f"{path}: {fault}. Train it again: labkit train-policy dl2.")
-    return Weights(Net(**tensors), models, float(about["slot_s"]), about.get("source", ""))
+    if speeds is not None and (speeds.ndim != 3 or len(speeds) != len(models) or not np.isfinite(speeds).all()):
+        raise InputError(f"{path}: speeds are of shape {speeds.shape}; expected finite ones of {len(models)} models.")
+    return Weights(Net(**tensors), models, float(about["slot_s"]), about.get("source", ""), speeds)
 
 
 def _fault(tensors: dict[str, Any], *, n_models: int) -> str:
