@@ -18,6 +18,7 @@ from labkit.results.notes import notes
 from labkit.schedulers import make
 from labkit.schedulers.dl2 import DL2, Weights
 from labkit.schedulers.dl2.drafts import placement_of
+from labkit.schedulers.dl2.familiar import Familiar
 from labkit.schedulers.dl2.keeping import keep
 from labkit.simulator import Simulator
 from labkit.speed.recorded import Recorded
@@ -51,11 +52,16 @@ def doubts(rows: np.ndarray) -> set[int]:
     return {int(value) for value in rows["value"][rows["kind"] == FOUND]}
 
 
+def follow(made, weights):
+    """Let a scheduler decide by other weights."""
+    made._familiar = Familiar([weights])
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_a_network_that_is_not_finite_decides_nothing_and_the_run_is_that_of_the_fallback(value, tmp_path):
     made = broken(tmp_path, window=10_000)
     poisoned = made._policy.net._replace(worth_bias=np.full(3, value, np.float32))
-    made._familiar.policies = [replace(made._policy, net=poisoned)]
+    follow(made, replace(made._policy, net=poisoned))
     with pytest.warns(Caveat, match="its fallback drf decided in its place at times"):
         run = experiment().run(made)
     assert run.summary["mean_jct_s"] == experiment().run("drf").summary["mean_jct_s"]
@@ -67,7 +73,7 @@ def test_a_network_that_is_not_finite_decides_nothing_and_the_run_is_that_of_the
 
 def test_a_network_that_overflows_is_caught_where_all_its_weights_are_finite(tmp_path):
     made = broken(tmp_path)
-    made._policy = replace(made._policy, net=made._policy.net._replace(worth=np.full((16, 3), 3e38, np.float32)))
+    follow(made, replace(made._policy, net=made._policy.net._replace(worth=np.full((16, 3), 3e38, np.float32))))
     with pytest.warns(Caveat):
         run = experiment().run(made)
     assert Doubt.NOT_FINITE in doubts(run.events)
@@ -99,7 +105,7 @@ def test_the_policy_decides_again_after_a_window_in_which_it_would_have_been_no_
     while not session.done:
         if session.now_s == 10 * SLOT_S:
             assert Doubt.WORSE in doubts(session.log.rows)
-            made._policy = good
+            follow(made, good)
         session.step(made.schedule(session.snapshot()))
     rows = session.log.rows
     last_s = rows["time_s"][rows["kind"] == FOUND].max()
@@ -206,7 +212,7 @@ def test_options_that_cannot_be_are_told_in_one_line(options: str, told: str):
 
 def test_a_fallback_may_measure_before_the_run_as_it_does_by_itself(tmp_path):
     made = broken(tmp_path, fallback="optimus", window=10_000)
-    made._policy = replace(made._policy, net=made._policy.net._replace(worth_bias=np.full(3, np.nan, np.float32)))
+    follow(made, replace(made._policy, net=made._policy.net._replace(worth_bias=np.full(3, np.nan, np.float32))))
     with pytest.warns(Caveat, match="its fallback optimus"):
         run = experiment().run(made)
     assert run.summary["mean_jct_s"] == experiment().run("optimus").summary["mean_jct_s"]
