@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from labkit.core.errors import InputError, unknown
 
 if TYPE_CHECKING:
+    from labkit.learning.published.federated import Federated
     from labkit.learning.published.trainer import Trainer
     from labkit.learning.settings import Setting
 
@@ -16,7 +17,9 @@ SHORT: Final = {"lessons": "n_lessons", "rounds": "n_rounds", "warm_up": "warm_u
 """Options of the command that are switches, too."""
 
 
-def trainer_of(setting: Setting, *, slot_s: float, seed: int, given: Sequence[str], options: dict[str, Any]) -> Trainer:
+def trainer_of(
+    setting: Setting, *, slot_s: float, seed: int, given: Sequence[str], options: dict[str, Any], client: Any = None
+) -> Trainer | Federated:
     """Return a trainer of DL2's own network.
 
     Parameters
@@ -26,6 +29,8 @@ def trainer_of(setting: Setting, *, slot_s: float, seed: int, given: Sequence[st
         code does otherwise with it.
     options : dict
         Values of `SHORT`; None: not given.
+    client : Client, optional
+        Of a Dask cluster, for several clusters at once; None: a process for each of them.
 
     Raises
     ------
@@ -43,6 +48,14 @@ def trainer_of(setting: Setting, *, slot_s: float, seed: int, given: Sequence[st
     models = [name for name in DL2_MODELS if name in met] + [name for name in met if name not in DL2_MODELS]
     if set(met) <= set(DL2_MODELS):
         models = list(DL2_MODELS)  # so that types are the numbers that they have in the released code
+    if switches.clusters > 1:
+        from labkit.learning.published.federated import PROCESSES, Federated
+
+        return Federated(setting, models, slot_s, seed=seed, switches=switches, where=client or PROCESSES)
+    if client is not None:
+        raise InputError(
+            "--dask is for several clusters at once; expected --set clusters=K with it. Add that, or drop it."
+        )
     return Trainer(setting, models, slot_s, seed=seed, switches=switches)
 
 

@@ -15,6 +15,7 @@ from labkit.core.files import refuse_closed, refuse_unwritable
 if TYPE_CHECKING:
     from labkit.learning.course import Course
     from labkit.learning.dl2 import Trainer
+    from labkit.learning.published.federated import Federated
     from labkit.learning.published.trainer import Trainer as FlatTrainer
 
 POLICIES = ("dl2",)
@@ -75,7 +76,7 @@ def train_policy(
         if value is not None and value < 0:
             raise InputError(f"--{name[2:]} is {value}; expected a number of updates >= 0.")
     setting = Setting(cluster, trace, throughputs)
-    trainer: Trainer | FlatTrainer
+    trainer: Trainer | FlatTrainer | Federated
     if published:
         options = {"lessons": lessons, "rounds": rounds, "warm_up": warm_up}
         trainer = trainer_of(setting, slot_s=slot, seed=seed, given=switch, options=options)
