@@ -83,7 +83,6 @@ class World:
             jobs = jobs.with_columns(n_ps=np.zeros_like(jobs.n_ps), max_ps=np.zeros_like(jobs.max_ps))
         of = rings(jobs, self.cluster, table=table) if self.rings else MeasuredSpeed(jobs, self.cluster, table=table)
         return Experiment.of(jobs, cluster=self.cluster, speed=of, **options)
-        return Experiment.of(jobs, cluster=self.cluster, speed=speed, cadence=every_slot(SLOT_S), seed=seed, **options)
 
     def trainer(self, switches: Published, seed: int, *, on: str) -> Trainer | Federated:
         """Return what trains on the true speeds, or on those that the analytical model foretells."""
