@@ -74,6 +74,7 @@ OURS: Final = {"first_bundle": True, "critic_first": 200, "entropy": 0.01, "corr
 
 RUNS: Final[dict[str, Run]] = {
     "paper": Run(),
+    "lessons": Run(begins="paper", slots=0),
     "scratch": Run({"warm_up": ""}),
     "our switches": Run(OURS),
     "our switches, scratch": Run(OURS | {"warm_up": ""}),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Final
 
@@ -59,10 +60,23 @@ def trainer_of(
     return Trainer(setting, models, slot_s, seed=seed, switches=switches)
 
 
-def refuse_switches(given: Sequence[str], warm_up: str | None) -> None:
+@contextmanager
+def lent_trainer(setting: Setting, *, dask: str | None, **options: Any) -> Iterator[Trainer | Federated]:
+    """Lend what `trainer_of` returns, on a Dask cluster if one is asked for; its processes are ended afterwards."""
+    with ExitStack() as stack:
+        client = None
+        if dask is not None:
+            from labkit.experiment.on_dask import connect
+
+            client = stack.enter_context(connect(dask))
+        trainer = trainer_of(setting, client=client, **options)
+        yield stack.enter_context(trainer) if isinstance(trainer, AbstractContextManager) else trainer
+
+
+def refuse_switches(given: Sequence[str], warm_up: str | None, dask: str | None = None) -> None:
     """Raise if switches are given for another network."""
-    if given or warm_up is not None:
-        what = f"--set {given[0]}" if given else f"--warm-up {warm_up}"
+    if given or warm_up is not None or dask is not None:
+        what = f"--set {given[0]}" if given else f"--warm-up {warm_up}" if warm_up is not None else f"--dask {dask}"
         raise InputError(
             f"{what} is a switch of DL2's own network; expected it with --published. Add that, or drop it."
         )

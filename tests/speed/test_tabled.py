@@ -8,6 +8,7 @@ import pytest
 from labkit.core import InputError
 from labkit.core.protocols import Running
 from labkit.core.resources import Ints
+from labkit.learning.settings import Setting
 from labkit.speed.analytic import analytic
 from labkit.speed.dl2 import THETA, FittedTable, fitted
 from labkit.speed.measured import MeasuredSpeed
@@ -76,3 +77,12 @@ def test_what_follows_the_analytical_model_is_foretold_and_what_does_not_is_not(
     told = r"unknown model of the analytical speeds 'resnet-51'\. Did you mean 'resnet-50'"
     with pytest.raises(InputError, match=told):
         analytic(table, DL2_MODELS).grid("resnet-51", max_ps=1, max_workers=1)
+
+
+def test_a_policy_may_be_trained_on_foretold_speeds_and_judged_on_others():
+    rng = np.random.default_rng
+    true, foretold = (Setting(["dl2-6n"], ["dl2_jobs('testbed_6n')"], [on])(rng(1)) for on in ("fitted", "analytic"))
+    assert "analytical model" in foretold.speed.in_words
+    assert list(foretold.jobs.model) == list(true.jobs.model)
+    off = np.abs(foretold.speed.durations_s() / true.speed.durations_s() - 1)
+    assert 1e-4 < off.mean() < 0.2

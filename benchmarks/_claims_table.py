@@ -1,0 +1,174 @@
+"""From what was measured to the table of docs/dl2.md: each claim of the paper beside what came out here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from labkit.core.resources import Floats
+
+NODES: Final = (48, 16)
+SPEEDS: Final = ("measured", "fitted")
+PAPER: Final = "paper"
+
+Told = Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was measured on one cluster with one kind of speeds."""
+
+    told: Told
+    n_nodes: int
+    speeds: str
+
+    def jct(self, what: str, how: str) -> Floats | None:
+        """Return the mean JCT of each held-out trace, over seeds of training, (S,); None: it was not measured."""
+        head = f"{self.n_nodes} nodes, {self.speeds}: {what}"
+        found = [one[how] for key, one in sorted(self.told.items()) if key == head or key.startswith(f"{head}, seed ")]
+        return np.mean(found, axis=0) if found else None
+
+    def policy(self, run: str) -> Floats | None:
+        """Return the mean JCT of each trace under a policy that was trained, by actions that are drawn."""
+        return self.jct(run, "drawn")
+
+    def rival(self, name: str) -> Floats | None:
+        """Return the same of a scheduler that was not."""
+        return self.jct(name, "best")
+
+    def runs(self, run: str) -> list[Mapping[str, Any]]:
+        """Return all trainings of a run."""
+        head = f"{self.n_nodes} nodes, {self.speeds}: {run}, seed "
+        return [one for key, one in sorted(self.told.items()) if key.startswith(head)]
+
+
+def change(one: Floats | None, other: Floats | None) -> str:
+    """Return by how many percent `one` is longer than `other`, with the half width of the 95 % interval over traces.
+
+    >>> change(np.array([2.0, 3.0]), np.array([1.0, 2.0]))
+    '+66.7 ± 0.0 %'
+    """
+    if one is None or other is None:
+        return "not measured"
+    differences = one - other
+    half = 1.96 * differences.std(ddof=1) / np.sqrt(len(one)) if len(one) > 1 else 0.0
+    return f"{100 * differences.mean() / other.mean():+.1f} ± {100 * half / other.mean():.1f} %"
+
+
+def _against(run: str, rival: str) -> Callable[[Found], str]:
+    return lambda found: change(found.policy(run), found.rival(rival))
+
+
+def _without(run: str, usual: str = PAPER) -> Callable[[Found], str]:
+    return lambda found: change(found.policy(run), found.policy(usual))
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim of the paper, and how it is measured here.
+
+    Attributes
+    ----------
+    name, paper : str
+        What is claimed, and its figure.
+    ours : callable
+        Returns ours.
+    run : str
+        The training that it is about; "": none.
+    """
+
+    name: str
+    paper: str
+    ours: Callable[[Found], str]
+    run: str = PAPER
+
+
+def _curve(run: str) -> Callable[[Found], str]:
+    """Return how good a policy was on its way, as a multiple of DRF's mean JCT on the same traces."""
+
+    def told(found: Found) -> str:
+        runs, drf = found.runs(run), found.rival("drf")
+        if not runs or drf is None:
+            return "not measured"
+        curve = runs[0]["curve"]
+        base = float(drf[:5].mean())
+        lessons = [(f"lesson {int(at) + 30}", jct) for at, jct in curve if at < 0] + [
+            ("lesson 30" if at == 0 and curve[0][0] < 0 else f"{int(at)} slots", jct) for at, jct in curve if at >= 0
+        ]
+        return ", ".join(f"{name}: {jct / base:.2f}" for name, jct in lessons)
+
+    return told
+
+
+def _lost(kind: str, error: float) -> Callable[[Found], str]:
+    """Return by how many percent each scheduler's mean JCT grows where speeds or lengths differ."""
+
+    def told(found: Found) -> str:
+        parts = []
+        for name in ("drf", "optimus", "dl2"):
+            parts.append(f"`{name}` {change(found.rival(f'{kind} {error:g}, {name}'), found.rival(name))}")
+        return "; ".join(parts)
+
+    return told
+
+
+CLAIMS: Final = (
+    Claim("shorter JCT than DRF", "−44.1 %", _against(PAPER, "drf")),
+    Claim("the same, with our switches", "", _against("our switches", "drf"), "our switches"),
+    Claim("the same, from scratch, with our switches", "", _against("our switches, scratch", "drf"),
+          "our switches, scratch"),
+    Claim("the same, labkit's default `dl2`", "", lambda f: change(f.rival("dl2"), f.rival("drf")), ""),
+    Claim("shorter JCT than Optimus", "−17.5 %", _against(PAPER, "optimus")),
+    Claim("the same, with our switches", "", _against("our switches, scratch", "optimus"), "our switches, scratch"),
+    Claim("the same, labkit's default `dl2`", "", lambda f: change(f.rival("dl2"), f.rival("optimus")), ""),
+    Claim("shorter JCT than OfflineRL", "−37.9 %", _without(PAPER, "offline"), "offline"),
+    Claim("Table 2: without actor-critic", "+21.1 %", _without("no critic"), "no critic"),
+    Claim("Table 2: without exploration", "+28.8 %", _without("no exploration"), "no exploration"),
+    Claim("Table 2: without replay", "+39.6 %", _without("no replay"), "no replay"),
+    Claim("reward by job, not by slot", "+29.1 %", _without("by job"), "by job"),
+    Claim("SL loss: mean square in place of cross entropy", "similar, a little worse",
+          _without("mean square", "lessons"), "mean square"),
+    Claim("SL loss: absolute difference", "similar, a little worse", _without("absolute", "lessons"), "absolute"),
+    Claim("Fig. 10: lessons reach DRF in tens of steps, RL then improves; DRF = 1", "tens, hundreds", _curve(PAPER)),
+    Claim("Fig. 10: RL alone takes hundreds of steps; DRF = 1", "hundreds", _curve("scratch"), "scratch"),
+    Claim("Fig. 13: speeds vary by ±20 %, what it costs", "DL2 loses less than Optimus", _lost("speed error", 0.2), ""),
+    Claim("Fig. 14: epochs are wrong by ±20 %, what it costs", "a little", _lost("epoch error", 0.2), ""),
+    Claim("Fig. 14: trained with both", "", _without("varied"), "varied"),
+    Claim("Fig. 15: types that come later, at the end, against all from the beginning", "0 %",
+          _without("types later"), "types later"),
+    Claim("Fig. 16: teacher SRTF, against SRTF", "−41.3 %", _against("srtf", "srtf(published=True)"), "srtf"),
+    Claim("Fig. 16: teacher FIFO, against FIFO", "better", _against("fifo", "fifo(published=True)"), "fifo"),
+    Claim("Fig. 17: J = 5 in place of 20", "worse", _without("J = 5"), "J = 5"),
+    Claim("Fig. 17: J = 10 in place of 20", "worse", _without("J = 10"), "J = 10"),
+    Claim("Fig. 18: 3 clusters at once, as many slots in all, against one", "as good", _without("3 clusters"),
+          "3 clusters"),
+    Claim("sec. 7: fairness in the reward, what it costs", "possible", _without("fair"), "fair"),
+    Claim("sec. 7: all-reduce jobs, against DRF", "possible", _against("rings", "drf, rings"), "rings"),
+    Claim("the released code's rules, against DRF", "", _against("released", "drf"), "released"),
+    Claim("the same from scratch", "", _against("released, scratch", "drf"), "released, scratch"),
+    Claim("three times as many slots, against DRF", "−44.1 %", _against("long", "drf"), "long"),
+)  # fmt: skip
+
+
+def lines(told: Told) -> Iterator[str]:
+    """Yield the lines of the table."""
+    speeds = [kind for kind in SPEEDS if any(f", {kind}: " in key for key in told)]
+    places = [Found(told, n, kind) for kind in speeds for n in NODES]
+    heads = [f"{one.n_nodes} nodes, {one.speeds}" for one in places]
+    yield f"| claim | paper | {' | '.join(heads)} | slots, CPU s |"
+    yield "|---" * (3 + len(heads)) + "|"
+    for claim in CLAIMS:
+        cells = [claim.ours(place) for place in places]
+        yield f"| {claim.name} | {claim.paper} | {' | '.join(cells)} | {_effort(claim.run, places)} |"
+
+
+def _effort(run: str, places: list[Found]) -> str:
+    """Return how many slots a training saw, and how long it took, on the first cluster where it was measured."""
+    for place in places:
+        if runs := place.runs(run):
+            seeds = f", {len(runs)} seeds" if len(runs) > 1 else ""
+            return f"{runs[0]['slots']:,}, {runs[0]['lessons_cpu_s']} + {runs[0]['cpu_s']}{seeds}"
+    return ""
