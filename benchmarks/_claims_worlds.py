@@ -35,8 +35,8 @@ RIVALS: Final = (
     "drf", "drf(published=True)", "fifo(published=True)", "srtf(published=True)", "tetris(published=True)", "optimus",
     "constant", "lookahead", "dl2", "drf, rings",
 )  # fmt: skip
-OF_DISTURBED: Final = ("drf", "optimus", "constant", "dl2")
-ERRORS: Final = (0.1, 0.2, 0.3)
+OF_DISTURBED: Final = ("drf", "optimus", "dl2")
+ERRORS: Final = (0.2,)
 
 
 @dataclass(frozen=True)

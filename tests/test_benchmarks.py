@@ -80,11 +80,12 @@ def test_a_claim_is_trained_judged_and_kept_and_its_row_has_the_difference(tmp_p
 
 
 def test_the_table_of_claims_says_how_much_longer_jobs_take():
+    effort = {"curve": [], "slots": 9, "lessons_cpu_s": 1, "cpu_s": 2}
     told = {
-        "16 nodes, measured: paper, seed 1": {"drawn": [2.0, 4.0], "curve": [], "slots": 9, "lessons_cpu_s": 1, "cpu_s": 2},
-        "16 nodes, measured: paper, seed 2": {"drawn": [2.0, 2.0], "curve": [], "slots": 9, "lessons_cpu_s": 1, "cpu_s": 2},
+        "16 nodes, measured: paper, seed 1": effort | {"drawn": [2.0, 4.0]},
+        "16 nodes, measured: paper, seed 2": effort | {"drawn": [2.0, 2.0]},
         "16 nodes, measured: drf": {"best": [4.0, 4.0]},
-    }  # fmt: skip
+    }
     row = next(line for line in table_of_claims(told) if line.startswith("| shorter JCT than DRF |"))
     assert "| −44.1 % |" in row
     assert "| not measured | -37.5 ± 24.5 % | 9, 1 + 2, 2 seeds |" in row  # 2.5 against 4; 1.96 * 0.707 / sqrt(2) of 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from labkit.core import InputError
+from labkit.experiment.on_dask import connect
 from labkit.learning.published import Published
 from labkit.learning.published.federated import APART, Federated
 from labkit.learning.published.trainer import Trainer
@@ -42,12 +44,13 @@ def here() -> FlatNet:
 @pytest.fixture
 def dask() -> Iterator[Any]:
     distributed = pytest.importorskip("distributed")
-    with (
-        distributed.LocalCluster(
-            n_workers=2, threads_per_worker=1, processes=False, dashboard_address=None, worker_dashboard_address=None
-        ) as local,
-        distributed.Client(local, set_as_default=False) as client,
-    ):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        local = distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, processes=True, host="127.0.0.1", dashboard_address=None,
+            worker_dashboard_address=None,
+        )  # fmt: skip
+    with local, connect(local.scheduler_address) as client:
         yield client
 
 
@@ -57,6 +60,7 @@ def test_on_processes_the_weights_are_the_same(here):
         assert same(made.weights("").net, here)
 
 
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning:tornado")
 def test_on_a_dask_cluster_the_weights_are_the_same(here, dask):
     made = federated(dask)
     list(made.updates())

@@ -249,10 +249,12 @@ def _ask_process(pool: ProcessPoolExecutor) -> Ask:
 
 
 def _ask_actor(client: Any, given: tuple[Any, ...]) -> Ask:
-    actor = client.submit(Member, *given, actor=True, pure=False).result()
+    with client.as_current():  # an actor talks through the client that is current when it comes back
+        actor = client.submit(Member, *given, actor=True, pure=False).result()
 
     def ask(what: str, *words: Any) -> Callable[[], Any]:
-        result: Callable[[], Any] = getattr(actor, what)(*words).result
+        with client.as_current():
+            result: Callable[[], Any] = getattr(actor, what)(*words).result
         return result
 
     return ask
