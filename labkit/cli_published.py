@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Final
 
 from labkit.core.errors import InputError, unknown
 
 if TYPE_CHECKING:
+    from labkit.learning.published.federated import Federated
     from labkit.learning.published.trainer import Trainer
     from labkit.learning.settings import Setting
 
@@ -16,7 +18,9 @@ SHORT: Final = {"lessons": "n_lessons", "rounds": "n_rounds", "warm_up": "warm_u
 """Options of the command that are switches, too."""
 
 
-def trainer_of(setting: Setting, *, slot_s: float, seed: int, given: Sequence[str], options: dict[str, Any]) -> Trainer:
+def trainer_of(
+    setting: Setting, *, slot_s: float, seed: int, given: Sequence[str], options: dict[str, Any], client: Any = None
+) -> Trainer | Federated:
     """Return a trainer of DL2's own network.
 
     Parameters
@@ -26,6 +30,8 @@ def trainer_of(setting: Setting, *, slot_s: float, seed: int, given: Sequence[st
         code does otherwise with it.
     options : dict
         Values of `SHORT`; None: not given.
+    client : Client, optional
+        Of a Dask cluster, for several clusters at once; None: a process for each of them.
 
     Raises
     ------
@@ -43,13 +49,34 @@ def trainer_of(setting: Setting, *, slot_s: float, seed: int, given: Sequence[st
     models = [name for name in DL2_MODELS if name in met] + [name for name in met if name not in DL2_MODELS]
     if set(met) <= set(DL2_MODELS):
         models = list(DL2_MODELS)  # so that types are the numbers that they have in the released code
+    if switches.clusters > 1:
+        from labkit.learning.published.federated import PROCESSES, Federated
+
+        return Federated(setting, models, slot_s, seed=seed, switches=switches, where=client or PROCESSES)
+    if client is not None:
+        raise InputError(
+            "--dask is for several clusters at once; expected --set clusters=K with it. Add that, or drop it."
+        )
     return Trainer(setting, models, slot_s, seed=seed, switches=switches)
 
 
-def refuse_switches(given: Sequence[str], warm_up: str | None) -> None:
+@contextmanager
+def lent_trainer(setting: Setting, *, dask: str | None, **options: Any) -> Iterator[Trainer | Federated]:
+    """Lend what `trainer_of` returns, on a Dask cluster if one is asked for; its processes are ended afterwards."""
+    with ExitStack() as stack:
+        client = None
+        if dask is not None:
+            from labkit.experiment.on_dask import connect
+
+            client = stack.enter_context(connect(dask))
+        trainer = trainer_of(setting, client=client, **options)
+        yield stack.enter_context(trainer) if isinstance(trainer, AbstractContextManager) else trainer
+
+
+def refuse_switches(given: Sequence[str], warm_up: str | None, dask: str | None = None) -> None:
     """Raise if switches are given for another network."""
-    if given or warm_up is not None:
-        what = f"--set {given[0]}" if given else f"--warm-up {warm_up}"
+    if given or warm_up is not None or dask is not None:
+        what = f"--set {given[0]}" if given else f"--warm-up {warm_up}" if warm_up is not None else f"--dask {dask}"
         raise InputError(
             f"{what} is a switch of DL2's own network; expected it with --published. Add that, or drop it."
         )

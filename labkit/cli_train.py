@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from labkit.cli_published import refuse_switches, trainer_of
+from labkit.cli_published import lent_trainer, refuse_switches
 from labkit.core.errors import InputError, unknown
 from labkit.core.files import refuse_closed, refuse_unwritable
 
 if TYPE_CHECKING:
     from labkit.learning.course import Course
     from labkit.learning.dl2 import Trainer
+    from labkit.learning.published.federated import Federated
     from labkit.learning.published.trainer import Trainer as FlatTrainer
 
 POLICIES = ("dl2",)
@@ -28,7 +30,10 @@ def train_policy(
         "dl2_jobs('short_48n', pattern='google')"
     ],
     throughputs: Annotated[
-        list[str], typer.Option(help=f"A table of measured speeds, or fitted: those that fit the trace; {MANY}.")
+        list[str],
+        typer.Option(
+            help=f"A table of measured speeds, fitted: those that fit the trace, or analytic: foretold; {MANY}."
+        ),
     ] = ["fitted"],  # noqa: B006
     slot: Annotated[float, typer.Option(help="Seconds of a slot.")] = 1200.0,
     seed: Annotated[int, typer.Option(help="Of weights and traces; the same one gives the same weights.")] = 1,
@@ -48,6 +53,10 @@ def train_policy(
     switch: Annotated[
         list[str], typer.Option("--set", metavar="NAME=VALUE", help="With --published: a switch, e.g. rules=released.")
     ] = [],  # noqa: B006
+    dask: Annotated[
+        str | None,
+        typer.Option(help="With --set clusters=K: on this Dask cluster, tcp://HOST:PORT or `fab dask-up`'s folder."),
+    ] = None,
     out: Annotated[
         Path, typer.Option(help="Weights; beside them a log (.csv), and the state from which the same call goes on.")
     ] = Path("dl2.safetensors"),
@@ -75,17 +84,19 @@ def train_policy(
         if value is not None and value < 0:
             raise InputError(f"--{name[2:]} is {value}; expected a number of updates >= 0.")
     setting = Setting(cluster, trace, throughputs)
-    trainer: Trainer | FlatTrainer
-    if published:
-        options = {"lessons": lessons, "rounds": rounds, "warm_up": warm_up}
-        trainer = trainer_of(setting, slot_s=slot, seed=seed, given=switch, options=options)
-    else:
-        refuse_switches(switch, warm_up)
-        recipe = Recipe(**{name: value for name, value in given.items() if value is not None})
-        trainer = Trainer(setting, models=setting.models(), slot_s=slot, seed=seed, recipe=recipe)
-    refuse_unfit_episodes(setting)
-    course = Course(out=out, source=f"labkit {' '.join(sys.argv[1:])}", each=keep_every, log=log, say=_say)
-    whole = course.run(trainer)
+    trainer: Trainer | FlatTrainer | Federated
+    with ExitStack() as stack:
+        if published:
+            options = {"lessons": lessons, "rounds": rounds, "warm_up": warm_up}
+            own = lent_trainer(setting, slot_s=slot, seed=seed, given=switch, options=options, dask=dask)
+            trainer = stack.enter_context(own)
+        else:
+            refuse_switches(switch, warm_up, dask)
+            recipe = Recipe(**{name: value for name, value in given.items() if value is not None})
+            trainer = Trainer(setting, models=setting.models(), slot_s=slot, seed=seed, recipe=recipe)
+        refuse_unfit_episodes(setting)
+        course = Course(out=out, source=f"labkit {' '.join(sys.argv[1:])}", each=keep_every, log=log, say=_say)
+        whole = course.run(trainer)
     if figure is not None:
         _draw(course, figure)
     if not whole:

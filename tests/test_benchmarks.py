@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from itertools import islice
@@ -11,10 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import Row, agnostic, baselines
+from benchmarks import SHORT, Row, agnostic, baselines, claims
 from benchmarks.__main__ import FOLDER, modules, write
+from benchmarks._claims_table import lines as table_of_claims
+from benchmarks._claims_table import reached
 
-TABLES = {"agnostic", "baselines"}
+TABLES = {"agnostic", "baselines", "claims"}
 """They make lines of a table, and no rows."""
 
 
@@ -59,3 +62,39 @@ def test_tables_have_lines():
     assert line.count("|") == head.count("|")
     head, _, line = islice(baselines.lines(), 3)
     assert line.count("|") == head.count("|")
+
+
+def test_a_claim_is_trained_judged_and_kept_and_its_row_has_the_difference(tmp_path):
+    kept = claims.RESULTS
+    program = (
+        "import sys; from pathlib import Path; from benchmarks import claims; "
+        f"claims.RESULTS = Path({str(tmp_path / 'c.json')!r}); sys.exit(claims.main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", program, "--nodes", "16", "no critic"]
+    before = kept.read_bytes()
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {SHORT: "1"}, check=False)
+    assert done.returncode == 0, done.stderr
+    assert kept.read_bytes() == before
+    (told,) = json.loads((tmp_path / "c.json").read_text()).values()
+    assert told["slots"] >= 5
+    assert len(told["drawn"]) == 1
+
+
+def test_the_table_of_claims_says_how_much_longer_jobs_take():
+    effort = {"curve": [], "slots": 9, "lessons_cpu_s": 1, "cpu_s": 2}
+    told = {
+        "16 nodes, measured: paper, seed 1": effort | {"drawn": [2.0, 4.0]},
+        "16 nodes, measured: paper, seed 2": effort | {"drawn": [2.0, 2.0]},
+        "16 nodes, measured: drf": {"best": [4.0, 4.0]},
+    }
+    row = next(line for line in table_of_claims(told) if line.startswith("| shorter JCT than DRF |"))
+    assert "| −44.1 % |" in row
+    assert (
+        "| not measured | -37.5 ± 24.5 % | –; yes | 9, 1 + 2, 2 seeds |" in row
+    )  # 2.5 against 4; 1.96 * 0.707 / sqrt(2) of 4
+
+
+def test_the_docs_have_the_tables_of_what_was_measured():
+    docs = Path("docs/dl2.md").read_text("utf-8")
+    for table in (table_of_claims, reached):
+        assert "\n".join(table(claims.results())) in docs

@@ -7,12 +7,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from labkit.cli_published import _switch
 from labkit.core import InputError
+from labkit.learning.published import Published
+from labkit.learning.published.federated import Federated
+from labkit.learning.settings import Setting
 from labkit.schedulers import make
 from labkit.schedulers.dl2.flat import load_flat
+from labkit.workloads.catalogue import DL2_MODELS
 
 SHORT = ("--trace", "dl2_jobs('testbed_6n')", "--cluster", "dl2-6n", "--slot", "300", "--lessons", "1", "--rounds", "1")
 FAST = ("--set", "n_units=16", "--set", "n_taught=2", "--set", "first_bundle=True", "--set", "n-jobs=8")
@@ -52,6 +57,9 @@ def test_the_papers_own_network_is_trained_and_compared(tmp_path):
         (["--published", "--set", "replay=x"], "--set replay is 'x'; expected a whole number."),
         (["--published", "--set", "actor_critic=1"], "--set actor_critic is '1'; expected True or False."),
         (["--published", "--warm-up", "srft", *SHORT], "unknown scheduler 'srft'. Did you mean 'srtf'?"),
+        (["--dask", "tcp://127.0.0.1:9"], "--dask tcp://127.0.0.1:9 is a switch of DL2's own network"),
+        (["--published", "--set", "clusters=2", "--dask", "tcp://127.0.0.1:9"], "no Dask scheduler answers at"),
+        (["--published", "--set", "clusters=0"], "clusters is 0; expected a whole number >= 1."),
         (["--set", "replay=0"], "--set replay=0 is a switch of DL2's own network; expected it with --published."),
     ],
 )
@@ -66,3 +74,15 @@ def test_what_is_typed_wrong_is_one_line(words, told, tmp_path):
 def test_switches_are_read_by_their_types():
     told = [_switch(text) for text in ("replay=0", "rate=1e-3", "stale=true", "rules=released", "n-jobs=5")]
     assert told == [("replay", 0), ("rate", 1e-3), ("stale", True), ("rules", "released"), ("n_jobs", 5)]
+
+
+def test_clusters_at_once_are_processes_and_give_the_weights_that_they_give_in_one(tmp_path):
+    train = ("train-policy", "dl2", "--published", *SHORT, *FAST, "--set", "clusters=2", "--out", "mine.safetensors")
+    done = labkit(*train, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    switches = Published(n_jobs=8, n_units=16, n_taught=2, first_bundle=True, n_lessons=1, n_rounds=1, clusters=2)
+    setting = Setting(["dl2-6n"], ["dl2_jobs('testbed_6n')"])
+    here = Federated(setting, DL2_MODELS, 300.0, seed=1, switches=switches)
+    list(here.updates())
+    kept = load_flat(tmp_path / "mine.safetensors")
+    assert all(np.array_equal(one, other) for one, other in zip(kept.net, here.weights("").net, strict=True))

@@ -12,11 +12,14 @@ import numpy as np
 from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError
 from labkit.experiment.run import Experiment
-from labkit.speed.measured import MeasuredSpeed, SpeedTable
+from labkit.speed.analytic import analytic
+from labkit.speed.dl2 import FittedTable, fitted
+from labkit.speed.measured import ByGang, MeasuredSpeed, SpeedTable
 from labkit.topology import build
 from labkit.workloads.expressions import is_generated, trace
 
 FITTED = "fitted"
+ANALYTIC = "analytic"
 
 FIRST_SEED = 1_000_000
 """Seeds of training are this and above; evaluate with smaller ones."""
@@ -31,7 +34,9 @@ class Setting:
     clusters, traces : sequence of str
         Names or expressions; traces are generated, with a seed of their own in each episode.
     throughputs : sequence of path or str
-        Tables of measured speeds; "fitted": the speeds that fit the trace by themselves.
+        Tables of measured speeds; "fitted": the speeds that fit the trace by themselves; "analytic": those that
+        Optimus' model foretells from ten gangs of each of DL2's models at their fitted speeds, or "analytic:FILE" from
+        gangs of a table ("OfflineRL" of DL2's evaluation).
     """
 
     clusters: Sequence[str]
@@ -51,8 +56,8 @@ class Setting:
         return [build(name) for name in self.clusters]
 
     @cached_property
-    def _tables(self) -> list[SpeedTable | None]:
-        return [None if str(path) == FITTED else SpeedTable.read(path) for path in self.throughputs]
+    def _tables(self) -> list[ByGang | None]:
+        return [_table(str(path)) for path in self.throughputs]
 
     def __call__(self, rng: np.random.Generator) -> Experiment:
         """Return the experiment of an episode."""
@@ -68,3 +73,14 @@ class Setting:
         """Return the models that occur, in order of first sight over some traces."""
         rng = np.random.default_rng(0)
         return list(dict.fromkeys(name for _ in range(20) for name in self(rng).jobs.models))
+
+
+def _table(what: str) -> ByGang | None:
+    """Return a table of speeds; None: those that fit the trace by themselves."""
+    if what == FITTED:
+        return None
+    kind, _, path = what.partition(":")
+    if kind != ANALYTIC:
+        return SpeedTable.read(what)
+    known: SpeedTable | FittedTable = SpeedTable.read(path) if path else fitted()
+    return analytic(known, known.models)

@@ -71,7 +71,7 @@ def test_by_the_released_rules_each_state_mask_and_reward_is_that_of_a_plain_env
     open_slot(envs.batch, 0, rules)
     while not plain.over:
         plain.begin()
-        reward = slot(envs.batch, 0, envs.rules, rules, net, How(True, explores), kept, rng)
+        reward, _ = slot(envs.batch, 0, envs.rules, rules, net, How(True, explores), kept, rng)
         n = int(kept.n[0])
         for t in range(n):
             np.testing.assert_allclose(kept.state[t], plain.state().T, rtol=1e-5, atol=1e-5)

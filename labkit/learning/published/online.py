@@ -14,7 +14,7 @@ from labkit.core.resources import Floats
 from labkit.core.snapshot import Snapshot
 from labkit.learning.published.learner import Learned, Learner
 from labkit.learning.published.switches import Published
-from labkit.learning.published.trainer import first_state, reward_of_samples
+from labkit.learning.published.trainer import first_state, jain_of, reward_of_samples
 from labkit.learning.published.warm_up import MOST_ACTIONS
 from labkit.schedulers.dl2.drafts import draft_of, placement_of
 from labkit.schedulers.dl2.flat.form import open_slot
@@ -75,7 +75,7 @@ class Online:
         self._how = How(True, switches.exploration if self.exploration is None else self.exploration)
         self._rng, self._kept = np.random.default_rng(self.seed), room(MOST_ACTIONS, form)
         self._following = np.zeros((form.n_jobs, form.n_features), np.float32)
-        self._done = np.zeros(0)
+        self._done, self._evenness = np.zeros(0), 0.0
         self._asked: tuple[int, Placement] | None = None
 
     def begin(self, context: object) -> None:  # noqa: ARG002
@@ -104,6 +104,7 @@ class Online:
             self._kept.n[0] = 0
             net = self.learner.policy.net()
             decide(batch, 0, policy.slot_s, policy.form, net, self._how, self._kept, self._rng)
+            self._evenness = jain_of(batch, 0)
             number = snapshot.jobs.number  # a draft counts active jobs alone
             self._kept.job[:] = np.where(self._kept.job >= 0, number[np.minimum(self._kept.job, len(number) - 1)], -1)
             placement = placement_of(snapshot, batch.given[0])
@@ -116,6 +117,7 @@ class Online:
             return
         trained = done - self._done
         reward = reward_of_samples(self._kept, float(trained.sum()), trained, self.learner.switches.reward)
+        reward = reward + self.learner.switches.fairness * self._evenness
         self.learner.remember(self._kept, reward, self._following, over=False)
         if (told := self.learner.update(self._rng)) is not None:
             self.told.append(told)

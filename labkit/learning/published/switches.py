@@ -61,6 +61,18 @@ class Published:
         constant for it that has no effect.
     reward : str
         "slot": eq. 1 of all jobs, for all actions of a slot. "job": of the action's job alone (sec. 6.5).
+    fairness : float
+        Weight in a slot's reward of how evenly the slot's dominant shares are given to the jobs that are there: Jain's
+        index, 1/J to 1. 0: none. Section 7 leaves open which term it is.
+    speed_error, epoch_error : float
+        In training, jobs are faster or slower, and longer or shorter than declared, each by up to this fraction
+        (sec. 6.4).
+    n_types, type_every : int
+        Jobs of the first so many models alone, the warm-up included, and of two more each time after so many slots
+        (sec. 6.4). 0: of all from the beginning.
+    clusters : int
+        Learn on so many clusters at once; what they learned is averaged after each trace (sec. 6.5, "Federated
+        training"). See `labkit.learning.published.federated`.
     corrected : bool
         Samples of older policies count by the ratio of chances, at most 1; not in the paper.
     prioritised : bool
@@ -107,6 +119,12 @@ class Published:
     actor_critic: bool = True
     critic_first: int = 0
     reward: str = "slot"
+    fairness: float = 0.0
+    speed_error: float = 0.0
+    epoch_error: float = 0.0
+    n_types: int = 0
+    type_every: int = 1000
+    clusters: int = 1
     corrected: bool = False
     prioritised: bool = False
     stale: bool = False
@@ -116,13 +134,18 @@ class Published:
         for name, known in (("rules", RULES), ("sl_loss", LOSSES), ("reward", REWARDS)):
             if getattr(self, name) not in known:
                 raise unknown(name, getattr(self, name), known)
-        self._refuse(("n_jobs", "n_units", "n_layers", "batch"), lambda x: x >= 1, "a whole number >= 1")
         self._refuse(
-            ("n_taught", "n_lessons", "n_rounds", "replay", "critic_first", "entropy"),
+            ("n_jobs", "n_units", "n_layers", "batch", "type_every", "clusters"),
+            lambda x: x >= 1,
+            "a whole number >= 1",
+        )
+        self._refuse(
+            ("n_taught", "n_lessons", "n_rounds", "replay", "critic_first", "entropy", "fairness", "n_types"),
             lambda x: x >= 0,
             "a number >= 0",
         )
         self._refuse(("discount", "exploration"), lambda x: 0 <= x <= 1, "a number from 0 to 1")
+        self._refuse(("speed_error", "epoch_error"), lambda x: 0 <= x < 1, "a fraction from 0 to below 1")
         self._refuse(("rate", "sl_rate"), lambda x: x > 0, "a learning rate > 0")
         if self.prioritised and not self.replay:
             raise InputError("prioritised is True, and replay is 0; expected samples to replay, such as replay=8192.")
@@ -143,6 +166,14 @@ class Published:
             "discount": 0.0, "prioritised": True, "stale": True, "mean_entropy": True,
         }  # fmt: skip
         return cls(**given | changes)
+
+    def n_known(self, slots: int) -> int | None:
+        """Return of how many models there are jobs after some slots of learning; None: of all.
+
+        >>> [Published(n_types=4).n_known(slots) for slots in (0, 999, 1000, 2000)]
+        [4, 4, 6, 8]
+        """
+        return self.n_types + 2 * (slots // self.type_every) if self.n_types else None
 
     def form(self, n_models: int) -> Form:
         """Return what a network for L models sees and may do."""

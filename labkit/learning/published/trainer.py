@@ -16,15 +16,17 @@ from labkit.core.draft import Batch, begin_slot
 from labkit.core.errors import InputError
 from labkit.core.ledger import DONE
 from labkit.core.resources import Floats
+from labkit.experiment.run import Experiment
 from labkit.learning.dl2 import PATIENCE, Update
 from labkit.learning.env import ExperimentOf
 from labkit.learning.envs import SlotEnvs
 from labkit.learning.episodes import Rules, end_slot, worth_of
+from labkit.learning.published.altered import altered
 from labkit.learning.published.learner import Learned, Learner
 from labkit.learning.published.switches import Published
 from labkit.learning.published.warm_up import MOST_ACTIONS, Lessons, Ways, lessons
 from labkit.schedulers import make
-from labkit.schedulers.dl2.flat.form import Form, Numbers, look, observe, open_slot
+from labkit.schedulers.dl2.flat.form import N_SHARES, Form, Numbers, look, observe, open_slot
 from labkit.schedulers.dl2.flat.network import FlatNet
 from labkit.schedulers.dl2.flat.slots import BEST, DRAWN, How, Samples, decide, room
 from labkit.schedulers.dl2.flat.weights import FlatWeights
@@ -56,19 +58,34 @@ def progress_of(batch: Batch, b: int, done: Floats) -> None:
 
 
 @njit(cache=True)
+def jain_of(batch: Batch, b: int) -> float:
+    """Return how evenly dominant shares are given in a slot, as Jain's index: 1/J to 1; 0 without jobs or tasks."""
+    at, n = batch.seen.shape[2] - N_SHARES, batch.episode[b].n_seen
+    total, squares = 0.0, 0.0
+    for i in range(n):
+        total += batch.seen[b, i, at]
+        squares += batch.seen[b, i, at] ** 2
+    return total**2 / (n * squares) if squares > 0 else 0.0
+
+
+@njit(cache=True)
 def slot(
     batch: Batch, b: int, rules: Rules, form: Form, net: FlatNet, how: How, kept: Samples, rng: np.random.Generator
-) -> float:
-    """Decide about a slot, let it pass, begin the next one, and return eq. 1: the fractions of jobs done in it."""
+) -> tuple[float, float]:
+    """Decide about a slot, let it pass, and begin the next one.
+
+    Returns eq. 1, the fractions of jobs done in it, and how evenly shares were given (`jain_of`).
+    """
     kept.n[0] = 0
     decide(batch, b, rules.slot_s, form, net, how, kept, rng)
+    evenness = jain_of(batch, b)
     before = batch.episode[b].worth
     end_slot(batch, b, rules)
     worth = worth_of(batch, b, rules)
     batch.episode[b].worth = worth
     begin_slot(batch, b)
     open_slot(batch, b, form)
-    return float(worth - before)
+    return float(worth - before), float(evenness)
 
 
 @dataclass(eq=False)
@@ -107,6 +124,8 @@ class Trainer:
     def __post_init__(self) -> None:
         torch.manual_seed(self.seed)
         switches = self.switches
+        if switches.clusters > 1:
+            raise InputError(f"clusters is {switches.clusters}, and a Trainer has one; take a Federated.")
         if self.n_lessons:
             make(switches.warm_up)  # refused now if there is no such teacher, before anything is written
         self.form = switches.form(len(self.models))
@@ -115,8 +134,16 @@ class Trainer:
         self._kept = room(MOST_ACTIONS, self.form)
         self._following = np.zeros((self.form.n_jobs, self.form.n_features), np.float32)
         self._envs = SlotEnvs(
-            self.experiments, n_envs=1, n_jobs=MOST_JOBS, slot_s=self.slot_s, models=self.models, reward="progress",
+            self.episode, n_envs=1, n_jobs=MOST_JOBS, slot_s=self.slot_s, models=self.models, reward="progress",
             patience=PATIENCE,
+        )  # fmt: skip
+
+    def episode(self, rng: np.random.Generator) -> Experiment:
+        """Return the experiment of an episode: as the switches alter it, with models that are known by now."""
+        switches, n = self.switches, self.switches.n_known(self.slots)
+        return altered(
+            self.experiments(rng), rng, speed_error=switches.speed_error, epoch_error=switches.epoch_error,
+            models=None if n is None else self.models[:n],
         )  # fmt: skip
 
     @property
@@ -157,7 +184,7 @@ class Trainer:
         if self._taught is None:
             switches, rng = self.switches, np.random.default_rng([self.seed, 1])
             ways = Ways(switches.apart, switches.voids, switches.shuffled)
-            shown = [self.experiments(rng) for _ in range(max(switches.n_taught, 1))]
+            shown = [self.episode(rng) for _ in range(max(switches.n_taught, 1))]
             self._taught = lessons(switches.warm_up, shown, self.form, self.models, self.slot_s, ways, rng)
         return self._taught
 
@@ -181,12 +208,13 @@ class Trainer:
         open_slot(batch, 0, self.form)
         progress_of(batch, 0, before)
         for _ in range(LONGEST):
-            reward = slot(batch, 0, rules, self.form, net, how, self._kept, self._rng)
+            reward, evenness = slot(batch, 0, rules, self.form, net, how, self._kept, self._rng)
             over = bool(episode["n_done"] == episode["n_jobs"] or episode["stalled"])
             if learns:
                 progress_of(batch, 0, after)
                 first_state(batch, 0, self.form, self.slot_s, self._following)
-                learner.remember(self._kept, self._rewards(reward, after - before), self._following, over=over)
+                rewards = self._rewards(reward, after - before) + self.switches.fairness * evenness
+                learner.remember(self._kept, rewards, self._following, over=over)
                 before[:] = after
                 told.append(learner.update(self._rng))
                 self.slots += 1

@@ -1,0 +1,105 @@
+"""Speeds by numbers of tasks made from other ones: jobs that vary, some of the jobs, rings in place of servers."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from labkit.core.cluster import Cluster
+from labkit.core.errors import InputError
+from labkit.core.jobs import Jobs
+from labkit.core.protocols import Running
+from labkit.core.resources import Bools, Floats, Ints
+from labkit.speed.by_counts import ByCounts
+from labkit.speed.measured import ByGang
+from labkit.speed.units import samples_of_step
+
+
+class Tabled:
+    """Steps per second from a table for each job; only the numbers of parameter servers and workers count.
+
+    Parameters
+    ----------
+    jobs, cluster : Jobs, Cluster
+        What trains, and where.
+    grid : array
+        (M, P, W) steps per second with p parameter servers and w workers; more of either are of no use.
+    row : array
+        (N,) which of the M tables is that of a job.
+    in_words : str
+        What the speeds rest on, for headers of runs.
+    """
+
+    local = True
+
+    def __init__(self, jobs: Jobs, cluster: Cluster, *, grid: Floats, row: Ints, in_words: str) -> None:
+        if len(row) != len(jobs):
+            raise InputError(f"row has {len(row)} entries; expected one for each of {len(jobs)} jobs.")
+        self.jobs, self.cluster, self.in_words = jobs, cluster, in_words
+        self.grid: Floats = grid
+        self.row: Ints = np.asarray(row, np.int32)
+
+    def speeds(self, running: Running) -> Floats:
+        """Return steps per second of each job, (J,)."""
+        return self._at(self.row[running.job], running.n_ps, running.n_workers)
+
+    def runs_on(self) -> Bools:
+        """Return which jobs can run on which device types: all of them, (N, T)."""
+        return np.ones((len(self.jobs), len(self.cluster.device_types)), np.bool_)
+
+    def durations_s(self) -> Floats:
+        """Return seconds each job takes with the gang it asked for, (N,); NaN where that makes no progress."""
+        speed = self._at(self.row, self.jobs.n_ps, self.jobs.n_workers)
+        seconds = np.full(len(self.jobs), np.nan)
+        np.divide(self.jobs.total_steps, speed, out=seconds, where=speed > 0)
+        return seconds
+
+    def _at(self, row: Ints, n_ps: Ints, n_workers: Ints) -> Floats:
+        _, n_p, n_w = self.grid.shape
+        speeds: Floats = self.grid[row, np.minimum(n_ps, n_p - 1), np.minimum(n_workers, n_w - 1)]
+        return speeds
+
+
+def varied(speed: ByCounts, jobs: Jobs, cluster: Cluster, *, factor: Floats) -> Tabled:
+    """Return speeds in which each job is so many times as fast, (N,), as long as it runs, as it is in `speed`."""
+    grid = speed.grid[speed.row] * np.asarray(factor, np.float64)[:, None, None]
+    words = getattr(speed, "in_words", "a table by PSs and workers")
+    return Tabled(
+        jobs, cluster, grid=grid, row=np.arange(len(jobs), dtype=np.int32), in_words=f"{words}, varied by job"
+    )
+
+
+def of_some(speed: ByCounts, jobs: Jobs, cluster: Cluster, *, which: Ints) -> Tabled:
+    """Return the speeds of some jobs: `jobs` are those that the numbers `which` name among the jobs of `speed`."""
+    words = getattr(speed, "in_words", "a table by PSs and workers")
+    return Tabled(jobs, cluster, grid=speed.grid, row=speed.row[which], in_words=words)
+
+
+def rings(jobs: Jobs, cluster: Cluster, *, table: ByGang) -> Tabled:
+    """Return speeds of jobs without parameter servers, whose workers exchange gradients in a ring.
+
+    In a ring of w workers, each sends and receives 2 (w - 1)/w times the model in a step; with w workers and w servers
+    on machines of their own, each worker sends and receives it once, each server w times 1/w of it. So a ring of w
+    workers is taken to be as fast as w workers with w servers are, which were measured; a lone worker likewise. That is
+    an assumption, and no measurement of rings.
+
+    Raises
+    ------
+    InputError
+        If a job has parameter servers.
+    """
+    if len(other := np.flatnonzero(jobs.max_ps > 0)):
+        raise InputError(
+            f"job {jobs.id[other[0]]} may use {jobs.max_ps[other[0]]} parameter servers; expected max_ps = 0 of jobs "
+            "that exchange gradients in a ring. Take measured speeds."
+        )
+    most = int(jobs.max_workers.max()) + 1
+    batch = table.batch[[table.code(model) for model in jobs.models]]
+    grid = np.stack(
+        [
+            np.diagonal(table.grid(model, max_ps=most, max_workers=most, clip=True))[None, :] / of_step
+            for model, of_step in zip(jobs.models, samples_of_step(jobs, batch=batch), strict=True)
+        ]
+    )
+    return Tabled(
+        jobs, cluster, grid=grid, row=jobs.model, in_words=f"rings as fast as equal gangs in {table.in_words}"
+    )
