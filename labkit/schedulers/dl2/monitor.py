@@ -180,13 +180,16 @@ class Monitor:
         self._is_worse = mine > (1 + self.margin) * other
 
     def _shows_little(self, table: Jobs, jobs: Ints) -> bool:
-        """Tell whether most of the jobs that may grow are of kinds of which one small gang was seen, and no other."""
+        """Tell whether most of the jobs that may grow are of kinds of which but one gang was seen, and a small one.
+
+        Small is less than a quarter of the largest.
+        """
         grows = jobs[table.malleable[jobs]]
         few = 0
         for job in grows:
             ps, workers = np.nonzero(self._fit.n[self._kind[job]])
             most = table.max_ps[job] + table.max_workers[job]
-            few += len(ps) == 1 and 2 * (ps[0] + workers[0]) < most
+            few += len(ps) == 1 and 4 * (ps[0] + workers[0]) < most
         return 2 * few > len(grows)
 
     def _believed(self, snapshot: Snapshot, jobs: Ints) -> Believed:
