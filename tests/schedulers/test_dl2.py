@@ -113,7 +113,7 @@ def test_shipped_weights_say_how_they_were_made(name: str) -> None:
     assert (Path(network.__file__).parent / "weights" / f"{name}.safetensors").stat().st_size < 200_000
 
 
-@pytest.mark.parametrize(("cluster", "most"), [("dl2-48n", 1.01), ("dl2-16n", 0.96), ("dl2-8n", 0.95)])
+@pytest.mark.parametrize(("cluster", "most"), [("dl2-48n", 1.01), ("dl2-16n", 0.96), ("dl2-8n", 0.96)])
 def test_the_shipped_policy_is_below_optimus_where_resources_bind(cluster: str, most: float) -> None:
     """On the speeds that ship and seeds that it has not seen; docs/dl2.md has the figures on measured ones."""
     ours, theirs = [], []
