@@ -1,6 +1,6 @@
 """The claims of DL2's evaluation, one by one: policies of the paper's form are trained and judged on 20 traces.
 
-    python -m benchmarks.claims [--nodes 16,48] [--seeds 1] [--speeds FILE] [--budget 1] [RUN ...]
+    python -m benchmarks.claims [--nodes 16,48] [--seeds 1] [--speeds FILE] [RUN ...]
     python -m benchmarks.claims --table
 
 The first measures what is not in `benchmarks/claims.json` yet, run by run, and keeps each as soon as it is there; the
