@@ -187,6 +187,7 @@ def test_the_log_has_a_row_for_each_update_and_the_figure_its_running_mean(whole
     curve = learning_curve(table)
     by_hand = np.mean([float(row["mean_jct_slots"]) for row in table[3:]])
     assert curve["mean"].iloc[-1] == pytest.approx(by_hand)
+    assert (learning_curve(table, smoothed=1)["mean"] == curve["mean_jct_slots"]).all()
     assert "Learning curve of w" in (whole / "f.html").read_text()
 
 

@@ -15,8 +15,8 @@ SMOOTHED: Final = 20
 """Updates of the running mean."""
 
 
-def learning_curve(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
-    """Return a point per update: update, kind, mean_jct_slots, and mean, that of the last `SMOOTHED` of its kind.
+def learning_curve(rows: Iterable[Mapping[str, Any]], *, smoothed: int = SMOOTHED) -> pd.DataFrame:
+    """Return a point per update: update, kind, mean_jct_slots, and mean, that of the last `smoothed` of its kind.
 
     Parameters
     ----------
@@ -25,13 +25,26 @@ def learning_curve(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     """
     frame = pd.DataFrame(list(rows), columns=["update", "kind", "mean_jct_slots"])
     frame = frame.astype({"update": int, "mean_jct_slots": float})
-    means = frame.groupby("kind", sort=False)["mean_jct_slots"].rolling(SMOOTHED, min_periods=1).mean()
+    means = frame.groupby("kind", sort=False)["mean_jct_slots"].rolling(smoothed, min_periods=1).mean()
     return frame.assign(mean=means.reset_index(level=0, drop=True))
 
 
-def plot_learning(rows: Iterable[Mapping[str, Any]], *, heading: str = "Learning curve") -> alt.LayerChart:
-    """Draw the mean JCT of the episodes of each update as dots, and its running mean as a line, by kind of update."""
-    curve = learning_curve(rows)
+def plot_learning(
+    rows: Iterable[Mapping[str, Any]], *, heading: str = "Learning curve", same_traces: bool = False
+) -> alt.LayerChart:
+    """Draw mean JCT by update as dots and a line, by kind of update.
+
+    Parameters
+    ----------
+    rows : iterable of mapping
+        As `learning_curve` takes them.
+    heading : str
+        Above the figure.
+    same_traces : bool
+        All updates were judged on the same traces, so the line goes from dot to dot; False: each has episodes of its
+        own, and the line is a running mean.
+    """
+    curve = learning_curve(rows, smoothed=1 if same_traces else SMOOTHED)
     names = [kind for kind in KINDS if (curve["kind"] == kind).any()]
     colour = alt.Color(
         "kind:N", title=None, scale=alt.Scale(domain=names, range=[KINDS[name] for name in names]),
@@ -41,8 +54,11 @@ def plot_learning(rows: Iterable[Mapping[str, Any]], *, heading: str = "Learning
         x=alt.X("update:Q", title="Update"), color=colour,
         tooltip=["update:Q", "kind:N", *(alt.Tooltip(f"{n}:Q", format=".3f") for n in ("mean_jct_slots", "mean"))],
     )  # fmt: skip
-    y = alt.Y("mean_jct_slots:Q", title="Mean JCT of its episodes (slots)", scale=alt.Scale(zero=False))
+    whose = "of the same traces" if same_traces else "of its episodes"
+    y = alt.Y("mean_jct_slots:Q", title=f"Mean JCT {whose} (slots)", scale=alt.Scale(zero=False))
     dots = base.mark_circle(size=14, opacity=0.35).encode(y=y)
     lines = base.mark_line(strokeWidth=2.2).encode(y="mean:Q")
     note = f"the line is the mean of {SMOOTHED} updates; each has traces of its own, and draws its actions"
+    if same_traces:
+        note = "after each update, on traces that it does not learn from, by its most probable actions"
     return layered(dots, lines, height=280, title=title(heading, note))
