@@ -73,8 +73,8 @@ def analytic(table: ByGang, models: tuple[str, ...], *, n: int = N_GANGS) -> Ana
 
     >>> from labkit.speed.dl2 import fitted
     >>> made = analytic(fitted(), ("resnet-50",))
-    >>> made.grid("resnet-50", max_ps=4, max_workers=4)[[1, 4], [1, 4]].round(1)  # 19.5 and 33.7 are what it was told
-    array([19.5, 33.8])
+    >>> made.grid("resnet-50", max_ps=4, max_workers=4)[[1, 4], [1, 4]].round(1)  # it was told 19.5 and 33.7
+    array([30.8, 34.2])
     """
     ps, workers = pre_runs(max_ps=LARGEST, max_workers=LARGEST, n=n)
     batch = table.batch[[table.code(model) for model in models]]
