@@ -86,7 +86,7 @@ def plot_sweep_differences(
     found = both[["value", "low", "high", "mean"]].to_numpy(np.float64)
     ends = [min(0.0, float(np.nanmin(found))), max(0.0, float(np.nanmax(found)))]
     room = 0.06 * max(ends[1] - ends[0], 1e-9)
-    look = alt.Scale(domain=[ends[0] - room, ends[1] + room], nice=False)
+    look = alt.Scale(domain=[round(ends[0] - room, 5), round(ends[1] + room, 5)], nice=False)
     drawn = _layers(both, [name for name in names if name != base], axis=f"{axis}, minus that of {base}", scale=look)
     zero = alt.Chart(both).mark_rule(strokeDash=[4, 3], color=INK, opacity=0.6).encode(x=alt.datum(0.0))
     note = f"a dot is a seed; left of 0 is less than {base}; an interval ({level:.0%}) without 0 is a clear difference"
