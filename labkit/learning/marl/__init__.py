@@ -1,0 +1,1 @@
+"""Training MARL; `published` is the system as it was published."""
