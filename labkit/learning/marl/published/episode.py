@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from labkit.core.events import Kind
+from labkit.core.placement import Placement
 from labkit.core.resources import Floats
 from labkit.experiment.cadence import every_slot
 from labkit.experiment.run import Experiment
@@ -81,11 +82,21 @@ class Episode:
 
         They sum to 1 for each job over the episode: the text's normalised speed.
         """
-        happened = self.session.step(slot.placement(), who="marl")
-        done = happened[happened["kind"] == Kind.COMPLETED]
-        self._done_s[done["job"]] = done["time_s"]
+        self._step(slot.placement())
         before, self._before = self._before, self.progress()
         return self._before - before
+
+    def skip(self) -> Floats:
+        """Let intervals pass in which no job waits; return what jobs gained, as `end`."""
+        while not self.over and not len(self.session.snapshot().waiting):
+            self._step(Placement.nothing())
+        before, self._before = self._before, self.progress()
+        return self._before - before
+
+    def _step(self, placement: Placement) -> None:
+        happened = self.session.step(placement, who="marl")
+        done = happened[happened["kind"] == Kind.COMPLETED]
+        self._done_s[done["job"]] = done["time_s"]
 
     def progress(self) -> Floats:
         """Return which fraction of its epochs each job has been trained, (N,)."""

@@ -14,7 +14,7 @@ from labkit.learning.dl2 import NotFiniteError
 from labkit.learning.marl.published.network import Batch, Net, wires_of
 from labkit.learning.marl.published.switches import Published
 from labkit.schedulers.marl.published.form import Form
-from labkit.schedulers.marl.published.graphs import Graphs, Numbers
+from labkit.schedulers.marl.published.graphs import Graph, Graphs, Numbers
 from labkit.schedulers.marl.published.network import Params
 from labkit.schedulers.marl.published.state import Seen
 
@@ -78,6 +78,13 @@ class Learner:
         self._optimizers = [torch.optim.Adam(net.parameters(), lr=switches.rate) for net in self.nets]
         self._inner = [wires_of(graph) for graph in graphs.inner]
         self._inter = wires_of(graphs.inter)
+        self._alike: list[list[int]] = []
+        for agent, graph in enumerate(graphs.inner):
+            same = [group for group in self._alike if alike(graphs.inner[group[0]], graph)]
+            if same:
+                same[0].append(agent)
+            else:
+                self._alike.append([agent])
 
     def params(self) -> tuple[Params, ...]:
         """Return the weights for schedulers; learning changes them."""
@@ -93,8 +100,9 @@ class Learner:
         """
         told = []
         for k, (net, optimizer) in enumerate(zip(self.nets, self._optimizers, strict=True)):
-            agents = range(self.graphs.n_agents) if self.switches.shared else [k]
-            parts = [self._parts(net, did, agent, reward[agent]) for agent in agents if did.action[agent]]
+            alike = self._alike if self.switches.shared else [[k]]
+            busy = [[agent for agent in group if did.action[agent]] for group in alike]
+            parts = [self._parts(net, did, group, reward) for group in busy if group]
             if parts:
                 told.append(self._step(net, optimizer, [torch.cat(column) for column in zip(*parts, strict=True)]))
         if not told:
@@ -102,16 +110,21 @@ class Learner:
         self.n_updates += 1
         return Learned(*np.mean(told, axis=0).tolist())
 
-    def _parts(self, net: Net, did: Interval, agent: int, reward: Numbers) -> tuple[Tensor, Tensor, Tensor]:
-        """Return of each task of a scheduler -log pi A, the squared error of V, and the entropy, (B,)."""
-        batch = Batch.of(did.seen[agent], told=did.told, edges=did.inner[agent], inter_edges=did.inter)
-        inner, n_nodes = self._inner[agent]
+    def _parts(self, net: Net, did: Interval, agents: Sequence[int], reward: Sequence[Numbers]) -> tuple[Tensor, ...]:
+        """Return of each task of some schedulers -log pi A, the squared error of V, and the entropy, (B,)."""
+        seen = [one for agent in agents for one in did.seen[agent]]
+        batch = Batch.of(seen, told=did.told, edges=did.inner, inter_edges=did.inter)
+        inner, n_nodes = self._inner[agents[0]]
         scores, values = net(batch, inner, self._inter[0], n_nodes, self._inter[1])
-        logs = torch.log_softmax(scores[:-1], dim=1)
-        target = torch.from_numpy(reward) + self.switches.discount * values[1:].detach()
-        error = target - values[:-1]  # A = r + gamma V(s') - V(s)
-        mine = logs.gather(1, torch.tensor(did.action[agent])[:, None])[:, 0]
-        entropy = -(logs.exp() * logs.masked_fill(~batch.mask[:-1], 0.0)).sum(1)
+        after = np.cumsum([len(did.seen[agent]) for agent in agents]) - 1  # what was seen after the last task
+        now = torch.from_numpy(np.delete(np.arange(len(seen)), after))
+        worth = torch.from_numpy(np.concatenate([reward[agent] for agent in agents]))
+        action = torch.tensor([one for agent in agents for one in did.action[agent]])
+        logs = torch.log_softmax(scores[now], dim=1)
+        target = worth + self.switches.discount * values[now + 1].detach()
+        error = target - values[now]  # A = r + gamma V(s') - V(s)
+        mine = logs.gather(1, action[:, None])[:, 0]
+        entropy = -(logs.exp() * logs.masked_fill(~batch.mask[now], 0.0)).sum(1)
         return -mine * error.detach(), error**2, entropy
 
     def _step(self, net: Net, optimizer: torch.optim.Optimizer, parts: Sequence[Tensor]) -> list[float]:
@@ -143,3 +156,9 @@ class Learner:
         for part, kept in zip(parts, state["parts"], strict=True):
             part.load_state_dict(kept)
         self.n_updates = state["n_updates"]
+
+
+def alike(one: Graph, other: Graph) -> bool:
+    """Tell whether two graphs have the same nodes and edges, whatever their bandwidths."""
+    same = one.n_places == other.n_places and np.array_equal(one.kind, other.kind)
+    return same and np.array_equal(one.source, other.source) and np.array_equal(one.target, other.target)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Self
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from labkit.learning.marl.published.ecc import Ecc, Wires
 from labkit.schedulers.marl.published.form import N_KINDS, Form
-from labkit.schedulers.marl.published.graphs import Graph
+from labkit.schedulers.marl.published.graphs import Graph, Numbers
 from labkit.schedulers.marl.published.network import NEVER, SCALE_DEMAND, SCALE_FREE, SCALE_TASKS, Params
 from labkit.schedulers.marl.published.state import Seen
 
@@ -22,21 +23,23 @@ SMALL = 0.05
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """B moments of one scheduler, of one interval: what `Seen` has, and what all schedulers told before.
+    """B moments of schedulers of an interval whose graphs are alike: what `Seen` has, and what all told before.
 
     Attributes
     ----------
-    agent : int
-        Who.
+    agent : Tensor
+        (B,) who.
     nodes, models, demands, task, mask : Tensor
         (B, ...) as in `Seen`.
     told : Tensor
         (N, D) h0 of each scheduler when the interval began.
-    edges, inter_edges : Tensor
-        (E, 3) of its inner graph, and of the graph among schedulers.
+    edges : Tensor
+        (B, E, 3) of the inner graphs.
+    inter_edges : Tensor
+        (E, 3) of the graph among schedulers.
     """
 
-    agent: int
+    agent: Tensor
     nodes: Tensor
     models: Tensor
     demands: Tensor
@@ -47,14 +50,15 @@ class Batch:
     inter_edges: Tensor
 
     @classmethod
-    def of(cls, seen: list[Seen], *, told: np.ndarray, edges: np.ndarray, inter_edges: np.ndarray) -> Self:
-        """Return a batch of what one scheduler saw."""
-        columns = (
-            torch.from_numpy(np.stack([getattr(one, name) for one in seen]))
-            for name in ("nodes", "models", "demands", "task", "mask")
+    def of(cls, seen: Sequence[Seen], *, told: Numbers, edges: Sequence[Numbers], inter_edges: Numbers) -> Self:
+        """Return a batch of what schedulers saw; `edges` are those of every scheduler."""
+        names = ("nodes", "models", "demands", "task", "mask")
+        columns = {name: torch.from_numpy(np.stack([getattr(one, name) for one in seen])) for name in names}
+        inner = torch.from_numpy(np.stack([edges[one.agent] for one in seen]))
+        agent = torch.tensor([one.agent for one in seen])
+        return cls(
+            agent, **columns, told=torch.from_numpy(told), edges=inner, inter_edges=torch.from_numpy(inter_edges)
         )
-        rest = (torch.from_numpy(array) for array in (told, edges, inter_edges))
-        return cls(seen[0].agent, *columns, *rest)
 
 
 class Two(nn.Module):
@@ -97,14 +101,15 @@ class Net(nn.Module):
         batch : Batch
             What was seen.
         inner, inter : Wires
-            Of the agent's inner graph of `n_nodes` nodes, and of the graph among schedulers of `n_inter` nodes.
+            Of the inner graphs of `n_nodes` nodes, and of the graph among schedulers of `n_inter` nodes.
         """
         form = self.form
         mine, places = self.encode(batch, inner, n_nodes)
         told = batch.told.expand(len(mine), *batch.told.shape).clone()
-        told[:, batch.agent] = mine
+        rows = torch.arange(len(mine))
+        told[rows, batch.agent] = mine
         whole = self.states(told, inter, batch.inter_edges, n_inter)
-        own = whole[:, batch.agent]
+        own = whole[rows, batch.agent]
         values = self.critic(own)[:, 0]
         if form.head == "flat":
             scores = self.actor(own)

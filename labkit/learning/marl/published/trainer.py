@@ -103,6 +103,7 @@ class Trainer:
             if did.n_tasks:
                 worth = rewards(did, gained, self.graphs, slot, kind=self.switches.reward)
                 told.extend(one for one in [self.learner.update(did, worth)] if one is not None)
+            episode.skip()
             if episode.over:
                 break
         means = [float(np.mean([getattr(one, name) for one in told])) if told else 0.0 for name in Learned.__slots__]
