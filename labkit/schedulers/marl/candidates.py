@@ -186,7 +186,29 @@ def _split(room: Room, gang: Gang, pod: int, k: int, order: Ints, found: Found) 
 
 
 @njit(cache=True)
-def candidates(room: Room, gang: Gang, pod: int, empty: Bools, order: Ints, found: Found) -> None:
+def _fill(room: Room, gang: Gang, pod: int, order: Ints, found: Found) -> None:
+    """Note the placement that fills machines in an order, for gangs that no even split holds."""
+    c = found.n[0]
+    if c >= len(found.pod):
+        return
+    groups, w, p = found.group[c], 0, 0
+    for m in order:
+        for g in range(room.first_group[m], room.first_group[m + 1]):
+            mine = _most(room, gang, g, True, gang.n_workers - w)
+            groups[w : w + mine] = g
+            w += mine
+            k = 0
+            while p + k < gang.n_ps and fits(room, gang, g, mine, k + 1):
+                groups[gang.n_workers + p + k] = g
+                k += 1
+            p += k
+    if w == gang.n_workers and p == gang.n_ps:
+        found.pod[c] = pod
+        found.n[0] += 1
+
+
+@njit(cache=True)
+def candidates(room: Room, gang: Gang, pod: int, empty: Bools, order: Ints, looked_at: int, found: Found) -> None:
     """Note placements of a gang in a pod; of machines without tasks that are alike, one is looked at.
 
     Parameters
@@ -195,17 +217,23 @@ def candidates(room: Room, gang: Gang, pod: int, empty: Bools, order: Ints, foun
         (M,) machines without tasks.
     order : array
         (O, m) orders of the pod's machines in which splits take them.
+    looked_at : int
+        Machines, the first ones of `order[0]`, on which the whole gang is tried.
     """
-    mine = room.machines[room.first_machine[pod] : room.first_machine[pod + 1]]
-    seen = -1
-    for m in mine:
+    seen, n, before = -1, 0, found.n[0]
+    for m in order[0]:
+        if n >= looked_at:
+            break
         if empty[m]:
             if seen >= 0 and _as_new(room, empty, m, seen):
                 continue
             seen = m
-        a, b = room.first_group[m], room.first_group[m + 1] - 1
+        a, b, at = room.first_group[m], room.first_group[m + 1] - 1, found.n[0]
         alike = bool(empty[m]) and b == a + 1 and np.all(room.free[a] == room.free[b])
         _whole(room, gang, m, pod, alike, found)
+        n += found.n[0] > at
     for o in range(len(order)):
         for k in range(2, min(MOST_SPLIT, max(gang.n_workers, gang.n_ps)) + 1):
             _split(room, gang, pod, k, order[o], found)
+    if found.n[0] == before:
+        _fill(room, gang, pod, order[0], found)
