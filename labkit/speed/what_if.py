@@ -203,15 +203,8 @@ def tasks_of(facts: Facts, *, most_tasks: int) -> Tasks:
 
 def fill(facts: Facts, slow: Slow, tasks: Tasks, running: Running) -> None:
     """Put the gangs of running jobs on an empty cluster, and note their speeds."""
-    group = np.repeat(running.group, running.count).astype(np.int64)
-    role = np.repeat(running.role, running.count)
-    ends = np.append(0, np.cumsum(running.count))[running.first]
-    for i, job in enumerate(running.job.tolist()):
-        rows = slice(ends[i], ends[i + 1])
-        where, what = group[rows], role[rows]
-        put(facts, tasks, job, np.concatenate([where[what == WORKER], where[what == PS]]), int((what == WORKER).sum()))
-    for job in running.job.tolist():
-        tasks.speed[job] = speed_of(facts, slow, tasks, job)
+    columns = (running.job, running.first, running.role, running.group, running.count)
+    _fill(facts, slow, tasks, *(np.ascontiguousarray(column, np.int64) for column in columns))
 
 
 @njit(cache=True, error_model="numpy")
@@ -280,9 +273,9 @@ def _next_in_ring(group: Ints, n: int, w: int) -> int:
     for v in range(n):
         if group[v] < group[first] or (group[v] == group[first] and v < first):
             first = v
-        if group[v] > group[w] or (group[v] == group[w] and v > w):
-            if best < 0 or group[v] < group[best] or (group[v] == group[best] and v < best):
-                best = v
+        behind = group[v] > group[w] or (group[v] == group[w] and v > w)
+        if behind and (best < 0 or group[v] < group[best] or (group[v] == group[best] and v < best)):
+            best = v
     return best if best >= 0 else first
 
 
@@ -428,3 +421,24 @@ def renew(facts: Facts, slow: Slow, tasks: Tasks, job: int, others: Ints) -> int
     for i in range(n):
         tasks.speed[others[i]] = speed_of(facts, slow, tasks, others[i])
     return n
+
+
+@njit(cache=True, error_model="numpy")
+def _fill(
+    facts: Facts, slow: Slow, tasks: Tasks, job: Ints, first: Ints, role: Ints, group: Ints, count: Ints
+) -> None:  # fmt: skip
+    """Put gangs on groups, and note their speeds."""
+    groups = np.zeros(tasks.group.shape[1], np.int64)
+    for i in range(len(job)):
+        n, n_workers = 0, 0
+        for what in (WORKER, PS):
+            for row in range(first[i], first[i + 1]):
+                if role[row] == what:
+                    for _ in range(count[row]):
+                        groups[n] = group[row]
+                        n += 1
+            if what == WORKER:
+                n_workers = n
+        put(facts, tasks, job[i], groups[:n], n_workers)
+    for i in range(len(job)):
+        tasks.speed[job[i]] = speed_of(facts, slow, tasks, job[i])

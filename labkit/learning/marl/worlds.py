@@ -24,7 +24,7 @@ def world_of(
     truth = step_time(jobs, cluster, share="equal")
     runs_on, n = truth.runs_on(), len(jobs)
     declared = jobs.declared.as_if_true()
-    known = scene_of(declared, cluster, runs_on=runs_on, speed=declared_speed(declared, cluster, runs_on))
+    known = scene_of(declared, cluster, runs_on=runs_on, speed=declared_speed(declared, cluster))
     facts, most = facts_of(jobs, cluster, speed=truth, uses=uses), int((jobs.n_workers + jobs.n_ps).max())
     return known, World(
         jobs.arrival_s.astype(np.float64), jobs.true_steps.astype(np.float64), facts, slow_of(model),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 from labkit.core.errors import InputError
@@ -23,21 +24,31 @@ def recipes() -> dict[str, tuple[dict[str, Any], Callable[..., Scheduler]]]:
     """Return the options and the builders of `marl` and `look_ahead_pods`."""
     from labkit.schedulers import options_of
 
+    theirs = {} if (published := _published()) is None else options_of(published)
     return {
-        "marl": (options_of(Marl) | {"published": False}, _build),
+        "marl": (theirs | options_of(Marl) | {"published": False}, _build),
         "look_ahead_pods": (options_of(LookAheadPods), LookAheadPods),
     }
 
 
+def _published() -> Callable[..., Scheduler] | None:
+    """Return the scheduler as it was published; None: it is not there."""
+    name = "labkit.schedulers.marl.published"
+    if find_spec(name) is None:
+        return None
+    found: Callable[..., Scheduler] = import_module(name).PublishedMarl
+    return found
+
+
 def _build(*, published: bool = False, **options: Any) -> Scheduler:
     """Return the policy, or the system as it was published."""
-    if not published:
-        return Marl(**options)
-    for name in ("forwards", "waits"):
-        if name in options:
-            raise InputError(f"marl: {name} is {options[name]}, and published is True; only ours has it.")
-    try:
-        made: Scheduler = import_module("labkit.schedulers.marl.published").Published(**options)
-    except ModuleNotFoundError as error:
-        raise InputError(f"marl(published=True) needs {error.name}; pip install labkit[lab], or leave it out.") from None
-    return made
+    from labkit.schedulers import options_of
+
+    kind = _published() if published else Marl
+    if kind is None:
+        raise InputError("marl: published is True; expected False: the published form is not there.")
+    for name in options:
+        if name not in options_of(kind):
+            other = "False" if published else "True"
+            raise InputError(f"marl: {name} is {options[name]!r}, and published is {published}; it needs {other}.")
+    return kind(**options)

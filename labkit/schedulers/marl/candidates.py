@@ -113,7 +113,9 @@ def _as_new(room: Room, empty: Bools, m: int, other: int) -> bool:
 
 
 @njit(cache=True)
-def _whole(room: Room, gang: Gang, m: int, pod: int, alike: bool, found: Found) -> None:
+def _whole(  # noqa: C901 - all pairs of groups, all numbers of tasks on the first
+    room: Room, gang: Gang, m: int, pod: int, alike: bool, found: Found
+) -> None:
     """Note all ways to put a gang on one machine: over one group, or over two."""
     first, last = room.first_group[m], room.first_group[m + 1]
     w, p = gang.n_workers, gang.n_ps

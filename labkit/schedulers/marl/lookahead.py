@@ -44,7 +44,7 @@ class LookAheadPods:
         """Begin a run: be told the truth about interference."""
         jobs, cluster, runs_on = context.jobs, context.cluster, context.runs_on
         level = getattr(context, "interference", None)
-        speed = declared_speed(jobs, cluster, runs_on)
+        speed = declared_speed(jobs, cluster)
         uses = None if level is None else level.uses
         scene, net = scene_of(jobs, cluster, runs_on=runs_on, speed=speed, uses=uses), plain()
         net.wait[:, -1] = -net.sharp * self.patience if np.isfinite(self.patience) else NEVER

@@ -90,12 +90,14 @@ class Desk(NamedTuple):
 
     Attributes
     ----------
-    found, cost, own, more : Found, array
+    found, cost : Found, array
         All placements, and (C,) their costs over the time alone.
     top, seen, logit : array
         (K,) the best, (K + 1, F) what is seen of each, and (K + 1,) what it is worth; waiting comes last.
-    empty, key, order, others : array
-        To be written to.
+    own, more : array
+        (C,) the parts of a cost; of the best, `own` is the whole in the end.
+    empty, others : array
+        (M,) machines without tasks, and (N,) to be written to.
     """
 
     found: Found
@@ -269,29 +271,22 @@ def weigh(
         desk.cost[c] = cost if cost < DEAR else DEAR  # and so is what is no number
     n_top = min(n_found, N_TOP)
     for k in range(n_top):
-        best = -1
-        for c in range(n_found):
-            if desk.cost[c] < np.inf and (best < 0 or desk.cost[c] < desk.cost[best]):
-                best = c
+        best = int(np.argmin(desk.cost[:n_found]))
         desk.top[k] = best
         _see(scene, job, desk, best, n_waiting, desk.seen[k])
         desk.logit[k] = worth_of(net, agent, desk.seen[k], desk.cost[best])
         cost, desk.cost[best] = desk.cost[best], np.inf
         desk.own[best] = cost
     if n_top:
-        _see_waiting(desk, desk.own[desk.top[0]], (now_s - arrival_s) / alone_s, n_waiting, n_top)
+        _see_waiting(desk, desk.own[desk.top[0]], (now_s - arrival_s) / alone_s, n_top)
         allowed = n_running > 0 and now_s - arrival_s <= MOST_WAITED * alone_s
-        worth = -np.inf
-        if allowed:
-            worth = 0.0
-            for f in range(net.wait.shape[1]):
-                worth += net.wait[agent, f] * desk.seen[n_top, f]
-        desk.logit[n_top] = worth
+        worth = np.sum(net.wait[agent] * desk.seen[n_top, : net.wait.shape[1]])
+        desk.logit[n_top] = worth if allowed else -np.inf
     return n_top
 
 
 @njit(cache=True)
-def _see_waiting(desk: Desk, cost: float, age: float, n_waiting: int, n_top: int) -> None:
+def _see_waiting(desk: Desk, cost: float, age: float, n_top: int) -> None:
     """Write what the head sees of leaving a job in the queue."""
     seen = desk.seen[n_top]
     seen[:] = 0.0

@@ -27,7 +27,7 @@ UNKNOWN_S: Final = 1.0
 """Seconds of a step of a job that tells nothing."""
 
 
-def declared_speed(jobs: Jobs, cluster: Cluster, runs_on: Bools) -> StepTime:
+def declared_speed(jobs: Jobs, cluster: Cluster) -> StepTime:
     """Return the step times that follow from what is public: the catalogue's models, or declared durations.
 
     A job of a model that the catalogue does not know takes its declared duration, and exchanges nothing.

@@ -7,6 +7,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
+from labkit.core.cluster import Cluster
 from labkit.core.jobs import Jobs
 from labkit.core.life import Context
 from labkit.core.placement import Placement
@@ -73,9 +74,9 @@ class Marl:
         self._known = self._made(context.jobs, context.cluster, context.runs_on)
         self._of = (id(context.jobs), id(context.cluster))
 
-    def _made(self, jobs: Jobs, cluster: object, runs_on: Bools) -> Known:
+    def _made(self, jobs: Jobs, cluster: Cluster, runs_on: Bools) -> Known:
         """Return what the jobs declare, on an empty cluster."""
-        scene = scene_of(jobs, cluster, runs_on=runs_on, speed=declared_speed(jobs, cluster, runs_on))  # type: ignore[arg-type]
+        scene = scene_of(jobs, cluster, runs_on=runs_on, speed=declared_speed(jobs, cluster))
         return Known(scene, desk_of(scene), learned(self._net.seen, self._net.out), self._net)
 
     def schedule(self, snapshot: Snapshot) -> Placement:
