@@ -14,8 +14,21 @@ from numba import njit
 from labkit.core.resources import Floats, Ints
 from labkit.schedulers.marl.candidates import hold
 from labkit.schedulers.marl.network import FEATURES, N_TOP, Desk, Net, Scene, best_of, drawn, gang_of, weigh
-from labkit.speed.what_if import N_SEEN, PCIE_UNIT, WORKER, Facts, Slow, Tasks, put, renew, seconds_more, speed_of, take
-from labkit.speed.what_if import slowdown, touched
+from labkit.speed.what_if import (
+    N_SEEN,
+    PCIE_UNIT,
+    WORKER,
+    Facts,
+    Slow,
+    Tasks,
+    put,
+    renew,
+    seconds_more,
+    slowdown,
+    speed_of,
+    take,
+    touched,
+)
 
 DONE = 1e-9
 """Part of its steps that a job may lack when it ends: rounding."""
@@ -129,7 +142,7 @@ def _taught(scene: Scene, world: World, job: int, desk: Desk, n_top: int) -> int
 
 
 @njit(cache=True, error_model="numpy")
-def _decide(
+def _decide(  # noqa: C901 - what is done, and what is noted of it
     scene: Scene, world: World, slow: Slow, net: Net, job: int, now_s: float, n_waiting: int, n_running: int, how: How,
     desk: Desk, rec: Rec, rng: np.random.Generator,
 ) -> int:  # fmt: skip
@@ -146,8 +159,7 @@ def _decide(
         for k in range(n_top):
             rec.cost[at, k] = desk.own[desk.top[k]]
         rec.n_top[at], rec.action[at], rec.taught[at], rec.job[at] = n_top, action, -1, job
-        if desk.logit[n_top] == -np.inf:
-            rec.seen[at, n_top, :] = np.nan
+        rec.seen[at, n_top, -1] = 0.0 if desk.logit[n_top] > -np.inf else np.nan
     if how.teaches:
         taught = _taught(scene, world, job, desk, n_top)
         if at < len(rec.job):
@@ -192,7 +204,7 @@ def _start(scene: Scene, world: World, slow: Slow, job: int, groups: Ints, now_s
 
 
 @njit(cache=True, error_model="numpy")
-def play(
+def play(  # noqa: C901 - the loop over time, whose parts share the queue and who runs
     scene: Scene, world: World, slow: Slow, net: Net, how: How, desk: Desk, rec: Rec, rng: np.random.Generator
 ) -> int:  # fmt: skip
     """Simulate a trace to its end; return how many decisions were made. FIFO with backfill, at events."""

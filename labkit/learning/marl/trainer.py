@@ -20,7 +20,7 @@ from labkit.core.errors import InputError
 from labkit.core.resources import Floats
 from labkit.learning.dl2 import NotFiniteError, Update
 from labkit.learning.marl.episodes import How, Rec, World, play, record
-from labkit.schedulers.marl.network import FEATURES, N_TOP, WAITING, Net, Scene, desk_of
+from labkit.schedulers.marl.network import FEATURES, N_TOP, NEVER, WAITING, Net, Scene, desk_of
 from labkit.schedulers.marl.weights import Weights
 from labkit.speed.what_if import N_SEEN, learned
 
@@ -106,11 +106,10 @@ class Policy(nn.Module):
 
     def net(self) -> Net:
         """Return the weights for compiled code."""
-        wait = self._wait() if self.waits else torch.full_like(self.wait, -torch.inf) * (
-            torch.arange(len(WAITING)) == len(WAITING) - 1
-        )  # fmt: skip
+        wait = self._wait()
         if not self.waits:
-            wait = torch.nan_to_num(wait, nan=0.0, neginf=-1e6)
+            wait = torch.zeros_like(wait)
+            wait[:, -1] = NEVER
         parts = (self.seen, self.out, self.first, self.bias, self.last, wait, torch.exp(self.sharp))
         return Net(*(np.ascontiguousarray(part.detach().numpy(), np.float64) for part in parts))
 
@@ -200,7 +199,7 @@ class Trainer:
                 loss = loss - 0.1 * self._log_chances(part, some)[torch.arange(128), part.action[some]].mean()
             if not torch.isfinite(loss):
                 break
-            self._step(loss)
+            self._step(loss, frozen=("sharp", "wait"))  # the oracle never waits, and is never in doubt
         return _mean_jct(world), float(loss.detach()), 0.0
 
     # --- policy gradient
@@ -243,9 +242,11 @@ class Trainer:
         for group in self._optimizer.param_groups:
             group["lr"] = rate
 
-    def _step(self, loss: Tensor) -> None:
+    def _step(self, loss: Tensor, *, frozen: tuple[str, ...] = ()) -> None:
         self._optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
+        for name in frozen:
+            getattr(self.policy, name).grad = None
         nn.utils.clip_grad_norm_(self.policy.parameters(), 0.5)
         self._optimizer.step()
 
@@ -260,7 +261,8 @@ class Trainer:
         return {
             "recipe": asdict(self.recipe), "seed": self.seed, "n_done": self.n_done, "slots": self.slots,
             "cpu_s": self._cpu_s, "rng": self._rng.bit_generator.state, "policy": self.policy.state_dict(),
-            "optimizer": self._optimizer.state_dict(), "felt": self._felt if self.n_done < self.recipe.n_lessons else [],
+            "optimizer": self._optimizer.state_dict(),
+            "felt": self._felt if self.n_done < self.recipe.n_lessons else [],
         }  # fmt: skip
 
     def go_on(self, state: dict[str, Any]) -> Self:
@@ -360,7 +362,7 @@ def _parts(rec: Rec, scene: Scene, n_agents: int, *, taught: bool) -> _Part:
     action = (rec.taught if taught else rec.action)[:n][keep]
     action = np.where(action >= n_top, N_TOP, action)
     agent = np.maximum(scene.home[rec.job[:n][keep]], 0) % n_agents
-    mask = np.concatenate([there, may_wait[:, None]], axis=1)
+    mask = np.concatenate([there, (may_wait & (not taught))[:, None]], axis=1)
     return _Part(
         torch.from_numpy(whole.astype(np.float32)), torch.from_numpy(rec.cost[:n][keep] * there),
         torch.from_numpy(agent), torch.from_numpy(mask), torch.from_numpy(action), rec.job[:n][keep],
