@@ -134,15 +134,15 @@ def _taught(scene: Scene, world: World, job: int, desk: Desk, n_top: int) -> int
         if own + more < least:
             best, least = c, own + more
     for k in range(n_top):
-        if desk.top[k] == best:
-            who = k
+        if desk.kind[desk.top[k]] == desk.kind[best]:
+            who, desk.top[k] = k, best
     if who < 0:  # it shall be obeyed all the same
         desk.top[n_top - 1] = best
     return who
 
 
 @njit(cache=True, error_model="numpy")
-def _decide(  # noqa: C901 - what is done, and what is noted of it
+def _decide(
     scene: Scene, world: World, slow: Slow, net: Net, job: int, now_s: float, n_waiting: int, n_running: int, how: How,
     desk: Desk, rec: Rec, rng: np.random.Generator,
 ) -> int:  # fmt: skip

@@ -92,8 +92,10 @@ class Desk(NamedTuple):
     ----------
     found, cost : Found, array
         All placements, and (C,) their costs over the time alone.
+    kind : array
+        (C,) a number of the machines that it takes.
     top, seen, logit : array
-        (K,) the best, (K + 1, F) what is seen of each, and (K + 1,) what it is worth; waiting comes last.
+        (K,) the best of each kind, (K + 1, F) what is seen of each, and (K + 1,) what it is worth; waiting comes last.
     own, more : array
         (C,) the parts of a cost; of the best, `own` is the whole in the end.
     empty, others : array
@@ -104,6 +106,7 @@ class Desk(NamedTuple):
     cost: Floats
     own: Floats
     more: Floats
+    kind: Ints
     top: Ints
     seen: Floats
     logit: Floats
@@ -115,7 +118,8 @@ def desk_of(scene: Scene) -> Desk:
     """Return a desk."""
     n = N_TOP + 1
     return Desk(
-        found_of(scene.tasks.group.shape[1]), np.zeros(MOST), np.zeros(MOST), np.zeros(MOST), np.zeros(N_TOP, np.int64),
+        found_of(scene.tasks.group.shape[1]), np.zeros(MOST), np.zeros(MOST), np.zeros(MOST),
+        np.zeros(MOST, np.int64), np.zeros(N_TOP, np.int64),
         np.zeros((n, len(FEATURES))), np.zeros(n), np.zeros(len(scene.facts.up_gbps), np.bool_),
         np.zeros(len(scene.left), np.int64),
     )  # fmt: skip
@@ -248,7 +252,7 @@ def worth_of(net: Net, agent: int, seen: Floats, cost: float) -> float:
 
 
 @njit(cache=True, error_model="numpy")
-def weigh(
+def weigh(  # noqa: C901 - one pass: what there is, what it costs, what it is worth
     scene: Scene, slow: Slow, net: Net, job: int, now_s: float, arrival_s: float, n_waiting: int, n_running: int,
     stays: bool, desk: Desk,
 ) -> int:  # fmt: skip
@@ -269,14 +273,22 @@ def weigh(
         desk.own[c], desk.more[c] = own / alone_s, more / alone_s
         cost = (own + more) / alone_s
         desk.cost[c] = cost if cost < DEAR else DEAR  # and so is what is no number
+        desk.kind[c] = 0
+        for t in range(n):
+            desk.kind[c] += (scene.facts.group_machine[found.group[c, t]] + 1) ** 3
     n_top = min(n_found, N_TOP)
     for k in range(n_top):
         best = int(np.argmin(desk.cost[:n_found]))
+        if desk.cost[best] == np.inf:
+            n_top = k
+            break
         desk.top[k] = best
         _see(scene, job, desk, best, n_waiting, desk.seen[k])
         desk.logit[k] = worth_of(net, agent, desk.seen[k], desk.cost[best])
-        cost, desk.cost[best] = desk.cost[best], np.inf
-        desk.own[best] = cost
+        desk.own[best] = desk.cost[best]
+        for c in range(n_found):  # of the same machines, the best is enough
+            if desk.kind[c] == desk.kind[best]:
+                desk.cost[c] = np.inf
     if n_top:
         _see_waiting(desk, desk.own[desk.top[0]], (now_s - arrival_s) / alone_s, n_top)
         allowed = n_running > 0 and now_s - arrival_s <= MOST_WAITED * alone_s
