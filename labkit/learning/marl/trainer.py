@@ -131,7 +131,7 @@ class Trainer:
     recipe: Recipe = field(default_factory=Recipe)
     n_done: int = field(default=0, init=False)
     slots: int = field(default=0, init=False)
-    _cpu_s: float = field(default=0.0, init=False)
+    cpu_s: float = field(default=0.0, init=False)
     _felt: list[Tensor] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
@@ -167,8 +167,8 @@ class Trainer:
             self.policy.load_state_dict(before)
             raise NotFiniteError(f"the loss of update {k + 1} is {loss}; the weights are those of update {k}.")
         self.n_done += 1
-        self._cpu_s += time.process_time() - began_s
-        return Update("lesson" if taught else "round", k, self.slots, mean_jct, loss, entropy, self._cpu_s)
+        self.cpu_s += time.process_time() - began_s
+        return Update("lesson" if taught else "round", k, self.slots, mean_jct, loss, entropy, self.cpu_s)
 
     def _played(self, seed: int, how: How, rec: Rec) -> tuple[Scene, World]:
         """Return a trace, played."""
@@ -260,7 +260,7 @@ class Trainer:
         """Return all that is needed to go on, for `torch.save`."""
         return {
             "recipe": asdict(self.recipe), "seed": self.seed, "n_done": self.n_done, "slots": self.slots,
-            "cpu_s": self._cpu_s, "rng": self._rng.bit_generator.state, "policy": self.policy.state_dict(),
+            "cpu_s": self.cpu_s, "rng": self._rng.bit_generator.state, "policy": self.policy.state_dict(),
             "optimizer": self._optimizer.state_dict(),
             "felt": self._felt if self.n_done < self.recipe.n_lessons else [],
         }  # fmt: skip
@@ -283,7 +283,7 @@ class Trainer:
         self.policy.load_state_dict(state["policy"])
         self._optimizer.load_state_dict(state["optimizer"])
         self._rng.bit_generator.state = state["rng"]
-        self.n_done, self.slots, self._cpu_s = state["n_done"], state["slots"], state["cpu_s"]
+        self.n_done, self.slots, self.cpu_s = state["n_done"], state["slots"], state["cpu_s"]
         self._felt = list(state["felt"])
         return self
 
