@@ -169,7 +169,7 @@ def test_weights_of_something_else_are_refused_in_a_line(tmp_path, about, tensor
 
 
 def test_names_and_options_that_are_not_there_are_refused(tmp_path):
-    with pytest.raises(InputError, match="weights of marl 'mar'. Did you mean 'marl'"):
+    with pytest.raises(InputError, match=r"weights of marl 'mar'\. Did you mean 'marl'"):
         make("marl", weights="mar")
     (tmp_path / "c.safetensors").write_text("nothing")
     with pytest.raises(InputError, match="not a safetensors file"):
