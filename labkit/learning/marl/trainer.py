@@ -52,12 +52,14 @@ class Recipe:
         Times that a round goes over its decisions.
     clip : float
         Of the ratio of chances (PPO).
+    doubt : float
+        Times that what placements are worth is divided by in rounds, so that others are tried too.
     forwards, waits : bool
         False: jobs leave home only where it has no room; a job that finds room is never left in the queue.
     """
 
     n_lessons: int = 6
-    n_rounds: int = 60
+    n_rounds: int = 40
     n_draws: int = 4
     n_hidden: int = 16
     n_units: int = 16
@@ -65,9 +67,10 @@ class Recipe:
     n_fits: int = 400
     obeys: float = 0.7
     lesson_rate: float = 1e-2
-    rate: float = 1e-2
-    n_epochs: int = 3
+    rate: float = 1.5e-2
+    n_epochs: int = 4
     clip: float = 0.2
+    doubt: float = 2.0
     forwards: bool = True
     waits: bool = True
 
@@ -174,6 +177,9 @@ class Trainer:
         """Return a trace, played."""
         scene, world = self.worlds(np.random.default_rng(seed))
         net = self.policy.net()
+        if not how.teaches:
+            doubt = self.recipe.doubt
+            net = net._replace(last=net.last / doubt, wait=net.wait / doubt, sharp=net.sharp / doubt)
         draws = np.random.default_rng(int(self._rng.integers(1 << 31)))
         play(scene, world, learned(net.seen, net.out), net, how, desk_of(scene), rec, draws)
         self.slots += int(np.ceil(np.nanmax(world.done_s) / SLOT_S))
@@ -217,12 +223,12 @@ class Trainer:
         better = better_than_others(np.array(blame))
         part, worth = _Part.joined(parts), torch.cat([_of_jobs(b, p.job) for b, p in zip(better, parts, strict=True)])
         with torch.no_grad():
-            before = self._log_chances(part)[torch.arange(len(part.action)), part.action]
+            before = self._log_chances(part, doubt=recipe.doubt)[torch.arange(len(part.action)), part.action]
         left = 1 - (self.n_done - recipe.n_lessons) / recipe.n_rounds
         self._set_rate(recipe.rate * left)
         loss, entropy = torch.zeros(()), torch.zeros(())
         for _ in range(recipe.n_epochs):
-            chances = self._log_chances(part)
+            chances = self._log_chances(part, doubt=recipe.doubt)
             mine = chances[torch.arange(len(part.action)), part.action]
             ratio = torch.exp(mine - before)
             clipped = ratio.clamp(1 - recipe.clip, 1 + recipe.clip)
@@ -233,9 +239,9 @@ class Trainer:
             self._step(loss)
         return float(np.mean(jct)), float(loss.detach()), float(entropy.detach())
 
-    def _log_chances(self, part: _Part, rows: Tensor | None = None) -> Tensor:
+    def _log_chances(self, part: _Part, rows: Tensor | None = None, *, doubt: float = 1.0) -> Tensor:
         mine = part if rows is None else part.take(rows)
-        worth = self.policy(mine.seen, mine.cost, mine.agent).masked_fill(~mine.mask, -1e9)
+        worth = (self.policy(mine.seen, mine.cost, mine.agent) / doubt).masked_fill(~mine.mask, -1e9)
         return torch.log_softmax(worth, 1)
 
     def _set_rate(self, rate: float) -> None:
