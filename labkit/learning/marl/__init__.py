@@ -1,1 +1,1 @@
-"""Training MARL; `published` is the system as it was published."""
+"""Training the placement policy: whole traces in compiled code (`episodes`), lessons and rounds (`trainer`)."""
