@@ -65,6 +65,25 @@ class Rehearse(Protocol):
         ...
 
 
+class Contention(Protocol):
+    """What measurements before a run have shown of co-located jobs: a `labkit.speed.interference.Level`."""
+
+    @property
+    def name(self) -> str:
+        """What it is called, or the file that it was fitted to."""
+        ...
+
+    @property
+    def model(self) -> Any:
+        """The fitted `InterferenceModel`."""
+        ...
+
+    @property
+    def uses(self) -> Mapping[str, Any] | None:
+        """The `TaskUse` of a model's tasks by its name; None: as the catalogue has it."""
+        ...
+
+
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Context:
     """What a scheduler may know before the first decision of a run.
@@ -86,6 +105,8 @@ class Context:
     rehearse : Rehearse or None
         Simulates what another scheduler, or another decision, would have come to with speeds that are believed: nothing
         of the truth is in it. None: nobody can tell.
+    interference : Contention or None
+        What measurements before the run have shown of co-located jobs; None: there are none.
     """
 
     jobs: Jobs
@@ -95,6 +116,7 @@ class Context:
     profile: Profiler
     rng: np.random.Generator
     rehearse: Rehearse | None = None
+    interference: Contention | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 
@@ -15,6 +14,7 @@ from labkit.core.resources import CPUS, GPUS, Bools, Floats, Ints
 from labkit.core.snapshot import Snapshot
 from labkit.core.trial import Trial
 from labkit.placers.base import settled
+from labkit.speed.interference.levels import mild_model
 from labkit.speed.interference.load import slowdowns
 from labkit.speed.interference.model import InterferenceModel
 from labkit.speed.interference.use import TaskUse, task_use
@@ -63,12 +63,9 @@ class LeastInterference:
         return settled(snapshot, gangs, placed, machines.rows())
 
 
-@cache
 def default_model() -> InterferenceModel:
     """Return the two-stage model fitted to the synthetic server with mild contention."""
-    from labkit.speed.contention import profile
-
-    return InterferenceModel().fit(profile("mild", rng=np.random.default_rng(0)))
+    return mild_model()
 
 
 @dataclass(frozen=True, slots=True)
