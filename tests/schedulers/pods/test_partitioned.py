@@ -168,7 +168,7 @@ def test_the_pod_with_most_free_gpus_is_passed_over_if_it_does_not_hold_the_job(
 
 
 def test_a_job_larger_than_its_home_is_forwarded() -> None:
-    jobs = gangs([20, 2], [1, 0])
+    jobs = gangs([20, 2], [1, 1])
     cluster = uneven_pods()
     assert forwarded(run(jobs, "even_pods", cluster)) == {0: 0}
 
