@@ -97,7 +97,8 @@ def print_table(records: list[RunRecord]) -> None:
     from labkit.results.metrics import compare as as_table
 
     frame = as_table(records)
-    frame["n_forwarded"] = frame["n_forwarded"].where(frame["n_forwarded"].any())
+    if not frame["n_forwarded"].any():
+        frame["n_forwarded"] = float("nan")
     table = Table(box=None, header_style="bold")
     cells = []
     for column, heading in COLUMNS.items():
