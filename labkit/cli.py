@@ -18,7 +18,7 @@ from labkit.cli_train import train_policy
 from labkit.core.errors import ComparisonError, LabkitError
 from labkit.core.files import refuse_closed, refuse_unwritable
 from labkit.elastic.command import train
-from labkit.experiment.command import attach, run
+from labkit.experiment.command import Interference, attach, run
 from labkit.experiment.fidelity_command import fidelity
 from labkit.experiment.profile_command import profile, simulate
 from labkit.experiment.watch import watch
@@ -103,6 +103,7 @@ def compare(
     speed: Annotated[
         str, typer.Option(help="auto, dl2, gavel, measured, step-time, recorded, or your own: module:Class.")
     ] = "auto",
+    interference: Interference = "none",
     load: Annotated[float, typer.Option(help="2: jobs arrive twice as fast.")] = 1.0,
     slot: Annotated[float | None, typer.Option(help="Decide every so many seconds, instead of at every event.")] = None,
     first: Annotated[int | None, typer.Option(help="Only the first so many jobs.", min=1)] = None,
@@ -130,6 +131,7 @@ def compare(
     jobs = jobs if first is None else jobs.take(np.arange(min(first, len(jobs))))
     jobs = scaled(jobs, load=load) if load != 1 else jobs
     options: dict[str, Any] = {"speed": speed, "throughputs": throughputs, "strict": strict, "seed": seed}
+    options["interference"] = interference
     options["overheads"] = Overheads(start_s=start, restart_s=restart, rescale_s=rescale)
     options["cadence"] = None if slot is None else every_slot(slot)
     _compare(

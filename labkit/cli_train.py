@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from labkit.cli_marl import marl_trainer
 from labkit.cli_published import lent_trainer, refuse_switches
 from labkit.core.errors import InputError, unknown
 from labkit.core.files import refuse_closed, refuse_unwritable
@@ -16,19 +17,35 @@ from labkit.core.files import refuse_closed, refuse_unwritable
 if TYPE_CHECKING:
     from labkit.learning.course import Course
     from labkit.learning.dl2 import Trainer
+    from labkit.learning.marl.trainer import Trainer as PlacementTrainer
     from labkit.learning.published.federated import Federated
     from labkit.learning.published.trainer import Trainer as FlatTrainer
 
-POLICIES = ("dl2",)
+POLICIES = ("dl2", "marl")
+DEFAULTS = {
+    "dl2": ("dl2-16n", "dl2_jobs('short_48n', pattern='google')"),
+    "marl": ("marl-4x20", "marl_jobs(load=5)"),
+}
+"""Cluster and trace that a policy is trained on where none is given."""
 MANY = "as often as you like: each episode draws one"
 
 
 def train_policy(
-    policy: Annotated[str, typer.Argument(help="dl2")],
-    cluster: Annotated[list[str], typer.Option(help=f"A preset or an expression; {MANY}.")] = ["dl2-16n"],  # noqa: B006
-    trace: Annotated[list[str], typer.Option(help=f"A generator; {MANY}.")] = [  # noqa: B006
-        "dl2_jobs('short_48n', pattern='google')"
-    ],
+    policy: Annotated[str, typer.Argument(help="dl2 or marl")],
+    cluster: Annotated[
+        list[str],
+        typer.Option(help=f"A preset or an expression; {MANY}. [default: dl2-16n, marl-4x20]", show_default=False),
+    ] = [],  # noqa: B006
+    trace: Annotated[
+        list[str],
+        typer.Option(
+            help=f"A generator; {MANY}. [default: dl2_jobs('short_48n', pattern='google'), marl_jobs(load=5)]",
+            show_default=False,
+        ),
+    ] = [],  # noqa: B006
+    interference: Annotated[
+        str, typer.Option(help="Of marl: how co-located jobs slow each other: none, mild, calibrated, or a FILE.")
+    ] = "calibrated",
     throughputs: Annotated[
         list[str],
         typer.Option(
@@ -59,7 +76,7 @@ def train_policy(
     ] = None,
     out: Annotated[
         Path, typer.Option(help="Weights; beside them a log (.csv), and the state from which the same call goes on.")
-    ] = Path("dl2.safetensors"),
+    ] = Path("POLICY.safetensors"),
     log: Annotated[Path | None, typer.Option(help="A folder for TensorBoard's event files.", metavar="FOLDER")] = None,
     figure: Annotated[
         Path | None, typer.Option(help="The learning curve: .html, .svg, .png or .json.", metavar="FILE")
@@ -69,6 +86,8 @@ def train_policy(
     """Train a scheduler's network on simulations. The same call goes on where one that was stopped ended."""
     if policy not in POLICIES:
         raise unknown("policy", policy, POLICIES)
+    out = Path(f"{policy}.safetensors") if out == Path("POLICY.safetensors") else out
+    cluster, trace = cluster or [DEFAULTS[policy][0]], trace or [DEFAULTS[policy][1]]
     if not slot > 0:
         raise InputError(f"--slot is {slot}; expected seconds > 0.")
     _refuse_places(out, log=log, figure=figure)
@@ -83,8 +102,17 @@ def train_policy(
     for name, value in given.items():
         if value is not None and value < 0:
             raise InputError(f"--{name[2:]} is {value}; expected a number of updates >= 0.")
+    trainer: Trainer | FlatTrainer | Federated | PlacementTrainer
+    course = Course(out=out, source=f"labkit {' '.join(sys.argv[1:])}", each=keep_every, log=log, say=_say)
+    if policy == "marl":
+        if published or warm_up is not None or dask is not None or throughputs != ["fitted"]:
+            raise InputError(
+                "marl learns placement from scratch; leave --published, --warm-up, --dask, --throughputs out."
+            )
+        trainer = marl_trainer(cluster, trace, interference=interference, seed=seed, options=given, switches=switch)
+        _end(course, trainer, figure=figure, whole=course.run(trainer), policy="marl", kind="")
+        return
     setting = Setting(cluster, trace, throughputs)
-    trainer: Trainer | FlatTrainer | Federated
     with ExitStack() as stack:
         if published:
             options = {"lessons": lessons, "rounds": rounds, "warm_up": warm_up}
@@ -95,8 +123,21 @@ def train_policy(
             recipe = Recipe(**{name: value for name, value in given.items() if value is not None})
             trainer = Trainer(setting, models=setting.models(), slot_s=slot, seed=seed, recipe=recipe)
         refuse_unfit_episodes(setting)
-        course = Course(out=out, source=f"labkit {' '.join(sys.argv[1:])}", each=keep_every, log=log, say=_say)
         whole = course.run(trainer)
+    _end(course, trainer, figure=figure, whole=whole, policy="dl2", kind="published=True, " if published else "")
+
+
+def _end(
+    course: Course,
+    trainer: Trainer | FlatTrainer | Federated | PlacementTrainer,
+    *,
+    figure: Path | None,
+    whole: bool,
+    policy: str,
+    kind: str,
+) -> None:
+    """Draw the learning curve, and tell what there is now."""
+    out = course.out
     if figure is not None:
         _draw(course, figure)
     if not whole:
@@ -105,9 +146,8 @@ def train_policy(
             "goes on"
         )
         raise typer.Exit(130)
-    kind = "published=True, " if published else ""
     told = f"{out}: trained on {trainer.slots:,} slots; labkit compare ..."
-    print(f"{told} --schedulers \"dl2({kind}weights='{out}')\"")
+    print(f"{told} --schedulers \"{policy}({kind}weights='{out}')\"")
 
 
 def _refuse_places(out: Path, *, log: Path | None, figure: Path | None) -> None:

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError
 from labkit.core.jobs import Jobs
-from labkit.core.protocols import Scheduler, SpeedModel
+from labkit.core.protocols import Placer, Scheduler, SpeedModel
 from labkit.core.resources import Bools, Floats, Ints
 
 Measure = Callable[[int, ArrayLike, ArrayLike], Floats]
@@ -65,6 +65,25 @@ class Rehearse(Protocol):
         ...
 
 
+class Contention(Protocol):
+    """What measurements before a run have shown of co-located jobs: a `labkit.speed.interference.Level`."""
+
+    @property
+    def name(self) -> str:
+        """What it is called, or the file that it was fitted to."""
+        ...
+
+    @property
+    def model(self) -> Any:
+        """The fitted `InterferenceModel`."""
+        ...
+
+    @property
+    def uses(self) -> Mapping[str, Any] | None:
+        """The `TaskUse` of a model's tasks by its name; None: as the catalogue has it."""
+        ...
+
+
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Context:
     """What a scheduler may know before the first decision of a run.
@@ -86,6 +105,8 @@ class Context:
     rehearse : Rehearse or None
         Simulates what another scheduler, or another decision, would have come to with speeds that are believed: nothing
         of the truth is in it. None: nobody can tell.
+    interference : Contention or None
+        What measurements before the run have shown of co-located jobs; None: there are none.
     """
 
     jobs: Jobs
@@ -95,6 +116,7 @@ class Context:
     profile: Profiler
     rng: np.random.Generator
     rehearse: Rehearse | None = None
+    interference: Contention | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,3 +198,12 @@ def begin(scheduler: object, context: Context) -> None:
     hook = getattr(scheduler, "begin", None)
     if hook is not None:
         hook(context)
+
+
+def begin_placer(placer: Placer, context: Context) -> Placer:
+    """Return a placer as it is in one run: what its `told(context)` returns, if it wants to know what may be known."""
+    hook = getattr(placer, "told", None)
+    if hook is None:
+        return placer
+    told: Placer = hook(context)
+    return told

@@ -40,7 +40,7 @@ PARTS: Final[dict[str, tuple[Callable[..., Any], dict[str, str]]]] = {
 }
 """What makes a run less than ideal: option of a cell -> attribute."""
 
-OF_SPEED: Final = ("speed", "throughputs", "strict")
+OF_SPEED: Final = ("speed", "throughputs", "strict", "interference")
 OF_JOBS: Final = ("first", "load", "epoch_error")
 OPTIONS: Final = (*OF_JOBS, "slot_s", *OF_SPEED, *(name for _, names in PARTS.values() for name in names))
 """Parameters that belong to the run; every other one is an option of the schedulers."""
@@ -121,8 +121,9 @@ def _record(cell: Cell, inputs: Inputs) -> RunRecord:
     label = str(cell.keys["scheduler"])
     scheduler = inputs.scheduler(label, **theirs, **_seed_of(inputs.schedulers[label], theirs, cell.seed))
     with ExitStack() as stack:
-        if mine.get("throughputs") is not None:
-            mine["throughputs"] = stack.enter_context(inputs.file(str(mine["throughputs"])))
+        for name in ("throughputs", "interference"):
+            if mine.get(name) is not None and str(mine[name]) in inputs.files:
+                mine[name] = stack.enter_context(inputs.file(str(mine[name])))
         jobs = jobs_of(inputs.jobs(str(cell.keys["trace"]), seed=cell.seed), mine, seed=cell.seed)
         cluster = inputs.cluster(str(cell.keys["cluster"]))
         of_speed = {name: mine[name] for name in OF_SPEED if name in mine}

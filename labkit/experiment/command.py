@@ -32,6 +32,13 @@ Hosts = Annotated[
 ]
 Root = Annotated[Path, typer.Option(help="Where runs are kept, each in a folder of its own.")]
 Throughputs = Annotated[Path | None, typer.Option(help="Measured speeds, from `labkit profile`.")]
+Interference = Annotated[
+    str,
+    typer.Option(
+        help="How co-located jobs slow each other: none, mild, calibrated, or a FILE of measurements (`labkit profile`, "
+        "or a table)."
+    ),
+]
 Lease = Annotated[
     float | None,
     typer.Option(help="Seconds that hosts keep it alive without a sign of life from here; else 600.", min=5.0),
@@ -52,6 +59,7 @@ def run(
     hosts: Hosts = None,
     folder: Root = Path("runs"),
     throughputs: Throughputs = None,
+    interference: Interference = "none",
     width: Annotated[float, typer.Option(help="Scale of the models; 1: the published size.")] = 0.1,
     save_every: Annotated[int, typer.Option(help="Steps between two checkpoints of a job.")] = 100,
     strategy: Annotated[
@@ -76,7 +84,7 @@ def run(
     training = Training(width=width, save_every=save_every, strategy=strategy)
     record = deploy(
         jobs, inventory=hosts, scheduler=scheduler, folder=folder, training=training, progress=not as_json,
-        throughputs=throughputs, name=name, retries=_retries(failures, spread),
+        throughputs=throughputs, interference=interference, name=name, retries=_retries(failures, spread),
         lease_s=LEASE_S if lease is None else lease,
     )  # fmt: skip
     tell(record, folder=folder, as_json=as_json)
@@ -88,6 +96,7 @@ def attach(
     folder: Root = Path("runs"),
     scheduler: Annotated[str | None, typer.Option(help="Another one from now on; else that of the run.")] = None,
     throughputs: Throughputs = None,
+    interference: Interference = "none",
     lease: Lease = None,
     failures: Failures = None,
     spread: Spread = None,
@@ -97,7 +106,8 @@ def attach(
     from labkit.experiment.deploy import attach as go_on
 
     record = go_on(
-        run, root=folder, progress=not as_json, throughputs=throughputs, lease_s=lease, scheduler=scheduler,
+        run, root=folder, progress=not as_json, throughputs=throughputs, interference=interference, lease_s=lease,
+        scheduler=scheduler,
         retries=_retries(failures, spread),
     )  # fmt: skip
     tell(record, folder=folder, as_json=as_json)

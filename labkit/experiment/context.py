@@ -18,13 +18,26 @@ from labkit.core.resources import Floats
 from labkit.experiment.profile import measure_profile
 from labkit.experiment.rehearsal import rehearse
 from labkit.speed.alone import compact
+from labkit.speed.interference.levels import Level
 
 SCHEDULERS: Final = 1
 """Stream of random numbers that schedulers draw from, beside the simulator's."""
 
 
-def context(jobs: Jobs, cluster: Cluster, *, speed: SpeedModel, seed: int) -> Context:
-    """Return what a scheduler is told before a run; `speed`: where it measures, `seed`: of what it draws."""
+def context(
+    jobs: Jobs, cluster: Cluster, *, speed: SpeedModel, seed: int, interference: Level | None = None
+) -> Context:
+    """Return what a scheduler is told before a run.
+
+    Parameters
+    ----------
+    speed : SpeedModel
+        Where it measures.
+    seed : int
+        Of what it draws.
+    interference : Level, optional
+        What was measured of co-located jobs.
+    """
     told = jobs.declared.as_if_true()  # nothing of the truth can be reached through what measures
     return Context(
         jobs=jobs.declared,
@@ -34,6 +47,7 @@ def context(jobs: Jobs, cluster: Cluster, *, speed: SpeedModel, seed: int) -> Co
         profile=partial(measure_profile, told, cluster, speed=speed),
         rng=np.random.default_rng([seed, SCHEDULERS]),
         rehearse=partial(rehearse, cluster),
+        interference=interference,
     )
 
 

@@ -20,6 +20,7 @@ from labkit.core.jobs import Jobs
 from labkit.core.protocols import Scheduler
 from labkit.experiment.grid import Grid
 from labkit.schedulers import make
+from labkit.speed.interference.levels import is_file, level
 from labkit.topology import presets
 from labkit.workloads import expressions
 
@@ -51,9 +52,12 @@ class Inputs:
         }
         paths = [str(name) for name in grid.axes["cluster"] if str(name).endswith(".toml")]
         paths += [str(name) for name in grid.axes.get("throughputs", ()) if name is not None]
+        paths += [str(name) for name in grid.axes.get("interference", ()) if is_file(name)]
         made = cls(traces, schedulers, {path: _contents(path) for path in paths})
         for name in grid.axes["cluster"]:
             made.cluster(str(name))
+        for name in grid.axes.get("interference", ()):
+            level(None if name is None else str(name))
         return made
 
     def jobs(self, label: str, *, seed: int) -> Jobs:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from labkit.experiment.command import AsJson, Hosts, tell
+from labkit.experiment.command import AsJson, Hosts, Interference, tell
 
 Trace = Annotated[Path, typer.Argument(help="A trace in any format that `labkit traces info` reads.", metavar="TRACE")]
 
@@ -22,6 +22,7 @@ def simulate(
     cluster: Annotated[
         str | None, typer.Option(help="Another cluster than the profile's: a preset, an expression, or hosts.toml.")
     ] = None,
+    interference: Interference = "none",
     folder: Annotated[Path, typer.Option(help="Where runs are kept, each in a folder of its own.")] = Path("runs"),
     seed: Annotated[int, typer.Option(help="Of the simulator.", min=0)] = 0,
     as_json: AsJson = False,
@@ -35,7 +36,8 @@ def simulate(
 
     shown = not as_json and sys.stderr.isatty()
     record = run(
-        trace, cluster=cluster, scheduler=scheduler, profile=profile, folder=folder, seed=seed, progress=shown
+        trace, cluster=cluster, scheduler=scheduler, profile=profile, folder=folder, seed=seed, progress=shown,
+        interference=interference,
     )  # fmt: skip
     tell(record, folder=folder, as_json=as_json)
 

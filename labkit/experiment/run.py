@@ -42,6 +42,7 @@ from labkit.results.store import RunWriter
 from labkit.schedulers import named
 from labkit.simulator import Faults, Losses, Overheads, Replay, Simulator, Variation
 from labkit.simulator.measuring import check_every
+from labkit.speed.interference.levels import Level, level
 from labkit.speed.profiled import TestbedProfile
 from labkit.topology import presets
 from labkit.topology.routes import refuse_unsound_network
@@ -81,6 +82,8 @@ class Experiment:
         The speed model in words, for headers and reports.
     measure_every_s : float or None
         Measure what tasks use at least this often; a scheduler may want it more often. None: only if it wants it.
+    interference : Level or None
+        What measurements before the run have shown of co-located jobs; with step times it is the truth too.
     prices : mapping or None
         Dollars per GPU and hour by device type, for runs whose schedulers know of none.
     """
@@ -97,6 +100,7 @@ class Experiment:
     believed: SpeedModel | None = None
     speeds: str = ""
     prices: Mapping[str, float] | None = None
+    interference: Level | None = None
     measure_every_s: float | None = None
 
     def __post_init__(self) -> None:
@@ -113,13 +117,15 @@ class Experiment:
         throughputs: str | Path | None = None,
         strict: bool = False,
         profile: TestbedProfile | str | Path | None = None,
+        interference: Level | str | Path | None = None,
         **options: Any,
     ) -> Experiment:
         """Return an experiment; a trace may be a path, a cluster a preset or an expression, a speed model a name.
 
         A profile of a testbed (`labkit profile`) gives cluster, speeds and overheads, unless they are given too.
+        Interference is a level by name ("none", "mild", "calibrated") or a file (`labkit.speed.interference.level`).
         """
-        jobs = jobs_of(jobs)
+        jobs, known = jobs_of(jobs), level(interference)
         refuse_unknown(options, known=[*inspect.signature(cls.of).parameters, *(field.name for field in fields(cls))])
         if profile is not None:
             cluster, speed, options = profiled(jobs, profile, cluster=cluster, speed=speed, options=options)
@@ -127,12 +133,20 @@ class Experiment:
             raise InputError("neither a cluster nor a profile is given; cluster='demo', say, or profile=FILE.")
         cluster = cluster if isinstance(cluster, Cluster) else presets.build(cluster)
         if isinstance(speed, str):
-            speed = speed_model(jobs, cluster, kind=speed, throughputs=throughputs, strict=strict)
+            speed = speed_model(
+                jobs, cluster, kind=speed, throughputs=throughputs, strict=strict, interference=known
+            )  # fmt: skip
         elif not isinstance(speed, SpeedModel):
             raise InputError(f"speed is {speed!r}; expected a SpeedModel, or a name such as 'auto' or 'gavel'.")
+        elif known is not None:
+            raise InputError(
+                f"interference '{known}' and a speed model of its own ({type(speed).__name__}) are given; expected one of "
+                "them: a StepTime takes slowdown=level(...).slowdown(jobs, cluster), a testbed's profile has its own."
+            )
         jobs = declared(jobs, speed)
         said = speeds_in_words(jobs, cluster, speed=speed, source=throughputs)
-        return cls(jobs=jobs, cluster=cluster, speed=speed, **{"speeds": said, **options})
+        said += "" if known is None else f"; interference: {known}"
+        return cls(jobs=jobs, cluster=cluster, speed=speed, interference=known, **{"speeds": said, **options})
 
     def measured_every_s(self, scheduler: Scheduler) -> float | None:
         """Return how often a run of a scheduler is measured; None: never, as where jobs hold slices of time."""
@@ -169,7 +183,7 @@ class Experiment:
         refuse_unsound_model(self.speed, runs_on=runs_on, shape=shape, jobs=self.jobs)
         traits = Traits.of(scheduler)
         lease_s = traits.lease_s
-        begin(scheduler, context(self.jobs, self.cluster, speed=believed, seed=self.seed))
+        begin(scheduler, context(self.jobs, self.cluster, speed=believed, seed=self.seed, interference=self.interference))
         cadence = self.cadence or at_events(quantum_s=traits.quantum_s, when_empty=lease_s is not None)
         if backend is None:
             period_s = math.inf if self.variation is None else self.variation.period_s
@@ -189,6 +203,8 @@ class Experiment:
             parts[TYPES_DIFFER] = round(self._slower, 3)
         if getattr(self.speed, "amounts", False):
             parts[AMOUNTS_COUNT] = True
+        if self.interference is not None:
+            parts["interference"] = str(self.interference)
         told = {name: _plain(part) for name, part in parts.items() if part is not None}
         if prices := Traits.of(scheduler).pays or self.prices:
             told["prices"] = dict(prices)

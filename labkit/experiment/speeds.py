@@ -11,6 +11,7 @@ from labkit.core.errors import InputError, unknown
 from labkit.core.jobs import Jobs
 from labkit.core.outside import find, from_packages
 from labkit.core.protocols import SpeedModel
+from labkit.speed.interference.levels import Level
 
 KINDS = ("auto", "dl2", "gavel", "measured", "profiled", "recorded", "step-time")
 
@@ -22,6 +23,7 @@ def speed_model(
     kind: str = "auto",
     throughputs: str | Path | None = None,
     strict: bool = False,
+    interference: Level | None = None,
 ) -> SpeedModel:
     """Return the truth about speeds that a simulation of these jobs on this cluster uses.
 
@@ -39,16 +41,35 @@ def speed_model(
         Gavel's JSON, a table of measured speeds, or a testbed's profile.
     strict : bool
         Refuse throughputs that would have to be estimated.
+    interference : Level, optional
+        How co-located jobs slow each other; only "step-time", which "auto" then is, can have it.
 
     Raises
     ------
     InputError
         If the kind is not known, or it does not know a model or a device type.
     """
+    if interference is not None:
+        return _with_interference(jobs, cluster, interference, kind=kind, throughputs=throughputs, strict=strict)
     if kind not in KINDS:
         return _own(kind, jobs, cluster)
     kind = _fitting(jobs, cluster, throughputs) if kind == "auto" else kind
     return _labkits(kind, jobs, cluster, throughputs=throughputs, strict=strict)
+
+
+def _with_interference(
+    jobs: Jobs, cluster: Cluster, level: Level, *, kind: str, throughputs: str | Path | None, strict: bool
+) -> SpeedModel:
+    """Return step times in which co-located jobs slow each other."""
+    from labkit.speed.step_time import step_time
+
+    asked = "throughputs" if throughputs is not None else "strict" if strict else f"speed '{kind}'"
+    if asked not in ("speed 'auto'", "speed 'step-time'"):
+        raise InputError(
+            f"interference '{level}' needs speeds by step time, which know who runs beside whom; leave {asked} out, or "
+            "interference."
+        )
+    return step_time(jobs, cluster, slowdown=level.slowdown(jobs, cluster))
 
 
 def _labkits(kind: str, jobs: Jobs, cluster: Cluster, *, throughputs: str | Path | None, strict: bool) -> SpeedModel:

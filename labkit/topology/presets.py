@@ -78,6 +78,18 @@ PRESETS: Final[dict[str, tuple[str, Callable[[], Cluster]]]] = {
     "marl-vl2": ("MARL: vl2(20, 20), 2,000 four-GPU machines, 20 pods", lambda: vl2(20, 20)),
     "marl-bcube-1296": ("MARL: bcube(6, 3), 18 pods; the size is our reading", lambda: bcube(6, 3)),
     "marl-bcube-216": ("MARL: bcube(6, 2), 18 pods; the other reading", lambda: bcube(6, 2)),
+    "marl-4x20": (
+        "MARL, small: 4 pods of 20 four-GPU machines, vl2(8, 4, per_rack=10)",
+        lambda: vl2(8, 4, per_rack=10, gbps=(10, 20, 40)),
+    ),
+    "marl-2x40": (
+        "MARL, small: 2 pods of 40 four-GPU machines, vl2(8, 2, per_rack=20)",
+        lambda: vl2(8, 2, per_rack=20, gbps=(10, 20, 40)),
+    ),
+    "marl-4x20-oversubscribed": (
+        "marl-4x20 with racks that get 1/5 of their machines' bandwidth out",
+        lambda: vl2(8, 4, per_rack=10, gbps=(10, 10, 20)),
+    ),
     "marl-testbed": (
         "MARL's testbed: 12 g4dn.12xlarge, 50 Gbps, 2 pods",
         lambda: single_switch(12, servers=server("g4dn.12xlarge"), gbps=50, partitions=2),

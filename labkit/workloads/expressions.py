@@ -18,6 +18,7 @@ from labkit.workloads.arrivals import SHAPES
 from labkit.workloads.dl2_traces import dl2_jobs
 from labkit.workloads.gavel_traces import gavel_jobs
 from labkit.workloads.generators import catalogue_jobs, philly_like
+from labkit.workloads.marl_traces import marl_jobs
 from labkit.workloads.readers import read
 
 KINDS: Final[dict[str, Callable[..., Jobs]]] = {"catalogue": catalogue_jobs, "philly": philly_like}
@@ -50,6 +51,7 @@ GENERATORS: Final[dict[str, Callable[..., Jobs]]] = {
     **{shape: partial(_arriving, shape) for shape in SHAPES},
     "gavel_jobs": gavel_jobs,
     "dl2_jobs": dl2_jobs,
+    "marl_jobs": marl_jobs,
 }
 """What an expression may call; each takes a `seed` too."""
 
@@ -77,7 +79,7 @@ def trace(what: str | Path, *, seed: int = 0, format: str | None = None) -> Jobs
     ----------
     what : str or Path
         A file, or a call with plain values: poisson, uniform, diurnal or google_like (number of jobs, per_hour, and
-        any option of `catalogue_jobs`, or of `philly_like` with jobs="philly"), gavel_jobs or dl2_jobs.
+        any option of `catalogue_jobs`, or of `philly_like` with jobs="philly"), gavel_jobs, dl2_jobs or marl_jobs.
     seed : int
         Of a generator; a file has none.
     format : str, optional
@@ -110,6 +112,6 @@ def trace(what: str | Path, *, seed: int = 0, format: str | None = None) -> Jobs
     except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
         raise InputError(
             f"cannot generate '{text}': {error}; expected e.g. poisson(80, per_hour=12), gavel_jobs(100, "
-            "mean_gap_s=120) or dl2_jobs('short_48n')."
+            "mean_gap_s=120), dl2_jobs('short_48n') or marl_jobs(load=5)."
         ) from None
     return replace(jobs, name=f"{text} seed {seed}")

@@ -1,0 +1,258 @@
+"""Whole runs of a trace in compiled code, for training: jobs arrive, are placed, slow each other and end.
+
+The same as a `Session` that decides at events on `StepTime(share="equal")` with interference, where only network cards
+bind; a test compares them.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from labkit.core.resources import Floats, Ints
+from labkit.schedulers.marl.candidates import hold
+from labkit.schedulers.marl.network import FEATURES, N_TOP, Desk, Net, Scene, best_of, drawn, gang_of, weigh
+from labkit.speed.what_if import (
+    N_SEEN,
+    PCIE_UNIT,
+    WORKER,
+    Facts,
+    Slow,
+    Tasks,
+    put,
+    renew,
+    seconds_more,
+    slowdown,
+    speed_of,
+    take,
+    touched,
+)
+
+DONE = 1e-9
+"""Part of its steps that a job may lack when it ends: rounding."""
+
+
+class World(NamedTuple):
+    """The truth beside what the scheduler knows.
+
+    Attributes
+    ----------
+    arrival_s, steps : array
+        (N,) of the jobs.
+    facts, slow, tasks : Facts, Slow, Tasks
+        The truth.
+    since_s, start_s, done_s : array
+        (N,) when `Scene.left` was noted, when a job began and when it ended.
+    where : array
+        (N, K) where its tasks were.
+    """
+
+    arrival_s: Floats
+    steps: Floats
+    facts: Facts
+    slow: Slow
+    tasks: Tasks
+    since_s: Floats
+    start_s: Floats
+    done_s: Floats
+    where: Ints
+
+
+class Rec(NamedTuple):
+    """What was decided, and what tasks were seen to suffer.
+
+    Attributes
+    ----------
+    n : array
+        (2,) decisions and samples so far.
+    seen, cost, n_top, action, taught, job : array
+        (D, K + 1, F), (D, K), (D,), (D,), (D,), (D,) of each decision; the teacher's action, -1: none of these.
+    felt : array
+        (S, 7) what the network for slowdowns sees, and the slowdown.
+    """
+
+    n: Ints
+    seen: Floats
+    cost: Floats
+    n_top: Ints
+    action: Ints
+    taught: Ints
+    job: Ints
+    felt: Floats
+
+
+def record(n_decisions: int, n_samples: int = 1) -> Rec:
+    """Return room for so many decisions and samples."""
+    n = n_decisions
+    return Rec(
+        np.zeros(2, np.int64), np.zeros((n, N_TOP + 1, len(FEATURES)), np.float32), np.zeros((n, N_TOP), np.float32),
+        np.zeros(n, np.int64), np.zeros(n, np.int64), np.zeros(n, np.int64), np.zeros(n, np.int64),
+        np.zeros((n_samples, N_SEEN + 1), np.float32),
+    )  # fmt: skip
+
+
+class How(NamedTuple):
+    """draws: actions by their chances; teaches: note what the teacher would do, and obey it with this chance."""
+
+    draws: bool
+    teaches: bool
+    obeys: float
+    stays: bool
+
+
+@njit(cache=True, error_model="numpy")
+def _feel(scene: Scene, world: World, job: int, rec: Rec) -> None:
+    """Note what slows the workers of a job, as declared, and how much it does, in truth."""
+    facts, tasks = scene.facts, scene.tasks
+    for w in range(scene.n_workers[job]):
+        g, at = tasks.group[job, w], rec.n[1]
+        if at >= len(rec.felt) or (w and g == tasks.group[job, w - 1]):
+            continue
+        m, elsewhere, there = facts.group_machine[g], 0.0, max(facts.group_cores[g], 1.0)
+        for h in range(facts.first_group[m], facts.first_group[m + 1]):
+            if h != g:
+                elsewhere += tasks.cores[h] / max(facts.group_cores[h], 1.0)
+        own, pcie = facts.cores[WORKER, job], facts.moved[WORKER, job]
+        row = rec.felt[at]
+        row[0], row[1], row[2] = own / there, (tasks.cores[g] - own) / there, elsewhere
+        row[3], row[4], row[5] = pcie / PCIE_UNIT, (tasks.moved[g] - pcie) / PCIE_UNIT, 1.0
+        row[6] = slowdown(world.facts, world.slow, world.tasks, job, g)
+        rec.n[1] += 1
+
+
+@njit(cache=True, error_model="numpy")
+def _taught(scene: Scene, world: World, job: int, desk: Desk, n_top: int) -> int:
+    """Return the option of least true cost, of all that were found; -1: it is none of the best foretold."""
+    n_workers = scene.n_workers[job]
+    n, best, least, who = n_workers + scene.n_ps[job], -1, np.inf, -1
+    for c in range(desk.found.n[0]):
+        own, more = seconds_more(
+            world.facts, world.slow, world.tasks, scene.left, job, desk.found.group[c, :n], n_workers, desk.others
+        )  # fmt: skip
+        if own + more < least:
+            best, least = c, own + more
+    for k in range(n_top):
+        if desk.kind[desk.top[k]] == desk.kind[best]:
+            who, desk.top[k] = k, best
+    if who < 0:  # it shall be obeyed all the same
+        desk.top[n_top - 1] = best
+    return who
+
+
+@njit(cache=True, error_model="numpy")
+def _decide(
+    scene: Scene, world: World, slow: Slow, net: Net, job: int, now_s: float, n_waiting: int, n_running: int, how: How,
+    desk: Desk, rec: Rec, rng: np.random.Generator,
+) -> int:  # fmt: skip
+    """Return the placement that is taken, a row of `desk.found`; -1: it waits."""
+    n_top = weigh(
+        scene, slow, net, job, now_s, world.arrival_s[job], n_waiting, n_running, how.stays, desk
+    )  # fmt: skip
+    if n_top == 0:
+        return -1
+    action = drawn(desk, n_top, rng) if how.draws else best_of(desk, n_top)
+    at = rec.n[0]
+    if at < len(rec.job):
+        rec.seen[at] = desk.seen
+        for k in range(n_top):
+            rec.cost[at, k] = desk.own[desk.top[k]]
+        rec.n_top[at], rec.action[at], rec.taught[at], rec.job[at] = n_top, action, -1, job
+        rec.seen[at, n_top, -1] = 0.0 if desk.logit[n_top] > -np.inf else np.nan
+    if how.teaches:
+        taught = _taught(scene, world, job, desk, n_top)
+        if at < len(rec.job):
+            rec.taught[at] = taught
+        if rng.random() < how.obeys:
+            action = taught if taught >= 0 else n_top - 1
+    if at < len(rec.job):
+        rec.n[0] += 1
+    return desk.top[action] if action < n_top else -1
+
+
+@njit(cache=True, error_model="numpy")
+def _settle(scene: Scene, world: World, job: int, now_s: float) -> None:
+    """Note what a job has left now."""
+    scene.left[job] -= (now_s - world.since_s[job]) * world.tasks.speed[job]
+    world.since_s[job] = now_s
+
+
+@njit(cache=True, error_model="numpy")
+def _end(scene: Scene, world: World, slow: Slow, job: int, now_s: float, others: Ints) -> None:
+    """Let a job end, and note the speeds of those beside it."""
+    n = scene.n_workers[job] + scene.n_ps[job]
+    world.done_s[job], scene.left[job] = now_s, 0.0
+    hold(scene.room, gang_of(scene, job), scene.tasks.group[job, :n], -1)
+    for facts, truth, tasks in ((world.facts, world.slow, world.tasks), (scene.facts, slow, scene.tasks)):
+        beside = touched(facts, tasks, job, others)
+        take(facts, tasks, job)
+        for i in range(beside):
+            tasks.speed[others[i]] = speed_of(facts, truth, tasks, others[i])
+
+
+@njit(cache=True, error_model="numpy")
+def _start(scene: Scene, world: World, slow: Slow, job: int, groups: Ints, now_s: float, others: Ints) -> int:
+    """Let a job begin on some groups; return how many others are beside it."""
+    world.where[job, : len(groups)] = groups
+    hold(scene.room, gang_of(scene, job), groups, 1)
+    world.start_s[job] = world.since_s[job] = now_s
+    put(scene.facts, scene.tasks, job, groups, scene.n_workers[job])
+    renew(scene.facts, slow, scene.tasks, job, others)
+    put(world.facts, world.tasks, job, groups, scene.n_workers[job])
+    return renew(world.facts, world.slow, world.tasks, job, others)
+
+
+@njit(cache=True, error_model="numpy")
+def play(  # noqa: C901 - the loop over time, whose parts share the queue and who runs
+    scene: Scene, world: World, slow: Slow, net: Net, how: How, desk: Desk, rec: Rec, rng: np.random.Generator
+) -> int:  # fmt: skip
+    """Simulate a trace to its end; return how many decisions were made. FIFO with backfill, at events."""
+    n_jobs = len(world.steps)
+    queue, running = np.zeros(n_jobs, np.int64), np.zeros(n_jobs, np.int64)
+    n_waiting, n_running, n_arrived, n_done, n_decided, now_s = 0, 0, 0, 0, 0, 0.0
+    while n_done < n_jobs:
+        next_s = world.arrival_s[n_arrived] if n_arrived < n_jobs else np.inf
+        for i in range(n_running):
+            j = running[i]
+            next_s = min(next_s, world.since_s[j] + scene.left[j] / world.tasks.speed[j])
+        if next_s == np.inf:
+            return n_decided
+        now_s = max(now_s, next_s)
+        for i in range(n_running):
+            _settle(scene, world, running[i], now_s)
+        kept = 0
+        for i in range(n_running):
+            j = running[i]
+            if scene.left[j] <= DONE * world.steps[j]:
+                _end(scene, world, slow, j, now_s, desk.others)
+                n_done += 1
+            else:
+                running[kept] = j
+                kept += 1
+        n_running = kept
+        while n_arrived < n_jobs and world.arrival_s[n_arrived] <= now_s:
+            queue[n_waiting] = n_arrived
+            n_waiting += 1
+            n_arrived += 1
+        kept = 0
+        for i in range(n_waiting):
+            j = queue[i]
+            c = _decide(
+                scene, world, slow, net, j, now_s, n_waiting, n_running, how, desk, rec, rng
+            )  # fmt: skip
+            if c < 0:
+                queue[kept] = j
+                kept += 1
+                continue
+            n_decided += 1
+            n = scene.n_workers[j] + scene.n_ps[j]
+            beside = _start(scene, world, slow, j, desk.found.group[c, :n], now_s, desk.others)
+            running[n_running] = j
+            n_running += 1
+            if how.teaches:
+                _feel(scene, world, j, rec)
+                for o in range(beside):
+                    _feel(scene, world, desk.others[o], rec)
+        n_waiting = kept
+    return n_decided

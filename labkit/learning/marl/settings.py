@@ -1,0 +1,82 @@
+"""What a placement policy is trained on: traces drawn anew for each episode, on one cluster or several."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from labkit.core.cluster import Cluster
+from labkit.core.errors import InputError
+from labkit.experiment.run import Experiment
+from labkit.experiment.session import refuse_unfit
+from labkit.learning.marl.episodes import World
+from labkit.learning.marl.worlds import world_of
+from labkit.learning.settings import FIRST_SEED
+from labkit.schedulers.marl.network import Scene
+from labkit.speed.interference.levels import Level, level
+from labkit.topology import build
+from labkit.workloads.expressions import is_generated, trace
+
+
+@dataclass(frozen=True, eq=False)
+class Setting:
+    """Clusters and traces, of which each episode draws one, and how co-located jobs slow each other there.
+
+    Attributes
+    ----------
+    clusters, traces : sequence of str
+        Names or expressions; traces are generated, with a seed of their own in each episode.
+    interference : str
+        As `labkit.speed.interference.levels.level` takes it.
+
+    Raises
+    ------
+    InputError
+        If a trace is a file.
+    """
+
+    clusters: Sequence[str]
+    traces: Sequence[str]
+    interference: str = "calibrated"
+
+    def __post_init__(self) -> None:
+        for what in self.traces:
+            if not is_generated(what):
+                raise InputError(
+                    f"trace {what} is a file; expected a generator such as marl_jobs(load=5): a policy that learns "
+                    "from one trace knows nothing of others."
+                )
+
+    @cached_property
+    def _built(self) -> list[Cluster]:
+        return [build(name) for name in self.clusters]
+
+    @cached_property
+    def _level(self) -> Level | None:
+        return level(self.interference)
+
+    def __call__(self, rng: np.random.Generator) -> tuple[Scene, World]:
+        """Return the trace of an episode on a cluster: what is known, and the truth."""
+        cluster = self._built[int(rng.integers(len(self._built)))]
+        what = self.traces[int(rng.integers(len(self.traces)))]
+        jobs, known = trace(what, seed=FIRST_SEED + int(rng.integers(1 << 30))), self._level
+        return world_of(
+            jobs, cluster, model=None if known is None else known.model, uses=None if known is None else known.uses
+        )
+
+    def refuse_unfit(self, *, n: int = 3) -> None:
+        """Raise if a job fits no machine in one of some episodes.
+
+        Raises
+        ------
+        InputError
+            It names the job.
+        """
+        for cluster in self._built:
+            for what in self.traces:
+                for seed in range(n):
+                    made = Experiment.of(trace(what, seed=FIRST_SEED + seed), cluster=cluster, interference=self._level)
+                    refuse_unfit(made.simulator(), made.speed.runs_on())

@@ -1,0 +1,375 @@
+"""Training the placement policy: it imitates an oracle, then compares what came of its own choices.
+
+Traces are simulated in compiled code (`episodes`); the networks learn in torch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+from labkit.core.errors import InputError
+from labkit.core.resources import Floats
+from labkit.learning.dl2 import NotFiniteError, Update
+from labkit.learning.marl.episodes import How, Rec, World, play, record
+from labkit.schedulers.marl.network import FEATURES, N_TOP, NEVER, WAITING, Net, Scene, desk_of
+from labkit.schedulers.marl.weights import Weights
+from labkit.speed.what_if import N_SEEN, learned
+
+WorldOf = Callable[[np.random.Generator], tuple[Scene, World]]
+MOST_BETTER: Final = 3.0
+"""Choices are better or worse by at most so many standard deviations, for learning."""
+SLOT_S: Final = 1800.0
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How a policy is trained; the defaults are the best that was found.
+
+    Attributes
+    ----------
+    n_lessons, n_rounds : int
+        Updates in which it imitates the oracle, and updates of policy gradient.
+    n_draws : int
+        Times that the trace of a round is played; each is judged against the mean of the others (leave one out).
+    n_hidden, n_units, n_agents : int
+        Units of the network for slowdowns and of the head, and heads: 1 is shared by all pods.
+    n_fits : int
+        Steps of the optimizer in a lesson.
+    obeys : float
+        Chance that a lesson goes on as the oracle says.
+    lesson_rate, rate : float
+        Learning rates (Adam); that of rounds falls linearly.
+    n_epochs : int
+        Times that a round goes over its decisions.
+    clip : float
+        Of the ratio of chances (PPO).
+    doubt : float
+        Times that what placements are worth is divided by in rounds, so that others are tried too.
+    forwards, waits : bool
+        False: jobs leave home only where it has no room; a job that finds room is never left in the queue.
+    """
+
+    n_lessons: int = 6
+    n_rounds: int = 40
+    n_draws: int = 4
+    n_hidden: int = 16
+    n_units: int = 16
+    n_agents: int = 1
+    n_fits: int = 400
+    obeys: float = 0.7
+    lesson_rate: float = 1e-2
+    rate: float = 1.5e-2
+    n_epochs: int = 4
+    clip: float = 0.2
+    doubt: float = 2.0
+    forwards: bool = True
+    waits: bool = True
+
+
+class Policy(nn.Module):
+    """The network of `labkit.schedulers.marl.network` as torch knows it."""
+
+    def __init__(self, n_hidden: int, n_units: int, n_agents: int, *, waits: bool = True) -> None:
+        super().__init__()
+        a = n_agents
+        self.seen = nn.Parameter(0.5 * torch.randn(N_SEEN, n_hidden))
+        self.out = nn.Parameter(0.3 * torch.randn(n_hidden))
+        self.first = nn.Parameter((0.3 * torch.randn(1, len(FEATURES), n_units)).repeat(a, 1, 1))
+        self.bias = nn.Parameter(torch.zeros(a, n_units))
+        self.last = nn.Parameter(torch.zeros(a, n_units))
+        self.sharp = nn.Parameter(torch.full((a,), 3.0))  # of which the exponential is taken
+        self.wait = nn.Parameter(torch.zeros(a, len(WAITING)))
+        with torch.no_grad():
+            self.wait[:, -1] = -2.3
+        self.waits = waits
+
+    def foretold(self, felt: Tensor) -> Tensor:
+        """Return slowdowns, (S,), from what is seen of tasks, (S, 6)."""
+        return 1 + functional.softplus(torch.relu(felt @ self.seen) @ self.out)
+
+    def forward(self, seen: Tensor, cost: Tensor, agent: Tensor) -> Tensor:
+        """Return what placements and waiting are worth, (D, K + 1), from (D, K + 1, F), (D, K) and agents (D,)."""
+        hidden = torch.tanh(torch.einsum("dkf,dfu->dku", seen[:, :-1], self.first[agent]) + self.bias[agent][:, None])
+        sharp = torch.exp(self.sharp)[agent]
+        worth = (hidden * self.last[agent][:, None]).sum(2) - sharp[:, None] * cost
+        waiting = (seen[:, -1, : len(WAITING)] * self._wait()[agent]).sum(1)
+        return torch.cat([worth, waiting[:, None]], 1)
+
+    def _wait(self) -> Tensor:
+        return self.wait * torch.exp(self.sharp)[:, None]
+
+    def net(self) -> Net:
+        """Return the weights for compiled code."""
+        wait = self._wait()
+        if not self.waits:
+            wait = torch.zeros_like(wait)
+            wait[:, -1] = NEVER
+        parts = (self.seen, self.out, self.first, self.bias, self.last, wait, torch.exp(self.sharp))
+        return Net(*(np.ascontiguousarray(part.detach().numpy(), np.float64) for part in parts))
+
+
+@dataclass(eq=False)
+class Trainer:
+    """Trains a policy on traces drawn from `worlds`; the same seed gives the same weights.
+
+    Examples
+    --------
+    >>> trainer = Trainer(world_of_a_trace, seed=1)  # doctest: +SKIP
+    >>> for update in trainer.updates():  # doctest: +SKIP
+    ...     print(update.mean_jct)
+    >>> trainer.weights("how it was made").save("mine.safetensors")  # doctest: +SKIP
+    """
+
+    worlds: WorldOf
+    seed: int = 1
+    recipe: Recipe = field(default_factory=Recipe)
+    n_done: int = field(default=0, init=False)
+    slots: int = field(default=0, init=False)
+    cpu_s: float = field(default=0.0, init=False)
+    _felt: list[Tensor] = field(default_factory=list, init=False)
+
+    def __post_init__(self) -> None:
+        recipe = self.recipe
+        torch.manual_seed(self.seed)
+        self.policy = Policy(recipe.n_hidden, recipe.n_units, recipe.n_agents, waits=recipe.waits)
+        self._optimizer = torch.optim.Adam(self.policy.parameters())
+        self._rng = np.random.default_rng(self.seed)
+
+    @property
+    def n_updates(self) -> int:
+        """How many updates there are in all."""
+        return self.recipe.n_lessons + self.recipe.n_rounds
+
+    def updates(self) -> Iterator[Update]:
+        """Yield what came of each update that is left; after each, `state` is worth keeping."""
+        while self.n_done < self.n_updates:
+            yield self.update()
+
+    def update(self) -> Update:
+        """Learn from a fresh trace.
+
+        Raises
+        ------
+        NotFiniteError
+            If a loss was not finite; the policy is as it was before.
+        """
+        began_s, k = time.process_time(), self.n_done
+        taught = k < self.recipe.n_lessons
+        before = {name: value.clone() for name, value in self.policy.state_dict().items()}
+        mean_jct, loss, entropy = self._lesson() if taught else self._round()
+        if not (np.isfinite(loss) and np.isfinite(mean_jct)):
+            self.policy.load_state_dict(before)
+            raise NotFiniteError(f"the loss of update {k + 1} is {loss}; the weights are those of update {k}.")
+        self.n_done += 1
+        self.cpu_s += time.process_time() - began_s
+        return Update("lesson" if taught else "round", k, self.slots, mean_jct, loss, entropy, self.cpu_s)
+
+    def _played(self, seed: int, how: How, rec: Rec) -> tuple[Scene, World]:
+        """Return a trace, played."""
+        scene, world = self.worlds(np.random.default_rng(seed))
+        net = self.policy.net()
+        if not how.teaches:
+            doubt = self.recipe.doubt
+            net = net._replace(last=net.last / doubt, wait=net.wait / doubt, sharp=net.sharp / doubt)
+        draws = np.random.default_rng(int(self._rng.integers(1 << 31)))
+        play(scene, world, learned(net.seen, net.out), net, how, desk_of(scene), rec, draws)
+        self.slots += int(np.ceil(np.nanmax(world.done_s) / SLOT_S))
+        return scene, world
+
+    # --- imitation
+
+    def _lesson(self) -> tuple[float, float, float]:
+        """Imitate: what tasks suffer beside others, and where the oracle puts gangs."""
+        recipe, seed = self.recipe, int(self._rng.integers(1 << 31))
+        rec = record(6000, 60_000)
+        scene, world = self._played(seed, How(True, True, recipe.obeys, not recipe.forwards), rec)
+        self._felt.append(torch.from_numpy(rec.felt[: int(rec.n[1])].copy()))
+        felt, part = torch.cat(self._felt), _parts(rec, scene, recipe.n_agents, taught=True)
+        self._set_rate(recipe.lesson_rate * (1 - self.n_done / recipe.n_lessons) + 1e-3)
+        loss = torch.zeros(())
+        for _ in range(recipe.n_fits):
+            rows = torch.from_numpy(self._rng.integers(len(felt), size=512))
+            one = felt[rows]
+            loss = (torch.log(self.policy.foretold(one[:, :-1])) - torch.log(one[:, -1])).square().mean() * 30
+            if len(part.action):
+                some = torch.from_numpy(self._rng.integers(len(part.action), size=128))
+                loss = loss - 0.1 * self._log_chances(part, some)[torch.arange(128), part.action[some]].mean()
+            if not torch.isfinite(loss):
+                break
+            self._step(loss, frozen=("sharp", "wait"))  # the oracle never waits, and is never in doubt
+        return _mean_jct(world), float(loss.detach()), 0.0
+
+    # --- policy gradient
+
+    def _round(self) -> tuple[float, float, float]:
+        """Play one trace several times, and make more probable what turned out better than in the others."""
+        recipe, seed = self.recipe, int(self._rng.integers(1 << 31))
+        parts, blame, jct = [], [], []
+        for _ in range(recipe.n_draws):
+            rec = record(6000)
+            scene, world = self._played(seed, How(True, False, 0.0, not recipe.forwards), rec)
+            parts.append(_parts(rec, scene, recipe.n_agents, taught=False))
+            blame.append(blame_of(scene, world))
+            jct.append(_mean_jct(world))
+        better = better_than_others(np.array(blame))
+        part, worth = _Part.joined(parts), torch.cat([_of_jobs(b, p.job) for b, p in zip(better, parts, strict=True)])
+        with torch.no_grad():
+            before = self._log_chances(part, doubt=recipe.doubt)[torch.arange(len(part.action)), part.action]
+        left = 1 - (self.n_done - recipe.n_lessons) / recipe.n_rounds
+        self._set_rate(recipe.rate * left)
+        loss, entropy = torch.zeros(()), torch.zeros(())
+        for _ in range(recipe.n_epochs):
+            chances = self._log_chances(part, doubt=recipe.doubt)
+            mine = chances[torch.arange(len(part.action)), part.action]
+            ratio = torch.exp(mine - before)
+            clipped = ratio.clamp(1 - recipe.clip, 1 + recipe.clip)
+            loss = -torch.minimum(ratio * worth, clipped * worth).mean()
+            entropy = -(chances.exp() * chances.clamp(min=-1e3)).sum(1).mean()
+            if not torch.isfinite(loss):
+                break
+            self._step(loss)
+        return float(np.mean(jct)), float(loss.detach()), float(entropy.detach())
+
+    def _log_chances(self, part: _Part, rows: Tensor | None = None, *, doubt: float = 1.0) -> Tensor:
+        mine = part if rows is None else part.take(rows)
+        worth = (self.policy(mine.seen, mine.cost, mine.agent) / doubt).masked_fill(~mine.mask, -1e9)
+        return torch.log_softmax(worth, 1)
+
+    def _set_rate(self, rate: float) -> None:
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+
+    def _step(self, loss: Tensor, *, frozen: tuple[str, ...] = ()) -> None:
+        self._optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        for name in frozen:
+            getattr(self.policy, name).grad = None
+        nn.utils.clip_grad_norm_(self.policy.parameters(), 0.5)
+        self._optimizer.step()
+
+    # --- what is kept
+
+    def weights(self, source: str) -> Weights:
+        """Return the policy as it is, for a scheduler."""
+        return Weights(self.policy.net(), source)
+
+    def state(self) -> dict[str, Any]:
+        """Return all that is needed to go on, for `torch.save`."""
+        return {
+            "recipe": asdict(self.recipe), "seed": self.seed, "n_done": self.n_done, "slots": self.slots,
+            "cpu_s": self.cpu_s, "rng": self._rng.bit_generator.state, "policy": self.policy.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            "felt": self._felt if self.n_done < self.recipe.n_lessons else [],
+        }  # fmt: skip
+
+    def go_on(self, state: dict[str, Any]) -> Self:
+        """Go on from a state.
+
+        Raises
+        ------
+        InputError
+            If it is that of another training.
+        """
+        theirs = {**state.get("recipe", {}), **state}
+        for name, value in (asdict(self.recipe) | {"seed": self.seed}).items():
+            if theirs.get(name) != value:
+                raise InputError(
+                    f"the training to go on with has {name} {theirs.get(name)!r:.80}; expected {value!r:.80}. "
+                    "Give it the same options, or another file."
+                )
+        self.policy.load_state_dict(state["policy"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        self._rng.bit_generator.state = state["rng"]
+        self.n_done, self.slots, self.cpu_s = state["n_done"], state["slots"], state["cpu_s"]
+        self._felt = list(state["felt"])
+        return self
+
+
+def _mean_jct(world: World) -> float:
+    """Return the mean JCT of a trace that was played, in slots."""
+    return float((world.done_s - world.arrival_s).mean() / SLOT_S)
+
+
+def blame_of(scene: Scene, world: World) -> Floats:
+    """Return what each job cost, (N,) in slots: its JCT, and what the jobs beside it took longer, by time together.
+
+    A job that took e seconds more than alone over its stay of t blames a job that was on one of its machines for o of
+    them for e o / t.
+    """
+    n = len(world.steps)
+    on = np.zeros((n, len(world.facts.up_gbps)), np.float32)
+    rows, columns = np.nonzero(world.where >= 0)
+    on[rows, world.facts.group_machine[world.where[rows, columns]]] = 1.0
+    beside = (on @ on.T) > 0
+    np.fill_diagonal(beside, val=False)
+    start, done = world.start_s, world.done_s
+    together = np.maximum(np.minimum(done[:, None], done) - np.maximum(start[:, None], start), 0.0)
+    longer = np.maximum(done - start - scene.alone_s, 0.0) / np.maximum(done - start, 1e-9)
+    blame: Floats = (done - world.arrival_s + (together * beside) @ longer) / SLOT_S
+    return blame
+
+
+def better_than_others(blame: Floats) -> Floats:
+    """Return by how much each job came off better than in the other plays of its trace, (K, N) from (K, N).
+
+    In standard deviations of the whole, at most `MOST_BETTER`; the sum over plays is 0 before that.
+    """
+    k = len(blame)
+    better = (blame.sum(0) - blame) / max(k - 1, 1) - blame
+    scaled: Floats = np.clip(better / (better.std() + 1e-8), -MOST_BETTER, MOST_BETTER)
+    return scaled
+
+
+def _of_jobs(better: Floats, job: NDArray[np.int64]) -> Tensor:
+    return torch.from_numpy(better[job].astype(np.float32))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Part:
+    """Decisions: what was seen (D, K + 1, F), costs (D, K), who decided (D,), what was allowed, and what was done."""
+
+    seen: Tensor
+    cost: Tensor
+    agent: Tensor
+    mask: Tensor
+    action: Tensor
+    job: NDArray[np.int64]
+
+    def take(self, rows: Tensor) -> _Part:
+        """Return some of them."""
+        picked = (self.seen[rows], self.cost[rows], self.agent[rows], self.mask[rows], self.action[rows])
+        return _Part(*picked, self.job[rows.numpy()])
+
+    @classmethod
+    def joined(cls, parts: list[_Part]) -> _Part:
+        """Return the decisions of several."""
+        columns = (torch.cat([getattr(p, name) for p in parts]) for name in ("seen", "cost", "agent", "mask", "action"))
+        return cls(*columns, np.concatenate([p.job for p in parts]))
+
+
+def _parts(rec: Rec, scene: Scene, n_agents: int, *, taught: bool) -> _Part:
+    """Return the decisions of a record; `taught`: those of which the oracle's choice is known, with that."""
+    n = int(rec.n[0])
+    keep = np.flatnonzero(rec.taught[:n] >= 0) if taught else np.arange(n)
+    seen, n_top = rec.seen[:n][keep], rec.n_top[:n][keep]
+    rows, there = np.arange(len(keep)), np.arange(N_TOP) < n_top[:, None]
+    waiting = seen[rows, n_top]
+    may_wait = ~np.isnan(waiting).any(axis=1)
+    whole = np.concatenate([np.where(there[:, :, None], seen[:, :-1], 0.0), np.nan_to_num(waiting)[:, None]], axis=1)
+    action = (rec.taught if taught else rec.action)[:n][keep]
+    action = np.where(action >= n_top, N_TOP, action)
+    agent = np.maximum(scene.home[rec.job[:n][keep]], 0) % n_agents
+    mask = np.concatenate([there, (may_wait & (not taught))[:, None]], axis=1)
+    return _Part(
+        torch.from_numpy(whole.astype(np.float32)), torch.from_numpy(rec.cost[:n][keep] * there),
+        torch.from_numpy(agent), torch.from_numpy(mask), torch.from_numpy(action), rec.job[:n][keep],
+    )  # fmt: skip

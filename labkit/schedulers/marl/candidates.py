@@ -1,0 +1,241 @@
+"""Which gangs' placements are weighed: all ways onto one machine, and even splits over several."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import numpy as np
+from numba import njit
+
+from labkit.core.capacity import SLACK
+from labkit.core.resources import CPUS, GPUS, Bools, Floats, Ints
+
+MOST: Final = 4096
+"""Placements of a gang that are weighed at most."""
+MOST_SPLIT: Final = 8
+"""Machines over which a gang is split at most."""
+
+
+class Room(NamedTuple):
+    """What a cluster has left, by device group; tasks are taken out of `free` as gangs are placed.
+
+    Attributes
+    ----------
+    free : array
+        (G, R).
+    up : array of bool
+        (G,) groups whose machine is there.
+    group_type : array
+        (G,) device type.
+    first_group : array
+        (M + 1,) groups of each machine.
+    first_machine : array
+        (P + 1,) places in `machines` of each pod.
+    machines : array
+        (M,) machines by pod.
+    """
+
+    free: Floats
+    up: Bools
+    group_type: Ints
+    first_group: Ints
+    first_machine: Ints
+    machines: Ints
+
+
+class Gang(NamedTuple):
+    """What a job asks for: (R,) of a worker and of a PS, how many, and (T,) device types on which it runs."""
+
+    worker: Floats
+    ps: Floats
+    n_workers: int
+    n_ps: int
+    runs_on: Bools
+
+
+class Found(NamedTuple):
+    """Placements: (C, K) device groups, workers first; (C,) pods; (1,) how many."""
+
+    group: Ints
+    pod: Ints
+    n: Ints
+
+
+def found_of(most_tasks: int) -> Found:
+    """Return room for placements of gangs of at most so many tasks."""
+    return Found(np.zeros((MOST, most_tasks), np.int64), np.zeros(MOST, np.int64), np.zeros(1, np.int64))
+
+
+@njit(cache=True)
+def fits(room: Room, gang: Gang, g: int, n_workers: int, n_ps: int) -> bool:
+    """Tell whether a group has room for some workers and PSs of a gang."""
+    if not room.up[g]:
+        return False
+    if n_workers and gang.worker[GPUS] > 0 and not gang.runs_on[room.group_type[g]]:
+        return False
+    for r in range(room.free.shape[1]):
+        if n_workers * gang.worker[r] + n_ps * gang.ps[r] > room.free[g, r] + SLACK:
+            return False
+    return True
+
+
+@njit(cache=True)
+def hold(room: Room, gang: Gang, groups: Ints, sign: int) -> None:
+    """Take a gang's tasks out of what is free, or give them back (sign -1)."""
+    for t in range(len(groups)):
+        demand = gang.worker if t < gang.n_workers else gang.ps
+        for r in range(len(demand)):
+            room.free[groups[t], r] -= sign * demand[r]
+
+
+@njit(cache=True)
+def _most(room: Room, gang: Gang, g: int, wants_workers: bool, n: int) -> int:
+    """Return how many tasks of one role a group has room for, at most n."""
+    k = 0
+    while k < n and fits(room, gang, g, k + 1 if wants_workers else 0, 0 if wants_workers else k + 1):
+        k += 1
+    return k
+
+
+@njit(cache=True)
+def _as_new(room: Room, empty: Bools, m: int, other: int) -> bool:
+    """Tell whether two machines without tasks are alike."""
+    a, b = room.first_group[m], room.first_group[other]
+    if room.first_group[m + 1] - a != room.first_group[other + 1] - b:
+        return False
+    for i in range(room.first_group[m + 1] - a):
+        if room.group_type[a + i] != room.group_type[b + i] or room.up[a + i] != room.up[b + i]:
+            return False
+        for r in range(room.free.shape[1]):
+            if room.free[a + i, r] != room.free[b + i, r]:
+                return False
+    return bool(empty[m] and empty[other])
+
+
+@njit(cache=True)
+def _whole(  # noqa: C901 - all pairs of groups, all numbers of tasks on the first
+    room: Room, gang: Gang, m: int, pod: int, alike: bool, found: Found
+) -> None:
+    """Note all ways to put a gang on one machine: over one group, or over two."""
+    first, last = room.first_group[m], room.first_group[m + 1]
+    w, p = gang.n_workers, gang.n_ps
+    for a in range(first, last):
+        for b in range(a + 1, max(last, a + 2)):
+            alone = b >= last
+            if alone and last - first > 1:
+                continue
+            for i in range(w + 1):
+                for k in range(p + 1):
+                    if alone and (i < w or k < p):
+                        continue
+                    if alike and (2 * i < w or (2 * i == w and 2 * k < p)):
+                        continue  # the mirror image
+                    if not alone and b > a + 1 and i == w and k == p:
+                        continue  # all on a, which was noted with the group behind it
+                    if not fits(room, gang, a, i, k) or (not alone and not fits(room, gang, b, w - i, p - k)):
+                        continue
+                    c = found.n[0]
+                    if c >= len(found.pod):
+                        return
+                    for t in range(w):
+                        found.group[c, t] = a if t < i else b
+                    for t in range(p):
+                        found.group[c, w + t] = a if t < k else b
+                    found.pod[c] = pod
+                    found.n[0] += 1
+
+
+@njit(cache=True)
+def _share(room: Room, gang: Gang, m: int, n_workers: int, n_ps: int, groups: Ints, w0: int, p0: int) -> bool:
+    """Put so many workers and PSs on a machine, each in the group with most free cores; note them in `groups`."""
+    first, last = room.first_group[m], room.first_group[m + 1]
+    used_w, used_p = np.zeros(last - first, np.int64), np.zeros(last - first, np.int64)
+    for t in range(n_workers + n_ps):
+        worker, best, most = t < n_workers, -1, -np.inf
+        for g in range(first, last):
+            w, p = used_w[g - first] + worker, used_p[g - first] + (not worker)
+            left = room.free[g, CPUS] - w * gang.worker[CPUS] - p * gang.ps[CPUS]
+            if left > most and fits(room, gang, g, w, p):
+                best, most = g, left
+        if best < 0:
+            return False
+        if worker:
+            groups[w0 + t] = best
+            used_w[best - first] += 1
+        else:
+            groups[gang.n_workers + p0 + t - n_workers] = best
+            used_p[best - first] += 1
+    return True
+
+
+@njit(cache=True)
+def _split(room: Room, gang: Gang, pod: int, k: int, order: Ints, found: Found) -> None:
+    """Note the split over k machines, the first ones of an order that hold their shares."""
+    c = found.n[0]
+    if c >= len(found.pod):
+        return
+    groups, at, w0, p0 = found.group[c], 0, 0, 0
+    for i in range(k):
+        w = gang.n_workers // k + (1 if i < gang.n_workers % k else 0)
+        p = gang.n_ps // k + (1 if k - 1 - i < gang.n_ps % k else 0)
+        while at < len(order) and not _share(room, gang, order[at], w, p, groups, w0, p0):
+            at += 1
+        if at >= len(order):
+            return
+        at, w0, p0 = at + 1, w0 + w, p0 + p
+    found.pod[c] = pod
+    found.n[0] += 1
+
+
+@njit(cache=True)
+def _fill(room: Room, gang: Gang, pod: int, order: Ints, found: Found) -> None:
+    """Note the placement that fills machines in an order, for gangs that no even split holds."""
+    c = found.n[0]
+    if c >= len(found.pod):
+        return
+    groups, w, p = found.group[c], 0, 0
+    for m in order:
+        for g in range(room.first_group[m], room.first_group[m + 1]):
+            mine = _most(room, gang, g, True, gang.n_workers - w)
+            groups[w : w + mine] = g
+            w += mine
+            k = 0
+            while p + k < gang.n_ps and fits(room, gang, g, mine, k + 1):
+                groups[gang.n_workers + p + k] = g
+                k += 1
+            p += k
+    if w == gang.n_workers and p == gang.n_ps:
+        found.pod[c] = pod
+        found.n[0] += 1
+
+
+@njit(cache=True)
+def candidates(room: Room, gang: Gang, pod: int, empty: Bools, order: Ints, looked_at: int, found: Found) -> None:
+    """Note placements of a gang in a pod; of machines without tasks that are alike, one is looked at.
+
+    Parameters
+    ----------
+    empty : array of bool
+        (M,) machines without tasks.
+    order : array
+        (O, m) orders of the pod's machines in which splits take them.
+    looked_at : int
+        Machines, the first ones of `order[0]`, on which the whole gang is tried.
+    """
+    seen, n, before = -1, 0, found.n[0]
+    for m in order[0]:
+        if n >= looked_at:
+            break
+        if empty[m]:
+            if seen >= 0 and _as_new(room, empty, m, seen):
+                continue
+            seen = m
+        a, b, at = room.first_group[m], room.first_group[m + 1] - 1, found.n[0]
+        alike = bool(empty[m]) and b == a + 1 and np.all(room.free[a] == room.free[b])
+        _whole(room, gang, m, pod, alike, found)
+        n += found.n[0] > at
+    for o in range(len(order)):
+        for k in range(2, min(MOST_SPLIT, max(gang.n_workers, gang.n_ps)) + 1):
+            _split(room, gang, pod, k, order[o], found)
+    if found.n[0] == before:
+        _fill(room, gang, pod, order[0], found)

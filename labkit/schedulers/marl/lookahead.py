@@ -1,0 +1,76 @@
+"""The look-ahead over pods: an oracle that knows the truth about interference, to learn from and to be measured by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+
+from labkit.core.life import Context
+from labkit.core.placement import Placement
+from labkit.core.snapshot import Snapshot
+from labkit.schedulers.marl.network import NEVER, desk_of, plain
+from labkit.schedulers.marl.queue import place_waiting
+from labkit.schedulers.marl.scenes import declared_speed, scene_of
+from labkit.schedulers.marl.scheduler import Known, placement, show
+from labkit.speed.what_if import slow_of
+
+
+@dataclass(eq=False)
+class LookAheadPods:
+    """Put each gang where it and those beside it take least longer, by the true interference: an oracle.
+
+    It weighs what `marl` weighs (all ways onto one machine, even splits; at home and in other pods) by the true
+    slowdowns, with each link's bandwidth shared equally and nothing but network cards looked at. It takes the least
+    sum of seconds, its own and those that the jobs beside it lose, as if nobody else ever came.
+
+    Attributes
+    ----------
+    forwards : bool
+        False: a job goes to another pod only where it finds no room at home.
+    patience : float
+        A job waits that would take more than so many times its duration alone, with what the others lose; inf: never.
+    """
+
+    oracle: ClassVar[bool] = True
+    knows_types: ClassVar[bool] = False
+
+    forwards: bool = True
+    patience: float = np.inf
+    _known: Known | None = field(default=None, init=False, repr=False)
+
+    def begin(self, context: Context) -> None:
+        """Begin a run: be told the truth about interference."""
+        jobs, cluster, runs_on = context.jobs, context.cluster, context.runs_on
+        level = getattr(context, "interference", None)
+        speed = declared_speed(jobs, cluster)
+        uses = None if level is None else level.uses
+        scene, net = scene_of(jobs, cluster, runs_on=runs_on, speed=speed, uses=uses), plain()
+        net.wait[:, -1] = -net.sharp * self.patience if np.isfinite(self.patience) else NEVER
+        self._known = Known(scene, desk_of(scene), slow_of(None if level is None else level.model), net)
+
+    def schedule(self, snapshot: Snapshot) -> Placement:
+        """Return where the waiting jobs go."""
+        waiting = snapshot.waiting
+        if not len(waiting):
+            return Placement.nothing()
+        if self._known is None:
+            self.begin(_without_truth(snapshot))
+        assert self._known is not None
+        known = self._known
+        show(known.scene, known.slow, snapshot)
+        chosen, groups = place_waiting(
+            known.scene, known.slow, known.net, waiting.astype(np.int64), snapshot.now_s,
+            snapshot.table.arrival_s, snapshot.n_running, not self.forwards, known.desk,
+        )  # fmt: skip
+        return placement(known.scene, chosen, groups)
+
+
+def _without_truth(snapshot: Snapshot) -> Context:
+    """Return a context in which nothing is known of interference, for a run that never began."""
+    none = lambda *_, **__: (_ for _ in ()).throw(NotImplementedError)  # noqa: E731
+    return Context(
+        jobs=snapshot.table, cluster=snapshot.cluster, runs_on=snapshot.runs_on, measure=none, profile=none,
+        rng=np.random.default_rng(0),
+    )  # fmt: skip

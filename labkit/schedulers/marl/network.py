@@ -1,0 +1,340 @@
+"""The policy: what it sees of a placement, what the placement is worth to it, and which one it takes."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import numpy as np
+from numba import njit
+
+from labkit.core.resources import CPUS, GPUS, Bools, Floats, Ints
+from labkit.schedulers.marl.candidates import MOST, Found, Gang, Room, candidates, found_of
+from labkit.speed.what_if import N_SEEN, WORKER, Facts, Slow, Tasks, seconds_more
+
+FEATURES: Final = (
+    "own_slowdown", "others", "machines", "empty", "gpus_left", "cores_left", "stranded", "at_home", "pod_free",
+    "traffic", "length", "queue", "crowd", "uneven",
+)  # fmt: skip
+"""What the head sees of a placement."""
+WAITING: Final = ("cost", "age", "queue", "free", "length", "one")
+"""What it sees of leaving a job in the queue."""
+N_TOP: Final = 12
+"""Placements of least foretold cost that the head weighs."""
+SLOT_S: Final = 1800.0
+"""Seconds that lengths of jobs are compared with."""
+MOST_WAITED: Final = 2.0
+"""Times its duration alone that a job is left in the queue at most, although it finds room."""
+LEAST: Final = 1e-9
+DEAR: Final = 1e9
+NEVER: Final = -1e6
+"""Worth of what is never taken."""
+
+
+class Net(NamedTuple):
+    """The weights: a network that foretells slowdowns, and a head that weighs placements, for each of A agents.
+
+    The agent of a job is its home pod modulo A; with A = 1 all pods share one head.
+
+    Attributes
+    ----------
+    seen, out : array
+        (6, H), (H,) as `labkit.speed.what_if.Slow` has them.
+    first, bias, last : array
+        (A, F, U), (A, U), (A, U) of the head: a layer of U units over `FEATURES`.
+    wait : array
+        (A, 6) what leaving a job in the queue is worth, by `WAITING`.
+    sharp : array
+        (A,) worth of a foretold cost of one duration alone.
+    """
+
+    seen: Floats
+    out: Floats
+    first: Floats
+    bias: Floats
+    last: Floats
+    wait: Floats
+    sharp: Floats
+
+
+class Scene(NamedTuple):
+    """What a scheduler knows of jobs and cluster: N jobs, M machines, P pods.
+
+    Attributes
+    ----------
+    facts, tasks, room : Facts, Tasks, Room
+        As declared; who is where; what is free.
+    left, alone_s, home : array
+        (N,) steps left, declared seconds alone, and the pod of arrival.
+    worker, ps, n_workers, n_ps, runs_on : array
+        (N, R), (N, R), (N,), (N,), (N, T) of the gang that each asks for.
+    pods : array
+        (2,) pods that are looked at beside the home, and machines of each on which a whole gang is tried.
+    """
+
+    facts: Facts
+    tasks: Tasks
+    room: Room
+    left: Floats
+    alone_s: Floats
+    home: Ints
+    worker: Floats
+    ps: Floats
+    n_workers: Ints
+    n_ps: Ints
+    runs_on: Bools
+    pods: Ints
+
+
+class Desk(NamedTuple):
+    """What a decision is made with: placements, their costs, the best of them, and what is seen of these.
+
+    Attributes
+    ----------
+    found, cost : Found, array
+        All placements, and (C,) their costs over the time alone.
+    kind : array
+        (C,) a number of the machines that it takes.
+    top, seen, logit : array
+        (K,) the best of each kind, (K + 1, F) what is seen of each, and (K + 1,) what it is worth; waiting comes last.
+    own, more : array
+        (C,) the parts of a cost; of the best, `own` is the whole in the end.
+    empty, others : array
+        (M,) machines without tasks, and (N,) to be written to.
+    """
+
+    found: Found
+    cost: Floats
+    own: Floats
+    more: Floats
+    kind: Ints
+    top: Ints
+    seen: Floats
+    logit: Floats
+    empty: Bools
+    others: Ints
+
+
+def desk_of(scene: Scene) -> Desk:
+    """Return a desk."""
+    n = N_TOP + 1
+    return Desk(
+        found_of(scene.tasks.group.shape[1]), np.zeros(MOST), np.zeros(MOST), np.zeros(MOST),
+        np.zeros(MOST, np.int64), np.zeros(N_TOP, np.int64),
+        np.zeros((n, len(FEATURES))), np.zeros(n), np.zeros(len(scene.facts.up_gbps), np.bool_),
+        np.zeros(len(scene.left), np.int64),
+    )  # fmt: skip
+
+
+@njit(cache=True)
+def gang_of(scene: Scene, job: int) -> Gang:
+    """Return the gang that a job asks for."""
+    return Gang(scene.worker[job], scene.ps[job], scene.n_workers[job], scene.n_ps[job], scene.runs_on[job])
+
+
+@njit(cache=True)
+def _orders(scene: Scene, pod: int) -> Ints:
+    """Return a pod's machines by what is used there, and by free cores, (2, m)."""
+    room = scene.room
+    mine = room.machines[room.first_machine[pod] : room.first_machine[pod + 1]]
+    key = np.zeros((2, len(mine)))
+    for i in range(len(mine)):
+        m = mine[i]
+        for g in range(room.first_group[m], room.first_group[m + 1]):
+            key[0, i] += scene.tasks.cores[g]
+            key[1, i] -= room.free[g, CPUS]
+        key[0, i] += 0.5 * (scene.tasks.up[m] + scene.tasks.down[m])
+    order = np.empty((2, len(mine)), np.int64)
+    for o in range(2):
+        order[o] = mine[np.argsort(key[o], kind="mergesort")]
+    return order
+
+
+@njit(cache=True)
+def _free_gpus(room: Room, pod: int) -> tuple[float, float]:
+    """Return GPUs and cores that are free in a pod."""
+    gpus, cores = 0.0, 0.0
+    for i in range(room.first_machine[pod], room.first_machine[pod + 1]):
+        m = room.machines[i]
+        for g in range(room.first_group[m], room.first_group[m + 1]):
+            if room.up[g]:
+                gpus += room.free[g, GPUS]
+                cores += room.free[g, CPUS]
+    return gpus, cores
+
+
+@njit(cache=True)
+def _find(scene: Scene, job: int, desk: Desk, stays: bool) -> None:
+    """Note placements: at home, and in those pods that have most free GPUs."""
+    room, gang, desk.found.n[0] = scene.room, gang_of(scene, job), 0
+    n_pods, home = len(room.first_machine) - 1, scene.home[job]
+    need = gang.n_workers * gang.worker[GPUS]
+    need_cores = gang.n_workers * gang.worker[CPUS] + gang.n_ps * gang.ps[CPUS]
+    free = np.full(n_pods, -1.0)
+    for pod in range(n_pods):
+        gpus, cores = _free_gpus(room, pod)
+        if gpus + LEAST >= need and cores + LEAST >= need_cores:
+            free[pod] = gpus + 1e-3 * cores
+    if home >= 0:
+        if free[home] >= 0:
+            candidates(room, gang, home, desk.empty, _orders(scene, home), scene.pods[1], desk.found)
+        if stays and desk.found.n[0]:
+            return
+        free[home] = -1.0
+    for _ in range(min(n_pods, scene.pods[0])):
+        pod = int(np.argmax(free))
+        if free[pod] < 0:
+            return
+        candidates(room, gang, pod, desk.empty, _orders(scene, pod), scene.pods[1], desk.found)
+        free[pod] = -1.0
+
+
+@njit(cache=True, error_model="numpy")
+def _see(scene: Scene, job: int, desk: Desk, c: int, n_waiting: int, seen: Floats) -> None:
+    """Write what the head sees of a placement."""
+    room, tasks, facts = scene.room, scene.tasks, scene.facts
+    n_workers, n = scene.n_workers[job], scene.n_workers[job] + scene.n_ps[job]
+    groups, pod, alone_s = desk.found.group[c, :n], desk.found.pod[c], scene.alone_s[job]
+    seen[:] = 0.0
+    gpus, cores, crowd, machines, empty, stranded, lightest = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, np.inf
+    for t in range(n):
+        m, first = facts.group_machine[groups[t]], True
+        for u in range(t):
+            first = first and facts.group_machine[groups[u]] != m
+        if not first:
+            continue
+        machines += 1.0
+        empty += 1.0 if desk.empty[m] else 0.0
+        g_left, c_left, used, has = 0.0, 0.0, 0.0, 0.0
+        for g in range(room.first_group[m], room.first_group[m + 1]):
+            g_left += room.free[g, GPUS]
+            c_left += room.free[g, CPUS]
+            used += tasks.cores[g]
+            has += facts.group_cores[g]
+        for u in range(n):
+            if facts.group_machine[groups[u]] == m:
+                demand = scene.worker[job] if u < n_workers else scene.ps[job]
+                g_left -= demand[GPUS]
+                c_left -= demand[CPUS]
+                used += facts.cores[WORKER if u < n_workers else 1, job]
+        gpus, cores, stranded = gpus + g_left, cores + c_left, stranded + max(g_left - c_left / 4, 0.0)
+        crowd, lightest = max(crowd, used / max(has, 1.0)), min(lightest, used / max(has, 1.0))
+    free, _ = _free_gpus(room, pod)
+    total = 0.0
+    for i in range(room.first_machine[pod], room.first_machine[pod + 1]):
+        m = room.machines[i]
+        total += room.first_group[m + 1] - room.first_group[m]
+    seen[0] = min(desk.own[c] - 1.0, 5.0)
+    seen[1] = min(max(desk.more[c], -1.0), 5.0)
+    seen[2] = machines - 1.0
+    seen[3] = empty / machines
+    seen[4] = gpus / machines / 4
+    seen[5] = cores / machines / 16
+    seen[6] = stranded / machines / 4
+    seen[7] = 1.0 if pod == scene.home[job] else 0.0
+    seen[8] = free / max(2 * total, 1.0)
+    seen[9] = np.log1p(facts.moved[WORKER, job] * n_workers / 10)
+    seen[10] = np.log(max(alone_s, 1.0) / SLOT_S) / 2
+    seen[11] = np.log1p(n_waiting) / 3
+    seen[12] = crowd
+    seen[13] = crowd - lightest
+
+
+@njit(cache=True, error_model="numpy")
+def worth_of(net: Net, agent: int, seen: Floats, cost: float) -> float:
+    """Return what a placement is worth to an agent."""
+    worth = -net.sharp[agent] * cost
+    for u in range(net.bias.shape[1]):
+        x = net.bias[agent, u]
+        for f in range(len(seen)):
+            x += seen[f] * net.first[agent, f, u]
+        worth += net.last[agent, u] * np.tanh(x)
+    return worth
+
+
+@njit(cache=True, error_model="numpy")
+def weigh(  # noqa: C901 - one pass: what there is, what it costs, what it is worth
+    scene: Scene, slow: Slow, net: Net, job: int, now_s: float, arrival_s: float, n_waiting: int, n_running: int,
+    stays: bool, desk: Desk,
+) -> int:  # fmt: skip
+    """Find the best placements of a job and what each is worth; return how many there are, 0: it finds no room.
+
+    Behind them stands waiting, in row K of `desk.seen` and `desk.logit`; -inf where it is not allowed.
+    """
+    tasks, found = scene.tasks, desk.found
+    for m in range(len(desk.empty)):
+        desk.empty[m] = tasks.head[m] < 0
+    _find(scene, job, desk, stays)
+    n_found, n_workers, alone_s = found.n[0], scene.n_workers[job], scene.alone_s[job]
+    n, agent = n_workers + scene.n_ps[job], max(scene.home[job], 0) % len(net.sharp)
+    for c in range(n_found):
+        own, more = seconds_more(
+            scene.facts, slow, tasks, scene.left, job, found.group[c, :n], n_workers, desk.others
+        )  # fmt: skip
+        desk.own[c], desk.more[c] = own / alone_s, more / alone_s
+        cost = (own + more) / alone_s
+        desk.cost[c] = cost if cost < DEAR else DEAR  # and so is what is no number
+        desk.kind[c] = 0
+        for t in range(n):
+            desk.kind[c] += (scene.facts.group_machine[found.group[c, t]] + 1) ** 3
+    n_top = min(n_found, N_TOP)
+    for k in range(n_top):
+        best = int(np.argmin(desk.cost[:n_found]))
+        if desk.cost[best] == np.inf:
+            n_top = k
+            break
+        desk.top[k] = best
+        _see(scene, job, desk, best, n_waiting, desk.seen[k])
+        desk.logit[k] = worth_of(net, agent, desk.seen[k], desk.cost[best])
+        desk.own[best] = desk.cost[best]
+        for c in range(n_found):  # of the same machines, the best is enough
+            if desk.kind[c] == desk.kind[best]:
+                desk.cost[c] = np.inf
+    if n_top:
+        _see_waiting(desk, desk.own[desk.top[0]], (now_s - arrival_s) / alone_s, n_top)
+        allowed = n_running > 0 and now_s - arrival_s <= MOST_WAITED * alone_s
+        worth = np.sum(net.wait[agent] * desk.seen[n_top, : net.wait.shape[1]])
+        desk.logit[n_top] = worth if allowed else -np.inf
+    return n_top
+
+
+@njit(cache=True)
+def _see_waiting(desk: Desk, cost: float, age: float, n_top: int) -> None:
+    """Write what the head sees of leaving a job in the queue."""
+    seen = desk.seen[n_top]
+    seen[:] = 0.0
+    seen[0], seen[1], seen[2] = min(cost, 10.0), min(age, MOST_WAITED), desk.seen[0, 11]
+    seen[3], seen[4], seen[5] = desk.seen[0, 8], desk.seen[0, 10], 1.0
+
+
+@njit(cache=True)
+def best_of(desk: Desk, n_top: int) -> int:
+    """Return the option of the most worth; n_top: wait."""
+    best = 0
+    for k in range(1, n_top + 1):
+        if desk.logit[k] > desk.logit[best]:
+            best = k
+    return best
+
+
+@njit(cache=True)
+def drawn(desk: Desk, n_top: int, rng: np.random.Generator) -> int:
+    """Return an option by its chance."""
+    most, total = desk.logit[best_of(desk, n_top)], 0.0
+    for k in range(n_top + 1):
+        total += np.exp(desk.logit[k] - most)
+    left = rng.random() * total
+    for k in range(n_top + 1):
+        left -= np.exp(desk.logit[k] - most)
+        if left < 0:
+            return k
+    return best_of(desk, n_top)
+
+
+def plain(n_hidden: int = 16, n_units: int = 16, n_agents: int = 1) -> Net:
+    """Return weights of a head that takes the least foretold cost and never waits."""
+    a, wait = n_agents, np.zeros((n_agents, len(WAITING)))
+    wait[:, -1] = NEVER
+    return Net(
+        np.zeros((N_SEEN, n_hidden)), np.zeros(n_hidden), np.zeros((a, len(FEATURES), n_units)), np.zeros((a, n_units)),
+        np.zeros((a, n_units)), wait, np.full(a, 20.0),
+    )  # fmt: skip

@@ -1,0 +1,135 @@
+"""Networks of MARL as published in files: safetensors, with their form and where they come from."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from labkit.core.errors import InputError
+from labkit.core.files import refuse_unreadable
+from labkit.schedulers.marl.published.form import Form
+from labkit.schedulers.marl.published.graphs import Graphs
+from labkit.schedulers.marl.published.network import Params, shapes
+
+VERSION: Final = "1"
+POLICY: Final = "marl as published"
+HOW: Final = "Train it: labkit train-policy marl --published"
+
+
+@dataclass(frozen=True, eq=False)
+class MarlWeights:
+    """Trained networks of the published form.
+
+    Attributes
+    ----------
+    nets : tuple of mapping
+        Tensors by name (`labkit.schedulers.marl.published.network.shapes`): one that all schedulers share, or one each.
+    form : Form
+        What they see and may do.
+    slot_s : float
+        Seconds of a scheduling interval in their training.
+    source : str
+        How they were made.
+    """
+
+    nets: tuple[Params, ...]
+    form: Form
+    slot_s: float
+    source: str
+
+    def net(self, agent: int) -> Params:
+        """Return the network of a scheduler."""
+        return self.nets[agent if len(self.nets) > 1 else 0]
+
+    def refuse_other(self, graphs: Graphs, *, cluster: str) -> None:
+        """Raise if the networks are for another cluster.
+
+        Raises
+        ------
+        InputError
+            If they are separate ones of other schedulers, or a flat head's for pods of another size.
+        """
+        n, places = graphs.n_agents, {graph.n_places for graph in graphs.inner}
+        if len(self.nets) not in (1, n):
+            raise InputError(
+                f"marl: these are the weights of {len(self.nets)} schedulers, one network each; {cluster} has {n} "
+                "pods. Take weights that schedulers share, or a cluster with as many pods."
+            )
+        form = self.form
+        if form.head == "flat" and (places != {form.n_places} or n != form.n_agents):
+            sizes = ", ".join(map(str, sorted(places)))
+            raise InputError(
+                f"marl: a flat head is for {form.n_agents} pods of {form.n_places} places; {cluster} has {n} of "
+                f"{sizes}. Take weights with head=equivariant, which fit any size."
+            )
+
+    def save(self, path: str | Path) -> None:
+        """Write a file, whole or not at all."""
+        from safetensors.numpy import save
+
+        about = {
+            "policy": POLICY, "version": VERSION, "form": json.dumps(asdict(self.form)),
+            "n_nets": str(len(self.nets)), "slot_s": repr(self.slot_s), "source": self.source,
+        }  # fmt: skip
+        tensors = {
+            f"{k}.{name}": np.ascontiguousarray(tensor, np.float32)
+            for k, net in enumerate(self.nets)
+            for name, tensor in net.items()
+        }
+        path = Path(path)
+        temporary = path.with_name(path.name + ".tmp")
+        temporary.write_bytes(save(tensors, metadata=about))
+        temporary.replace(path)
+
+
+def load_published(path: str | Path) -> MarlWeights:
+    """Return networks from a file.
+
+    Raises
+    ------
+    InputError
+        If it holds something else.
+    """
+    if Path(path).suffix != ".safetensors":
+        raise InputError(f"weights is {str(path)!r}; expected the path of a .safetensors file. {HOW}.")
+    path = Path(path)
+    refuse_unreadable(path, expected="weights of MARL's own network (safetensors)", error=InputError)
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="numpy") as file:
+            about: dict[str, Any] = file.metadata() or {}
+            tensors = {key: np.ascontiguousarray(file.get_tensor(key), np.float32) for key in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise InputError(f"{path}: not a safetensors file ({error}); expected weights of a policy.") from None
+    if about.get("policy") != POLICY or about.get("version") != VERSION:
+        raise InputError(
+            f"{path}: policy {about.get('policy')!r}, version {about.get('version')!r}; expected {POLICY!r}, "
+            f"{VERSION!r}. {HOW}."
+        )
+    kept = json.loads(about["form"])
+    form, n_nets = Form(**kept | {"models": tuple(kept["models"])}), int(about["n_nets"])
+    nets = tuple(
+        {name: tensors[f"{k}.{name}"] for name in shapes(form) if f"{k}.{name}" in tensors} for k in range(n_nets)
+    )
+    if fault := _fault(tensors, form, n_nets):
+        raise InputError(f"{path}: {fault}. {HOW}.")
+    return MarlWeights(nets, form, float(about["slot_s"]), about.get("source", ""))
+
+
+def _fault(tensors: Params, form: Form, n_nets: int) -> str:
+    """Return what is wrong with the tensors of a file; empty: nothing."""
+    expected = {f"{k}.{name}": shape for k in range(n_nets) for name, shape in shapes(form).items()}
+    if other := sorted(set(tensors) ^ set(expected)):
+        what = "lacks" if other[0] in expected else "holds"
+        return f"it {what} {other[0]}, which is {'' if other[0] in expected else 'not '}part of its form"
+    for name, shape in expected.items():
+        if tensors[name].shape != shape:
+            return f"{name} is of shape {tensors[name].shape}; expected {shape}"
+        if not np.isfinite(tensors[name]).all():
+            return f"{name} holds a number that is not finite"
+    return ""

@@ -1,0 +1,81 @@
+"""What a scheduler knows of jobs and machines, as the compiled policy takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+
+from labkit.core.cluster import Cluster
+from labkit.core.errors import InputError
+from labkit.core.jobs import Jobs
+from labkit.core.resources import Bools, Floats
+from labkit.schedulers.marl.candidates import Room
+from labkit.schedulers.marl.network import Scene
+from labkit.speed.interference.use import TaskUse
+from labkit.speed.step_time import StepTime
+from labkit.speed.units import samples_of_step
+from labkit.speed.what_if import facts_of, tasks_of
+from labkit.workloads import catalogue
+
+PODS: Final = 3
+"""Pods that are looked at beside the one where a job arrived."""
+MACHINES: Final = 24
+"""Machines of a pod on which a whole gang is tried: those with the least load."""
+UNKNOWN_S: Final = 1.0
+"""Seconds of a step of a job that tells nothing."""
+
+
+def declared_speed(jobs: Jobs, cluster: Cluster) -> StepTime:
+    """Return the step times that follow from what is public: the catalogue's models, or declared durations.
+
+    A job of a model that the catalogue does not know takes its declared duration, and exchanges nothing.
+    """
+    n = len(jobs)
+    compute_s, size, per_step = np.empty(n), np.zeros(n), np.ones(n)
+    seconds = np.where(jobs.duration_s > 0, jobs.duration_s / jobs.total_steps, UNKNOWN_S)
+    compute_s[:] = seconds * jobs.n_workers
+    batch = np.ones(len(jobs.models))
+    known = np.zeros(len(jobs.models), np.bool_)
+    for k, name in enumerate(jobs.models):
+        try:
+            model = catalogue.model(name)
+        except InputError:
+            continue
+        mine = jobs.model == k
+        known[k], batch[k] = True, model.batch
+        compute_s[mine], size[mine] = model.compute_s, model.bytes
+    if known.any():
+        counted = samples_of_step(jobs, batch=batch) / batch
+        per_step = np.where(known[jobs.model], counted[jobs.model], 1.0)
+    return StepTime(
+        jobs, cluster, compute_s=compute_s, model_bytes=size, type_speed=1.0, share="equal",
+        updates_per_step=np.where(np.isfinite(per_step) & (per_step > 0), per_step, 1.0),
+    )  # fmt: skip
+
+
+def scene_of(
+    jobs: Jobs, cluster: Cluster, *, runs_on: Bools, speed: StepTime, uses: Mapping[str, TaskUse] | None = None
+) -> Scene:  # fmt: skip
+    """Return an empty cluster as it is known; `uses`: by model, the catalogue's without it."""
+    facts = facts_of(jobs, cluster, speed=speed, uses=uses)
+    most = int((jobs.n_workers + jobs.n_ps).max())
+    order = np.argsort(cluster.partition, kind="stable").astype(np.int64)
+    n_pods = int(cluster.partition.max()) + 1
+    room = Room(
+        cluster.capacity.astype(np.float64), np.ones(cluster.n_groups, np.bool_), cluster.group_type.astype(np.int64),
+        facts.first_group, np.searchsorted(cluster.partition[order], np.arange(n_pods + 1)).astype(np.int64), order,
+    )  # fmt: skip
+    return Scene(
+        facts, tasks_of(facts, most_tasks=most), room, jobs.total_steps.astype(np.float64), _alone_s(jobs),
+        np.where(jobs.home < n_pods, jobs.home, -1).astype(np.int64), jobs.worker_demand.astype(np.float64),
+        jobs.ps_demand.astype(np.float64), jobs.n_workers.astype(np.int64), jobs.n_ps.astype(np.int64), runs_on.copy(),
+        np.array([PODS, MACHINES], np.int64),
+    )  # fmt: skip
+
+
+def _alone_s(jobs: Jobs) -> Floats:
+    """Return the declared seconds of each job alone, (N,); its steps where it tells none."""
+    told: Floats = np.where(jobs.duration_s > 0, jobs.duration_s, jobs.total_steps * UNKNOWN_S)
+    return told

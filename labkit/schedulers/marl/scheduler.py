@@ -1,0 +1,123 @@
+"""MARL's schedulers, each of its pod: a network that was trained says where a gang goes, here or in another pod."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+
+from labkit.core.cluster import Cluster
+from labkit.core.jobs import Jobs
+from labkit.core.life import Context
+from labkit.core.placement import Placement
+from labkit.core.resources import Bools, Ints
+from labkit.core.snapshot import Snapshot
+from labkit.schedulers.marl.network import Desk, Net, Scene, desk_of
+from labkit.schedulers.marl.queue import place_waiting
+from labkit.schedulers.marl.scenes import declared_speed, scene_of
+from labkit.schedulers.marl.weights import load
+from labkit.speed.what_if import Slow, fill, learned
+
+
+class Known(NamedTuple):
+    """What was made of a run's jobs and cluster, to be filled anew for each decision."""
+
+    scene: Scene
+    desk: Desk
+    slow: Slow
+    net: Net
+
+
+@dataclass(eq=False)
+class Marl:
+    """Give each gang the placement that is worth most to a network trained by imitation and policy gradient.
+
+    Jobs wait in the order of arrival, and one that does not fit lets those behind it pass. For each, the ways to put
+    its gang onto one machine of its home pod, and even splits over several, are weighed, and those of the pods with
+    most free GPUs beside them: a job that goes there is forwarded, whole and once. A small network foretells from
+    declared use what each task would suffer, the seconds follow that the gang and those beside it would take, and a
+    head weighs the best dozen by what they leave behind, against leaving the job in the queue.
+
+    What it knows is declared: demands, use of cores and PCIe by model (`labkit.speed.interference.task_use`), compute
+    time and size of the catalogue's models, durations. All is summed over tasks, machines and jobs, so the same weights
+    serve any number of pods, machines and groups, in any order.
+
+    Attributes
+    ----------
+    weights : str
+        A name of `labkit.schedulers.marl.shipped()`, or the path of a .safetensors file of `labkit train-policy marl`.
+    forwards : bool
+        False: a job goes to another pod only where it finds no room at home.
+    waits : bool
+        False: a job that finds room is never left in the queue.
+    """
+
+    knows_types: ClassVar[bool] = False
+
+    weights: str = "marl"
+    forwards: bool = True
+    waits: bool = True
+    _net: Net = field(init=False, repr=False)
+    _known: Known | None = field(default=None, init=False, repr=False)
+    _of: tuple[int, int] = field(default=(0, 0), init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        net = load(self.weights).net
+        if not self.waits:
+            net = net._replace(wait=np.zeros_like(net.wait))
+            net.wait[:, -1] = -np.inf
+        self._net = net
+
+    def begin(self, context: Context) -> None:
+        """Begin a run."""
+        self._known = self._made(context.jobs, context.cluster, context.runs_on)
+        self._of = (id(context.jobs), id(context.cluster))
+
+    def _made(self, jobs: Jobs, cluster: Cluster, runs_on: Bools) -> Known:
+        """Return what the jobs declare, on an empty cluster."""
+        scene = scene_of(jobs, cluster, runs_on=runs_on, speed=declared_speed(jobs, cluster))
+        return Known(scene, desk_of(scene), learned(self._net.seen, self._net.out), self._net)
+
+    def schedule(self, snapshot: Snapshot) -> Placement:
+        """Return where the waiting jobs go."""
+        waiting = snapshot.waiting
+        if not len(waiting):
+            return Placement.nothing()
+        mine = (id(snapshot.table), id(snapshot.cluster))
+        if self._known is None or self._of != mine:
+            self._known, self._of = self._made(snapshot.table, snapshot.cluster, snapshot.runs_on), mine
+        known = self._known
+        show(known.scene, known.slow, snapshot)
+        chosen, groups = place_waiting(
+            known.scene, known.slow, known.net, waiting.astype(np.int64), snapshot.now_s,
+            snapshot.table.arrival_s, snapshot.n_running, not self.forwards, known.desk,
+        )  # fmt: skip
+        return placement(known.scene, chosen, groups)
+
+
+def show(scene: Scene, slow: Slow, snapshot: Snapshot) -> None:
+    """Fill a scene with what a snapshot shows."""
+    tasks = scene.tasks
+    for column, none in (
+        (tasks.n, 0), (tasks.cores, 0), (tasks.moved, 0), (tasks.up, 0), (tasks.down, 0), (tasks.head, -1),
+    ):  # fmt: skip
+        column[:] = none
+    scene.room.free[:] = snapshot.free
+    scene.room.up[:] = snapshot.up[snapshot.cluster.group_machine]
+    jobs = snapshot.jobs
+    scene.left[jobs.number] = jobs.remaining_steps
+    fill(scene.facts, slow, tasks, snapshot.running())
+
+
+def placement(scene: Scene, chosen: Ints, groups: Ints) -> Placement:
+    """Return the decision that puts some jobs on some groups, (C,) and (C, K)."""
+    if not len(chosen):
+        return Placement.nothing()
+    n_workers = scene.n_workers[chosen]
+    n = n_workers + scene.n_ps[chosen]
+    inside = np.arange(groups.shape[1]) < n[:, None]
+    role = np.where(np.arange(groups.shape[1]) < n_workers[:, None], 0, 1)[inside]
+    rows = np.column_stack([np.repeat(np.arange(len(chosen)), n), role, groups[inside]])
+    rows, count = np.unique(rows, axis=0, return_counts=True)
+    return Placement.of(chosen, job=chosen[rows[:, 0]], role=rows[:, 1], group=rows[:, 2], count=count)

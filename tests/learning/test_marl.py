@@ -1,0 +1,175 @@
+"""Training the placement policy: whole traces are simulated right, and the same seed gives the same weights."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from labkit.core import InputError
+from labkit.experiment import Experiment
+from labkit.learning.dl2 import NotFiniteError
+from labkit.learning.marl.episodes import How, play, record
+from labkit.learning.marl.settings import Setting
+from labkit.learning.marl.trainer import Policy, Recipe, Trainer, _parts, better_than_others, blame_of
+from labkit.learning.marl.worlds import world_of
+from labkit.schedulers.marl.network import FEATURES, N_TOP, Net, desk_of
+from labkit.schedulers.marl.scheduler import Marl
+from labkit.schedulers.marl.weights import Weights
+from labkit.speed.interference.levels import level
+from labkit.speed.step_time import step_time
+from labkit.speed.what_if import learned
+from labkit.topology import build
+from labkit.workloads.expressions import trace
+
+CLUSTER = "vl2(4, 2, per_rack=3, gbps=(10, 2000, 4000))"  # only network cards bind
+TRACE = "marl_jobs(load=2, n_pods=2, n_slots=4, per_slot=2)"
+SMALL = Recipe(n_lessons=1, n_rounds=2, n_draws=2, n_hidden=4, n_units=5, n_fits=5, n_epochs=2)
+
+
+def trainer(seed: int = 1, recipe: Recipe = SMALL) -> Trainer:
+    torch.set_num_threads(1)
+    return Trainer(Setting([CLUSTER], [TRACE]), seed=seed, recipe=recipe)
+
+
+def same(one: Net, other: Net) -> bool:
+    return all(np.array_equal(mine, theirs) for mine, theirs in zip(one, other, strict=True))
+
+
+def trained(made: Trainer, n: int | None = None) -> Net:
+    for _ in range(made.n_updates if n is None else n):
+        made.update()
+    return made.policy.net()
+
+
+def test_the_same_seed_gives_the_same_weights_and_another_one_others():
+    assert same(trained(trainer(1)), trained(trainer(1)))
+    assert not same(trained(trainer(1)), trained(trainer(2)))
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_training_that_goes_on_ends_as_one_that_was_never_stopped(n: int, tmp_path) -> None:
+    whole, first = trained(trainer()), trainer()
+    trained(first, n)
+    torch.save(first.state(), tmp_path / "state")
+    again = trainer().go_on(torch.load(tmp_path / "state", weights_only=True))
+    assert same(trained(again, again.n_updates - n), whole)
+
+
+def test_a_state_of_another_training_is_refused():
+    with pytest.raises(InputError, match="has seed 1; expected 2"):
+        trainer(2).go_on(trainer(1).state())
+    with pytest.raises(InputError, match="has n_units 5; expected 6"):
+        trainer(1, replace(SMALL, n_units=6)).go_on(trainer(1).state())
+
+
+def test_a_loss_that_is_not_finite_stops_with_the_weights_from_before():
+    made = trainer()
+    made.update()
+    before = made.policy.net()
+    made.recipe = replace(SMALL, rate=float("nan"), n_epochs=3)
+    with pytest.raises(NotFiniteError, match=r"the loss of update 2 is .*; the weights are those of update 1"):
+        made.update()
+    assert same(made.policy.net(), before)
+
+
+def test_a_trace_in_compiled_code_is_the_session_of_the_scheduler(tmp_path):
+    made, known, cluster = trainer(), level("calibrated"), build(CLUSTER)
+    assert known is not None
+    net = trained(made, 1)
+    net = Net(*(part.astype(np.float32).astype(np.float64) for part in net))
+    Weights(net, "labkit train-policy marl").save(tmp_path / "a.safetensors")
+    jobs = trace(TRACE, seed=5)
+    scene, world = world_of(jobs, cluster, model=known.model, uses=known.uses)
+    play(
+        scene, world, learned(net.seen, net.out), net, How(False, False, 0.0, False), desk_of(scene), record(1),
+        np.random.default_rng(0),
+    )  # fmt: skip
+    speed = step_time(jobs, cluster, share="equal", slowdown=known.slowdown(jobs, cluster))
+    run = Experiment.of(jobs, cluster=cluster, speed=speed).run(Marl(str(tmp_path / "a.safetensors")))
+    jct_s = world.done_s - world.arrival_s
+    assert run.summary["mean_jct_s"] == pytest.approx(jct_s.mean(), rel=1e-3)
+    assert np.median(np.abs(run.table["jct_s"].to_numpy() / jct_s - 1)) < 1e-6
+
+
+def test_torch_and_compiled_code_see_the_same_worth():
+    made = trainer()
+    trained(made, 1)
+    rec, how = record(200), How(True, False, 0.0, False)
+    scene, world = made.worlds(np.random.default_rng(3))
+    net, desk = made.policy.net(), desk_of(scene)
+    play(scene, world, learned(net.seen, net.out), net, how, desk, rec, np.random.default_rng(0))
+    part = _parts(rec, scene, 1, taught=False)
+    last = len(part.action) - 1
+    worth = made.policy(part.seen, part.cost, part.agent)[last].detach().numpy()
+    n_top = int(rec.n_top[rec.n[0] - 1])
+    assert worth[:n_top] == pytest.approx(desk.logit[:n_top], rel=1e-4, abs=1e-4)
+    if np.isfinite(desk.logit[n_top]):
+        assert worth[N_TOP] == pytest.approx(desk.logit[n_top], rel=1e-4)
+
+
+def test_gradients_are_those_of_small_differences():
+    torch.manual_seed(0)
+    policy = Policy(3, 4, 2).double()
+    torch.nn.init.normal_(policy.last)
+    seen, cost = torch.randn(3, N_TOP + 1, len(FEATURES)).double(), torch.rand(3, N_TOP).double()
+    agent, felt = torch.tensor([0, 1, 0]), torch.rand(7, 6).double()
+
+    def loss() -> torch.Tensor:
+        told: torch.Tensor = torch.log_softmax(policy(seen, cost, agent), 1)[:, 2].sum()
+        return told + policy.foretold(felt).square().mean()
+
+    loss().backward()
+    for part in policy.parameters():
+        assert part.grad is not None
+        flat, slope = part.data.view(-1), part.grad.view(-1)
+        for i in range(0, len(flat), 7):
+            there, step = float(flat[i]), 1e-6
+            flat[i] = there + step
+            more = float(loss())
+            flat[i] = there - step
+            less = float(loss())
+            flat[i] = there
+            assert float(slope[i]) == pytest.approx((more - less) / (2 * step), rel=1e-4, abs=1e-6)
+
+
+@given(seed=st.integers(0, 1000), k=st.integers(2, 5))
+def test_what_is_better_in_one_play_is_worse_in_the_others(seed: int, k: int) -> None:
+    blame = np.random.default_rng(seed).normal(size=(k, 400)) * 0.1 + 5
+    better = better_than_others(blame)
+    assert better.sum(axis=0) == pytest.approx(np.zeros(400), abs=0.8)  # but for what is cut off
+    assert (np.argmin(blame, axis=0) == np.argmax(better, axis=0)).mean() > 0.95
+
+
+def test_a_job_is_blamed_for_its_own_time_and_for_that_of_jobs_on_its_machines():
+    made = trainer()
+    scene, world = made.worlds(np.random.default_rng(3))
+    net = made.policy.net()
+    play(
+        scene, world, learned(net.seen, net.out), net, How(True, False, 0.0, False), desk_of(scene), record(1),
+        np.random.default_rng(0),
+    )  # fmt: skip
+    blame, jct = blame_of(scene, world), (world.done_s - world.arrival_s) / 1800
+    assert (blame >= jct - 1e-9).all()
+    lonely = np.array([_met_nobody(world, j) for j in range(len(jct))])
+    assert blame[lonely] == pytest.approx(jct[lonely])
+
+
+def _met_nobody(world, job: int) -> bool:
+    machine = world.facts.group_machine
+    mine = {int(machine[g]) for g in world.where[job] if g >= 0}
+    for other in range(len(world.steps)):
+        theirs = {int(machine[g]) for g in world.where[other] if g >= 0}
+        apart = world.done_s[other] <= world.start_s[job] or world.start_s[other] >= world.done_s[job]
+        if other != job and mine & theirs and not apart:
+            return False
+    return True
+
+
+def test_a_file_is_no_trace_to_learn_from():
+    with pytest.raises(InputError, match="is a file; expected a generator"):
+        Setting([CLUSTER], ["jobs.csv"])

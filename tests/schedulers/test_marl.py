@@ -1,0 +1,187 @@
+"""The placement policy: nothing is placed where it does not fit, names of machines do not matter, files are checked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from labkit.core import InputError
+from labkit.core.resources import GPUS
+from labkit.core.snapshot import Snapshot
+from labkit.experiment import Experiment
+from labkit.schedulers import make
+from labkit.schedulers.marl.candidates import SLACK, Gang, candidates, found_of
+from labkit.schedulers.marl.network import FEATURES, WAITING, Net, Scene, best_of, desk_of, gang_of, plain, weigh
+from labkit.schedulers.marl.scenes import declared_speed, scene_of
+from labkit.schedulers.marl.weights import VERSION, Weights, load, shipped
+from labkit.speed.what_if import N_SEEN, learned, put, renew
+from labkit.topology import build
+from labkit.workloads.expressions import trace
+
+CLUSTER = build("vl2(4, 2, per_rack=3, gbps=(10, 20, 40))")
+
+
+def net_of(seed: int, *, n_agents: int = 1) -> Net:
+    """Return a network of random weights that never waits."""
+    rng = np.random.default_rng(seed)
+    drawn = [rng.normal(size=part.shape) for part in plain(4, 5, n_agents)]
+    return Net(*drawn[:5], plain(4, 5, n_agents).wait, np.full(n_agents, 3.0))
+
+
+def scene(seed: int, order: np.ndarray | None = None) -> Scene:
+    """Return a crowded scene on 2 pods of 3 machines; `order`: which machine stands in the place of which."""
+    jobs = trace("marl_jobs(load=5, n_pods=2, n_slots=4)", seed=seed).declared.as_if_true()
+    made = scene_of(
+        jobs, CLUSTER, runs_on=np.ones((len(jobs), 1), np.bool_), speed=declared_speed(jobs, CLUSTER)
+    )  # fmt: skip
+    place = np.arange(CLUSTER.n_machines) if order is None else order
+    rng, slow, others = np.random.default_rng(seed), learned(*net_of(seed)[:2]), np.zeros(len(jobs), np.int64)
+    for job in range(8):
+        gang, groups = gang_of(made, job), []
+        for t in range(gang.n_workers + gang.n_ps):
+            demand = gang.worker if t < gang.n_workers else gang.ps
+            turn = rng.permutation(CLUSTER.n_groups)
+            there = 2 * place[turn // 2] + turn % 2
+            fits = [int(g) for g in there if (made.room.free[g] + SLACK >= demand).all()]
+            if not fits:
+                break
+            made.room.free[fits[0]] -= demand
+            groups.append(fits[0])
+        if len(groups) == gang.n_workers + gang.n_ps:
+            put(made.facts, made.tasks, job, np.array(groups, np.int64), gang.n_workers)
+            renew(made.facts, slow, made.tasks, job, others)
+    return made
+
+
+def weighed(made: Scene, net: Net, job: int) -> Any:
+    desk = desk_of(made)
+    n_top = weigh(made, learned(net.seen, net.out), net, job, 0.0, 0.0, 1, 3, False, desk)
+    return desk, n_top
+
+
+@given(seed=st.integers(0, 1000))
+def test_every_placement_that_is_weighed_finds_room_in_one_pod_and_is_another(seed: int) -> None:
+    made = scene(seed)
+    for job in range(8, 14):
+        desk, _ = weighed(made, net_of(seed), job)
+        gang = gang_of(made, job)
+        n, seen = gang.n_workers + gang.n_ps, set()
+        for c in range(desk.found.n[0]):
+            groups, taken = desk.found.group[c, :n], np.zeros_like(made.room.free)
+            for t, g in enumerate(groups):
+                taken[g] += gang.worker if t < gang.n_workers else gang.ps
+            assert (taken <= made.room.free + SLACK).all()
+            assert set(CLUSTER.partition[CLUSTER.group_machine[groups]]) == {desk.found.pod[c]}
+            workers, servers = groups[: gang.n_workers], groups[gang.n_workers :]
+            seen.add((tuple(sorted(workers)), tuple(sorted(servers))))
+        assert len(seen) >= 0.5 * desk.found.n[0]
+
+
+@given(seed=st.integers(0, 1000))
+def test_what_a_placement_is_worth_does_not_depend_on_the_order_of_machines(seed: int) -> None:
+    rng, net = np.random.default_rng(seed), net_of(seed)
+    order = np.concatenate([rng.permutation(6), 6 + rng.permutation(6)])  # racks of one pod may change places
+    one, other = scene(seed), scene(seed, order)
+    for job in range(8, 12):
+        (desk, n), (desk2, m) = weighed(one, net, job), weighed(other, net, job)
+        assert (n > 0) == (m > 0)
+        if n:
+            assert desk2.logit[best_of(desk2, m)] == pytest.approx(desk.logit[best_of(desk, n)], rel=1e-6)
+
+
+def test_a_gang_that_no_even_split_holds_is_placed_all_the_same():
+    made = scene(0)
+    made.room.free[:] = 0.0
+    for g, gpus in ((0, 2.0), (2, 1.0), (4, 1.0)):
+        made.room.free[g] = [gpus, 16.0, 100.0]
+    gang = Gang(np.array([1.0, 2.0, 0.0]), np.array([0.0, 2.0, 0.0]), 4, 1, np.ones(1, np.bool_))
+    found = found_of(8)
+    order = np.array([[0, 1, 2]], np.int64)
+    candidates(made.room, gang, 0, np.zeros(12, np.bool_), order, 24, found)
+    assert found.n[0] == 1
+    assert sorted(found.group[0, :4].tolist()) == [0, 0, 2, 4]
+
+
+def test_a_job_that_does_not_fit_at_home_is_forwarded_and_one_that_may_not_leave_stays():
+    jobs = trace("marl_jobs(load=5, n_pods=2, n_slots=4)", seed=3)
+    made = Experiment.of(jobs, cluster=CLUSTER, interference="calibrated")
+    for options, everybody in (({"forwards": True}, False), ({"forwards": False}, False)):
+        run = made.run(make("marl", **options))
+        assert run.summary["n_completed"] == len(jobs) if "n_completed" in run.summary else True
+        assert everybody is False
+
+
+@settings(max_examples=5)
+@given(seed=st.integers(0, 100))
+def test_the_same_weights_decide_on_any_number_of_pods(seed: int) -> None:
+    for cluster, n_pods in (("fat_tree(4)", 4), ("no_network(6)", 1), ("vl2(4, 6, per_rack=2)", 6)):
+        jobs = trace(f"marl_jobs(load=1, n_slots=2, n_pods={n_pods}, most_workers=2, most_ps=2)", seed=seed)
+        run = Experiment.of(jobs, cluster=cluster, interference="calibrated").run("marl")
+        assert np.isfinite(run.table["jct_s"]).all()
+
+
+def test_shipped_weights_tell_where_they_come_from():
+    assert "marl" in shipped()
+    for name in shipped():
+        assert load(name).source.startswith("labkit train-policy marl")
+
+
+def test_weights_come_back_as_they_were(tmp_path):
+    net = Net(*(part.astype(np.float32).astype(np.float64) for part in net_of(1, n_agents=3)))
+    Weights(net, "here").save(tmp_path / "a.safetensors")
+    again = load(tmp_path / "a.safetensors")
+    assert again.source == "here"
+    assert all(np.array_equal(mine, theirs) for mine, theirs in zip(net, again.net, strict=True))
+
+
+def saved(tmp_path: Any, *, about: dict[str, str], **tensors: Any) -> str:
+    from safetensors.numpy import save_file
+
+    parts = {name: np.asarray(part, np.float32) for name, part in (plain()._asdict() | tensors).items()}
+    path = str(tmp_path / "b.safetensors")
+    save_file({name: part for name, part in parts.items() if part.size}, path, metadata=about)
+    return path
+
+
+MARL = {"policy": "marl", "version": VERSION}
+
+
+@pytest.mark.parametrize(
+    ("about", "tensors", "told"),
+    [
+        ({"policy": "dl2", "version": VERSION}, {}, "policy 'dl2', version '1'; expected 'marl', '1'"),
+        ({"policy": "marl", "version": "0"}, {}, "version '0'; expected 'marl', '1'"),
+        (MARL, {"out": np.zeros(3)}, f"seen is of shape ({N_SEEN}, 16); expected ({N_SEEN}, 3)"),
+        (MARL, {"first": np.zeros((1, 3, 16))}, f"expected (1, {len(FEATURES)}, 16)"),
+        (MARL, {"wait": np.full((1, len(WAITING)), np.nan)}, "wait holds a number that is not finite"),
+        (MARL, {"sharp": np.zeros(0)}, "it holds bias, first, last, out, seen, wait; expected"),
+    ],
+)
+def test_weights_of_something_else_are_refused_in_a_line(tmp_path, about, tensors, told) -> None:
+    with pytest.raises(InputError) as refused:
+        load(saved(tmp_path, about=about, **tensors))
+    assert told in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_names_and_options_that_are_not_there_are_refused(tmp_path):
+    with pytest.raises(InputError, match=r"weights of marl 'mar'\. Did you mean 'marl'"):
+        make("marl", weights="mar")
+    (tmp_path / "c.safetensors").write_text("nothing")
+    with pytest.raises(InputError, match="not a safetensors file"):
+        make("marl", weights=str(tmp_path / "c.safetensors"))
+
+
+def test_a_snapshot_is_left_as_it_was():
+    jobs = trace("marl_jobs(load=2, n_pods=2, n_slots=3)", seed=1)
+    session = Experiment.of(jobs, cluster=CLUSTER, interference="calibrated").session(scheduler := make("marl"))
+    snapshot: Snapshot = session.snapshot()
+    free = snapshot.free.copy()
+    first, second = scheduler.schedule(snapshot), scheduler.schedule(snapshot)
+    assert np.array_equal(snapshot.free, free)
+    assert np.array_equal(first.group, second.group)
+    assert free[:, GPUS].sum() > 0
