@@ -48,7 +48,6 @@ JOB: Final = np.dtype(
         ("next_s", np.float64),
         ("done_s", np.float64),
         ("n_slots_run", np.int32),
-        ("urgency", np.float64),
     ],
     align=True,
 )

@@ -281,24 +281,10 @@ def _choose(
 
 
 @njit(cache=True)
-def first_come(batch: Batch, b: int) -> NDArray[np.int64]:
-    """Return rows of jobs in the order in which they get their first gangs."""
-    n = batch.episode[b].n_seen
-    key = np.zeros(n)
-    for i in range(n):
-        job = batch.job[b, batch.active[b, i]]
-        left = max(
-            job.total_steps - job.steps - job.speed * (batch.episode[b].now_s - job.since_s), 0.01 * job.total_steps
-        )
-        key[i] = left * job.urgency
-    return np.argsort(key, kind="mergesort")
-
-
-@njit(cache=True)
 def _begin(batch: Batch, b: int, net: Net, desk: Desk, rec: Record, base: int) -> bool:
     """Give each job its first gang, by arrival, and look at all; return whether all worths are finite."""
     n, sound = len(desk.top), True
-    for i in first_come(batch, b):
+    for i in range(n):
         if batch.mask[b, 3 * i + BOTH]:
             give(batch, b, i, BOTH)
     for i in range(n):
