@@ -24,7 +24,7 @@ class MachineFirst:
 
     score = a + eps p: a = sum_r (demand_r / capacity_mr) (free_mr / capacity_mr) of a task on machine m; p = 1 - the
     remaining time of its job over the longest one; eps the ratio of their means. Machines that have tasks come first,
-    the fullest of them before the others, then by number. Who takes part is given, so the order of the gangs counts
+    the emptiest of them before the others, then by number. Who takes part is given, so the order of the gangs counts
     only where a gang did not find room for all of its tasks: then the last such gang is left out and all is done
     anew. Tasks of a gang have one device type, the first with room, unless no type ever holds it.
 
@@ -123,14 +123,16 @@ def fill(
 
 @njit(cache=True)
 def _in_order(arrays: ClusterArrays, free: Floats, up: Bools) -> Ints:
-    """Return the machines that are there, the fullest first."""
+    """Return the machines that are there: those with tasks first, the emptiest of them before the others."""
     load = np.zeros(len(up))
     for g in range(len(free)):
         m = arrays.group_machine[g]
         for r in range(free.shape[1]):
             load[m] += (arrays.capacity[g, r] - free[g, r]) * arrays.per_unit[m, r]
     there = np.flatnonzero(up)
-    return there[np.argsort(-np.round(load[there] * 1e9), kind="mergesort")].astype(np.int32)
+    key = np.round(load[there] * 1e9)
+    key[key <= 0] = np.inf
+    return there[np.argsort(key, kind="mergesort")].astype(np.int32)
 
 
 @njit(cache=True)
