@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from labkit.core import Events, Jobs, Kind
 from labkit.core.capacity import arrays_of
 from labkit.experiment import Session
-from labkit.placers import MachineFirst
 from labkit.placers.machine_first import fill
 from labkit.schedulers import make
 from labkit.simulator import Simulator
 from labkit.speed.recorded import Recorded
-from labkit.testing import check_placer
 from labkit.topology import no_network
 
 CLUSTER = no_network(3)  # machines of two groups of 2 GPUs and 8 cores
@@ -27,13 +24,8 @@ def placed(jobs: Jobs) -> Events:
     return session.log.rows[session.log.rows["kind"] == Kind.PLACED]
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_it_passes_the_suite(seed: int) -> None:
-    check_placer(MachineFirst(), seed=seed)
-
-
 def test_tasks_fill_one_machine_before_the_next_where_tasks_first_would_spread() -> None:
-    jobs = Jobs.of(n_workers=[2, 2, 2], arrival_s=0.0, duration_s=10.0, total_steps=10,
+    jobs = Jobs.of(n_workers=[2, 2, 2], arrival_s=np.zeros(3), duration_s=10.0, total_steps=10,
                    worker_demand=np.array([1.0, 1.0, 0.0]))  # fmt: skip
     machine = CLUSTER.group_machine[placed(jobs)["group"]]
     assert set(machine.tolist()) == {0, 1}

@@ -7,14 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from labkit.core import InputError
+from labkit.core import InputError, Kind
 from labkit.learning.deepsys import fit, history
 from labkit.schedulers import make
 from labkit.schedulers.pods.predictor import N_FEATURES, SHIPPED, Beside, Predictor, features, load
 from labkit.topology import presets
 from tests.schedulers.pods.test_partitioned import CLUSTER, gangs, pods_of, run
-
-PLACES = np.zeros((2, 4))
 
 
 def beside(*tasks: float) -> Beside:
@@ -47,7 +45,7 @@ def test_the_shipped_predictor_knows_that_neighbours_and_distance_slow_a_gang_do
 def test_a_gang_goes_whole_to_an_empty_machine() -> None:
     jobs = gangs([2, 2], [1, 1], n_ps=[2, 2], ps_demand=np.array([0.0, 2.0, 0.0]), model="resnet-50")
     rows = run(jobs, "deepsys")
-    placed = rows[rows["kind"] == 1 if False else rows["group"] >= 0]
+    placed = rows[rows["kind"] == Kind.PLACED]
     machines = {job: set(CLUSTER.group_machine[placed["group"][placed["job"] == job]].tolist()) for job in (0, 1)}
     assert [len(used) for used in machines.values()] == [1, 1]
     assert not machines[0] & machines[1]
