@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 JSON_KEYS = (
     "scheduler", "mean_jct_s", "median_jct_s", "p95_jct_s", "makespan_s", "n_jobs", "utilisation", "dollars", "in_time",
-    "bound", "times_bound", "wall_s", "speeds", "notes",
+    "n_forwarded", "bound", "times_bound", "wall_s", "speeds", "notes",
 )  # fmt: skip
 COLUMNS = {
     "label": "scheduler",
@@ -22,6 +22,7 @@ COLUMNS = {
     "utilisation": "GPUs held",
     "dollars": "cost",
     "in_time": "SLOs met",
+    "n_forwarded": "for-\nwarded",
     "times_bound": "times\nbound",
     "wall_s": "took",
 }
@@ -29,9 +30,10 @@ OPTIONAL: dict[str, Callable[[float], str]] = {
     "utilisation": "{:.0%}".format,
     "dollars": "${:,.2f}".format,
     "in_time": "{:.0%}".format,
+    "n_forwarded": "{:,.0f}".format,
     "times_bound": "{:.3g}".format,
 }
-"""Columns that are left out where no run has a number for them, and how they are written."""
+"""Columns that are left out where no run has a number for them (or nobody forwards), and how they are written."""
 
 
 def as_json_row(record: RunRecord) -> dict[str, Any]:
@@ -95,6 +97,8 @@ def print_table(records: list[RunRecord]) -> None:
     from labkit.results.metrics import compare as as_table
 
     frame = as_table(records)
+    if not frame["n_forwarded"].any():
+        frame["n_forwarded"] = float("nan")
     table = Table(box=None, header_style="bold")
     cells = []
     for column, heading in COLUMNS.items():

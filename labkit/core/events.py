@@ -70,6 +70,10 @@ class Kind(IntEnum):
     """A task ended that should not have: why is its `cause`; value: its exit status, NaN where it is not known."""
     FELL_BACK = 19
     """The fallback of a scheduler decided in its place; value: why, a `Doubt`."""
+    FORWARDED = 20
+    """A job was placed with all of its tasks outside the pod that it belonged to: the one where it arrived
+    (`Jobs.home`), or where it was forwarded to before. It belongs to pod `value` from now on, where most of these tasks
+    sit."""
 
 
 NEWS: Final = (Kind.ARRIVED, Kind.COMPLETED, Kind.FAILED, Kind.LEFT, Kind.JOINED, Kind.DROPPED)

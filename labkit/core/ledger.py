@@ -11,6 +11,7 @@ from labkit.core.book import Book, Records, gpu_share, hold, release
 from labkit.core.cluster import Cluster
 from labkit.core.events import Events, Kind
 from labkit.core.jobs import Jobs
+from labkit.core.pods import with_forwarding
 from labkit.core.resources import Bools, Floats, Ints
 from labkit.core.use import Use
 
@@ -38,7 +39,8 @@ _ARRIVED, _PLACED, _STARTED, _RESCALED = int(Kind.ARRIVED), int(Kind.PLACED), in
 _PROGRESSED, _PAUSED, _PREEMPTED = int(Kind.PROGRESSED), int(Kind.PAUSED), int(Kind.PREEMPTED)
 _COMPLETED, _FAILED, _LEFT, _JOINED = int(Kind.COMPLETED), int(Kind.FAILED), int(Kind.LEFT), int(Kind.JOINED)
 _LOSS, _DROPPED, _DECIDED, _MEASURED = int(Kind.LOSS), int(Kind.DROPPED), int(Kind.DECIDED), int(Kind.MEASURED)
-HEARD_LOSS, HEARD_USE = 1, 2
+_FORWARDED = int(Kind.FORWARDED)
+HEARD_LOSS, HEARD_USE, HEARD_FORWARDED = 1, 2, 4
 
 N_SEEN, N_DONE, N_HOLDING, N_ACTIVE, ACTIVE_DIRTY, FIRST_WAITING, N_WAITING, N_STARTED, WAITING_LOST, N_DECIDED = range(
     10
@@ -62,6 +64,8 @@ class Ledger:
         job -> list of (steps, loss) as they were reported.
     use : Use
         What was measured of the jobs' tasks.
+    pod : array
+        (N,) the pod that each job belongs to: its home, or where it was forwarded to; -1: none.
     version : int
         Grows with every batch of events; snapshots of an older version are stale.
     """
@@ -73,11 +77,13 @@ class Ledger:
         self.book = Book(jobs, cluster)
         self.up: Bools = np.ones(cluster.n_machines, dtype=np.bool_)
         self.losses: dict[int, list[tuple[float, float]]] = {}
+        self.pod: Ints = self.jobs.home.astype(np.int32)
         self.version = 0
         self._use: Use | None = None
         self._counts = np.zeros(10, np.int32)
         self._active = np.empty(len(jobs), np.int32)
         self._waiting = np.empty(len(jobs), np.int32)
+        self._some_at_home = bool((self.pod >= 0).any())
         self._group_machine = cluster.group_machine.astype(np.int32)
         self._capacity = np.ascontiguousarray(cluster.capacity, dtype=np.float64)
         self._steps_then = np.empty(256)  # by row of a batch: steps done when a loss was reported
@@ -97,10 +103,17 @@ class Ledger:
         )  # fmt: skip
         if heard & HEARD_USE:
             self.use.note(batch)
+        if heard & HEARD_FORWARDED:
+            told = batch[batch["kind"] == _FORWARDED]
+            self.pod[told["job"]] = told["value"]
         if heard & HEARD_LOSS:
             for row in np.flatnonzero(batch["kind"] == _LOSS):
                 points = self.losses.setdefault(int(batch["job"][row]), [])
                 points.append((float(self._steps_then[row]), float(batch["value"][row])))
+
+    def completed(self, batch: Events) -> Events:
+        """Return a batch that is yet to be folded, with who was forwarded by it (FORWARDED) where it does not tell."""
+        return with_forwarding(batch, pod=self.pod, cluster=self.cluster) if self._some_at_home else batch
 
     @property
     def use(self) -> Use:
@@ -295,4 +308,6 @@ def _fold(  # noqa: C901 - one branch per kind of event
             steps_then[i] = at.steps + rate * (event.time_s - at.since_s)
         elif kind == _MEASURED:
             heard |= HEARD_USE
+        elif kind == _FORWARDED:
+            heard |= HEARD_FORWARDED
     return heard

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError
 from labkit.core.jobs import Jobs
-from labkit.core.protocols import Scheduler, SpeedModel
+from labkit.core.protocols import Placer, Scheduler, SpeedModel
 from labkit.core.resources import Bools, Floats, Ints
 
 Measure = Callable[[int, ArrayLike, ArrayLike], Floats]
@@ -198,3 +198,12 @@ def begin(scheduler: object, context: Context) -> None:
     hook = getattr(scheduler, "begin", None)
     if hook is not None:
         hook(context)
+
+
+def begin_placer(placer: Placer, context: Context) -> Placer:
+    """Return a placer as it is in one run: what its `told(context)` returns, if it wants to know what may be known."""
+    hook = getattr(placer, "told", None)
+    if hook is None:
+        return placer
+    told: Placer = hook(context)
+    return told

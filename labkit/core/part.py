@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
+from labkit.core.book import Records
+from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError
-from labkit.core.resources import Bools, Floats, Ints
+from labkit.core.protocols import Running
+from labkit.core.resources import Amounts, Bools, Floats, Ints
 from labkit.core.snapshot import JobColumns, Snapshot
+from labkit.core.trial import Trial
 
 
 class Part(Snapshot):
@@ -25,27 +30,32 @@ class Part(Snapshot):
         Which partition of the cluster.
     groups : array
         Device groups of the pod.
+    trial : Trial or None
+        Tasks are shown as they would be there; the columns of `jobs` stay as they are. A job that got tasks in it
+        cannot be placed anew here.
     """
 
-    def __init__(self, whole: Snapshot, pod: int, *, jobs: Ints | None = None) -> None:
+    def __init__(self, whole: Snapshot, pod: int, *, jobs: Ints | None = None, trial: Trial | None = None) -> None:
         super().__init__(whole._fresh(), now_s=whole.now_s, number=whole.number, runs_on=whole.runs_on)
         cluster = whole.cluster
         if not 0 <= pod <= cluster.partition.max():
             raise InputError(f"{cluster.name} has no pod {pod}; it has 0 to {cluster.partition.max()}.")
-        self.whole, self.pod = whole, pod
+        self.whole, self.pod, self.trial = whole, pod, trial
         self._inside: Bools = cluster.partition[cluster.group_machine] == pod
         self.groups: Ints = np.flatnonzero(self._inside).astype(np.int32)
-        self._number = self._mine() if jobs is None else np.sort(np.asarray(jobs, np.int32))
+        if jobs is not None:
+            self._number = np.sort(np.asarray(jobs, np.int32))
 
-    def _mine(self) -> Ints:
-        """Return the active jobs that hold tasks here, and those that arrived here and hold none, by arrival."""
+    @cached_property
+    def _number(self) -> Ints:
+        """The active jobs that hold tasks here, and those that belong here and hold none, by arrival."""
         active = self.whole.jobs.number
-        first, _, group, _ = self.whole.tasks_of(active)
+        first, _, group, _ = self.tasks_of(active)
         here = np.zeros(len(active), np.bool_)
         rows = np.repeat(np.arange(len(active)), np.diff(first))
         here[rows[self._inside[group]]] = True
         holding = np.diff(first) > 0
-        mine: Ints = active[here | (~holding & (self.table.home[active] == self.pod))]
+        mine: Ints = active[here | (~holding & (self.pod_of(active) == self.pod))]
         return mine
 
     @cached_property
@@ -67,7 +77,13 @@ class Part(Snapshot):
     @cached_property
     def free(self) -> Floats:
         """(G, R) what no task holds in the pod; 0 outside."""
-        return self._only_inside(self._fresh().book.free.copy())
+        free = self._fresh().book.free if self.trial is None else self.trial.free
+        return self._only_inside(free.copy())
+
+    @property
+    def offered(self) -> Floats:
+        """(G, R) what each device group of the pod has when it is empty; 0 outside."""
+        return offered_in(self.cluster, self.pod)
 
     @cached_property
     def up(self) -> Bools:
@@ -90,8 +106,58 @@ class Part(Snapshot):
 
     def free_without(self, jobs: Ints) -> Floats:
         """Return what would be free in the pod if these jobs held nothing, a new (G, R)."""
-        return self._only_inside(super().free_without(jobs))
+        free = super().free_without(jobs)
+        if self.trial is not None:
+            free += self.trial.free - self._fresh().book.free
+        return self._only_inside(free)
+
+    def holds(self, jobs: Ints) -> Bools:
+        """Tell which of some jobs hold tasks now."""
+        if self.trial is None:
+            return super().holds(jobs)
+        holding: Bools = (self.trial.n_workers[jobs] > 0) | (self.trial.n_ps[jobs] > 0)
+        return holding
+
+    def running(self, jobs: Ints | None = None) -> Running:
+        """Return the tasks of all jobs that hold some, or of those among `jobs`, as speed models take them."""
+        if self.trial is None:
+            return super().running(jobs)
+        asked = self.jobs.number if jobs is None else jobs
+        return self.trial.running(asked[self.holds(asked)])
+
+    def tasks_of(self, jobs: Ints) -> tuple[Ints, NDArray[np.int8], Ints, Ints]:
+        """Return what some jobs hold: `first` (J + 1,), role, group, count (P,)."""
+        if self.trial is None:
+            return super().tasks_of(jobs)
+        they = self.trial.running(jobs)
+        return they.first, they.role, they.group, they.count
+
+    def amounts_of(self, jobs: Ints) -> tuple[Amounts, Amounts]:
+        """Return cores and GB that the tasks of some jobs were given, (P,) in the order of `tasks_of`; see there."""
+        if self.trial is None:
+            return super().amounts_of(jobs)
+        they = self.trial.running(jobs)
+        return they.cpus.astype(np.float32), they.memory_gb.astype(np.float32)
+
+    @property
+    def held_by_all(self) -> Records:
+        """(N,) what each job of the run holds, as `labkit.core.book.HELD` has it; for reading only."""
+        held = super().held_by_all
+        if self.trial is not None:
+            held = held.copy()
+            held["n_workers"], held["n_ps"] = self.trial.n_workers, self.trial.n_ps
+            held.flags.writeable = False
+        return held
 
     def _only_inside(self, free: Floats) -> Floats:
         free[~self._inside] = 0.0
         return free
+
+
+@lru_cache(maxsize=256)
+def offered_in(cluster: Cluster, pod: int) -> Floats:
+    """Return what the device groups of a pod have when they are empty, (G, R), 0 outside; for reading only."""
+    inside = cluster.partition[cluster.group_machine] == pod
+    offered: Floats = np.where(inside[:, None], cluster.capacity, 0.0)
+    offered.flags.writeable = False
+    return offered

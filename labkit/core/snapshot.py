@@ -21,6 +21,7 @@ from labkit.core.resources import CPUS, GPUS, MEMORY_GB, Amounts, Bools, Floats,
 
 if TYPE_CHECKING:
     from labkit.core.part import Part
+    from labkit.core.trial import Trial
 
 OVERDUE_FRACTION = 0.01
 """A job that outlived its declared steps is believed to have this fraction of them left."""
@@ -128,6 +129,12 @@ class JobColumns:
     home: cached_property[Ints] = _declared("home", "(J,) pod where each job arrived; -1: it may go anywhere.")
 
     # --- what has happened
+
+    @cached_property
+    def pod(self) -> Ints:
+        """(J,) pod that each job belongs to: its home, or where it was forwarded to; -1: it may go anywhere."""
+        pod: Ints = self._fresh().pod[self.number]
+        return pod
 
     @cached_property
     def steps(self) -> Floats:
@@ -320,6 +327,11 @@ class Snapshot:
         """(G, R) what no task holds."""
         return self._fresh().book.free.copy()
 
+    @property
+    def offered(self) -> Floats:
+        """(G, R) what each device group has when it is empty; for reading only."""
+        return self.cluster.capacity
+
     @cached_property
     def up(self) -> Bools:
         """(M,) machines that are there."""
@@ -385,6 +397,11 @@ class Snapshot:
         """Return what would be free if these jobs held nothing, a new (G, R)."""
         return self._fresh().book.free_without(jobs)
 
+    def pod_of(self, jobs: Ints) -> Ints:
+        """Return the pod that some jobs belong to: their home, or where they were forwarded to; -1: none."""
+        pod: Ints = self._fresh().pod[jobs]
+        return pod
+
     def steps_done(self, jobs: Ints) -> Floats:
         """Return the steps that some jobs have done, as far as is known."""
         return self._fresh().steps_done(jobs, self.now_s)
@@ -408,7 +425,7 @@ class Snapshot:
 
     _KEPT = ("waiting", "free", "up", "n_running", "tasks", "amounts")
 
-    def within(self, pod: int, *, jobs: Ints | None = None) -> Part:
+    def within(self, pod: int, *, jobs: Ints | None = None, trial: Trial | None = None) -> Part:
         """Return what one pod of the cluster sees: its jobs, its machines, its links.
 
         Schedulers and placers take it like the whole; device groups keep their numbers, so that what they answer can be
@@ -419,8 +436,10 @@ class Snapshot:
         pod : int
             A partition of the cluster.
         jobs : array, optional
-            Numbers of the active jobs that it sees; by default those that arrived there (`Jobs.home`) and hold no
-            tasks, and those that hold tasks there.
+            Numbers of the active jobs that it sees; by default those that belong there (`pod_of`) and hold no tasks,
+            and those that hold tasks there.
+        trial : Trial, optional
+            Show the pod with the tasks as they would be: what other decisions of this moment have taken.
 
         Raises
         ------
@@ -429,7 +448,7 @@ class Snapshot:
         """
         from labkit.core.part import Part
 
-        return Part(self, pod, jobs=jobs)
+        return Part(self, pod, jobs=jobs, trial=trial)
 
     def freeze(self) -> dict[str, Any]:
         """Return every column as plain arrays, to keep or to compare: jobs by column name, free, up, tasks, now_s."""

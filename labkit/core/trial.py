@@ -226,10 +226,11 @@ class Trial:
                 counts[group] += n
         return counts
 
-    def running(self) -> Running:
-        """Return all tasks as they would be, as speed models take them."""
-        jobs = self._snapshot.jobs.number
-        jobs = jobs[(self.n_workers[jobs] > 0) | (self.n_ps[jobs] > 0)]
+    def running(self, jobs: Ints | None = None) -> Running:
+        """Return all tasks as they would be, or those of some jobs in that order, as speed models take them."""
+        if jobs is None:
+            jobs = self._snapshot.jobs.number
+            jobs = jobs[(self.n_workers[jobs] > 0) | (self.n_ps[jobs] > 0)]
         here = np.array([job in self._now for job in jobs.tolist()], np.bool_)
         first, *kept = self._snapshot.tasks_of(jobs[~here])
         mine = [self._rows(job) for job in jobs[here].tolist()]

@@ -177,6 +177,7 @@ class Session:
     def _note(self, happened: Events) -> None:
         if not len(happened):
             return
+        happened = self.ledger.completed(happened)
         self.ledger.fold(happened)
         self.log.append(happened)
         for observer in self.observers:

@@ -8,19 +8,34 @@ from labkit.core.protocols import Placer
 from labkit.placers.by_network import ByNetwork
 from labkit.placers.even import Even
 from labkit.placers.first_fit import FirstFit
+from labkit.placers.least_allocated import LeastAllocated
 from labkit.placers.least_interference import LeastInterference
 from labkit.placers.pack import Pack
 from labkit.placers.spread import Spread
+from labkit.placers.whole_gang import WholeGang
 
-__all__ = ["ByNetwork", "Even", "FirstFit", "LeastInterference", "Pack", "Spread", "available", "make"]
+__all__ = [
+    "ByNetwork",
+    "Even",
+    "FirstFit",
+    "LeastAllocated",
+    "LeastInterference",
+    "Pack",
+    "Spread",
+    "WholeGang",
+    "available",
+    "make",
+]
 
 _PLACERS: Final[dict[str, type[Placer]]] = {
     "by_network": ByNetwork,
     "even": Even,
     "first_fit": FirstFit,
+    "least_allocated": LeastAllocated,
     "least_interference": LeastInterference,
     "pack": Pack,
     "spread": Spread,
+    "whole_gang": WholeGang,
 }
 
 

@@ -8,15 +8,20 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.core.capacity import SLACK, arrays_of
+from labkit.core.capacity import SLACK, ClusterArrays, arrays_of
 from labkit.core.placement import Gangs, Placement
 from labkit.core.resources import Bools, Ints
 from labkit.core.snapshot import Snapshot
-from labkit.placers.kernels import FIRST, PACK, SPREAD, place_gangs
+from labkit.placers.kernels import FIRST, LEAST_ALLOCATED, PACK, SPREAD, place_gangs
 
 Rows = Sequence[NDArray[Any]]
 
-FALLBACKS: Final = {SPREAD: (PACK, FIRST), PACK: (FIRST, SPREAD), FIRST: (PACK, SPREAD)}
+FALLBACKS: Final = {
+    SPREAD: (PACK, FIRST),
+    LEAST_ALLOCATED: (PACK, FIRST),
+    PACK: (FIRST, SPREAD),
+    FIRST: (PACK, SPREAD),
+}
 """Which rules are tried in the place of one that leaves room in pieces and so cuts a gang."""
 
 
@@ -31,7 +36,7 @@ def place_by(rule: int, snapshot: Snapshot, gangs: Gangs, *, strict: bool) -> Pl
     if not len(gangs):
         return Placement.nothing()
     placed, rows = _placed(rule, snapshot, gangs, strict)
-    falls_back = rule == SPREAD or (rule in FALLBACKS and gangs.may_shrink().any())
+    falls_back = rule in (SPREAD, LEAST_ALLOCATED) or (rule in FALLBACKS and gangs.may_shrink().any())
     if falls_back and rows[-1].sum() < _n_asked(snapshot, gangs) and fit_in_all(snapshot, gangs):
         for other in FALLBACKS[rule]:
             if other == SPREAD and snapshot.cluster.network is not None:
@@ -46,11 +51,17 @@ def _placed(rule: int, snapshot: Snapshot, gangs: Gangs, strict: bool) -> tuple[
     """Return which gangs find a place by a rule, and the rows of the placement."""
     table = snapshot.table
     placed, *rows = place_gangs(
-        rule, strict, gangs.may_shrink(), arrays_of(snapshot.cluster), snapshot.free_without(gangs.named), snapshot.up,
+        rule, strict, gangs.may_shrink(), _arrays(snapshot), snapshot.free_without(gangs.named), snapshot.up,
         gangs.job, gangs.n_workers, gangs.n_ps, gangs.device_type, gangs.partner, table.worker_demand, table.ps_demand,
         table.n_ps, snapshot.runs_on,
     )  # fmt: skip
     return placed, rows
+
+
+def _arrays(snapshot: Snapshot) -> ClusterArrays:
+    """Return the unchanging part of what a snapshot shows: in a pod, nothing is outside."""
+    arrays, offered = arrays_of(snapshot.cluster), snapshot.offered
+    return arrays if offered is snapshot.cluster.capacity else arrays._replace(capacity=offered.copy())
 
 
 def _n_asked(snapshot: Snapshot, gangs: Gangs) -> int:

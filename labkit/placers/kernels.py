@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from labkit.core.capacity import ClusterArrays, FreeCapacity, anywhere, fits_one_type, give_back, left_of, usable_groups
 from labkit.core.resources import GPUS, Bools, Floats, Ints
-from labkit.placers.rules import even, first_fit, pack, spread
+from labkit.placers.rules import even, first_fit, least_allocated, pack, spread, whole
 
-FIRST, SPREAD, PACK, EVEN = range(4)
+FIRST, SPREAD, PACK, EVEN, WHOLE, LEAST_ALLOCATED = range(6)
 MANY_KINDS = 64
 """Kinds of gangs without room that are remembered while gangs are placed."""
 
@@ -45,27 +45,40 @@ def _never_even(
 
 
 @njit(cache=True)
+def _task_by_task(
+    rule: int, arrays: ClusterArrays, left: FreeCapacity, usable: Bools, worker: Floats, ps: Floats, n_workers: int,
+    n_ps: int, workers: Ints, servers: Ints,
+) -> bool:  # fmt: skip
+    """Place the workers of a gang and then its PSs by a rule for tasks; tell whether some are left over."""
+    for_ps = anywhere(arrays, left, ps)
+    if rule == SPREAD:
+        rest = spread(arrays, left, usable, worker, n_workers, workers)
+        return rest > 0 or (n_ps > 0 and spread(arrays, left, for_ps, ps, n_ps, servers) > 0)
+    if rule == LEAST_ALLOCATED:
+        rest = least_allocated(arrays, left, usable, worker, n_workers, workers)
+        return rest > 0 or (n_ps > 0 and least_allocated(arrays, left, for_ps, ps, n_ps, servers) > 0)
+    if rule == FIRST:
+        rest = first_fit(arrays, left, usable, worker, n_workers, workers)
+        return rest > 0 or (n_ps > 0 and first_fit(arrays, left, for_ps, ps, n_ps, servers) > 0)
+    mine = np.zeros(len(left.load), np.bool_)
+    rest = pack(arrays, left, usable, worker, n_workers, workers, mine)
+    return rest > 0 or (n_ps > 0 and pack(arrays, left, for_ps, ps, n_ps, servers, mine) > 0)
+
+
+@njit(cache=True)
 def _place_on(
     rule: int, arrays: ClusterArrays, left: FreeCapacity, usable: Bools, worker: Floats, ps: Floats, n_workers: int,
     n_ps: int, workers: Ints, servers: Ints, shrinks: bool,
 ) -> bool:  # fmt: skip
     """Place one gang on usable groups; what was taken is noted in `workers` and `servers` (G,)."""
-    if rule == EVEN:
+    if rule == WHOLE and whole(arrays, left, usable, worker, ps, n_workers, n_ps, workers, servers):
+        return True
+    if rule in (EVEN, WHOLE):
         if even(arrays, left, usable, worker, ps, n_workers, n_ps, workers, servers):
             return True
         if shrinks or not _never_even(arrays, usable, worker, ps, n_workers, n_ps, workers, servers):
             return False
-    if rule == SPREAD:
-        rest = spread(arrays, left, usable, worker, n_workers, workers)
-        rest = rest or (n_ps > 0 and spread(arrays, left, anywhere(arrays, left, ps), ps, n_ps, servers) > 0)
-    elif rule != FIRST:
-        mine = np.zeros(len(left.load), np.bool_)
-        rest = pack(arrays, left, usable, worker, n_workers, workers, mine)
-        rest = rest or (n_ps > 0 and pack(arrays, left, anywhere(arrays, left, ps), ps, n_ps, servers, mine) > 0)
-    else:
-        rest = first_fit(arrays, left, usable, worker, n_workers, workers)
-        rest = rest or (n_ps > 0 and first_fit(arrays, left, anywhere(arrays, left, ps), ps, n_ps, servers) > 0)
-    if rest:
+    if _task_by_task(rule, arrays, left, usable, worker, ps, n_workers, n_ps, workers, servers):
         give_back(arrays, left, worker, workers)
         give_back(arrays, left, ps, servers)
         return False
@@ -168,7 +181,7 @@ def place_gangs(  # noqa: C901 - one pass over the gangs, with the output buffer
                 rule, arrays, left, runs_on[j], device_type[i], worker_demand[j], ps_demand[j], most_w, most_p,
                 workers, servers, shrinks[i],
             )  # fmt: skip
-        if w == 0 and shrinks[i] and rule == EVEN and other < 0:  # no smaller gang can be split evenly either
+        if w == 0 and shrinks[i] and rule in (EVEN, WHOLE) and other < 0:  # no smaller gang can be split evenly either
             w, p = _place_or_shrink(
                 min(rule, PACK), arrays, left, runs_on[j], device_type[i], worker_demand[j], ps_demand[j], most_w,
                 most_p, workers, servers, shrinks[i],

@@ -9,6 +9,7 @@ import numpy as np
 
 from labkit.core.capacity import arrays_of, rooms
 from labkit.core.events import Role
+from labkit.core.life import Context
 from labkit.core.placement import Gangs, Placement
 from labkit.core.resources import CPUS, GPUS, Bools, Floats, Ints
 from labkit.core.snapshot import Snapshot
@@ -32,7 +33,8 @@ class LeastInterference:
     Attributes
     ----------
     model : InterferenceModel or None
-        A fitted one; None: the two-stage model of the synthetic "mild" server of `labkit.speed.contention`.
+        A fitted one; None: what measurements before the run have shown (`told`), and where there are none, the
+        two-stage model of the synthetic "mild" server of `labkit.speed.contention`.
     uses : mapping or None
         What the tasks of a model use, by its name; None: `labkit.workloads.catalogue`, see `task_use`.
 
@@ -49,6 +51,11 @@ class LeastInterference:
 
     model: InterferenceModel | None = None
     uses: Mapping[str, TaskUse] | None = None
+
+    def told(self, context: Context) -> LeastInterference:
+        """Return the placer of one run: without a model of its own it takes what `Context.interference` tells."""
+        known = context.interference
+        return self if known is None or self.model is not None else LeastInterference(known.model, known.uses)
 
     def place(self, snapshot: Snapshot, gangs: Gangs, *, strict: bool = False) -> Placement:
         """Return where the gangs go."""
@@ -143,7 +150,7 @@ class Machines:
         if gang.device_type >= 0:
             return [runs_on[kind] & (kind == gang.device_type)]
         single = [kind == t for t in np.flatnonzero(runs_on)]
-        room = rooms(self.cluster.capacity, demand)
+        room = rooms(self.snapshot.offered.copy(), demand)
         too_large = all(room[groups].sum() < gang.n_workers for groups in single)
         return [*single, runs_on[kind]] if too_large else single
 

@@ -53,6 +53,59 @@ def spread(arrays: ClusterArrays, left: FreeCapacity, usable: Bools, demand: Flo
 
 
 @njit(cache=True)
+def _mean_free(arrays: ClusterArrays, left: FreeCapacity, demand: Floats, m: int) -> float:
+    """Return the mean fraction of a machine's resources that is free with one more task."""
+    free, offered = 0.0, 0
+    for r in range(len(demand)):
+        if arrays.per_unit[m, r] > 0:
+            free += (left.machine[m, r] - demand[r]) * arrays.per_unit[m, r]
+            offered += 1
+    return free / max(offered, 1)
+
+
+@njit(cache=True)
+def least_allocated(
+    arrays: ClusterArrays, left: FreeCapacity, usable: Bools, demand: Floats, n: int, taken: Ints
+) -> int:  # fmt: skip
+    """Put each task where the mean free fraction over a machine's resources is largest with the task there."""
+    while n:
+        best, best_free = -1, -np.inf
+        for m in range(len(left.load)):
+            free = _mean_free(arrays, left, demand, m)
+            if free > best_free and room(left.machine[m], demand, 1):
+                g = _emptiest_group(arrays, left, usable, demand, MANY, m)
+                if g >= 0:
+                    best, best_free = g, free
+        if best < 0:
+            return n
+        take(arrays, left, demand, taken, best, 1)
+        n -= 1
+    return n
+
+
+@njit(cache=True)
+def whole(
+    arrays: ClusterArrays, left: FreeCapacity, usable: Bools, worker: Floats, ps: Floats, n_workers: int, n_ps: int,
+    workers: Ints, servers: Ints,
+) -> bool:  # fmt: skip
+    """Put a job on one machine, the most loaded that holds it."""
+    for_workers = _rooms(arrays, left, usable, worker, n_workers)
+    for_ps = _rooms(arrays, left, anywhere(arrays, left, ps), ps, n_ps)
+    tried = np.zeros(len(left.load), np.bool_)
+    while True:
+        best = -1
+        for m in range(len(tried)):
+            holds = for_workers[m] >= n_workers and for_ps[m] >= n_ps and not tried[m]
+            if holds and (best < 0 or left.load[m] > left.load[best]):
+                best = m
+        if best < 0:
+            return False
+        if _take_share(arrays, left, usable, worker, ps, n_workers, n_ps, workers, servers, best):
+            return True
+        tried[best] = True
+
+
+@njit(cache=True)
 def pack(
     arrays: ClusterArrays, left: FreeCapacity, usable: Bools, demand: Floats, n: int, taken: Ints, mine: Bools
 ) -> int:

@@ -15,13 +15,14 @@ from labkit.core.errors import InputError
 from labkit.core.files import refuse_unwritable
 from labkit.plots import fidelity_page, page, report_table
 from labkit.plots.fairness import plot_fairness
+from labkit.plots.forwarding import plot_forwarding
 from labkit.plots.gantt import plot_gantt, shared_ends
 from labkit.plots.heat_map import plot_heat_map
 from labkit.plots.jct import plot_jct_bars, plot_jct_cdf
 from labkit.plots.overheads import plot_overheads
 from labkit.plots.theme import human_s
 from labkit.plots.utilisation import plot_utilisation
-from labkit.results import RunRecord, compare, fair_share_s, gantt, heat_map, jct_cdf, labels, utilisation
+from labkit.results import RunRecord, compare, fair_share_s, forwarding, gantt, heat_map, jct_cdf, labels, utilisation
 
 MOST_RUNS_IN_DEPTH = 6
 """Gantt chart and heat-map are drawn for the first runs only."""
@@ -190,7 +191,11 @@ def _run(name: str, record: RunRecord, *, limit: int, ends: dict[str, float]) ->
     who = plot_gantt(gantt(events, jobs, cluster), record.table, heading=heading, limit=limit, **ends)
     cells = heat_map(events, jobs, cluster, n_bins=48)
     where = plot_heat_map(cells, heading=f"{name}: how full each machine is", limit=limit)
-    return page.Section(name, [who, where], folded=True)
+    figures = [who, where]
+    if record.summary["n_forwarded"]:
+        sent = forwarding(events, jobs, cluster)
+        figures.append(plot_forwarding(sent, heading=f"{name}: who forwards to whom"))
+    return page.Section(name, figures, folded=True)
 
 
 _RHO = (

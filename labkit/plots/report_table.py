@@ -25,12 +25,13 @@ COLUMNS: Final[tuple[tuple[str, str, bool | None], ...]] = (
     ("mean_stretch", "Stretch", False),
     ("mean_rho", "Fairness ρ", False),
     ("n_preemptions", "Preemptions", None),
+    ("n_forwarded", "Forwarded", None),
     ("n_missing", "Unfinished", None),
 )
 """Column of `compare`, heading, and whether a higher number is better (None: neither)."""
 
-OPTIONAL: Final = ("dollars", "in_time")
-"""Left out where no run has a number for it."""
+OPTIONAL: Final = ("dollars", "in_time", "n_forwarded")
+"""Left out where no run has a number for it, or where nobody forwarded."""
 
 OF_ALL_JOBS: Final = (
     "mean_jct_s", "median_jct_s", "p95_jct_s", "makespan_s", "mean_queueing_s", "dollars", "mean_stretch", "mean_rho",
@@ -44,6 +45,8 @@ def table(records: Sequence[RunRecord]) -> page.Table:
     numbers["n_missing"] = numbers["n_trace"] - numbers["n_done"]
     cut = numbers["n_missing"] > 0
     numbers.loc[cut, list(OF_ALL_JOBS)] = np.nan
+    if not numbers["n_forwarded"].any():
+        numbers["n_forwarded"] = np.nan
     columns = [each for each in COLUMNS if each[0] not in OPTIONAL or numbers[each[0]].notna().any()]
     units = {name: _unit(name, numbers[name]) for name, _, _ in columns}
     best = {name: _best(numbers[name], higher=higher) for name, _, higher in columns}

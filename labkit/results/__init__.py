@@ -5,6 +5,7 @@ A metric is a pure function of (events, jobs, cluster) in `metrics`, `intervals`
 
 from labkit.results.fairness import fair_share_s, finish_time_fairness, jain_index
 from labkit.results.fidelity import explained, fidelity_summary, gap_parts, job_fidelity
+from labkit.results.forwarding import forwarding
 from labkit.results.intervals import gantt, heat_map, time_split, utilisation
 from labkit.results.lanes import lanes
 from labkit.results.metrics import compare, jct_cdf, job_table, summary
@@ -27,6 +28,7 @@ __all__ = [
     "fair_share_s",
     "fidelity_summary",
     "finish_time_fairness",
+    "forwarding",
     "free_id",
     "gantt",
     "gap_parts",

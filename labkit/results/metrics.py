@@ -26,8 +26,8 @@ def job_table(rows: Events, jobs: Jobs) -> pd.DataFrame:
     Columns: job (its number), id, model, asked_gpus, arrival_s, first_start_s, completion_s (NaN: not yet), dropped_s
     (NaN: was not given up), jct_s (completion - arrival), queueing_s (arrival to first start), waiting_s, overhead_s,
     training_s (`time_split`), gpu_s (GPU-seconds held), n_preemptions, n_failures, n_rescales, n_cuts (placed with
-    fewer tasks than were decided), duration_s (declared time alone with the gang it asked for), stretch (jct_s /
-    duration_s).
+    fewer tasks than were decided), n_forwarded (times that it left its pod), duration_s (declared time alone with the
+    gang it asked for), stretch (jct_s / duration_s).
     """
     import pandas as pd
 
@@ -58,7 +58,13 @@ def job_table(rows: Events, jobs: Jobs) -> pd.DataFrame:
     return table[~np.isnan(arrival)].reset_index(drop=True)
 
 
-_COUNTED: Final = {"preemptions": Kind.PREEMPTED, "failures": Kind.FAILED, "rescales": Kind.RESCALED, "cuts": Kind.CUT}
+_COUNTED: Final = {
+    "preemptions": Kind.PREEMPTED,
+    "failures": Kind.FAILED,
+    "rescales": Kind.RESCALED,
+    "cuts": Kind.CUT,
+    "forwarded": Kind.FORWARDED,
+}
 
 
 def _first_s(rows: Events, kind: Kind, n_jobs: int) -> Floats:
@@ -84,7 +90,8 @@ def summary(rows: Events, jobs: Jobs, cluster: Cluster) -> dict[str, float]:
         (GPU-seconds held / GPUs built x time from first arrival to the last event); mean_stretch; overhead (fraction
         of the time with tasks in which there was no progress); mean_rho, max_rho (finish-time fairness against an
         equal share, `fair_share_s`); jain_index of the stretch; n_preemptions, n_rescales, n_failures, n_cuts (gangs
-        placed with fewer tasks than the scheduler gave them), n_decisions.
+        placed with fewer tasks than the scheduler gave them), n_forwarded (jobs placed in another pod than theirs),
+        n_decisions.
     """
     return _summed(
         job_table(rows, jobs), cluster, until_s=end_s(rows), n_decisions=int(is_kind(rows, Kind.DECIDED).sum())

@@ -70,6 +70,7 @@ def test_summary_by_hand():
         "n_preemptions": 1,
         "n_rescales": 1,
         "n_cuts": 0,
+        "n_forwarded": 0,
         "n_failures": 1,
         "n_decisions": 2,
     }
