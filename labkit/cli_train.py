@@ -10,16 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from labkit.cli_marl import marl_trainer
+from labkit.cli_marl_published import published_trainer
 from labkit.cli_published import lent_trainer, refuse_switches
 from labkit.core.errors import InputError, unknown
 from labkit.core.files import refuse_closed, refuse_unwritable
 
 if TYPE_CHECKING:
-    from labkit.learning.course import Course
-    from labkit.learning.dl2 import Trainer
-    from labkit.learning.marl.trainer import Trainer as PlacementTrainer
-    from labkit.learning.published.federated import Federated
-    from labkit.learning.published.trainer import Trainer as FlatTrainer
+    from labkit.learning.course import AnyTrainer, Course
 
 POLICIES = ("dl2", "marl")
 DEFAULTS = {
@@ -102,15 +99,18 @@ def train_policy(
     for name, value in given.items():
         if value is not None and value < 0:
             raise InputError(f"--{name[2:]} is {value}; expected a number of updates >= 0.")
-    trainer: Trainer | FlatTrainer | Federated | PlacementTrainer
+    trainer: AnyTrainer
     course = Course(out=out, source=f"labkit {' '.join(sys.argv[1:])}", each=keep_every, log=log, say=_say)
     if policy == "marl":
-        if published or warm_up is not None or dask is not None or throughputs != ["fitted"]:
-            raise InputError(
-                "marl learns placement from scratch; leave --published, --warm-up, --dask, --throughputs out."
+        if warm_up is not None or dask is not None or throughputs != ["fitted"]:
+            raise InputError("marl learns from its own simulations; leave --warm-up, --dask and --throughputs out.")
+        if published:
+            trainer = published_trainer(
+                cluster, trace, interference=interference, seed=seed, options=given, given=switch
             )
-        trainer = marl_trainer(cluster, trace, interference=interference, seed=seed, options=given, switches=switch)
-        _end(course, trainer, figure=figure, whole=course.run(trainer), policy="marl", kind="")
+        else:
+            trainer = marl_trainer(cluster, trace, interference=interference, seed=seed, options=given, given=switch)
+        _end(course, trainer, figure=figure, whole=course.run(trainer), kind="published=True, " if published else "")
         return
     setting = Setting(cluster, trace, throughputs)
     with ExitStack() as stack:
@@ -124,17 +124,17 @@ def train_policy(
             trainer = Trainer(setting, models=setting.models(), slot_s=slot, seed=seed, recipe=recipe)
         refuse_unfit_episodes(setting)
         whole = course.run(trainer)
-    _end(course, trainer, figure=figure, whole=whole, policy="dl2", kind="published=True, " if published else "")
+    _end(course, trainer, figure=figure, whole=whole, kind="published=True, " if published else "", policy="dl2")
 
 
 def _end(
     course: Course,
-    trainer: Trainer | FlatTrainer | Federated | PlacementTrainer,
+    trainer: AnyTrainer,
     *,
     figure: Path | None,
     whole: bool,
-    policy: str,
     kind: str,
+    policy: str = "marl",
 ) -> None:
     """Draw the learning curve, and tell what there is now."""
     out = course.out
