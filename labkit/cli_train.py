@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -104,12 +104,8 @@ def train_policy(
     if policy == "marl":
         if warm_up is not None or dask is not None or throughputs != ["fitted"]:
             raise InputError("marl learns from its own simulations; leave --warm-up, --dask and --throughputs out.")
-        if published:
-            trainer = published_trainer(
-                cluster, trace, interference=interference, seed=seed, options=given, given=switch
-            )
-        else:
-            trainer = marl_trainer(cluster, trace, interference=interference, seed=seed, options=given, given=switch)
+        placed = {"interference": interference, "seed": seed, "options": given, "given": switch}
+        trainer = _placement_trainer(cluster, trace, published=published, **placed)
         _end(course, trainer, figure=figure, whole=course.run(trainer), kind="published=True, " if published else "")
         return
     setting = Setting(cluster, trace, throughputs)
@@ -125,6 +121,13 @@ def train_policy(
         refuse_unfit_episodes(setting)
         whole = course.run(trainer)
     _end(course, trainer, figure=figure, whole=whole, kind="published=True, " if published else "", policy="dl2")
+
+
+def _placement_trainer(cluster: list[str], trace: list[str], *, published: bool, **options: Any) -> AnyTrainer:
+    """Return the trainer of a placement policy: of ours, or of the networks as published."""
+    if published:
+        return published_trainer(cluster, trace, **options)
+    return marl_trainer(cluster, trace, **options)
 
 
 def _end(
