@@ -5,21 +5,18 @@ from __future__ import annotations
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from labkit.cli_marl import marl_trainer
+from labkit.cli_marl_published import published_trainer
 from labkit.cli_published import lent_trainer, refuse_switches
 from labkit.core.errors import InputError, unknown
 from labkit.core.files import refuse_closed, refuse_unwritable
 
 if TYPE_CHECKING:
-    from labkit.learning.course import Course
-    from labkit.learning.dl2 import Trainer
-    from labkit.learning.marl.trainer import Trainer as PlacementTrainer
-    from labkit.learning.published.federated import Federated
-    from labkit.learning.published.trainer import Trainer as FlatTrainer
+    from labkit.learning.course import AnyTrainer, Course
 
 POLICIES = ("dl2", "marl")
 DEFAULTS = {
@@ -102,15 +99,14 @@ def train_policy(
     for name, value in given.items():
         if value is not None and value < 0:
             raise InputError(f"--{name[2:]} is {value}; expected a number of updates >= 0.")
-    trainer: Trainer | FlatTrainer | Federated | PlacementTrainer
+    trainer: AnyTrainer
     course = Course(out=out, source=f"labkit {' '.join(sys.argv[1:])}", each=keep_every, log=log, say=_say)
     if policy == "marl":
-        if published or warm_up is not None or dask is not None or throughputs != ["fitted"]:
-            raise InputError(
-                "marl learns placement from scratch; leave --published, --warm-up, --dask, --throughputs out."
-            )
-        trainer = marl_trainer(cluster, trace, interference=interference, seed=seed, options=given, switches=switch)
-        _end(course, trainer, figure=figure, whole=course.run(trainer), policy="marl", kind="")
+        if warm_up is not None or dask is not None or throughputs != ["fitted"]:
+            raise InputError("marl learns from its own simulations; leave --warm-up, --dask and --throughputs out.")
+        placed = {"interference": interference, "seed": seed, "options": given, "given": switch}
+        trainer = _placement_trainer(cluster, trace, published=published, **placed)
+        _end(course, trainer, figure=figure, whole=course.run(trainer), kind="published=True, " if published else "")
         return
     setting = Setting(cluster, trace, throughputs)
     with ExitStack() as stack:
@@ -124,17 +120,24 @@ def train_policy(
             trainer = Trainer(setting, models=setting.models(), slot_s=slot, seed=seed, recipe=recipe)
         refuse_unfit_episodes(setting)
         whole = course.run(trainer)
-    _end(course, trainer, figure=figure, whole=whole, policy="dl2", kind="published=True, " if published else "")
+    _end(course, trainer, figure=figure, whole=whole, kind="published=True, " if published else "", policy="dl2")
+
+
+def _placement_trainer(cluster: list[str], trace: list[str], *, published: bool, **options: Any) -> AnyTrainer:
+    """Return the trainer of a placement policy: of ours, or of the networks as published."""
+    if published:
+        return published_trainer(cluster, trace, **options)
+    return marl_trainer(cluster, trace, **options)
 
 
 def _end(
     course: Course,
-    trainer: Trainer | FlatTrainer | Federated | PlacementTrainer,
+    trainer: AnyTrainer,
     *,
     figure: Path | None,
     whole: bool,
-    policy: str,
     kind: str,
+    policy: str = "marl",
 ) -> None:
     """Draw the learning curve, and tell what there is now."""
     out = course.out
