@@ -130,12 +130,13 @@ def _epochs(told: Told) -> str:
     """Return the row of how soon many agents and one reach a level."""
     claim = "200 epochs, more than 400 for one agent"
     curves = [told.get(f"trained: {name}, seed 1", {}).get("curve") for name in ("device", "one agent")]
-    if curves[0] is None or curves[1] is None or min(map(len, curves)) < WINDOW:
+    rival = best(told, "google", PAPERS)
+    if curves[0] is None or curves[1] is None or rival is None:
         return f"| {claim} | google | not measured | | not measured |"
-    level = 1.02 * float(np.mean(curves[0][-WINDOW:]))
+    level = float(rival.jct.mean())
     many, one = (epochs_to(curve, level) for curve in curves)
-    said = f"never in {len(curves[1])}" if one is None else str(one)
-    found = f"many {many}, one {said}: down to {level:.1f} intervals in training"
+    said = [f"never in {len(c)}" if n is None else str(n) for c, n in zip(curves, (many, one), strict=True)]
+    found = f"many: {said[0]}, one: {said[1]}, down to {rival.name}'s {level:.1f} intervals"
     holds = "yes" if many is not None and (one is None or one >= 2 * many) else "no"
     return f"| {claim} | google | {found} | | {holds} |"
 

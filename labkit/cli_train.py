@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from labkit.cli_marl import marl_trainer
+from labkit.cli_marl_published import trainer_of_marl
 from labkit.cli_published import lent_trainer, refuse_switches
 from labkit.core.errors import InputError, unknown
 from labkit.core.files import refuse_closed, refuse_unwritable
@@ -17,6 +17,7 @@ from labkit.core.files import refuse_closed, refuse_unwritable
 if TYPE_CHECKING:
     from labkit.learning.course import Course
     from labkit.learning.dl2 import Trainer
+    from labkit.learning.marl.published.trainer import Trainer as AgentsTrainer
     from labkit.learning.marl.trainer import Trainer as PlacementTrainer
     from labkit.learning.published.federated import Federated
     from labkit.learning.published.trainer import Trainer as FlatTrainer
@@ -27,6 +28,7 @@ DEFAULTS = {
     "marl": ("marl-4x20", "marl_jobs(load=5)"),
 }
 """Cluster and trace that a policy is trained on where none is given."""
+SLOT_S = {"dl2": 1200.0, "marl": 1800.0}
 MANY = "as often as you like: each episode draws one"
 
 
@@ -52,7 +54,9 @@ def train_policy(
             help=f"A table of measured speeds, fitted: those that fit the trace, or analytic: foretold; {MANY}."
         ),
     ] = ["fitted"],  # noqa: B006
-    slot: Annotated[float, typer.Option(help="Seconds of a slot.")] = 1200.0,
+    slot: Annotated[
+        float | None, typer.Option(help="Seconds of a slot. [default: 1200, of marl 1800]", show_default=False)
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of weights and traces; the same one gives the same weights.")] = 1,
     lessons: Annotated[
         int | None, typer.Option(help="Updates in which it imitates a teacher that knows all speeds.")
@@ -61,7 +65,8 @@ def train_policy(
     published: Annotated[
         bool,
         typer.Option(
-            "--published", help="Train DL2's own network: lessons are hundreds of mini-batches, rounds traces."
+            "--published",
+            help="Train DL2's own network, lessons being hundreds of mini-batches and rounds traces, or MARL's own.",
         ),
     ] = False,
     warm_up: Annotated[
@@ -88,6 +93,7 @@ def train_policy(
         raise unknown("policy", policy, POLICIES)
     out = Path(f"{policy}.safetensors") if out == Path("POLICY.safetensors") else out
     cluster, trace = cluster or [DEFAULTS[policy][0]], trace or [DEFAULTS[policy][1]]
+    slot = SLOT_S[policy] if slot is None else slot
     if not slot > 0:
         raise InputError(f"--slot is {slot}; expected seconds > 0.")
     _refuse_places(out, log=log, figure=figure)
@@ -102,15 +108,17 @@ def train_policy(
     for name, value in given.items():
         if value is not None and value < 0:
             raise InputError(f"--{name[2:]} is {value}; expected a number of updates >= 0.")
-    trainer: Trainer | FlatTrainer | Federated | PlacementTrainer
+    trainer: Trainer | FlatTrainer | Federated | PlacementTrainer | AgentsTrainer
     course = Course(out=out, source=f"labkit {' '.join(sys.argv[1:])}", each=keep_every, log=log, say=_say)
     if policy == "marl":
-        if published or warm_up is not None or dask is not None or throughputs != ["fitted"]:
-            raise InputError(
-                "marl learns placement from scratch; leave --published, --warm-up, --dask, --throughputs out."
-            )
-        trainer = marl_trainer(cluster, trace, interference=interference, seed=seed, options=given, switches=switch)
-        _end(course, trainer, figure=figure, whole=course.run(trainer), policy="marl", kind="")
+        if warm_up is not None or dask is not None or throughputs != ["fitted"]:
+            raise InputError("marl learns placement from scratch; leave --warm-up, --dask, --throughputs out.")
+        trainer = trainer_of_marl(
+            cluster, trace, published=published, interference=interference, seed=seed, options=given, switches=switch,
+            slot_s=slot,
+        )  # fmt: skip
+        kind = "published=True, " if published else ""
+        _end(course, trainer, figure=figure, whole=course.run(trainer), policy="marl", kind=kind)
         return
     setting = Setting(cluster, trace, throughputs)
     with ExitStack() as stack:
@@ -129,7 +137,7 @@ def train_policy(
 
 def _end(
     course: Course,
-    trainer: Trainer | FlatTrainer | Federated | PlacementTrainer,
+    trainer: Trainer | FlatTrainer | Federated | PlacementTrainer | AgentsTrainer,
     *,
     figure: Path | None,
     whole: bool,
