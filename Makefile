@@ -13,16 +13,18 @@ demo: $(STAMP)  ## compare schedulers on a small trace, and write reports/demo.h
 
 # Many tests wait for something: three workers keep two cores busy.
 WORKERS ?= 3
-# Long ones first.
+# Notebooks that set up machines, or solve for minutes.
 LONG := $(wildcard notebooks/07_*.ipynb) $(wildcard notebooks/08_*.ipynb) $(wildcard notebooks/05_*.ipynb)
-NOTEBOOKS := $(LONG) $(filter-out $(LONG), $(sort $(wildcard notebooks/*.ipynb)))
+NOTEBOOKS := $(filter-out $(LONG), $(sort $(wildcard notebooks/*.ipynb)))
 # TESTS= runs all of them, as CI does.
 TESTS ?= -m "not slow"
-test: $(STAMP)  ## run all notebooks, then all tests but those of `make thorough`
-	$(if $(NOTEBOOKS),$(BIN)/pytest -c tests/nbval.ini --rootdir . $(NOTEBOOKS))
+NBVAL := $(BIN)/pytest -c tests/nbval.ini --rootdir .
+test: $(STAMP)  ## run notebooks and tests, all but those of `make thorough`
+	$(if $(NOTEBOOKS),$(NBVAL) $(NOTEBOOKS))
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(TESTS)
 
-thorough: $(STAMP)  ## run the tests that take long: jobs that train for minutes on machines that fail, each benchmark in short
+thorough: $(STAMP)  ## run what takes long: notebooks and jobs on machines, policies that learn, each benchmark in short
+	$(if $(NOTEBOOKS),$(NBVAL) $(LONG))
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m slow
 
 check: $(STAMP)  ## format, lint, types, layers

@@ -146,5 +146,8 @@ def test_ci_runs_the_checks_and_the_tests():
     assert subprocess.run(["bash", "-n", script], check=False).returncode == 0
     made = [line.split("  #")[0].strip() for line in script.read_text().split("\n") if line.strip().startswith("make ")]
     assert made == [
-        "make check", "make test TESTS=tests/test_repository.py", "make test NOTEBOOKS= TESTS=", "make test NOTEBOOKS=",
-    ]  # fmt: skip
+        "make check",
+        'make test NOTEBOOKS="$(echo notebooks/*.ipynb)" TESTS=tests/test_repository.py',
+        "make test NOTEBOOKS= TESTS=",
+        "make test NOTEBOOKS=",
+    ]

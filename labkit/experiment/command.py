@@ -35,8 +35,8 @@ Throughputs = Annotated[Path | None, typer.Option(help="Measured speeds, from `l
 Interference = Annotated[
     str,
     typer.Option(
-        help="How co-located jobs slow each other: none, mild, calibrated, or a FILE of measurements (`labkit profile`, "
-        "or a table)."
+        help="How co-located jobs slow each other: none, mild, calibrated, or a FILE of measurements: a profile of "
+        "`labkit profile`, or a table."
     ),
 ]
 Lease = Annotated[

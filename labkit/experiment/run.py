@@ -140,8 +140,8 @@ class Experiment:
             raise InputError(f"speed is {speed!r}; expected a SpeedModel, or a name such as 'auto' or 'gavel'.")
         elif known is not None:
             raise InputError(
-                f"interference '{known}' and a speed model of its own ({type(speed).__name__}) are given; expected one of "
-                "them: a StepTime takes slowdown=level(...).slowdown(jobs, cluster), a testbed's profile has its own."
+                f"interference '{known}' and a speed model ({type(speed).__name__}) are given; expected one of them: "
+                "StepTime takes slowdown=level(...).slowdown(jobs, cluster), a testbed's profile has its own."
             )
         jobs = declared(jobs, speed)
         said = speeds_in_words(jobs, cluster, speed=speed, source=throughputs)
@@ -183,7 +183,8 @@ class Experiment:
         refuse_unsound_model(self.speed, runs_on=runs_on, shape=shape, jobs=self.jobs)
         traits = Traits.of(scheduler)
         lease_s = traits.lease_s
-        begin(scheduler, context(self.jobs, self.cluster, speed=believed, seed=self.seed, interference=self.interference))
+        known = context(self.jobs, self.cluster, speed=believed, seed=self.seed, interference=self.interference)
+        begin(scheduler, known)
         cadence = self.cadence or at_events(quantum_s=traits.quantum_s, when_empty=lease_s is not None)
         if backend is None:
             period_s = math.inf if self.variation is None else self.variation.period_s

@@ -117,14 +117,27 @@ class StepTime:
         return np.asarray(self.jobs.total_steps / np.where(self._speeds_alone > 0, self._speeds_alone, np.nan))
 
     def fastest(self) -> Floats | None:
-        """Return steps/s of each job with its most workers on its fastest device type, (N,).
+        """Return steps/s that no gang can exceed, (N,): on the best type, all of it over one PCIe bus, nobody beside it.
 
-        None where that does not settle it: with a network, interference, or work on CPU cores.
+        None with work on CPU cores, of which there may be any number. More workers or servers are never slower, but
+        around a ring, where all numbers of workers are tried.
         """
-        if not self.local or self.cpu is not None:
+        if self.cpu is not None:
             return None
-        best: Floats = self.jobs.max_workers * self.type_speed.max(axis=1) / self.compute_s
-        return best
+        jobs, best = self.jobs, np.zeros(len(self.jobs))
+        ring = jobs.n_ps == 0
+        for kind in range(len(self.cluster.device_types)):
+            pcie = self.cluster.group_pcie_gbps[self.cluster.group_type == kind].max(initial=0.0)
+            for fewer in range(int(jobs.max_workers[ring].max(initial=1))):
+                w = np.where(ring, np.maximum(jobs.max_workers - fewer, 1), jobs.max_workers)
+                part = np.where(ring, (w - 1) / w, 1 / np.maximum(jobs.max_ps, 1))
+                with np.errstate(divide="ignore", invalid="ignore"):
+                    exchange_s = np.nan_to_num(2 * part * self.model_bytes * 8e-9 / pcie, posinf=np.inf)
+                    sync = jobs.sync | ring
+                    step_s = self.compute_s * np.where(sync, 1 / w, 1.0) * self._type_s[:, kind] + exchange_s
+                    best = np.maximum(best, np.where(sync, 1.0, w) / step_s)
+        fastest: Floats = best / self.updates_per_step
+        return fastest
 
     def _speeds(self, running: Running, *, alone: bool) -> Floats:
         n = len(running.job)

@@ -8,8 +8,8 @@ from labkit.workloads.describe import describe, info, load, scaled, with_epoch_e
 from labkit.workloads.dl2_traces import dl2_jobs
 from labkit.workloads.gavel import EstimatedThroughput, Throughputs
 from labkit.workloads.gavel_traces import gavel_jobs
-from labkit.workloads.marl_traces import marl_jobs
 from labkit.workloads.generators import catalogue_jobs, philly_like
+from labkit.workloads.marl_traces import marl_jobs
 from labkit.workloads.readers import read, write
 
 __all__ = [
@@ -20,9 +20,9 @@ __all__ = [
     "describe",
     "dl2_jobs",
     "gavel_jobs",
-    "marl_jobs",
     "info",
     "load",
+    "marl_jobs",
     "model",
     "models",
     "philly_like",

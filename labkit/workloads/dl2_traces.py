@@ -14,7 +14,7 @@ from labkit.core.errors import InputError, unknown
 from labkit.core.jobs import Jobs
 from labkit.core.resources import Floats, Ints
 from labkit.workloads.catalogue import DL2_MODELS, model
-from labkit.workloads.dl2_arrivals import GOOGLE
+from labkit.workloads.dl2_arrivals import GOOGLE, philly_like
 
 EPOCH_FRACTIONS: Final = (0.30, 0.96, 0.05, 0.54, 0.95, 0.46, 0.33, 0.23)
 """Epochs of each type over the most epochs of a setting, in the order of `DL2_MODELS`."""
@@ -97,9 +97,10 @@ def dl2_jobs(
     pattern : sequence of int or str
         Arrivals of each slot, used in rotation from a drawn offset: "google" (those of its reference runs, after
         Google's cluster, for the setting's most in a slot), "uniform" (`jobs_per_slot` in each), "poisson" (100 draws
-        of that mean), or a list of one's own.
+        of that mean), "philly" (100 draws of that mean in lulls and bursts, as on Microsoft's cluster; no burst is cut
+        at the setting's most), or a list of one's own.
     jobs_per_slot : int
-        For "uniform" and "poisson".
+        For "uniform", "poisson" and "philly".
     fixed_length : bool
         Otherwise each job's length is 90 to 109 % of its type's.
     epoch_error : float
@@ -117,7 +118,8 @@ def dl2_jobs(
     rules = rules if isinstance(rules, Setting) else setting(rules)
     rng = np.random.RandomState(seed)  # the published recipe is defined by this legacy stream
     per_slot = _pattern(pattern, rules, jobs_per_slot, rng)
-    slots = _slots(per_slot, rules, offset=int(rng.randint(5)))
+    most = max(per_slot) if pattern == "philly" else rules.max_arrivals
+    slots = _slots(per_slot, rules.n_jobs, most=most, offset=int(rng.randint(5)))
     kinds, epochs, true_epochs = _lengths(rng, rules, fixed_length=fixed_length, epoch_error=epoch_error)
     chosen = [model(DL2_MODELS[kind]) for kind in kinds]
     size = np.array([m.steps_per_epoch for m in chosen], np.float64)
@@ -144,7 +146,7 @@ def _pattern(
     pattern: Sequence[int] | str, rules: Setting, jobs_per_slot: int, rng: np.random.RandomState
 ) -> Sequence[int]:
     whole("dl2_jobs", at_least=0, at_most=MAX_TASKS, jobs_per_slot=jobs_per_slot)
-    named = {"google", "uniform", "poisson"}
+    named = {"google", "uniform", "poisson", "philly"}
     if isinstance(pattern, str) and pattern not in named:
         raise unknown("DL2 arrival pattern", pattern, named)
     if pattern == "google":
@@ -153,6 +155,8 @@ def _pattern(
         return [jobs_per_slot] * 100
     if pattern == "poisson":
         return [int(rng.poisson(jobs_per_slot)) for _ in range(100)]
+    if pattern == "philly":
+        return philly_like(100, jobs_per_slot=jobs_per_slot, rng=rng)
     counts = [int(count) for count in pattern]
     if not counts or min(counts) < 0 or max(counts) == 0:
         raise InputError(f"pattern is {counts[:5]}; expected arrivals per slot >= 0, not all of them 0.")
@@ -168,19 +172,19 @@ def _google(most: int) -> Sequence[int]:
     return GOOGLE[most]
 
 
-def _slots(per_slot: Sequence[int], rules: Setting, *, offset: int) -> Ints:
-    """Return the slot in which each job arrives, (N,).
+def _slots(per_slot: Sequence[int], n_jobs: int, *, most: int, offset: int) -> Ints:
+    """Return the slot in which each job arrives, (N,), at most so many in one.
 
     A pattern that is too short for all jobs starts over; the published simulator would stop short of its jobs.
     """
-    if rules.max_arrivals < 1 or max(per_slot) < 1:
+    if most < 1 or max(per_slot) < 1:
         raise InputError("no job ever arrives: jobs_per_slot and max_arrivals must be at least 1.")
     slots: list[int] = []
     slot = 0
-    while len(slots) < rules.n_jobs:
-        slots += [slot] * min(rules.max_arrivals, per_slot[(slot + offset) % len(per_slot)])
+    while len(slots) < n_jobs:
+        slots += [slot] * min(most, per_slot[(slot + offset) % len(per_slot)])
         slot += 1
-    return np.array(slots[: rules.n_jobs], np.int32)
+    return np.array(slots[:n_jobs], np.int32)
 
 
 def _lengths(

@@ -91,9 +91,8 @@ def marl_jobs(
         rng.integers(1, most_ps + 1, n),
     )
     wanted_s = rng.lognormal(np.log(load * slot_s) - SIGMA**2 / 2, SIGMA, n)
-    compute_s, size, epoch = (
-        np.array([getattr(m, name) for m in known], np.float64)[kind] for name in ("compute_s", "bytes", "steps_per_epoch")
-    )
+    columns = ("compute_s", "bytes", "steps_per_epoch")
+    compute_s, size, epoch = (np.array([getattr(m, name) for m in known], np.float64)[kind] for name in columns)
     step_s = compute_s / workers + 2 * size / servers * 8e-9 / PCIE_GBPS
     steps = np.maximum(np.round(wanted_s / step_s / epoch), 1.0) * epoch
     return Jobs.of(

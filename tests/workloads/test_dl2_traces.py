@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from labkit.core.errors import InputError
 from labkit.core.resources import CPUS, GPUS
 from labkit.workloads.catalogue import DL2_MODELS
-from labkit.workloads.dl2_arrivals import GOOGLE
+from labkit.workloads.dl2_arrivals import GOOGLE, PHILLY, philly_like
 from labkit.workloads.dl2_traces import EPOCH_FRACTIONS, SETTINGS, Setting, dl2_jobs, setting
 from labkit.workloads.readers import read, write
 
@@ -69,6 +70,38 @@ def test_the_google_arrivals_are_75_slots_for_each_published_setting():
         assert (len(counts), max(counts)) == (75, most)
 
 
+def per_slot_on_philly(path) -> np.ndarray:
+    """Return the jobs that were submitted in each slot of 20 minutes of the trace's busy weeks."""
+    at = pd.to_datetime(pd.read_csv(path)["timestamp"])
+    counts = pd.Series(1, index=at).sort_index().resample("20min").sum()["2017-09-24":"2017-12-12"]
+    return counts.to_numpy()
+
+
+def test_the_levels_of_philly_like_arrivals_are_those_of_the_trace(shared_data):
+    counts = np.sort(per_slot_on_philly(shared_data("philly/philly.csv")))
+    levels = [part.mean() / counts.mean() for part in np.array_split(counts, len(PHILLY))]
+    assert counts.sum() == 80_702
+    np.testing.assert_allclose(PHILLY, levels, atol=0.006)
+
+
+def test_philly_like_arrivals_are_as_bursty_as_the_trace_and_stay_so_as_long(shared_data):
+    """At the same mean: dispersion (variance over mean), and correlation of a slot with the next and the third."""
+    counts = per_slot_on_philly(shared_data("philly/philly.csv"))
+    drawn = np.array(philly_like(50_000, jobs_per_slot=2, rng=np.random.RandomState(1)))
+    scaled = counts * 2 / counts.mean()
+    assert drawn.mean() == pytest.approx(2, rel=0.05)
+    assert drawn.var() / drawn.mean() == pytest.approx(scaled.var() / scaled.mean(), rel=0.2)
+    for lag in (1, 3):
+        ours, theirs = (np.corrcoef(one[:-lag], one[lag:])[0, 1] for one in (drawn, scaled))
+        assert ours == pytest.approx(theirs, abs=0.06)
+
+
+def test_bursts_of_philly_like_arrivals_are_not_cut_at_the_settings_most():
+    most = [np.bincount((dl2_jobs("short_48n", seed=s, pattern="philly").arrival_s / 1200).astype(int)).max()
+            for s in range(20)]  # fmt: skip
+    assert np.median(most) > 3 * SETTINGS["short_48n"].max_arrivals
+
+
 def test_a_step_is_a_sample_and_the_trace_says_so_in_a_file_too(tmp_path):
     jobs = dl2_jobs("testbed_6n", seed=1)
     assert set(jobs.samples_per_step.tolist()) == {1.0}
@@ -108,6 +141,7 @@ def test_the_published_settings(name, nodes, jobs, epochs, workers):
         ),
         (lambda: dl2_jobs("short_48n", seed=1, pattern=[]), "expected arrivals per slot"),
         (lambda: dl2_jobs("short_48n", seed=1, pattern="uniform", jobs_per_slot=0), "no job ever arrives"),
+        (lambda: dl2_jobs("short_48n", seed=1, pattern="philly", jobs_per_slot=0), "no job ever arrives"),
         (lambda: dl2_jobs(Setting(1, 5, 0, 100), seed=1), "no job ever arrives"),
     ],
 )

@@ -1,9 +1,9 @@
 """Slowdown of co-located jobs: fit and predict.
 
 `profile` says what a measurement is and refuses bad ones, `factors` fits the effect of one resource, `model` puts two
-factors together and compares models by held-out error, `load` finds what the tasks of a cluster share; `levels` names what a run can be
-asked for, `measured` fits one to a file. Another model is one more line in `model.MODELS`; another shape of one factor
-is a `Factor` in `factors`; another level is a line in `levels.FACTORS`.
+factors together and compares models by held-out error, `load` finds what the tasks of a cluster share, `levels` names
+what a run can be asked for, `measured` fits one to a file. Another model is one more line in `model.MODELS`; another
+shape of one factor is a `Factor` in `factors`; another level is a line in `levels.FACTORS`.
 """
 
 from labkit.speed.interference.levels import Level, level

@@ -102,7 +102,8 @@ def _uses(table: pd.DataFrame) -> dict[str, TaskUse]:
     """Return what a worker of each job of a table uses: the mean of its rows; a server as the catalogue has it."""
     if not {"job", "cpu_cores", "pcie_gbps"} <= set(table.columns):
         return {}  # the fit says which column is missing
-    means = table.assign(job=table["job"].astype(str)).groupby("job")[["cpu_cores", "pcie_gbps"]].mean(numeric_only=True)
+    named = table.assign(job=table["job"].astype(str)).groupby("job")
+    means = named[["cpu_cores", "pcie_gbps"]].mean(numeric_only=True)
     return {str(name): TaskUse(row.cpu_cores, _ps_cores(str(name)), row.pcie_gbps) for name, row in means.iterrows()}
 
 
