@@ -19,7 +19,7 @@ def marl_trainer(
     interference: str,
     seed: int,
     options: dict[str, int | None],
-    switches: Sequence[str],
+    given: Sequence[str],
 ) -> Trainer:
     """Return a trainer of the placement policy.
 
@@ -27,7 +27,7 @@ def marl_trainer(
     ----------
     options : dict
         `n_lessons`, `n_rounds`; None: as in `labkit.learning.marl.trainer.Recipe`.
-    switches : sequence of str
+    given : sequence of str
         Others of the recipe, each NAME=VALUE.
 
     Raises
@@ -39,7 +39,7 @@ def marl_trainer(
     from labkit.learning.marl.trainer import Recipe, Trainer
 
     plain = Recipe()
-    values: dict[str, Any] = dict(_switch(text, plain) for text in switches)
+    values: dict[str, Any] = dict(_switch(text, plain) for text in given)
     values |= {name: value for name, value in options.items() if value is not None}
     setting = Setting(clusters, traces, interference)
     setting.refuse_unfit()

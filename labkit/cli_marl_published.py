@@ -6,33 +6,10 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from labkit.cli_marl import marl_trainer
 from labkit.core.errors import InputError, unknown
 
 if TYPE_CHECKING:
     from labkit.learning.marl.published.trainer import Trainer
-    from labkit.learning.marl.trainer import Trainer as PlacementTrainer
-
-
-def trainer_of_marl(
-    clusters: Sequence[str],
-    traces: Sequence[str],
-    *,
-    published: bool,
-    interference: str,
-    seed: int,
-    options: dict[str, int | None],
-    switches: Sequence[str],
-    slot_s: float,
-) -> Trainer | PlacementTrainer:
-    """Return a trainer of MARL's own networks, or of the policy that is ours; see both."""
-    if not published:
-        return marl_trainer(
-            clusters, traces, interference=interference, seed=seed, options=options, switches=switches
-        )  # fmt: skip
-    return published_trainer(
-        clusters, traces, interference=interference, seed=seed, given=switches, options=options, slot_s=slot_s
-    )  # fmt: skip
 
 
 def published_trainer(

@@ -5,22 +5,18 @@ from __future__ import annotations
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from labkit.cli_marl_published import trainer_of_marl
+from labkit.cli_marl import marl_trainer
+from labkit.cli_marl_published import published_trainer
 from labkit.cli_published import lent_trainer, refuse_switches
 from labkit.core.errors import InputError, unknown
 from labkit.core.files import refuse_closed, refuse_unwritable
 
 if TYPE_CHECKING:
-    from labkit.learning.course import Course
-    from labkit.learning.dl2 import Trainer
-    from labkit.learning.marl.published.trainer import Trainer as AgentsTrainer
-    from labkit.learning.marl.trainer import Trainer as PlacementTrainer
-    from labkit.learning.published.federated import Federated
-    from labkit.learning.published.trainer import Trainer as FlatTrainer
+    from labkit.learning.course import AnyTrainer, Course
 
 POLICIES = ("dl2", "marl")
 DEFAULTS = {
@@ -28,7 +24,6 @@ DEFAULTS = {
     "marl": ("marl-4x20", "marl_jobs(load=5)"),
 }
 """Cluster and trace that a policy is trained on where none is given."""
-SLOT_S = {"dl2": 1200.0, "marl": 1800.0}
 MANY = "as often as you like: each episode draws one"
 
 
@@ -54,9 +49,7 @@ def train_policy(
             help=f"A table of measured speeds, fitted: those that fit the trace, or analytic: foretold; {MANY}."
         ),
     ] = ["fitted"],  # noqa: B006
-    slot: Annotated[
-        float | None, typer.Option(help="Seconds of a slot. [default: 1200, of marl 1800]", show_default=False)
-    ] = None,
+    slot: Annotated[float, typer.Option(help="Seconds of a slot.")] = 1200.0,
     seed: Annotated[int, typer.Option(help="Of weights and traces; the same one gives the same weights.")] = 1,
     lessons: Annotated[
         int | None, typer.Option(help="Updates in which it imitates a teacher that knows all speeds.")
@@ -65,8 +58,7 @@ def train_policy(
     published: Annotated[
         bool,
         typer.Option(
-            "--published",
-            help="Train DL2's own network, lessons being hundreds of mini-batches and rounds traces, or MARL's own.",
+            "--published", help="Train DL2's own network: lessons are hundreds of mini-batches, rounds traces."
         ),
     ] = False,
     warm_up: Annotated[
@@ -93,7 +85,6 @@ def train_policy(
         raise unknown("policy", policy, POLICIES)
     out = Path(f"{policy}.safetensors") if out == Path("POLICY.safetensors") else out
     cluster, trace = cluster or [DEFAULTS[policy][0]], trace or [DEFAULTS[policy][1]]
-    slot = SLOT_S[policy] if slot is None else slot
     if not slot > 0:
         raise InputError(f"--slot is {slot}; expected seconds > 0.")
     _refuse_places(out, log=log, figure=figure)
@@ -108,17 +99,14 @@ def train_policy(
     for name, value in given.items():
         if value is not None and value < 0:
             raise InputError(f"--{name[2:]} is {value}; expected a number of updates >= 0.")
-    trainer: Trainer | FlatTrainer | Federated | PlacementTrainer | AgentsTrainer
+    trainer: AnyTrainer
     course = Course(out=out, source=f"labkit {' '.join(sys.argv[1:])}", each=keep_every, log=log, say=_say)
     if policy == "marl":
         if warm_up is not None or dask is not None or throughputs != ["fitted"]:
-            raise InputError("marl learns placement from scratch; leave --warm-up, --dask, --throughputs out.")
-        trainer = trainer_of_marl(
-            cluster, trace, published=published, interference=interference, seed=seed, options=given, switches=switch,
-            slot_s=slot,
-        )  # fmt: skip
-        kind = "published=True, " if published else ""
-        _end(course, trainer, figure=figure, whole=course.run(trainer), policy="marl", kind=kind)
+            raise InputError("marl learns from its own simulations; leave --warm-up, --dask and --throughputs out.")
+        placed = {"interference": interference, "seed": seed, "options": given, "given": switch}
+        trainer = _placement_trainer(cluster, trace, published=published, **placed)
+        _end(course, trainer, figure=figure, whole=course.run(trainer), kind="published=True, " if published else "")
         return
     setting = Setting(cluster, trace, throughputs)
     with ExitStack() as stack:
@@ -132,17 +120,24 @@ def train_policy(
             trainer = Trainer(setting, models=setting.models(), slot_s=slot, seed=seed, recipe=recipe)
         refuse_unfit_episodes(setting)
         whole = course.run(trainer)
-    _end(course, trainer, figure=figure, whole=whole, policy="dl2", kind="published=True, " if published else "")
+    _end(course, trainer, figure=figure, whole=whole, kind="published=True, " if published else "", policy="dl2")
+
+
+def _placement_trainer(cluster: list[str], trace: list[str], *, published: bool, **options: Any) -> AnyTrainer:
+    """Return the trainer of a placement policy: of ours, or of the networks as published."""
+    if published:
+        return published_trainer(cluster, trace, **options)
+    return marl_trainer(cluster, trace, **options)
 
 
 def _end(
     course: Course,
-    trainer: Trainer | FlatTrainer | Federated | PlacementTrainer | AgentsTrainer,
+    trainer: AnyTrainer,
     *,
     figure: Path | None,
     whole: bool,
-    policy: str,
     kind: str,
+    policy: str = "marl",
 ) -> None:
     """Draw the learning curve, and tell what there is now."""
     out = course.out

@@ -23,10 +23,12 @@ from labkit.speed.by_counts import ByCounts
 if TYPE_CHECKING:
     from labkit.learning.dl2 import Trainer, Update
     from labkit.learning.env import ExperimentOf
-    from labkit.learning.marl.published.trainer import Trainer as AgentsTrainer
+    from labkit.learning.marl.published.trainer import Trainer as PublishedMarlTrainer
     from labkit.learning.marl.trainer import Trainer as PlacementTrainer
     from labkit.learning.published.federated import Federated
     from labkit.learning.published.trainer import Trainer as FlatTrainer
+
+    AnyTrainer = Trainer | FlatTrainer | Federated | PlacementTrainer | PublishedMarlTrainer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +65,7 @@ class Course:
         """Its log."""
         return self.out.with_suffix(".csv")
 
-    def run(self, trainer: Trainer | FlatTrainer | Federated | PlacementTrainer | AgentsTrainer) -> bool:
+    def run(self, trainer: AnyTrainer) -> bool:
         """Train to the end; return False if a signal stopped it before (SIGINT, SIGTERM), after the update it was in.
 
         Raises
@@ -95,7 +97,7 @@ class Course:
                 raise LabkitError(f"{error} They are in {self.out}.") from None
         return True
 
-    def _keep(self, trainer: Trainer | FlatTrainer | Federated | PlacementTrainer | AgentsTrainer) -> None:
+    def _keep(self, trainer: AnyTrainer) -> None:
         """Write weights and state, each whole or not at all."""
         import torch
 
@@ -127,7 +129,7 @@ def _asked_to_stop() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def _left_s(pace: deque[float], trainer: Trainer | FlatTrainer | Federated | PlacementTrainer | AgentsTrainer) -> float:
+def _left_s(pace: deque[float], trainer: AnyTrainer) -> float:
     """Return the seconds that are left at the pace of the last updates."""
     return (pace[-1] - pace[0]) / max(len(pace) - 1, 1) * (trainer.n_updates - trainer.n_done)
 
