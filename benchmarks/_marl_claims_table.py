@@ -108,11 +108,14 @@ def _holds(mine: Floats | None, other: Best | None, figure: float) -> str:
 
 
 def _against(told: Told, claim: str, one: str, other: str) -> str:
-    mine, theirs = policy(told, "google", one), policy(told, "google", other)
-    rival = None if theirs is None else Best(other, theirs)
-    found = shorter(mine, rival)
-    holds = NOT_MEASURED if mine is None or theirs is None else "yes" if mine.mean() < theirs.mean() else "no"
-    return f"| {claim} | google | {found} | | {holds} |"
+    """Return the row of which of two trainings is better after as many epochs, by JCTs of its last 20 there."""
+    curves = [told.get(f"trained: {name}, seed 1", {}).get("curve", []) for name in (one, other)]
+    n = min(map(len, curves))
+    if n < WINDOW:
+        return f"| {claim} | google | not measured | | not measured |"
+    mine, theirs = (float(np.mean(curve[n - WINDOW : n])) for curve in curves)
+    found = f"{one} {mine:.1f}, {other} {theirs:.1f} intervals in epochs {n - WINDOW + 1} to {n} of training"
+    return f"| {claim} | google | {found} | | {'yes' if mine < theirs else 'no'} |"
 
 
 def epochs_to(curve: Sequence[float], level: float) -> int | None:
@@ -130,12 +133,13 @@ def _epochs(told: Told) -> str:
     """Return the row of how soon many agents and one reach a level."""
     claim = "200 epochs, more than 400 for one agent"
     curves = [told.get(f"trained: {name}, seed 1", {}).get("curve") for name in ("device", "one agent")]
-    if curves[0] is None or curves[1] is None or min(map(len, curves)) < WINDOW:
+    rival = best(told, "google", PAPERS)
+    if curves[0] is None or curves[1] is None or rival is None:
         return f"| {claim} | google | not measured | | not measured |"
-    level = 1.02 * float(np.mean(curves[0][-WINDOW:]))
+    level = float(rival.jct.mean())
     many, one = (epochs_to(curve, level) for curve in curves)
-    said = f"never in {len(curves[1])}" if one is None else str(one)
-    found = f"many {many}, one {said}: down to {level:.1f} intervals in training"
+    said = [f"never in {len(c)}" if n is None else str(n) for c, n in zip(curves, (many, one), strict=True)]
+    found = f"many: {said[0]}, one: {said[1]}, down to {rival.name}'s {level:.1f} intervals"
     holds = "yes" if many is not None and (one is None or one >= 2 * many) else "no"
     return f"| {claim} | google | {found} | | {holds} |"
 

@@ -73,7 +73,7 @@ def test_the_factored_convolution_is_the_one_with_weights_per_edge():
 
 def test_the_convolution_is_torch_geometrics_nnconv():
     """Simonovsky and Komodakis' layer as another library has it, with the mean over neighbours and no root weight."""
-    geometric = pytest.importorskip("torch_geometric.nn", reason="torch_geometric is not installed (labkit[oracle])")
+    geometric = pytest.importorskip("torch_geometric.nn", reason="torch_geometric is not installed (labkit[dev])")
     wires, edges = some_graph(1)
     layer, h = Ecc(5, 4), torch.randn(9, 5)
     network = torch.nn.Linear(3, 5 * 4)
