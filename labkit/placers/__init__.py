@@ -10,6 +10,7 @@ from labkit.placers.even import Even
 from labkit.placers.first_fit import FirstFit
 from labkit.placers.least_allocated import LeastAllocated
 from labkit.placers.least_interference import LeastInterference
+from labkit.placers.machine_first import MachineFirst
 from labkit.placers.pack import Pack
 from labkit.placers.spread import Spread
 from labkit.placers.whole_gang import WholeGang
@@ -20,6 +21,7 @@ __all__ = [
     "FirstFit",
     "LeastAllocated",
     "LeastInterference",
+    "MachineFirst",
     "Pack",
     "Spread",
     "WholeGang",
@@ -33,6 +35,7 @@ _PLACERS: Final[dict[str, type[Placer]]] = {
     "first_fit": FirstFit,
     "least_allocated": LeastAllocated,
     "least_interference": LeastInterference,
+    "machine_first": MachineFirst,
     "pack": Pack,
     "spread": Spread,
     "whole_gang": WholeGang,

@@ -8,9 +8,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.core.capacity import SLACK, ClusterArrays, arrays_of
+from labkit.core.capacity import SLACK, ClusterArrays, arrays_of, rooms
 from labkit.core.placement import Gangs, Placement
-from labkit.core.resources import Bools, Ints
+from labkit.core.resources import GPUS, Bools, Ints
 from labkit.core.snapshot import Snapshot
 from labkit.placers.kernels import FIRST, LEAST_ALLOCATED, PACK, SPREAD, place_gangs
 
@@ -105,3 +105,33 @@ def _missing(gangs: Gangs, placed: Bools, job: Ints, count: Ints) -> Ints:
     got = np.bincount(job, count, int(gangs.job.max()) + 1)[gangs.job]
     missing: Ints = np.where(placed, gangs.n_workers + gangs.n_ps - got, 0).astype(np.int32)
     return missing
+
+
+def of_one_type(snapshot: Snapshot, gangs: Gangs, i: int, room: Ints) -> Bools:
+    """Return which groups may have the workers of a gang, (G,): of one device type, unless none ever holds it.
+
+    Parameters
+    ----------
+    i : int
+        Position of the gang.
+    room : array
+        (G,) how many of its workers fit into each group now. The first type with room for all is taken; where there is
+        none, no group is.
+    """
+    cluster, job, n = snapshot.cluster, gangs.job[i], gangs.n_workers[i]
+    usable: Bools = snapshot.up[cluster.group_machine].copy()
+    demand = snapshot.table.worker_demand[job]
+    if not demand[GPUS] > 0:
+        return usable
+    runs_on = snapshot.runs_on[job]
+    if gangs.device_type[i] >= 0:
+        usable &= cluster.group_type == gangs.device_type[i]
+        return usable
+    types = [cluster.group_type == t for t in np.flatnonzero(runs_on)]
+    offered = rooms(snapshot.offered.copy(), demand)
+    if all(offered[of_type].sum(dtype=np.int64) < n for of_type in types):
+        usable &= runs_on[cluster.group_type]
+        return usable
+    with_room = (of_type for of_type in types if room[of_type].sum(dtype=np.int64) >= n)
+    usable &= next(with_room, np.False_)
+    return usable

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, cast
 
 import altair as alt
 import pandas as pd
@@ -37,5 +37,4 @@ def plot_forwarding(matrix: pd.DataFrame, *, heading: str = "Who forwards to who
         layers.append(base.transform_filter("datum.n_jobs > 0").mark_text(color=INK).encode(text="n_jobs:Q"))
     size = max(14, min(44, 440 // n)) * n
     note = f"{n_jobs:,} jobs found no room at home and ran elsewhere"
-    chart: alt.LayerChart = alt.layer(*layers).properties(width=size, height=size, title=title(heading, note))
-    return chart
+    return cast(alt.LayerChart, alt.layer(*layers).properties(width=size, height=size, title=title(heading, note)))

@@ -177,14 +177,11 @@ def bandwidth_gbps(cluster: Cluster, flows: Flows, *, share: Share = "max-min", 
     alone : bool
         Give each job a network of its own.
     """
-    rates = np.minimum(cluster.group_pcie_gbps[flows.source], cluster.group_pcie_gbps[flows.destination])
-    source, destination = cluster.group_machine[flows.source], cluster.group_machine[flows.destination]
-    local = source == destination
-    across = local & (flows.source != flows.destination)
-    rates[across] = np.minimum(rates[across], cluster.machine_socket_gbps[source[across]])
-    far = np.flatnonzero(~local)
+    rates, remote = rates_inside(cluster, flows)
+    far = np.flatnonzero(remote)
     if cluster.network is None or not len(far):
         return rates
+    source, destination = cluster.group_machine[flows.source], cluster.group_machine[flows.destination]
     paths = cluster.network.route(source[far], destination[far], flows.flow_hash[far])
     capacity = cluster.network.link_gbps
     if alone:
@@ -192,6 +189,16 @@ def bandwidth_gbps(cluster: Cluster, flows: Flows, *, share: Share = "max-min", 
     solve = max_min_rates if share == "max-min" else equal_share_rates
     rates[far] = np.minimum(rates[far], solve(paths, capacity))
     return rates
+
+
+def rates_inside(cluster: Cluster, flows: Flows) -> tuple[Floats, Bools]:
+    """Return what machines allow each flow, (F,) in Gbps, and whether it leaves its machine, (F,)."""
+    rates = np.minimum(cluster.group_pcie_gbps[flows.source], cluster.group_pcie_gbps[flows.destination])
+    source, destination = cluster.group_machine[flows.source], cluster.group_machine[flows.destination]
+    local = source == destination
+    across = local & (flows.source != flows.destination)
+    rates[across] = np.minimum(rates[across], cluster.machine_socket_gbps[source[across]])
+    return rates, ~local
 
 
 def flows_of(running: Running, *, jobs: Jobs, model_bytes: Floats) -> Flows:

@@ -18,6 +18,7 @@ from labkit.core.resources import CPUS, Bools, Floats
 from labkit.speed.alone import compact
 from labkit.speed.cpu import CpuModel
 from labkit.speed.network import Flows, Share, Tasks, bandwidth_gbps, flows_of
+from labkit.speed.retiming import Retiming, knows
 from labkit.speed.units import samples_of_step
 
 Slowdown = Callable[[Running], Floats]
@@ -101,8 +102,11 @@ class StepTime:
             )
 
     def speeds(self, running: Running) -> Floats:
-        """Return steps per second of each job, (J,)."""
-        return self._speeds(running, alone=False)
+        """Return steps per second of each job, (J,).
+
+        From one call to the next, only jobs that a change touched are timed anew (`labkit.speed.retiming`).
+        """
+        return self._speeds(running, alone=False) if self._retiming is None else self._retiming.speeds(running)
 
     def runs_on(self) -> Bools:
         """Return which jobs can run on which device types at all, (N, T)."""
@@ -117,7 +121,7 @@ class StepTime:
         return np.asarray(self.jobs.total_steps / np.where(self._speeds_alone > 0, self._speeds_alone, np.nan))
 
     def fastest(self) -> Floats | None:
-        """Return steps/s that no gang can exceed, (N,): on the best type, all of it over one PCIe bus, nobody beside it.
+        """Return steps/s that no gang can exceed, (N,): on its best type, all over one PCIe bus, nobody beside it.
 
         None with work on CPU cores, of which there may be any number. More workers or servers are never slower, but
         around a ring, where all numbers of workers are tried.
@@ -233,6 +237,11 @@ class StepTime:
         with np.errstate(divide="ignore"):
             np.maximum.at(seconds, flows.worker, flows.size_bytes * 8e-9 / gbps)
         return seconds
+
+    @cached_property
+    def _retiming(self) -> Retiming | None:
+        """What was running last; None: all jobs are timed at each call."""
+        return Retiming(self) if type(self) is StepTime and knows(self) else None
 
     @cached_property
     def _speeds_alone(self) -> Floats:

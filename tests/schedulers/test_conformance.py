@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 
 from labkit.core import Gangs, Placement, Snapshot
-from labkit.placers import Even, FirstFit, Pack, Spread
+from labkit.placers import Even, FirstFit, LeastAllocated, MachineFirst, Pack, Spread, WholeGang
 from labkit.schedulers import available, make
 from labkit.schedulers.base import asked
 from labkit.testing import ConformanceError, Scene, check_answer, check_placer, check_scheduler
@@ -35,7 +35,11 @@ def test_every_scheduler_composes_with_every_placer(name: str, placer: object) -
     check_scheduler(make(name, placer=placer), seed=3)
 
 
-@pytest.mark.parametrize("placer", [FirstFit(), Spread(), Pack(), Even(), Even(keep_order=True)], ids=repr)
+@pytest.mark.parametrize(
+    "placer",
+    [FirstFit(), Spread(), Pack(), Even(), Even(keep_order=True), WholeGang(), LeastAllocated(), MachineFirst()],
+    ids=repr,
+)
 @pytest.mark.parametrize("seed", range(4))
 def test_every_placer_passes_the_suite(placer: object, seed: int) -> None:
     check_placer(placer, seed=seed)

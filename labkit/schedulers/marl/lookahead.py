@@ -13,7 +13,7 @@ from labkit.core.snapshot import Snapshot
 from labkit.schedulers.marl.network import NEVER, desk_of, plain
 from labkit.schedulers.marl.queue import place_waiting
 from labkit.schedulers.marl.scenes import declared_speed, scene_of
-from labkit.schedulers.marl.scheduler import Known, placement, show
+from labkit.schedulers.marl.scheduler import Known, beyond_pods, placement, show
 from labkit.speed.what_if import slow_of
 
 
@@ -64,7 +64,7 @@ class LookAheadPods:
             known.scene, known.slow, known.net, waiting.astype(np.int64), snapshot.now_s,
             snapshot.table.arrival_s, snapshot.n_running, not self.forwards, known.desk,
         )  # fmt: skip
-        return placement(known.scene, chosen, groups)
+        return placement(known.scene, chosen, groups) if len(chosen) else beyond_pods(snapshot, known.scene)
 
 
 def _without_truth(snapshot: Snapshot) -> Context:

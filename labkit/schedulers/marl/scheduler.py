@@ -7,12 +7,15 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
+from labkit.core.capacity import SLACK
 from labkit.core.cluster import Cluster
 from labkit.core.jobs import Jobs
 from labkit.core.life import Context
 from labkit.core.placement import Placement
 from labkit.core.resources import Bools, Ints
 from labkit.core.snapshot import Snapshot
+from labkit.placers import Even
+from labkit.schedulers.base import asked
 from labkit.schedulers.marl.network import Desk, Net, Scene, desk_of
 from labkit.schedulers.marl.queue import place_waiting
 from labkit.schedulers.marl.scenes import declared_speed, scene_of
@@ -93,7 +96,18 @@ class Marl:
             known.scene, known.slow, known.net, waiting.astype(np.int64), snapshot.now_s,
             snapshot.table.arrival_s, snapshot.n_running, not self.forwards, known.desk,
         )  # fmt: skip
-        return placement(known.scene, chosen, groups)
+        return placement(known.scene, chosen, groups) if len(chosen) else beyond_pods(snapshot, known.scene)
+
+
+def beyond_pods(snapshot: Snapshot, scene: Scene) -> Placement:
+    """Return where waiting jobs go, split evenly over the cluster, that not even an empty pod of it holds."""
+    cluster, waiting, room = snapshot.cluster, snapshot.waiting, scene.room
+    pod = cluster.partition[cluster.group_machine]
+    offered = np.zeros((len(room.first_machine) - 1, cluster.capacity.shape[1]))
+    np.add.at(offered, pod, cluster.capacity)
+    demand = snapshot.table.gang_demand[waiting]
+    large = waiting[~(demand[:, None] <= offered + SLACK).all(axis=2).any(axis=1)]
+    return Even(keep_order=True).place(snapshot, asked(snapshot, large)) if len(large) else Placement.nothing()
 
 
 def show(scene: Scene, slow: Slow, snapshot: Snapshot) -> None:

@@ -1,6 +1,6 @@
 """Schedulers of a cluster in pods: one for each pod, which forwards what does not fit there (`partitioned`).
 
-The others are its names with a placer: one more is one more line in `NAMES`.
+The others are its names with a placer: one more is one more line in `NAMES`. `deepsys` has weights too.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from typing import Any, Final
 
 from labkit import placers
 from labkit.core.protocols import Placer, Scheduler
-from labkit.placers import Even, LeastAllocated, LeastInterference, Spread, WholeGang
+from labkit.placers import Even, LeastAllocated, LeastInterference, MachineFirst, Spread, WholeGang
+from labkit.schedulers.pods.deepsys import DeepSys
 from labkit.schedulers.pods.partitioned import Partitioned
+from labkit.schedulers.pods.predictor import load
 
 __all__ = ["Partitioned", "recipes"]
 
@@ -22,6 +24,7 @@ NAMES: Final[dict[str, tuple[Callable[[], Placer], bool]]] = {
     "kubernetes": (LeastAllocated, True),
     "least_interference": (LeastInterference, True),
     "load_balance": (Spread, True),
+    "tetris_pods": (MachineFirst, True),
     "whole_gang": (WholeGang, True),
 }
 """Of each name: the placer, and whether each pod has a scheduler of its own."""
@@ -33,6 +36,7 @@ def recipes() -> dict[str, tuple[dict[str, Any], Callable[..., Scheduler]]]:
     found: dict[str, tuple[dict[str, Any], Callable[..., Scheduler]]] = {
         "partitioned": ({"placer": "even", "pods": True} | options, _partitioned)
     }
+    found["deepsys"] = ({"weights": "", "pods": True} | options, _deepsys)
     for name, (made, pods) in NAMES.items():
         found[name] = ({"pods": pods} | options, partial(_named, made, pods))
     return found
@@ -40,6 +44,11 @@ def recipes() -> dict[str, tuple[dict[str, Any], Callable[..., Scheduler]]]:
 
 def _named(made: Callable[[], Placer], in_pods: bool, *, pods: bool | None = None, **options: Any) -> Scheduler:
     return Partitioned(made(), pods=in_pods if pods is None else pods, **options)
+
+
+def _deepsys(*, weights: str = "", **options: Any) -> Scheduler:
+    load(weights)
+    return Partitioned(DeepSys(weights), **options)
 
 
 def _partitioned(*, placer: Placer | str = "even", **options: Any) -> Scheduler:

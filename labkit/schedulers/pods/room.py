@@ -36,7 +36,7 @@ class Room:
         self.started: Bools = np.zeros(len(snapshot.table), np.bool_)
         self.free_gpus: Floats = np.bincount(
             self._pod, np.where(self._up, self.trial.free[:, GPUS], 0.0), n_pods(cluster)
-        )
+        ).astype(np.float64)
         self._groups = [np.flatnonzero(self._pod == pod) for pod in range(n_pods(cluster))]
         self._kind = kinds_of(snapshot.table, snapshot.runs_on, waiting)
         self._of = dict(zip(waiting.tolist(), self._kind.tolist(), strict=True))

@@ -1,0 +1,195 @@
+"""Machine first: one machine after the other takes the tasks that fit it best, as Tetris does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numba import njit
+
+from labkit.core.capacity import ClusterArrays, arrays_of, room, rooms
+from labkit.core.events import Role
+from labkit.core.placement import Gangs, Placement
+from labkit.core.resources import Bools, Floats, Ints
+from labkit.core.snapshot import OVERDUE_FRACTION, Snapshot
+from labkit.placers.base import of_one_type, place_by, settled
+from labkit.placers.kernels import PACK
+
+PS = int(Role.PS)
+
+
+@dataclass(frozen=True, slots=True)
+class MachineFirst:
+    """Let each machine take the task with the best score, as long as one fits [1]_.
+
+    score = a + eps p: a = sum_r (demand_r / capacity_mr) (free_mr / capacity_mr) of a task on machine m; p = 1 - the
+    remaining time of its job over the longest one; eps the ratio of their means. Machines that have tasks come first,
+    the emptiest of them before the others, then by number. Who takes part is given, so the order of the gangs counts
+    only where a gang did not find room for all of its tasks: then the last such gang is left out and all is done
+    anew. Tasks of a gang have one device type, the first with room, unless no type ever holds it.
+
+    Chosen the other way round, a machine for each task, the same score prefers the emptiest machine and spreads.
+    Gangs that may shrink or share GPUs, and all of them where no gang finds room this way, are packed (`Pack`).
+
+    References
+    ----------
+    .. [1] Grandl et al., "Multi-resource packing for cluster schedulers", SIGCOMM 2014, sec. 3.2 and 3.3.2.
+    """
+
+    def place(self, snapshot: Snapshot, gangs: Gangs, *, strict: bool = False) -> Placement:
+        """Return where the gangs go."""
+        if not len(gangs):
+            return Placement.nothing()
+        if gangs.may_shrink().any() or (gangs.partner >= 0).any():
+            return place_by(PACK, snapshot, gangs, strict=strict)
+        placed, rows = _placed(snapshot, gangs, strict)
+        if not placed.any():
+            return place_by(PACK, snapshot, gangs, strict=strict)
+        return settled(snapshot, gangs, placed, rows)
+
+
+def _placed(snapshot: Snapshot, gangs: Gangs, strict: bool) -> tuple[Bools, list[Ints]]:
+    """Return which gangs found room, (C,), and the rows of the placement."""
+    table, jobs = snapshot.table, gangs.job
+    free = snapshot.free_without(gangs.named)
+    demand = np.stack([table.worker_demand[jobs], table.ps_demand[jobs]], axis=1)
+    wanted = np.column_stack([gangs.n_workers, gangs.n_ps]).astype(np.int32)
+    usable = np.stack(
+        [of_one_type(snapshot, gangs, i, rooms(free, table.worker_demand[gangs.job[i]])) for i in range(len(gangs))]
+    )
+    short = shortness(snapshot, jobs)
+    arrays = arrays_of(snapshot.cluster)
+    placed, found = np.zeros(len(gangs), np.bool_), []
+    for these in [np.array([i]) for i in range(len(gangs))] if strict else [np.arange(len(gangs))]:
+        fitted, tasks = fill(
+            arrays, free, snapshot.up, demand[these], wanted[these], usable[these], short[these]
+        )  # fmt: skip
+        tasks[:, 0] = these[tasks[:, 0]]
+        found.append(tasks)
+        placed[these] = fitted
+        for i, role, group in tasks.tolist():
+            free[group] -= demand[i, role]
+        if strict and not fitted.all():
+            break
+    rows, count = np.unique(np.concatenate(found), axis=0, return_counts=True)
+    rows = rows.astype(np.int32).reshape(-1, 3)
+    return placed, [jobs[rows[:, 0]], rows[:, 1].astype(np.int8), rows[:, 2], count.astype(np.int32)]
+
+
+def shortness(snapshot: Snapshot, jobs: Ints) -> Floats:
+    """Return 1 - each job's remaining time over the longest one's, (J,)."""
+    table = snapshot.table
+    left = np.maximum(1 - snapshot.steps_done(jobs) / table.total_steps[jobs], OVERDUE_FRACTION)
+    remaining_s = np.nan_to_num(table.duration_s[jobs] * left, nan=1.0)
+    short: Floats = 1 - remaining_s / max(float(remaining_s.max()), 1e-12)
+    return short
+
+
+@njit(cache=True)
+def fill(
+    arrays: ClusterArrays, free: Floats, up: Bools, demand: Floats, wanted: Ints, usable: Bools, short: Floats
+) -> tuple[Bools, Ints]:  # fmt: skip
+    """Return which gangs found room for all of their tasks, (C,), and their tasks: gang, role, group, (P, 3).
+
+    Parameters
+    ----------
+    demand : array
+        (C, 2, R) of a worker and of a PS.
+    wanted : array
+        (C, 2) workers and PSs.
+    usable : array
+        (C, G) where workers may go; PSs go anywhere.
+    short : array
+        (C,) 0 for the longest gang, towards 1 for short ones.
+    """
+    takes_part = np.ones(len(wanted), np.bool_)
+    order = _in_order(arrays, free, up)
+    eps = _eps(arrays, free, order, demand, short)
+    while True:
+        left = wanted.copy()
+        left[~takes_part] = 0
+        tasks, n = np.empty((int(left.sum()), 3), np.int32), 0
+        room_left = free.copy()
+        for m in order:
+            n = _fill_one(arrays, m, room_left, demand, left, usable, short, eps, tasks, n)
+        last = -1
+        for i in range(len(wanted)):
+            if left[i].sum() > 0 and left[i].sum() < wanted[i].sum():
+                last = i
+        if last < 0:
+            return takes_part & (left.sum(axis=1) == 0), tasks[:n]
+        takes_part[last] = False
+
+
+@njit(cache=True)
+def _in_order(arrays: ClusterArrays, free: Floats, up: Bools) -> Ints:
+    """Return the machines that are there: those with tasks first, the emptiest of them before the others."""
+    load = np.zeros(len(up))
+    for g in range(len(free)):
+        m = arrays.group_machine[g]
+        for r in range(free.shape[1]):
+            load[m] += (arrays.capacity[g, r] - free[g, r]) * arrays.per_unit[m, r]
+    there = np.flatnonzero(up)
+    key = np.round(load[there] * 1e9)
+    key[key <= 0] = np.inf
+    return there[np.argsort(key, kind="mergesort")].astype(np.int32)
+
+
+@njit(cache=True)
+def _alignment(arrays: ClusterArrays, free: Floats, m: int, demand: Floats) -> float:
+    """Return sum_r (demand_r / capacity_mr) (free_mr / capacity_mr)."""
+    total = 0.0
+    for r in range(len(demand)):
+        left = 0.0
+        for g in range(arrays.first_group[m], arrays.first_group[m + 1]):
+            left += free[g, r]
+        total += demand[r] * arrays.per_unit[m, r] * left * arrays.per_unit[m, r]
+    return total
+
+
+@njit(cache=True)
+def _eps(arrays: ClusterArrays, free: Floats, order: Ints, demand: Floats, short: Floats) -> float:
+    """Return the mean alignment of a worker over gangs and machines, over the mean of `short`."""
+    total = 0.0
+    for m in order:
+        for i in range(len(short)):
+            total += _alignment(arrays, free, m, demand[i, 0])
+    eps: float = total / max(1, len(order) * len(short)) / max(short.mean(), 1e-12)
+    return eps
+
+
+@njit(cache=True)
+def _fill_one(
+    arrays: ClusterArrays, m: int, free: Floats, demand: Floats, left: Ints, usable: Bools, short: Floats, eps: float,
+    tasks: Ints, n: int,
+) -> int:  # fmt: skip
+    """Let one machine take tasks, each the best of those that fit; return the number of tasks so far."""
+    while True:
+        best, best_role, best_group, best_score = -1, -1, -1, -np.inf
+        for i in range(len(left)):
+            for role in range(2):
+                if left[i, role] == 0:
+                    continue
+                group = _fullest(arrays, free, m, demand[i, role], usable[i], role)
+                if group >= 0:
+                    score = _alignment(arrays, free, m, demand[i, role]) + eps * short[i]
+                    if score > best_score:
+                        best, best_role, best_group, best_score = i, role, group, score
+        if best < 0:
+            return n
+        free[best_group] -= demand[best, best_role]
+        left[best, best_role] -= 1
+        tasks[n, 0], tasks[n, 1], tasks[n, 2] = best, best_role, best_group
+        n += 1
+
+
+@njit(cache=True)
+def _fullest(arrays: ClusterArrays, free: Floats, m: int, demand: Floats, usable: Bools, role: int) -> int:
+    """Return the group of a machine with the least room that holds one more task, or -1."""
+    found, least = -1, np.inf
+    for g in range(arrays.first_group[m], arrays.first_group[m + 1]):
+        if (role == PS or usable[g]) and room(free[g], demand, 1):
+            left = free[g].sum()
+            if left < least:
+                found, least = g, left
+    return found

@@ -1,0 +1,166 @@
+"""DeepSys' predictor: how fast a gang would be in some places, by a small network on what stands beside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from labkit.core.errors import InputError
+from labkit.core.files import refuse_unreadable
+from labkit.core.jobs import Jobs
+from labkit.core.resources import Floats, Ints
+from labkit.workloads import catalogue
+
+VERSION: Final = "1"
+"""Of the features; files of another one cannot be used."""
+
+SHIPPED: Final = Path(__file__).with_name("weights") / "deepsys.safetensors"
+MODELS: Final = catalogue.DL2_MODELS
+MOST: Final = 4
+"""Machines of a gang that are looked at one by one: those with most of its tasks."""
+
+N_FEATURES: Final = len(MODELS) + 1 + 4 + 5 * MOST + 2
+HOW: Final = "python -m labkit.learning.deepsys --seed 1 --out deepsys.safetensors"
+
+
+class Beside(NamedTuple):
+    """What stands on each machine: tasks, workers, and GB of parameters of the jobs of these tasks, (M,) each."""
+
+    tasks: Floats
+    workers: Floats
+    gb: Floats
+
+
+def model_gb(jobs: Jobs) -> Floats:
+    """Return the GB of parameters of each job, (N,); 0 of a model that the catalogue does not know."""
+    return _by_model(jobs, {model.name: model.bytes / 1e9 for model in catalogue.models()}, 0.0)
+
+
+def model_kind(jobs: Jobs) -> Ints:
+    """Return the position of each job's model in `MODELS`, (N,); their number for another one."""
+    return _by_model(jobs, {name: float(k) for k, name in enumerate(MODELS)}, float(len(MODELS))).astype(np.int32)
+
+
+def _by_model(jobs: Jobs, known: dict[str, float], otherwise: float) -> Floats:
+    of = np.array([known.get(str(name), otherwise) for name in jobs.models] + [otherwise])
+    found: Floats = of[jobs.model]
+    return found
+
+
+def features(kind: int, workers: Floats, servers: Floats, beside: Beside) -> Floats:
+    """Return what the network sees of a gang in some places, (K, N_FEATURES).
+
+    Parameters
+    ----------
+    kind : int
+        Position of its model in `MODELS`.
+    workers, servers : array
+        (K, M) its workers and PSs on each machine, one row for each place.
+    beside : Beside
+        The tasks of others.
+
+    Returns
+    -------
+    array
+        The model, one-hot; workers / 4, PSs / 4, machines / 4, the part of (worker, PS) pairs on one machine; of the
+        machines with most of its tasks: workers / 4, PSs / 4, and of others tasks / 8, workers / 4, GB; the most tasks
+        and GB of others on any of its machines.
+    """
+    k, there = len(workers), workers + servers
+    n_w, n_p = workers.sum(axis=1), servers.sum(axis=1)
+    seen = np.zeros((k, N_FEATURES), np.float64)
+    seen[:, kind] = 1.0
+    at = len(MODELS) + 1
+    local = (workers * servers).sum(axis=1) / np.maximum(n_w * n_p, 1.0)
+    seen[:, at : at + 4] = np.column_stack([n_w / 4, n_p / 4, (there > 0).sum(axis=1) / 4, local])
+    at += 4
+    top = np.argsort(-there, axis=1, kind="stable")[:, :MOST]
+    used = np.take_along_axis(there, top, axis=1) > 0
+    for i, column in enumerate((workers / 4, servers / 4)):
+        seen[:, at + i : at + 5 * top.shape[1] : 5] = np.take_along_axis(column, top, axis=1)
+    for i, amount in enumerate((beside.tasks / 8, beside.workers / 4, beside.gb), start=2):
+        seen[:, at + i : at + 5 * top.shape[1] : 5] = np.where(used, amount[top], 0.0)
+    seen[:, -2] = np.where(there > 0, beside.tasks / 8, 0.0).max(axis=1)
+    seen[:, -1] = np.where(there > 0, beside.gb, 0.0).max(axis=1)
+    return seen
+
+
+@dataclass(frozen=True, eq=False)
+class Predictor:
+    """A network of two hidden layers of ReLU: features to speed over the speed alone on one machine.
+
+    Attributes
+    ----------
+    layers : tuple of (array, array)
+        Weights (in, out) and biases (out,) of each layer.
+    source : str
+        How it was made, and how well it foretells.
+    """
+
+    layers: tuple[tuple[Floats, Floats], ...]
+    source: str = ""
+
+    def __call__(self, seen: Floats) -> Floats:
+        """Return the speed that is foretold, as part of the speed alone, (K,)."""
+        for weights, bias in self.layers[:-1]:
+            seen = np.maximum(seen @ weights + bias, 0.0)
+        weights, bias = self.layers[-1]
+        foretold: Floats = (seen @ weights + bias)[:, 0]
+        return foretold
+
+    def save(self, path: str | Path) -> None:
+        """Write a file, whole or not at all."""
+        from safetensors.numpy import save
+
+        tensors: dict[str, Any] = {}
+        for i, (weights, bias) in enumerate(self.layers):
+            tensors |= {f"weights{i}": weights.astype(np.float32), f"bias{i}": bias.astype(np.float32)}
+        content = save(tensors, metadata={"policy": "deepsys", "version": VERSION, "source": self.source})
+        path = Path(path)
+        temporary = path.with_name(path.name + ".tmp")
+        temporary.write_bytes(content)
+        temporary.replace(path)
+
+
+@lru_cache(maxsize=8)
+def load(path: str = "") -> Predictor:
+    """Return the predictor of a file; "": the one that comes with labkit.
+
+    Raises
+    ------
+    InputError
+        If it cannot be read, or holds something else.
+    """
+    file = Path(path) if path else SHIPPED
+    if file.suffix != ".safetensors":
+        raise InputError(f"weights of deepsys is {path!r}; expected the path of a .safetensors file. Make one: {HOW}.")
+    refuse_unreadable(file, expected="weights of deepsys (safetensors)", error=InputError)
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="numpy") as opened:
+            about: dict[str, Any] = opened.metadata() or {}
+            tensors = {key: opened.get_tensor(key).astype(np.float64) for key in opened.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise InputError(f"{file}: not a safetensors file ({error}); expected weights of deepsys.") from None
+    if about.get("policy") != "deepsys" or about.get("version") != VERSION:
+        raise InputError(
+            f"{file}: policy {about.get('policy')!r}, version {about.get('version')!r}; expected 'deepsys', "
+            f"{VERSION!r}. Train it again: {HOW}."
+        )
+    try:
+        layers = tuple((tensors[f"weights{i}"], tensors[f"bias{i}"]) for i in range(3))
+    except KeyError as error:
+        raise InputError(f"{file}: {error} is missing; expected three layers. Train it again: {HOW}.") from None
+    sizes = [N_FEATURES, *(len(bias) for _, bias in layers)]
+    fits = all(w.shape == (a, b) for (w, _), a, b in zip(layers, sizes, sizes[1:], strict=False))
+    if not fits or sizes[-1] != 1 or not all(np.isfinite(t).all() for t in tensors.values()):
+        raise InputError(
+            f"{file}: layers of {[w.shape for w, _ in layers]}; expected finite ones from {N_FEATURES} features to one "
+            f"number. Train it again: {HOW}."
+        )
+    return Predictor(layers, about.get("source", ""))
