@@ -79,7 +79,11 @@ def test_asking_for_a_level_is_step_time_with_that_slowdown_and_schedulers_are_t
 def test_jobs_beside_each_other_take_longer_with_a_level_than_without():
     alone, mild, calibrated = (
         labkit.simulate(
-            SMALL, cluster="marl-4x20", scheduler="fifo(placer='even')", speed="step-time", interference=name
+            marl_jobs(1, n_slots=2, per_slot=2),
+            cluster="marl-4x20",
+            scheduler="fifo(placer='even')",
+            speed="step-time",
+            interference=name,
         )
         for name in ("none", "mild", "calibrated")
     )
