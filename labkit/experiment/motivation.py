@@ -38,7 +38,7 @@ PLACERS: Final = {"packed": "pack", "spread by load": "spread"}
 
 
 def motivation(
-    interference: Level | str | None = "calibrated", *, n_workers: int = 2, n_ps: int = 1, gbps: float = 50.0
+    interference: Level | str | None = "calibrated", *, n_workers: int = 1, n_ps: int = 1, gbps: float = 50.0
 ) -> pd.DataFrame:
     """Return how much slower each of eight jobs on four servers is than alone on one [1]_.
 
