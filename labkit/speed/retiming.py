@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from labkit.core.events import Role
 from labkit.core.protocols import Running
-from labkit.core.resources import CPUS, Floats, Ints
+from labkit.core.resources import CPUS, Bools, Floats, Ints
 from labkit.solvers.maxmin import equal_share_rates, max_min_rates
 from labkit.speed.interference.model import MODELS
 from labkit.speed.interference.use import Interference
@@ -34,6 +34,20 @@ class Retiming:
         Without work on CPU cores, and with `Interference` as its slowdown, or none: `knows(model)`.
     """
 
+    _before: tuple[np.ndarray[Any, Any], ...]
+    _begin: Ints
+    _end: Ints
+    _owner: Ints
+    _worker: Ints
+    _paths: Ints
+    _gbit: Floats
+    _near: Floats
+    _gbps: Floats
+    _capacity: Floats
+    _far: Bools
+    _n_flows: int
+    _most: int
+
     def __init__(self, model: StepTime) -> None:
         cluster, n = model.cluster, len(model.jobs)
         self.model = model
@@ -52,13 +66,13 @@ class Retiming:
 
     def speeds(self, running: Running) -> Floats:
         """Return steps per second of each job, (J,)."""
-        from labkit.speed import retiming_kernel as kernel
+        kernel = _kernel()
 
         now = _copied(running)
         touched = np.zeros(self.model.cluster.n_machines, np.bool_)
         changed, gone = kernel.compare(*now, *self._before, self._where, self._machine, touched)
         if not len(gone) and not changed.any():
-            return self._speed[now[0]]
+            return np.asarray(self._speed[now[0]], np.float64)
         if self._n_flows > self._most:  # the flows of jobs that are gone are dropped: all jobs are new
             self._forget()
             return self.speeds(running)
@@ -73,10 +87,10 @@ class Retiming:
                 kernel.mark_owners(found, self._owner, self._dirty)
         self._retime(now, touched)
         self._before = now
-        return self._speed[now[0]]
+        return np.asarray(self._speed[now[0]], np.float64)
 
-    def _retime(self, now: tuple[Ints, ...], touched: np.ndarray) -> None:
-        from labkit.speed import retiming_kernel as kernel
+    def _retime(self, now: tuple[np.ndarray[Any, Any], ...], touched: Bools) -> None:
+        kernel = _kernel()
 
         model, empty = self.model, np.zeros(0)
         used, moved, elsewhere = empty, empty, empty
@@ -91,9 +105,9 @@ class Retiming:
             self._cores, self._pcie, used, moved, elsewhere, self._kinds, self._cpu, self._bus, self._additive,
         )  # fmt: skip
 
-    def _replaced(self, running: Running, changed: np.ndarray, others: Ints, gone: Ints) -> np.ndarray | None:
+    def _replaced(self, running: Running, changed: Bools, others: Ints, gone: Ints) -> Bools | None:
         """Note the flows of changed jobs; return the links (L + 1,) that flows left or joined; None: there are none."""
-        from labkit.speed import retiming_kernel as kernel
+        kernel = _kernel()
 
         network = self.model.cluster.network
         marked = None if network is None else np.zeros(network.n_links + 1, np.bool_)
@@ -161,7 +175,7 @@ class Retiming:
 
     def _use(self, slowdown: object) -> None:
         """Take the fitted model apart, for the kernel."""
-        from labkit.speed import retiming_kernel as kernel
+        kernel = _kernel()
 
         codes = {None: kernel.NONE, "exponential": kernel.EXPONENTIAL, "linear": kernel.LINEAR}
         codes["quadratic"] = kernel.QUADRATIC
@@ -188,7 +202,14 @@ def knows(model: StepTime) -> bool:
     return model.cpu is None and not model.local and (slowdown is None or fitted)
 
 
-def _copied(running: Running) -> tuple[Ints, ...]:
+def _kernel() -> Any:
+    """Return the compiled parts, imported when they are needed."""
+    from labkit.speed import retiming_kernel
+
+    return retiming_kernel
+
+
+def _copied(running: Running) -> tuple[np.ndarray[Any, Any], ...]:
     """Return the tasks in columns of our own."""
     return (
         np.array(running.job, np.int32), np.array(running.first, np.int32), np.array(running.role, np.int8),
@@ -196,7 +217,7 @@ def _copied(running: Running) -> tuple[Ints, ...]:
     )  # fmt: skip
 
 
-def _part(running: Running, chosen: np.ndarray) -> Running:
+def _part(running: Running, chosen: Bools) -> Running:
     """Return the tasks of some of the jobs."""
     sizes = np.diff(running.first)
     rows = np.repeat(chosen, sizes)
