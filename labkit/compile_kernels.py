@@ -18,7 +18,7 @@ from labkit.simulator import Faults, Losses, Overheads, Variation
 from labkit.speed.dl2 import fitted
 from labkit.speed.measured import MeasuredSpeed
 from labkit.topology import build
-from labkit.workloads import dl2_jobs
+from labkit.workloads import dl2_jobs, marl_jobs
 from labkit.workloads.expressions import trace
 
 PUBLISHED = ("drf", "fifo", "srtf", "tetris", "optimus")
@@ -31,6 +31,7 @@ def compile_all() -> float:
         _schedulers()
         _slots()
         _network()
+        _retiming()
         import labkit.elastic.kernels  # noqa: F401 - compiled on import
     return seen.seconds
 
@@ -53,6 +54,12 @@ def _slots() -> None:
     envs = SlotEnvs(few, n_envs=2, slot_s=300)
     envs.reset(seed=0)
     envs.step(np.zeros(2, np.int64))
+
+
+def _retiming() -> None:
+    """Run jobs that slow each other, on a network."""
+    few = Experiment.of(marl_jobs(1, n_slots=1, per_slot=1), cluster="marl-4x20", interference="calibrated")
+    few.run("fifo")
 
 
 def _network() -> None:

@@ -18,7 +18,7 @@ NONE, EXPONENTIAL, LINEAR, QUADRATIC = range(4)
 
 
 @numba.njit(cache=True)
-def compare(
+def compare(  # noqa: C901 - rows of two lists, matched
     job: Ints, first: Ints, role: NDArray[np.int8], group: Ints, count: Ints, old_job: Ints, old_first: Ints,
     old_role: NDArray[np.int8], old_group: Ints, old_count: Ints, where: Ints, group_machine: Ints, touched: Bools,
 ) -> Any:  # fmt: skip
@@ -74,7 +74,7 @@ def mark_links(jobs: Ints, begin: Ints, end: Ints, far: Bools, paths: Ints, mark
 
 
 @numba.njit(cache=True)
-def flows_on(job: Ints, begin: Ints, end: Ints, far: Bools, paths: Ints, marked: Bools) -> Any:
+def flows_on(job: Ints, begin: Ints, end: Ints, far: Bools, paths: Ints, marked: Bools) -> Any:  # noqa: C901
     """Return the flows that use a marked link, or share a link with such a flow, and so on; marks their links too."""
     none = len(marked) - 1
     rest = np.empty(len(far), np.int32)
@@ -178,7 +178,7 @@ def mark_touched(job: Ints, first: Ints, group: Ints, group_machine: Ints, touch
 
 
 @numba.njit(cache=True, error_model="numpy")
-def retime(
+def retime(  # noqa: C901 - tasks, then their flows
     job: Ints, first: Ints, role: NDArray[np.int8], group: Ints, count: Ints, dirty: Bools, speed: Floats,
     begin: Ints, end: Ints, worker: Ints, gbit: Floats, gbps: Floats, compute_s: Floats, type_s: Floats,
     group_type: Ints, sync: Bools, no_ps: Bools, per_step: Floats, slows: bool, cores: Floats, pcie: Floats,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -78,12 +79,41 @@ def inner_graph(cluster: Cluster, partition: int, *, fused: bool = True) -> Grap
     """
     if not 0 <= partition <= cluster.partition.max():
         raise InputError(f"{cluster.name} has no partition {partition}; it has 0 to {cluster.partition.max()}.")
-    whole = to_networkx(cluster, groups=True)
-    members = [node for node, data in whole.nodes.items() if data["partition"] == partition]
-    graph: Graph = whole.subgraph(members).copy()
+    return _inner(cluster, partition, fused).copy()
+
+
+@lru_cache(maxsize=64)
+def _inner(cluster: Cluster, partition: int, fused: bool) -> Graph:
+    """Return one pod from within, built once."""
+    graph = _pod(cluster, partition)
     kind = {node: data["kind"] for node, data in graph.nodes.items()}
     upper = [n for n in graph if kind[n] == "switch" and all(kind[near] == "switch" for near in graph.successors(n))]
     return contract(graph, dict.fromkeys(upper, f"agg-of-{partition}")) if fused and len(upper) > 1 else graph
+
+
+def _pod(cluster: Cluster, partition: int) -> Graph:
+    """Return the part of `to_networkx` with groups that lies in one pod."""
+    import networkx as nx
+
+    graph: Graph = nx.DiGraph(name=cluster.name)
+    groups, ports = np.flatnonzero(cluster.partition[cluster.group_machine] == partition), dict[int, list[str]]()
+    _add_groups(graph, cluster, groups)
+    for machine in cluster.group_machine[groups].tolist():
+        sockets = ports.setdefault(machine, [])
+        sockets.append(f"{cluster.machines[machine]}.cpu{len(sockets)}")
+    if cluster.network is None:
+        return graph
+    network, m = cluster.network, cluster.n_machines
+    pods = np.concatenate([cluster.partition, switch_partition(cluster)])
+    for i in m + np.flatnonzero(pods[m:] == partition):
+        graph.add_node(network.nodes[i], kind="switch", tier=int(network.tier[i]), partition=partition)
+    for link in np.flatnonzero((pods[network.link_from] == partition) & (pods[network.link_to] == partition)):
+        a, b = int(network.link_from[link]), int(network.link_to[link])
+        tier, gbps = int(max(network.tier[a], network.tier[b])), float(network.link_gbps[link])
+        for low in ports.get(a) or [network.nodes[a]]:
+            for high in ports.get(b) or [network.nodes[b]]:
+                _add(graph, low, high, gbps=gbps, tier=tier)
+    return graph
 
 
 def inter_graph(cluster: Cluster) -> Graph:
@@ -150,8 +180,14 @@ def _add_machines(graph: Graph, cluster: Cluster, *, groups: bool) -> None:
         for name, pod, n in zip(cluster.machines, cluster.partition, gpus, strict=True):
             graph.add_node(name, kind="machine", tier=0, partition=int(pod), n_gpus=float(n))
         return
+    _add_groups(graph, cluster, np.arange(cluster.n_groups))
+
+
+def _add_groups(graph: Graph, cluster: Cluster, groups: Ints) -> None:
+    """Add the sockets and the GPUs of some device groups."""
     first = np.searchsorted(cluster.group_machine, cluster.group_machine)
-    for group, machine in enumerate(cluster.group_machine):
+    for group in groups.tolist():
+        machine = int(cluster.group_machine[group])
         socket = group - int(first[group])
         name, pod = cluster.machines[machine], int(cluster.partition[machine])
         cpu, gpus_of = f"{name}.cpu{socket}", f"{name}.gpus{socket}"

@@ -19,11 +19,13 @@ from labkit.results import compare, read_sweep
 from labkit.results.bound import BOUND, BOUND_LABEL
 from labkit.results.sweeps import comparison
 from labkit.simulator import Overheads, Variation
+from labkit.speed.cpu import CpuModel
 from labkit.speed.fastest import fastest
 from labkit.speed.measured import MeasuredSpeed, SpeedTable
 from labkit.speed.recorded import Recorded
+from labkit.speed.step_time import step_time
 from labkit.testing import strategies
-from labkit.topology import no_network
+from labkit.topology import build, no_network
 from labkit.workloads.expressions import trace
 from tests.schedulers import dl2
 
@@ -78,11 +80,13 @@ def test_where_nothing_binds_a_scheduler_reaches_it():
     assert row["times_bound"] == pytest.approx(1.0)
 
 
-def test_it_is_not_known_where_speeds_depend_on_the_network_or_a_subclass_changes_them():
-    network = Experiment.of(trace("poisson(3, per_hour=60)"), cluster="demo", speed="step-time")
-    assert jct_bound_s(network) is None
-    assert np.isnan(network.bound_jct_s)
-    assert BOUND not in network.run("fifo").info.config
+def test_it_is_not_known_where_work_on_cores_takes_time_or_a_subclass_changes_speeds():
+    jobs = trace("poisson(3, per_hour=60)")
+    cpu = CpuModel(*np.ones((len(CpuModel.__slots__), len(jobs))))
+    cores = Experiment.of(jobs, cluster="demo", speed=step_time(jobs, build("demo"), cpu=cpu))
+    assert jct_bound_s(cores) is None
+    assert np.isnan(cores.bound_jct_s)
+    assert BOUND not in cores.run("fifo").info.config
 
     class Twice(Recorded):
         def speeds(self, running):

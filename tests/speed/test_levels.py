@@ -7,6 +7,7 @@ import re
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import labkit
 from labkit import cli
@@ -38,6 +39,12 @@ class Curious:
         from labkit.schedulers import make
 
         return make("fifo", placer="even").schedule(snapshot)
+
+
+def run(args: list[str]) -> str:
+    done = CliRunner().invoke(cli.app, args, catch_exceptions=False)
+    assert done.exit_code == 0
+    return done.stdout
 
 
 def small(**options) -> Experiment:
@@ -72,7 +79,11 @@ def test_asking_for_a_level_is_step_time_with_that_slowdown_and_schedulers_are_t
 def test_jobs_beside_each_other_take_longer_with_a_level_than_without():
     alone, mild, calibrated = (
         labkit.simulate(
-            SMALL, cluster="marl-4x20", scheduler="fifo(placer='pack')", speed="step-time", interference=name
+            marl_jobs(1, n_slots=2, per_slot=2),
+            cluster="marl-4x20",
+            scheduler="fifo(placer='even')",
+            speed="step-time",
+            interference=name,
         )
         for name in ("none", "mild", "calibrated")
     )
@@ -80,21 +91,19 @@ def test_jobs_beside_each_other_take_longer_with_a_level_than_without():
     assert jct[0] <= jct[1] < 0.99 * jct[2]
 
 
-def test_compare_prints_the_level_and_the_bound(capsys):
+def test_compare_prints_the_level_and_the_bound():
     args = ["compare", SMALL, "--cluster", "marl-4x20", "--schedulers", "fifo(placer='even')"]
-    assert cli.main([*args, "--interference", "calibrated"]) == 0
-    shown = capsys.readouterr().out
+    shown = run([*args, "--interference", "calibrated"])
     assert "interference: calibrated" in shown
     assert "bound: no scheduler can be below" in shown
-    assert cli.main([*args, "--interference", "calibrated", "--json"]) == 0
-    row = json.loads(capsys.readouterr().out.splitlines()[0])
+    row = json.loads(run([*args, "--interference", "calibrated", "--json"]).splitlines()[0])
     assert 1 <= row["times_bound"] < 2
     assert row["speeds"].endswith("interference: calibrated")
 
 
 def test_a_sweep_has_an_axis_of_levels(tmp_path):
     grid = Grid(
-        schedulers="fifo(placer='pack')", trace=SMALL, cluster="marl-4x20", seeds=1, speed="step-time",
+        schedulers="fifo(placer='even')", trace=SMALL, cluster="marl-4x20", seeds=1, speed="step-time",
         interference=["none", "calibrated"],
     )  # fmt: skip
     table = sweep(grid, folder=tmp_path, workers=0, progress=False)
@@ -164,10 +173,11 @@ def test_each_pod_gets_jobs_and_their_time_alone_has_the_mean_that_was_asked_for
     for pattern in ("google", "uniform", "poisson"):
         jobs = marl_jobs(5, pattern=pattern, n_slots=400, seed=1)
         assert np.bincount(jobs.home).min() > 0.8 * len(jobs) / 4
-        assert np.bincount(jobs.n_workers).tolist()[0] == 0 and jobs.n_workers.max() == jobs.n_ps.max() == 4
+        assert jobs.n_workers.min() == jobs.n_ps.min() == 1
+        assert jobs.n_workers.max() == jobs.n_ps.max() == 4
         experiment = Experiment.of(jobs, cluster="marl-4x20", speed="step-time")
         assert experiment.bound_jct_s / 1800 == pytest.approx(5, rel=0.1)
-        assert jobs.arrival_s.max() / 1800 == pytest.approx(400, rel=0.1)
+        assert jobs.arrival_s.max() / 1800 == pytest.approx(400, rel=0.25)
     with pytest.raises(InputError, match="pattern"):
         marl_jobs(5, pattern="gogle")
     with pytest.raises(InputError, match="load"):

@@ -70,3 +70,18 @@ def test_without_a_network_machines_stand_alone():
 def test_a_pod_that_is_not_there_is_refused():
     with pytest.raises(InputError, match=r"fat_tree\(4\) has no partition 4; it has 0 to 3"):
         inner_graph(fat_tree(4), 4)
+
+
+@pytest.mark.parametrize("name", ["fat_tree(4)", "vl2(8, 4, per_rack=2)", "bcube(3, 2)", "marl-testbed"])
+def test_a_pod_from_within_is_that_part_of_the_whole_and_nobody_changes_it_for_others(name):
+    cluster = build(name)
+    for pod in range(int(cluster.partition.max()) + 1):
+        whole = to_networkx(cluster, groups=True)
+        part = whole.subgraph([node for node, data in whole.nodes.items() if data["partition"] == pod])
+        built = inner_graph(cluster, pod, fused=False)
+        assert dict(built.nodes(data=True)) == dict(part.nodes(data=True))
+        assert {(a, b): data for a, b, data in built.edges(data=True)} == {
+            (a, b): data for a, b, data in part.edges(data=True)
+        }
+        built.clear()
+        assert len(inner_graph(cluster, pod, fused=False)) == len(part)
