@@ -113,9 +113,11 @@ def _against(told: Told, claim: str, one: str, other: str) -> str:
     n = min(map(len, curves))
     if n < WINDOW:
         return f"| {claim} | google | not measured | | not measured |"
-    mine, theirs = (float(np.mean(curve[n - WINDOW : n])) for curve in curves)
-    found = f"{one} {mine:.1f}, {other} {theirs:.1f} intervals in epochs {n - WINDOW + 1} to {n} of training"
-    return f"| {claim} | google | {found} | | {'yes' if mine < theirs else 'no'} |"
+    last = np.array([curve[n - WINDOW : n] for curve in curves])
+    (mine, theirs), error = last.mean(axis=1), 1.96 * math.sqrt(float(last.var(axis=1, ddof=1).sum()) / WINDOW)
+    found = f"{one} {mine:.1f}, {other} {theirs:.1f} intervals (± {error:.1f}) in epochs {n - WINDOW + 1} to {n} of training"
+    shows = "yes" if mine < theirs else "no"
+    return f"| {claim} | google | {found} | | {shows if abs(mine - theirs) > error else 'no difference that shows'} |"
 
 
 def epochs_to(curve: Sequence[float], level: float) -> int | None:
