@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from labkit.core.errors import InputError
-from labkit.core.resources import Floats
+from labkit.core.resources import Bools, Floats
 from labkit.learning.dl2 import NotFiniteError, Update
 from labkit.learning.marl.episodes import How, Rec, World, play, record
 from labkit.schedulers.marl.network import FEATURES, N_TOP, NEVER, WAITING, Net, Scene, desk_of
@@ -352,8 +352,10 @@ class _Part:
     @classmethod
     def joined(cls, parts: list[_Part]) -> _Part:
         """Return the decisions of several."""
-        columns = (torch.cat([getattr(p, name) for p in parts]) for name in ("seen", "cost", "agent", "mask", "action"))
-        return cls(*columns, np.concatenate([p.job for p in parts]))
+        seen, cost, agent, mask, action = (
+            torch.cat([getattr(p, name) for p in parts]) for name in ("seen", "cost", "agent", "mask", "action")
+        )
+        return cls(seen, cost, agent, mask, action, np.concatenate([p.job for p in parts]))
 
 
 def _parts(rec: Rec, scene: Scene, n_agents: int, *, taught: bool) -> _Part:
@@ -363,7 +365,7 @@ def _parts(rec: Rec, scene: Scene, n_agents: int, *, taught: bool) -> _Part:
     seen, n_top = rec.seen[:n][keep], rec.n_top[:n][keep]
     rows, there = np.arange(len(keep)), np.arange(N_TOP) < n_top[:, None]
     waiting = seen[rows, n_top]
-    may_wait = ~np.isnan(waiting).any(axis=1)
+    may_wait: Bools = ~np.any(np.isnan(waiting), axis=1)
     whole = np.concatenate([np.where(there[:, :, None], seen[:, :-1], 0.0), np.nan_to_num(waiting)[:, None]], axis=1)
     action = (rec.taught if taught else rec.action)[:n][keep]
     action = np.where(action >= n_top, N_TOP, action)

@@ -7,8 +7,6 @@ oracle that taught it, and `published` the system as it was published.
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 from labkit.core.errors import InputError
@@ -23,30 +21,23 @@ __all__ = ["LookAheadPods", "Marl", "Weights", "load", "shipped"]
 def recipes() -> dict[str, tuple[dict[str, Any], Callable[..., Scheduler]]]:
     """Return the options and the builders of `marl` and `look_ahead_pods`."""
     from labkit.schedulers import options_of
+    from labkit.schedulers.marl.published import PublishedMarl
 
-    theirs = {} if (published := _published()) is None else options_of(published)
+    theirs = options_of(PublishedMarl)
     return {
         "marl": (theirs | options_of(Marl) | {"published": False}, _build),
         "look_ahead_pods": (options_of(LookAheadPods), LookAheadPods),
     }
 
 
-def _published() -> Callable[..., Scheduler] | None:
-    """Return the scheduler as it was published; None: it is not there."""
-    name = "labkit.schedulers.marl.published"
-    if find_spec(name) is None:
-        return None
-    found: Callable[..., Scheduler] = import_module(name).PublishedMarl
-    return found
-
-
 def _build(*, published: bool = False, **options: Any) -> Scheduler:
     """Return the policy, or the system as it was published."""
     from labkit.schedulers import options_of
+    from labkit.schedulers.marl.published import PublishedMarl
 
-    kind = _published() if published else Marl
-    if kind is None:
-        raise InputError("marl: published is True; expected False: the published form is not there.")
+    kind: Callable[..., Scheduler] = PublishedMarl if published else Marl
+    if not published:
+        options.pop("seed", None)  # sweeps give one to whoever may draw, and the policy never does
     for name in options:
         if name not in options_of(kind):
             other = "False" if published else "True"

@@ -106,7 +106,8 @@ def beyond_pods(snapshot: Snapshot, scene: Scene) -> Placement:
     offered = np.zeros((len(room.first_machine) - 1, cluster.capacity.shape[1]))
     np.add.at(offered, pod, cluster.capacity)
     demand = snapshot.table.gang_demand[waiting]
-    large = waiting[~(demand[:, None] <= offered + SLACK).all(axis=2).any(axis=1)]
+    held: Bools = np.all(demand[:, None] <= offered + SLACK, axis=2)  # (W, P)
+    large = waiting[~held.any(axis=1)]
     return Even(keep_order=True).place(snapshot, asked(snapshot, large)) if len(large) else Placement.nothing()
 
 
