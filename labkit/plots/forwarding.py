@@ -7,7 +7,7 @@ from typing import Final, cast
 import altair as alt
 import pandas as pd
 
-from labkit.plots.theme import HEAT, INK, title
+from labkit.plots.theme import HEAT, INK, PAPER, title
 
 FEW_PODS: Final = 10
 """With at most so many, numbers stand in the cells."""
@@ -34,7 +34,8 @@ def plot_forwarding(matrix: pd.DataFrame, *, heading: str = "Who forwards to who
     )
     layers = [cells]
     if n <= FEW_PODS:
-        layers.append(base.transform_filter("datum.n_jobs > 0").mark_text(color=INK).encode(text="n_jobs:Q"))
+        dark = alt.condition(f"datum.n_jobs > {shown['n_jobs'].max() / 2}", alt.value(PAPER), alt.value(INK))
+        layers.append(base.transform_filter("datum.n_jobs > 0").mark_text().encode(text="n_jobs:Q", color=dark))
     size = max(14, min(44, 440 // n)) * n
-    note = f"{n_jobs:,} jobs found no room at home and ran elsewhere"
+    note = f"{n_jobs:,} jobs ran in another pod than where they arrived"
     return cast(alt.LayerChart, alt.layer(*layers).properties(width=size, height=size, title=title(heading, note)))

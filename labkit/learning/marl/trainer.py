@@ -6,7 +6,7 @@ Traces are simulated in compiled code (`episodes`); the networks learn in torch.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Self
 
@@ -292,6 +292,17 @@ class Trainer:
         self.n_done, self.slots, self.cpu_s = state["n_done"], state["slots"], state["cpu_s"]
         self._felt = list(state["felt"])
         return self
+
+
+def mean_jct(net: Net, worlds: WorldOf, seeds: Sequence[int]) -> Floats:
+    """Return the mean JCT in slots of the trace of each seed, (S,); the most probable placements are taken."""
+    found = []
+    for seed in seeds:
+        scene, world = worlds(np.random.default_rng(seed))
+        frozen, unused = How(False, False, 0.0, False), np.random.default_rng(0)
+        play(scene, world, learned(net.seen, net.out), net, frozen, desk_of(scene), record(6000), unused)
+        found.append(_mean_jct(world))
+    return np.array(found)
 
 
 def _mean_jct(world: World) -> float:
