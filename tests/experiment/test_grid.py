@@ -123,7 +123,7 @@ def test_a_file_and_its_jobs_mean_the_same_and_another_content_does_not(tmp_path
     [
         "poisson(6, per_hour=12)", "uniform(6, per_hour=12, jobs='philly')", "diurnal(6, per_hour=12, swing=0.2)",
         "google_like(6, per_hour=12, gangs=(1, 2), max_tasks=4)", "gavel_jobs(6, mean_gap_s=10)",
-        "dl2_jobs('testbed_6n')",
+        "dl2_jobs('testbed_6n')", "marl_jobs(5, n_slots=2)",
     ],
 )  # fmt: skip
 def test_every_generator_draws_other_jobs_from_another_seed_and_the_same_from_the_same(what):
@@ -134,7 +134,8 @@ def test_every_generator_draws_other_jobs_from_another_seed_and_the_same_from_th
 
 
 def test_the_generators_of_the_last_test_are_all_there_are():
-    assert set(GENERATORS) == {"poisson", "uniform", "diurnal", "google_like", "gavel_jobs", "dl2_jobs"}
+    known = {"poisson", "uniform", "diurnal", "google_like", "gavel_jobs", "dl2_jobs", "marl_jobs"}
+    assert set(GENERATORS) == known
 
 
 @pytest.mark.parametrize(

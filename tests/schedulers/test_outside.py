@@ -161,4 +161,4 @@ def test_commands_take_it_too_and_the_workers_of_a_sweep(here: Path) -> None:
          "--seeds", "2", "--workers", "2", "--folder", "sweep", "--json"],
         capture_output=True, text=True, check=True, cwd=here,
     )  # fmt: skip
-    assert {json.loads(line)["scheduler"] for line in told.stdout.splitlines()} == {"fifo", own}
+    assert {json.loads(line)["scheduler"] for line in told.stdout.splitlines()} == {"fifo", own, "(bound)"}

@@ -82,7 +82,7 @@ def level(what: str | Path | Level | None) -> Level | None:
 
     Examples
     --------
-    >>> level("calibrated").uses["vgg-16"].worker_cores
+    >>> round(level("calibrated").uses["vgg-16"].worker_cores, 3)
     1.872
     """
     if what is None or isinstance(what, Level):
