@@ -17,7 +17,7 @@ from benchmarks.__main__ import FOLDER, modules, write
 from benchmarks._claims_table import lines as table_of_claims
 from benchmarks._claims_table import reached
 
-TABLES = {"agnostic", "baselines", "claims"}
+TABLES = {"agnostic", "baselines", "claims", "marl_claims"}
 """They make lines of a table, and no rows."""
 
 
