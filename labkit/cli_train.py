@@ -16,7 +16,8 @@ from labkit.core.errors import InputError, unknown
 from labkit.core.files import refuse_closed, refuse_unwritable
 
 if TYPE_CHECKING:
-    from labkit.learning.course import AnyTrainer, Course
+    from labkit.learning.course import Course
+    from labkit.learning.training import Trains
 
 POLICIES = ("dl2", "marl")
 DEFAULTS = {
@@ -99,7 +100,7 @@ def train_policy(
     for name, value in given.items():
         if value is not None and value < 0:
             raise InputError(f"--{name[2:]} is {value}; expected a number of updates >= 0.")
-    trainer: AnyTrainer
+    trainer: Trains
     course = Course(out=out, source=f"labkit {' '.join(sys.argv[1:])}", each=keep_every, log=log, say=_say)
     if policy == "marl":
         if warm_up is not None or dask is not None or throughputs != ["fitted"]:
@@ -123,7 +124,7 @@ def train_policy(
     _end(course, trainer, figure=figure, whole=whole, kind="published=True, " if published else "", policy="dl2")
 
 
-def _placement_trainer(cluster: list[str], trace: list[str], *, published: bool, **options: Any) -> AnyTrainer:
+def _placement_trainer(cluster: list[str], trace: list[str], *, published: bool, **options: Any) -> Trains:
     """Return the trainer of a placement policy: of ours, or of the networks as published."""
     if published:
         return published_trainer(cluster, trace, **options)
@@ -132,7 +133,7 @@ def _placement_trainer(cluster: list[str], trace: list[str], *, published: bool,
 
 def _end(
     course: Course,
-    trainer: AnyTrainer,
+    trainer: Trains,
     *,
     figure: Path | None,
     whole: bool,

@@ -18,17 +18,11 @@ from labkit.core.errors import InputError, LabkitError
 from labkit.core.text import human_s
 from labkit.experiment.session import refuse_unfit
 from labkit.learning.logs import Log, row_of
+from labkit.learning.training import NotFiniteError, Trains, Update
 from labkit.speed.by_counts import ByCounts
 
 if TYPE_CHECKING:
-    from labkit.learning.dl2 import Trainer, Update
     from labkit.learning.env import ExperimentOf
-    from labkit.learning.marl.published.trainer import Trainer as PublishedMarlTrainer
-    from labkit.learning.marl.trainer import Trainer as PlacementTrainer
-    from labkit.learning.published.federated import Federated
-    from labkit.learning.published.trainer import Trainer as FlatTrainer
-
-    AnyTrainer = Trainer | FlatTrainer | Federated | PlacementTrainer | PublishedMarlTrainer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +59,7 @@ class Course:
         """Its log."""
         return self.out.with_suffix(".csv")
 
-    def run(self, trainer: AnyTrainer) -> bool:
+    def run(self, trainer: Trains) -> bool:
         """Train to the end; return False if a signal stopped it before (SIGINT, SIGTERM), after the update it was in.
 
         Raises
@@ -73,8 +67,6 @@ class Course:
         LabkitError
             If a loss is not finite; the weights are those of the last update before.
         """
-        from labkit.learning.dl2 import NotFiniteError
-
         if self.state.exists():
             trainer.go_on(read_state(self.state))
             self.say(f"going on after {trainer.n_done} of {trainer.n_updates} updates")
@@ -97,7 +89,7 @@ class Course:
                 raise LabkitError(f"{error} They are in {self.out}.") from None
         return True
 
-    def _keep(self, trainer: AnyTrainer) -> None:
+    def _keep(self, trainer: Trains) -> None:
         """Write weights and state, each whole or not at all."""
         import torch
 
@@ -129,7 +121,7 @@ def _asked_to_stop() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def _left_s(pace: deque[float], trainer: AnyTrainer) -> float:
+def _left_s(pace: deque[float], trainer: Trains) -> float:
     """Return the seconds that are left at the pace of the last updates."""
     return (pace[-1] - pace[0]) / max(len(pace) - 1, 1) * (trainer.n_updates - trainer.n_done)
 

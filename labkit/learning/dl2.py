@@ -5,22 +5,21 @@ It needs no live cluster: episodes are simulated in compiled code (`episodes`, `
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from labkit.core.errors import InputError, LabkitError
 from labkit.core.resources import Ints
 from labkit.learning.branches import explore, play
 from labkit.learning.env import ExperimentOf
 from labkit.learning.envs import SlotEnvs
+from labkit.learning.training import Training, copied, refuse_not_finite
 from labkit.schedulers.dl2.network import N_HELD, Net, n_seen
 from labkit.schedulers.dl2.policy import BEST, NOTHING, How, Record, record
 from labkit.schedulers.dl2.weights import Weights
@@ -108,41 +107,8 @@ class Policy(nn.Module):
         return Net(*(np.ascontiguousarray(part.detach().numpy(), np.float32) for part in parts))
 
 
-@dataclass(frozen=True, slots=True)
-class Update:
-    """What came of an update.
-
-    Attributes
-    ----------
-    kind : str
-        "lesson" or "round".
-    number : int
-        How many there were before.
-    slots : int
-        Slots that were decided in training so far.
-    mean_jct : float
-        Of its episodes, in slots.
-    loss, entropy : float
-        Of the last part of its last epoch.
-    cpu_s : float
-        Processor time of training so far, in seconds.
-    """
-
-    kind: str
-    number: int
-    slots: int
-    mean_jct: float
-    loss: float
-    entropy: float
-    cpu_s: float
-
-
-class NotFiniteError(LabkitError):
-    """A loss was not finite; the policy is as it was before that update."""
-
-
 @dataclass(eq=False)
-class Trainer:
+class Trainer(Training):
     """Trains a policy on episodes drawn from `experiments`; the same seed gives the same weights.
 
     Examples
@@ -158,9 +124,6 @@ class Trainer:
     slot_s: float
     seed: int = 1
     recipe: Recipe = field(default_factory=Recipe)
-    n_done: int = field(default=0, init=False)
-    slots: int = field(default=0, init=False)
-    _cpu_s: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
         torch.manual_seed(self.seed)
@@ -184,34 +147,17 @@ class Trainer:
         """How many updates there are in all."""
         return self.recipe.n_lessons + self.recipe.n_rounds
 
-    def updates(self) -> Iterator[Update]:
-        """Yield what came of each update that is left; after each, `state` is worth keeping."""
-        while self.n_done < self.n_updates:
-            yield self.update()
-
-    def update(self) -> Update:
-        """Learn from fresh episodes.
-
-        Raises
-        ------
-        NotFiniteError
-            If a loss was not finite.
-        """
-        began_s, recipe, k = time.process_time(), self.recipe, self.n_done
+    def _update(self) -> tuple[str, float, float, float]:
+        recipe, k = self.recipe, self.n_done
         taught = k < recipe.n_lessons
         left = 1 - (k / recipe.n_lessons if taught else (k - recipe.n_lessons) / recipe.n_rounds)
-        before = {name: value.clone() for name, value in self.policy.state_dict().items()}
+        before = copied(self.policy)
         mean_jct = self._lesson(left) if taught else self._round()
-        rec = self._record
-        self.slots += int(rec.n[3])
+        self.slots += int(self._record.n[3])
         rate = max(recipe.lesson_rate * left, 1e-4) if taught else recipe.rate * left
         loss, entropy = self._learn(rate, imitates=taught)
-        if not (np.isfinite(loss) and np.isfinite(mean_jct)):
-            self.policy.load_state_dict(before)
-            raise NotFiniteError(f"the loss of update {k + 1} is {loss}; the weights are those of update {k}.")
-        self.n_done += 1
-        self._cpu_s += time.process_time() - began_s
-        return Update("lesson" if taught else "round", k, self.slots, mean_jct, loss, entropy, self._cpu_s)
+        refuse_not_finite(self.policy, before, loss=loss, mean_jct=mean_jct, n_done=k)
+        return "lesson" if taught else "round", mean_jct, loss, entropy
 
     def _seeds(self, n: int) -> list[int]:
         return [int(seed) for seed in self._rng.integers(1 << 31, size=n)]
@@ -297,35 +243,15 @@ class Trainer:
         """Return the policy as it is, for a scheduler."""
         return Weights(self.policy.net(), tuple(self.models), self.slot_s, source, self._speeds)
 
-    def state(self) -> dict[str, Any]:
-        """Return all that is needed to go on, for `torch.save`."""
-        return {
-            "recipe": asdict(self.recipe), "models": list(self.models), "slot_s": self.slot_s, "seed": self.seed,
-            "n_done": self.n_done, "slots": self.slots, "cpu_s": self._cpu_s, "rng": self._rng.bit_generator.state,
-            "policy": self.policy.state_dict(), "optimizer": self._optimizer.state_dict(),
-        }  # fmt: skip
+    def _asked(self) -> dict[str, Any]:
+        return asdict(self.recipe) | {"models": list(self.models), "slot_s": self.slot_s, "seed": self.seed}
 
-    def go_on(self, state: dict[str, Any]) -> Self:
-        """Go on from a state.
+    def _learned(self) -> dict[str, Any]:
+        return {"policy": self.policy.state_dict(), "optimizer": self._optimizer.state_dict()}
 
-        Raises
-        ------
-        InputError
-            If it is that of another training.
-        """
-        mine = asdict(self.recipe) | {"models": list(self.models), "slot_s": self.slot_s, "seed": self.seed}
-        theirs = {**state.get("recipe", {}), **state}
-        for name, value in mine.items():
-            if theirs.get(name) != value:
-                raise InputError(
-                    f"the training to go on with has {name} {theirs.get(name)!r:.80}; expected {value!r:.80}. "
-                    "Give it the same options, or another file."
-                )
-        self.policy.load_state_dict(state["policy"])
-        self._optimizer.load_state_dict(state["optimizer"])
-        self._rng.bit_generator.state = state["rng"]
-        self.n_done, self.slots, self._cpu_s = state["n_done"], state["slots"], state["cpu_s"]
-        return self
+    def _relearn(self, learned: dict[str, Any]) -> None:
+        self.policy.load_state_dict(learned["policy"])
+        self._optimizer.load_state_dict(learned["optimizer"])
 
 
 @dataclass(frozen=True, eq=False, slots=True)

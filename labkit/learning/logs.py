@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from labkit.core.errors import InputError
 
 if TYPE_CHECKING:
-    from labkit.learning.dl2 import Update
+    from labkit.learning.training import Update
 
 COLUMNS: Final = ("update", "kind", "slots", "mean_jct_slots", "loss", "entropy", "cpu_s")
 CURVES: Final = ("mean_jct_slots", "loss", "entropy", "slots")

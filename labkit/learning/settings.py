@@ -11,6 +11,7 @@ import numpy as np
 
 from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError
+from labkit.core.jobs import Jobs
 from labkit.experiment.run import Experiment
 from labkit.speed.analytic import analytic
 from labkit.speed.dl2 import FittedTable, fitted
@@ -23,6 +24,27 @@ ANALYTIC = "analytic"
 
 FIRST_SEED = 1_000_000
 """Seeds of training are this and above; evaluate with smaller ones."""
+
+
+def refuse_files(traces: Sequence[str], *, such_as: str) -> None:
+    """Raise if a trace is a file.
+
+    Raises
+    ------
+    InputError
+        It names the file, and a generator such as there should be.
+    """
+    for what in traces:
+        if not is_generated(what):
+            raise InputError(
+                f"trace {what} is a file; expected a generator such as {such_as}: a policy that learns from one trace "
+                "knows nothing of others."
+            )
+
+
+def fresh(generator: str, rng: np.random.Generator) -> Jobs:
+    """Return a trace that no evaluation sees."""
+    return trace(generator, seed=FIRST_SEED + int(rng.integers(1 << 30)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,12 +66,7 @@ class Setting:
     throughputs: Sequence[Path | str] = (FITTED,)
 
     def __post_init__(self) -> None:
-        for what in self.traces:
-            if not is_generated(what):
-                raise InputError(
-                    f"trace {what} is a file; expected a generator such as dl2_jobs('short_48n'): a policy that learns "
-                    "from one trace knows nothing of others."
-                )
+        refuse_files(self.traces, such_as="dl2_jobs('short_48n')")
 
     @cached_property
     def _built(self) -> list[Cluster]:
@@ -64,7 +81,7 @@ class Setting:
         cluster = self._built[int(rng.integers(len(self._built)))]
         what = self.traces[int(rng.integers(len(self.traces)))]
         table = self._tables[int(rng.integers(len(self._tables)))]
-        jobs = trace(what, seed=FIRST_SEED + int(rng.integers(1 << 30)))
+        jobs = fresh(what, rng)
         if table is None:
             return Experiment.of(jobs, cluster=cluster)
         return Experiment.of(jobs, cluster=cluster, speed=MeasuredSpeed(jobs, cluster, table=table))

@@ -11,8 +11,9 @@ import torch
 from labkit.core import InputError
 from labkit.experiment import Experiment
 from labkit.learning.branches import explore
-from labkit.learning.dl2 import NotFiniteError, Recipe, Trainer, _Parts, mean_jct
+from labkit.learning.dl2 import Recipe, Trainer, _Parts, mean_jct
 from labkit.learning.settings import Setting
+from labkit.learning.training import NotFiniteError
 from labkit.schedulers.dl2.network import Net
 from labkit.workloads import dl2_jobs
 from labkit.workloads.catalogue import DL2_MODELS

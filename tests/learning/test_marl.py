@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from labkit.core import InputError
 from labkit.experiment import Experiment
-from labkit.learning.dl2 import NotFiniteError
 from labkit.learning.marl.episodes import How, play, record
 from labkit.learning.marl.settings import Setting
 from labkit.learning.marl.trainer import MOST_BETTER, Policy, Recipe, Trainer, _parts, better_than_others, blame_of
 from labkit.learning.marl.worlds import world_of
+from labkit.learning.training import NotFiniteError
 from labkit.schedulers.marl.network import FEATURES, N_TOP, Net, desk_of
 from labkit.schedulers.marl.scheduler import Marl
 from labkit.schedulers.marl.weights import Weights

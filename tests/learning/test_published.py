@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from labkit.core import InputError, Jobs, Kind
 from labkit.experiment import Experiment, every_slot
 from labkit.learning.published import Published
-from labkit.learning.published.learner import Learner, NoNumberError
+from labkit.learning.published.learner import Learner
 from labkit.learning.published.network import Flat
 from labkit.learning.published.online import Online
 from labkit.learning.published.replay import Prioritised, Replay
@@ -28,6 +28,7 @@ from labkit.learning.published.updates import (
     stale_gradient,
 )
 from labkit.learning.published.warm_up import Ways, lessons, wanted
+from labkit.learning.training import NotFiniteError
 from labkit.schedulers import make
 from labkit.schedulers.dl2.flat import load_flat
 from labkit.schedulers.dl2.flat.network import FlatNet, first_layer, scores
@@ -426,7 +427,7 @@ def test_a_loss_that_is_no_number_stops_with_the_last_good_weights():
     made.update()
     good = made.learner.policy.copy()
     made.learner.policy.forward = lambda state: Flat.forward(made.learner.policy, state) * float("nan")  # type: ignore
-    with pytest.raises(NoNumberError, match=r"the loss of update 1 is nan .* The weights are those before it"):
+    with pytest.raises(NotFiniteError, match=r"the loss of update 1 is nan .* The weights are those before it"):
         made.update()
     assert same(made.learner.policy.copy(), good)
 

@@ -17,7 +17,7 @@ from labkit.schedulers import make
 from labkit.schedulers.marl.candidates import SLACK, Gang, candidates, found_of
 from labkit.schedulers.marl.network import FEATURES, WAITING, Net, Scene, best_of, desk_of, gang_of, plain, weigh
 from labkit.schedulers.marl.scenes import declared_speed, scene_of
-from labkit.schedulers.marl.weights import VERSION, Weights, load, shipped
+from labkit.schedulers.marl.weights import FILES, Weights, load, shipped
 from labkit.speed.what_if import N_SEEN, learned, put, renew
 from labkit.topology import build
 from labkit.workloads.expressions import trace
@@ -154,13 +154,13 @@ def saved(tmp_path: Any, *, about: dict[str, str], **tensors: Any) -> str:
     return path
 
 
-MARL = {"policy": "marl", "version": VERSION}
+MARL = {"policy": "marl", "version": FILES.version}
 
 
 @pytest.mark.parametrize(
     ("about", "tensors", "told"),
     [
-        ({"policy": "dl2", "version": VERSION}, {}, "policy 'dl2', version '1'; expected 'marl', '1'"),
+        ({"policy": "dl2", "version": FILES.version}, {}, "policy 'dl2', version '1'; expected 'marl', '1'"),
         ({"policy": "marl", "version": "0"}, {}, "version '0'; expected 'marl', '1'"),
         (MARL, {"out": np.zeros(3)}, f"seen is of shape ({N_SEEN}, 16); expected ({N_SEEN}, 3)"),
         (MARL, {"first": np.zeros((1, 3, 16))}, f"expected (1, {len(FEATURES)}, 16)"),

@@ -9,16 +9,15 @@ from functools import cached_property
 import numpy as np
 
 from labkit.core.cluster import Cluster
-from labkit.core.errors import InputError
 from labkit.experiment.run import Experiment
 from labkit.experiment.session import refuse_unfit
 from labkit.learning.marl.episodes import World
 from labkit.learning.marl.worlds import world_of
-from labkit.learning.settings import FIRST_SEED
+from labkit.learning.settings import FIRST_SEED, fresh, refuse_files
 from labkit.schedulers.marl.network import Scene
 from labkit.speed.interference.levels import Level, level
 from labkit.topology import build
-from labkit.workloads.expressions import is_generated, trace
+from labkit.workloads.expressions import trace
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,12 +42,7 @@ class Setting:
     interference: str = "calibrated"
 
     def __post_init__(self) -> None:
-        for what in self.traces:
-            if not is_generated(what):
-                raise InputError(
-                    f"trace {what} is a file; expected a generator such as marl_jobs(load=5): a policy that learns "
-                    "from one trace knows nothing of others."
-                )
+        refuse_files(self.traces, such_as="marl_jobs(load=5)")
 
     @cached_property
     def _built(self) -> list[Cluster]:
@@ -62,7 +56,7 @@ class Setting:
         """Return the trace of an episode on a cluster: what is known, and the truth."""
         cluster = self._built[int(rng.integers(len(self._built)))]
         what = self.traces[int(rng.integers(len(self.traces)))]
-        jobs, known = trace(what, seed=FIRST_SEED + int(rng.integers(1 << 30))), self._level
+        jobs, known = fresh(what, rng), self._level
         return world_of(
             jobs, cluster, model=None if known is None else known.model, uses=None if known is None else known.uses
         )

@@ -5,10 +5,9 @@ Traces are simulated in compiled code (`episodes`); the networks learn in torch.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -16,10 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from labkit.core.errors import InputError
 from labkit.core.resources import Bools, Floats
-from labkit.learning.dl2 import NotFiniteError, Update
 from labkit.learning.marl.episodes import How, Rec, World, play, record
+from labkit.learning.training import Training, copied, refuse_not_finite
 from labkit.schedulers.marl.network import FEATURES, N_TOP, NEVER, WAITING, Net, Scene, desk_of
 from labkit.schedulers.marl.weights import Weights
 from labkit.speed.what_if import N_SEEN, learned
@@ -118,7 +116,7 @@ class Policy(nn.Module):
 
 
 @dataclass(eq=False)
-class Trainer:
+class Trainer(Training):
     """Trains a policy on traces drawn from `worlds`; the same seed gives the same weights.
 
     Examples
@@ -132,9 +130,6 @@ class Trainer:
     worlds: WorldOf
     seed: int = 1
     recipe: Recipe = field(default_factory=Recipe)
-    n_done: int = field(default=0, init=False)
-    slots: int = field(default=0, init=False)
-    cpu_s: float = field(default=0.0, init=False)
     _felt: list[Tensor] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
@@ -149,29 +144,11 @@ class Trainer:
         """How many updates there are in all."""
         return self.recipe.n_lessons + self.recipe.n_rounds
 
-    def updates(self) -> Iterator[Update]:
-        """Yield what came of each update that is left; after each, `state` is worth keeping."""
-        while self.n_done < self.n_updates:
-            yield self.update()
-
-    def update(self) -> Update:
-        """Learn from a fresh trace.
-
-        Raises
-        ------
-        NotFiniteError
-            If a loss was not finite; the policy is as it was before.
-        """
-        began_s, k = time.process_time(), self.n_done
-        taught = k < self.recipe.n_lessons
-        before = {name: value.clone() for name, value in self.policy.state_dict().items()}
+    def _update(self) -> tuple[str, float, float, float]:
+        taught, before = self.n_done < self.recipe.n_lessons, copied(self.policy)
         mean_jct, loss, entropy = self._lesson() if taught else self._round()
-        if not (np.isfinite(loss) and np.isfinite(mean_jct)):
-            self.policy.load_state_dict(before)
-            raise NotFiniteError(f"the loss of update {k + 1} is {loss}; the weights are those of update {k}.")
-        self.n_done += 1
-        self.cpu_s += time.process_time() - began_s
-        return Update("lesson" if taught else "round", k, self.slots, mean_jct, loss, entropy, self.cpu_s)
+        refuse_not_finite(self.policy, before, loss=loss, mean_jct=mean_jct, n_done=self.n_done)
+        return "lesson" if taught else "round", mean_jct, loss, entropy
 
     def _played(self, seed: int, how: How, rec: Rec) -> tuple[Scene, World]:
         """Return a trace, played."""
@@ -262,36 +239,17 @@ class Trainer:
         """Return the policy as it is, for a scheduler."""
         return Weights(self.policy.net(), source)
 
-    def state(self) -> dict[str, Any]:
-        """Return all that is needed to go on, for `torch.save`."""
-        return {
-            "recipe": asdict(self.recipe), "seed": self.seed, "n_done": self.n_done, "slots": self.slots,
-            "cpu_s": self.cpu_s, "rng": self._rng.bit_generator.state, "policy": self.policy.state_dict(),
-            "optimizer": self._optimizer.state_dict(),
-            "felt": self._felt if self.n_done < self.recipe.n_lessons else [],
-        }  # fmt: skip
+    def _asked(self) -> dict[str, Any]:
+        return asdict(self.recipe) | {"seed": self.seed}
 
-    def go_on(self, state: dict[str, Any]) -> Self:
-        """Go on from a state.
+    def _learned(self) -> dict[str, Any]:
+        felt = self._felt if self.n_done < self.recipe.n_lessons else []
+        return {"policy": self.policy.state_dict(), "optimizer": self._optimizer.state_dict(), "felt": felt}
 
-        Raises
-        ------
-        InputError
-            If it is that of another training.
-        """
-        theirs = {**state.get("recipe", {}), **state}
-        for name, value in (asdict(self.recipe) | {"seed": self.seed}).items():
-            if theirs.get(name) != value:
-                raise InputError(
-                    f"the training to go on with has {name} {theirs.get(name)!r:.80}; expected {value!r:.80}. "
-                    "Give it the same options, or another file."
-                )
-        self.policy.load_state_dict(state["policy"])
-        self._optimizer.load_state_dict(state["optimizer"])
-        self._rng.bit_generator.state = state["rng"]
-        self.n_done, self.slots, self.cpu_s = state["n_done"], state["slots"], state["cpu_s"]
-        self._felt = list(state["felt"])
-        return self
+    def _relearn(self, learned: dict[str, Any]) -> None:
+        self.policy.load_state_dict(learned["policy"])
+        self._optimizer.load_state_dict(learned["optimizer"])
+        self._felt = list(learned["felt"])
 
 
 def mean_jct(net: Net, worlds: WorldOf, seeds: Sequence[int]) -> Floats:

@@ -22,10 +22,10 @@ import torch
 from numpy.typing import NDArray
 
 from labkit.core.errors import InputError
-from labkit.learning.dl2 import Update
 from labkit.learning.env import ExperimentOf
 from labkit.learning.published.switches import Published
 from labkit.learning.published.trainer import Trainer
+from labkit.learning.training import Update
 from labkit.schedulers.dl2.flat.network import FlatNet
 from labkit.schedulers.dl2.flat.weights import FlatWeights
 

@@ -10,7 +10,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from labkit.core.errors import LabkitError
 from labkit.core.resources import Floats
 from labkit.learning.published.network import Flat
 from labkit.learning.published.replay import Drawn, Prioritised, Replay
@@ -24,6 +23,7 @@ from labkit.learning.published.updates import (
     stale_gradient,
 )
 from labkit.learning.published.warm_up import Lessons
+from labkit.learning.training import NotFiniteError
 from labkit.schedulers.dl2.flat.form import Form
 from labkit.schedulers.dl2.flat.network import FlatNet
 from labkit.schedulers.dl2.flat.slots import Samples
@@ -32,10 +32,6 @@ MEMORY_OF_A_SLOT: Final = 4096
 """Samples of a slot that are learned from where there is no replay."""
 REMEMBERED: Final = 0.99
 """Of the moving average of rewards, with each new slot."""
-
-
-class NoNumberError(LabkitError):
-    """A loss or a gradient was not finite; the weights are as they were before that update."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +79,7 @@ class Learner:
     # --- supervised learning
 
     def study(self, taught: Lessons, rng: np.random.Generator) -> Learned:
-        """Learn from a mini-batch of what a teacher did; see `NoNumberError`."""
+        """Learn from a mini-batch of what a teacher did; see `NotFiniteError`."""
         rows = rng.integers(len(taught.action), size=self.switches.batch)
         mask = torch.from_numpy(np.ones_like(taught.mask[rows]) if self.form.released else taught.mask[rows])
         scores = self.policy(torch.from_numpy(taught.state[rows]))
@@ -197,7 +193,7 @@ def _refuse_no_number(net: nn.Module, loss: Tensor, which: str) -> None:
     """Raise if a loss or a gradient is not finite, before it changes anything."""
     norm = nn.utils.get_total_norm([p.grad for p in net.parameters() if p.grad is not None])
     if not (torch.isfinite(loss) and torch.isfinite(norm)):
-        raise NoNumberError(
+        raise NotFiniteError(
             f"the loss of {which} is {float(loss.detach()):g} and its gradient {float(norm):g}; expected finite "
             "numbers. The weights are those before it; try a smaller rate."
         )

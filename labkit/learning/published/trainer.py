@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -17,7 +16,7 @@ from labkit.core.errors import InputError
 from labkit.core.ledger import DONE
 from labkit.core.resources import Floats
 from labkit.experiment.run import Experiment
-from labkit.learning.dl2 import PATIENCE, Update
+from labkit.learning.dl2 import PATIENCE
 from labkit.learning.env import ExperimentOf
 from labkit.learning.envs import SlotEnvs
 from labkit.learning.episodes import Rules, end_slot, worth_of
@@ -25,6 +24,7 @@ from labkit.learning.published.altered import altered
 from labkit.learning.published.learner import Learned, Learner
 from labkit.learning.published.switches import Published
 from labkit.learning.published.warm_up import MOST_ACTIONS, Lessons, Ways, lessons
+from labkit.learning.training import Training
 from labkit.schedulers import make
 from labkit.schedulers.dl2.flat.form import N_SHARES, Form, Numbers, look, observe, open_slot
 from labkit.schedulers.dl2.flat.network import FlatNet
@@ -89,7 +89,7 @@ def slot(
 
 
 @dataclass(eq=False)
-class Trainer:
+class Trainer(Training):
     """Trains DL2's own network; the same seed gives the same weights.
 
     Attributes
@@ -116,9 +116,6 @@ class Trainer:
     slot_s: float
     seed: int = 1
     switches: Published = field(default_factory=Published)
-    n_done: int = field(default=0, init=False)
-    slots: int = field(default=0, init=False)
-    _cpu_s: float = field(default=0.0, init=False)
     _taught: Lessons | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -156,28 +153,11 @@ class Trainer:
         """How many lessons and rounds there are in all."""
         return self.n_lessons + self.switches.n_rounds
 
-    def updates(self) -> Iterator[Update]:
-        """Yield what came of each lesson (a hundred mini-batches) and of each round (a trace, an update per slot)."""
-        while self.n_done < self.n_updates:
-            yield self.update()
-
-    def update(self) -> Update:
-        """Take a lesson, or play a round.
-
-        Raises
-        ------
-        NoNumberError
-            If a loss is not finite; the weights are those before it.
-        InputError
-            If the teacher cannot run a trace.
-        """
-        began_s, k = time.process_time(), self.n_done
-        taught = k < self.n_lessons
+    def _update(self) -> tuple[str, float, float, float]:
+        """Take a lesson (a hundred mini-batches), or play a round (a trace, an update per slot)."""
+        taught = self.n_done < self.n_lessons
         mean_jct, learned = self._lesson() if taught else self._round()
-        self.n_done += 1
-        self._cpu_s += time.process_time() - began_s
-        kind = "lesson" if taught else "round"
-        return Update(kind, k, self.slots, mean_jct, learned.loss, learned.entropy, self._cpu_s)
+        return "lesson" if taught else "round", mean_jct, learned.loss, learned.entropy
 
     def taught(self) -> Lessons:
         """Return what the teacher did on traces that the seed alone determines."""
@@ -233,34 +213,14 @@ class Trainer:
         """Return the network as it is, for a scheduler."""
         return FlatWeights(self.learner.policy.copy(), self.form, tuple(self.models), self.slot_s, source)
 
-    def state(self) -> dict[str, Any]:
-        """Return all that is needed to go on, for `torch.save`."""
-        return {
-            "switches": asdict(self.switches), "models": list(self.models), "slot_s": self.slot_s, "seed": self.seed,
-            "n_done": self.n_done, "slots": self.slots, "cpu_s": self._cpu_s, "rng": self._rng.bit_generator.state,
-            "learner": self.learner.state(),
-        }  # fmt: skip
+    def _asked(self) -> dict[str, Any]:
+        return asdict(self.switches) | {"models": list(self.models), "slot_s": self.slot_s, "seed": self.seed}
 
-    def go_on(self, state: dict[str, Any]) -> Self:
-        """Go on from a state.
+    def _learned(self) -> dict[str, Any]:
+        return self.learner.state()
 
-        Raises
-        ------
-        InputError
-            If it is that of another training.
-        """
-        mine = asdict(self.switches) | {"models": list(self.models), "slot_s": self.slot_s, "seed": self.seed}
-        theirs = {**state.get("switches", {}), **state}
-        for name, value in mine.items():
-            if theirs.get(name) != value:
-                raise InputError(
-                    f"the training to go on with has {name} {theirs.get(name)!r:.80}; expected {value!r:.80}. "
-                    "Give it the same options, or another file."
-                )
-        self.learner.go_on(state["learner"])
-        self._rng.bit_generator.state = state["rng"]
-        self.n_done, self.slots, self._cpu_s = state["n_done"], state["slots"], state["cpu_s"]
-        return self
+    def _relearn(self, learned: dict[str, Any]) -> None:
+        self.learner.go_on(learned)
 
 
 def reward_of_samples(kept: Samples, reward: float, by_job: Floats, kind: str) -> Floats:

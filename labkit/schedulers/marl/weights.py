@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
-from labkit.core.errors import InputError, unknown
-from labkit.core.files import refuse_unreadable
+from labkit.core.weights import Tensors, WeightsFiles, fault_of, other_names
 from labkit.schedulers.marl.network import FEATURES, WAITING, Net
 from labkit.speed.what_if import N_SEEN
 
-VERSION: Final = "1"
-"""Of what the policy sees; files of another one cannot be used."""
-
-FOLDER: Final = Path(__file__).with_name("weights")
-AGAIN: Final = "Train it again: labkit train-policy marl."
+FILES: Final = WeightsFiles(
+    policy="marl",
+    version="1",
+    remedy="Train it again: labkit train-policy marl.",
+    folder=Path(__file__).with_name("weights"),
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,19 +29,12 @@ class Weights:
 
     def save(self, path: str | Path) -> None:
         """Write a file, whole or not at all."""
-        from safetensors.numpy import save
-
-        about = {"policy": "marl", "version": VERSION, "source": self.source}
-        tensors = {name: np.ascontiguousarray(part, np.float32) for name, part in self.net._asdict().items()}
-        path = Path(path)
-        temporary = path.with_name(path.name + ".tmp")
-        temporary.write_bytes(save(tensors, metadata=about))
-        temporary.replace(path)
+        FILES.write(path, self.net._asdict(), source=self.source)
 
 
 def shipped() -> list[str]:
     """Return the names of the weights that come with labkit."""
-    return sorted(path.stem for path in FOLDER.glob("*.safetensors"))
+    return FILES.shipped()
 
 
 def load(name: str | Path) -> Weights:
@@ -52,46 +45,22 @@ def load(name: str | Path) -> Weights:
     InputError
         If there are none of that name, or the file holds something else.
     """
-    path = Path(name)
-    if path.suffix != ".safetensors":
-        if str(name) not in shipped():
-            raise unknown("weights of marl", str(name), [*shipped(), "PATH.safetensors"])
-        path = FOLDER / f"{name}.safetensors"
-    refuse_unreadable(path, expected="weights of a policy (safetensors)", error=InputError)
-    return _read(path)
+    path = FILES.find(name)
+    about, tensors = FILES.read(path)
+    FILES.refuse(path, _fault(tensors))
+    net = Net(**{name: tensor.astype(np.float64) for name, tensor in tensors.items()})
+    return Weights(net, about.get("source", ""))
 
 
-def _read(path: Path) -> Weights:
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="numpy") as file:
-            about: dict[str, Any] = file.metadata() or {}
-            tensors = {key: np.ascontiguousarray(file.get_tensor(key), np.float64) for key in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise InputError(f"{path}: not a safetensors file ({error}); expected weights of a policy.") from None
-    if about.get("policy") != "marl" or about.get("version") != VERSION:
-        raise InputError(
-            f"{path}: policy {about.get('policy')!r}, version {about.get('version')!r}; expected 'marl', {VERSION!r}. "
-            f"{AGAIN}"
-        )
-    if fault := _fault(tensors):
-        raise InputError(f"{path}: {fault}. {AGAIN}")
-    return Weights(Net(**tensors), about.get("source", ""))
-
-
-def _fault(tensors: dict[str, Any]) -> str:
+def _fault(tensors: Tensors) -> str:
     """Return what is wrong with the tensors of a file; empty: nothing."""
-    if sorted(tensors) != sorted(Net._fields):
-        return f"it holds {', '.join(sorted(tensors))}; expected {', '.join(sorted(Net._fields))}"
+    if fault := other_names(tensors, Net._fields):
+        return fault
     n_agents, hidden, units = tensors["sharp"].size, tensors["out"].size, tensors["last"].shape[-1]
+    if not n_agents:
+        return "it is for no scheduler"
     expected = {
         "seen": (N_SEEN, hidden), "out": (hidden,), "first": (n_agents, len(FEATURES), units),
         "bias": (n_agents, units), "last": (n_agents, units), "wait": (n_agents, len(WAITING)), "sharp": (n_agents,),
     }  # fmt: skip
-    for name, shape in expected.items():
-        if tensors[name].shape != shape or not n_agents:
-            return f"{name} is of shape {tensors[name].shape}; expected {shape}"
-        if not np.isfinite(tensors[name]).all():
-            return f"{name} holds a number that is not finite"
-    return ""
+    return fault_of(tensors, expected)

@@ -5,26 +5,29 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from labkit.core.errors import InputError
-from labkit.core.files import refuse_unreadable
 from labkit.core.jobs import Jobs
 from labkit.core.resources import Floats, Ints
+from labkit.core.weights import WeightsFiles
 from labkit.workloads import catalogue
 
-VERSION: Final = "1"
-"""Of the features; files of another one cannot be used."""
-
-SHIPPED: Final = Path(__file__).with_name("weights") / "deepsys.safetensors"
 MODELS: Final = catalogue.DL2_MODELS
 MOST: Final = 4
 """Machines of a gang that are looked at one by one: those with most of its tasks."""
 
 N_FEATURES: Final = len(MODELS) + 1 + 4 + 5 * MOST + 2
 HOW: Final = "python -m labkit.learning.deepsys --seed 1 --out deepsys.safetensors"
+FILES: Final = WeightsFiles(
+    policy="deepsys",
+    version="1",
+    remedy=f"Train it again: {HOW}.",
+    folder=Path(__file__).with_name("weights"),
+    of="weights of deepsys",
+)
 
 
 class Beside(NamedTuple):
@@ -114,16 +117,8 @@ class Predictor:
 
     def save(self, path: str | Path) -> None:
         """Write a file, whole or not at all."""
-        from safetensors.numpy import save
-
-        tensors: dict[str, Any] = {}
-        for i, (weights, bias) in enumerate(self.layers):
-            tensors |= {f"weights{i}": weights.astype(np.float32), f"bias{i}": bias.astype(np.float32)}
-        content = save(tensors, metadata={"policy": "deepsys", "version": VERSION, "source": self.source})
-        path = Path(path)
-        temporary = path.with_name(path.name + ".tmp")
-        temporary.write_bytes(content)
-        temporary.replace(path)
+        tensors = {f"weights{i}": weights for i, (weights, _) in enumerate(self.layers)}
+        FILES.write(path, tensors | {f"bias{i}": bias for i, (_, bias) in enumerate(self.layers)}, source=self.source)
 
 
 @lru_cache(maxsize=8)
@@ -135,23 +130,11 @@ def load(path: str = "") -> Predictor:
     InputError
         If it cannot be read, or holds something else.
     """
-    file = Path(path) if path else SHIPPED
-    if file.suffix != ".safetensors":
+    if path and Path(path).suffix != ".safetensors":
         raise InputError(f"weights of deepsys is {path!r}; expected the path of a .safetensors file. Make one: {HOW}.")
-    refuse_unreadable(file, expected="weights of deepsys (safetensors)", error=InputError)
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(file, framework="numpy") as opened:
-            about: dict[str, Any] = opened.metadata() or {}
-            tensors = {key: opened.get_tensor(key).astype(np.float64) for key in opened.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise InputError(f"{file}: not a safetensors file ({error}); expected weights of deepsys.") from None
-    if about.get("policy") != "deepsys" or about.get("version") != VERSION:
-        raise InputError(
-            f"{file}: policy {about.get('policy')!r}, version {about.get('version')!r}; expected 'deepsys', "
-            f"{VERSION!r}. Train it again: {HOW}."
-        )
+    file = FILES.find(path or "deepsys")
+    about, single = FILES.read(file)
+    tensors = {name: tensor.astype(np.float64) for name, tensor in single.items()}
     try:
         layers = tuple((tensors[f"weights{i}"], tensors[f"bias{i}"]) for i in range(3))
     except KeyError as error:

@@ -10,7 +10,7 @@ import pytest
 from labkit.core import InputError, Kind
 from labkit.learning.deepsys import fit, history
 from labkit.schedulers import make
-from labkit.schedulers.pods.predictor import N_FEATURES, SHIPPED, Beside, Predictor, features, load
+from labkit.schedulers.pods.predictor import FILES, N_FEATURES, Beside, Predictor, features, load
 from labkit.topology import presets
 from tests.schedulers.pods.test_partitioned import CLUSTER, gangs, pods_of, run
 
@@ -73,7 +73,7 @@ def test_weights_that_are_none_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"weights of deepsys is 'mine'; expected the path of a \.safetensors file"):
         make("deepsys(weights=mine)")
     broken = tmp_path / "broken.safetensors"
-    broken.write_bytes(SHIPPED.read_bytes()[:100])
+    broken.write_bytes(FILES.find("deepsys").read_bytes()[:100])
     with pytest.raises(InputError, match="not a safetensors file"):
         make("deepsys", weights=str(broken))
     layers = [(np.zeros((3, 3)), np.zeros(3)), (np.zeros((3, 3)), np.zeros(3)), (np.zeros((3, 1)), np.zeros(1))]

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from labkit.learning.dl2 import NotFiniteError
 from labkit.learning.marl.published.network import Batch, Net, wires_of
 from labkit.learning.marl.published.switches import Published
+from labkit.learning.training import NotFiniteError
 from labkit.schedulers.marl.published.form import Form
 from labkit.schedulers.marl.published.graphs import Graph, Graphs, Numbers
 from labkit.schedulers.marl.published.network import Params

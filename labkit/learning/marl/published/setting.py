@@ -10,13 +10,11 @@ from typing import Any
 import numpy as np
 
 from labkit.core.cluster import Cluster
-from labkit.core.errors import InputError
 from labkit.experiment.run import Experiment
 from labkit.experiment.session import refuse_unfit
-from labkit.learning.settings import FIRST_SEED
+from labkit.learning.settings import fresh, refuse_files
 from labkit.topology import build
 from labkit.workloads.catalogue import DL2_MODELS
-from labkit.workloads.expressions import is_generated, trace
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,12 +41,7 @@ class Setting:
     interference: str = "calibrated"
 
     def __post_init__(self) -> None:
-        for what in self.traces:
-            if not is_generated(what):
-                raise InputError(
-                    f"trace {what} is a file; expected a generator such as marl_jobs(load=5): a policy that learns "
-                    "from one trace knows nothing of others."
-                )
+        refuse_files(self.traces, such_as="marl_jobs(load=5)")
 
     @cached_property
     def built(self) -> Cluster:
@@ -58,7 +51,7 @@ class Setting:
     def __call__(self, rng: np.random.Generator) -> Experiment:
         """Return the experiment of an epoch."""
         what = self.traces[int(rng.integers(len(self.traces)))]
-        jobs = trace(what, seed=FIRST_SEED + int(rng.integers(1 << 30)))
+        jobs = fresh(what, rng)
         options: dict[str, Any] = {"speed": "step-time", "interference": self.interference}
         return Experiment.of(jobs, cluster=self.built, **options)
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
 
 from labkit.core.cluster import Cluster
-from labkit.core.errors import InputError
-from labkit.learning.dl2 import Update
 from labkit.learning.env import ExperimentOf
 from labkit.learning.marl.published.episode import Episode, decide, rewards
 from labkit.learning.marl.published.learner import Learned, Learner
 from labkit.learning.marl.published.switches import Published
+from labkit.learning.training import Training
 from labkit.schedulers.marl.published.graphs import graphs_of
 from labkit.schedulers.marl.published.weights import MarlWeights
 
@@ -25,7 +23,7 @@ LONGEST = 1000
 
 
 @dataclass(eq=False)
-class Trainer:
+class Trainer(Training):
     """Trains MARL's own networks on one cluster; the same seed gives the same weights.
 
     Attributes
@@ -53,9 +51,6 @@ class Trainer:
     slot_s: float = 1800.0
     seed: int = 1
     switches: Published = field(default_factory=Published)
-    n_done: int = field(default=0, init=False)
-    slots: int = field(default=0, init=False)
-    _cpu_s: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
         torch.manual_seed(self.seed)
@@ -70,24 +65,10 @@ class Trainer:
         """How many epochs there are in all."""
         return self.switches.n_epochs
 
-    def updates(self) -> Iterator[Update]:
-        """Yield what came of each epoch: its mean JCT in intervals, and means over its updates."""
-        while self.n_done < self.n_updates:
-            yield self.update()
-
-    def update(self) -> Update:
-        """Play an episode, and learn after each interval.
-
-        Raises
-        ------
-        NotFiniteError
-            If a loss is not finite; the weights are those before it.
-        """
-        began_s, k = time.process_time(), self.n_done
+    def _update(self) -> tuple[str, float, float, float]:
+        """Play an episode, and learn after each interval."""
         mean_jct, learned = self._play()
-        self.n_done += 1
-        self._cpu_s += time.process_time() - began_s
-        return Update("round", k, self.slots, mean_jct, learned.loss, learned.entropy, self._cpu_s)
+        return "round", mean_jct, learned.loss, learned.entropy
 
     def _play(self) -> tuple[float, Learned]:
         """Play an episode; return its mean JCT in intervals, and the means of what updates told."""
@@ -115,33 +96,14 @@ class Trainer:
         """Return the networks for schedulers; learning goes on in them until they are saved."""
         return MarlWeights(self.learner.params(), self.form, self.slot_s, source)
 
-    def state(self) -> dict[str, Any]:
-        """Return all that is needed to go on, for `torch.save`."""
-        return self._asked() | {
-            "n_done": self.n_done, "slots": self.slots, "cpu_s": self._cpu_s, "rng": self._rng.bit_generator.state,
-            "learner": self.learner.state(),
-        }  # fmt: skip
-
     def _asked(self) -> dict[str, Any]:
-        """Return what makes it this training and no other."""
         asked = {"models": list(self.models), "cluster": self.cluster.name, "slot_s": self.slot_s, "seed": self.seed}
-        return asdict(self.switches) | asked
+        switches = asdict(self.switches)
+        del switches["n_epochs"]  # more epochs than it had are fine
+        return switches | asked
 
-    def go_on(self, state: dict[str, Any]) -> Self:
-        """Go on from a state; more epochs than it had are fine.
+    def _learned(self) -> dict[str, Any]:
+        return self.learner.state()
 
-        Raises
-        ------
-        InputError
-            If it is that of another training.
-        """
-        for name, value in self._asked().items():
-            if name != "n_epochs" and state.get(name) != value:
-                raise InputError(
-                    f"the training to go on with has {name} {state.get(name)!r:.80}; expected {value!r:.80}. "
-                    "Give it the same options, or another file."
-                )
-        self.learner.go_on(state["learner"])
-        self._rng.bit_generator.state = state["rng"]
-        self.n_done, self.slots, self._cpu_s = state["n_done"], state["slots"], state["cpu_s"]
-        return self
+    def _relearn(self, learned: dict[str, Any]) -> None:
+        self.learner.go_on(learned)

@@ -5,19 +5,20 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
-
-import numpy as np
+from typing import Final
 
 from labkit.core.errors import InputError
-from labkit.core.files import refuse_unreadable
+from labkit.core.weights import Tensors, WeightsFiles, fault_of
 from labkit.schedulers.marl.published.form import Form
 from labkit.schedulers.marl.published.graphs import Graphs
 from labkit.schedulers.marl.published.network import Params, shapes
 
-VERSION: Final = "1"
-POLICY: Final = "marl as published"
-HOW: Final = "Train it: labkit train-policy marl --published"
+FILES: Final = WeightsFiles(
+    policy="marl as published",
+    version="1",
+    remedy="Train it: labkit train-policy marl --published.",
+    of="weights of MARL's own network",
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,21 +70,11 @@ class MarlWeights:
 
     def save(self, path: str | Path) -> None:
         """Write a file, whole or not at all."""
-        from safetensors.numpy import save
-
-        about = {
-            "policy": POLICY, "version": VERSION, "form": json.dumps(asdict(self.form)),
-            "n_nets": str(len(self.nets)), "slot_s": repr(self.slot_s), "source": self.source,
-        }  # fmt: skip
-        tensors = {
-            f"{k}.{name}": np.ascontiguousarray(tensor, np.float32)
-            for k, net in enumerate(self.nets)
-            for name, tensor in net.items()
-        }
-        path = Path(path)
-        temporary = path.with_name(path.name + ".tmp")
-        temporary.write_bytes(save(tensors, metadata=about))
-        temporary.replace(path)
+        tensors = {f"{k}.{name}": tensor for k, net in enumerate(self.nets) for name, tensor in net.items()}
+        FILES.write(
+            path, tensors, form=json.dumps(asdict(self.form)), n_nets=str(len(self.nets)), slot_s=repr(self.slot_s),
+            source=self.source,
+        )  # fmt: skip
 
 
 def load_published(path: str | Path) -> MarlWeights:
@@ -94,42 +85,19 @@ def load_published(path: str | Path) -> MarlWeights:
     InputError
         If it holds something else.
     """
-    if Path(path).suffix != ".safetensors":
-        raise InputError(f"weights is {str(path)!r}; expected the path of a .safetensors file. {HOW}.")
-    path = Path(path)
-    refuse_unreadable(path, expected="weights of MARL's own network (safetensors)", error=InputError)
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="numpy") as file:
-            about: dict[str, Any] = file.metadata() or {}
-            tensors = {key: np.ascontiguousarray(file.get_tensor(key), np.float32) for key in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise InputError(f"{path}: not a safetensors file ({error}); expected weights of a policy.") from None
-    if about.get("policy") != POLICY or about.get("version") != VERSION:
-        raise InputError(
-            f"{path}: policy {about.get('policy')!r}, version {about.get('version')!r}; expected {POLICY!r}, "
-            f"{VERSION!r}. {HOW}."
-        )
+    path = FILES.find(path)
+    about, tensors = FILES.read(path)
     kept = json.loads(about["form"])
     form, n_nets = Form(**kept | {"models": tuple(kept["models"])}), int(about["n_nets"])
-    nets = tuple(
-        {name: tensors[f"{k}.{name}"] for name in shapes(form) if f"{k}.{name}" in tensors} for k in range(n_nets)
-    )
-    if fault := _fault(tensors, form, n_nets):
-        raise InputError(f"{path}: {fault}. {HOW}.")
+    FILES.refuse(path, _fault(tensors, form, n_nets))
+    nets = tuple({name: tensors[f"{k}.{name}"] for name in shapes(form)} for k in range(n_nets))
     return MarlWeights(nets, form, float(about["slot_s"]), about.get("source", ""))
 
 
-def _fault(tensors: Params, form: Form, n_nets: int) -> str:
+def _fault(tensors: Tensors, form: Form, n_nets: int) -> str:
     """Return what is wrong with the tensors of a file; empty: nothing."""
     expected = {f"{k}.{name}": shape for k in range(n_nets) for name, shape in shapes(form).items()}
     if other := sorted(set(tensors) ^ set(expected)):
         what = "lacks" if other[0] in expected else "holds"
         return f"it {what} {other[0]}, which is {'' if other[0] in expected else 'not '}part of its form"
-    for name, shape in expected.items():
-        if tensors[name].shape != shape:
-            return f"{name} is of shape {tensors[name].shape}; expected {shape}"
-        if not np.isfinite(tensors[name]).all():
-            return f"{name} holds a number that is not finite"
-    return ""
+    return fault_of(tensors, expected)

@@ -1,0 +1,133 @@
+"""Files of weights: tensors in the safetensors format, with the policy that they are for and how they were made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from labkit.core.errors import InputError, unknown
+from labkit.core.files import refuse_unreadable
+
+Tensors = dict[str, np.ndarray[Any, np.dtype[np.float32]]]
+
+
+@dataclass(frozen=True)
+class WeightsFiles:
+    """The files of one policy.
+
+    Attributes
+    ----------
+    policy, version : str
+        What a file must say it is for; the version is that of what the policy sees.
+    remedy : str
+        The sentence that ends each error: how to make such a file.
+    folder : Path, optional
+        Where those that come with labkit are.
+    of : str
+        What a file holds, in errors.
+    other : mapping
+        The remedy where a file is for the policy of that name.
+    """
+
+    policy: str
+    version: str
+    remedy: str
+    folder: Path | None = None
+    of: str = "weights of a policy"
+    other: Mapping[str, str] = field(default_factory=dict)
+
+    def write(self, path: str | Path, tensors: Mapping[str, np.ndarray[Any, Any]], **about: str) -> None:
+        """Write a file in single precision, whole or not at all."""
+        from safetensors.numpy import save
+
+        path = Path(path)
+        single = {name: np.ascontiguousarray(tensor, np.float32) for name, tensor in tensors.items()}
+        content = save(single, metadata={"policy": self.policy, "version": self.version, **about})
+        temporary = path.with_name(path.name + ".tmp")
+        temporary.write_bytes(content)
+        temporary.replace(path)
+
+    def shipped(self) -> list[str]:
+        """Return the names of those that come with labkit."""
+        return [] if self.folder is None else sorted(path.stem for path in self.folder.glob("*.safetensors"))
+
+    def find(self, name: str | Path) -> Path:
+        """Return the path of a file that is named, or given by its path.
+
+        Raises
+        ------
+        InputError
+            If it is neither a name of `shipped()` nor ends in .safetensors.
+        """
+        path, names = Path(name), self.shipped()
+        if path.suffix == ".safetensors":
+            return path
+        if self.folder is None:
+            raise InputError(f"weights is {str(name)!r}; expected the path of a .safetensors file. {self.remedy}")
+        if str(name) not in names:
+            raise unknown(f"weights of {self.policy}", str(name), [*names, "PATH.safetensors"])
+        return self.folder / f"{name}.safetensors"
+
+    def read(self, path: Path) -> tuple[dict[str, str], Tensors]:
+        """Return what a file says of itself, and its tensors in single precision.
+
+        Raises
+        ------
+        InputError
+            If it cannot be read, is of another format, or is for another policy or version.
+        """
+        refuse_unreadable(path, expected=f"{self.of} (safetensors)", error=InputError)
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(path, framework="numpy") as file:
+                about: dict[str, str] = file.metadata() or {}
+                tensors = {key: np.ascontiguousarray(file.get_tensor(key), np.float32) for key in file.keys()}  # noqa: SIM118
+        except (SafetensorError, OSError) as error:
+            raise InputError(f"{path}: not a safetensors file ({error}); expected {self.of}.") from None
+        if about.get("policy") != self.policy or about.get("version") != self.version:
+            raise InputError(
+                f"{path}: policy {about.get('policy')!r}, version {about.get('version')!r}; expected {self.policy!r}, "
+                f"{self.version!r}. {self.other.get(about.get('policy', ''), self.remedy)}"
+            )
+        return about, tensors
+
+    def refuse(self, path: Path, fault: str) -> None:
+        """Raise unless there is nothing wrong with what a file holds.
+
+        Raises
+        ------
+        InputError
+            If `fault` is not empty.
+        """
+        if fault:
+            raise InputError(f"{path}: {fault}. {self.remedy}")
+
+
+def fault_of(tensors: Tensors, expected: Mapping[str, tuple[int, ...]], *, why: str = "") -> str:
+    """Return what is wrong with tensors of which names and shapes are expected; empty: nothing.
+
+    Parameters
+    ----------
+    tensors, expected : mapping
+        The tensors, and the shape of each that there should be.
+    why : str
+        What the shapes follow from, told after them.
+    """
+    for name, shape in expected.items():
+        if tensors[name].shape != shape:
+            return f"{name} is of shape {tensors[name].shape}; expected {shape}{why}"
+        if not np.isfinite(tensors[name]).all():
+            return f"{name} holds a number that is not finite"
+    return ""
+
+
+def other_names(tensors: Tensors, expected: tuple[str, ...]) -> str:
+    """Return what to say if tensors have other names than expected; empty: they have these."""
+    if sorted(tensors) == sorted(expected):
+        return ""
+    return f"it holds {', '.join(sorted(tensors))}; expected {', '.join(sorted(expected))}"
