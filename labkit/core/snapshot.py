@@ -143,7 +143,7 @@ class JobColumns:
 
     @cached_property
     def remaining_steps(self) -> Floats:
-        """(J,) declared steps that are left; 1 % of them once a job has outlived its declaration."""
+        """(J,) declared steps that are left, at least 1 % of all: a job may outlive its declaration."""
         return np.maximum(self.total_steps - self.steps, OVERDUE_FRACTION * self.total_steps)
 
     @cached_property
