@@ -63,11 +63,12 @@ class WeightsFiles:
         InputError
             If it is neither a name of `shipped()` nor ends in .safetensors.
         """
-        path, names = Path(name), self.shipped()
+        path = Path(name)
         if path.suffix == ".safetensors":
             return path
         if self.folder is None:
             raise InputError(f"weights is {str(name)!r}; expected the path of a .safetensors file. {self.remedy}")
+        names = self.shipped()
         if str(name) not in names:
             raise unknown(f"weights of {self.policy}", str(name), [*names, "PATH.safetensors"])
         return self.folder / f"{name}.safetensors"
