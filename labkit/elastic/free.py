@@ -33,6 +33,15 @@ class Piece(NamedTuple):
     end: int
 
 
+class Target(NamedTuple):
+    """Where a block goes: its owner, how often it moved, and the version of it that the worker computes with."""
+
+    block: int
+    owner: str
+    moves: int
+    base: int
+
+
 class FreeWorker:
     """The training loop of one worker in asynchronous mode.
 
@@ -272,12 +281,22 @@ class FreeWorker:
 
     def _each_owner(self, blocks: Iterable[int]) -> None:
         """Ask for blocks as they are now."""
-        by_owner: dict[str, list[int]] = defaultdict(list)
-        for block in blocks:
-            by_owner[self._owner[block]].append(block)
-        for owner, numbers in by_owner.items():
-            meta = {"blocks": numbers, "moves": [self._moves[block] for block in numbers]}
-            self._send(owner, Kind.PULL, step=at(self._era, 0), meta=meta)
+        by_owner: dict[str, list[Target]] = defaultdict(list)
+        era, targets = self._targets(blocks)
+        for target in targets:
+            by_owner[target.owner].append(target)
+        for owner, asked in by_owner.items():
+            meta = {"blocks": [target.block for target in asked], "moves": [target.moves for target in asked]}
+            self._send(owner, Kind.PULL, step=at(era, 0), meta=meta)
+
+    def _targets(self, blocks: Iterable[int]) -> tuple[int, list[Target]]:
+        """Return the era, and where blocks go in it, of one moment: an order may replace the map while they are sent.
+
+        An owner that changes afterwards is asked again (`_moved`); what is sent in an era that is over is ignored.
+        """
+        with self._changed:
+            self._check()
+            return self._era, [Target(b, self._owner[b], self._moves[b], self._base.get(b, 0)) for b in blocks]
 
     def _next(self) -> Piece:
         """Return the next minibatch; wait for it, and stand still where the controller wants it."""
@@ -380,11 +399,12 @@ class FreeWorker:
 
     def _push(self, blocks: Iterable[int]) -> None:
         assert self._gradient is not None
-        for block in blocks:
+        era, targets = self._targets(blocks)
+        for block, owner, moves, base in targets:
             first, n = self.extents[block]
             self._send(
-                self._owner[block], Kind.PUSH, self._gradient[first : first + n], block=block, offset=self.number,
-                step=at(self._era, self._base[block]), meta={"n": self._n, "moves": self._moves[block]},
+                owner, Kind.PUSH, self._gradient[first : first + n], block=block, offset=self.number,
+                step=at(era, base), meta={"n": self._n, "moves": moves},
             )  # fmt: skip
 
     def _send(self, owner: str, kind: Kind, *buffers: Any, **columns: Any) -> None:

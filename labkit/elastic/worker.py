@@ -262,10 +262,11 @@ class Worker:
             self._beside.known.settle(meta.get("followers", ()), begin=True)
             return
         first, last = meta["leaves"]
-        self._orders = Orders(era=meta["era"], start=meta["version"], leaves=(first, last), afresh=True)
+        orders = Orders(era=meta["era"], start=meta["version"], leaves=(first, last), afresh=True)
         for block, owner, moves in meta["map"]:
-            self._orders.owner[block] = owner
-            self._orders.moves[block] = self._orders.known[block] = moves
+            orders.owner[block] = owner
+            orders.moves[block] = orders.known[block] = moves
+        self._orders = orders  # whole: the loop may be pushing, and looks owners up without the lock
         self._beside.known.settle(meta.get("followers", ()), begin=True)
 
     # --- the loop

@@ -6,11 +6,14 @@ import queue
 import threading
 from typing import Any
 
+import numpy as np
 import pytest
 
 from labkit.elastic.free import FreeWorker, Piece
 from labkit.elastic.leases import Leases
+from labkit.elastic.protocol import era_and_version
 from labkit.elastic.shards import PoisonShardError
+from labkit.elastic.worker import Halted
 from tests.elastic.stage import Numbers
 from tests.elastic.transport.ends import WITHIN_S
 
@@ -107,3 +110,35 @@ def test_it_stands_still_once_more_for_a_controller_that_counts_anew() -> None:
     alone.worker.told({"do": "go_on"})
     thread.join(WITHIN_S)
     assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("order", [{"do": "halt"}, {"do": "begin", "hold": 0, "map": [[0, "b", 3], [1, "b", 3]]}])
+@pytest.mark.parametrize("asks", [True, False])
+def test_an_era_that_ends_while_blocks_are_sent_is_no_error(order: dict[str, Any], asks: bool) -> None:
+    """The order comes from another thread, after the first of two blocks; what is still sent is of the era that ended."""
+    sent: list[int] = []
+
+    class Server:
+        def send(self, kind: object, *_: object, step: int, **__: object) -> int:
+            sent.append(era_and_version(step)[0])
+            if len(sent) == 1:
+                thread = threading.Thread(target=worker.told, args=({"era": 2, **order},))
+                thread.start()
+                thread.join(WITHIN_S)
+                assert not thread.is_alive()
+            return 0
+
+    worker = FreeWorker(
+        Numbers(4), extents=[(0, 2), (2, 2)], loss_of=lambda *_: None, batch=4, number=0,  # type: ignore[arg-type]
+        lease_s=1000, channel_of=lambda _: Server(), report=lambda *_, **__: None,  # type: ignore[arg-type, return-value]
+    )  # fmt: skip
+    worker.told({"do": "begin", "era": 1, "hold": 0, "map": [[0, "a", 0], [1, "c", 0]]})
+    worker._start = worker._afresh = False
+    worker._base, worker._gradient = {0: 1, 1: 1}, np.ones(4, np.float32)
+    worker._await(range(2), n=1)
+    (worker._each_owner if asks else worker._push)(range(2))
+    assert sent == [1, 1]
+    with pytest.raises(Halted):
+        worker._wait_for_blocks(again=worker._push)
+    with pytest.raises(Halted):
+        worker._push(range(2))  # a block that moved just then is not sent either

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -142,3 +143,16 @@ def test_a_worker_that_stands_still_goes_on_if_it_is_to_stand_still_later() -> N
     worker.told({"do": "hold", "version": 12})
     thread.join(10)
     assert not thread.is_alive()
+
+
+def test_the_loop_of_a_worker_never_sees_half_of_an_order_to_begin() -> None:
+    """It looks owners up without the lock while it pushes."""
+    worker, seen = worker_of({"a": Wire()}), []
+
+    def rows() -> Iterator[list[Any]]:
+        seen.append(dict(worker._orders.owner))
+        yield [0, "b", 3]
+
+    worker.told({"do": "begin", "era": 1, "version": 9, "leaves": (0, 1), "map": rows()})
+    assert seen == [{0: "a"}]
+    assert worker._orders.owner == {0: "b"}
