@@ -78,17 +78,16 @@ def _pods() -> None:
 
 def _slots() -> None:
     """Run DL2's setting, by its published rules too."""
-    few = _dl2()
-    grid = few.speed.grid  # type: ignore[union-attr]
+    jobs = dl2_jobs("testbed_6n", seed=1)
+    speed = MeasuredSpeed(jobs, build("dl2-6n"), table=fitted())
+    few = Experiment.of(jobs, cluster="dl2-6n", speed=speed, cadence=every_slot(300))
     for name in PUBLISHED:
         few.run(name)
-        few.run(schedulers.make(name, published=True, **{"speeds": grid} if name == "optimus" else {}))
+        few.run(schedulers.make(name, published=True, **{"speeds": speed.grid} if name == "optimus" else {}))
 
 
 def _dl2() -> Experiment:
-    jobs = dl2_jobs("testbed_6n", seed=1)
-    speed = MeasuredSpeed(jobs, build("dl2-6n"), table=fitted())
-    return Experiment.of(jobs, cluster="dl2-6n", speed=speed, cadence=every_slot(300))
+    return Experiment.of(dl2_jobs("testbed_6n", seed=1), cluster="dl2-6n", cadence=every_slot(300))
 
 
 def _environments() -> None:
@@ -115,8 +114,8 @@ def _flat() -> None:
     from labkit.learning.published import Published
     from labkit.learning.published.trainer import Trainer
 
-    few = {"n_jobs": 6, "n_taught": 1, "n_lessons": 1, "n_rounds": 1, "batch": 16, "replay": 64}
-    for switches in (Published(n_units=8, first_bundle=True, fairness=0.1, **few), Published.released(**few)):
+    for rules in (Published(first_bundle=True, fairness=0.1), Published.released()):
+        switches = replace(rules, n_jobs=6, n_units=8, n_taught=1, n_lessons=1, n_rounds=1, batch=16, replay=64)
         made = Trainer(lambda _: _dl2(), list(DL2_MODELS), 300.0, seed=1, switches=switches)
         for _ in range(made.n_updates):
             made.update()

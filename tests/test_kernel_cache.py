@@ -90,7 +90,7 @@ def test_a_terminal_is_told_once_that_kernels_are_compiled(capsys, monkeypatch):
 
 
 def test_nothing_is_left_to_compile_after_an_install(tmp_path):
-    """What `make` runs at the end: the demo, the traces of the notebooks and training call no kernel that is not there."""
+    """What `make` runs at the end: demo, notebooks and training call no kernel that is not there."""
     code = """
         import os, warnings
         from labkit import kernel_cache
