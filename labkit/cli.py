@@ -101,7 +101,8 @@ def compare(
         Path | None, typer.Option(help="Measured speeds: Gavel's JSON, or a table by (PS, workers).")
     ] = None,
     speed: Annotated[
-        str, typer.Option(help="auto, dl2, gavel, measured, step-time, recorded, or your own: module:Class.")
+        str,
+        typer.Option(help="auto, bottleneck, dl2, gavel, measured, step-time, recorded, or your own: module:Class."),
     ] = "auto",
     interference: Interference = "none",
     load: Annotated[float, typer.Option(help="2: jobs arrive twice as fast.")] = 1.0,

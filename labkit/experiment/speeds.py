@@ -11,9 +11,10 @@ from labkit.core.errors import InputError, unknown
 from labkit.core.jobs import Jobs
 from labkit.core.outside import find, from_packages
 from labkit.core.protocols import SpeedModel
+from labkit.core.resources import GPUS
 from labkit.speed.interference.levels import Level
 
-KINDS = ("auto", "dl2", "gavel", "measured", "profiled", "recorded", "step-time")
+KINDS = ("auto", "bottleneck", "dl2", "gavel", "measured", "profiled", "recorded", "step-time")
 
 
 def speed_model(
@@ -33,8 +34,9 @@ def speed_model(
         "gavel": Gavel's measured throughputs by model, GPUs and device type. "measured": a table of speeds by
         (PS, workers), read from `throughputs`. "dl2": functions fitted to DL2's table. "profiled": a testbed's profile,
         read from `throughputs`. "step-time": computation and communication over the network.
-        "recorded": the trace's own durations. "auto": the first of gavel, dl2, step-time and recorded that knows all
-        models and device types, dl2 only for jobs whose steps are samples, as in DL2's traces; measured where
+        "bottleneck": DLRover's models on CPU cores, for asynchronous jobs with servers.
+        "recorded": the trace's own durations. "auto": the first of gavel, dl2, bottleneck, step-time and recorded that
+        knows all models and device types, dl2 only for jobs whose steps are samples, as in DL2's traces; measured where
         `throughputs` is not JSON. `package.module:Name`, or the name of an
         entry point of the group `labkit.speeds`: what that returns when it is called with jobs and cluster.
     throughputs : path, optional
@@ -93,6 +95,10 @@ def _labkits(kind: str, jobs: Jobs, cluster: Cluster, *, throughputs: str | Path
         from labkit.speed.step_time import step_time
 
         return step_time(jobs, cluster)
+    if kind == "bottleneck":
+        from labkit.speed.bottleneck import Bottleneck
+
+        return Bottleneck(jobs, cluster)
     from labkit.speed.recorded import Recorded
 
     return Recorded(jobs, cluster)
@@ -157,6 +163,8 @@ def _fitting(jobs: Jobs, cluster: Cluster, throughputs: str | Path | None) -> st
         return "gavel"
     if _of_dl2(jobs):
         return "dl2"
+    if _of_dlrover(jobs):
+        return "bottleneck"
     distributed = (jobs.max_ps > 0).any() or np.isnan(jobs.duration_s).any()
     return "step-time" if distributed and all(_in_catalogue(name) for name in jobs.models) else "recorded"
 
@@ -168,6 +176,16 @@ def _of_dl2(jobs: Jobs) -> bool:
     from labkit.speed.dl2 import fitted
 
     return set(jobs.models) <= set(fitted().models)
+
+
+def _of_dlrover(jobs: Jobs) -> bool:
+    """Tell whether these are jobs of DLRover's setting: of its models, asynchronous, with servers, without GPUs."""
+    if jobs.sync.any() or (jobs.n_ps < 1).any() or (jobs.worker_demand[:, GPUS] > 0).any():
+        return False
+    from labkit.speed.bottleneck import WORK
+    from labkit.workloads import catalogue
+
+    return all(_in_catalogue(name) and catalogue.model(name).name in WORK for name in jobs.models)
 
 
 def _in_catalogue(name: str) -> bool:

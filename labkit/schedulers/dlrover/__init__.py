@@ -1,0 +1,16 @@
+"""DLRover's brain: it finds out how many workers, servers and cores each job of parameter servers needs.
+
+One file per stage, pure: `history` (where a job starts), `fit` (what was measured), `plan` (what is best for one job).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from labkit.core.protocols import Scheduler
+
+
+def recipes() -> dict[str, tuple[dict[str, Any], Callable[..., Scheduler]]]:
+    """Return the options and the builder of the scheduler by its name."""
+    return {}

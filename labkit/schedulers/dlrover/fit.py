@@ -1,0 +1,122 @@
+"""Constants of one job from what was measured of it: used cores and speed with a few configurations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.optimize import nnls
+
+from labkit.core.errors import InputError
+from labkit.core.resources import Floats
+from labkit.schedulers.dlrover.plan import Plan
+from labkit.speed.bottleneck import Work
+
+_REST: Final = np.geomspace(0.05, 1.0, 120)
+"""Parts of a worker's step that the rest may take: a grid."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What was measured of one configuration.
+
+    Attributes
+    ----------
+    plan : Plan
+        The configuration.
+    speed : float
+        Steps per second.
+    worker_cores, ps_cores : float
+        Cores in use of all workers and of all servers; NaN: not known.
+    hottest_load : float
+        Part of the updates that the hottest server has; NaN: not known.
+    """
+
+    plan: Plan
+    speed: float
+    worker_cores: float
+    ps_cores: float
+    hottest_load: float = float("nan")
+
+    @property
+    def usable(self) -> bool:
+        """Whether constants can be had from it."""
+        return all(np.isfinite(x) and x > 0 for x in (self.speed, self.worker_cores, self.ps_cores))
+
+
+def measured_work(samples: Sequence[Sample]) -> Work:
+    """Return the bottleneck that was measured: core-seconds are used cores over speed, the rest explains the speeds.
+
+    Core-seconds of several samples are their geometric mean. The seconds of the rest are those that leave the least
+    squares of log speeds.
+
+    Raises
+    ------
+    InputError
+        If no sample tells used cores and a speed.
+    """
+    good = _usable(samples)
+    compute = float(np.exp(np.mean([np.log(s.worker_cores / s.speed) for s in good])))
+    update = float(np.exp(np.mean([np.log(s.ps_cores / s.speed) for s in good])))
+    loads = [s.hottest_load * s.plan.n_ps for s in good if s.plan.n_ps > 1 and np.isfinite(s.hottest_load)]
+    hot = max(float(np.median(loads)), 1.0) if loads else 1.0
+    slowest = max(s.plan.n_workers / s.speed for s in good)
+    model = Work(compute, update, slowest * _REST, hot)
+    n, w, p, c = (np.array(column, np.float64)[:, None] for column in zip(*map(_gang, good), strict=True))
+    wrong = np.log(model.speed(n, worker_cores=w, n_ps=p, ps_cores=c) / [[s.speed] for s in good])
+    return replace(model, rest_s=float(slowest * _REST[int((wrong**2).sum(axis=0).argmin())]))
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """Seconds of a worker's step as a sum: a0 + a1 / w + a2 n / (P s) + a3 n / P, none negative.
+
+    The form that DLRover's successor fits by non-negative least squares (DLRover-RM, VLDB 2024; from memory). It is here
+    to be compared: it needs several configurations before it can tell what limits a job, and the brain does not use it.
+    """
+
+    a: tuple[float, float, float, float]
+
+    def speed(self, n_workers: ArrayLike, *, worker_cores: ArrayLike, n_ps: ArrayLike, ps_cores: ArrayLike) -> Floats:
+        """Return steps per second of gangs, (...,)."""
+        terms = _terms(n_workers, worker_cores, n_ps, ps_cores)
+        step_s = sum(a * term for a, term in zip(self.a, terms, strict=True))
+        return np.asarray(np.asarray(n_workers, np.float64) / np.maximum(step_s, 1e-300))
+
+
+def _terms(n: ArrayLike, w: ArrayLike, p: ArrayLike, c: ArrayLike) -> tuple[Floats, ...]:
+    n, w, p, c = (np.asarray(x, np.float64) for x in (n, w, p, c))
+    return np.ones_like(n), 1 / w, n / (p * c), n / p
+
+
+def fitted_sum(samples: Sequence[Sample]) -> Sum:
+    """Return the non-negative least squares of relative step times; use of cores is not looked at.
+
+    Raises
+    ------
+    InputError
+        If no sample tells a speed.
+    """
+    good = _usable(samples)
+    n, w, p, c = (np.array(column, np.float64) for column in zip(*map(_gang, good), strict=True))
+    step_s = n / np.array([s.speed for s in good])
+    a, _ = nnls(np.stack(_terms(n, w, p, c), axis=1) / step_s[:, None], np.ones(len(good)))
+    return Sum((float(a[0]), float(a[1]), float(a[2]), float(a[3])))
+
+
+def _gang(sample: Sample) -> tuple[float, float, float, float]:
+    plan = sample.plan
+    return plan.n_workers, plan.worker_cores, plan.n_ps, plan.ps_cores
+
+
+def _usable(samples: Sequence[Sample]) -> list[Sample]:
+    good = [sample for sample in samples if sample.usable]
+    if not good:
+        raise InputError(
+            f"none of {len(samples)} samples tells a speed and used cores > 0; ask for measurements, e.g. "
+            "measure_every_s=30, with a speed model that knows cores."
+        )
+    return good
