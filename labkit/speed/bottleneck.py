@@ -120,8 +120,8 @@ WORK: Final[Mapping[str, Work]] = {
     "wide-deep": Work.of_sample(12.0, given_cores=32, used_cores=(2.5, 5.7), hot=1.266, n_hot=2),
     "xdeepfm": Work.of_sample(6.2, given_cores=32, used_cores=(19.4, 3.1)),
 }
-"""Of the models of DLRover's Table 1, by the name in the catalogue: from its sample rows alone. `hot` of Wide&Deep is set
-for its 210 steps/s; two servers are hot, as two were replaced."""
+"""Of the models of DLRover's Table 1, by the name in the catalogue: from its sample rows alone. `hot` of Wide&Deep is
+set for its 210 steps/s; two servers are hot, as two were replaced."""
 
 
 class Bottleneck:

@@ -74,8 +74,9 @@ def measured_work(samples: Sequence[Sample]) -> Work:
 class Sum:
     """Seconds of a worker's step as a sum: a0 + a1 / w + a2 n / (P s) + a3 n / P, none negative.
 
-    The form that DLRover's successor fits by non-negative least squares (DLRover-RM, VLDB 2024; from memory). It is here
-    to be compared: it needs several configurations before it can tell what limits a job, and the brain does not use it.
+    The form that DLRover's successor fits by non-negative least squares (DLRover-RM, VLDB 2024; from memory). It is
+    here to be compared: it needs several configurations before it can tell what limits a job, and the brain does not
+    use it.
     """
 
     a: tuple[float, float, float, float]

@@ -10,7 +10,7 @@ from labkit.schedulers.dlrover.plan import Plan
 
 @dataclass(frozen=True, slots=True)
 class Likeness:
-    """By what jobs are alike: a model, the samples of a step (NaN of a trace is 0 here), and the data they learn from."""
+    """By what jobs are alike: a model, the samples of a step (0: not declared), and the data they learn from."""
 
     model: str
     batch: float
