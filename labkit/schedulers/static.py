@@ -1,0 +1,74 @@
+"""Every job with the gang and cores that its user set, or that are known to be well tuned, from start to end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from labkit.core.errors import InputError
+from labkit.core.events import Role
+from labkit.core.placement import Placement
+from labkit.core.protocols import Placer
+from labkit.core.resources import CPUS, Ints
+from labkit.core.snapshot import Snapshot
+from labkit.core.trial import Trial
+from labkit.placers import FirstFit
+from labkit.schedulers.base import start_in_order
+from labkit.schedulers.dlrover.carry import settle
+from labkit.schedulers.dlrover.plan import Plan
+from labkit.workloads import catalogue
+
+
+@dataclass(frozen=True, slots=True)
+class Static:
+    """Start jobs in order of arrival as they are configured, and never change them: what tables call manual tuning.
+
+    Attributes
+    ----------
+    placer : Placer
+        Where gangs go.
+    backfill : bool
+        Pass over a job that does not fit now.
+    tuned : bool
+        Give malleable jobs on CPU cores the gang and the cores that the catalogue has as well tuned (DLRover's
+        Table 2), within what is useful to them; a job whose model it does not know is started as its user set it.
+    """
+
+    knows_types: ClassVar[bool] = False
+
+    placer: Placer = FirstFit()
+    backfill: bool = True
+    tuned: bool = False
+
+    def schedule(self, snapshot: Snapshot) -> Placement:
+        """Return which jobs start."""
+        if not self.tuned:
+            return start_in_order(snapshot, snapshot.waiting, self.placer, backfill=self.backfill)
+        trial, placed = Trial(snapshot), []
+        plans = {int(job): plan for job in snapshot.waiting if (plan := _tuned(snapshot, int(job))) is not None}
+        for job, plan in plans.items():
+            declared = (float(snapshot.demand[Role.WORKER, job, CPUS]), float(snapshot.demand[Role.PS, job, CPUS]))
+            if settle(trial, job, plan, declared=declared, whole=True) is not None:
+                placed.append(job)
+            elif not snapshot.n_running and not placed:  # it would never fit: as its user set it
+                del plans[job]
+                break
+            elif not self.backfill:
+                break
+        if placed:
+            return trial.placement()
+        others: Ints = snapshot.waiting[[int(job) not in plans for job in snapshot.waiting]]
+        return start_in_order(snapshot, others, self.placer, backfill=self.backfill)
+
+
+def _tuned(snapshot: Snapshot, job: int) -> Plan | None:
+    """Return the well-tuned plan of a job; None: its own."""
+    table = snapshot.table
+    if not table.malleable[job] or not table.max_ps[job] or table.worker_demand[job, 0] > 0:
+        return None
+    try:
+        model = catalogue.model(table.models[table.model[job]])
+    except InputError:
+        return None
+    n_workers, n_ps = min(model.n_workers, int(table.max_workers[job])), min(model.n_ps, int(table.max_ps[job]))
+    return Plan(n_workers, model.worker_demand.cpus, n_ps, model.ps_demand.cpus)
