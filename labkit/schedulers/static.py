@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+
 from labkit.core.errors import InputError
 from labkit.core.events import Role
 from labkit.core.placement import Placement
@@ -14,7 +16,7 @@ from labkit.core.snapshot import Snapshot
 from labkit.core.trial import Trial
 from labkit.placers import FirstFit
 from labkit.schedulers.base import start_in_order
-from labkit.schedulers.dlrover.carry import settle
+from labkit.schedulers.dlrover.carry import add, settle
 from labkit.schedulers.dlrover.plan import Plan
 from labkit.workloads import catalogue
 
@@ -44,21 +46,19 @@ class Static:
         """Return which jobs start."""
         if not self.tuned:
             return start_in_order(snapshot, snapshot.waiting, self.placer, backfill=self.backfill)
-        trial, placed = Trial(snapshot), []
-        plans = {int(job): plan for job in snapshot.waiting if (plan := _tuned(snapshot, int(job))) is not None}
+        waiting, trial = snapshot.waiting, Trial(snapshot)
+        plans = {int(job): plan for job in waiting if (plan := _tuned(snapshot, int(job))) is not None}
+        others: Ints = waiting[[int(job) not in plans for job in waiting]] if len(waiting) else waiting
+        add(trial, start_in_order(snapshot, others, self.placer, backfill=self.backfill))
         for job, plan in plans.items():
             declared = (float(snapshot.demand[Role.WORKER, job, CPUS]), float(snapshot.demand[Role.PS, job, CPUS]))
             if settle(trial, job, plan, declared=declared, whole=True) is not None:
-                placed.append(job)
-            elif not snapshot.n_running and not placed:  # it would never fit: as its user set it
-                del plans[job]
+                continue
+            if not trial.n_workers.any():  # not even on the empty cluster: as its user set it
+                return start_in_order(snapshot, np.array([job], np.int32), self.placer, backfill=True)
+            if not self.backfill:
                 break
-            elif not self.backfill:
-                break
-        if placed:
-            return trial.placement()
-        others: Ints = snapshot.waiting[[int(job) not in plans for job in snapshot.waiting]]
-        return start_in_order(snapshot, others, self.placer, backfill=self.backfill)
+        return trial.placement()
 
 
 def _tuned(snapshot: Snapshot, job: int) -> Plan | None:

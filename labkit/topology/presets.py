@@ -34,6 +34,9 @@ ALIBABA: Final = Server("alibaba", sockets=((8, 96, 512),), device_type="v100")
 
 ALIBABA_HALF: Final = Server("alibaba-half", sockets=((4, 48, 256),), device_type="v100")
 
+DLROVER: Final = Server("dlrover", sockets=((0, 64, 192),), device_type="cpu")
+"""A machine of DLRover's evaluation (192 GB): two sockets of 16 cores with two threads each are 64 cores there."""
+
 MIXED: Final = ((0.2, server("2gpu")), (0.4, DEFAULT), (0.4, server("dgx1")))
 """The mix (iii) of the MARL text, sec. VI-C."""
 
@@ -70,6 +73,10 @@ PRESETS: Final[dict[str, tuple[str, Callable[[], Cluster]]]] = {
     "alibaba-6500": (
         "6,500 GPUs: 812 machines of 8 and one of 4, no network",
         lambda: no_network(813, servers=[(812, ALIBABA), (1, ALIBABA_HALF)]),
+    ),
+    "dlrover-512": (
+        "512 cores for DLRover's jobs: 8 machines of 64 cores and 192 GB, no GPUs, no network",
+        lambda: no_network(8, servers=DLROVER),
     ),
     "marl-fat-tree": ("MARL: fat_tree(20), 2,000 four-GPU machines, 20 pods", lambda: fat_tree(20)),
     "marl-fat-tree-dgx1": ("the same of 8-GPU machines, mix (i)", lambda: fat_tree(20, servers=server("dgx1"))),

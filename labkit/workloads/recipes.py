@@ -76,6 +76,25 @@ def fidelity() -> Jobs:
     )  # fmt: skip
 
 
+def dlrover_small() -> Jobs:
+    """Return 16 jobs of DLRover's two models, with the workers, servers and cores that users guessed."""
+    rng = np.random.default_rng(14)
+    n = 16
+    wide = rng.random(n) < 0.6
+    worker_cores = np.where(wide, rng.choice([2, 4, 8], n), rng.choice([8, 12, 16], n)).astype(np.float64)
+    servers = rng.choice([4, 8, 16], n).astype(np.float64)
+    nothing, ones = np.zeros(n), np.ones(n)
+    return Jobs.of(
+        name="dlrover-small", id=[f"ctr-{k:02d}" for k in range(n)],
+        model=[("wide-deep" if w else "xdeepfm") for w in wide], user=[f"team-{k}" for k in rng.integers(0, 3, n)],
+        arrival_s=np.sort(rng.uniform(0, 9000, n)).round(), sync=False,
+        total_steps=(np.where(wide, 250_000, 60_000) * rng.lognormal(0, 0.5, n)).round(-3),
+        n_workers=rng.choice([2, 4, 8, 16], n), n_ps=rng.choice([1, 2, 4], n), max_workers=60, max_ps=16,
+        worker_demand=np.stack([nothing, worker_cores, 4 * ones], axis=1),
+        ps_demand=np.stack([nothing, servers, 8 * ones], axis=1),
+    )  # fmt: skip
+
+
 TRACES: Final[dict[str, Callable[[], Jobs]]] = {
     "demo.csv": demo,
     "gavel-small.trace": gavel_small,
@@ -83,6 +102,7 @@ TRACES: Final[dict[str, Callable[[], Jobs]]] = {
     "dl2-small.csv": dl2_small,
     "testbed.csv": testbed,
     "fidelity.csv": fidelity,
+    "dlrover-small.csv": dlrover_small,
 }
 """Each file in `traces/` and its recipe."""
 

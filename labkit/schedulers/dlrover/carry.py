@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from labkit.core.events import Role
-from labkit.core.resources import CPUS
+from labkit.core.placement import Placement
 from labkit.core.trial import Trial
 from labkit.schedulers.dlrover.plan import Plan
 
@@ -15,8 +15,8 @@ from labkit.schedulers.dlrover.plan import Plan
 def settle(trial: Trial, job: int, plan: Plan, *, declared: tuple[float, float], whole: bool = False) -> Plan | None:
     """Give a job the tasks of a plan and return what it got; None: nothing, and the trial is as it was.
 
-    Servers come first, the groups with the most room first; where not all workers fit it gets fewer, unless the plan
-    must be given as a whole.
+    Groups with the most room come first, servers before workers, or the other way round where that does not do; where
+    not all workers fit it gets fewer, unless the plan must be given as a whole.
 
     Parameters
     ----------
@@ -25,18 +25,25 @@ def settle(trial: Trial, job: int, plan: Plan, *, declared: tuple[float, float],
     """
     before = [(role, trial.tasks(job, role)) for role in (Role.WORKER, Role.PS)]
     amounts = _cores_of(trial, job)
-    trial.clear(job)
-    _give(trial, job, plan, declared)
-    n_ps = _spread(trial, job, Role.PS, plan.n_ps)
-    n_workers = _spread(trial, job, Role.WORKER, plan.n_workers) if n_ps == plan.n_ps else 0
-    if n_workers == plan.n_workers or (n_workers and not whole):
-        return replace(plan, n_workers=n_workers)
+    for roles in ((Role.PS, Role.WORKER), (Role.WORKER, Role.PS)):
+        trial.clear(job)
+        _give(trial, job, plan, declared)
+        n = {role: _spread(trial, job, role, plan.n_ps if role == Role.PS else plan.n_workers) for role in roles}
+        n_workers = n[Role.WORKER]
+        if n[Role.PS] == plan.n_ps and (n_workers == plan.n_workers or (n_workers and not whole)):
+            return replace(plan, n_workers=n_workers)
     trial.clear(job)
     for (role, groups), cores in zip(before, amounts, strict=True):
         trial.resize(job, role, cpus=cores)
         for group in np.flatnonzero(groups).tolist():
             trial.add(job, role, group, int(groups[group]))
     return None
+
+
+def add(trial: Trial, placement: Placement) -> None:
+    """Add the tasks of a placement of jobs that wait to a trial."""
+    for row in zip(*(getattr(placement, name).tolist() for name in ("job", "role", "group", "count")), strict=True):
+        trial.add(*row)
 
 
 def _give(trial: Trial, job: int, plan: Plan, declared: tuple[float, float]) -> None:
@@ -67,8 +74,3 @@ def _cores_of(trial: Trial, job: int) -> tuple[float, float]:
     first = [np.flatnonzero(running.role == role)[:1] for role in (Role.WORKER, Role.PS)]
     workers, servers = (float(running.cpus[rows[0]]) if len(rows) else float("nan") for rows in first)
     return workers, servers
-
-
-def free_cores(trial: Trial) -> float:
-    """Return the cores that no task of a trial holds."""
-    return float(trial.free[:, CPUS].sum())

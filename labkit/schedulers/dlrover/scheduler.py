@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Final
 
@@ -18,7 +17,7 @@ from labkit.core.snapshot import Snapshot
 from labkit.core.trial import Trial
 from labkit.placers import FirstFit
 from labkit.schedulers.base import start_in_order
-from labkit.schedulers.dlrover.carry import settle
+from labkit.schedulers.dlrover.carry import add, settle
 from labkit.schedulers.dlrover.fit import Sample, measured_work
 from labkit.schedulers.dlrover.history import History, Likeness
 from labkit.schedulers.dlrover.plan import NO_SLOWER, Grid, Plan, frontier, grid
@@ -77,6 +76,9 @@ class Dlrover:
         See `labkit.schedulers.dlrover.stages.Rules`.
     min_gain : float
         A plan that is faster by less than this part is not worth a change.
+    root : float
+        What a job gains is its speed, as a part of that of its best plan, to the power of this: at 1 equal jobs get all
+        or nothing, below they share.
     quantum_s, measure_every_s : float
         How often a session decides, and measures, at least.
 
@@ -97,6 +99,7 @@ class Dlrover:
     patience_s: float = 300.0
     n_estimates: int = 2
     min_gain: float = 0.05
+    root: float = 0.5
     quantum_s: float = 60.0
     measure_every_s: float = 30.0
     placer: Placer = FirstFit()
@@ -140,7 +143,7 @@ class Dlrover:
         mine = table.malleable[jobs] & (table.max_ps[jobs] > 0) & (table.worker_demand[jobs, GPUS] == 0)
         running = snapshot.holds(jobs)
         left_alone = jobs[~mine & ~running]
-        _add(trial, start_in_order(snapshot, left_alone, self.placer, backfill=True))
+        add(trial, start_in_order(snapshot, left_alone, self.placer, backfill=True))
         active = frozenset(jobs.tolist())
         states = {job: known for job, known in state.jobs.items() if job in active}
         history = state.history
@@ -151,42 +154,38 @@ class Dlrover:
             sampled |= bool(came)
             if came == "gave up" and states[job].gave_up:
                 self._as_asked(snapshot, trial, states, job)
+            if came == "sampled" and states[job].stage == Stage.FINAL:
+                front = self._front(snapshot, job, states[job])
+                history = history.noted(_likeness(snapshot, job), _entry(front, len(front[1]) - 1))
         waiting = jobs[mine & ~running].tolist()
         stirred = sampled or bool(waiting) or active != state.active or state.unsettled
         unsettled = False
         if stirred:
-            unsettled = self._share(snapshot, trial, states, seen, self._reserved(snapshot, waiting, left_alone))
+            reserved = self._reserved(snapshot, waiting, left_alone[trial.n_workers[left_alone] == 0])
+            unsettled = self._share(snapshot, trial, states, seen, reserved)
             for job in waiting:
                 self._start(snapshot, trial, states, history, job)
-        for job in seen:
-            if states[job].stage == Stage.FINAL and not states[job].gave_up:
-                history = history.noted(_likeness(snapshot, job), states[job].plan)
         return trial.placement(), _State(states, history, active, unsettled)
 
     # --- one job
 
     def _seen(self, snapshot: Snapshot, jobs: Ints) -> dict[int, Seen]:
         """Return what is known of the brain's jobs that run; those whose tasks differ in cores are left alone."""
-        running, table = snapshot.running(jobs), snapshot.table
-        owner = running.row_job()
-        cores = running.cpus
+        running, columns = snapshot.running(jobs), snapshot.jobs
+        owner, cores = running.row_job(), running.cpus
         if not len(cores):
             cores = snapshot.demand[running.role, running.job[owner], CPUS]
-        columns = snapshot.jobs
-        at = {int(number): j for j, number in enumerate(columns.number)}
+        least, most = np.full((2, len(running.job), 2), np.inf) * [[[1.0]], [[-1.0]]]
+        np.minimum.at(least, (owner, running.role), cores)
+        np.maximum.at(most, (owner, running.role), cores)
+        at = np.searchsorted(columns.number, running.job)  # numbers are by arrival
         told: dict[int, Seen] = {}
-        for i, job in enumerate(running.job.tolist()):
-            rows = slice(running.first[i], running.first[i + 1])
-            each = [np.unique(cores[rows][running.role[rows] == role]) for role in (Role.WORKER, Role.PS)]
-            if any(len(values) != 1 for values in each) or not table.malleable[job]:
-                continue
-            plan = Plan(int(running.n_workers[i]), float(each[0][0]), int(running.n_ps[i]), float(each[1][0]))
-            j = at[job]
-            used = columns.used_cores[j]
-            sample = Sample(
-                plan, float(columns.speed[j]), float(used[0]), float(used[1]), float(columns.hottest_load[j])
-            )
-            told[job] = Seen(sample, float(columns.measured_s[j]))
+        for i in np.flatnonzero((least == most).all(axis=1)).tolist():
+            plan = Plan(int(running.n_workers[i]), float(most[i, 0]), int(running.n_ps[i]), float(most[i, 1]))
+            workers, servers = columns.used_cores[at[i]].tolist()
+            load = float(columns.hottest_load[at[i]])
+            sample = Sample(plan, float(columns.speed[at[i]]), workers, servers, load)
+            told[int(running.job[i])] = Seen(sample, float(columns.measured_s[at[i]]))
         return told
 
     def _look(self, snapshot: Snapshot, known: JobState | None, seen: Seen) -> tuple[JobState, str]:
@@ -228,7 +227,7 @@ class Dlrover:
         held = sum(states[job].plan.cores for job in movable)
         least = sum(float(plans.cores[which[0]]) for plans, which, _, _ in fronts.values())
         budget = max(float(trial.free[:, CPUS].sum()) + held - reserved, least)
-        wishes = [(plans.cores[which], speed / speed[-1]) for plans, which, speed, _ in fronts.values()]
+        wishes = [(plans.cores[which], (speed / speed[-1]) ** self.root) for plans, which, speed, _ in fronts.values()]
         chosen = dict(zip(movable, choose(wishes, budget=budget), strict=True))
         growth = sum(max(_entry(fronts[job], at).cores - states[job].plan.cores, 0) for job, at in chosen.items())
         tight = reserved + growth > float(trial.free[:, CPUS].sum())
@@ -328,12 +327,3 @@ def _likeness(snapshot: Snapshot, job: int) -> Likeness:
 def _cut(plan: Plan, got: Plan) -> str:
     """Return what to say where not all workers of a plan found room."""
     return "" if got == plan else f"; room for {got.n_workers} of {plan.n_workers} workers"
-
-
-def _add(trial: Trial, placement: Placement) -> None:
-    """Add the tasks of a placement of jobs that wait to a trial."""
-    rows: Iterable[tuple[int, int, int, int]] = zip(
-        placement.job.tolist(), placement.role.tolist(), placement.group.tolist(), placement.count.tolist(), strict=True
-    )
-    for job, role, group, n in rows:
-        trial.add(job, role, group, n)
