@@ -33,7 +33,8 @@ class Static:
         Pass over a job that does not fit now.
     tuned : bool
         Give malleable jobs on CPU cores the gang and the cores that the catalogue has as well tuned (DLRover's
-        Table 2), within what is useful to them; a job whose model it does not know is started as its user set it.
+        Table 2), within what is useful to them. A job whose model it does not know, or whose tasks no machine holds, is
+        started as its user set it.
     """
 
     knows_types: ClassVar[bool] = False
@@ -69,6 +70,8 @@ def _tuned(snapshot: Snapshot, job: int) -> Plan | None:
     try:
         model = catalogue.model(table.models[table.model[job]])
     except InputError:
+        return None
+    if max(model.worker_demand.cpus, model.ps_demand.cpus) > snapshot.offered[:, CPUS].max():
         return None
     n_workers, n_ps = min(model.n_workers, int(table.max_workers[job])), min(model.n_ps, int(table.max_ps[job]))
     return Plan(n_workers, model.worker_demand.cpus, n_ps, model.ps_demand.cpus)

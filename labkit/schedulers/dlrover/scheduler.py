@@ -31,6 +31,15 @@ COLD_CORES: Final = (32, 16, 8, 4, 2, 1)
 not fit."""
 
 
+LEARNS: Final = 0.3
+"""Part of a new measurement in what changes are believed to take."""
+
+PAYS: Final = 2.0
+"""Times the seconds of a change that it must save."""
+
+FEWER: Final = "as fast with fewer cores"
+
+
 @dataclass(frozen=True, slots=True)
 class Decision:
     """What the brain did to a job, and why."""
@@ -53,6 +62,7 @@ class _State:
     history: History = field(default_factory=History)
     active: frozenset[int] = frozenset()
     unsettled: bool = False
+    pause_s: float = 0.0
     n_decisions: int = 0
 
 
@@ -131,7 +141,7 @@ class Dlrover:
         """Return what starts, and which jobs get other tasks or cores."""
         state = self._memory.before(snapshot)
         del self.decisions[state.n_decisions :]
-        if not state.jobs:
+        if len(self._fronts) > 4 * len(state.jobs) + 64:
             self._fronts.clear()
         placement, state = self._decide(snapshot, state)
         self._memory.keep(replace(state, n_decisions=len(self.decisions)))
@@ -146,7 +156,7 @@ class Dlrover:
         add(trial, start_in_order(snapshot, left_alone, self.placer, backfill=True))
         active = frozenset(jobs.tolist())
         states = {job: known for job, known in state.jobs.items() if job in active}
-        history = state.history
+        history, pause_s = state.history, state.pause_s
         seen = self._seen(snapshot, jobs[mine & running])
         sampled = False
         for job, what in seen.items():
@@ -154,6 +164,8 @@ class Dlrover:
             sampled |= bool(came)
             if came == "gave up" and states[job].gave_up:
                 self._as_asked(snapshot, trial, states, job)
+            if came == "sampled":
+                pause_s += LEARNS * (states[job].pause_s - pause_s)
             if came == "sampled" and states[job].stage == Stage.FINAL:
                 front = self._front(snapshot, job, states[job])
                 history = history.noted(_likeness(snapshot, job), _entry(front, len(front[1]) - 1))
@@ -162,10 +174,10 @@ class Dlrover:
         unsettled = False
         if stirred:
             reserved = self._reserved(snapshot, waiting, left_alone[trial.n_workers[left_alone] == 0])
-            unsettled = self._share(snapshot, trial, states, seen, reserved)
+            unsettled = self._share(snapshot, trial, states, seen, reserved, pause_s)
             for job in waiting:
                 self._start(snapshot, trial, states, history, job)
-        return trial.placement(), _State(states, history, active, unsettled)
+        return trial.placement(), _State(states, history, active, unsettled, pause_s)
 
     # --- one job
 
@@ -185,13 +197,13 @@ class Dlrover:
             workers, servers = columns.used_cores[at[i]].tolist()
             load = float(columns.hottest_load[at[i]])
             sample = Sample(plan, float(columns.speed[at[i]]), workers, servers, load)
-            told[int(running.job[i])] = Seen(sample, float(columns.measured_s[at[i]]))
+            told[int(running.job[i])] = Seen(sample, float(columns.measured_s[at[i]]), float(columns.steps[at[i]]))
         return told
 
     def _look(self, snapshot: Snapshot, known: JobState | None, seen: Seen) -> tuple[JobState, str]:
         """Return the state of a job after a look at it, and what came of it."""
         if known is None:  # it ran before this brain came
-            known = JobState(Stage.SAMPLE, seen.sample.plan, snapshot.now_s)
+            known = JobState(Stage.SAMPLE, seen.sample.plan, snapshot.now_s, steps=seen.steps)
         return look(known, seen, self.rules, now_s=snapshot.now_s)
 
     def _front(self, snapshot: Snapshot, job: int, state: JobState) -> tuple[Grid, Ints, Floats, Work]:
@@ -218,8 +230,9 @@ class Dlrover:
         return asked + 2 * COLD_CORES[1] * len(waiting)
 
     def _share(
-        self, snapshot: Snapshot, trial: Trial, states: dict[int, JobState], seen: dict[int, Seen], reserved: float
-    ) -> bool:
+        self, snapshot: Snapshot, trial: Trial, states: dict[int, JobState], seen: dict[int, Seen], reserved: float,
+        pause_s: float,
+    ) -> bool:  # fmt: skip
         """Give jobs that may be changed the plans that gain most; tell whether some were not yet free to change."""
         now_s = snapshot.now_s
         movable = [job for job in seen if may_change(states[job], self.rules, now_s=now_s)]
@@ -229,23 +242,31 @@ class Dlrover:
         budget = max(float(trial.free[:, CPUS].sum()) + held - reserved, least)
         wishes = [(plans.cores[which], (speed / speed[-1]) ** self.root) for plans, which, speed, _ in fronts.values()]
         chosen = dict(zip(movable, choose(wishes, budget=budget), strict=True))
-        growth = sum(max(_entry(fronts[job], at).cores - states[job].plan.cores, 0) for job, at in chosen.items())
-        tight = reserved + growth > float(trial.free[:, CPUS].sum())
         wanted: list[tuple[float, int, Plan, str]] = []
         for job, at in chosen.items():
-            plan, why = self._worth(states[job], fronts[job], at, tight=tight)
+            left = float(snapshot.table.total_steps[job]) - seen[job].steps
+            plan, why = self._worth(states[job], fronts[job], at, left=left, pause_s=pause_s, wait=reserved > 0)
             if plan is not None:
                 wanted.append((plan.cores - states[job].plan.cores, job, plan, why))
-        for _, job, plan, why in sorted(wanted, key=lambda wish: wish[:2]):  # those that give cores away come first
+        missing = reserved + sum(max(more, 0.0) for more, *_ in wanted) - float(trial.free[:, CPUS].sum())
+        for more, job, plan, why in sorted(wanted, key=lambda wish: wish[:2]):  # the ones that give most come first
+            if more < 0 and missing <= 0 and not why.endswith(FEWER):
+                continue  # enough was given
             got = settle(trial, job, plan, declared=_declared(snapshot, job))
             if got is not None and got != states[job].plan:
+                missing += min(more, 0.0)
                 self._change(snapshot, states, job, got, why + _cut(plan, got))
         return len(movable) < sum(bool(states[job].samples) and not states[job].gave_up for job in seen)
 
     def _worth(
-        self, state: JobState, front: tuple[Grid, Ints, Floats, Work], at: int, *, tight: bool
-    ) -> tuple[Plan | None, str]:
-        """Return the plan of an entry of a job's wish and the reason for it; None: what it has is as good."""
+        self, state: JobState, front: tuple[Grid, Ints, Floats, Work], at: int, *, left: float,
+        pause_s: float, wait: bool,
+    ) -> tuple[Plan | None, str]:  # fmt: skip
+        """Return the plan of an entry of a job's wish and the reason for it; None: what it has is as good.
+
+        A change must save twice the seconds that it takes; one that only frees cores may cost a job `min_gain` of the
+        time that it has left, unless others wait to start.
+        """
         _, _, speed, work = front
         plan, now = _entry(front, at), state.plan
         has = float(work.speed(now.n_workers, worker_cores=now.worker_cores, n_ps=now.n_ps, ps_cores=now.ps_cores))
@@ -255,11 +276,10 @@ class Dlrover:
             f"{foretold:.3g} foretold, {has:.3g} as it is"
         )
         if foretold >= (1 + self.min_gain) * has:
-            return plan, told
-        if plan.cores <= (1 - self.min_gain) * now.cores and (tight or foretold >= (1 - self.min_gain) * has):
-            reason = "others wait for cores" if tight else "as fast with fewer cores"
-            return plan, f"{told}: {reason}"
-        return None, ""
+            return (plan, told) if left / has - left / foretold >= PAYS * pause_s else (None, "")
+        if plan.cores > (1 - self.min_gain) * now.cores or not (wait or self.min_gain * left / has >= pause_s):
+            return None, ""
+        return plan, f"{told}: {FEWER if foretold >= (1 - self.min_gain) * has else 'others gain more by its cores'}"
 
     def _start(self, snapshot: Snapshot, trial: Trial, states: dict[int, JobState], history: History, job: int) -> None:
         """Start a job that waits: as it was, as its like ended, or small and with many cores, to be sampled."""
@@ -301,7 +321,8 @@ class Dlrover:
     def _change(self, snapshot: Snapshot, states: dict[int, JobState], job: int, plan: Plan, why: str) -> None:
         """Note a change and its reason."""
         known = states.get(job) or JobState(Stage.SAMPLE, plan, snapshot.now_s)
-        states[job] = replace(known, plan=plan, changed_s=snapshot.now_s)
+        steps = float(snapshot.steps_done(np.array([job], np.int32))[0])
+        states[job] = replace(known, plan=plan, changed_s=snapshot.now_s, steps=steps)
         name = str(snapshot.table.id[job])
         self.decisions.append(Decision(snapshot.now_s, name, states[job].stage, plan, why))
 

@@ -33,6 +33,10 @@ class JobState:
         What was measured, each after a change.
     gave_up : bool
         Nothing could be measured: it goes on as the user asked.
+    steps : float
+        Steps that it had done when it was changed last.
+    pause_s : float
+        Seconds that its last measured change took: those in which no steps were made; NaN: not known.
     """
 
     stage: Stage
@@ -40,14 +44,17 @@ class JobState:
     changed_s: float
     samples: tuple[Sample, ...] = ()
     gave_up: bool = False
+    steps: float = 0.0
+    pause_s: float = float("nan")
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a snapshot shows of a job that runs: the sample, and when it was measured (NaN: never)."""
+    """What a snapshot shows of a job that runs: the sample, when it was measured (NaN: never), and steps done."""
 
     sample: Sample
     measured_s: float
+    steps: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +87,8 @@ def look(state: JobState, seen: Seen, rules: Rules, *, now_s: float) -> tuple[Jo
     if seen.sample.usable and seen.measured_s > state.changed_s:
         samples = (*state.samples, seen.sample)
         stage = Stage.ESTIMATE if len(samples) <= rules.n_estimates else Stage.FINAL
-        return replace(state, stage=stage, samples=samples), "sampled"
+        pause_s = max(now_s - state.changed_s - (seen.steps - state.steps) / seen.sample.speed, 0.0)
+        return replace(state, stage=stage, samples=samples, pause_s=pause_s), "sampled"
     if now_s >= state.changed_s + rules.patience_s:
         return replace(state, stage=Stage.FINAL, gave_up=not state.samples), "gave up"
     return state, ""

@@ -80,6 +80,17 @@ def test_no_job_is_changed_twice_within_a_minute_and_each_reason_is_told():
     assert any("steps/s with" in str(row) for row in brain.decisions)
 
 
+def test_a_change_that_does_not_pay_is_not_made():
+    """A pause is told by the steps that were not made; with pauses of 120 s there are fewer changes, not the same."""
+    jobs, changes = labkit.read(SMALL), []
+    for pause_s in (0, 120, 600):
+        brain = make("dlrover")
+        overheads = Overheads(start_s=pause_s, restart_s=pause_s, rescale_s=pause_s)
+        labkit.simulate(jobs, cluster="dlrover-512", scheduler=brain, overheads=overheads)
+        changes.append(len(brain.decisions))
+    assert changes[0] > changes[1] > changes[2] >= len(jobs)
+
+
 def test_cores_of_each_job_stay_within_its_budget_and_the_cluster_is_shared():
     """Four equal jobs on 512 cores: none has all and none has nothing, at the end of the adjustments."""
     brain, record = run(jobs_of(["wide-deep"] * 4, steps=400_000), total_cores=180)
@@ -130,7 +141,7 @@ def test_the_brain_is_faster_than_its_baselines_on_the_trace_that_ships():
             ]
             for name in ("dlrover", "optimus", "static", "static(tuned=True)", "autoscale")
         }
-        assert mean["dlrover"] < 0.95 * min(mean["static"], mean["autoscale"])
+        assert mean["dlrover"] < 0.95 * min(mean[name] for name in mean if name != "dlrover")
         assert mean["static(tuned=True)"] < mean["static"]
         assert mean["autoscale"] < mean["static"]
 
