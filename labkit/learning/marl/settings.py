@@ -57,9 +57,9 @@ class Setting:
         cluster = self._built[int(rng.integers(len(self._built)))]
         what = self.traces[int(rng.integers(len(self.traces)))]
         jobs, known = fresh(what, rng), self._level
-        return world_of(
-            jobs, cluster, model=None if known is None else known.model, uses=None if known is None else known.uses
-        )
+        if known is None:
+            return world_of(jobs, cluster, model=None, uses=None)
+        return world_of(jobs, cluster, model=known.model, uses=known.uses, known_uses=known.declared)
 
     def refuse_unfit(self, *, n: int = 3) -> None:
         """Raise if a job fits no machine in one of some episodes.
