@@ -14,6 +14,10 @@ import numpy as np
 from labkit import kernel_cache, placers, schedulers
 from labkit.experiment import Experiment, every_slot
 from labkit.learning import SlotEnvs
+from labkit.learning.marl.episodes import How
+from labkit.learning.marl.plays import Play, played
+from labkit.learning.marl.settings import Setting
+from labkit.schedulers.marl.network import plain
 from labkit.simulator import Faults, Losses, Overheads, Variation
 from labkit.speed.dl2 import fitted
 from labkit.speed.measured import MeasuredSpeed
@@ -32,6 +36,7 @@ def compile_all() -> float:
         _slots()
         _network()
         _retiming()
+        _plays()
         import labkit.elastic.kernels  # noqa: F401 - compiled on import
     return seen.seconds
 
@@ -60,6 +65,12 @@ def _retiming() -> None:
     """Run jobs that slow each other, on a network."""
     few = Experiment.of(marl_jobs(1, n_slots=1, per_slot=1), cluster="marl-4x20", interference="calibrated")
     few.run("fifo")
+
+
+def _plays() -> None:
+    """Play a trace, as the training of the placement policy does."""
+    setting = Setting(["marl-4x20"], ["marl_jobs(1, n_slots=1, per_slot=1)"], "calibrated")
+    played(setting, Play(plain(), How(True, True, 0.5, False), 0, 0, 100))
 
 
 def _network() -> None:
