@@ -23,6 +23,8 @@ from labkit.speed.what_if import learned
 WorldOf = Callable[[np.random.Generator], tuple[Scene, World]]
 MOST_DECISIONS = 6000
 """Decisions of a play that are learned from."""
+BLOCK: Final = 1024
+"""Jobs that are compared with all others at a time: memory grows with their product."""
 
 
 class Play(NamedTuple):
@@ -142,10 +144,14 @@ def blame_of(scene: Scene, world: World) -> Floats:
     on = np.zeros((n, len(world.facts.up_gbps)), np.float32)
     rows, columns = np.nonzero(world.where >= 0)
     on[rows, world.facts.group_machine[world.where[rows, columns]]] = 1.0
-    beside = (on @ on.T) > 0
-    np.fill_diagonal(beside, val=False)
     start, done = world.start_s, world.done_s
-    together = np.maximum(np.minimum(done[:, None], done) - np.maximum(start[:, None], start), 0.0)
     longer = np.maximum(done - start - scene.alone_s, 0.0) / np.maximum(done - start, 1e-9)
-    blame: Floats = (done - world.arrival_s + (together * beside) @ longer) / SLOT_S
+    theirs = np.empty(n)
+    for first in range(0, n, BLOCK):
+        mine = slice(first, first + BLOCK)
+        beside = (on[mine] @ on.T) > 0
+        np.fill_diagonal(beside[:, first:], val=False)
+        together = np.minimum(done[mine, None], done) - np.maximum(start[mine, None], start)
+        theirs[mine] = (np.maximum(together, 0.0) * beside) @ longer
+    blame: Floats = (done - world.arrival_s + theirs) / SLOT_S
     return blame
