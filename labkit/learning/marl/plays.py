@@ -21,8 +21,9 @@ from labkit.schedulers.marl.network import SLOT_S, Net, Scene, desk_of
 from labkit.speed.what_if import learned
 
 WorldOf = Callable[[np.random.Generator], tuple[Scene, World]]
-MOST_DECISIONS = 6000
-"""Decisions of a play that are learned from."""
+MOST_DECISIONS: Final = 6000
+PER_JOB: Final = 4
+"""Decisions of a play that are learned from: so many, or so many for each job if that is more; the first ones."""
 BLOCK: Final = 1024
 """Jobs that are compared with all others at a time: memory grows with their product."""
 
@@ -73,7 +74,7 @@ def played(worlds: WorldOf, one: Play) -> Played:
     """Return what comes of a play."""
     began_s = time.thread_time()
     scene, world = worlds(np.random.default_rng(one.seed))
-    rec, net = record(MOST_DECISIONS, one.n_samples), one.net
+    rec, net = record(max(MOST_DECISIONS, PER_JOB * len(scene.home)), one.n_samples), one.net
     play(scene, world, learned(net.seen, net.out), net, one.how, desk_of(scene), rec, np.random.default_rng(one.draws))
     slots = int(np.ceil(np.nanmax(world.done_s) / SLOT_S))
     blame, mean_jct = blame_of(scene, world), mean_jct_of(world)
