@@ -28,7 +28,7 @@ def test_an_expression_names_the_part() -> None:
     whole = trace("marl_jobs(load=5, n_slots=20)", seed=3)
     training, tests = (trace(f"marl_jobs(load=5, n_slots=20, part='{part}')", seed=3) for part in ("train", "test"))
     assert (len(training), len(tests)) == tuple(len(part) for part in split(whole))
-    with pytest.raises(InputError, match="unknown part of a trace 'tests'. Did you mean 'test'"):
+    with pytest.raises(InputError, match=r"unknown part of a trace 'tests'\. Did you mean 'test'"):
         marl_jobs(5, part="tests")
 
 

@@ -1,4 +1,4 @@
-"""Whole runs of a trace in which attention places gangs, in compiled code: pods with forwarding, as `Partitioned` has it."""
+"""Whole runs of a trace in which attention places gangs, in compiled code: pods that forward, as in `Partitioned`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ def _gang(scene: Scene, job: int, about: Floats, workers_on: Bools) -> Gang:
     room = scene.room
     for g in range(len(workers_on)):
         workers_on[g] = room.up[g] and (scene.worker[job, GPUS] <= 0 or scene.runs_on[job, room.group_type[g]])
-    return Gang(scene.worker[job], scene.ps[job], scene.n_workers[job], scene.n_ps[job], workers_on, room.up, about[job])
+    return Gang(
+        scene.worker[job], scene.ps[job], scene.n_workers[job], scene.n_ps[job], workers_on, room.up, about[job]
+    )
 
 
 @njit(cache=True)
@@ -42,8 +44,9 @@ def _pods(scene: Scene, stand: Stand, home: int) -> Ints:
     """Return the pods but one, those with most free GPUs first."""
     n = len(scene.room.first_machine) - 1
     key = np.array([-_free_gpus(scene, stand, pod) for pod in range(n)])
-    order = np.argsort(key, kind="mergesort")
-    return order[order != home]
+    order: Ints = np.argsort(key, kind="mergesort")
+    others: Ints = order[order != home]
+    return others
 
 
 @njit(cache=True)

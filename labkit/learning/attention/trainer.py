@@ -24,7 +24,7 @@ from labkit.learning.marl.settings import Setting
 from labkit.learning.marl.trainer import SLOT_S, better_than_others, blame_of
 from labkit.learning.training import Training, copied, refuse_not_finite
 from labkit.schedulers.marl.network import Scene
-from labkit.schedulers.pods.attending import OF_MACHINE, SHAPES, Net, Notes, about_of, length_of, notes_of
+from labkit.schedulers.pods.attending import SHAPES, Net, Notes, about_of, length_of, notes_of
 
 CREDITS: Final = ("job", "return")
 N_DECISIONS: Final = 20_000
@@ -46,12 +46,13 @@ class Recipe:
         Learning rate, which falls linearly.
     credit : {"job", "return"}
         What a choice is judged by: "job": the JCT of its job, and what the jobs beside it took longer; "return": the
-        rewards from the job's start to the end of the trace, -(sum over running jobs of 1 / slots alone + waiting jobs).
+        rewards from the job's start to the end of the trace, each -(sum over running jobs of 1 / slots alone + waiting
+        jobs).
     entropy : float
         Times the entropy that is added to the gain.
     """
 
-    n_rounds: int = 200
+    n_rounds: int = 150
     n_draws: int = 20
     rate: float = 3e-3
     credit: str = "job"
@@ -62,8 +63,8 @@ class Recipe:
             raise unknown("credit of attention", self.credit, CREDITS)
         if self.n_draws < 2 or self.n_rounds < 0:
             raise InputError(
-                f"attention is to be trained in {self.n_rounds} rounds of {self.n_draws} plays; expected rounds >= 0, and "
-                "2 plays or more: each is judged against the mean."
+                f"attention is to be trained in {self.n_rounds} rounds of {self.n_draws} plays; expected 0 rounds or "
+                "more, and 2 plays or more: each is judged against the mean."
             )
 
 

@@ -74,7 +74,8 @@ class Net(NamedTuple):
 
 
 SHAPES: Final[dict[str, tuple[int, ...]]] = {
-    "machine": (len(OF_MACHINE), WIDTH), "machine_bias": (WIDTH,), "machine2": (WIDTH, WIDTH), "machine2_bias": (WIDTH,),
+    "machine": (len(OF_MACHINE), WIDTH), "machine_bias": (WIDTH,),
+    "machine2": (WIDTH, WIDTH), "machine2_bias": (WIDTH,),
     "task": (N_TASK, WIDTH), "task_bias": (WIDTH,), "task2": (WIDTH, WIDTH), "task2_bias": (WIDTH,),
     "look": (WIDTH, WIDTH), "look_machine": (WIDTH, WIDTH), "look_out": (WIDTH,),
     "query": (2 * WIDTH, WIDTH), "key": (WIDTH, WIDTH), "out": (WIDTH,),
@@ -102,7 +103,7 @@ class Stand(NamedTuple):
 
 
 class Gang(NamedTuple):
-    """What a job asks for: (R,) of a worker and of a PS, how many, and where (G,) they may go; `about` is of the job."""
+    """What a job asks for: (R,) of a worker and of a PS, how many, where (G,) they may go, and what is seen of it."""
 
     worker: Floats
     ps: Floats
@@ -160,7 +161,8 @@ def about_of(jobs: Jobs) -> Floats:
 def scores(net: Net, seen: Floats, task: Floats) -> Floats:
     """Return the score of each machine, (M,), from (M, F) and (Q,) [1]_.
 
-    e are tanh embeddings; g = sum_m softmax_m(u . tanh(A e_task + B e_m)) e_m; score_m = v . tanh(W [e_task | g] + R e_m).
+    e are tanh embeddings of two layers; g = sum_m softmax_m(u . tanh(A e_task + B e_m)) e_m;
+    score_m = v . tanh(W [e_task | g] + R e_m).
 
     References
     ----------
@@ -250,7 +252,7 @@ def _best(score: Floats, fits: Bools) -> int:
 
 
 @njit(cache=True)
-def place(  # noqa: C901 - task by task: see, score, choose, note, take
+def place(
     net: Net, stand: Stand, gang: Gang, machines: Ints, groups: Ints, draws: bool, rng: np.random.Generator,
     notes: Notes, job: int,
 ) -> bool:  # fmt: skip
@@ -311,7 +313,9 @@ def load(path: str = "") -> Net:
         If it cannot be read, or holds something else.
     """
     if path and Path(path).suffix != ".safetensors":
-        raise InputError(f"weights of attention is {path!r}; expected the path of a .safetensors file. Make one: {HOW}.")
+        raise InputError(
+            f"weights of attention is {path!r}; expected the path of a .safetensors file. Make one: {HOW}."
+        )
     file = FILES.find(path or "attention")
     _, tensors = FILES.read(file)
     FILES.refuse(file, other_names(tensors, tuple(SHAPES)) or fault_of(tensors, SHAPES))
