@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from labkit.core.errors import InputError, LabkitError, unknown
+from labkit.core.files import refuse_unwritable
 from labkit.core.resources import Floats
 from labkit.learning.attention.episodes import play, stand_of
 from labkit.learning.course import Course
@@ -230,6 +231,7 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)  # so that the same seed gives the same weights
     try:
+        refuse_unwritable(given.out, endings=(".safetensors",))
         recipe = Recipe(given.rounds, given.draws, given.rate, given.credit, given.entropy)
         setting = Setting([given.cluster], [given.trace], given.interference)
         setting.refuse_unfit()
