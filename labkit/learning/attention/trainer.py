@@ -168,7 +168,9 @@ class Trainer(Training):
         return Weights(self.policy.net(), source)
 
     def _asked(self) -> dict[str, Any]:
-        return asdict(self.recipe) | {"seed": self.seed, "clusters": list(self.setting.clusters)}
+        setting = self.setting
+        where = {"clusters": list(setting.clusters), "traces": list(setting.traces)}
+        return asdict(self.recipe) | {"seed": self.seed} | where | {"interference": setting.interference}
 
     def _learned(self) -> dict[str, Any]:
         return {"policy": self.policy.state_dict(), "optimizer": self._optimizer.state_dict()}

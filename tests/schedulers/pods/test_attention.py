@@ -25,7 +25,9 @@ from labkit.schedulers.pods.attending import (
     scores,
     see_machines,
 )
+from labkit.schedulers.pods.attention import Attention
 from labkit.schedulers.pods.predictor import FILES as OTHERS
+from labkit.testing import check_placer
 from tests.schedulers.pods.test_partitioned import CLUSTER, gangs, pods_of, run
 
 UNUSED = np.random.default_rng(0)
@@ -113,6 +115,10 @@ def test_the_shipped_network_keeps_gangs_together_on_empty_machines() -> None:
     assert {pod for _, pod in pods_of(rows)} == {1}
     assert placed["value"].sum() == jobs.n_workers.sum() + jobs.n_ps.sum()
     assert (CLUSTER.capacity[placed["group"], GPUS] > 0).all()
+
+
+def test_it_keeps_what_every_placer_promises() -> None:
+    check_placer(Attention())
 
 
 def test_weights_that_are_none_are_refused(tmp_path: Path) -> None:
