@@ -15,7 +15,7 @@ from labkit.schedulers import make
 from labkit.schedulers.pods import LEARNED, NAMES
 from labkit.speed.recorded import Recorded
 from labkit.topology import build, pods
-from tests.schedulers.pods.test_partitioned import forwarded, run
+from tests.schedulers.pods.test_partitioned import forwarded, pods_of, run
 
 ALL = ["partitioned", *LEARNED, *(name for name, (_, in_pods) in NAMES.items() if in_pods)]
 CLUSTER = pods(2, 2)  # of two machines of four GPUs each
@@ -48,6 +48,15 @@ def test_a_pod_without_gpus_and_a_job_larger_than_all_pods_are_refused_by_name(n
     larger = refusal(name, jobs_of(9), CLUSTER)
     assert larger.startswith("job large asks for 9 workers")
     assert "\n" not in told + larger
+
+
+@pytest.mark.parametrize("name", ["marl", "look_ahead_pods"])
+def test_those_that_place_beyond_pods_refuse_a_pod_without_gpus_and_split_a_job_that_none_holds(name: str) -> None:
+    capacity = CLUSTER.capacity.copy()
+    capacity[CLUSTER.partition[CLUSTER.group_machine] == 1, 0] = 0
+    assert refusal(name, jobs_of(), replace(CLUSTER, capacity=capacity)).startswith("pod 1 of vl2(8, 2) has no GPU")
+    rows = run(jobs_of(9), name, CLUSTER)
+    assert {pod for job, pod in pods_of(rows, CLUSTER) if job == 0} == {0, 1}
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -19,6 +19,7 @@ from labkit.schedulers.marl.published.network import chances, encode, scores, st
 from labkit.schedulers.marl.published.slot import Slot
 from labkit.schedulers.marl.published.state import Declared, Loads, Seen
 from labkit.schedulers.marl.published.weights import MarlWeights, load_published
+from labkit.schedulers.pods.room import refuse_pods_without_gpus
 
 
 class Minds:
@@ -99,8 +100,9 @@ class PublishedMarl:
         Raises
         ------
         InputError
-            If they are of another size, or do not know a model, or a job is larger than every pod.
+            If they are of another size, or do not know a model, or a pod has no GPU, or a job is larger than every pod.
         """
+        refuse_pods_without_gpus(context.cluster)
         self._meet(context.jobs, context.cluster)
         refuse_larger_than_pods(context.jobs, self._graphs(context), context)
 
