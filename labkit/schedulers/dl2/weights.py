@@ -17,6 +17,7 @@ FILES: Final = WeightsFiles(
     policy="dl2",
     version="1",
     remedy="Train it again: labkit train-policy dl2.",
+    other={"dl2 as published": "With published=True it may be what you want."},
     folder=Path(__file__).with_name("weights"),
 )
 
