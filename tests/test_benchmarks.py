@@ -97,7 +97,7 @@ def test_the_table_of_claims_says_how_much_longer_jobs_take():
     assert len(list(by_seed(told))) == 2 + 1
     row = next(line for line in on_smooth_speeds(told) if line.startswith("| shorter JCT than DRF |"))
     assert "| not measured | -25.0 ± 0.0 % | –; sign alone |" in row
-    assert len(list(on_smooth_speeds(told))) == 2 + 1
+    assert len(list(on_smooth_speeds(told))) == 2 + 2  # and the curve of Fig. 10
 
 
 def test_the_docs_have_the_tables_of_what_was_measured():
