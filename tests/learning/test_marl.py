@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from labkit.core import InputError
 from labkit.experiment import Experiment
 from labkit.learning.marl.episodes import How, play, record
+from labkit.learning.marl.plays import blame_of
 from labkit.learning.marl.settings import Setting
-from labkit.learning.marl.trainer import MOST_BETTER, Policy, Recipe, Trainer, _parts, better_than_others, blame_of
+from labkit.learning.marl.trainer import MOST_BETTER, Policy, Recipe, Trainer, _parts, better_than_others
 from labkit.learning.marl.worlds import world_of
 from labkit.learning.training import NotFiniteError
 from labkit.schedulers.marl.network import FEATURES, N_TOP, Net, desk_of
@@ -103,7 +104,7 @@ def test_torch_and_compiled_code_see_the_same_worth():
     scene, world = made.worlds(np.random.default_rng(3))
     net, desk = made.policy.net(), desk_of(scene)
     play(scene, world, learned(net.seen, net.out), net, how, desk, rec, np.random.default_rng(0))
-    part = _parts(rec, scene, 1, taught=False)
+    part = _parts(rec, scene.home, 1, taught=False)
     last = len(part.action) - 1
     worth = made.policy(part.seen, part.cost, part.agent)[last].detach().numpy()
     n_top = int(rec.n_top[rec.n[0] - 1])
