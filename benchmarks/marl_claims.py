@@ -121,6 +121,7 @@ RUNS: Final[dict[str, dict[str, Any]]] = {
     "one agent": TUNED | {"agents": "one", "n_jobs": 64},
     "separate weights": TUNED | {"shared": False},
     "flat head": TUNED | {"head": "flat"},
+    "device, speed": TUNED | {"reward": "speed"},
     "shared reward": TUNED | {"reward": "all"},
     "DL2's values": {"n_jobs": 16},
     "discounted": TUNED | {"discount": 0.9},
