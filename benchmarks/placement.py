@@ -24,7 +24,7 @@ from labkit.core.snapshot import Snapshot
 from labkit.experiment import Experiment
 from labkit.learning.marl.settings import Setting
 from labkit.learning.marl.trainer import Recipe, Trainer
-from labkit.schedulers.marl.network import Net, desk_of
+from labkit.schedulers.marl.network import NEVER, Net, desk_of
 from labkit.schedulers.marl.scenes import declared_speed, scene_of
 from labkit.schedulers.marl.scheduler import show
 from labkit.schedulers.marl.weights import load
@@ -181,7 +181,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
 def ablation(names: Sequence[str], policies: Sequence[str], seeds: Sequence[int], seed: int = 1) -> None:
     """Train variants and print their mean JCTs on held-out seeds, in compiled simulations."""
     for policy in policies:
-        print(f"| {policy} | | | {_jcts(played(load(policy).net, seeds))} |", flush=True)
+        net = load(policy).net
+        for what, parts in (("", {}), (", waits switched off", {"waits": False}), (", forwards off", {"stays": True})):
+            print(f"| {policy}{what} | | | {_jcts(played(net, seeds, **parts))} |", flush=True)
     for name in names:
         options = VARIANTS[name] | ({"n_lessons": 1, "n_rounds": 1, "n_fits": 5} if len(seeds) == 1 else {})
         trainer = Trainer(Setting(["marl-4x20"], ["marl_jobs(load=5)"]), seed=seed, recipe=Recipe(**options))
@@ -195,7 +197,7 @@ def _jcts(jct: Sequence[float]) -> str:
     return f"{np.mean(jct):.3f} | {' '.join(f'{each:.2f}' for each in jct)}"
 
 
-def played(net: Net, seeds: Sequence[int], *, stays: bool = False) -> list[float]:
+def played(net: Net, seeds: Sequence[int], *, stays: bool = False, waits: bool = True) -> list[float]:
     """Return the mean JCT of each seed with the most probable choices, in slots, in compiled simulations."""
     from labkit.learning.marl.episodes import How, play, record
     from labkit.learning.marl.worlds import world_of
@@ -204,6 +206,8 @@ def played(net: Net, seeds: Sequence[int], *, stays: bool = False) -> list[float
 
     known, cluster, found = level("calibrated"), build("marl-4x20"), []
     assert known is not None
+    if not waits:
+        net = net._replace(wait=np.where(np.arange(net.wait.shape[1]) == net.wait.shape[1] - 1, NEVER, 0.0 * net.wait))
     for seed in seeds:
         scene, world = world_of(trace("marl_jobs(load=5)", seed=seed), cluster, model=known.model, uses=known.uses)
         how, slow = How(False, False, 0.0, stays), learned(net.seen, net.out)
@@ -224,7 +228,8 @@ def main() -> None:
         rules = [*asked.rules, *(f"marl(weights={policy!r})" for policy in asked.policies)]
         setting(asked.names or list(SETTINGS), rules, list(SEEDS))
     elif asked.what == "ablation":
-        ablation(asked.names or list(VARIANTS), ["marl", *asked.policies], list(SEEDS))
+        whole = ["marl", *asked.policies] if asked.policies or not asked.names else []
+        ablation(asked.names or list(VARIANTS), whole, list(SEEDS))
     else:
         for row in rows():
             print(row)

@@ -16,11 +16,11 @@ TOLD = {
     "table III: mild": {
         "two_stage": 0.2, "additive": 0.1, "quadratic": 0.1, "linear": 0.3, "without_pcie": 0.3, "without_cpu": 0.3,
     },
-    "trained: device, seed 1": {
+    "trained: device, speed, seed 1": {
         "best": [6.0, 6.0], "drawn": [7.0, 7.0], "untrained": {"best": [9.0, 9.0]}, "epochs": 40, "cpu_s": 5,
         "curve": [9.0] * 20 + [6.0] * 20,
     },
-    "trained: one agent, seed 1": {
+    "trained: one agent, speed, seed 1": {
         "best": [7.0, 9.0], "drawn": [7.0, 7.0], "untrained": {"best": [9.0, 9.0]}, "epochs": 40, "cpu_s": 5,
         "curve": [9.0] * 40,
     },
@@ -67,7 +67,7 @@ def test_who_learns_sooner_is_told_in_epochs():
     row = next(line for line in claims(TOLD) if line.startswith("| 200 epochs"))
     assert "many: 20, one: 20, down to Tetris's 12.0 intervals | | | | no |" in row
     assert epochs_to([1.0] * 5, 2.0) is None
-    assert epochs_to(TOLD["trained: one agent, seed 1"]["curve"], 8.0) is None
+    assert epochs_to(TOLD["trained: one agent, speed, seed 1"]["curve"], 8.0) is None
 
 
 def test_what_was_not_measured_is_said():
