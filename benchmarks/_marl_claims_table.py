@@ -198,7 +198,8 @@ def _epochs(told: Told) -> str:
     many, one = (epochs_to(curve, level) for curve in curves)
     said = [f"never in {len(c)}" if n is None else str(n) for c, n in zip(curves, (many, one), strict=True)]
     found = f"many: {said[0]}, one: {said[1]}, down to {rival.name}'s {level:.1f} intervals"
-    holds = "not shown" if many is None else "yes" if one is None or one >= 2 * many else "no"
+    long_enough = many is not None and (one or len(curves[1])) >= 2 * many
+    holds = "yes" if long_enough else "no" if many is not None and one is not None else "not shown"
     return f"| {claim} | google | {found} | | | | {holds} |"
 
 

@@ -1,6 +1,6 @@
 """The claims of MARL's evaluation, one by one: its published form is trained on a small cluster and judged.
 
-    python -m benchmarks.marl_claims [--seeds 1] [--epochs 120] [--again KEY] [RUN ...]
+    python -m benchmarks.marl_claims [--seeds 1] [--epochs 400] [--again KEY] [RUN ...]
     python -m benchmarks.marl_claims --table
 
 The first measures what is not in `benchmarks/marl_claims.json` yet, run by run, and keeps each as soon as it is there;
@@ -46,7 +46,7 @@ from labkit.workloads.expressions import trace
 RESULTS: Final = Path(__file__).with_name("marl_claims.json")
 HELD_OUT: Final = range(1, size(5, short=1) + 1)
 """Seeds of the traces on which all are judged; those of training are above 1,000,000."""
-N_EPOCHS: Final = size(120, short=2)
+N_EPOCHS: Final = size(400, short=2)
 FIRST_SEED: Final = 1_000_000
 INTERFERENCE: Final = "calibrated"
 

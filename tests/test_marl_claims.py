@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import marl_claims
+from benchmarks import marl_claims, placement
 from benchmarks._marl_claims_table import claims, epochs_to, trained
 
 TOLD = {
@@ -67,6 +67,10 @@ def test_who_learns_sooner_is_told_in_epochs():
     row = next(line for line in claims(TOLD) if line.startswith("| 200 epochs"))
     assert "many: 20, one: 20, down to Tetris's 12.0 intervals | | | | no |" in row
     assert epochs_to([1.0] * 5, 2.0) is None
+    slow = TOLD | {"trained: one agent, speed, seed 1": {"best": [9.0], "curve": [19.0] * 30}}
+    assert "one: never in 30, down to Tetris's 12.0 intervals | | | | not shown |" in "".join(claims(slow))
+    slow["trained: one agent, speed, seed 1"]["curve"] = [19.0] * 40
+    assert "one: never in 40, down to Tetris's 12.0 intervals | | | | yes |" in "".join(claims(slow))
     assert epochs_to(TOLD["trained: one agent, speed, seed 1"]["curve"], 8.0) is None
 
 
@@ -82,3 +86,13 @@ def test_the_docs_have_the_tables_of_what_was_measured():
     told, text = marl_claims.results(), docs.read_text("utf-8")
     for table in (trained, claims):
         assert "\n".join(table(told)) in text
+
+
+def test_a_variant_is_trained_and_judged_beside_the_shipped_policy(capsys):
+    placement.ablation(["no leave-one-out"], ["marl"], [0])
+    whole, no_waits, no_forwards, variant = capsys.readouterr().out.splitlines()
+    assert whole.startswith("| marl | | | 5.5")
+    assert no_waits.startswith("| marl, waits switched off |")
+    assert no_forwards.startswith("| marl, forwards off |")
+    assert len({whole.split("|")[4], no_waits.split("|")[4], no_forwards.split("|")[4]}) == 3
+    assert variant.startswith("| no leave-one-out | 2 |")
