@@ -19,13 +19,15 @@ NOTEBOOKS := $(filter-out $(LONG), $(sort $(wildcard notebooks/*.ipynb)))
 # TESTS= runs all of them, as CI does.
 TESTS ?= -m "not slow"
 NBVAL := $(BIN)/pytest -c tests/nbval.ini --rootdir .
+# Tests need no nbval: its import takes each worker a second.
+PYTEST := $(BIN)/pytest -p no:nbval -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 test: $(STAMP)  ## run notebooks and tests, all but those of `make thorough`
 	$(if $(NOTEBOOKS),$(NBVAL) $(NOTEBOOKS))
-	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(TESTS)
+	$(PYTEST) $(TESTS)
 
 thorough: $(STAMP)  ## run what takes long: notebooks and jobs on machines, policies that learn, each benchmark in short
 	$(if $(NOTEBOOKS),$(NBVAL) $(LONG))
-	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m slow
+	$(PYTEST) -m slow
 
 check: $(STAMP)  ## format, lint, types, layers
 	$(BIN)/ruff format --check .

@@ -1,68 +1,55 @@
 """Compile all kernels now, so that no first run waits for it: `python -m labkit.compile_kernels`, as `make` does.
 
-numba compiles a kernel when it is called for the first time, so a little of everything is simulated here.
+numba compiles a kernel when it is called for the first time, so a little of everything is simulated, and trained, here.
 """
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import sys
+import tempfile
 import warnings
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 
 from labkit import kernel_cache, placers, schedulers
 from labkit.experiment import Experiment, every_slot
-from labkit.learning import SlotEnvs
 from labkit.simulator import Faults, Losses, Overheads, Variation
 from labkit.speed.dl2 import fitted
 from labkit.speed.measured import MeasuredSpeed
 from labkit.topology import build
 from labkit.workloads import dl2_jobs, marl_jobs
+from labkit.workloads.catalogue import DL2_MODELS
 from labkit.workloads.expressions import trace
 
 PUBLISHED = ("drf", "fifo", "srtf", "tetris", "optimus")
 
 
-def compile_all() -> float:
-    """Compile what is not compiled yet; return the seconds that took."""
-    with kernel_cache.watched() as seen, warnings.catch_warnings():
+def compile_all() -> None:
+    """Compile what is not compiled yet, on all cores.
+
+    What all parts share comes first: two processes that need the same kernel at the same time both compile it.
+    """
+    _compile(_placers)
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=multiprocessing.get_context("spawn")) as pool:
+        for done in [pool.submit(_compile, part) for part in PARTS]:
+            done.result()
+
+
+def _compile(part: Callable[[], None]) -> None:
+    """Run a part; what it has to say of the runs is of no interest."""
+    with kernel_cache.watched(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        _schedulers()
-        _slots()
-        _network()
-        _retiming()
-        import labkit.elastic.kernels  # noqa: F401 - compiled on import
-    return seen.seconds
+        part()
 
 
-def _schedulers() -> None:
-    """Run every scheduler on GPUs of several types."""
-    few = Experiment.of(trace("gavel_jobs(4, multi_gpu=True)"), cluster="gavel-8-16-24")
-    for name in schedulers.available():
-        few.run(name)
-
-
-def _slots() -> None:
-    """Run DL2's setting, by its published rules too, and learn in it."""
-    jobs = dl2_jobs("testbed_6n", seed=1)
-    speed = MeasuredSpeed(jobs, build("dl2-6n"), table=fitted())
-    few = Experiment.of(jobs, cluster="dl2-6n", speed=speed, cadence=every_slot(300))
-    for name in PUBLISHED:
-        few.run(name)
-        few.run(schedulers.make(name, published=True, **{"speeds": speed.grid} if name == "optimus" else {}))
-    envs = SlotEnvs(few, n_envs=2, slot_s=300)
-    envs.reset(seed=0)
-    envs.step(np.zeros(2, np.int64))
-
-
-def _retiming() -> None:
-    """Run jobs that slow each other, on a network."""
-    few = Experiment.of(marl_jobs(1, n_slots=1, per_slot=1), cluster="marl-4x20", interference="calibrated")
-    few.run("fifo")
-
-
-def _network() -> None:
+def _placers() -> None:
     """Run every placer on a network, with all that makes a run less than ideal."""
     few = Experiment.of(trace("poisson(4, per_hour=60)"), cluster="demo")
     disturbed = replace(
@@ -72,6 +59,91 @@ def _network() -> None:
     for name in placers.available():
         disturbed.run(schedulers.make("las", placer=placers.make(name)))
         few.run(schedulers.make("optimus", placer=placers.make(name)))
+
+
+def _schedulers() -> None:
+    """Run every scheduler on GPUs of several types, Gavel's by its published rules too."""
+    few = Experiment.of(trace("gavel_jobs(4, multi_gpu=True)"), cluster="gavel-8-16-24")
+    for name in schedulers.available():
+        few.run(name)
+    few.run("gavel_las(published=True)")
+
+
+def _pods() -> None:
+    """Run jobs that slow each other, on a network, under schedulers in pods."""
+    few = Experiment.of(marl_jobs(1, n_slots=1, per_slot=1), cluster="marl-4x20", interference="calibrated")
+    for name in ("fifo", *(name for name in schedulers.available() if name.endswith("_pods")), "marl"):
+        few.run(name)
+
+
+def _slots() -> None:
+    """Run DL2's setting, by its published rules too."""
+    jobs = dl2_jobs("testbed_6n", seed=1)
+    speed = MeasuredSpeed(jobs, build("dl2-6n"), table=fitted())
+    few = Experiment.of(jobs, cluster="dl2-6n", speed=speed, cadence=every_slot(300))
+    for name in PUBLISHED:
+        few.run(name)
+        few.run(schedulers.make(name, published=True, **{"speeds": speed.grid} if name == "optimus" else {}))
+
+
+def _dl2() -> Experiment:
+    return Experiment.of(dl2_jobs("testbed_6n", seed=1), cluster="dl2-6n", cadence=every_slot(300))
+
+
+def _environments() -> None:
+    """Learn in slots."""
+    from labkit.learning import SlotEnvs
+
+    envs = SlotEnvs(_dl2(), n_envs=2, slot_s=300)
+    envs.reset(seed=0)
+    envs.step(np.zeros(2, np.int64))
+
+
+def _gangs() -> None:
+    """Train DL2's policy, ours, a little."""
+    from labkit.learning.dl2 import Recipe, Trainer
+
+    recipe = Recipe(n_lessons=1, n_rounds=1, n_envs=2, n_branches=2, n_slots=2, n_units=8, n_parts=1)
+    made = Trainer(lambda _: _dl2(), DL2_MODELS, 300.0, seed=1, recipe=recipe)
+    for _ in range(made.n_updates):
+        made.update()
+
+
+def _flat() -> None:
+    """Train DL2's own network, by both of its rules, and let it decide."""
+    from labkit.learning.published import Published
+    from labkit.learning.published.trainer import Trainer
+
+    for rules in (Published(first_bundle=True, fairness=0.1), Published.released()):
+        switches = replace(rules, n_jobs=6, n_units=8, n_taught=1, n_lessons=1, n_rounds=1, batch=16, replay=64)
+        made = Trainer(lambda _: _dl2(), list(DL2_MODELS), 300.0, seed=1, switches=switches)
+        for _ in range(made.n_updates):
+            made.update()
+        with tempfile.TemporaryDirectory() as folder:
+            made.weights("").save(Path(folder) / "w.safetensors")
+            _dl2().run(f"dl2(published=True, weights='{folder}/w.safetensors')")
+
+
+def _gangs_in_pods() -> None:
+    """Train the placement policy a little."""
+    from labkit.learning.marl.settings import Setting
+    from labkit.learning.marl.trainer import Recipe, Trainer
+
+    recipe = Recipe(n_lessons=1, n_rounds=1, n_draws=2, n_hidden=4, n_units=5, n_fits=5, n_epochs=1)
+    trained_on = Setting(["marl-4x20"], ["marl_jobs(load=1, n_slots=1, per_slot=1)"])
+    made = Trainer(trained_on, seed=1, recipe=recipe)
+    for _ in range(made.n_updates):
+        made.update()
+
+
+def _runtime() -> None:
+    """Load the kernels of the elastic runtime, which are compiled on import."""
+    import labkit.elastic.kernels  # noqa: F401
+
+
+PARTS: tuple[Callable[[], None], ...] = (_schedulers, _pods, _slots, _runtime)
+if find_spec("torch") is not None:  # without it nothing is trained
+    PARTS = (_gangs_in_pods, _flat, _schedulers, _gangs, _pods, _slots, _environments, _runtime)
 
 
 if __name__ == "__main__":

@@ -115,7 +115,7 @@ def test_it_stands_still_once_more_for_a_controller_that_counts_anew() -> None:
 @pytest.mark.parametrize("order", [{"do": "halt"}, {"do": "begin", "hold": 0, "map": [[0, "b", 3], [1, "b", 3]]}])
 @pytest.mark.parametrize("asks", [True, False])
 def test_an_era_that_ends_while_blocks_are_sent_is_no_error(order: dict[str, Any], asks: bool) -> None:
-    """The order comes from another thread, after the first of two blocks; what is still sent is of the era that ended."""
+    """The order comes from another thread, after the first of two blocks; the rest is still sent, of the old era."""
     sent: list[int] = []
 
     class Server:

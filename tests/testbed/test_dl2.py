@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from labkit.core import Cause
 from labkit.core.events import Kind
 from labkit.core.ledger import Ledger
 from labkit.experiment import deploy
@@ -25,7 +26,9 @@ def test_it_trains_jobs_that_grow_and_shrink_to_their_ends(bed: Inventory, tmp_p
     rows = record.events
     assert record.info.state == State.DONE
     assert sorted(ran(rows, Kind.COMPLETED)) == [0, 1, 2, 3]
-    assert not ran(rows, Kind.FAILED)
+    # A scaling may come to nothing as its job ends, and others may have its place by then: it is placed anew.
+    causes = set(rows["cause"][rows["kind"] == Kind.FAILED].tolist())
+    assert causes <= {Cause.NO_ROOM}, record.failures.to_string()
     assert not ran(rows, Kind.FELL_BACK)
     ledger = Ledger(record.jobs, record.cluster)
     ledger.fold(rows)

@@ -37,7 +37,7 @@ def warm(agent: Agent, env, tmp_path) -> Agent:
     agent.start("first", task="a", argv=job(tmp_path / "first", "import sys; sys.exit(2)"), env=env)
     events = {event["kind"]: event for event in _until_ended(agent, "first")}
     assert events["ended"]["code"] == 2
-    wait_for(lambda: ready(env), timeout_s=120)
+    wait_for(lambda: ready(env), timeout_s=600)  # it starts with what the machine has to spare
     return agent
 
 
