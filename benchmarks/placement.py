@@ -2,7 +2,7 @@
 
 python -m benchmarks.placement            the rows of `make bench`
 python -m benchmarks.placement setting [NAME ...] [--rules RULE ...] [--policies FILE ...]    mean JCT beside rules'
-python -m benchmarks.placement ablation [NAME ...] [--policies FILE ...]    trains each variant (some 15 CPU minutes)
+python -m benchmarks.placement ablation [NAME ...] [--policies FILE ...]    trains each variant (some 10 CPU minutes)
 
 Both judge on held-out seeds; FILE holds weights of `labkit train-policy marl`, such as of another training seed.
 """
