@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from labkit.core import InputError
 from labkit.experiment import Experiment
 from labkit.learning.marl.episodes import How, play, record
+from labkit.learning.marl.plays import blame_of
 from labkit.learning.marl.settings import Setting
 from labkit.learning.marl.trainer import (
     MOST_BETTER,
@@ -22,7 +23,6 @@ from labkit.learning.marl.trainer import (
     _parts,
     better_than_all,
     better_than_others,
-    blame_of,
 )
 from labkit.learning.marl.worlds import world_of
 from labkit.learning.training import NotFiniteError
@@ -112,7 +112,7 @@ def test_torch_and_compiled_code_see_the_same_worth():
     scene, world = made.worlds(np.random.default_rng(3))
     net, desk = made.policy.net(), desk_of(scene)
     play(scene, world, learned(net.seen, net.out), net, how, desk, rec, np.random.default_rng(0))
-    part = _parts(rec, scene, 1, taught=False)
+    part = _parts(rec, scene.home, 1, taught=False)
     last = len(part.action) - 1
     worth = made.policy(part.seen, part.cost, part.agent)[last].detach().numpy()
     n_top = int(rec.n_top[rec.n[0] - 1])

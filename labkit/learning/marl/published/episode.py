@@ -53,10 +53,10 @@ class Episode:
             experiment.simulator(), cadence=every_slot(slot_s), runs_on=experiment.speed.runs_on(), patience=PATIENCE,
             on_stall="stop",
         )  # fmt: skip
-        self.slot_s = slot_s
+        self.slot_s, known = slot_s, experiment.interference
         self._declared, self._loads = (
             Declared(experiment.jobs, weights.form),
-            Loads(experiment.jobs, experiment.cluster),
+            Loads(experiment.jobs, experiment.cluster, uses=None if known is None else known.declared),
         )
         self._done_s = np.full(len(experiment.jobs), np.inf)
         self._before = np.zeros(len(experiment.jobs))
