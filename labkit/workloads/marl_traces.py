@@ -14,6 +14,7 @@ from labkit.core.jobs import Jobs
 from labkit.core.resources import Floats
 from labkit.workloads.arrivals import HOUR_S, google_like
 from labkit.workloads.catalogue import DL2_MODELS, Demand, model
+from labkit.workloads.split import split
 
 WORKER: Final = Demand(1, 2)
 PS: Final = Demand(0, 2)
@@ -26,6 +27,7 @@ SIGMA: Final = 1.0
 """Of the logarithm of durations; ours."""
 
 PATTERNS: Final = ("google", "uniform", "poisson")
+PARTS: Final = ("train", "test", "all")
 
 
 def marl_jobs(
@@ -41,6 +43,7 @@ def marl_jobs(
     models: Sequence[str] = DL2_MODELS,
     worker_cpus: float = WORKER.cpus,
     ps_cpus: float = PS.cpus,
+    part: str = "all",
     seed: int = 0,
 ) -> Jobs:
     """Return rigid jobs with parameter servers that arrive at the schedulers of some pods [1]_.
@@ -71,7 +74,7 @@ def marl_jobs(
     Raises
     ------
     InputError
-        If a number is out of range, or a pattern or model is not known.
+        If a number is out of range, or a pattern, part or model is not known.
 
     References
     ----------
@@ -86,6 +89,8 @@ def marl_jobs(
     _check(load, per_slot, slot_s, worker_cpus, ps_cpus, pattern=pattern)
     whole("marl_jobs", n_slots=n_slots, n_pods=n_pods)
     whole("marl_jobs", at_most=1000, most_workers=most_workers, most_ps=most_ps)
+    if part not in PARTS:
+        raise unknown("part of a trace", part, PARTS)
     rng = np.random.default_rng(seed)
     n = max(1, round(per_slot * n_slots * n_pods))
     whole("marl_jobs", at_most=MAX_JOBS, n_jobs=n)
@@ -102,7 +107,7 @@ def marl_jobs(
     compute_s, size, epoch = (np.array([getattr(m, name) for m in known], np.float64)[kind] for name in columns)
     step_s = compute_s / workers + 2 * size / servers * 8e-9 / PCIE_GBPS
     steps = np.maximum(np.round(wanted_s / step_s / epoch), 1.0) * epoch
-    return Jobs.of(
+    jobs = Jobs.of(
         name=f"marl_jobs({load:g}) seed {seed}",
         model=[known[k].name for k in kind],
         arrival_s=np.round(arrival_s, 1),
@@ -115,6 +120,7 @@ def marl_jobs(
         ps_demand=replace(PS, cpus=ps_cpus).amounts(),
         home=home,
     )
+    return jobs if part == "all" else split(jobs)[PARTS.index(part)]
 
 
 def _arrivals(

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from labkit.core.cluster import Cluster
+from labkit.core.jobs import Jobs
 from labkit.experiment.run import Experiment
 from labkit.experiment.session import refuse_unfit
 from labkit.learning.marl.episodes import World
@@ -68,9 +69,17 @@ class Setting:
 
     def __call__(self, rng: np.random.Generator) -> tuple[Scene, World]:
         """Return the trace of an episode on a cluster: what is known, and the truth."""
+        return self.world(*self.drawn(rng))
+
+    def drawn(self, rng: np.random.Generator) -> tuple[Jobs, Cluster]:
+        """Return the trace of an episode and its cluster."""
         cluster = self._built[int(rng.integers(len(self._built)))]
         what = self.traces[int(rng.integers(len(self.traces)))]
-        jobs, known = fresh(what, rng), self._level
+        return fresh(what, rng), cluster
+
+    def world(self, jobs: Jobs, cluster: Cluster) -> tuple[Scene, World]:
+        """Return what is known of a trace on a cluster, and the truth."""
+        known = self._level
         if known is None:
             return world_of(jobs, cluster, model=None, uses=None)
         return world_of(jobs, cluster, model=known.model, uses=known.uses, known_uses=known.declared)

@@ -21,6 +21,7 @@ from labkit.schedulers.marl.network import Desk, Net, Scene, desk_of
 from labkit.schedulers.marl.queue import place_waiting
 from labkit.schedulers.marl.scenes import declared_speed, scene_of
 from labkit.schedulers.marl.weights import load
+from labkit.schedulers.pods.room import refuse_pods_without_gpus
 from labkit.speed.interference.use import TaskUse
 from labkit.speed.what_if import Slow, fill, learned
 
@@ -76,7 +77,14 @@ class Marl:
         self._net = net
 
     def begin(self, context: Context) -> None:
-        """Begin a run."""
+        """Begin a run.
+
+        Raises
+        ------
+        InputError
+            If a pod has no GPU.
+        """
+        refuse_pods_without_gpus(context.cluster)
         self._uses = None if context.interference is None else context.interference.declared
         self._known = self._made(context.jobs, context.cluster, context.runs_on)
         self._of = (id(context.jobs), id(context.cluster))

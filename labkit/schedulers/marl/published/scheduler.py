@@ -20,6 +20,7 @@ from labkit.schedulers.marl.published.network import chances, encode, scores, st
 from labkit.schedulers.marl.published.slot import Slot
 from labkit.schedulers.marl.published.state import Declared, Loads, Seen
 from labkit.schedulers.marl.published.weights import MarlWeights, load_published
+from labkit.schedulers.pods.room import refuse_pods_without_gpus
 from labkit.speed.interference.use import TaskUse
 
 
@@ -102,10 +103,11 @@ class PublishedMarl:
         Raises
         ------
         InputError
-            If they are of another size, or do not know a model, or a job is larger than every pod.
+            If they are of another size, or do not know a model, or a pod has no GPU, or a job is larger than every pod.
         """
         self._uses = None if context.interference is None else context.interference.declared
         self._jobs = None
+        refuse_pods_without_gpus(context.cluster)
         self._meet(context.jobs, context.cluster)
         refuse_larger_than_pods(context.jobs, self._graphs(context), context)
 
