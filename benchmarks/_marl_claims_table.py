@@ -13,7 +13,7 @@ from labkit.core.resources import Floats
 
 Told = Mapping[str, Mapping[str, Any]]
 PAPERS: Final = ("Tetris", "Tetris, by machine", "LB", "LIF", "Kubernetes", "DeepSys")
-"""The rules that the text compares with, Tetris in two readings; its sixth (attention) is not there."""
+"""The rules that the text compares with, Tetris in two readings; its sixth (attention) was not measured."""
 VARIANTS: Final = ("quadratic", "linear", "without_pcie", "without_cpu")
 """What Table III compares the two-stage model with."""
 FORM: Final = "device, speed"
