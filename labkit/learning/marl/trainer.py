@@ -37,7 +37,9 @@ class Recipe:
     n_lessons, n_rounds : int
         Updates in which it imitates the oracle, and updates of policy gradient.
     n_draws : int
-        Times that the trace of a round is played; each is judged against the mean of the others (leave one out).
+        Times that the trace of a round is played.
+    leaves_one_out : bool
+        Each job's blame is judged against that of the same job in the other plays; False: against the mean of all jobs.
     n_hidden, n_units, n_agents : int
         Units of the network for slowdowns and of the head, and heads: 1 is shared by all pods.
     n_fits : int
@@ -69,6 +71,7 @@ class Recipe:
     n_epochs: int = 4
     clip: float = 0.2
     doubt: float = 2.0
+    leaves_one_out: bool = True
     forwards: bool = True
     waits: bool = True
 
@@ -199,7 +202,8 @@ class Trainer(Training):
         recipe, seed = self.recipe, int(self._rng.integers(1 << 31))
         told = self._played(seed, How(True, False, 0.0, not recipe.forwards), n=recipe.n_draws)
         parts = [_parts(one.rec, one.home, recipe.n_agents, taught=False) for one in told]
-        better = better_than_others(np.array([one.blame for one in told]))
+        blame = np.array([one.blame for one in told])
+        better = better_than_others(blame) if recipe.leaves_one_out else better_than_all(blame)
         part, worth = _Part.joined(parts), torch.cat([_of_jobs(b, p.job) for b, p in zip(better, parts, strict=True)])
         with torch.no_grad():
             before = self._log_chances(part, doubt=recipe.doubt)[torch.arange(len(part.action)), part.action]
@@ -267,7 +271,15 @@ def better_than_others(blame: Floats) -> Floats:
     In standard deviations of the whole, at most `MOST_BETTER`; the sum over plays is 0 before that.
     """
     k = len(blame)
-    better = (blame.sum(0) - blame) / max(k - 1, 1) - blame
+    return _scaled((blame.sum(0) - blame) / max(k - 1, 1) - blame)
+
+
+def better_than_all(blame: Floats) -> Floats:
+    """Return by how much each job came off better than the mean job of all plays, (K, N) from (K, N), as above."""
+    return _scaled(blame.mean() - blame)
+
+
+def _scaled(better: Floats) -> Floats:
     scaled: Floats = np.clip(better / (better.std() + 1e-8), -MOST_BETTER, MOST_BETTER)
     return scaled
 

@@ -133,9 +133,13 @@ def decide(episode: Episode, rng: np.random.Generator, *, n_agents: int) -> tupl
     return slot, did
 
 
-def rewards(did: Interval, gained: Floats, graphs: Graphs, slot: Slot, *, kind: str) -> list[Numbers]:
+def rewards(
+    did: Interval, gained: Floats, graphs: Graphs, slot: Slot, *, kind: str, slot_s: float = 1800.0
+) -> list[Numbers]:  # fmt: skip
     """Return what each task of each scheduler was worth, as `Published.reward` says: progress of jobs (N,)."""
-    if kind == "own":
+    if kind in ("own", "speed"):
+        if kind == "speed":  # alone it makes slot_s / duration_s of its epochs in an interval; NaN: unknown
+            gained = gained * np.fmax(slot.snapshot.table.duration_s / slot_s, 1.0)
         return [gained[job].astype(np.float32) for job in did.job]
     running = [np.array(sorted(mine), np.int64) for mine in slot.held()]
     if kind == "all":
