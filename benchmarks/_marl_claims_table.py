@@ -12,7 +12,7 @@ import numpy as np
 from labkit.core.resources import Floats
 
 Told = Mapping[str, Mapping[str, Any]]
-PAPERS: Final = ("Tetris", "Tetris, by machine", "LB", "LIF", "Kubernetes", "DeepSys")
+PAPERS: Final = ("Tetris", "Tetris, by machine", "LB", "LIF", "Kubernetes", "DeepSys", "Attention")
 """The rules that the text compares with, Tetris in two readings; its sixth (attention) was not measured."""
 VARIANTS: Final = ("quadratic", "linear", "without_pcie", "without_cpu")
 """What Table III compares the two-stage model with."""
