@@ -12,25 +12,30 @@ import numpy as np
 from labkit.core.resources import Floats
 
 NODES: Final = (48, 16)
-SPEEDS: Final = ("measured", "fitted")
 PAPER: Final = "paper"
+NOT_MEASURED: Final = "not measured"
 
 Told = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
 class Found:
-    """What was measured on one cluster with one kind of speeds."""
+    """What was measured on one cluster with one kind of speeds, by one seed of training."""
 
     told: Told
     n_nodes: int
-    speeds: str
+    speeds: str = "measured"
+    seed: int = 1
+
+    def kept(self, what: str) -> Mapping[str, Any] | None:
+        """Return what is known of a training, or of a scheduler that was not trained; None: it was not measured."""
+        head = f"{self.n_nodes} nodes, {self.speeds}: {what}"
+        return self.told.get(f"{head}, seed {self.seed}", self.told.get(head))
 
     def jct(self, what: str, how: str) -> Floats | None:
-        """Return the mean JCT of each held-out trace, over seeds of training, (S,); None: it was not measured."""
-        head = f"{self.n_nodes} nodes, {self.speeds}: {what}"
-        found = [one[how] for key, one in sorted(self.told.items()) if key == head or key.startswith(f"{head}, seed ")]
-        return np.mean(found, axis=0) if found else None
+        """Return the mean JCT of each held-out trace, (S,); None: it was not measured."""
+        found = self.kept(what)
+        return None if found is None else np.array(found[how])
 
     def policy(self, run: str) -> Floats | None:
         """Return the mean JCT of each trace under a policy that was trained, by actions that are drawn."""
@@ -40,11 +45,6 @@ class Found:
         """Return the same of a scheduler that was not."""
         return self.jct(name, "best")
 
-    def runs(self, run: str) -> list[Mapping[str, Any]]:
-        """Return all trainings of a run."""
-        head = f"{self.n_nodes} nodes, {self.speeds}: {run}, seed "
-        return [one for key, one in sorted(self.told.items()) if key.startswith(head)]
-
 
 def change(one: Floats | None, other: Floats | None) -> str:
     """Return by how many percent `one` is longer than `other`, with the half width of the 95 % interval over traces.
@@ -53,7 +53,7 @@ def change(one: Floats | None, other: Floats | None) -> str:
     '+66.7 ± 0.0 %'
     """
     if one is None or other is None:
-        return "not measured"
+        return NOT_MEASURED
     differences = one - other
     half = 1.96 * differences.std(ddof=1) / np.sqrt(len(one)) if len(one) > 1 else 0.0
     return f"{100 * differences.mean() / other.mean():+.1f} ± {100 * half / other.mean():.1f} %"
@@ -91,10 +91,10 @@ def _curve(run: str) -> Callable[[Found], str]:
     """Return how good a policy was on its way, as a multiple of DRF's mean JCT on the same traces."""
 
     def told(found: Found) -> str:
-        runs, drf = found.runs(run), found.rival("drf")
-        if not runs or drf is None:
-            return "not measured"
-        curve = runs[0]["curve"]
+        one, drf = found.kept(run), found.rival("drf")
+        if one is None or drf is None:
+            return NOT_MEASURED
+        curve = one["curve"]
         base = float(drf[:5].mean())
         lessons = [(f"lesson {int(at) + 30}", jct) for at, jct in curve if at < 0] + [
             ("lesson 30" if at == 0 and curve[0][0] < 0 else f"{int(at)} slots", jct) for at, jct in curve if at >= 0
@@ -118,24 +118,28 @@ def _lost(kind: str, error: float) -> Callable[[Found], str]:
 
 CLAIMS: Final = (
     Claim("shorter JCT than DRF", "−44.1 %", _against(PAPER, "drf")),
-    Claim("the same, ours from scratch", "−44.1 %", _against("ours", "drf"), "ours"),
-    Claim("the same, ours without replay, three times as long", "−44.1 %", _against("ours, no replay, long", "drf"),
-          "ours, no replay, long"),
-    Claim("the same, ours warmed up", "−44.1 %", _against("ours, warmed up", "drf"), "ours, warmed up"),
-    Claim("the same, labkit's default `dl2`", "−44.1 %", lambda f: change(f.rival("dl2"), f.rival("drf")), ""),
+    Claim("shorter JCT than DRF, ours from scratch", "−44.1 %", _against("ours", "drf"), "ours"),
+    Claim("shorter JCT than DRF, ours without replay", "−44.1 %", _against("ours, no replay", "drf"),
+          "ours, no replay"),
+    Claim("shorter JCT than DRF, ours without replay, three times as long", "−44.1 %",
+          _against("ours, no replay, long", "drf"), "ours, no replay, long"),
+    Claim("shorter JCT than DRF, ours warmed up", "−44.1 %", _against("ours, warmed up", "drf"), "ours, warmed up"),
+    Claim("shorter JCT than DRF, labkit's default `dl2`", "−44.1 %",
+          lambda f: change(f.rival("dl2"), f.rival("drf")), ""),
     Claim("shorter JCT than Optimus", "−17.5 %", _against(PAPER, "optimus")),
-    Claim("the same, ours from scratch", "−17.5 %", _against("ours", "optimus"), "ours"),
-    Claim("the same, labkit's default `dl2`", "−17.5 %", lambda f: change(f.rival("dl2"), f.rival("optimus")), ""),
+    Claim("shorter JCT than Optimus, ours from scratch", "−17.5 %", _against("ours", "optimus"), "ours"),
+    Claim("shorter JCT than Optimus, labkit's default `dl2`", "−17.5 %",
+          lambda f: change(f.rival("dl2"), f.rival("optimus")), ""),
     Claim("shorter JCT than OfflineRL", "−37.9 %", _without(PAPER, "offline"), "offline"),
     Claim("Table 2: without actor-critic", "+21.1 %", _without("no critic"), "no critic"),
     Claim("Table 2: without exploration", "+28.8 %", _without("no exploration"), "no exploration"),
     Claim("Table 2: without replay", "+39.6 %", _without("no replay"), "no replay"),
-    Claim("the same, of ours: without actor-critic", "+21.1 %", _without("ours, no critic", "ours"), "ours, no critic"),
-    Claim("the same, of ours: without exploration", "+28.8 %", _without("ours, no exploration", "ours"),
+    Claim("Table 2, ours: without actor-critic", "+21.1 %", _without("ours, no critic", "ours"), "ours, no critic"),
+    Claim("Table 2, ours: without exploration", "+28.8 %", _without("ours, no exploration", "ours"),
           "ours, no exploration"),
-    Claim("the same, of ours: without replay", "+39.6 %", _without("ours, no replay", "ours"), "ours, no replay"),
+    Claim("Table 2, ours: without replay", "+39.6 %", _without("ours, no replay", "ours"), "ours, no replay"),
     Claim("reward by job, not by slot", "+29.1 %", _without("by job"), "by job"),
-    Claim("the same, of ours", "+29.1 %", _without("ours, by job", "ours"), "ours, by job"),
+    Claim("reward by job, not by slot, ours", "+29.1 %", _without("ours, by job", "ours"), "ours, by job"),
     Claim("without a discounted next slot (as released)", "", _without("no discount"), "no discount"),
     Claim("SL loss: mean square in place of cross entropy", "similar, a little worse",
           _without("mean square", "lessons"), "mean square"),
@@ -155,8 +159,9 @@ CLAIMS: Final = (
           "3 clusters"),
     Claim("sec. 7: fairness in the reward, what it costs", "possible", _without("fair"), "fair"),
     Claim("sec. 7: all-reduce jobs, against DRF", "possible", _against("rings", "drf, rings"), "rings"),
-    Claim("the released code's rules, against DRF", "", _against("released", "drf"), "released"),
-    Claim("the same from scratch", "", _against("released, scratch", "drf"), "released, scratch"),
+    Claim("the released code's rules, warmed up, against DRF", "−44.1 %", _against("released", "drf"), "released"),
+    Claim("the released code's rules from scratch, against DRF", "−44.1 %",
+          _against("released, scratch", "drf"), "released, scratch"),
 )  # fmt: skip
 
 
@@ -183,16 +188,37 @@ def holds(paper: str, cells: Sequence[str]) -> str:
 
 
 def lines(told: Told) -> Iterator[str]:
-    """Yield the lines of the table."""
-    speeds = [kind for kind in SPEEDS if any(f", {kind}: " in key for key in told)]
-    places = [Found(told, n, kind) for kind in speeds for n in NODES]
-    heads = [f"{one.n_nodes} nodes, {one.speeds}" for one in places]
-    yield f"| claim | paper | {' | '.join(heads)} | holds here | slots, CPU s |"
-    yield "|---" * (4 + len(heads)) + "|"
+    """Yield the lines of the table: measured speeds, the first seed of training."""
+    places = [Found(told, n) for n in NODES]
+    yield f"| claim | paper | {' | '.join(f'{n} nodes' for n in NODES)} | holds here | slots, CPU s |"
+    yield "|---" * (4 + len(places)) + "|"
     for claim in CLAIMS:
         cells = [claim.ours(place) for place in places]
         told_of = [claim.name, claim.paper, *cells, holds(claim.paper, cells), _effort(claim.run, places)]
         yield f"| {' | '.join(told_of)} |"
+
+
+def on_smooth_speeds(told: Told) -> Iterator[str]:
+    """Yield the lines of the same on the smooth model: claims that were measured there."""
+    places = [Found(told, n, "fitted") for n in NODES]
+    yield f"| claim | paper | {' | '.join(f'{n} nodes' for n in NODES)} | holds here |"
+    yield "|---" * (3 + len(places)) + "|"
+    for claim in CLAIMS:
+        cells = [claim.ours(place) for place in places]
+        if not all(NOT_MEASURED in cell for cell in cells):
+            yield f"| {' | '.join([claim.name, claim.paper, *cells, holds(claim.paper, cells)])} |"
+
+
+def by_seed(told: Told) -> Iterator[str]:
+    """Yield the lines of the table that has each seed of training by itself: claims that have several."""
+    seeds = sorted({int(found[1]) for key in told if (found := re.search(r", measured: .*, seed (\d+)$", key))})
+    yield f"| claim | {' | '.join(f'{n} nodes, seed {seed}' for n in NODES for seed in seeds)} |"
+    yield "|---" * (1 + len(NODES) * len(seeds)) + "|"
+    for claim in CLAIMS:
+        if claim.run and not claim.name.startswith("Fig. 10"):
+            cells = {(n, seed): claim.ours(Found(told, n, seed=seed)) for n in NODES for seed in seeds}
+            if any(cells[n, seed] != NOT_MEASURED for n in NODES for seed in seeds[1:]):
+                yield f"| {' | '.join([claim.name, *cells.values()])} |"
 
 
 REACHED: Final = (
@@ -205,18 +231,19 @@ REACHED: Final = (
     ("ours, no replay", "ours, no replay"),
     ("ours, no replay, three times as long", "ours, no replay, long"),
     ("rules=released", "released"),
+    ("the same from scratch", "released, scratch"),
 )
 RIVALS: Final = ("drf", "drf(published=True)", "optimus", "constant", "lookahead", "dl2")
 
 
 def reached(told: Told) -> Iterator[str]:
     """Yield the lines of the table that tells what policies of the paper's form reach: mean JCT in slots."""
-    places = [Found(told, n, "measured") for n in NODES]
+    places = [Found(told, n) for n in NODES]
     yield "| mean JCT in slots, drawn / most probable | " + " | ".join(f"{n} nodes" for n in NODES) + " | slots |"
     yield "|---" * (2 + len(NODES)) + "|"
     for name, run in REACHED:
         cells = [" / ".join(_mean(place.jct(run, how)) for how in ("drawn", "best")) for place in places]
-        slots = next((f"{runs[0]['slots']:,}" for place in places if (runs := place.runs(run))), "")
+        slots = next((f"{kept['slots']:,}" for place in places if (kept := place.kept(run))), "")
         if slots:
             yield f"| {name} | {' | '.join(cells)} | {slots} |"
     for name in RIVALS:
@@ -230,7 +257,10 @@ def _mean(jct: Floats | None) -> str:
 def _effort(run: str, places: list[Found]) -> str:
     """Return how many slots a training saw, and how long it took, on the first cluster where it was measured."""
     for place in places:
-        if runs := place.runs(run):
-            seeds = f", {len(runs)} seeds" if len(runs) > 1 else ""
-            return f"{runs[0]['slots']:,}, {runs[0]['lessons_cpu_s']} + {runs[0]['cpu_s']}{seeds}"
+        if kept := place.kept(run):
+            return f"{kept['slots']:,}, {kept['lessons_cpu_s']} + {kept['cpu_s']}"
     return ""
+
+
+TABLES: Final = (reached, lines, by_seed, on_smooth_speeds)
+"""Those of docs/dl2.md."""

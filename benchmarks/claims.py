@@ -4,7 +4,7 @@
     python -m benchmarks.claims --table
 
 The first measures what is not in `benchmarks/claims.json` yet, run by run, and keeps each as soon as it is there; the
-second prints the table of docs/dl2.md from that file. RUN is a name of `RUNS`, or `rivals`, or `disturbed`.
+second prints the tables of docs/dl2.md from that file. RUN is a name of `RUNS`, or `rivals`, or `disturbed`.
 """
 
 from __future__ import annotations
@@ -123,9 +123,9 @@ def main(arguments: list[str]) -> int:
     options.add_argument("--table", action="store_true")
     given = options.parse_args(arguments)
     if given.table:
-        from benchmarks._claims_table import lines, reached
+        from benchmarks._claims_table import TABLES
 
-        print("\n".join([*reached(results()), "", *lines(results())]))
+        print("\n\n".join("\n".join(table(results())) for table in TABLES))
         return 0
     torch.set_num_threads(1)
     known = [*RUNS, "rivals", "disturbed"]

@@ -27,7 +27,7 @@ from labkit.workloads import dl2_jobs
 
 COMMAND = "python -m benchmarks dl2"
 SLOT_S = 1200.0
-NODES = 48
+NODES, MANY_NODES = 48, 500
 LONG = 1e4
 """So many times as long as they are, jobs stay for all slots."""
 COLUMNS = ("steps_per_epoch", "max_workers", "max_ps", "worker_demand", "ps_demand")
@@ -38,27 +38,29 @@ N_CALLS, N_SLOTS = size(100, short=3), size(45, short=3)
 
 def rows() -> list[Row]:
     """Return how long decisions take beside what else would decide, what they load, and how long training is."""
-    return [*_rows(40, goal=1.0), *_rows(size(1000, short=50), goal=20.0), _torch(), *_training()]
+    many = size(1000, short=50)
+    crowded, roomy = _rows(many, goal=20.0), _rows(many, goal=20.0, n_nodes=size(MANY_NODES, short=48))
+    return [*_rows(40, goal=1.0), *crowded, *roomy, _torch(), *_training()]
 
 
-def _rows(n_jobs: int, *, goal: float) -> list[Row]:
-    snapshot, weights = _session(n_jobs).snapshot(), load("dl2")
+def _rows(n_jobs: int, *, goal: float, n_nodes: int = NODES) -> list[Row]:
+    snapshot, weights = _session(n_jobs, n_nodes).snapshot(), load("dl2")
     replayed = _kept(snapshot, weights)
     took = {
         "dl2(fallback=None)": (_median_ms(_deciding("dl2(fallback=None)", snapshot)), goal),
-        "dl2, watched, slot after slot": (_slots_ms("dl2", n_jobs), goal),
+        "dl2, watched, slot after slot": (_slots_ms("dl2", n_jobs, n_nodes), goal),
         "optimus": (_median_ms(_deciding("optimus", snapshot)), None),
         "drf": (_median_ms(_deciding("drf", snapshot)), None),
         "numpy, only the network of dl2, row by row": (_median_ms(lambda: replay(weights.net, *replayed)), None),
     }
-    what = f"{n_jobs} jobs, {NODES} nodes"
+    what = f"{n_jobs} jobs, {n_nodes} nodes"
     return [
         Row(f"a slot's decisions, {what}: {name}", round(ms, 3), "ms", limit, False, COMMAND)
         for name, (ms, limit) in took.items()
     ]
 
 
-def _session(n_jobs: int) -> Session:
+def _session(n_jobs: int, n_nodes: int) -> Session:
     """Return a session in which some jobs are there from the beginning, and stay."""
     several = [dl2_jobs("short_48n", seed=seed) for seed in range(-(-n_jobs // 60))]
     column = {name: np.concatenate([getattr(jobs, name) for jobs in several])[:n_jobs] for name in COLUMNS}
@@ -71,7 +73,7 @@ def _session(n_jobs: int) -> Session:
         arrival_s=np.zeros(n_jobs), model=model, n_workers=1, n_ps=1, samples_per_step=1, total_steps=steps,
         duration_s=run_s, **column,
     )  # fmt: skip
-    made = Experiment.of(jobs, cluster=f"dl2-{NODES}n", cadence=every_slot(SLOT_S))
+    made = Experiment.of(jobs, cluster=f"dl2-{n_nodes}n", cadence=every_slot(SLOT_S))
     return Session(made.simulator(), cadence=every_slot(SLOT_S))
 
 
@@ -90,11 +92,11 @@ def _median_ms(act: Callable[[], object]) -> float:
     return 1e3 * statistics.median(took_s)
 
 
-def _slots_ms(name: str, n_jobs: int) -> float:
+def _slots_ms(name: str, n_jobs: int, n_nodes: int) -> float:
     """Return the median of a run's slots: what a scheduler that watches takes in is new each time."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Caveat)
-        session, scheduler, took_s = _session(n_jobs), make(name), []
+        session, scheduler, took_s = _session(n_jobs, n_nodes), make(name), []
         for _ in range(N_SLOTS):
             snapshot = session.snapshot()
             began_s = time.perf_counter()

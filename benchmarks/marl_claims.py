@@ -1,11 +1,12 @@
 """The claims of MARL's evaluation, one by one: its published form is trained on a small cluster and judged.
 
-    python -m benchmarks.marl_claims [--seeds 1] [--epochs 120] [RUN ...]
+    python -m benchmarks.marl_claims [--seeds 1] [--epochs 400] [--again KEY] [RUN ...]
     python -m benchmarks.marl_claims --table
 
 The first measures what is not in `benchmarks/marl_claims.json` yet, run by run, and keeps each as soon as it is there;
-the second prints the tables of docs/marl.md from that file. RUN is a name of `RUNS`,
-or `rules`, `elsewhere` (trained networks in other settings) or `table III`.
+`--again` measures anew what has KEY in its name. The second prints the tables of docs/marl.md from that file.
+RUN is a name of `RUNS`, or `rules`, `marl` (the shipped policy), `elsewhere` (trained networks in other settings),
+`cores` (in use on the testbed) or `table III`.
 """
 
 from __future__ import annotations
@@ -23,16 +24,21 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-import labkit
 from benchmarks import size
+from benchmarks._marl_claims_table import BOUND, FORM, ONE, SERVERS, claims, trained
 from labkit.core.errors import unknown
 from labkit.core.protocols import Scheduler
+from labkit.core.resources import CPUS, Floats
 from labkit.experiment import Experiment
 from labkit.learning.marl.published import Published
 from labkit.learning.marl.published.trainer import Trainer
+from labkit.results.intervals import gantt
+from labkit.results.record import RunRecord
 from labkit.schedulers.marl.published import MarlWeights, PublishedMarl
 from labkit.speed.contention import profile
 from labkit.speed.interference import compare
+from labkit.speed.interference.levels import level
+from labkit.speed.interference.use import task_use
 from labkit.topology import build
 from labkit.workloads.catalogue import DL2_MODELS
 from labkit.workloads.expressions import trace
@@ -40,7 +46,7 @@ from labkit.workloads.expressions import trace
 RESULTS: Final = Path(__file__).with_name("marl_claims.json")
 HELD_OUT: Final = range(1, size(5, short=1) + 1)
 """Seeds of the traces on which all are judged; those of training are above 1,000,000."""
-N_EPOCHS: Final = size(120, short=2)
+N_EPOCHS: Final = size(400, short=2)
 FIRST_SEED: Final = 1_000_000
 INTERFERENCE: Final = "calibrated"
 
@@ -68,12 +74,8 @@ class World:
 
     def mean_jct(self, scheduler: Scheduler | str, seeds: Sequence[int]) -> list[float]:
         """Return the mean JCT in intervals of each trace; decisions at events, as in the text's tests."""
-        told = []
-        for seed in seeds:
-            made = self.experiment(seed)
-            record = labkit.simulate(made.jobs, cluster=made.cluster, scheduler=scheduler, speed=made.speed)
-            told.append(round(record.summary["mean_jct_s"] / self.slot_s, 4))
-        return told
+        runs = (self.experiment(seed).run(scheduler) for seed in seeds)
+        return [round(run.summary["mean_jct_s"] / self.slot_s, 4) for run in runs]
 
 
 def _pods(topology: str = "vl2(4, 4, per_rack=4, gbps=(10, 20, 40))", per_slot: float = 0.6, **jobs: Any) -> World:
@@ -100,8 +102,11 @@ WORLDS: Final[dict[str, World]] = {
 
 RULES: Final = {
     "Tetris": "partitioned(placer=pack)",
+    "Tetris, by machine": "tetris_pods",
     "LB": "load_balance",
     "LIF": "least_interference",
+    "DeepSys": "deepsys",
+    "Attention": "attention",
     "Kubernetes": "kubernetes",
     "whole gang": "whole_gang",
     "even per pod": "even_pods",
@@ -111,15 +116,17 @@ RULES: Final = {
 
 TUNED: Final = {"rate": 1e-3, "discount": 0.0, "entropy": 0.01, "n_jobs": 16, "clip": 1.0}
 """What we found to learn faster than the authors' DL2 values, of a handful that were tried."""
+SPEED: Final = TUNED | {"reward": "speed"}
 RUNS: Final[dict[str, dict[str, Any]]] = {
+    FORM: SPEED,
+    SERVERS: SPEED | {"level": "server"},
+    ONE: SPEED | {"agents": "one", "n_jobs": 64},
     "device": TUNED,
-    "server": TUNED | {"level": "server"},
-    "one agent": TUNED | {"agents": "one", "n_jobs": 64},
-    "separate weights": TUNED | {"shared": False},
-    "flat head": TUNED | {"head": "flat"},
+    "separate weights": SPEED | {"shared": False},
+    "flat head": SPEED | {"head": "flat"},
     "shared reward": TUNED | {"reward": "all"},
     "DL2's values": {"n_jobs": 16},
-    "discounted": TUNED | {"discount": 0.9},
+    "discounted": SPEED | {"discount": 0.9},
 }
 """Trainings: the switches of each."""
 
@@ -130,28 +137,27 @@ def main(arguments: list[str]) -> int:
     options.add_argument("runs", nargs="*", metavar="RUN")
     options.add_argument("--seeds", default="1", help="of training, such as 1,2")
     options.add_argument("--epochs", type=int, default=N_EPOCHS)
+    options.add_argument("--again", metavar="KEY", help="measure anew what has KEY in its name")
     options.add_argument("--table", action="store_true")
     given = options.parse_args(arguments)
     if given.table:
-        from benchmarks._marl_claims_table import claims, trained
-
         print("\n".join([*trained(results()), "", *claims(results())]))
         return 0
     torch.set_num_threads(1)
-    known = ["rules", "table III", *RUNS, "elsewhere"]
+    known = ["rules", "marl", "table III", *RUNS, "elsewhere", "cores"]
     for name in given.runs:
         if name not in known:
             print(unknown("run", name, known), file=sys.stderr)
             return 2
     for name in given.runs or known:
-        measure(name, [int(seed) for seed in given.seeds.split(",")], n_epochs=given.epochs)
+        measure(name, [int(seed) for seed in given.seeds.split(",")], n_epochs=given.epochs, again=given.again)
     return 0
 
 
-def measure(name: str, seeds: Sequence[int], *, n_epochs: int) -> None:
-    """Measure and keep what is new of a run."""
+def measure(name: str, seeds: Sequence[int], *, n_epochs: int, again: str | None = None) -> None:
+    """Measure and keep what is new of a run, or has `again` in its name."""
     for key, measured in _parts(name, seeds, n_epochs).items():
-        if key not in results():
+        if key not in results() or (again is not None and again in key):
             print(f"{time.strftime('%H:%M:%S')} {key}", file=sys.stderr, flush=True)
             keep({key: measured()})
 
@@ -159,18 +165,31 @@ def measure(name: str, seeds: Sequence[int], *, n_epochs: int) -> None:
 def _parts(name: str, seeds: Sequence[int], n_epochs: int) -> dict[str, Callable[[], dict[str, Any]]]:
     """Return what a run is made of: keys of results, and what measures them."""
     if name == "rules":
-        pairs = [(f"{where}: {rule}", (where, rule)) for where in WORLDS for rule in RULES]
-        return {key: partial(_ruled, WORLDS[where], RULES[rule]) for key, (where, rule) in pairs}
+        pairs = [(where, rule) for where in WORLDS for rule in RULES]
+        found = {f"{where}: {rule}": partial(_ruled, WORLDS[where], RULES[rule]) for where, rule in pairs}
+        return found | {f"{where}: {BOUND}": partial(_bound, world) for where, world in WORLDS.items()}
+    if name == "marl":
+        return {f"{where}: marl": partial(_ruled, world, "marl") for where, world in WORLDS.items()}
+    if name == "cores":
+        whose = {"LB": RULES["LB"], "even": RULES["even"], "marl": "marl"}
+        found = {f"cores: {rule}": partial(_cores, scheduler) for rule, scheduler in whose.items()}
+        mine = {f"cores: {FORM}, seed {s}": partial(_cores_of_trained, s, n_epochs) for s in seeds}
+        return found | mine
     if name == "table III":
         return {f"table III: {preset}": partial(errors, preset) for preset in ("mild", "convex")}
     if name == "elsewhere":
         others = [(where, seed) for where in list(WORLDS)[1:] for seed in seeds]
-        return {f"{w}: device, seed {s}": partial(_elsewhere, WORLDS[w], s) for w, s in others}
+        return {f"{w}: {FORM}, seed {s}": partial(_elsewhere, WORLDS[w], s, n_epochs) for w, s in others}
     return {f"trained: {name}, seed {seed}": partial(train, RUNS[name], seed, n_epochs, name) for seed in seeds}
 
 
 def _ruled(world: World, scheduler: str) -> dict[str, Any]:
     return {"jct": world.mean_jct(scheduler, HELD_OUT)}
+
+
+def _bound(world: World) -> dict[str, Any]:
+    bounds_s = [world.experiment(seed).bound_jct_s or np.nan for seed in HELD_OUT]
+    return {"jct": [round(bound_s / world.slot_s, 4) for bound_s in bounds_s]}
 
 
 def _file(name: str, seed: int) -> Path:
@@ -180,8 +199,49 @@ def _file(name: str, seed: int) -> Path:
     return folder / f"{name.replace(' ', '-')}-{seed}.safetensors"
 
 
-def _elsewhere(world: World, seed: int) -> dict[str, Any]:
-    return {"best": world.mean_jct(PublishedMarl(str(_file("device", seed))), HELD_OUT)}
+def _trained(seed: int, n_epochs: int) -> PublishedMarl:
+    """Return the trained networks of `FORM`; they are trained where their file is not there any more."""
+    path = _file(FORM, seed)
+    if not path.exists():
+        keep({f"trained: {FORM}, seed {seed}": train(RUNS[FORM], seed, n_epochs, FORM)})
+    return PublishedMarl(str(path))
+
+
+def _elsewhere(world: World, seed: int, n_epochs: int) -> dict[str, Any]:
+    return {"best": world.mean_jct(_trained(seed, n_epochs), HELD_OUT)}
+
+
+def _cores_of_trained(seed: int, n_epochs: int) -> dict[str, Any]:
+    return _cores(_trained(seed, n_epochs))
+
+
+def _cores(scheduler: Scheduler | str) -> dict[str, Any]:
+    """Return which part of its cores each machine of the testbed has in use, as the text looked: every five minutes.
+
+    Of each trace three hours are looked at, from an hour after the first arrivals on. `mean` is of each machine,
+    `samples` of all: the 5th, 50th and 95th percentile, and `within` how many are from 55 to 75 %.
+    """
+    world, known = WORLDS["testbed"], []
+    for seed in HELD_OUT:
+        run = world.experiment(seed).run(scheduler)
+        known.append(cores_in_use(run, np.arange(3600.0, 4 * 3600.0, 300.0)))
+    use = np.concatenate(known)
+    told = [round(float(x), 3) for x in np.percentile(use, [5, 50, 95])]
+    within = round(float(((use >= 0.55) & (use <= 0.75)).mean()), 3)
+    return {"mean": [round(float(x), 3) for x in use.mean(axis=0)], "samples": told, "within": within}
+
+
+def cores_in_use(run: RunRecord, times_s: Floats) -> Floats:
+    """Return which part of each machine's cores its tasks keep busy at some times, (T, M); above 1 they contend."""
+    jobs, cluster, found = run.jobs, run.cluster, level(INTERFERENCE)
+    assert found is not None
+    cores, _ = task_use(jobs, uses=found.uses)
+    held = gantt(run.events, jobs, cluster)
+    used = held["count"] * cores[(held["role"] == "ps").to_numpy().astype(int), held["job"]]
+    machine, n = cluster.group_machine[held["group"]], cluster.n_machines
+    start_s, end_s = held["start_s"].to_numpy(), held["end_s"].to_numpy()
+    busy = np.stack([np.bincount(machine, used * ((start_s <= t) & (t < end_s)), n) for t in times_s])
+    return np.asarray(busy / np.bincount(cluster.group_machine, cluster.capacity[:, CPUS], n), np.float64)
 
 
 def _judged(world: World, weights: MarlWeights | Path) -> dict[str, Any]:

@@ -1,14 +1,17 @@
 """The learned placement policy: how fast it decides, and what its parts are worth.
 
 python -m benchmarks.placement            the rows of `make bench`
-python -m benchmarks.placement setting    mean JCT against the strong rules, on held-out seeds
-python -m benchmarks.placement ablation   trains each variant (an hour); --short: tiny
+python -m benchmarks.placement setting [NAME ...] [--rules RULE ...] [--policies FILE ...]    mean JCT beside rules'
+python -m benchmarks.placement ablation [NAME ...] [--policies FILE ...]    trains each variant (some 10 CPU minutes)
+
+Both judge on held-out seeds; FILE holds weights of `labkit train-policy marl`, such as of another training seed.
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,7 +24,7 @@ from labkit.core.snapshot import Snapshot
 from labkit.experiment import Experiment
 from labkit.learning.marl.settings import Setting
 from labkit.learning.marl.trainer import Recipe, Trainer
-from labkit.schedulers.marl.network import Net, desk_of
+from labkit.schedulers.marl.network import NEVER, Net, desk_of
 from labkit.schedulers.marl.scenes import declared_speed, scene_of
 from labkit.schedulers.marl.scheduler import show
 from labkit.schedulers.marl.weights import load
@@ -31,7 +34,8 @@ from labkit.workloads.expressions import trace
 COMMAND = "python -m benchmarks.placement"
 SLOT_S = 1800.0
 SEEDS = range(size(10, short=1))
-RULES = ("fifo(backfill=True,placer=even)", "look_ahead_pods", "look_ahead_pods(patience=2.2)", "marl")
+RULES = ("even", "even_pods", "partitioned(placer=pack)", "tetris_pods", "look_ahead_pods", "marl")
+"""`even` first, with which all are compared; the two that follow Tetris, of which the better one counts."""
 
 
 def rows() -> list[Row]:
@@ -140,6 +144,8 @@ SETTINGS = {
     "4 x 20, load 5": ("marl_jobs(load=5)", "marl-4x20", "calibrated"),
     "4 x 20, load 2.5": ("marl_jobs(load=2.5)", "marl-4x20", "calibrated"),
     "4 x 20, mild": ("marl_jobs(load=5)", "marl-4x20", "mild"),
+    "4 x 20, none": ("marl_jobs(load=5)", "marl-4x20", "none"),
+    "4 x 20, oversubscribed": ("marl_jobs(load=5)", "marl-4x20-oversubscribed", "calibrated"),
     "2 x 40": ("marl_jobs(load=5, per_slot=6, n_pods=2)", "marl-2x40", "calibrated"),
     "fat_tree(8)": ("marl_jobs(load=5, per_slot=2.4, n_pods=8)", "fat_tree(8)", "calibrated"),
 }
@@ -147,8 +153,6 @@ SETTINGS = {
 
 def setting(names: Sequence[str], rules: Sequence[str], seeds: Sequence[int]) -> None:
     """Print mean JCTs, ratios to `even` over the cluster, and on how many seeds a rule is better."""
-    import warnings
-
     warnings.simplefilter("ignore")
     for name in names:
         what, cluster, level = SETTINGS[name]
@@ -164,27 +168,36 @@ def setting(names: Sequence[str], rules: Sequence[str], seeds: Sequence[int]) ->
 
 
 VARIANTS: dict[str, dict[str, Any]] = {
-    "whole": {},
     "imitation alone": {"n_rounds": 0},
     "policy gradient alone": {"n_lessons": 0},
     "no forwarding": {"forwards": False},
     "no waiting": {"waits": False},
     "a head for each pod": {"n_agents": 4},
+    "no leave-one-out": {"leaves_one_out": False},
 }
+"""What each leaves out of the recipe; the whole of it is the shipped policy."""
 
 
-def ablation(names: Sequence[str], seeds: Sequence[int], seed: int = 1) -> None:
+def ablation(names: Sequence[str], policies: Sequence[str], seeds: Sequence[int], seed: int = 1) -> None:
     """Train variants and print their mean JCTs on held-out seeds, in compiled simulations."""
+    for policy in policies:
+        net = load(policy).net
+        for what, parts in (("", {}), (", waits switched off", {"waits": False}), (", forwards off", {"stays": True})):
+            print(f"| {policy}{what} | | | {_jcts(played(net, seeds, **parts))} |", flush=True)
     for name in names:
         options = VARIANTS[name] | ({"n_lessons": 1, "n_rounds": 1, "n_fits": 5} if len(seeds) == 1 else {})
         trainer = Trainer(Setting(["marl-4x20"], ["marl_jobs(load=5)"]), seed=seed, recipe=Recipe(**options))
         for _ in trainer.updates():
             pass
         jct = played(trainer.policy.net(), seeds, stays=not trainer.recipe.forwards)
-        print(f"| {name} | {trainer.n_updates} | {trainer.cpu_s:.0f} | {np.mean(jct):.3f} |", flush=True)
+        print(f"| {name} | {trainer.n_updates} | {trainer.cpu_s:.0f} | {_jcts(jct)} |", flush=True)
 
 
-def played(net: Net, seeds: Sequence[int], *, stays: bool = False) -> list[float]:
+def _jcts(jct: Sequence[float]) -> str:
+    return f"{np.mean(jct):.3f} | {' '.join(f'{each:.2f}' for each in jct)}"
+
+
+def played(net: Net, seeds: Sequence[int], *, stays: bool = False, waits: bool = True) -> list[float]:
     """Return the mean JCT of each seed with the most probable choices, in slots, in compiled simulations."""
     from labkit.learning.marl.episodes import How, play, record
     from labkit.learning.marl.worlds import world_of
@@ -193,6 +206,8 @@ def played(net: Net, seeds: Sequence[int], *, stays: bool = False) -> list[float
 
     known, cluster, found = level("calibrated"), build("marl-4x20"), []
     assert known is not None
+    if not waits:
+        net = net._replace(wait=np.where(np.arange(net.wait.shape[1]) == net.wait.shape[1] - 1, NEVER, 0.0 * net.wait))
     for seed in seeds:
         scene, world = world_of(trace("marl_jobs(load=5)", seed=seed), cluster, model=known.model, uses=known.uses)
         how, slow = How(False, False, 0.0, stays), learned(net.seen, net.out)
@@ -201,12 +216,24 @@ def played(net: Net, seeds: Sequence[int], *, stays: bool = False) -> list[float
     return found
 
 
-if __name__ == "__main__":
-    words = [word for word in sys.argv[1:] if not word.startswith("-")]
-    if words[:1] == ["setting"]:
-        setting(words[1:] or list(SETTINGS), RULES, list(SEEDS))
-    elif words[:1] == ["ablation"]:
-        ablation(words[1:] or list(VARIANTS), list(SEEDS))
+def main() -> None:
+    """Do what the command line asks for."""
+    told = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    told.add_argument("what", nargs="?", choices=("rows", "setting", "ablation"), default="rows")
+    told.add_argument("names", nargs="*", help="of SETTINGS or VARIANTS; all without one")
+    told.add_argument("--rules", nargs="*", default=list(RULES))
+    told.add_argument("--policies", nargs="*", default=[])
+    asked = told.parse_args()
+    if asked.what == "setting":
+        rules = [*asked.rules, *(f"marl(weights={policy!r})" for policy in asked.policies)]
+        setting(asked.names or list(SETTINGS), rules, list(SEEDS))
+    elif asked.what == "ablation":
+        whole = ["marl", *asked.policies] if asked.policies or not asked.names else []
+        ablation(asked.names or list(VARIANTS), whole, list(SEEDS))
     else:
         for row in rows():
             print(row)
+
+
+if __name__ == "__main__":
+    main()

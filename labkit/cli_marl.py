@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ def marl_trainer(
     seed: int,
     options: dict[str, int | None],
     given: Sequence[str],
+    client: Any = None,
 ) -> Trainer:
     """Return a trainer of the placement policy.
 
@@ -28,7 +30,9 @@ def marl_trainer(
     options : dict
         `n_lessons`, `n_rounds`; None: as in `labkit.learning.marl.trainer.Recipe`.
     given : sequence of str
-        Others of the recipe, each NAME=VALUE.
+        Others of the recipe, each NAME=VALUE; `shared=False` is a head for each pod, `n_agents` of them.
+    client : Client, optional
+        Of a Dask cluster, which plays traces.
 
     Raises
     ------
@@ -39,11 +43,40 @@ def marl_trainer(
     from labkit.learning.marl.trainer import Recipe, Trainer
 
     plain = Recipe()
-    values: dict[str, Any] = dict(_switch(text, plain) for text in given)
+    shared, rest = _shared(given)
+    values: dict[str, Any] = dict(_switch(text, plain) for text in rest)
     values |= {name: value for name, value in options.items() if value is not None}
     setting = Setting(clusters, traces, interference)
     setting.refuse_unfit()
-    return Trainer(setting, seed=seed, recipe=Recipe(**values))
+    if not shared:
+        values.setdefault("n_agents", setting.n_pods)
+    return Trainer(setting, seed=seed, recipe=Recipe(**values), where=client)
+
+
+@contextmanager
+def lent_marl_trainer(
+    clusters: Sequence[str], traces: Sequence[str], *, dask: str | None, **options: Any
+) -> Iterator[Trainer]:
+    """Lend what `marl_trainer` returns, which plays traces on a Dask cluster if one is asked for."""
+    with ExitStack() as stack:
+        client = None
+        if dask is not None:
+            from labkit.experiment.on_dask import connect
+
+            client = stack.enter_context(connect(dask))
+        yield marl_trainer(clusters, traces, client=client, **options)
+
+
+def _shared(given: Sequence[str]) -> tuple[bool, list[str]]:
+    """Return whether all pods share weights, and the other switches.
+
+    >>> _shared(["shared=False", "n_draws=8"])
+    (False, ['n_draws=8'])
+    """
+    named = [text.partition("=")[2].strip().lower() for text in given if text.partition("=")[0].strip() == "shared"]
+    if any(value not in ("true", "false") for value in named):
+        raise InputError(f"--set shared={named[-1]}: expected True (one head for all pods) or False (one for each).")
+    return "false" not in named[-1:], [text for text in given if text.partition("=")[0].strip() != "shared"]
 
 
 def _switch(text: str, plain: object) -> tuple[str, Any]:
@@ -51,7 +84,7 @@ def _switch(text: str, plain: object) -> tuple[str, Any]:
     name, _, value = text.partition("=")
     known = [field.name for field in fields(plain)]  # type: ignore[arg-type]
     if name not in known:
-        raise unknown("switch of marl", name, known)
+        raise unknown("switch of marl", name, [*known, "shared"])
     default = getattr(plain, name)
     try:
         if isinstance(default, bool):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from labkit.cli_marl import marl_trainer
+from labkit.cli_marl import lent_marl_trainer
 from labkit.cli_marl_published import published_trainer
 from labkit.cli_published import lent_trainer, refuse_switches
 from labkit.core.errors import InputError, unknown
@@ -66,11 +67,19 @@ def train_policy(
         str | None, typer.Option(help="With --published: the scheduler that it imitates; '' for none.")
     ] = None,
     switch: Annotated[
-        list[str], typer.Option("--set", metavar="NAME=VALUE", help="With --published: a switch, e.g. rules=released.")
+        list[str],
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="With --published: a switch, e.g. rules=released; of marl, any of its recipe, e.g. shared=False.",
+        ),
     ] = [],  # noqa: B006
     dask: Annotated[
         str | None,
-        typer.Option(help="With --set clusters=K: on this Dask cluster, tcp://HOST:PORT or `fab dask-up`'s folder."),
+        typer.Option(
+            help="On this Dask cluster, tcp://HOST:PORT or `fab dask-up`'s folder: marl's plays of a trace, or dl2 "
+            "with --set clusters=K."
+        ),
     ] = None,
     out: Annotated[
         Path, typer.Option(help="Weights; beside them a log (.csv), and the state from which the same call goes on.")
@@ -103,11 +112,12 @@ def train_policy(
     trainer: Trains
     course = Course(out=out, source=f"labkit {' '.join(sys.argv[1:])}", each=keep_every, log=log, say=_say)
     if policy == "marl":
-        if warm_up is not None or dask is not None or throughputs != ["fitted"]:
-            raise InputError("marl learns from its own simulations; leave --warm-up, --dask and --throughputs out.")
-        placed = {"interference": interference, "seed": seed, "options": given, "given": switch}
-        trainer = _placement_trainer(cluster, trace, published=published, **placed)
-        _end(course, trainer, figure=figure, whole=course.run(trainer), kind="published=True, " if published else "")
+        if warm_up is not None or throughputs != ["fitted"]:
+            raise InputError("marl learns from its own simulations; leave --warm-up and --throughputs out.")
+        placed: dict[str, Any] = {"interference": interference, "seed": seed, "options": given, "given": switch}
+        with _placement_trainer(cluster, trace, published=published, dask=dask, **placed) as trainer:
+            whole = course.run(trainer)
+        _end(course, trainer, figure=figure, whole=whole, kind="published=True, " if published else "")
         return
     setting = Setting(cluster, trace, throughputs)
     with ExitStack() as stack:
@@ -124,11 +134,20 @@ def train_policy(
     _end(course, trainer, figure=figure, whole=whole, kind="published=True, " if published else "", policy="dl2")
 
 
-def _placement_trainer(cluster: list[str], trace: list[str], *, published: bool, **options: Any) -> Trains:
-    """Return the trainer of a placement policy: of ours, or of the networks as published."""
-    if published:
-        return published_trainer(cluster, trace, **options)
-    return marl_trainer(cluster, trace, **options)
+@contextmanager
+def _placement_trainer(
+    cluster: list[str], trace: list[str], *, published: bool, dask: str | None, **options: Any
+) -> Iterator[Trains]:
+    """Lend the trainer of a placement policy: of ours, or of the networks as published."""
+    if not published:
+        with lent_marl_trainer(cluster, trace, dask=dask, **options) as trainer:
+            yield trainer
+        return
+    if dask is not None:
+        raise InputError(
+            f"--dask {dask}: MARL as published learns after each interval of a trace, in one process; leave --dask out."
+        )
+    yield published_trainer(cluster, trace, **options)
 
 
 def _end(

@@ -136,6 +136,15 @@ def _gangs_in_pods() -> None:
         made.update()
 
 
+def _tasks_in_pods() -> None:
+    """Train attention a little."""
+    from labkit.learning.attention.trainer import Recipe, Trainer
+    from labkit.learning.marl.settings import Setting
+
+    setting = Setting(["single_switch(4, gbps=10)"], ["marl_jobs(load=1, n_slots=1, n_pods=1)"], "calibrated")
+    Trainer(setting, recipe=Recipe(n_rounds=1, n_draws=2)).update()
+
+
 def _runtime() -> None:
     """Load the kernels of the elastic runtime, which are compiled on import."""
     import labkit.elastic.kernels  # noqa: F401
@@ -143,7 +152,7 @@ def _runtime() -> None:
 
 PARTS: tuple[Callable[[], None], ...] = (_schedulers, _pods, _slots, _runtime)
 if find_spec("torch") is not None:  # without it nothing is trained
-    PARTS = (_gangs_in_pods, _flat, _schedulers, _gangs, _pods, _slots, _environments, _runtime)
+    PARTS = (_gangs_in_pods, _flat, _schedulers, _gangs, _tasks_in_pods, _pods, _slots, _environments, _runtime)
 
 
 if __name__ == "__main__":

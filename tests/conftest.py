@@ -26,11 +26,12 @@ SLOW = (
     "learning/test_altered.py::test_fairness", "learning/test_dl2.py::test_the_same_seed",
     "learning/test_envs.py::test_each", "learning/test_federated", "learning/test_published.py::test_a_policy",
     "schedulers/gavel/test_estimator.py::test_the_estimate", "schedulers/test_dl2_flat.py::test_types",
-    "test_benchmarks.py::test_a_claim", "test_benchmarks.py::test_a_short", "test_cli_published.py::test_clusters",
-    "test_cli_published.py::test_the_papers", "test_cli_train.py::test_a_policy", "test_cli_train.py::test_a_training",
-    "test_cli_train.py::test_ctrl_c", "test_kernel_cache", "testbed/test_backend", "testbed/test_dask",
-    "testbed/test_dl2", "testbed/test_fab", "testbed/test_job", "testbed/test_profiling", "testbed/test_rerun",
-    "testbed/test_robust", "testbed/test_schedulers", "testbed/test_two_users",
+    "test_benchmarks.py::test_a_claim", "test_benchmarks.py::test_a_short", "test_cli_marl.py::test_a_training",
+    "test_cli_published.py::test_clusters", "test_cli_published.py::test_the_papers",
+    "test_cli_train.py::test_a_policy", "test_cli_train.py::test_a_training", "test_cli_train.py::test_ctrl_c",
+    "test_kernel_cache", "testbed/test_backend", "testbed/test_dask", "testbed/test_dl2", "testbed/test_fab",
+    "testbed/test_job", "testbed/test_marl", "testbed/test_profiling", "testbed/test_rerun", "testbed/test_robust",
+    "testbed/test_schedulers", "testbed/test_two_users",
 )  # fmt: skip
 """Tests of `make thorough`, which `make test` leaves out, by how their names in this folder begin: real jobs that train
 for minutes, on machines that fail, and policies that learn."""

@@ -14,8 +14,8 @@ import pytest
 
 from benchmarks import SHORT, Row, agnostic, baselines, claims
 from benchmarks.__main__ import FOLDER, modules, write
-from benchmarks._claims_table import lines as table_of_claims
-from benchmarks._claims_table import reached
+from benchmarks._claims_table import TABLES as TABLES_OF_CLAIMS
+from benchmarks._claims_table import by_seed, lines, on_smooth_speeds
 
 TABLES = {"agnostic", "baselines", "claims", "marl_claims"}
 """They make lines of a table, and no rows."""
@@ -84,17 +84,23 @@ def test_the_table_of_claims_says_how_much_longer_jobs_take():
     effort = {"curve": [], "slots": 9, "lessons_cpu_s": 1, "cpu_s": 2}
     told = {
         "16 nodes, measured: paper, seed 1": effort | {"drawn": [2.0, 4.0]},
-        "16 nodes, measured: paper, seed 2": effort | {"drawn": [2.0, 2.0]},
+        "16 nodes, measured: paper, seed 2": effort | {"drawn": [2.0, 6.0]},
         "16 nodes, measured: drf": {"best": [4.0, 4.0]},
+        "16 nodes, fitted: paper, seed 1": effort | {"drawn": [3.0, 3.0]},
+        "16 nodes, fitted: drf": {"best": [4.0, 4.0]},
     }
-    row = next(line for line in table_of_claims(told) if line.startswith("| shorter JCT than DRF |"))
+    row = next(line for line in lines(told) if line.startswith("| shorter JCT than DRF |"))
     assert "| −44.1 % |" in row
-    assert (
-        "| not measured | -37.5 ± 24.5 % | –; yes | 9, 1 + 2, 2 seeds |" in row
-    )  # 2.5 against 4; 1.96 * 0.707 / sqrt(2) of 4
+    assert "| not measured | -25.0 ± 49.0 % | –; no difference | 9, 1 + 2 |" in row  # 1.96 * 1.414 / sqrt(2) of 4
+    row = next(line for line in by_seed(told) if line.startswith("| shorter JCT than DRF |"))
+    assert row.endswith("| not measured | not measured | -25.0 ± 49.0 % | +0.0 ± 98.0 % |")
+    assert len(list(by_seed(told))) == 2 + 1
+    row = next(line for line in on_smooth_speeds(told) if line.startswith("| shorter JCT than DRF |"))
+    assert "| not measured | -25.0 ± 0.0 % | –; sign alone |" in row
+    assert len(list(on_smooth_speeds(told))) == 2 + 2  # and the curve of Fig. 10
 
 
 def test_the_docs_have_the_tables_of_what_was_measured():
     docs = Path("docs/dl2.md").read_text("utf-8")
-    for table in (table_of_claims, reached):
+    for table in TABLES_OF_CLAIMS:
         assert "\n".join(table(claims.results())) in docs

@@ -45,7 +45,11 @@ def test_a_policy_is_trained_and_compared_and_the_same_call_goes_on(tmp_path):
     assert "going on after 2 of 2 updates" in again.stderr
     other = labkit("train-policy", "dl2", *SHORT, "--rounds", "2", "--out", "mine.safetensors", cwd=tmp_path)
     assert other.returncode == 2
-    assert "has n_rounds 1; expected 2" in other.stderr
+    assert "mine.state: the training to go on with has n_rounds 1; expected 2" in other.stderr
+    other = labkit("train-policy", "dl2", "--published", *SHORT, "--out", "mine.safetensors", cwd=tmp_path)
+    assert other.returncode == 2
+    assert "mine.state: the training to go on with is that of another kind of policy: it tells no " in other.stderr
+    assert len(other.stderr.splitlines()) == 1
     compared = labkit(
         "compare", "dl2_jobs('testbed_6n')", "--cluster", "dl2-6n", "--slot", "300", "--json", "--schedulers",
         "fifo,dl2(weights='mine.safetensors')", cwd=tmp_path,

@@ -83,6 +83,11 @@ class Contention(Protocol):
         """The `TaskUse` of a model's tasks by its name; None: as the catalogue has it."""
         ...
 
+    @property
+    def declared(self) -> Mapping[str, Any] | None:
+        """The `TaskUse` that is known without the truth: measured ones; None: as the catalogue has it."""
+        ...
+
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Context:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +90,8 @@ class WeightsFiles:
             with safe_open(path, framework="numpy") as file:
                 about: dict[str, str] = file.metadata() or {}
                 tensors = {key: np.ascontiguousarray(file.get_tensor(key), np.float32) for key in file.keys()}  # noqa: SIM118
+        except FileNotFoundError:
+            raise InputError(f"{path}: there is no such file; expected {self.of}. {self.remedy}") from None
         except (SafetensorError, OSError) as error:
             raise InputError(f"{path}: not a safetensors file ({error}); expected {self.of}.") from None
         if about.get("policy") != self.policy or about.get("version") != self.version:
@@ -96,6 +100,23 @@ class WeightsFiles:
                 f"{self.version!r}. {self.other.get(about.get('policy', ''), self.remedy)}"
             )
         return about, tensors
+
+    def told(self, path: Path, about: Mapping[str, str], **kinds: Callable[[str], Any]) -> tuple[Any, ...]:
+        """Return what a file says of itself under some names; a function for each of them reads it.
+
+        Raises
+        ------
+        InputError
+            If it says nothing under a name, or what cannot be read.
+        """
+        found = []
+        for name, read in kinds.items():
+            self.refuse(path, "" if name in about else f"it does not tell its {name}")
+            try:
+                found.append(read(about[name]))
+            except (KeyError, TypeError, ValueError):
+                self.refuse(path, f"its {name} is {about[name]!r:.60}, which cannot be read")
+        return tuple(found)
 
     def refuse(self, path: Path, fault: str) -> None:
         """Raise unless there is nothing wrong with what a file holds.
@@ -132,3 +153,19 @@ def other_names(tensors: Tensors, expected: tuple[str, ...]) -> str:
     if sorted(tensors) == sorted(expected):
         return ""
     return f"it holds {', '.join(sorted(tensors))}; expected {', '.join(sorted(expected))}"
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Return the names of a list in JSON; raise ValueError if it is none."""
+    found = json.loads(text)
+    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+        raise ValueError(text)
+    return tuple(found)
+
+
+def seconds(text: str) -> float:
+    """Return a number of seconds; raise ValueError unless it is above 0, and finite."""
+    found = float(text)
+    if not 0 < found < inf:
+        raise ValueError(text)
+    return found

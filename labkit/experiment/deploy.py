@@ -155,10 +155,11 @@ def _hosts(memory: Memory, record: RunRecord) -> Inventory:
         raise InputError(f"run '{record.info.run}' cannot go on without its hosts: {error}") from None
     now, then = hosts.cluster(), record.cluster
     same = now.machines == then.machines and np.array_equal(now.group_machine, then.group_machine)
+    same = same and np.array_equal(now.partition, then.partition)
     if not (same and np.allclose(now.capacity, then.capacity)):
         raise InputError(
             f"run '{record.info.run}' began on {', '.join(then.machines)}; {memory.inventory} now has "
-            f"{', '.join(now.machines)}, or other resources. Put back what it had, or begin another run."
+            f"{', '.join(now.machines)}, or other resources or pods. Put back what it had, or begin another run."
         )
     return hosts
 

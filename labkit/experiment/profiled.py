@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from labkit.core.cluster import Cluster
+from labkit.core.errors import ProfileError
 from labkit.core.jobs import Jobs
 from labkit.core.protocols import ChangeModel, SpeedModel
 from labkit.simulator import Overheads
+from labkit.speed.interference.levels import Level
+from labkit.speed.interference.measured import of_testbed
 from labkit.speed.profiled import ProfiledSpeed, TestbedProfile, read
 from labkit.speed.profiled.overheads import typical
 from labkit.topology import presets
@@ -36,6 +39,21 @@ def profiled(
     if isinstance(made, ChangeModel):  # it knows what starts and rescales take beside others
         return there, made, dict(options)
     return there, made, {**options, "overheads": options.get("overheads") or overheads(known)}
+
+
+def interference_of(speed: SpeedModel) -> Level | None:
+    """Return what a testbed's profile says of co-located jobs, for schedulers; None: too little, or no profile.
+
+    >>> interference_of(None) is None
+    True
+    """
+    if not isinstance(speed, ProfiledSpeed):
+        return None
+    try:
+        found = of_testbed(speed.profile)
+    except ProfileError:
+        return None
+    return Level(speed.profile.name, found.model, found.uses, measured=True)
 
 
 def overheads(profile: TestbedProfile) -> Overheads:

@@ -32,7 +32,7 @@ from labkit.experiment.caveats import Caveat, caveats, fell_back, speeds_in_word
 from labkit.experiment.context import context
 from labkit.experiment.fluid import fluid
 from labkit.experiment.profile import slower_on_slowest_type
-from labkit.experiment.profiled import profiled
+from labkit.experiment.profiled import interference_of, profiled
 from labkit.experiment.session import Observer, Session
 from labkit.experiment.speeds import declared, speed_model
 from labkit.results.bound import BOUND
@@ -43,7 +43,7 @@ from labkit.schedulers import named
 from labkit.simulator import Faults, Losses, Overheads, Replay, Simulator, Variation
 from labkit.simulator.measuring import check_every
 from labkit.speed.interference.levels import Level, level
-from labkit.speed.profiled import TestbedProfile
+from labkit.speed.profiled import ProfiledSpeed, TestbedProfile
 from labkit.topology import presets
 from labkit.topology.routes import refuse_unsound_network
 
@@ -83,7 +83,8 @@ class Experiment:
     measure_every_s : float or None
         Measure what tasks use at least this often; a scheduler may want it more often. None: only if it wants it.
     interference : Level or None
-        What measurements before the run have shown of co-located jobs; with step times it is the truth too.
+        What measurements before the run have shown of co-located jobs; with step times it is the truth too, and without
+        one a testbed's profile tells its own.
     prices : mapping or None
         Dollars per GPU and hour by device type, for runs whose schedulers know of none.
     """
@@ -138,15 +139,16 @@ class Experiment:
             )  # fmt: skip
         elif not isinstance(speed, SpeedModel):
             raise InputError(f"speed is {speed!r}; expected a SpeedModel, or a name such as 'auto' or 'gavel'.")
-        elif known is not None:
+        elif known is not None and not (known.measured and isinstance(speed, ProfiledSpeed)):
             raise InputError(
                 f"interference '{known}' and a speed model ({type(speed).__name__}) are given; expected one of them: "
                 "StepTime takes slowdown=level(...).slowdown(jobs, cluster), a testbed's profile has its own."
             )
-        jobs = declared(jobs, speed)
+        jobs, has_its_own = declared(jobs, speed), isinstance(speed, ProfiledSpeed)
         said = speeds_in_words(jobs, cluster, speed=speed, source=throughputs)
-        said += "" if known is None else f"; interference: {known}"
-        return cls(jobs=jobs, cluster=cluster, speed=speed, interference=known, **{"speeds": said, **options})
+        said += "" if known is None else f"; interference{' told to schedulers' * has_its_own}: {known}"
+        told = interference_of(speed) if known is None else known
+        return cls(jobs=jobs, cluster=cluster, speed=speed, interference=told, **{"speeds": said, **options})
 
     def measured_every_s(self, scheduler: Scheduler) -> float | None:
         """Return how often a run of a scheduler is measured; None: never, as where jobs hold slices of time."""

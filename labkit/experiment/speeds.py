@@ -44,14 +44,15 @@ def speed_model(
     strict : bool
         Refuse throughputs that would have to be estimated.
     interference : Level, optional
-        How co-located jobs slow each other; only "step-time", which "auto" then is, can have it.
+        How co-located jobs slow each other; only "step-time", which "auto" then is, can have it. A testbed's profile in
+        `throughputs` has its own: beside it a measured one is told to schedulers alone.
 
     Raises
     ------
     InputError
         If the kind is not known, or it does not know a model or a device type.
     """
-    if interference is not None:
+    if interference is not None and not (interference.measured and _is_profile(throughputs)):
         return _with_interference(jobs, cluster, interference, kind=kind, throughputs=throughputs, strict=strict)
     if kind not in KINDS:
         return _own(kind, jobs, cluster)
@@ -153,9 +154,7 @@ def _fitting(jobs: Jobs, cluster: Cluster, throughputs: str | Path | None) -> st
     if throughputs is not None:
         if not str(throughputs).endswith(".json"):
             return "measured"
-        from labkit.speed.profiled.files import is_profile
-
-        return "profiled" if is_profile(throughputs) else "gavel"
+        return "profiled" if _is_profile(throughputs) else "gavel"
     from labkit.workloads.gavel import Throughputs
 
     published = Throughputs.published()
@@ -167,6 +166,13 @@ def _fitting(jobs: Jobs, cluster: Cluster, throughputs: str | Path | None) -> st
         return "bottleneck"
     distributed = (jobs.max_ps > 0).any() or np.isnan(jobs.duration_s).any()
     return "step-time" if distributed and all(_in_catalogue(name) for name in jobs.models) else "recorded"
+
+
+def _is_profile(path: str | Path | None) -> bool:
+    """Tell whether a file is the profile of a testbed."""
+    from labkit.speed.profiled.files import is_profile
+
+    return path is not None and str(path).endswith(".json") and is_profile(path)
 
 
 def _of_dl2(jobs: Jobs) -> bool:

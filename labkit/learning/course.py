@@ -68,7 +68,11 @@ class Course:
             If a loss is not finite; the weights are those of the last update before.
         """
         if self.state.exists():
-            trainer.go_on(read_state(self.state))
+            state = read_state(self.state)
+            try:
+                trainer.go_on(state)
+            except InputError as error:
+                raise InputError(f"{self.state}: {error}") from None
             self.say(f"going on after {trainer.n_done} of {trainer.n_updates} updates")
         pace: deque[float] = deque([time.monotonic()], maxlen=21)
         with Log(self.table, folder=self.log, n_done=trainer.n_done) as log, _asked_to_stop() as asked:

@@ -214,17 +214,7 @@ class Trainer(Training):
                 part = parts.part(m)
                 if part is None:
                     continue
-                worth = self.policy(part.seen, part.job, part.held)
-                scores = torch.cat([worth[part.row].flatten(1), self.policy.stop.expand(len(part.row), 1)], 1)
-                log_chances = torch.log_softmax(scores.masked_fill(~part.mask, -1e9), 1)
-                mine = log_chances.gather(1, part.action[:, None])[:, 0]
-                if imitates:
-                    loss = -mine.mean()
-                else:
-                    ratio = torch.exp(mine - part.log_chance)
-                    clipped = ratio.clamp(1 - self.recipe.clip, 1 + self.recipe.clip)
-                    loss = -torch.minimum(ratio * part.better, clipped * part.better).mean()
-                entropy = -(log_chances.exp() * log_chances).sum(1).mean()
+                loss, entropy = loss_of(self.policy, part, clip=None if imitates else self.recipe.clip)
                 if not torch.isfinite(loss):
                     return float(loss.detach()), float(entropy.detach())
                 self._optimizer.zero_grad()
@@ -266,6 +256,25 @@ class _Part:
     action: Tensor
     log_chance: Tensor
     better: Tensor
+
+
+def loss_of(policy: Policy, part: _Part, *, clip: float | None) -> tuple[Tensor, Tensor]:
+    """Return the loss of some decisions, and their mean entropy.
+
+    Parameters
+    ----------
+    clip : float or None
+        By how much a ratio of chances may differ from 1 (PPO); None: the decisions are a teacher's, to be imitated.
+    """
+    worth = policy(part.seen, part.job, part.held)
+    scores = torch.cat([worth[part.row].flatten(1), policy.stop.expand(len(part.row), 1)], 1)
+    log_chances = torch.log_softmax(scores.masked_fill(~part.mask, -1e9), 1)
+    mine = log_chances.gather(1, part.action[:, None])[:, 0]
+    entropy = -(log_chances.exp() * log_chances).sum(1).mean()
+    if clip is None:
+        return -mine.mean(), entropy
+    ratio = torch.exp(mine - part.log_chance)
+    return -torch.minimum(ratio * part.better, ratio.clamp(1 - clip, 1 + clip) * part.better).mean(), entropy
 
 
 class _Parts:

@@ -169,11 +169,17 @@ def refuse_other(asked: Mapping[str, Any], *, expected: Mapping[str, Any]) -> No
         It names the first thing that differs.
     """
     for name, value in expected.items():
-        if asked.get(name) != value:
+        if asked.get(name) == value:
+            continue
+        if name not in asked:
             raise InputError(
-                f"the training to go on with has {name} {asked.get(name)!r:.80}; expected {value!r:.80}. "
-                "Give it the same options, or another file."
+                f"the training to go on with is that of another kind of policy: it tells no {name}. Give it the same "
+                "options, or another file."
             )
+        raise InputError(
+            f"the training to go on with has {name} {asked[name]!r:.80}; expected {value!r:.80}. "
+            "Give it the same options, or another file."
+        )
 
 
 def copied(policy: nn.Module) -> dict[str, Tensor]:

@@ -94,7 +94,7 @@ def available() -> list[str]:
     """Return the names of all schedulers.
 
     >>> available()[:3]
-    ['constant', 'deepsys', 'dl2']
+    ['attention', 'constant', 'deepsys']
     """
     return sorted({*_recipes(), *from_packages("scheduler")})
 

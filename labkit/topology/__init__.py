@@ -9,6 +9,7 @@ from labkit.topology.fat_tree import fat_tree
 from labkit.topology.inventory import from_inventory
 from labkit.topology.leaf_spine import leaf_spine
 from labkit.topology.no_network import no_network
+from labkit.topology.pods import pods
 from labkit.topology.presets import available, build
 from labkit.topology.servers import Server, Servers
 from labkit.topology.single_switch import single_switch
@@ -24,6 +25,7 @@ __all__ = [
     "from_inventory",
     "leaf_spine",
     "no_network",
+    "pods",
     "single_switch",
     "vl2",
 ]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final
 
 import numpy as np
-from annotated_types import Ge, Gt, Le, Len
+from annotated_types import Ge, Gt, Le, Len, Lt
 
 from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError
@@ -29,6 +29,8 @@ Positive = Annotated[float, Gt(0)]
 Amount = Annotated[float, Ge(0)]
 MAX_PER_HOST = 1024
 """The most GPUs, and the most sockets, that a host is believed to have."""
+MAX_PODS: Final = 1024
+"""The most schedulers that are believed to share a testbed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,8 @@ class Host:
         CPU sockets; GPUs, cores and memory are split over them, the first ones get what is left over.
     link_gbps, pcie_gbps, socket_gbps : float
         Bandwidth of its network link, of the PCIe bus under a socket, and between sockets.
+    pod : int
+        The scheduler whose machine it is, where several share the cluster: 0, 1, ...
     ssh : dict
         How to reach it; not looked at here.
     """
@@ -62,6 +66,7 @@ class Host:
     link_gbps: Positive = 10.0
     pcie_gbps: Positive = 128.0
     socket_gbps: Positive = 300.0
+    pod: Annotated[int, Ge(0), Lt(MAX_PODS)] = 0
     ssh: dict[str, Any] | None = None
 
     @property
@@ -99,12 +104,12 @@ def from_inventory(path: str | Path) -> Cluster:
 
 
 def cluster_of(hosts: Sequence[Host], *, name: str) -> Cluster:
-    """Return the cluster of some hosts on one switch, each with its own link."""
+    """Return the cluster of some hosts on one switch, each with its own link, in the pods that they name."""
     return assemble(
         name,
         kinds=tuple(host.server() for host in hosts),
         kind=np.arange(len(hosts), dtype=np.int32),
-        partition=np.zeros(len(hosts), np.int32),
+        partition=np.array([host.pod for host in hosts], np.int32),
         machines=tuple(host.name for host in hosts),
         network=star(len(hosts), gbps=np.array([host.link_gbps for host in hosts])),
     )
@@ -166,7 +171,15 @@ def parse(path: str | Path) -> Content:
         for name, times in names.items()
         if times > 1 and name
     ]
-    return Content(hosts, ssh, faults)
+    return Content(hosts, ssh, [*faults, *_empty_pods(hosts)])
+
+
+def _empty_pods(hosts: Sequence[Host]) -> list[str]:
+    """Return the pods that no host is in, although one with a higher number has hosts."""
+    named = {host.pod for host in hosts}
+    last = max(named, default=0)
+    missing = sorted(set(range(last)) - named)
+    return [f"no host is in pod {pod}, and one is in pod {last}; pods are numbered 0, 1, ..." for pod in missing[:1]]
 
 
 def _tables(path: str | Path) -> tuple[list[Any], dict[str, Any], list[str]]:

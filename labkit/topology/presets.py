@@ -15,12 +15,13 @@ from labkit.topology.fat_tree import fat_tree
 from labkit.topology.inventory import from_inventory
 from labkit.topology.leaf_spine import leaf_spine
 from labkit.topology.no_network import no_network
+from labkit.topology.pods import pods
 from labkit.topology.servers import DEFAULT, Server, server
 from labkit.topology.single_switch import single_switch
 from labkit.topology.vl2 import vl2
 
 BUILDERS: Final[dict[str, Callable[..., Cluster]]] = {
-    builder.__name__: builder for builder in (fat_tree, vl2, bcube, leaf_spine, single_switch, no_network)
+    builder.__name__: builder for builder in (fat_tree, vl2, bcube, leaf_spine, pods, single_switch, no_network)
 }
 """What an expression may call."""
 
@@ -85,17 +86,14 @@ PRESETS: Final[dict[str, tuple[str, Callable[[], Cluster]]]] = {
     "marl-vl2": ("MARL: vl2(20, 20), 2,000 four-GPU machines, 20 pods", lambda: vl2(20, 20)),
     "marl-bcube-1296": ("MARL: bcube(6, 3), 18 pods; the size is our reading", lambda: bcube(6, 3)),
     "marl-bcube-216": ("MARL: bcube(6, 2), 18 pods; the other reading", lambda: bcube(6, 2)),
-    "marl-4x20": (
-        "MARL, small: 4 pods of 20 four-GPU machines, vl2(8, 4, per_rack=10)",
-        lambda: vl2(8, 4, per_rack=10, gbps=(10, 20, 40)),
-    ),
-    "marl-2x40": (
-        "MARL, small: 2 pods of 40 four-GPU machines, vl2(8, 2, per_rack=20)",
-        lambda: vl2(8, 2, per_rack=20, gbps=(10, 20, 40)),
-    ),
+    "marl-4x20": ("MARL, small: 4 pods of 20 four-GPU machines, pods(4, 20)", lambda: pods(4, 20)),
+    "marl-2x40": ("MARL, small: 2 pods of 40 four-GPU machines, pods(2, 40)", lambda: pods(2, 40)),
+    "marl-4x20-dgx1": ("marl-4x20 of 8-GPU machines, mix (i)", lambda: pods(4, 20, servers=server("dgx1"))),
+    "marl-4x20-uneven": ("marl-4x20 of uneven sockets, mix (ii)", lambda: pods(4, 20, servers=server("uneven"))),
+    "marl-4x20-mixed": ("marl-4x20 of 2-, 4- and 8-GPU machines, mix (iii)", lambda: pods(4, 20, servers=MIXED)),
     "marl-4x20-oversubscribed": (
         "marl-4x20 with racks that get 1/5 of their machines' bandwidth out",
-        lambda: vl2(8, 4, per_rack=10, gbps=(10, 10, 20)),
+        lambda: pods(4, 20, gbps=(10, 10, 20)),
     ),
     "marl-testbed": (
         "MARL's testbed: 12 g4dn.12xlarge, 50 Gbps, 2 pods",

@@ -11,6 +11,7 @@ from labkit.workloads.gavel_traces import gavel_jobs
 from labkit.workloads.generators import catalogue_jobs, philly_like
 from labkit.workloads.marl_traces import marl_jobs
 from labkit.workloads.readers import read, write
+from labkit.workloads.split import split
 
 __all__ = [
     "EstimatedThroughput",
@@ -28,6 +29,7 @@ __all__ = [
     "philly_like",
     "read",
     "scaled",
+    "split",
     "with_epoch_error",
     "write",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -13,6 +14,7 @@ from labkit.core.jobs import Jobs
 from labkit.core.resources import Floats
 from labkit.workloads.arrivals import HOUR_S, google_like
 from labkit.workloads.catalogue import DL2_MODELS, Demand, model
+from labkit.workloads.split import split
 
 WORKER: Final = Demand(1, 2)
 PS: Final = Demand(0, 2)
@@ -25,6 +27,7 @@ SIGMA: Final = 1.0
 """Of the logarithm of durations; ours."""
 
 PATTERNS: Final = ("google", "uniform", "poisson")
+PARTS: Final = ("train", "test", "all")
 
 
 def marl_jobs(
@@ -38,6 +41,9 @@ def marl_jobs(
     most_workers: int = 4,
     most_ps: int = 4,
     models: Sequence[str] = DL2_MODELS,
+    worker_cpus: float = WORKER.cpus,
+    ps_cpus: float = PS.cpus,
+    part: str = "all",
     seed: int = 0,
 ) -> Jobs:
     """Return rigid jobs with parameter servers that arrive at the schedulers of some pods [1]_.
@@ -58,13 +64,17 @@ def marl_jobs(
         Slots in which jobs arrive; with "google" and "poisson" the last job comes about then.
     n_pods : int
         Schedulers.
+    models : sequence of str
+        Of the catalogue.
+    worker_cpus, ps_cpus : float
+        Cores that a worker, a parameter server asks for.
     slot_s : float
         Seconds in a slot.
 
     Raises
     ------
     InputError
-        If a number is out of range, or a pattern or model is not known.
+        If a number is out of range, or a pattern, part or model is not known.
 
     References
     ----------
@@ -76,9 +86,11 @@ def marl_jobs(
     >>> len(jobs), sorted(set(jobs.home.tolist()))
     (288, [0, 1, 2, 3])
     """
-    _check(load, per_slot, slot_s, pattern=pattern)
+    _check(load, per_slot, slot_s, worker_cpus, ps_cpus, pattern=pattern)
     whole("marl_jobs", n_slots=n_slots, n_pods=n_pods)
     whole("marl_jobs", at_most=1000, most_workers=most_workers, most_ps=most_ps)
+    if part not in PARTS:
+        raise unknown("part of a trace", part, PARTS)
     rng = np.random.default_rng(seed)
     n = max(1, round(per_slot * n_slots * n_pods))
     whole("marl_jobs", at_most=MAX_JOBS, n_jobs=n)
@@ -95,7 +107,7 @@ def marl_jobs(
     compute_s, size, epoch = (np.array([getattr(m, name) for m in known], np.float64)[kind] for name in columns)
     step_s = compute_s / workers + 2 * size / servers * 8e-9 / PCIE_GBPS
     steps = np.maximum(np.round(wanted_s / step_s / epoch), 1.0) * epoch
-    return Jobs.of(
+    jobs = Jobs.of(
         name=f"marl_jobs({load:g}) seed {seed}",
         model=[known[k].name for k in kind],
         arrival_s=np.round(arrival_s, 1),
@@ -104,10 +116,11 @@ def marl_jobs(
         duration_s=steps * step_s,
         n_workers=workers,
         n_ps=servers,
-        worker_demand=WORKER.amounts(),
-        ps_demand=PS.amounts(),
+        worker_demand=replace(WORKER, cpus=worker_cpus).amounts(),
+        ps_demand=replace(PS, cpus=ps_cpus).amounts(),
         home=home,
     )
+    return jobs if part == "all" else split(jobs)[PARTS.index(part)]
 
 
 def _arrivals(
@@ -122,13 +135,15 @@ def _arrivals(
     return google_like(n, per_hour=per_slot * HOUR_S / slot_s, rng=rng)
 
 
-def _check(load: float, per_slot: float, slot_s: float, *, pattern: str) -> None:
+def _check(load: float, per_slot: float, slot_s: float, worker_cpus: float, ps_cpus: float, *, pattern: str) -> None:
     if pattern not in PATTERNS:
         raise unknown("pattern of arrivals", pattern, PATTERNS)
     for name, value, what in (
         ("load", load, "slots that a job takes alone"),
         ("per_slot", per_slot, "jobs per slot and pod"),
         ("slot_s", slot_s, "seconds"),
+        ("worker_cpus", worker_cpus, "cores"),
+        ("ps_cpus", ps_cpus, "cores"),
     ):
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < 1e9:
             raise InputError(f"marl_jobs: {name} is {value!r}; expected {what}, a number > 0.")

@@ -11,7 +11,7 @@ import torch
 from labkit.core import InputError
 from labkit.experiment import Experiment
 from labkit.learning.branches import explore
-from labkit.learning.dl2 import Recipe, Trainer, _Parts, mean_jct
+from labkit.learning.dl2 import Policy, Recipe, Trainer, _Parts, loss_of, mean_jct
 from labkit.learning.settings import Setting
 from labkit.learning.training import NotFiniteError
 from labkit.schedulers.dl2.network import Net
@@ -92,6 +92,24 @@ def test_chances_in_compiled_code_are_those_of_the_network():
     )
     logs = torch.log_softmax(scores.masked_fill(~part.mask, -1e9), 1).gather(1, part.action[:, None])[:, 0]
     np.testing.assert_allclose(logs.detach().numpy(), part.log_chance.numpy(), atol=1e-4)
+
+
+@pytest.mark.parametrize("clip", [None, 0.2])
+def test_gradients_of_lessons_and_of_rounds_are_those_of_small_differences(clip: float | None) -> None:
+    """In double precision, of decisions that were recorded, by a network that has changed since."""
+    made = trainer()
+    made._lesson(1.0) if clip is None else made._round()
+    part = _Parts(made._record, 40).part(3)
+    assert part is not None
+    part = replace(
+        part, seen=part.seen.double(), held=part.held.double(), log_chance=part.log_chance.double(),
+        better=part.better.double(),
+    )  # fmt: skip
+    torch.manual_seed(0)
+    policy = Policy(len(DL2_MODELS), 3).double()
+    torch.nn.init.normal_(policy.worth.weight)
+    learned = list(policy.parameters())
+    assert torch.autograd.gradcheck(lambda *_: loss_of(policy, part, clip=clip), learned)
 
 
 def test_branching_leaves_the_episodes_as_if_it_had_not_branched():

@@ -84,19 +84,34 @@ def test_rewards_add_up_to_what_they_stand_for(seed: int, rigid: bool) -> None:
         assert total == pytest.approx(len(jobs) if reward == "progress" else -jct_s.mean() / SLOT_S)
 
 
-def test_a_mask_names_the_actions_that_change_something() -> None:
-    env = SlotEnv(experiment_of, n_jobs=6, slot_s=SLOT_S)
-    _, info = env.reset(seed=3)
-    for action in np.flatnonzero(info["action_mask"][:-1]):
-        env.reset(seed=3)
-        observation, reward, *_ = env.step(np.int64(action))
-        assert observation[action // 3, -2:].sum() >= 1
-        assert reward == 0
-    env.reset(seed=3)
-    forbidden = np.flatnonzero(~info["action_mask"])
-    n = env.session.n_decisions
-    env.step(np.int64(forbidden[0]))
-    assert env.session.n_decisions == n + 1, "the slot is over"
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 1000), rigid=st.booleans(), n_before=st.integers(0, 40))
+def test_a_mask_names_the_actions_that_change_something_and_no_other(seed: int, rigid: bool, n_before: int) -> None:
+    """By the placer's own rule: an action is allowed if, and only if, it gives a job tasks; else it ends the slot."""
+    env = SlotEnv(lambda rng: experiment_of(rng, rigid=rigid), n_jobs=6, slot_s=SLOT_S)
+
+    def begun() -> tuple[np.ndarray, np.ndarray]:
+        """Return state and mask of the same moment of an episode, anew."""
+        rng = np.random.default_rng(seed)
+        seen, info = env.reset(seed=seed)
+        for _ in range(n_before):
+            action = rng.choice(np.flatnonzero(info["action_mask"]))
+            seen, _, over, stopped, info = env.step(np.int64(action))
+            if over or stopped:
+                break
+        return seen, info["action_mask"]
+
+    before, mask = begun()
+    assert mask[-1]
+    for action in range(len(mask) - 1):
+        begun()
+        n = env.session.n_decisions
+        seen, reward, *_ = env.step(np.int64(action))
+        if mask[action]:
+            assert (seen[action // 3, -2:].sum() > before[action // 3, -2:].sum(), reward) == (True, 0)
+            others = np.arange(6) != action // 3
+            np.testing.assert_array_equal(seen[others], before[others])
+        assert env.session.n_decisions == n + (not mask[action]), "the slot is over, or it is not"
 
 
 def test_an_idle_policy_is_truncated() -> None:

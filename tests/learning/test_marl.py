@@ -13,8 +13,17 @@ from hypothesis import strategies as st
 from labkit.core import InputError
 from labkit.experiment import Experiment
 from labkit.learning.marl.episodes import How, play, record
+from labkit.learning.marl.plays import blame_of
 from labkit.learning.marl.settings import Setting
-from labkit.learning.marl.trainer import MOST_BETTER, Policy, Recipe, Trainer, _parts, better_than_others, blame_of
+from labkit.learning.marl.trainer import (
+    MOST_BETTER,
+    Policy,
+    Recipe,
+    Trainer,
+    _parts,
+    better_than_all,
+    better_than_others,
+)
 from labkit.learning.marl.worlds import world_of
 from labkit.learning.training import NotFiniteError
 from labkit.schedulers.marl.network import FEATURES, N_TOP, Net, desk_of
@@ -103,7 +112,7 @@ def test_torch_and_compiled_code_see_the_same_worth():
     scene, world = made.worlds(np.random.default_rng(3))
     net, desk = made.policy.net(), desk_of(scene)
     play(scene, world, learned(net.seen, net.out), net, how, desk, rec, np.random.default_rng(0))
-    part = _parts(rec, scene, 1, taught=False)
+    part = _parts(rec, scene.home, 1, taught=False)
     last = len(part.action) - 1
     worth = made.policy(part.seen, part.cost, part.agent)[last].detach().numpy()
     n_top = int(rec.n_top[rec.n[0] - 1])
@@ -145,6 +154,12 @@ def test_what_is_better_in_one_play_is_worse_in_the_others(seed: int, k: int) ->
     assert kept.mean() > 0.9
     assert better[:, kept].sum(axis=0) == pytest.approx(np.zeros(kept.sum()), abs=1e-9)
     assert (np.argmin(blame, axis=0) == np.argmax(better, axis=0)).mean() > 0.95
+
+
+def test_without_the_other_plays_long_jobs_are_worse_than_short_ones_whatever_was_done():
+    blame = np.array([[1.0, 9.0], [2.0, 8.0]])
+    assert np.argsort(better_than_all(blame).ravel()).tolist() == [1, 3, 2, 0]
+    assert (better_than_others(blame) > 0).tolist() == [[True, False], [False, True]]
 
 
 def test_a_job_is_blamed_for_its_own_time_and_for_that_of_jobs_on_its_machines():

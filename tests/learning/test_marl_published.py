@@ -171,6 +171,17 @@ def test_a_task_is_worth_its_jobs_progress_or_the_mean_of_its_pod_or_of_all():
             np.testing.assert_allclose(told[agent], np.broadcast_to(mine, len(did.job[agent])), rtol=1e-5)
 
 
+def test_a_task_is_worth_its_jobs_speed_however_long_the_job_is():
+    """1 for a job that made in the interval what it would have made alone; a short one, if it was done."""
+    made, rng = trainer(), np.random.default_rng(6)
+    episode = Episode(experiment(rng), made.graphs, made.weights(""), slot_s=1800.0)
+    episode.skip()
+    slot, did = decide(episode, rng, n_agents=2)
+    gained = np.minimum(1800.0 / slot.snapshot.table.duration_s, 1.0)
+    for told in rewards(did, gained, made.graphs, slot, kind="speed", slot_s=1800.0):
+        np.testing.assert_allclose(told, 1.0, rtol=1e-6)
+
+
 def test_an_update_makes_what_was_worth_more_than_expected_more_probable():
     """The actor's gradient is that of -log pi(a|s) A(s, a)."""
     made, rng = trainer(entropy=0.0, discount=0.0, rate=1e-3), np.random.default_rng(7)

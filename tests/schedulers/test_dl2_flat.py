@@ -51,6 +51,8 @@ def test_weights_come_back_from_a_file_with_their_form(tmp_path):
             net()._asdict(), {**ABOUT, "form": json.dumps(FORM._replace(n_jobs=5)._asdict())},
             r"first is of shape \(52, 8\); expected \(65, 8\) for J = 5, L = 8",
         ),
+        (net()._asdict(), {**ABOUT, "form": '{"n_jobs": 4}'}, r"its form is '\{\"n_jobs\": 4\}', which cannot"),
+        (net()._asdict(), {**ABOUT, "slot_s": "soon"}, "its slot_s is 'soon', which cannot be read. Train it: labkit"),
         (net()._replace(last_bias=np.full(13, np.nan, np.float32))._asdict(), ABOUT, "last_bias holds a number"),
     ],
 )  # fmt: skip

@@ -313,6 +313,7 @@ def test_folders_that_hold_something_else_are_neither_used_nor_removed(own_folde
         ({"server": "ssh"}, "unknown server 'ssh'. Did you mean 'sshd'"),
         ({"shaped": "fast"}, "rate is 'fast'; expected 100kbit to 100gbit"),
         ({"shaped": 0}, "rate is 0"),
+        ({"n_hosts": 2, "pods": 3}, "3 pods of 2 hosts; expected 1 to 2"),
         ({"folder": "/tmp/" + "x" * 80}, "expected at most 60"),
     ],
 )

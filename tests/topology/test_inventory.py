@@ -101,6 +101,17 @@ def test_files_that_are_no_inventory_are_refused(write, text, message):
         from_inventory(write(text))
 
 
+def test_hosts_name_their_pods_and_a_pod_without_hosts_is_told(write):
+    host = '[[hosts]]\nname = "{}"\ngpus = 1\ncpus = 1\nmemory_gb = 1\n{}'
+    in_pods = "\n".join(host.format(name, f"pod = {pod}") for name, pod in (("a", 1), ("b", 0), ("c", 1)))
+    assert from_inventory(write(in_pods)).partition.tolist() == [1, 0, 1]
+    assert from_inventory(write(host.format("a", ""))).partition.tolist() == [0]
+    with pytest.raises(InputError, match="no host is in pod 1, and one is in pod 2; pods are numbered 0, 1"):
+        from_inventory(write(in_pods.replace("pod = 1", "pod = 2")))
+    with pytest.raises(InputError, match="pod is -1; expected greater than or equal to 0"):
+        from_inventory(write(host.format("a", "pod = -1")))
+
+
 def test_a_missing_file_is_told(tmp_path):
     with pytest.raises(InputError, match="No such file"):
         build(str(tmp_path / "none.toml"))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from labkit.core.errors import InputError
-from labkit.topology import available, bcube, build, fat_tree, leaf_spine, no_network, single_switch, vl2
+from labkit.topology import available, bcube, build, fat_tree, leaf_spine, no_network, pods, single_switch, vl2
 from labkit.topology.servers import ARCHITECTURES, DEFAULT, Server, assign, server
 
 
@@ -70,7 +70,7 @@ def test_leaf_spine_and_single_switch():
 
 
 @pytest.mark.parametrize(
-    ("name", "gpus", "machines", "pods"),
+    ("name", "gpus", "machines", "n_pods"),
     [
         ("gavel-36x3", [36, 36, 36], 27, 1),
         ("gavel-8-16-24", [8, 16, 24], 12, 1),
@@ -87,12 +87,24 @@ def test_leaf_spine_and_single_switch():
         ("marl-fat-tree-dgx1", [16000], 2000, 20),
         ("marl-fat-tree-uneven", [12000], 2000, 20),
         ("marl-fat-tree-mixed", [400 * 2 + 800 * 4 + 800 * 8], 2000, 20),
+        ("marl-fat-tree", [8000], 2000, 20),
+        ("marl-vl2", [8000], 2000, 20),
+        ("marl-4x20", [320], 80, 4),
+        ("marl-2x40", [320], 80, 2),
+        ("marl-4x20-oversubscribed", [320], 80, 4),
+        ("marl-4x20-dgx1", [640], 80, 4),
+        ("marl-4x20-uneven", [480], 80, 4),
+        ("marl-4x20-mixed", [4 * (4 * 2 + 8 * 4 + 8 * 8)], 80, 4),
     ],
 )
-def test_presets_have_their_published_sizes(name, gpus, machines, pods):
+def test_presets_have_their_published_sizes(name, gpus, machines, n_pods):
     cluster = build(name)
     assert cluster.name == name
-    assert (cluster.gpus_of_type().tolist(), cluster.n_machines, cluster.partition.max() + 1) == (gpus, machines, pods)
+    assert (cluster.gpus_of_type().tolist(), cluster.n_machines, cluster.partition.max() + 1) == (
+        gpus,
+        machines,
+        n_pods,
+    )
 
 
 def test_gavel_types_come_in_gavels_order():
@@ -105,12 +117,35 @@ def test_dl2_nodes_are_one_group_of_2_gpus_and_8_cores():
     assert (cluster.capacity[:, :2] == [2, 8]).all()
 
 
-def test_every_pod_of_the_mixed_cluster_has_the_mix_20_40_40():
-    cluster = build("marl-fat-tree-mixed")
+@pytest.mark.parametrize(("name", "machines"), [("marl-fat-tree-mixed", 100), ("marl-4x20-mixed", 20)])
+def test_every_pod_of_the_mixed_clusters_has_the_mix_20_40_40(name, machines):
+    cluster = build(name)
     gpus = np.bincount(cluster.group_machine, weights=cluster.capacity[:, 0])
-    for pod in range(20):
+    for pod in np.unique(cluster.partition):
         sizes, counts = np.unique(gpus[cluster.partition == pod], return_counts=True)
-        assert (sizes.tolist(), counts.tolist()) == ([2, 4, 8], [20, 40, 40])
+        assert (sizes.tolist(), counts.tolist()) == ([2, 4, 8], [machines // 5, 2 * machines // 5, 2 * machines // 5])
+
+
+@pytest.mark.parametrize("kind", ["marl-4x20", "marl-fat-tree"])
+def test_servers_of_the_mixes_are_those_of_the_marl_text(kind):
+    """(i) 4 GPUs and 16 cores under each processor; (ii) 4 and 16 under one, 2 and 8 under the other."""
+    assert build(f"{kind}-dgx1").capacity[:2, :2].tolist() == [[4, 16], [4, 16]]
+    assert build(f"{kind}-uneven").capacity[:2, :2].tolist() == [[4, 16], [2, 8]]
+
+
+@pytest.mark.parametrize(("n_pods", "n_machines"), [(2, 1), (2, 5), (3, 8), (4, 20)])
+def test_pods_have_the_machines_that_were_asked_for(n_pods, n_machines):
+    cluster = pods(n_pods, n_machines)
+    assert np.bincount(cluster.partition).tolist() == [n_machines] * n_pods
+    assert cluster.network.link_gbps[: 2 * cluster.n_machines].tolist() == [10] * (2 * cluster.n_machines)
+
+
+def test_pods_4_20_is_the_vl2_of_the_small_study():
+    ours, network = pods(4, 20).network, vl2(8, 4, per_rack=10, gbps=(10, 20, 40)).network
+    assert (ours.link_to == network.link_to).all()
+    assert (ours.link_gbps == network.link_gbps).all()
+    with pytest.raises(InputError, match="pods: n_pods is 1; expected a whole number from 2"):
+        pods(1, 20)
 
 
 def test_default_server_is_that_of_the_marl_text():

@@ -172,14 +172,14 @@ def _decide(
 
 
 @njit(cache=True, error_model="numpy")
-def _settle(scene: Scene, world: World, job: int, now_s: float) -> None:
+def settle(scene: Scene, world: World, job: int, now_s: float) -> None:
     """Note what a job has left now."""
     scene.left[job] -= (now_s - world.since_s[job]) * world.tasks.speed[job]
     world.since_s[job] = now_s
 
 
 @njit(cache=True, error_model="numpy")
-def _end(scene: Scene, world: World, slow: Slow, job: int, now_s: float, others: Ints) -> None:
+def end_job(scene: Scene, world: World, slow: Slow, job: int, now_s: float, others: Ints) -> None:
     """Let a job end, and note the speeds of those beside it."""
     n = scene.n_workers[job] + scene.n_ps[job]
     world.done_s[job], scene.left[job] = now_s, 0.0
@@ -192,7 +192,7 @@ def _end(scene: Scene, world: World, slow: Slow, job: int, now_s: float, others:
 
 
 @njit(cache=True, error_model="numpy")
-def _start(scene: Scene, world: World, slow: Slow, job: int, groups: Ints, now_s: float, others: Ints) -> int:
+def begin_job(scene: Scene, world: World, slow: Slow, job: int, groups: Ints, now_s: float, others: Ints) -> int:
     """Let a job begin on some groups; return how many others are beside it."""
     world.where[job, : len(groups)] = groups
     hold(scene.room, gang_of(scene, job), groups, 1)
@@ -220,12 +220,12 @@ def play(  # noqa: C901 - the loop over time, whose parts share the queue and wh
             return n_decided
         now_s = max(now_s, next_s)
         for i in range(n_running):
-            _settle(scene, world, running[i], now_s)
+            settle(scene, world, running[i], now_s)
         kept = 0
         for i in range(n_running):
             j = running[i]
             if scene.left[j] <= DONE * world.steps[j]:
-                _end(scene, world, slow, j, now_s, desk.others)
+                end_job(scene, world, slow, j, now_s, desk.others)
                 n_done += 1
             else:
                 running[kept] = j
@@ -247,7 +247,7 @@ def play(  # noqa: C901 - the loop over time, whose parts share the queue and wh
                 continue
             n_decided += 1
             n = scene.n_workers[j] + scene.n_ps[j]
-            beside = _start(scene, world, slow, j, desk.found.group[c, :n], now_s, desk.others)
+            beside = begin_job(scene, world, slow, j, desk.found.group[c, :n], now_s, desk.others)
             running[n_running] = j
             n_running += 1
             if how.teaches:

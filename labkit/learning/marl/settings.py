@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from labkit.core.cluster import Cluster
+from labkit.core.jobs import Jobs
 from labkit.experiment.run import Experiment
 from labkit.experiment.session import refuse_unfit
 from labkit.learning.marl.episodes import World
@@ -44,6 +48,17 @@ class Setting:
     def __post_init__(self) -> None:
         refuse_files(self.traces, such_as="marl_jobs(load=5)")
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return clusters and interference by content: workers elsewhere need no file."""
+        return {**self.__dict__, "_built": self._built, "_level": self._level}
+
+    def asked(self) -> dict[str, Any]:
+        """Return what makes a training in this setting another one: names, and the content of files."""
+        files = [what for what in (*self.clusters, self.interference) if Path(what).is_file()]
+        digests = [hashlib.sha256(Path(what).read_bytes()).hexdigest()[:16] for what in files]
+        told = {"clusters": list(self.clusters), "traces": list(self.traces), "interference": str(self.interference)}
+        return {**told, "files": digests}
+
     @cached_property
     def _built(self) -> list[Cluster]:
         return [build(name) for name in self.clusters]
@@ -54,12 +69,25 @@ class Setting:
 
     def __call__(self, rng: np.random.Generator) -> tuple[Scene, World]:
         """Return the trace of an episode on a cluster: what is known, and the truth."""
+        return self.world(*self.drawn(rng))
+
+    def drawn(self, rng: np.random.Generator) -> tuple[Jobs, Cluster]:
+        """Return the trace of an episode and its cluster."""
         cluster = self._built[int(rng.integers(len(self._built)))]
         what = self.traces[int(rng.integers(len(self.traces)))]
-        jobs, known = fresh(what, rng), self._level
-        return world_of(
-            jobs, cluster, model=None if known is None else known.model, uses=None if known is None else known.uses
-        )
+        return fresh(what, rng), cluster
+
+    def world(self, jobs: Jobs, cluster: Cluster) -> tuple[Scene, World]:
+        """Return what is known of a trace on a cluster, and the truth."""
+        known = self._level
+        if known is None:
+            return world_of(jobs, cluster, model=None, uses=None)
+        return world_of(jobs, cluster, model=known.model, uses=known.uses, known_uses=known.declared)
+
+    @property
+    def n_pods(self) -> int:
+        """Pods of the cluster that has most."""
+        return max(int(cluster.partition.max()) + 1 for cluster in self._built)
 
     def refuse_unfit(self, *, n: int = 3) -> None:
         """Raise if a job fits no machine in one of some episodes.

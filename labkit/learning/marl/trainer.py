@@ -5,7 +5,7 @@ Traces are simulated in compiled code (`episodes`); the networks learn in torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
@@ -15,17 +15,17 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from labkit.core.resources import Bools, Floats
-from labkit.learning.marl.episodes import How, Rec, World, play, record
+from labkit.core.resources import Bools, Floats, Ints
+from labkit.learning.marl.episodes import How, Rec
+from labkit.learning.marl.plays import Play, Played, Submits, WorldOf, all_played, played
+from labkit.learning.marl.settings import Setting
 from labkit.learning.training import Training, copied, refuse_not_finite
-from labkit.schedulers.marl.network import FEATURES, N_TOP, NEVER, WAITING, Net, Scene, desk_of
+from labkit.schedulers.marl.network import FEATURES, N_TOP, NEVER, WAITING, Net
 from labkit.schedulers.marl.weights import Weights
-from labkit.speed.what_if import N_SEEN, learned
+from labkit.speed.what_if import N_SEEN
 
-WorldOf = Callable[[np.random.Generator], tuple[Scene, World]]
 MOST_BETTER: Final = 3.0
 """Choices are better or worse by at most so many standard deviations, for learning."""
-SLOT_S: Final = 1800.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,9 @@ class Recipe:
     n_lessons, n_rounds : int
         Updates in which it imitates the oracle, and updates of policy gradient.
     n_draws : int
-        Times that the trace of a round is played; each is judged against the mean of the others (leave one out).
+        Times that the trace of a round is played.
+    leaves_one_out : bool
+        Each job's blame is judged against that of the same job in the other plays; False: against the mean of all jobs.
     n_hidden, n_units, n_agents : int
         Units of the network for slowdowns and of the head, and heads: 1 is shared by all pods.
     n_fits : int
@@ -69,6 +71,7 @@ class Recipe:
     n_epochs: int = 4
     clip: float = 0.2
     doubt: float = 2.0
+    leaves_one_out: bool = True
     forwards: bool = True
     waits: bool = True
 
@@ -119,6 +122,12 @@ class Policy(nn.Module):
 class Trainer(Training):
     """Trains a policy on traces drawn from `worlds`; the same seed gives the same weights.
 
+    Attributes
+    ----------
+    where : executor or Client, optional
+        Where traces are played: of `concurrent.futures`, or the client of a Dask cluster. The plays of a round are
+        independent of each other, and give the same bits on machines of one kind; None: here, one after the other.
+
     Examples
     --------
     >>> trainer = Trainer(world_of_a_trace, seed=1)  # doctest: +SKIP
@@ -130,6 +139,7 @@ class Trainer(Training):
     worlds: WorldOf
     seed: int = 1
     recipe: Recipe = field(default_factory=Recipe)
+    where: Submits | None = None
     _felt: list[Tensor] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
@@ -150,27 +160,27 @@ class Trainer(Training):
         refuse_not_finite(self.policy, before, loss=loss, mean_jct=mean_jct, n_done=self.n_done)
         return "lesson" if taught else "round", mean_jct, loss, entropy
 
-    def _played(self, seed: int, how: How, rec: Rec) -> tuple[Scene, World]:
-        """Return a trace, played."""
-        scene, world = self.worlds(np.random.default_rng(seed))
+    def _played(self, seed: int, how: How, *, n: int = 1, n_samples: int = 1) -> list[Played]:
+        """Return what comes of n plays of a trace."""
         net = self.policy.net()
         if not how.teaches:
             doubt = self.recipe.doubt
             net = net._replace(last=net.last / doubt, wait=net.wait / doubt, sharp=net.sharp / doubt)
-        draws = np.random.default_rng(int(self._rng.integers(1 << 31)))
-        play(scene, world, learned(net.seen, net.out), net, how, desk_of(scene), rec, draws)
-        self.slots += int(np.ceil(np.nanmax(world.done_s) / SLOT_S))
-        return scene, world
+        plays = [Play(net, how, seed, int(self._rng.integers(1 << 31)), n_samples) for _ in range(n)]
+        told = all_played(self.worlds, plays, where=self.where)
+        self.slots += sum(one.slots for one in told)
+        if self.where is not None:
+            self.cpu_s += sum(one.cpu_s for one in told)
+        return told
 
     # --- imitation
 
     def _lesson(self) -> tuple[float, float, float]:
         """Imitate: what tasks suffer beside others, and where the oracle puts gangs."""
         recipe, seed = self.recipe, int(self._rng.integers(1 << 31))
-        rec = record(6000, 60_000)
-        scene, world = self._played(seed, How(True, True, recipe.obeys, not recipe.forwards), rec)
-        self._felt.append(torch.from_numpy(rec.felt[: int(rec.n[1])].copy()))
-        felt, part = torch.cat(self._felt), _parts(rec, scene, recipe.n_agents, taught=True)
+        (told,) = self._played(seed, How(True, True, recipe.obeys, not recipe.forwards), n_samples=60_000)
+        self._felt.append(torch.from_numpy(told.rec.felt))
+        felt, part = torch.cat(self._felt), _parts(told.rec, told.home, recipe.n_agents, taught=True)
         self._set_rate(recipe.lesson_rate * (1 - self.n_done / recipe.n_lessons) + 1e-3)
         loss = torch.zeros(())
         for _ in range(recipe.n_fits):
@@ -183,21 +193,17 @@ class Trainer(Training):
             if not torch.isfinite(loss):
                 break
             self._step(loss, frozen=("sharp", "wait"))  # the oracle never waits, and is never in doubt
-        return _mean_jct(world), float(loss.detach()), 0.0
+        return told.mean_jct, float(loss.detach()), 0.0
 
     # --- policy gradient
 
     def _round(self) -> tuple[float, float, float]:
         """Play one trace several times, and make more probable what turned out better than in the others."""
         recipe, seed = self.recipe, int(self._rng.integers(1 << 31))
-        parts, blame, jct = [], [], []
-        for _ in range(recipe.n_draws):
-            rec = record(6000)
-            scene, world = self._played(seed, How(True, False, 0.0, not recipe.forwards), rec)
-            parts.append(_parts(rec, scene, recipe.n_agents, taught=False))
-            blame.append(blame_of(scene, world))
-            jct.append(_mean_jct(world))
-        better = better_than_others(np.array(blame))
+        told = self._played(seed, How(True, False, 0.0, not recipe.forwards), n=recipe.n_draws)
+        parts = [_parts(one.rec, one.home, recipe.n_agents, taught=False) for one in told]
+        blame = np.array([one.blame for one in told])
+        better = better_than_others(blame) if recipe.leaves_one_out else better_than_all(blame)
         part, worth = _Part.joined(parts), torch.cat([_of_jobs(b, p.job) for b, p in zip(better, parts, strict=True)])
         with torch.no_grad():
             before = self._log_chances(part, doubt=recipe.doubt)[torch.arange(len(part.action)), part.action]
@@ -214,7 +220,7 @@ class Trainer(Training):
             if not torch.isfinite(loss):
                 break
             self._step(loss)
-        return float(np.mean(jct)), float(loss.detach()), float(entropy.detach())
+        return float(np.mean([one.mean_jct for one in told])), float(loss.detach()), float(entropy.detach())
 
     def _log_chances(self, part: _Part, rows: Tensor | None = None, *, doubt: float = 1.0) -> Tensor:
         mine = part if rows is None else part.take(rows)
@@ -240,7 +246,8 @@ class Trainer(Training):
         return Weights(self.policy.net(), source)
 
     def _asked(self) -> dict[str, Any]:
-        return asdict(self.recipe) | {"seed": self.seed}
+        told = self.worlds.asked() if isinstance(self.worlds, Setting) else {}
+        return asdict(self.recipe) | {"seed": self.seed} | told
 
     def _learned(self) -> dict[str, Any]:
         felt = self._felt if self.n_done < self.recipe.n_lessons else []
@@ -254,37 +261,8 @@ class Trainer(Training):
 
 def mean_jct(net: Net, worlds: WorldOf, seeds: Sequence[int]) -> Floats:
     """Return the mean JCT in slots of the trace of each seed, (S,); the most probable placements are taken."""
-    found = []
-    for seed in seeds:
-        scene, world = worlds(np.random.default_rng(seed))
-        frozen, unused = How(False, False, 0.0, False), np.random.default_rng(0)
-        play(scene, world, learned(net.seen, net.out), net, frozen, desk_of(scene), record(6000), unused)
-        found.append(_mean_jct(world))
-    return np.array(found)
-
-
-def _mean_jct(world: World) -> float:
-    """Return the mean JCT of a trace that was played, in slots."""
-    return float((world.done_s - world.arrival_s).mean() / SLOT_S)
-
-
-def blame_of(scene: Scene, world: World) -> Floats:
-    """Return what each job cost, (N,) in slots: its JCT, and what the jobs beside it took longer, by time together.
-
-    A job that took e seconds more than alone over its stay of t blames a job that was on one of its machines for o of
-    them for e o / t.
-    """
-    n = len(world.steps)
-    on = np.zeros((n, len(world.facts.up_gbps)), np.float32)
-    rows, columns = np.nonzero(world.where >= 0)
-    on[rows, world.facts.group_machine[world.where[rows, columns]]] = 1.0
-    beside = (on @ on.T) > 0
-    np.fill_diagonal(beside, val=False)
-    start, done = world.start_s, world.done_s
-    together = np.maximum(np.minimum(done[:, None], done) - np.maximum(start[:, None], start), 0.0)
-    longer = np.maximum(done - start - scene.alone_s, 0.0) / np.maximum(done - start, 1e-9)
-    blame: Floats = (done - world.arrival_s + (together * beside) @ longer) / SLOT_S
-    return blame
+    frozen = How(False, False, 0.0, False)
+    return np.array([played(worlds, Play(net, frozen, seed, 0)).mean_jct for seed in seeds])
 
 
 def better_than_others(blame: Floats) -> Floats:
@@ -293,7 +271,15 @@ def better_than_others(blame: Floats) -> Floats:
     In standard deviations of the whole, at most `MOST_BETTER`; the sum over plays is 0 before that.
     """
     k = len(blame)
-    better = (blame.sum(0) - blame) / max(k - 1, 1) - blame
+    return _scaled((blame.sum(0) - blame) / max(k - 1, 1) - blame)
+
+
+def better_than_all(blame: Floats) -> Floats:
+    """Return by how much each job came off better than the mean job of all plays, (K, N) from (K, N), as above."""
+    return _scaled(blame.mean() - blame)
+
+
+def _scaled(better: Floats) -> Floats:
     scaled: Floats = np.clip(better / (better.std() + 1e-8), -MOST_BETTER, MOST_BETTER)
     return scaled
 
@@ -327,7 +313,7 @@ class _Part:
         return cls(seen, cost, agent, mask, action, np.concatenate([p.job for p in parts]))
 
 
-def _parts(rec: Rec, scene: Scene, n_agents: int, *, taught: bool) -> _Part:
+def _parts(rec: Rec, home: Ints, n_agents: int, *, taught: bool) -> _Part:
     """Return the decisions of a record; `taught`: those of which the oracle's choice is known, with that."""
     n = int(rec.n[0])
     keep = np.flatnonzero(rec.taught[:n] >= 0) if taught else np.arange(n)
@@ -338,7 +324,7 @@ def _parts(rec: Rec, scene: Scene, n_agents: int, *, taught: bool) -> _Part:
     whole = np.concatenate([np.where(there[:, :, None], seen[:, :-1], 0.0), np.nan_to_num(waiting)[:, None]], axis=1)
     action = (rec.taught if taught else rec.action)[:n][keep]
     action = np.where(action >= n_top, N_TOP, action)
-    agent = np.maximum(scene.home[rec.job[:n][keep]], 0) % n_agents
+    agent = np.maximum(home[rec.job[:n][keep]], 0) % n_agents
     mask = np.concatenate([there, (may_wait & (not taught))[:, None]], axis=1)
     return _Part(
         torch.from_numpy(whole.astype(np.float32)), torch.from_numpy(rec.cost[:n][keep] * there),

@@ -18,13 +18,26 @@ from labkit.speed.what_if import facts_of, slow_of, tasks_of
 
 
 def world_of(
-    jobs: Jobs, cluster: Cluster, *, model: InterferenceModel | None, uses: Mapping[str, TaskUse] | None
+    jobs: Jobs,
+    cluster: Cluster,
+    *,
+    model: InterferenceModel | None,
+    uses: Mapping[str, TaskUse] | None,
+    known_uses: Mapping[str, TaskUse] | None = None,
 ) -> tuple[Scene, World]:
-    """Return what the scheduler knows, and the truth; both empty, and of the same jobs."""
+    """Return what the scheduler knows, and the truth; both empty, and of the same jobs.
+
+    Parameters
+    ----------
+    model, uses
+        The truth about interference: `Level.model`, `Level.uses`.
+    known_uses
+        What the scheduler knows that tasks use: `Level.declared`.
+    """
     truth = step_time(jobs, cluster, share="equal")
     runs_on, n = truth.runs_on(), len(jobs)
     declared = jobs.declared.as_if_true()
-    known = scene_of(declared, cluster, runs_on=runs_on, speed=declared_speed(declared, cluster))
+    known = scene_of(declared, cluster, runs_on=runs_on, speed=declared_speed(declared, cluster), uses=known_uses)
     facts, most = facts_of(jobs, cluster, speed=truth, uses=uses), int((jobs.n_workers + jobs.n_ps).max())
     return known, World(
         jobs.arrival_s.astype(np.float64), jobs.true_steps.astype(np.float64), facts, slow_of(model),

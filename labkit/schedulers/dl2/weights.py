@@ -10,13 +10,14 @@ from typing import Final
 import numpy as np
 
 from labkit.core.errors import InputError
-from labkit.core.weights import Tensors, WeightsFiles, fault_of, other_names
+from labkit.core.weights import Tensors, WeightsFiles, fault_of, names, other_names, seconds
 from labkit.schedulers.dl2.network import N_HELD, Net, Numbers, n_seen
 
 FILES: Final = WeightsFiles(
     policy="dl2",
     version="1",
     remedy="Train it again: labkit train-policy dl2.",
+    other={"dl2 as published": "With published=True it may be what you want."},
     folder=Path(__file__).with_name("weights"),
 )
 
@@ -67,11 +68,12 @@ def load(name: str | Path) -> Weights:
     """
     path = FILES.find(name)
     about, tensors = FILES.read(path)
-    models, speeds = tuple(json.loads(about["models"])), tensors.pop("speeds", None)
+    models, slot_s = FILES.told(path, about, models=names, slot_s=seconds)
+    speeds = tensors.pop("speeds", None)
     FILES.refuse(path, _fault(tensors, n_models=len(models)))
     if speeds is not None and (speeds.ndim != 3 or len(speeds) != len(models) or not np.isfinite(speeds).all()):
         raise InputError(f"{path}: speeds are of shape {speeds.shape}; expected finite ones of {len(models)} models.")
-    return Weights(Net(**tensors), models, float(about["slot_s"]), about.get("source", ""), speeds)
+    return Weights(Net(**tensors), models, slot_s, about.get("source", ""), speeds)
 
 
 def _fault(tensors: Tensors, *, n_models: int) -> str:

@@ -14,6 +14,7 @@ from labkit.schedulers.marl.network import NEVER, desk_of, plain
 from labkit.schedulers.marl.queue import place_waiting
 from labkit.schedulers.marl.scenes import declared_speed, scene_of
 from labkit.schedulers.marl.scheduler import Known, beyond_pods, placement, show
+from labkit.schedulers.pods.room import refuse_pods_without_gpus
 from labkit.speed.what_if import slow_of
 
 
@@ -41,7 +42,14 @@ class LookAheadPods:
     _known: Known | None = field(default=None, init=False, repr=False)
 
     def begin(self, context: Context) -> None:
-        """Begin a run: be told the truth about interference."""
+        """Begin a run: be told the truth about interference.
+
+        Raises
+        ------
+        InputError
+            If a pod has no GPU.
+        """
+        refuse_pods_without_gpus(context.cluster)
         jobs, cluster, runs_on = context.jobs, context.cluster, context.runs_on
         level = getattr(context, "interference", None)
         speed = declared_speed(jobs, cluster)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
@@ -20,6 +21,8 @@ from labkit.schedulers.marl.network import Desk, Net, Scene, desk_of
 from labkit.schedulers.marl.queue import place_waiting
 from labkit.schedulers.marl.scenes import declared_speed, scene_of
 from labkit.schedulers.marl.weights import load
+from labkit.schedulers.pods.room import refuse_pods_without_gpus
+from labkit.speed.interference.use import TaskUse
 from labkit.speed.what_if import Slow, fill, learned
 
 
@@ -42,9 +45,9 @@ class Marl:
     declared use what each task would suffer, the seconds follow that the gang and those beside it would take, and a
     head weighs the best dozen by what they leave behind, against leaving the job in the queue.
 
-    What it knows is declared: demands, use of cores and PCIe by model (`labkit.speed.interference.task_use`), compute
-    time and size of the catalogue's models, durations. All is summed over tasks, machines and jobs, so the same weights
-    serve any number of pods, machines and groups, in any order.
+    What it knows is declared: demands, use of cores and PCIe by model (`labkit.speed.interference.task_use`; measured
+    where interference is a file), compute time and size of the catalogue's models, durations. All is summed over
+    tasks, machines and jobs, so the same weights serve any number of pods, machines and groups, in any order.
 
     Attributes
     ----------
@@ -64,6 +67,7 @@ class Marl:
     _net: Net = field(init=False, repr=False)
     _known: Known | None = field(default=None, init=False, repr=False)
     _of: tuple[int, int] = field(default=(0, 0), init=False, repr=False)
+    _uses: Mapping[str, TaskUse] | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         net = load(self.weights).net
@@ -73,13 +77,22 @@ class Marl:
         self._net = net
 
     def begin(self, context: Context) -> None:
-        """Begin a run."""
+        """Begin a run.
+
+        Raises
+        ------
+        InputError
+            If a pod has no GPU.
+        """
+        refuse_pods_without_gpus(context.cluster)
+        self._uses = None if context.interference is None else context.interference.declared
         self._known = self._made(context.jobs, context.cluster, context.runs_on)
         self._of = (id(context.jobs), id(context.cluster))
 
     def _made(self, jobs: Jobs, cluster: Cluster, runs_on: Bools) -> Known:
         """Return what the jobs declare, on an empty cluster."""
-        scene = scene_of(jobs, cluster, runs_on=runs_on, speed=declared_speed(jobs, cluster))
+        speed = declared_speed(jobs, cluster)
+        scene = scene_of(jobs, cluster, runs_on=runs_on, speed=speed, uses=self._uses)
         return Known(scene, desk_of(scene), learned(self._net.seen, self._net.out), self._net)
 
     def schedule(self, snapshot: Snapshot) -> Placement:

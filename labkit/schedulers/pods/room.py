@@ -104,6 +104,23 @@ def holds(
     return for_workers >= n_workers and for_ps >= n_ps
 
 
+def refuse_pods_without_gpus(cluster: Cluster) -> None:
+    """Raise if one of several pods has no GPU while others have.
+
+    Raises
+    ------
+    InputError
+        It names the pod.
+    """
+    n = n_pods(cluster)
+    gpus = np.bincount(pod_of_groups(cluster), cluster.capacity[:, GPUS], n)
+    if n > 1 and gpus.any() and not gpus.all():
+        raise InputError(
+            f"pod {int(gpus.argmin())} of {cluster.name} has no GPU, so that no job can train there; expected GPUs in "
+            "each pod. Take a cluster whose partitions all have some."
+        )
+
+
 def refuse_unfit(jobs: Jobs, cluster: Cluster, runs_on: Bools, *, forwards: bool) -> None:
     """Raise if a pod has no GPU, or if a job's home is no pod or no pod that it may go to ever holds it.
 
@@ -112,13 +129,8 @@ def refuse_unfit(jobs: Jobs, cluster: Cluster, runs_on: Bools, *, forwards: bool
     InputError
         It names the pod or the first such job.
     """
+    refuse_pods_without_gpus(cluster)
     n, pods = n_pods(cluster), pod_of_groups(cluster)
-    gpus = np.bincount(pods, cluster.capacity[:, GPUS], n)
-    if n > 1 and gpus.any() and not gpus.all():
-        raise InputError(
-            f"pod {int(gpus.argmin())} of {cluster.name} has no GPU, so that no job can train there; expected GPUs in "
-            "each pod. Take a cluster whose partitions all have some."
-        )
     if jobs.home.max(initial=-1) >= n:
         one = int(jobs.home.argmax())
         raise InputError(

@@ -49,11 +49,23 @@ class Level:
         A fitted one.
     uses : mapping or None
         What the tasks of a model use, by its name; the others, or with None all, as `task_use` finds it.
+    measured : bool
+        It was fitted to a file: whoever decides knows what tasks use from there, and not from the catalogue alone.
     """
 
     name: str
     model: InterferenceModel
     uses: Mapping[str, TaskUse] | None = None
+    measured: bool = False
+
+    @property
+    def declared(self) -> Mapping[str, TaskUse] | None:
+        """What is known before a run of what tasks use, as `task_use` takes it: measurements, else the catalogue's.
+
+        >>> level("calibrated").declared is None
+        True
+        """
+        return self.uses if self.measured else None
 
     def slowdown(self, jobs: Jobs, cluster: Cluster) -> Interference:
         """Return the slowdown of running jobs on a cluster, as `StepTime` takes it."""
@@ -95,7 +107,7 @@ def level(what: str | Path | Level | None) -> Level | None:
     if not is_file(what):
         raise unknown("level of interference", text, [*NAMES, "FILE.csv", "FILE.json"])
     found: Measured = read(text)
-    return Level(Path(text).name, found.model, found.uses)
+    return Level(Path(text).name, found.model, found.uses, measured=True)
 
 
 def is_file(what: object) -> bool:

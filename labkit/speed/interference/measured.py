@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from labkit.core.errors import InputError, ProfileError
-from labkit.speed.interference.model import InterferenceModel
+from labkit.speed.interference.model import MIN_ROWS, InterferenceModel
 from labkit.speed.interference.profile import NO_LOAD, Profile
 from labkit.speed.interference.use import TaskUse
 
@@ -67,26 +67,31 @@ def of_testbed(profile: TestbedProfile, *, source: str = "") -> Measured:
     Raises
     ------
     ProfileError
-        If it holds too few measurements.
+        If it holds too few measurements, or too few quiet ones.
     """
+    from labkit.speed.profiled.nouns import QUIET
+
+    where, table = source or f"profile '{profile.name}'", table_of(profile)
+    n = sum(row.what == "step" for row in profile.beside)
+    if len(table) < MIN_ROWS <= n:
+        raise ProfileError(
+            f"{where}: of {n} measurements of jobs beside others, {n - len(table)} were made while something else kept "
+            f"more than {QUIET:g} cores busy; {MIN_ROWS} quiet ones are needed: measure it again while nothing else "
+            "runs on its hosts."
+        )
+    return _fitted(table, uses=_testbed_uses(profile), source=where)
+
+
+def table_of(profile: TestbedProfile) -> pd.DataFrame:
+    """Return the quiet measurements of updates beside others, with the columns of `Profile.of`."""
     import pandas as pd
 
     from labkit.speed.profiled.nouns import QUIET
 
     rows = [row for row in profile.beside if row.what == "step" and row.busy_cores <= QUIET]
-    table = pd.DataFrame(
-        {
-            "job": [row.job for row in rows],
-            "co_runners": [row.co_runners for row in rows],
-            "cpu_cores": [row.cpu_cores for row in rows],
-            "pcie_gbps": 0.0,
-            "co_cpu_cores": [row.co_cpu_cores for row in rows],
-            "co_pcie_gbps": 0.0,
-            "alone_s": [row.alone_s for row in rows],
-            "shared_s": [row.shared_s for row in rows],
-        }
-    )
-    return _fitted(table, uses=_testbed_uses(profile), source=source or f"profile '{profile.name}'")
+    names = ("job", "co_runners", "cpu_cores", "co_cpu_cores", "alone_s", "shared_s")
+    table = pd.DataFrame({name: [getattr(row, name) for row in rows] for name in names})
+    return table.assign(pcie_gbps=0.0, co_pcie_gbps=0.0)
 
 
 def _fitted(table: pd.DataFrame, *, uses: Mapping[str, TaskUse], source: str) -> Measured:

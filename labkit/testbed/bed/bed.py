@@ -75,6 +75,7 @@ class Bed:
         gpus: int = 0,
         cpus: float | None = None,
         memory_gb: float | None = None,
+        pods: int = 1,
         server: str | None = None,
         shaped: str | float | None = None,
     ) -> Self:
@@ -92,6 +93,8 @@ class Bed:
             GPUs that the inventory says each host has; nothing checks that they exist.
         cpus, memory_gb : float, optional
             The same for cores and memory; by default each host's share of this machine.
+        pods : int
+            Schedulers among which the inventory divides the hosts, in their order.
         server : str, optional
             "sshd", or "paramiko", a server in Python; by default sshd, and paramiko where there is none.
         shaped : str or float, optional
@@ -108,6 +111,8 @@ class Bed:
         where = _checked_folder(folder)
         if not 1 <= n_hosts <= MAX_HOSTS:
             raise InputError(f"{n_hosts} hosts; expected 1 to {MAX_HOSTS}.")
+        if not 1 <= pods <= n_hosts:
+            raise InputError(f"{pods} pods of {n_hosts} hosts; expected 1 to {n_hosts}.")
         server, notes = _server(server)
         gbps = None if shaped is None else rate_gbps(shaped)
         with alone(where):
@@ -126,7 +131,7 @@ class Bed:
                 notes += (f"the bed that is up {_links(plan)}; to change that, labkit bed down first.",)
             plan = _started(plan)
             write_private(plan.folder / "ssh_config", ssh_config_text(plan))
-            write_private(plan.hosts_file, inventory_text(plan, gpus=gpus, cpus=cpus, memory_gb=memory_gb))
+            write_private(plan.hosts_file, inventory_text(plan, gpus=gpus, cpus=cpus, memory_gb=memory_gb, pods=pods))
         return cls(plan, notes)
 
     @classmethod

@@ -23,6 +23,7 @@ def up(
     hosts: Annotated[int, typer.Option(help="How many hosts.", min=1, max=64)] = 4,
     folder: Folder = None,
     gpus: Annotated[int, typer.Option(help="GPUs that each host says it has: jobs ask for them.", min=0)] = 1,
+    pods: Annotated[int, typer.Option(help="Schedulers among which the hosts are divided.", min=1)] = 1,
     shaped: Annotated[
         str | None, typer.Option(help="Rate of each host's link, such as 200mbit: hosts in networks of their own.")
     ] = None,
@@ -31,7 +32,7 @@ def up(
     """Start it, and say how to use it; what runs already is left as it is."""
     from labkit.testbed.bed import Bed
 
-    bed = Bed.up(hosts, folder=folder, gpus=gpus, server=server, shaped=shaped)
+    bed = Bed.up(hosts, folder=folder, gpus=gpus, pods=pods, server=server, shaped=shaped)
     for note in bed.notes:
         print(f"note: {note}")
     _show(bed)

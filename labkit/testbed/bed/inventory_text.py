@@ -12,8 +12,8 @@ from labkit.testbed.bed.plan import Plan
 from labkit.testbed.bed.server import user_name
 
 
-def inventory_text(plan: Plan, *, gpus: int, cpus: float | None, memory_gb: float | None) -> str:
-    """Return the inventory of a bed."""
+def inventory_text(plan: Plan, *, gpus: int, cpus: float | None, memory_gb: float | None, pods: int = 1) -> str:
+    """Return the inventory of a bed, whose hosts are divided among pods in their order."""
     n = len(plan.spots)
     cpus = cpus if cpus is not None else max(round((os.cpu_count() or 1) / n, 2), 0.1)
     memory_gb = memory_gb if memory_gb is not None else max(round(_memory_gb() / n, 2), 0.1)
@@ -28,7 +28,7 @@ def inventory_text(plan: Plan, *, gpus: int, cpus: float | None, memory_gb: floa
     }
     lines = ["# The laptop testbed: written by `labkit bed up`, removed by `labkit bed down`.", "[ssh]"]
     lines += [f"{key} = {_toml(value)}" for key, value in common.items()]
-    for spot in plan.spots:
+    for i, spot in enumerate(plan.spots):
         own = {
             "name": spot.name,
             "gpus": gpus,
@@ -36,7 +36,7 @@ def inventory_text(plan: Plan, *, gpus: int, cpus: float | None, memory_gb: floa
             "memory_gb": float(memory_gb),
             "device_type": "laptop",
             "link_gbps": float(plan.shaped_gbps or 10),
-        }
+        } | ({"pod": i * pods // n} if pods > 1 else {})
         lines += ["", "[[hosts]]", *(f"{key} = {_toml(value)}" for key, value in own.items())]
         lines.append(f"ssh = {{ address = {_toml(spot.address)}, port = {spot.port} }}")
     return "\n".join(lines) + "\n"

@@ -22,7 +22,10 @@ from labkit.speed.recorded import Recorded
 from labkit.topology import fat_tree, no_network, vl2
 
 CLUSTER = fat_tree(4)  # four pods of four machines of four GPUs, 16 cores
-IN_PODS = ("load_balance", "least_interference", "even_pods", "whole_gang", "kubernetes", "partitioned(placer=pack)")
+IN_PODS = (
+    "load_balance", "least_interference", "even_pods", "whole_gang", "kubernetes", "attention",
+    "partitioned(placer=pack)",
+)  # fmt: skip
 WHOLE = ("even", "whole_gang(pods=False)")
 
 

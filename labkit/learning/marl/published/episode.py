@@ -53,10 +53,10 @@ class Episode:
             experiment.simulator(), cadence=every_slot(slot_s), runs_on=experiment.speed.runs_on(), patience=PATIENCE,
             on_stall="stop",
         )  # fmt: skip
-        self.slot_s = slot_s
+        self.slot_s, known = slot_s, experiment.interference
         self._declared, self._loads = (
             Declared(experiment.jobs, weights.form),
-            Loads(experiment.jobs, experiment.cluster),
+            Loads(experiment.jobs, experiment.cluster, uses=None if known is None else known.declared),
         )
         self._done_s = np.full(len(experiment.jobs), np.inf)
         self._before = np.zeros(len(experiment.jobs))
@@ -133,9 +133,13 @@ def decide(episode: Episode, rng: np.random.Generator, *, n_agents: int) -> tupl
     return slot, did
 
 
-def rewards(did: Interval, gained: Floats, graphs: Graphs, slot: Slot, *, kind: str) -> list[Numbers]:
+def rewards(
+    did: Interval, gained: Floats, graphs: Graphs, slot: Slot, *, kind: str, slot_s: float = 1800.0
+) -> list[Numbers]:  # fmt: skip
     """Return what each task of each scheduler was worth, as `Published.reward` says: progress of jobs (N,)."""
-    if kind == "own":
+    if kind in ("own", "speed"):
+        if kind == "speed":  # alone it makes slot_s / duration_s of its epochs in an interval; NaN: unknown
+            gained = gained * np.fmax(slot.snapshot.table.duration_s / slot_s, 1.0)
         return [gained[job].astype(np.float32) for job in did.job]
     running = [np.array(sorted(mine), np.int64) for mine in slot.held()]
     if kind == "all":

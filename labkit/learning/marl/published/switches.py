@@ -10,7 +10,7 @@ from labkit.core.errors import InputError, unknown
 from labkit.schedulers.marl.published.form import HEADS, Form
 from labkit.schedulers.marl.published.graphs import AGENTS, LEVELS, Graphs
 
-REWARDS: Final = ("own", "pod", "all")
+REWARDS: Final = ("own", "speed", "pod", "all")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,9 @@ class Published:
     entropy : float
         Weight of the entropy in the loss. The text does not mention one; 0.1 is that of the authors' DL2.
     reward : str
-        What a task is worth: the progress of its job in the interval ("own", as the text has it), the mean progress of
-        all jobs that run in the pod then ("pod"), or in the cluster ("all").
+        What a task is worth: the progress of its job in the interval ("own", as the text has it), that over what the
+        job would have made alone by its declared duration ("speed", 0 to about 1, however long the job is), the mean
+        progress of all jobs that run in the pod then ("pod"), or in the cluster ("all").
     room_elsewhere : bool
         Forward only to schedulers whose pods may hold the gang.
     clip : float

@@ -82,7 +82,9 @@ class Trainer(Training):
             gained = episode.end(slot)
             self.slots += 1
             if did.n_tasks:
-                worth = rewards(did, gained, self.graphs, slot, kind=self.switches.reward)
+                worth = rewards(
+                    did, gained, self.graphs, slot, kind=self.switches.reward, slot_s=self.slot_s
+                )  # fmt: skip
                 told.extend(one for one in [self.learner.update(did, worth)] if one is not None)
             episode.skip()
             if episode.over:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from labkit.core.weights import Tensors, WeightsFiles, fault_of, other_names
+from labkit.core.weights import Tensors, WeightsFiles, fault_of, names, other_names, seconds
 from labkit.schedulers.dl2.flat.form import Form
 from labkit.schedulers.dl2.flat.network import FlatNet
 
@@ -60,9 +60,17 @@ def load_flat(path: str | Path) -> FlatWeights:
     """
     path = FILES.find(path)
     about, tensors = FILES.read(path)
-    form, models = Form(**json.loads(about["form"])), tuple(json.loads(about["models"]))
+    form, models, slot_s = FILES.told(path, about, form=_form, models=names, slot_s=seconds)
     FILES.refuse(path, _fault(tensors, form, n_models=len(models)))
-    return FlatWeights(FlatNet(**tensors), form, models, float(about["slot_s"]), about.get("source", ""))
+    return FlatWeights(FlatNet(**tensors), form, models, slot_s, about.get("source", ""))
+
+
+def _form(text: str) -> Form:
+    """Return a form; raise TypeError or ValueError if it is none."""
+    form = Form(**json.loads(text))
+    if not all(isinstance(value, int) for value in form):
+        raise TypeError(text)
+    return form
 
 
 def _fault(tensors: Tensors, form: Form, *, n_models: int) -> str:

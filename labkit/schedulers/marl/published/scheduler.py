@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -19,6 +20,8 @@ from labkit.schedulers.marl.published.network import chances, encode, scores, st
 from labkit.schedulers.marl.published.slot import Slot
 from labkit.schedulers.marl.published.state import Declared, Loads, Seen
 from labkit.schedulers.marl.published.weights import MarlWeights, load_published
+from labkit.schedulers.pods.room import refuse_pods_without_gpus
+from labkit.speed.interference.use import TaskUse
 
 
 class Minds:
@@ -89,6 +92,7 @@ class PublishedMarl:
     _weights: MarlWeights = field(init=False, repr=False)
     _jobs: Jobs | None = field(default=None, init=False, repr=False)
     _cluster: Cluster | None = field(default=None, init=False, repr=False)
+    _uses: Mapping[str, TaskUse] | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._weights = self.weights if isinstance(self.weights, MarlWeights) else load_published(self.weights)
@@ -99,8 +103,11 @@ class PublishedMarl:
         Raises
         ------
         InputError
-            If they are of another size, or do not know a model, or a job is larger than every pod.
+            If they are of another size, or do not know a model, or a pod has no GPU, or a job is larger than every pod.
         """
+        self._uses = None if context.interference is None else context.interference.declared
+        self._jobs = None
+        refuse_pods_without_gpus(context.cluster)
         self._meet(context.jobs, context.cluster)
         refuse_larger_than_pods(context.jobs, self._graphs(context), context)
 
@@ -113,7 +120,7 @@ class PublishedMarl:
     def _meet(self, jobs: Jobs, cluster: Cluster) -> None:
         """Take note of the jobs of a run."""
         if self._jobs is not jobs or self._cluster is not cluster:
-            self._declared, self._loads = Declared(jobs, self._weights.form), Loads(jobs, cluster)
+            self._declared, self._loads = Declared(jobs, self._weights.form), Loads(jobs, cluster, uses=self._uses)
             self._jobs, self._cluster = jobs, cluster
 
     def schedule(self, snapshot: Snapshot) -> Placement:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +15,7 @@ from labkit.core.resources import CPUS, GPUS, Bools, Floats, Ints
 from labkit.core.snapshot import Snapshot
 from labkit.schedulers.marl.published.form import Form
 from labkit.schedulers.marl.published.graphs import Graph, Numbers
-from labkit.speed.interference.use import task_use
+from labkit.speed.interference.use import TaskUse, task_use
 from labkit.speed.network import link_loads
 
 TOLD = [CPUS, GPUS]
@@ -127,10 +127,10 @@ def nodes_of(graph: Graph, free: Floats, placed: Sequence[Numbers | None], *, n_
 class Loads:
     """How busy links and PCIe buses are, as far as a scheduler can know it: by measured speeds and declared use."""
 
-    def __init__(self, jobs: Jobs, cluster: Cluster) -> None:
+    def __init__(self, jobs: Jobs, cluster: Cluster, *, uses: Mapping[str, TaskUse] | None = None) -> None:
         self._cluster = cluster
         self._bytes = model_bytes(jobs)
-        self._pcie = task_use(jobs)[1]
+        self._pcie = task_use(jobs, uses=uses)[1]
 
     def __call__(self, snapshot: Snapshot) -> tuple[Floats, Floats]:
         """Return the part of its bandwidth that each link (L,) and each group's bus (G,) carries."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from labkit.core.errors import InputError
-from labkit.core.weights import Tensors, WeightsFiles, fault_of
+from labkit.core.weights import Tensors, WeightsFiles, fault_of, seconds
 from labkit.schedulers.marl.published.form import Form
 from labkit.schedulers.marl.published.graphs import Graphs
 from labkit.schedulers.marl.published.network import Params, shapes
@@ -87,11 +87,16 @@ def load_published(path: str | Path) -> MarlWeights:
     """
     path = FILES.find(path)
     about, tensors = FILES.read(path)
-    kept = json.loads(about["form"])
-    form, n_nets = Form(**kept | {"models": tuple(kept["models"])}), int(about["n_nets"])
+    form, n_nets, slot_s = FILES.told(path, about, form=_form, n_nets=int, slot_s=seconds)
     FILES.refuse(path, _fault(tensors, form, n_nets))
     nets = tuple({name: tensors[f"{k}.{name}"] for name in shapes(form)} for k in range(n_nets))
-    return MarlWeights(nets, form, float(about["slot_s"]), about.get("source", ""))
+    return MarlWeights(nets, form, slot_s, about.get("source", ""))
+
+
+def _form(text: str) -> Form:
+    """Return a form; raise KeyError, TypeError or ValueError if it is none."""
+    kept = json.loads(text)
+    return Form(**kept | {"models": tuple(kept["models"])})
 
 
 def _fault(tensors: Tensors, form: Form, n_nets: int) -> str:

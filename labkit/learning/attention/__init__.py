@@ -1,0 +1,1 @@
+"""Training of `attention`: its traces in compiled code (`episodes`), and REINFORCE (`trainer`)."""

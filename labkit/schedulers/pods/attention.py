@@ -1,0 +1,100 @@
+"""Attention (SCARL, its part for machines): each task where a network's attention is highest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from labkit.core.capacity import arrays_of
+from labkit.core.events import Role
+from labkit.core.placement import Gangs, Placement
+from labkit.core.resources import Bools, Ints
+from labkit.core.snapshot import Snapshot
+from labkit.core.trial import Trial
+from labkit.placers import Pack
+from labkit.placers.base import of_one_type, settled
+from labkit.schedulers.pods.attending import NO_NOTES, Gang, Net, Stand, about_of, length_of, load, place
+
+_NO_DRAWS = np.random.default_rng(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Put the tasks of a gang one by one on the machine with the highest score of additive attention [1]_ [2]_.
+
+    Workers come before PSs; the score is `labkit.schedulers.pods.attending.scores`, by what is free on machines, who
+    is there and what of the gang is. Ties go to the first machine; there the task goes to the group with most room. It
+    knows no interference. Gangs that may shrink or share GPUs, and all of them where no gang finds room this way, are
+    packed (`Pack`).
+
+    Attributes
+    ----------
+    weights : str
+        A file of `python -m labkit.learning.attention`; "": the weights that come with labkit.
+
+    References
+    ----------
+    .. [1] Cheong et al., "SCARL: attentive reinforcement learning-based scheduling in a multi-resource heterogeneous
+       cluster", IEEE Access 2019.
+    .. [2] Zhao and Wu, "Large-scale machine learning cluster scheduling via multi-agent graph RL", sec. VI-A (Atte).
+    """
+
+    weights: str = ""
+
+    def place(self, snapshot: Snapshot, gangs: Gangs, *, strict: bool = False) -> Placement:
+        """Return where the gangs go."""
+        if not len(gangs):
+            return Placement.nothing()
+        if gangs.may_shrink().any() or (gangs.partner >= 0).any():
+            return Pack().place(snapshot, gangs, strict=strict)
+        placed, rows = by_attention(load(self.weights), snapshot, gangs, strict=strict)
+        if not placed.any():
+            return Pack().place(snapshot, gangs, strict=strict)
+        return settled(snapshot, gangs, placed, rows)
+
+
+def by_attention(net: Net, snapshot: Snapshot, gangs: Gangs, *, strict: bool) -> tuple[Bools, list[Ints]]:
+    """Return which gangs found room, and the rows of the placement: job, role, group, count."""
+    cluster, table = snapshot.cluster, snapshot.table
+    trial, machines = Trial(snapshot, without=gangs.named), _machines(snapshot)
+    stand, length, about = _stand(snapshot, trial), length_of(table), about_of(table)[gangs.job]
+    up = snapshot.up[cluster.group_machine]
+    placed, seats = np.zeros(len(gangs), np.bool_), []
+    for i, job in enumerate(gangs.job.tolist()):
+        n_workers, n_ps = int(gangs.n_workers[i]), int(gangs.n_ps[i])
+        usable = of_one_type(snapshot, gangs, i, trial.room(job, Role.WORKER))
+        gang = Gang(table.worker_demand[job], table.ps_demand[job], n_workers, n_ps, usable, up, about[i])
+        groups = np.zeros(n_workers + n_ps, np.int64)
+        placed[i] = place(net, stand, gang, machines, groups, False, _NO_DRAWS, NO_NOTES, job)
+        if not placed[i]:
+            if strict:
+                break
+            continue
+        for t, group in enumerate(groups.tolist()):
+            role = Role.WORKER if t < n_workers else Role.PS
+            trial.add(job, role, group)
+            seats.append((job, int(role), group))
+            stand.tasks[cluster.group_machine[group]] += 1
+            stand.length[cluster.group_machine[group]] += length[job]
+    rows, count = np.unique(np.array(seats, np.int32).reshape(-1, 3), axis=0, return_counts=True)
+    return placed, [rows[:, 0], rows[:, 1].astype(np.int8), rows[:, 2], count.astype(np.int32)]
+
+
+def _stand(snapshot: Snapshot, trial: Trial) -> Stand:
+    """Return the machines with the tasks of others."""
+    cluster, there = snapshot.cluster, trial.running()
+    of, n = cluster.group_machine[there.group], cluster.n_machines
+    length = length_of(snapshot.table)[there.job[there.row_job()]]
+    arrays = arrays_of(cluster)
+    return Stand(
+        np.ascontiguousarray(trial.free, np.float64).copy(), arrays.capacity, arrays.first_group.astype(np.int64),
+        np.bincount(of, there.count, n).astype(np.float64),
+        np.bincount(of, there.count * length, n).astype(np.float64),
+    )  # fmt: skip
+
+
+def _machines(snapshot: Snapshot) -> Ints:
+    """Return the machines that the snapshot shows, with something to offer."""
+    shown = np.unique(snapshot.cluster.group_machine[snapshot.offered.any(axis=1)])
+    return shown.astype(np.int64)
