@@ -46,6 +46,12 @@ def test_the_plan_stands_where_jobs_add_up_their_times_instead():
     assert np.median(fractions(ADDITIVE, n_samples=8)[:, -1]) >= 0.90
 
 
+def test_what_the_brain_misses_where_times_add_up_and_computing_is_heavy():
+    """A limit, not a merit: of xDeepFM's additive form it takes no more than four fifths (docs/dlrover.md)."""
+    heavy = Additive(CpuModel(compute_core_s=2.0, worker_cores=19.4, update_core_s=0.1, ps_cores=3.1, io_s=0.01))
+    assert 0.75 <= np.median(fractions(heavy, n_samples=8)[:, -1]) <= 0.82
+
+
 def test_without_noise_one_sample_tells_the_work():
     sample = observed(WORK["xdeepfm"], COLD, np.random.default_rng(0), noise=0.0)
     work = measured_work([sample])
