@@ -94,7 +94,7 @@ def available() -> list[str]:
     """Return the names of all schedulers.
 
     >>> available()[:3]
-    ['attention', 'constant', 'deepsys']
+    ['attention', 'autoscale', 'constant']
     """
     return sorted({*_recipes(), *from_packages("scheduler")})
 
