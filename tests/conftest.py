@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -53,7 +55,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(trylast=True)  # the reporter is there by then
 def pytest_configure(config: pytest.Config) -> None:
-    """Let each test that fails be named when it fails: a run that is cut off tells nothing at its end."""
+    """Let each test that fails be named when it fails: a run that is cut off tells nothing at its end.
+
+    A shell that begins a run in the background makes it ignore Ctrl-C, which the processes of tests would inherit.
+    """
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if reporter := config.pluginmanager.get_plugin("terminalreporter"):
         config.pluginmanager.register(_AtOnce(reporter))
 
