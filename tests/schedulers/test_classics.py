@@ -260,8 +260,8 @@ def test_options_may_stand_in_the_name() -> None:
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("srft", r"unknown scheduler 'srft'\. Did you mean 'srtf'\? Known: attention, constant, deepsys, dl2, drf"),
-        ("", r"unknown scheduler ''\. Known: attention, constant, deepsys, dl2"),
+        ("srft", r"unknown scheduler 'srft'\. Did you mean 'srtf'\? Known: attention, autoscale, constant, deepsys, dl2"),
+        ("", r"unknown scheduler ''\. Known: attention, autoscale, constant, deepsys"),
         ("base", "unknown scheduler 'base'"),
         ("FIFO", r"unknown scheduler 'FIFO'\. Did you mean 'fifo'\?"),
         ("las(treshold_gpu_s=60)", r"unknown option of las 'treshold_gpu_s'\. Did you mean 'threshold_gpu_s'\?"),
