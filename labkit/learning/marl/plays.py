@@ -1,6 +1,6 @@
 """Plays of traces, here or on workers: each is a function of what it is given, so that all give the same bits.
 
-A trainer hands plays to whatever takes calls: nobody (one after the other, in this process), the executor of
+A trainer plays one trace after the other in this process, or hands plays to what takes calls: an executor of
 `concurrent.futures`, or the client of a Dask cluster.
 """
 

@@ -1,4 +1,4 @@
-"""The scheduler: what the stages decide of each job, who gets the cores, and where tasks go."""
+"""The scheduler: what the stages decide for each job, which jobs get the cores, and where tasks go."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who gets the cores when not all wishes fit: by gain per core."""
+"""Cores for the jobs that gain most per core, when not all wishes fit."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class Level:
     uses : mapping or None
         What the tasks of a model use, by its name; the others, or with None all, as `task_use` finds it.
     measured : bool
-        It was fitted to a file: whoever decides knows what tasks use from there, and not from the catalogue alone.
+        It was fitted to a file: schedulers know from there what tasks use, and not from the catalogue alone.
     """
 
     name: str
