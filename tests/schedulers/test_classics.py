@@ -260,7 +260,10 @@ def test_options_may_stand_in_the_name() -> None:
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("srft", r"unknown scheduler 'srft'\. Did you mean 'srtf'\? Known: attention, autoscale, constant, deepsys, dl2"),
+        (
+            "srft",
+            r"unknown scheduler 'srft'\. Did you mean 'srtf'\? Known: attention, autoscale, constant, deepsys, dl2",
+        ),
         ("", r"unknown scheduler ''\. Known: attention, autoscale, constant, deepsys"),
         ("base", "unknown scheduler 'base'"),
         ("FIFO", r"unknown scheduler 'FIFO'\. Did you mean 'fifo'\?"),
