@@ -331,7 +331,7 @@ def test_attach_refuses_in_one_line_what_cannot_go_on(two: Bed, runs: Path) -> N
     before = (folder / "run.json").read_text()
     told = two.hosts_file.read_text()
     two.hosts_file.write_text(told.replace("gpus = 1", "gpus = 2"))
-    with pytest.raises(InputError, match=r"began on h0, h1; .* or other resources. Put back"):
+    with pytest.raises(InputError, match=r"began on h0, h1; .* or other resources or pods. Put back"):
         attach(folder)
     two.hosts_file.unlink()
     with pytest.raises(InputError, match=f"run '{folder.name}' cannot go on without its hosts"):
