@@ -46,7 +46,7 @@ def context(
         measure=measurer(told, cluster, speed=speed),
         profile=partial(measure_profile, told, cluster, speed=speed),
         rng=np.random.default_rng([seed, SCHEDULERS]),
-        rehearse=partial(rehearse, cluster),
+        rehearse=partial(rehearse, cluster, context),
         interference=interference,
     )
 
