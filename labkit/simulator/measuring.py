@@ -9,8 +9,9 @@ import numpy as np
 from labkit.core.errors import InputError
 from labkit.core.events import NO_EVENTS, Events, Kind, Quantity, Role, events, joined
 from labkit.core.jobs import Jobs
-from labkit.core.protocols import Running, SpeedModel, TaskUse, UseModel
+from labkit.core.protocols import SpeedModel, UseModel
 from labkit.core.resources import MEMORY_GB, Floats, Ints
+from labkit.core.running import Running, TaskUse
 
 _TOLD: Final = (
     (Quantity.CORES, Role.WORKER), (Quantity.CORES, Role.PS), (Quantity.MEMORY_GB, Role.WORKER),
