@@ -14,8 +14,8 @@ from labkit.core.capacity import MANY, SLACK, room
 from labkit.core.errors import PlacementError
 from labkit.core.events import Role
 from labkit.core.placement import Placement, Reason, Repair, repairs_of
-from labkit.core.protocols import Running
 from labkit.core.resources import CPUS, GPUS, MEMORY_GB, Amounts, Bools, Floats, Ints
+from labkit.core.running import Running
 from labkit.core.snapshot import Snapshot
 
 _Given = tuple[float, float]

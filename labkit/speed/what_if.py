@@ -16,8 +16,8 @@ from numba import njit
 from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError
 from labkit.core.jobs import Jobs
-from labkit.core.protocols import Running
 from labkit.core.resources import CPUS, Floats, Ints
+from labkit.core.running import Running
 from labkit.speed.interference.factors import MAX_EXPONENT
 from labkit.speed.interference.model import MODELS, InterferenceModel
 from labkit.speed.interference.profile import NO_LOAD

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit.core import InputError, Jobs
-from labkit.core.protocols import Running
 from labkit.core.resources import amounts
+from labkit.core.running import Running
 from labkit.speed.interference import MODELS, Interference, InterferenceModel, TaskUse
 from labkit.speed.step_time import StepTime
 from labkit.speed.what_if import (
