@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 
 MAX_FAULTS_TOLD = 20
 
-TRUTH = {"true_steps": "total_steps, or snapshot.jobs.remaining_steps"}
+TRUTH = {
+    "true_steps": "total_steps, or snapshot.jobs.remaining_steps",
+    "ps_memory_base_gb": "snapshot.jobs.used_memory_gb",
+    "ps_memory_growth_gb": "snapshot.jobs.used_memory_gb",
+}
 """Columns that only a backend may read, and what a scheduler reads instead."""
 
 
@@ -87,6 +91,9 @@ class Jobs:
         trains for `total_steps` whatever its loss.
     home : array
         (N,) the pod (partition of the cluster) where the job arrives; -1: it may go anywhere.
+    ps_memory_base_gb, ps_memory_growth_gb : array
+        (N,) memory that all parameter servers of a job hold together at its beginning, and what they take more of in
+        each 1,000 steps; 0: as much as is declared. Only the simulator may look.
     """
 
     name: str
@@ -112,6 +119,8 @@ class Jobs:
     slo_s: Floats
     loss_delta: Floats
     home: Ints
+    ps_memory_base_gb: Floats
+    ps_memory_growth_gb: Floats
 
     @classmethod
     def of(
@@ -138,6 +147,8 @@ class Jobs:
         slo_s: ArrayLike = np.nan,
         loss_delta: ArrayLike = np.nan,
         home: ArrayLike = -1,
+        ps_memory_base_gb: ArrayLike = 0.0,
+        ps_memory_growth_gb: ArrayLike = 0.0,
     ) -> Self:
         """Return jobs from columns or scalars, sorted by arrival (ties keep their order).
 
@@ -177,6 +188,8 @@ class Jobs:
             slo_s=of.numbers("slo_s", slo_s),
             loss_delta=of.numbers("loss_delta", loss_delta),
             home=of.counts("home", home),
+            ps_memory_base_gb=of.numbers("ps_memory_base_gb", ps_memory_base_gb),
+            ps_memory_growth_gb=of.numbers("ps_memory_growth_gb", ps_memory_growth_gb),
         )
         faults = jobs.faults()
         if faults:
@@ -322,10 +335,17 @@ class DeclaredJobs(Jobs):
     @property
     def true_steps(self) -> NoReturn:  # that it cannot be read is what this class is for
         """Refuse."""
-        raise TruthError(
-            f"a scheduler cannot read true_steps: what a job really needs is the simulator's secret; read "
-            f"{TRUTH['true_steps']}."
-        )
+        raise _refused("true_steps")
+
+    @property
+    def ps_memory_base_gb(self) -> NoReturn:
+        """Refuse."""
+        raise _refused("ps_memory_base_gb")
+
+    @property
+    def ps_memory_growth_gb(self) -> NoReturn:
+        """Refuse."""
+        raise _refused("ps_memory_growth_gb")
 
     @property
     def declared(self) -> DeclaredJobs:  # nothing is to be kept: it is what it returns
@@ -346,7 +366,13 @@ class DeclaredJobs(Jobs):
 
     def as_if_true(self) -> Jobs:
         """Return jobs of which every declaration is right."""
-        return Jobs(**self._columns_of(self), true_steps=self.total_steps)
+        nothing = np.zeros(len(self))
+        truth: dict[str, Any] = {
+            "true_steps": self.total_steps,
+            "ps_memory_base_gb": nothing,
+            "ps_memory_growth_gb": nothing,
+        }
+        return Jobs(**self._columns_of(self), **truth)
 
     @staticmethod
     def _columns_of(jobs: Jobs) -> Mapping[str, Any]:
@@ -354,6 +380,12 @@ class DeclaredJobs(Jobs):
 
     def __repr__(self) -> str:
         return f"<what is declared of {len(self)} jobs of {self.name}>"
+
+
+def _refused(column: str) -> TruthError:
+    return TruthError(
+        f"a scheduler cannot read {column}: what a job really needs is the simulator's secret; read {TRUTH[column]}."
+    )
 
 
 def told(name: str, faults: Sequence[str]) -> str:

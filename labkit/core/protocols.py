@@ -9,7 +9,7 @@ from labkit.core.events import Events
 from labkit.core.jobs import Jobs
 from labkit.core.placement import Gangs, Placement
 from labkit.core.resources import Bools, Floats, Ints
-from labkit.core.running import Running, TaskUse
+from labkit.core.running import EachTask, Running, TaskUse
 
 if TYPE_CHECKING:
     from labkit.core.snapshot import Snapshot
@@ -22,6 +22,7 @@ class SpeedModel(Protocol):
     A model with an attribute `pairs = True` knows how fast jobs are that share their GPUs (`running.partner`); with any
     other, a placement that pairs jobs is refused. One with `amounts = True` looks at the cores and memory that tasks
     were given (`running.cpus`); with any other, a run in which a scheduler gives some tells that they change no speed.
+    One with `troubles = True` is a `TroubleModel`; with any other, a simulation of slow and hot tasks is refused.
 
     Attributes
     ----------
@@ -69,6 +70,17 @@ class UseModel(Protocol):
 
     def use(self, running: Running) -> TaskUse:
         """Return what the tasks of running jobs use at the speeds that the model gives them."""
+        ...
+
+
+@runtime_checkable
+class TroubleModel(UseModel, Protocol):
+    """A speed model that tells tasks of a job apart: it knows slow and hot ones, and what each of them uses."""
+
+    troubles: bool
+
+    def each(self, running: Running) -> EachTask:
+        """Return what every single task uses."""
         ...
 
 

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from labkit.core.resources import Floats, Ints
+
+TROUBLED: Final = np.dtype(
+    [("at", np.int32), ("role", np.int8), ("task", np.int32), ("pace", np.float64), ("load", np.float64)]
+)
+"""A task that works at a part of its pace, or has `load` times the mean share of its job's updates; `at`: the position
+of its job in `Running.job`, `task`: its number within the role, in the order of the job's rows."""
+
+
+_NO_TROUBLES: Final = np.empty(0, TROUBLED)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -34,6 +44,9 @@ class Running:
     cpus, memory_gb : array
         (P,) cores and GB of each task of a row, where a decision gave any task other ones than declared; empty: all
         have what was declared.
+    troubles : array
+        Of dtype `TROUBLED`: what is wrong with single tasks. Only a simulator knows, and only models with
+        `troubles = True` can show it.
     """
 
     job: Ints
@@ -48,6 +61,7 @@ class Running:
     n_new: Ints = field(default_factory=lambda: np.empty(0, np.int32))
     cpus: Floats = field(default_factory=lambda: np.empty(0))
     memory_gb: Floats = field(default_factory=lambda: np.empty(0))
+    troubles: NDArray[Any] = field(default_factory=lambda: _NO_TROUBLES)
 
     def row_job(self) -> Ints:
         """Return the position in `job` that each task row belongs to, (P,)."""
@@ -72,3 +86,24 @@ class TaskUse:
     step_s: Floats
     compute_s: Floats
     load: Floats
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class EachTask:
+    """What each single task of running jobs uses, K of them, in order of job, role and task.
+
+    Attributes
+    ----------
+    at : array
+        (K,) position of its job in `Running.job`.
+    role, task, row : array
+        (K,) its role, its number within it, and its row of `Running`.
+    use : TaskUse
+        (K,) each; here `compute_s` of a server is the time that an update of the size of the whole model takes it.
+    """
+
+    at: Ints
+    role: NDArray[np.int8]
+    task: Ints
+    row: Ints
+    use: TaskUse
