@@ -17,6 +17,10 @@ def _not_positive(column: Column) -> Bools:
     return np.asarray(~np.isfinite(column) | (column <= 0))
 
 
+def _no_amount(column: Column) -> Bools:
+    return np.asarray(~np.isfinite(column) | (column < 0))
+
+
 def _negative(demand: Floats) -> Bools:
     return np.asarray(~(demand >= 0).all(axis=1) | ~np.isfinite(demand).all(axis=1))
 
@@ -35,6 +39,8 @@ _ALONE: Final[tuple[tuple[str, Callable[[Column], Bools], str], ...]] = (
     ("weight", lambda weight: ~(weight > 0), "> 0"),
     ("slo_s", lambda seconds: seconds <= 0, "> 0 or none"),
     ("loss_delta", lambda delta: delta <= 0, "> 0 or none"),
+    ("ps_memory_base_gb", _no_amount, "GB >= 0"),
+    ("ps_memory_growth_gb", _no_amount, "GB >= 0"),
     ("home", lambda pod: pod < -1, "a pod >= 0, or -1 for any"),
     ("ps_memory_base_gb", lambda gb: ~np.isfinite(gb) | (gb < 0), "GB >= 0"),
     ("ps_memory_growth_gb", lambda gb: ~np.isfinite(gb) | (gb < 0), "GB >= 0"),

@@ -367,7 +367,11 @@ class DeclaredJobs(Jobs):
     def as_if_true(self) -> Jobs:
         """Return jobs of which every declaration is right."""
         nothing = np.zeros(len(self))
-        truth = {"true_steps": self.total_steps, "ps_memory_base_gb": nothing, "ps_memory_growth_gb": nothing}
+        truth: dict[str, Any] = {
+            "true_steps": self.total_steps,
+            "ps_memory_base_gb": nothing,
+            "ps_memory_growth_gb": nothing,
+        }
         return Jobs(**self._columns_of(self), **truth)
 
     @staticmethod
@@ -376,6 +380,12 @@ class DeclaredJobs(Jobs):
 
     def __repr__(self) -> str:
         return f"<what is declared of {len(self)} jobs of {self.name}>"
+
+
+def _refused(column: str) -> TruthError:
+    return TruthError(
+        f"a scheduler cannot read {column}: what a job really needs is the simulator's secret; read {TRUTH[column]}."
+    )
 
 
 def told(name: str, faults: Sequence[str]) -> str:
