@@ -135,7 +135,7 @@ class Simulator:
         """Return the troubles and the memory of jobs, of which the speed model must know."""
         if not 0 <= self._checkpoint_s < np.inf:
             raise InputError(f"checkpoint_s is {self._checkpoint_s}; expected seconds >= 0, 0: nothing is lost.")
-        some, growing = troubles is not None and len(troubles) > 0, grows(self.jobs)
+        some, growing = troubles is not None, grows(self.jobs)
         if not (some or growing.any()):
             return None, None
         model = self.speed
@@ -147,7 +147,7 @@ class Simulator:
             )
         memory = GrowingMemory(self.jobs, model) if growing.any() else None
         self._detail = DetailedMeasuring(self.jobs, model, memory)
-        return ActiveTroubles(troubles, self.jobs) if troubles is not None and some else None, memory
+        return None if troubles is None else ActiveTroubles(troubles, self.jobs), memory
 
     @property
     def now_s(self) -> float:
