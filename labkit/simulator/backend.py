@@ -239,12 +239,17 @@ class Simulator:
             changed, speeds, costs, self._changes is not None and np.isinf(self._lease_s), self._now_s, self._truth,
             self._running, self._counts, self._out, n,
         )  # fmt: skip
-        for job in starting if self._troubles is not None else ():
-            begins = self._truth["phase"][job] == state.STARTING
-            self._troubles.starts(job, float(self._truth["ready_s"][job]) if begins else self._now_s)
+        self._count_from(starting)
         if not self.speed.local and costs.any():  # the changed ones may not run yet
             return n, self._retime_all()
         return n, self._retime(others, speeds[len(changed) :]) if len(others) else NO_EVENTS
+
+    def _count_from(self, starting: list[int]) -> None:
+        """Count the seconds of troubles from the first start of jobs, which is over when their overhead is."""
+        if self._troubles is not None:
+            for job in starting:
+                begins = self._truth["phase"][job] == state.STARTING
+                self._troubles.starts(job, float(self._truth["ready_s"][job]) if begins else self._now_s)
 
     def _renew(self, changed: Ints) -> list[int]:
         """Let jobs that start again have new processes; return those that start for the first time."""
