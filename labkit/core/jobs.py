@@ -85,6 +85,14 @@ class Jobs:
         trains for `total_steps` whatever its loss.
     home : array
         (N,) the pod (partition of the cluster) where the job arrives; -1: it may go anywhere.
+    device_type : array of str
+        (N,) the kind of GPU that the job demands; "": any.
+    measured_on : array of str
+        (N,) the kind of GPU on which `duration_s` was recorded; "": not known.
+    priority : array
+        (N,) what the trace says; a higher number is more urgent. For schedulers that look at it.
+    notes : tuple of str
+        What a reader of figures about these jobs has to know: what was guessed, left out or fallen back to.
     """
 
     name: str
@@ -110,6 +118,10 @@ class Jobs:
     slo_s: Floats
     loss_delta: Floats
     home: Ints
+    device_type: NDArray[np.object_]
+    measured_on: NDArray[np.object_]
+    priority: Floats
+    notes: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -136,6 +148,10 @@ class Jobs:
         slo_s: ArrayLike = np.nan,
         loss_delta: ArrayLike = np.nan,
         home: ArrayLike = -1,
+        device_type: Sequence[str] | str = "",
+        measured_on: Sequence[str] | str = "",
+        priority: ArrayLike = 0.0,
+        notes: Sequence[str] = (),
     ) -> Self:
         """Return jobs from columns or scalars, sorted by arrival (ties keep their order).
 
@@ -175,6 +191,10 @@ class Jobs:
             slo_s=of.numbers("slo_s", slo_s),
             loss_delta=of.numbers("loss_delta", loss_delta),
             home=of.counts("home", home),
+            device_type=of.texts("device_type", device_type),
+            measured_on=of.texts("measured_on", measured_on),
+            priority=of.numbers("priority", priority),
+            notes=tuple(notes),
         )
         faults = jobs.faults()
         if faults:
@@ -219,6 +239,7 @@ class Jobs:
             (self.slo_s <= 0, "slo_s", self.slo_s, "> 0 or none"),
             (self.loss_delta <= 0, "loss_delta", self.loss_delta, "> 0 or none"),
             (self.home < -1, "home", self.home, "a pod >= 0, or -1 for any"),
+            (~np.isfinite(self.priority), "priority", self.priority, "a finite number"),
         ]
         faults = [
             f"job {self.id[i]}: {column} is {values[i]}; expected {expected}"

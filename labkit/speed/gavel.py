@@ -10,6 +10,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from labkit.core.cluster import Cluster
+from labkit.core.device_types import may_run_on
 from labkit.core.errors import InputError
 from labkit.core.jobs import Jobs
 from labkit.core.protocols import Running
@@ -86,6 +87,7 @@ class GavelSpeed:
         self._alone = table.steps_per_s(
             jobs.model_names().tolist(), n_gpus=jobs.n_workers * gpus_each, device_types=types, strict=strict
         )
+        self._alone = np.where(may_run_on(jobs, cluster), self._alone, 0.0)
         kinds, kind = np.unique(np.stack([jobs.model.astype(np.float64), gpus_each]), axis=1, return_inverse=True)
         self._kind: Ints = kind.reshape(-1).astype(np.int32)
         self._by_workers = _by_workers(jobs, kinds, table, types)
