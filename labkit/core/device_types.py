@@ -53,9 +53,7 @@ def unmet_types(jobs: Jobs, cluster: Cluster) -> list[str]:
     """Return a sentence if jobs demand device types that a cluster lacks."""
     asked = Counter(jobs.device_type.tolist())
     lacking = {
-        name: n
-        for name, n in asked.items()
-        if name and not any(same_type(name, kind) for kind in cluster.device_types)
+        name: n for name, n in asked.items() if name and not any(same_type(name, kind) for kind in cluster.device_types)
     }
     if not lacking:
         return []

@@ -92,7 +92,8 @@ def caveats(
         so = "by price alone" if traits.pays is not None else "as its agnostic version would"
         found.append(
             f"{name} lives on differences in speed between device types, and here {kinds} are equally fast (speeds: "
-            f"{source}); so it decides {so}. --throughputs FILE gives measured speeds."
+            f"{source}); so it decides {so}. --throughputs FILE gives measured or relative "
+            "speeds, --speed flops guesses them."
         )
     if traits.oracle and jobs.malleable.any():
         found.append(

@@ -41,6 +41,8 @@ class GavelSpeed:
         The published figures by default.
     strict : bool
         Refuse numbers of GPUs that were not measured, instead of estimating them (`Throughputs.steps_per_s`).
+    said : str
+        Where the figures are from, for headers of runs.
     placement : bool
         A gang of several GPUs whose workers on a device type sit on more machines than needed runs at the figures of
         "<type>_unconsolidated" [1]_, where there are such; off by default, as in the published simulator. A job that
@@ -78,7 +80,10 @@ class GavelSpeed:
         throughputs: Throughputs | None = None,
         strict: bool = False,
         placement: bool = False,
+        said: str = "",
     ) -> None:
+        if said:
+            self.in_words = said
         table = Throughputs.published() if throughputs is None else throughputs
         types = cluster.device_types
         refuse_samples(jobs, what="Gavel's table")

@@ -54,7 +54,9 @@ def kubernetes(path: str | Path, *, cpu_jobs: bool = False) -> Read:
     for pod in _ran(pods, tally):
         groups.setdefault(pod.job, []).append(pod)
     gangs = [gang for mine in groups.values() if (gang := _gang(mine, tally, cpu_jobs=cpu_jobs)) is not None]
-    tally.refuse_none(path, "GPUs are asked for as nvidia.com/gpu, amd.com/gpu or the like, and pods must have ended or run")
+    tally.refuse_none(
+        path, "GPUs are asked for as nvidia.com/gpu, amd.com/gpu or the like, and pods must have ended or run"
+    )
     return Read(_jobs(gangs, name=path.name, tally=tally), tally)
 
 
@@ -153,8 +155,14 @@ def _jobs(gangs: list[Gang], *, name: str, tally: Tally) -> Jobs:
     n_workers = np.clip(np.where(whole, gpus, parts), 1, MAX_TASKS).astype(np.int32)
     cores = np.array([gang.cpus for gang in gangs])
     tally.remark(np.isnan(cores), "no request for cores, so that they get one per worker")
-    tally.remark([gang.under_way for gang in gangs], "not ended, so that they end with the last moment in the file, which is too early")
-    tally.remark([gang.first.guessed for gang in gangs], "slices of GPUs; a slice of time counts as a GPU, one of MIG by its sevenths")
+    tally.remark(
+        [gang.under_way for gang in gangs],
+        "not ended, so that they end with the last moment in the file, which is too early",
+    )
+    tally.remark(
+        [gang.first.guessed for gang in gangs],
+        "slices of GPUs; a slice of time counts as a GPU, one of MIG by its sevenths",
+    )
     tally.remark(gpus > MAX_TASKS, f"cut to {MAX_TASKS:,} GPUs")
     memory_gb = np.array([gang.memory_gb for gang in gangs])
     cores = np.where(np.isnan(cores), n_workers, cores)
@@ -169,7 +177,9 @@ def _jobs(gangs: list[Gang], *, name: str, tally: Tally) -> Jobs:
         duration_s=duration_s,
         n_workers=n_workers,
         n_ps=[min(len(gang.servers), MAX_TASKS) for gang in gangs],
-        worker_demand=np.stack([np.where(whole, 1.0, gpus / n_workers), cores / n_workers, memory_gb / n_workers], axis=-1),
+        worker_demand=np.stack(
+            [np.where(whole, 1.0, gpus / n_workers), cores / n_workers, memory_gb / n_workers], axis=-1
+        ),
         ps_demand=np.array([_of_one_server(gang.servers) for gang in gangs]),
         device_type=[gang.first.device_type for gang in gangs],
         measured_on=[gang.first.device_type for gang in gangs],
@@ -182,6 +192,8 @@ def _of_one_server(servers: Sequence[Pod]) -> list[float]:
     """Return GPUs, cores and GB of a parameter server."""
     if not servers:
         return [0.0, 1.0, 0.0]
-    return [0.0, float(np.nan_to_num(np.mean([pod.cpus for pod in servers]), nan=1.0)), float(np.mean([pod.memory_gb for pod in servers]))]
-
-
+    return [
+        0.0,
+        float(np.nan_to_num(np.mean([pod.cpus for pod in servers]), nan=1.0)),
+        float(np.mean([pod.memory_gb for pod in servers])),
+    ]

@@ -16,7 +16,8 @@ from labkit.workloads.readers.base import MAX_NUMBER, Table, from_zero, header_o
 from labkit.workloads.readers.files import lines_of, text_of
 from labkit.workloads.readers.mapping import FIELDS, ColumnMap, Source, kept, refuse_unfit, sureness, words_of
 from labkit.workloads.readers.tally import Read, Tally
-from labkit.workloads.readers.times import moments_s, read_moments_s, read_spans_s, spans_s, unknown as not_known, without_offset
+from labkit.workloads.readers.times import moments_s, read_moments_s, read_spans_s, spans_s, without_offset
+from labkit.workloads.readers.times import unknown as not_known
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -123,7 +124,7 @@ def _largest(cells: pd.Series) -> float:
 
 
 def _with_unit(name: str, source: Source, head: pd.DataFrame) -> Source:
-    """Return a source with the unit that the name of its column tells, or the size of its numbers; else the usual one."""
+    """Return a source with the unit that the name of its column tells, or the size of its numbers."""
     units = FIELDS[name].units
     if source.unit or not units:
         return source

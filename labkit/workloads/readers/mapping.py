@@ -21,7 +21,16 @@ ENDING: Final = ".labkit.toml"
 
 SPANS: Final = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "days": 86_400.0}
 MOMENTS: Final = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
-SIZES: Final = {"bytes": 1e-9, "kb": 1e-6, "mb": 1e-3, "gb": 1.0, "tb": 1e3, "kib": 2.0**-20, "mib": 2.0**-10, "gib": 1.0}
+SIZES: Final = {
+    "bytes": 1e-9,
+    "kb": 1e-6,
+    "mb": 1e-3,
+    "gb": 1.0,
+    "tb": 1e3,
+    "kib": 2.0**-20,
+    "mib": 2.0**-10,
+    "gib": 1.0,
+}
 """GB in a unit of memory; a GiB counts as a GB, as elsewhere in labkit."""
 
 _SUFFIXES: Final = {
@@ -60,34 +69,58 @@ class Field:
         return {"moment": MOMENTS, "span": SPANS, "size": SIZES}.get(self.kind, {})
 
 
+def _named(listed: str) -> tuple[str, ...]:
+    return tuple(listed.split(", "))
+
+
 FIELDS: Final = {
     "arrival": Field(
         "moment", "when it was submitted",
-        ("submit", "submit time", "submitted", "submitted at", "submission", "submission time", "arrival", "arrival time",
-         "created", "created at", "creation time", "queued at", "enqueue time"), ("timestamp", "time", "date"),
+        _named("submit, submit time, submitted, submitted at, submission, submission time, arrival, arrival time, "
+               "created, created at, creation time, queued at, enqueue time"), _named("timestamp, time, date"),
     ),
-    "start": Field("moment", "when it started", ("start", "start time", "started", "started at", "begin", "begin time",
-                                                 "launch time", "scheduled time")),
-    "end": Field("moment", "when it ended", ("end", "end time", "ended", "ended at", "finish", "finish time", "finished",
-                                             "finished at", "completed at", "completion time", "stop time")),
-    "duration": Field("span", "how long it ran", ("duration", "runtime", "run time", "elapsed", "elapsed time", "walltime",
-                                                  "wall time", "wallclock", "service time"), ("time used", "length")),
-    "gpus": Field("amount", "GPUs of the whole job", ("gpus", "gpu", "num gpus", "n gpus", "ngpus", "gpu num", "gpu count",
-                                                      "req gpus", "alloc gpus", "requested gpus", "allocated gpus", "gpu request"),
-                  ("num gpu", "gpus requested", "gpus allocated", "devices", "accelerators")),
-    "cpus": Field("amount", "cores of the whole job", ("cpus", "cpu", "num cpus", "n cpus", "ncpus", "cpu num", "cpu count",
-                                                       "cores", "num cores", "req cpus", "alloc cpus")),
-    "memory": Field("size", "memory of the whole job", ("memory", "mem", "ram", "req mem", "memory request")),
-    "user": Field("name", "user, team or queue", ("user", "username", "user name", "owner", "submitter"),
-                  ("account", "team", "group", "vc", "project", "tenant", "queue", "partition", "namespace", "department")),
-    "model": Field("name", "kind of job", ("model", "model name", "job type", "workload", "workload type"),
-                   ("job name", "name", "jobname", "task", "framework")),
-    "id": Field("name", "unique name", ("id", "job id", "jobid", "uuid"), ("job",)),
-    "device_type": Field("name", "kind of GPU that it demands", ("requested gpu type", "gpu type requested", "req gpu type",
-                                                                 "gpu constraint", "gpu spec"), ("constraint",)),
-    "measured_on": Field("name", "kind of GPU that it ran on", ("gpu type", "gpu model", "device type", "gpu name",
-                                                                "accelerator type"), ("device", "gpu kind")),
-    "priority": Field("number", "priority, higher is more urgent", ("priority", "prio")),
+    "start": Field(
+        "moment", "when it started",
+        _named("start, start time, started, started at, begin, begin time, launch time, scheduled time"),
+    ),
+    "end": Field(
+        "moment", "when it ended",
+        _named("end, end time, ended, ended at, finish, finish time, finished, finished at, completed at, "
+               "completion time, stop time"),
+    ),
+    "duration": Field(
+        "span", "how long it ran",
+        _named("duration, runtime, run time, elapsed, elapsed time, walltime, wall time, wallclock, service time"),
+        _named("time used, length"),
+    ),
+    "gpus": Field(
+        "amount", "GPUs of the whole job",
+        _named("gpus, gpu, num gpus, n gpus, ngpus, gpu num, gpu count, req gpus, alloc gpus, requested gpus, "
+               "allocated gpus, gpu request"), _named("num gpu, gpus requested, gpus allocated, devices, accelerators"),
+    ),
+    "cpus": Field(
+        "amount", "cores of the whole job",
+        _named("cpus, cpu, num cpus, n cpus, ncpus, cpu num, cpu count, cores, num cores, req cpus, alloc cpus"),
+    ),
+    "memory": Field("size", "memory of the whole job", _named("memory, mem, ram, req mem, memory request")),
+    "user": Field(
+        "name", "user, team or queue", _named("user, username, user name, owner, submitter"),
+        _named("account, team, group, vc, project, tenant, queue, partition, namespace, department"),
+    ),
+    "model": Field(
+        "name", "kind of job", _named("model, model name, job type, workload, workload type"),
+        _named("job name, name, jobname, task, framework"),
+    ),
+    "id": Field("name", "unique name", _named("id, job id, jobid, uuid"), _named("job")),
+    "device_type": Field(
+        "name", "kind of GPU that it demands",
+        _named("requested gpu type, gpu type requested, req gpu type, gpu constraint, gpu spec"), _named("constraint"),
+    ),
+    "measured_on": Field(
+        "name", "kind of GPU that it ran on",
+        _named("gpu type, gpu model, device type, gpu name, accelerator type"), _named("device, gpu kind"),
+    ),
+    "priority": Field("number", "priority, higher is more urgent", _named("priority, prio")),
 }  # fmt: skip
 """What may be told of a job, by the name that `--map` takes."""
 
@@ -243,7 +276,9 @@ def refuse_unfit(sources: Iterable[str], columns: Sequence[str], path: object) -
     """
     given, there = set(sources), ", ".join(columns)
     if not given & {"arrival", "start"}:
-        raise InputError(f"{path}: no column tells when jobs were submitted; name it: --map arrival=COLUMN. There are: {there}.")
+        raise InputError(
+            f"{path}: no column tells when jobs were submitted; name it: --map arrival=COLUMN. There are: {there}."
+        )
     if "duration" not in given and not given >= {"start", "end"}:
         raise InputError(
             f"{path}: no column tells how long jobs ran; name it: --map duration=COLUMN, or start=COLUMN,end=COLUMN. "

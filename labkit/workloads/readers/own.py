@@ -25,7 +25,9 @@ _COUNTS: Final = {"n_workers": 1, "max_workers": 1, "n_ps": 0, "max_ps": 0, "hom
 _POSITIVE: Final = ("total_steps", "true_steps", "steps_per_epoch", "weight")
 _OPTIONAL: Final = ("samples_per_step", "duration_s", "slo_s", "loss_delta")
 _DEMANDS: Final = tuple(f"{role}_{r}" for role in ("worker", "ps") for r in ("gpus", "cpus", "memory_gb"))
-KNOWN: Final = frozenset((*_TEXT, *_TYPES, *_COUNTS, *_POSITIVE, *_OPTIONAL, *_DEMANDS, "arrival_s", "sync", "priority"))
+KNOWN: Final = frozenset(
+    (*_TEXT, *_TYPES, *_COUNTS, *_POSITIVE, *_OPTIONAL, *_DEMANDS, "arrival_s", "sync", "priority")
+)
 REQUIRED: Final = ("arrival_s", "total_steps")
 EXPECTED: Final = "a labkit trace with columns arrival_s, total_steps and any of those in docs/trace-formats.md"
 

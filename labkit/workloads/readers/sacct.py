@@ -26,6 +26,8 @@ REQUEUED: Final = frozenset({"REQUEUED", "PREEMPTED", "NODE_FAIL", "BOOT_FAIL"})
 UNDER_WAY: Final = frozenset({"RUNNING", "SUSPENDED", "COMPLETING", "RESIZING", "STOPPED", "SIGNALING", "STAGE_OUT"})
 """States of a job that had not ended when the file was written."""
 
+REMEDY: Final = "sacct's AllocTRES tells GPUs where slurm.conf has AccountingStorageTRES=gres/gpu"
+
 ENDED_BADLY: Final = {"FAILED": "failed", "TIMEOUT": "timed out", "CANCELLED": "were cancelled",
                       "OUT_OF_MEMORY": "ran out of memory"}  # fmt: skip
 
@@ -53,12 +55,13 @@ def sacct(path: str | Path, *, cpu_jobs: bool = False) -> Read:
     rows = _columns(table, ~steps)
     table.check()
     rows = _ran(rows, tally)
+    tally.refuse_none(path, REMEDY)
     rows = _heterogeneous(_requeued(rows, tally), tally)
     if not cpu_jobs:
         idle = (rows["gpus"] == 0).to_numpy()
         tally.leave_out(idle, "without GPUs")
         rows = rows[~idle]
-    tally.refuse_none(path, "sacct's AllocTRES tells GPUs where slurm.conf has AccountingStorageTRES=gres/gpu")
+    tally.refuse_none(path, REMEDY)
     _remark(rows, tally, table)
     return Read(_jobs(rows, name=Path(path).name, notes=tally.notes()), tally)
 
@@ -132,7 +135,7 @@ def _ran(rows: pd.DataFrame, tally: Tally) -> pd.DataFrame:
 
 
 def _requeued(rows: pd.DataFrame, tally: Tally) -> pd.DataFrame:
-    """Merge the rows of a job that ran several times (`sacct --duplicates`) into its last one, with its first arrival."""
+    """Merge the attempts of a requeued job (`sacct --duplicates`) into its last one, with its first arrival."""
     rows = rows.sort_values(["id", "submit_s", "row"], kind="stable")
     again = rows["id"].duplicated().to_numpy()
     before = rows["state"].shift(1).isin(list(REQUEUED)).to_numpy()
@@ -166,8 +169,13 @@ def _heterogeneous(rows: pd.DataFrame, tally: Tally) -> pd.DataFrame:
 def _remark(rows: pd.DataFrame, tally: Tally, table: Table) -> None:
     """Note what was guessed of the jobs that are left."""
     state = rows["state"]
-    under_way = state.isin(list(UNDER_WAY)) | (rows["end_s"].isna() & rows["elapsed_s"].notna() & ("End" in table.frame))
-    tally.remark(under_way, "not ended when the file was written, so that their durations are too short (the time that they had run)")
+    under_way = state.isin(list(UNDER_WAY)) | (
+        rows["end_s"].isna() & rows["elapsed_s"].notna() & ("End" in table.frame)
+    )
+    tally.remark(
+        under_way,
+        "not ended when the file was written, so that their durations are too short (the time that they had run)",
+    )
     badly = [f"{int((state == name).sum()):,} {said}" for name, said in ENDED_BADLY.items() if (state == name).any()]
     if badly:
         tally.remark(state.isin(list(ENDED_BADLY)), f"not completed, and count as they ran ({', '.join(badly)})")
@@ -182,8 +190,8 @@ def _remark(rows: pd.DataFrame, tally: Tally, table: Table) -> None:
     if (column := table.frame.get("Submit")) is not None and without_offset(column).any():
         tally.remark(
             len(rows),
-            "times in the time zone of the host of sacct, which the file does not tell, so that gaps are wrong at a change of clocks "
-            "(TZ=UTC sacct ... has none)",
+            "times in the time zone of the host of sacct, which the file does not tell, so that gaps are wrong at a "
+            "change of clocks (TZ=UTC sacct ... has none)",
         )
 
 
@@ -219,5 +227,3 @@ def _first_name(frame: pd.DataFrame, columns: tuple[str, ...], *, otherwise: str
     column = next((name for name in columns if name in frame.columns), None)
     names = [otherwise] * len(frame) if column is None else names_of(frame[column], blank=otherwise)
     return np.array(names, dtype=object)
-
-

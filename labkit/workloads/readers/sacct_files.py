@@ -18,7 +18,9 @@ COLUMNS: Final = (
 )  # fmt: skip
 """What is looked at, of what sacct can print; others may stand beside them."""
 
-ASKED: Final = "sacct -a -X -P -S 2024-01-01 -o JobID,JobName,User,Submit,Start,End,Elapsed,State,AllocTRES,ReqTRES,Priority"
+ASKED: Final = (
+    "sacct -a -X -P -S 2024-01-01 -o JobID,JobName,User,Submit,Start,End,Elapsed,State,AllocTRES,ReqTRES,Priority"
+)
 EXPECTED: Final = f"what `{ASKED}` prints, or `sacct --json`"
 SEPARATORS: Final = "|,;\t^~"
 _PLAIN: Final = {name.lower(): name for name in COLUMNS}

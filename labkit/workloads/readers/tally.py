@@ -74,7 +74,9 @@ class Tally:
         if self.n_jobs < 1:
             gone = self.left_out | self.merged
             told = f" ({_listed(gone)})" if gone else ""
-            raise TraceError(f"{path}: none of {self.n_rows:,} {self.noun} is a job with GPUs that ran{told}; {remedy}.")
+            raise TraceError(
+                f"{path}: none of {self.n_rows:,} {self.noun} is a job with GPUs that ran{told}; {remedy}."
+            )
 
     @staticmethod
     def _count(into: dict[str, int], n: int | Bools, reason: str) -> None:
@@ -85,4 +87,3 @@ class Tally:
 
 def _listed(counts: dict[str, int]) -> str:
     return ", ".join(f"{n:,} {reason}" for reason, n in counts.items())
-
