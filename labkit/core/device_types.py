@@ -57,7 +57,9 @@ def unmet_types(jobs: Jobs, cluster: Cluster) -> list[str]:
     }
     if not lacking:
         return []
-    shown = ", ".join(f"{name} ({n:,} jobs)" for name, n in sorted(lacking.items(), key=lambda item: -item[1])[:5])
+    shown = ", ".join(
+        f"{name} ({n:,} of {len(jobs):,} jobs)" for name, n in sorted(lacking.items(), key=lambda item: -item[1])[:5]
+    )
     return [
         f"device types that jobs demand and {cluster.name} lacks: {shown}; these jobs may run on any of its types "
         f"({', '.join(cluster.device_types)})."
