@@ -13,8 +13,8 @@ from labkit.core.cluster import Cluster
 from labkit.core.device_types import may_run_on
 from labkit.core.errors import InputError
 from labkit.core.jobs import Jobs
-from labkit.core.protocols import Running
 from labkit.core.resources import GPUS, Bools, Floats, Ints
+from labkit.core.running import Running
 from labkit.speed.units import refuse_samples
 from labkit.workloads.gavel import Throughputs
 

@@ -15,8 +15,8 @@ from labkit.core.cluster import Cluster
 from labkit.core.device_types import may_run_on
 from labkit.core.errors import InputError, ProfileError, unknown
 from labkit.core.jobs import Jobs, told
-from labkit.core.protocols import Running
 from labkit.core.resources import Bools, Floats, Ints
+from labkit.core.running import Running
 from labkit.speed.measured_files import read_rows
 from labkit.speed.units import samples_of_step
 

@@ -9,8 +9,8 @@ import numpy as np
 from labkit.core.cluster import Cluster
 from labkit.core.events import Role
 from labkit.core.jobs import Jobs
-from labkit.core.protocols import Running
 from labkit.core.resources import CPUS, Bools, Floats, Ints
+from labkit.core.running import Running
 from labkit.solvers.maxmin import equal_share_rates, max_min_rates
 from labkit.speed.interference.model import MODELS
 from labkit.speed.interference.use import Interference

@@ -14,8 +14,8 @@ from labkit.core.device_types import may_run_on
 from labkit.core.errors import InputError, unknown
 from labkit.core.events import Role
 from labkit.core.jobs import Jobs
-from labkit.core.protocols import Running, TaskUse
 from labkit.core.resources import CPUS, Bools, Floats
+from labkit.core.running import Running, TaskUse
 from labkit.speed.alone import compact
 from labkit.speed.cpu import CpuModel
 from labkit.speed.network import Flows, Share, Tasks, bandwidth_gbps, flows_of
