@@ -30,8 +30,8 @@ def traces_import(
     FILE.labkit.toml. The exit code is 1 where nothing was kept.
     """
     from labkit.core.errors import InputError
-    from labkit.workloads.readers import mapped, sidecar, sniff
-    from labkit.workloads.readers.mapping import keep, named
+    from labkit.workloads.readers import mapped, sniff
+    from labkit.workloads.readers.mapping import keep, named, sidecar
 
     told = named(map)
     known = _known_format(file) if not sidecar(file).exists() and not told else None

@@ -131,7 +131,8 @@ def _ran(rows: pd.DataFrame, tally: Tally) -> pd.DataFrame:
     rows["submit_s"] = rows["submit_s"].fillna(rows["start_s"])
     lost = no_submit & rows["submit_s"].isna().to_numpy()
     tally.leave_out(lost, "without a time of submission")
-    return rows[~(waiting | open_ended | short | lost)]
+    ran: pd.DataFrame = rows[~(waiting | open_ended | short | lost)]
+    return ran
 
 
 def _requeued(rows: pd.DataFrame, tally: Tally) -> pd.DataFrame:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from labkit.core.errors import TraceError
 from labkit.core.jobs import Jobs
-from labkit.core.resources import Bools
 
 
 class Read(NamedTuple):
@@ -40,15 +40,15 @@ class Tally:
         """How many rows are left, each of which is a job."""
         return self.n_rows - sum(self.left_out.values()) - sum(self.merged.values())
 
-    def leave_out(self, n: int | Bools, reason: str) -> None:
+    def leave_out(self, n: ArrayLike, reason: str) -> None:
         """Count rows that are no jobs of the trace."""
         self._count(self.left_out, n, reason)
 
-    def merge(self, n: int | Bools, reason: str) -> None:
+    def merge(self, n: ArrayLike, reason: str) -> None:
         """Count rows that became part of a job that another row stands for."""
         self._count(self.merged, n, reason)
 
-    def remark(self, n: int | Bools, said: str) -> None:
+    def remark(self, n: ArrayLike, said: str) -> None:
         """Note what was guessed or fallen back to for n jobs; nothing where there are none."""
         count = int(np.sum(n))
         if count:
@@ -79,7 +79,7 @@ class Tally:
             )
 
     @staticmethod
-    def _count(into: dict[str, int], n: int | Bools, reason: str) -> None:
+    def _count(into: dict[str, int], n: ArrayLike, reason: str) -> None:
         count = int(np.sum(n))
         if count:
             into[reason] = into.get(reason, 0) + count
