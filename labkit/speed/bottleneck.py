@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from labkit.core.cluster import Cluster
+from labkit.core.device_types import may_run_on
 from labkit.core.errors import InputError, unknown
 from labkit.core.events import Role
 from labkit.core.jobs import Jobs
@@ -246,8 +247,8 @@ class Bottleneck:
         return np.asarray(rates * part)
 
     def runs_on(self) -> Bools:
-        """Return which jobs can run on which device types at all: all of them, (N, T)."""
-        return np.ones((len(self.jobs), len(self.cluster.device_types)), np.bool_)
+        """Return which jobs can run on which device types at all: all that they allow, (N, T)."""
+        return may_run_on(self.jobs, self.cluster)
 
     def durations_s(self) -> Floats:
         """Return the seconds of each job's steps with the gang and cores that it asked for, (N,).
