@@ -1,4 +1,4 @@
-"""The command line: `labkit demo`, `compare`, `sweep`, `train-policy`, `traces`, `clusters`, `report`, `doctor`."""
+"""The command line: what `labkit` alone says, and the commands that have no module of their own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from labkit import early
+from labkit import cli_help, early, release
 from labkit.cli_sweep import sweep
 from labkit.cli_train import train_policy
 from labkit.core.errors import ComparisonError, LabkitError
@@ -27,10 +27,7 @@ from labkit.testbed.bed.command import app as bed_app
 if TYPE_CHECKING:
     from labkit.results.record import RunRecord
 
-app = typer.Typer(
-    help="A laboratory for deep-learning cluster scheduling.", no_args_is_help=True, add_completion=False,
-    pretty_exceptions_enable=False,
-)  # fmt: skip
+app = typer.Typer(pretty_exceptions_enable=False)
 traces_app = typer.Typer(help="Describe, list and download traces of jobs.", no_args_is_help=True)
 app.add_typer(traces_app, name="traces")
 app.command()(train)
@@ -45,13 +42,36 @@ app.command()(simulate)
 app.add_typer(bed_app, name="bed")
 
 DEMO_SCHEDULERS = "fifo,srtf,las,drf,tetris,optimus"
-Trace = Annotated[Path, typer.Argument(help="A trace in any format that `labkit traces info` reads.", metavar="TRACE")]
+Trace = Annotated[
+    Path, typer.Argument(help="A file, or a name of `labkit traces list`.", autocompletion=cli_help.traces)
+]
 Workload = Annotated[
-    Path, typer.Argument(help="A trace, or a generator such as 'poisson(80, per_hour=12)'.", metavar="TRACE")
-]
+    Path,
+    typer.Argument(
+        help="A file, the name of a shipped trace (`labkit traces list`), or a generator: 'poisson(80, per_hour=12)'.",
+        metavar="TRACE", autocompletion=cli_help.traces,
+    ),
+]  # fmt: skip
 Cluster = Annotated[
-    str, typer.Option(help="A preset (`labkit clusters`), an expression such as 'fat_tree(4)', or hosts.toml.")
+    str,
+    typer.Option(
+        help="A preset (`labkit clusters`), an expression such as 'fat_tree(4)', or hosts.toml.",
+        autocompletion=cli_help.clusters,
+    ),
 ]
+
+
+@app.callback(invoke_without_command=True)
+def begin(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Show which labkit this is.", is_eager=True)] = False,
+) -> None:
+    """A laboratory for deep-learning cluster scheduling. `labkit` alone shows where to begin."""  # noqa: D401 - help
+    if version:
+        print(f"labkit {release.version()}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        print(cli_help.BEGIN.format(version=release.version()))
 
 
 @app.command()
@@ -94,7 +114,11 @@ def _save_figure(records: list[RunRecord], path: Path) -> Path:
 def compare(
     trace: Workload,
     schedulers: Annotated[
-        str, typer.Option(help="Names, with options in brackets: fifo,drf(placer=pack); your own: module:Class.")
+        str,
+        typer.Option(
+            help="Names, with options in brackets: fifo,drf(placer=pack); your own: module:Class.",
+            autocompletion=cli_help.schedulers,
+        ),
     ] = DEMO_SCHEDULERS,
     cluster: Cluster = "gavel-36x3",
     throughputs: Annotated[
@@ -289,11 +313,16 @@ def traces_fetch(
 
 @traces_app.command("list")
 def traces_list() -> None:
-    """List the public traces that can be downloaded."""
-    from labkit.workloads.fetch import PUBLIC
+    """List the traces that have a name: those that come with labkit, and public ones to download."""
+    from labkit.workloads.fetch import PUBLIC, kept
+    from labkit.workloads.shipped import shipped
 
+    print("with labkit:")
+    for name, path in shipped().items():
+        print(f"  {name:20} {path}")
+    print("public, by `labkit traces fetch NAME`, and from then on by name too:")
     for name, trace in PUBLIC.items():
-        print(f"{name:22} {trace}")
+        print(f"  {name:20} {trace}{' (fetched)' if kept(name) is not None else ''}")
 
 
 @app.command()
@@ -320,6 +349,9 @@ def doctor(
     raise typer.Exit(checkup.main())
 
 
+cli_help.arrange(app)
+
+
 def main() -> None:
     """Run the command line; whatever is wrong with what was typed is told in one line, with exit code 2."""
     try:
@@ -337,7 +369,7 @@ def _main() -> NoReturn:
         _refuse(f"{odd!r} is not UTF-8; give the file another name.")
     usage_error: type[Exception] = typer.BadParameter.__mro__[2]  # click's ClickException, wherever typer keeps it
     try:
-        code = app(standalone_mode=False) or 0
+        code = app(prog_name="labkit", standalone_mode=False) or 0
     except LabkitError as error:
         _refuse(str(error))
     except (KeyboardInterrupt, typer.Abort):

@@ -157,6 +157,12 @@ def fetch(
     return folder / trace.main
 
 
+def kept(name: str, *, cache: str | Path | None = None) -> Path | None:
+    """Return the file of a public trace that was fetched before; None if it was not."""
+    file = _folder(name, cache) / PUBLIC[name].main
+    return file if file.exists() else None
+
+
 def _hashes(name: str, trace: PublicTrace, checksum: str | None) -> dict[str, str]:
     if checksum is not None:
         if len(trace.files) > 1:
