@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
@@ -33,6 +34,7 @@ _HREF = re.compile(r'href="([^":#]+\.(?:md|ipynb))(#[\w.-]+)?"')
 log = logging.getLogger("mkdocs.hooks.labkit")
 
 
+@event_priority(100)  # before mkdocs-jupyter looks for notebooks
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the notebooks, the pages from outside docs/, and the generated ones."""
     for notebook in sorted((ROOT / "notebooks").glob("*.ipynb")):
@@ -181,7 +183,7 @@ def commands_page() -> str:
             seen = panel
         lines += [f"### labkit {name}", "", _text(command.help or ""), "", "```sh", *examples, "```", ""]
         if rows := list(_rows(command)):
-            lines += ["| | | |", "|---|---|---|", *rows, ""]
+            lines += ["| option | what | default |", "|---|---|---|", *rows, ""]
     return "\n".join(lines)
 
 

@@ -14,14 +14,15 @@ labkit {version}: a laboratory for deep-learning cluster scheduling
 To begin, in this order:
 
   labkit compare demo --cluster demo
-      six schedulers on 80 jobs that come with labkit, simulated: a table within seconds
-  labkit compare demo --cluster demo --schedulers srtf,optimus --load 2 --report report.html
-      jobs arrive twice as fast; a report with figures, to open in a browser
+      six schedulers on 80 jobs that come with labkit: a table within seconds
+  labkit compare demo --cluster demo --load 2 --report report.html
+      jobs arrive twice as fast; a report with figures, for a browser
   labkit demo
-      the same six, and three small models that really train on this machine, for a minute or two
+      and three small models that really train here, for a minute or two
 
-All commands: labkit --help; one of them: labkit compare --help. What this machine lacks: labkit doctor.
-Names and options are completed by <Tab> after labkit --install-completion."""
+labkit --help lists all commands, labkit compare --help shows one of them;
+labkit doctor tells what this machine lacks. After labkit --install-completion
+the shell completes commands, options and names on <Tab>."""
 
 SIMULATE, LOOK, TESTBED = "Simulate", "Look at runs", "Testbed: the same on machines"
 TRAIN, DATA, MACHINE = "Train", "Traces, clusters, schedulers", "This machine"
