@@ -17,11 +17,7 @@ class Doctests(Extension):
 
 
 def fenced(text: str) -> str:
-    """Return a docstring with its doctests in fences.
-
-    >>> fenced("One.\\n\\n>>> 1\\n1").count("```")
-    2
-    """
+    """Return a docstring with its doctests in fences."""
     lines, inside, section = [], False, ""
     source = text.split("\n")
     for number, line in enumerate(source):

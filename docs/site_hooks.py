@@ -24,9 +24,9 @@ ROOT = Path(__file__).resolve().parents[1]
 OUTSIDE = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changes.md", "README.md": "index.md"}
 """Pages from outside docs/, and where they are in the site."""
 PACKAGES = (
-    "labkit", "labkit.core", "labkit.experiment", "labkit.simulator", "labkit.schedulers", "labkit.placers", "labkit.speed",
-    "labkit.topology", "labkit.workloads", "labkit.results", "labkit.plots", "labkit.notebook", "labkit.learning",
-    "labkit.elastic", "labkit.testing",
+    "labkit", "labkit.core", "labkit.experiment", "labkit.simulator", "labkit.schedulers", "labkit.placers",
+    "labkit.speed", "labkit.topology", "labkit.workloads", "labkit.results", "labkit.plots", "labkit.notebook",
+    "labkit.learning", "labkit.elastic", "labkit.testing",
 )  # fmt: skip
 """Packages with a page of their own: what their `__all__` names, or their modules' public functions and classes."""
 _LINK = re.compile(r"(\]\()([^)\s#:]+)?(#[\w-]+)?(\))")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 import warnings
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from labkit import cli_help, early, release
+from labkit.cli_data import clusters, schedulers, traces
 from labkit.cli_sweep import sweep
 from labkit.cli_train import train_policy
 from labkit.core.errors import ComparisonError, LabkitError
@@ -22,14 +22,14 @@ from labkit.experiment.command import Interference, attach, run
 from labkit.experiment.fidelity_command import fidelity
 from labkit.experiment.profile_command import profile, simulate
 from labkit.experiment.watch import watch
-from labkit.testbed.bed.command import app as bed_app
 
 if TYPE_CHECKING:
     from labkit.results.record import RunRecord
 
 app = typer.Typer(pretty_exceptions_enable=False)
-traces_app = typer.Typer(help="Describe, list and download traces of jobs.", no_args_is_help=True)
-app.add_typer(traces_app, name="traces")
+app.add_typer(traces, name="traces")
+app.command()(clusters)
+app.command()(schedulers)
 app.command()(train)
 app.command()(sweep)
 app.command()(train_policy)
@@ -39,12 +39,14 @@ app.command()(watch)
 app.command()(fidelity)
 app.command()(profile)
 app.command()(simulate)
-app.add_typer(bed_app, name="bed")
+try:
+    from labkit.testbed.bed.command import app as bed_app
+except ModuleNotFoundError as error:  # installed without the extra `lab`
+    cli_help.add_refused(app, "bed", missing=str(error.name))
+else:
+    app.add_typer(bed_app, name="bed")
 
 DEMO_SCHEDULERS = "fifo,srtf,las,drf,tetris,optimus"
-Trace = Annotated[
-    Path, typer.Argument(help="A file, or a name of `labkit traces list`.", autocompletion=cli_help.traces)
-]
 Workload = Annotated[
     Path,
     typer.Argument(
@@ -260,72 +262,6 @@ def report(
 
 
 @app.command()
-def schedulers() -> None:
-    """List the schedulers, with their options."""
-    from labkit import schedulers as folder
-
-    rounds = ""
-    for name in folder.available():
-        made = folder.make(name)
-        policy = getattr(made, "policy", None)
-        what, options = _told(made if policy is None else policy)
-        if policy is not None:
-            rounds = _told(made)[1].replace(f"policy={policy!r}, ", "")
-            what += ", knowing no speeds" * name.endswith("_agnostic")
-            options = re.sub(r"aware=\w+(, )?", "", options)
-        print(f"{name}\n    {what}.\n    options: {options or 'none'}")
-    print(f"\nAll gavel_ names take these options too:\n    {rounds}")
-
-
-def _told(part: object) -> tuple[str, str]:
-    """Return what a scheduler or its policy does, and its options."""
-    what = (type(part).__doc__ or "").strip().splitlines()[0].removesuffix(" [1]_.").removesuffix(".")
-    return what, str(part).partition("(")[2].removesuffix(")")
-
-
-@app.command()
-def clusters() -> None:
-    """List the clusters that have a name."""
-    from labkit.topology import available
-
-    for name, what in available().items():
-        print(f"{name:22} {what}")
-
-
-@traces_app.command("info")
-def traces_info(file: Trace, format: Annotated[str | None, typer.Option(help="The trace's format.")] = None) -> None:
-    """Describe a trace: jobs, time span, sizes, durations."""
-    from labkit.workloads import info
-
-    print(info(file, format=format))
-
-
-@traces_app.command("fetch")
-def traces_fetch(
-    name: Annotated[str, typer.Argument(help="A name that `labkit traces list` shows.")],
-    checksum: Annotated[str | None, typer.Option(help="SHA-256 that the file must have.")] = None,
-) -> None:
-    """Download a public trace, check it, and print where it is."""
-    from labkit.workloads.fetch import fetch
-
-    print(fetch(name, checksum=checksum))
-
-
-@traces_app.command("list")
-def traces_list() -> None:
-    """List the traces that have a name: those that come with labkit, and public ones to download."""
-    from labkit.workloads.fetch import PUBLIC, kept
-    from labkit.workloads.shipped import shipped
-
-    print("with labkit:")
-    for name, path in shipped().items():
-        print(f"  {name:20} {path}")
-    print("public, by `labkit traces fetch NAME`, and from then on by name too:")
-    for name, trace in PUBLIC.items():
-        print(f"  {name:20} {trace}{' (fetched)' if kept(name) is not None else ''}")
-
-
-@app.command()
 def doctor(
     hosts: Annotated[bool, typer.Option("--hosts", help="Examine the hosts of a testbed instead.")] = False,
     inventory: Annotated[
@@ -370,21 +306,30 @@ def _main() -> NoReturn:
     usage_error: type[Exception] = typer.BadParameter.__mro__[2]  # click's ClickException, wherever typer keeps it
     try:
         code = app(prog_name="labkit", standalone_mode=False) or 0
-    except LabkitError as error:
-        _refuse(str(error))
     except (KeyboardInterrupt, typer.Abort):
         code = early.STOPPED
     except BrokenPipeError:  # e.g. `| head`
         sys.stderr.close()
         sys.exit(141)
-    except OSError as error:
-        _refuse(f"{error.filename or 'a file'}: {error.strerror or error}; check the path and who may write there.")
+    except (LabkitError, OSError, ModuleNotFoundError) as error:
+        _refuse_error(error)
     except usage_error as error:
         _refuse_usage(error)
     early.arm()
     if code == early.STOPPED:  # typer may have caught Ctrl-C itself
         early.tell()
     sys.exit(code)
+
+
+def _refuse_error(error: Exception) -> NoReturn:
+    """Say in one line what cannot be done, and what to do about it; a fault of labkit itself is raised again."""
+    if isinstance(error, LabkitError):
+        _refuse(str(error))
+    if isinstance(error, OSError):
+        _refuse(f"{error.filename or 'a file'}: {error.strerror or error}; check the path and who may write there.")
+    if not isinstance(error, ModuleNotFoundError) or str(error.name).startswith("labkit"):
+        raise error
+    _refuse(str(cli_help.lacking(str(error.name))))
 
 
 def _refuse_usage(error: Exception) -> NoReturn:

@@ -1,4 +1,4 @@
-"""What `labkit` alone and `--help` show: where to begin, commands in panels, examples, names for a shell to complete."""
+"""What `labkit` alone and `--help` show: where to begin, commands in panels, examples; and what a shell completes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 import typer
+
+from labkit.core.errors import InputError
+from labkit.release import EVERYTHING
 
 BEGIN: Final = """\
 labkit {version}: a laboratory for deep-learning cluster scheduling
@@ -84,6 +87,25 @@ def arrange(app: typer.Typer, *, within: str = "") -> None:
     for group in app.registered_groups:
         if group.typer_instance is not None:
             arrange(group.typer_instance, within=f"{within} {named(group)}".strip())
+
+
+def add_refused(app: typer.Typer, name: str, *, missing: str) -> None:
+    """Add in the place of a group of commands one that tells which package it lacks, and how to get it."""
+
+    def refused() -> None:
+        raise lacking(missing)
+
+    anything = {"allow_extra_args": True, "ignore_unknown_options": True}
+    app.command(name, help=f"Not here: {lacking(missing)}", context_settings=anything)(refused)
+
+
+def lacking(package: str) -> InputError:
+    """Return the error for a package that an extra of labkit brings.
+
+    >>> str(lacking("altair"))
+    "the package altair is missing; pip install 'labkit[lab]'"
+    """
+    return InputError(f"the package {package.partition('.')[0]} is missing; {EVERYTHING}")
 
 
 def named(entry: typer.models.CommandInfo | typer.models.TyperInfo) -> str:

@@ -30,7 +30,7 @@ HEAVY = {
     "distributed",
     "IPython",
 }
-TYPED = [line.strip() for line in cli_help.BEGIN.splitlines() if line.strip().startswith("labkit ")][1:]
+TYPED = [line.strip() for line in cli_help.BEGIN.splitlines() if line.startswith("  labkit ")]
 
 
 def ran(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -43,7 +43,7 @@ def parsed(line: str) -> None:
     """Let typer read a command as it would, down to the last option, without running it."""
     command, words = typer.main.get_command(app), shlex.split(line)[1:]
     context = command.make_context("labkit", list(words))
-    while (found := getattr(command, "commands", None)) is not None:
+    while words and (found := getattr(command, "commands", None)) is not None:
         name = words.pop(0)
         command = found[name]
         context = command.make_context(name, list(words), parent=context)
@@ -162,3 +162,43 @@ def test_the_help_loads_nothing_heavy():
 
 def test_a_comparison_loads_only_what_it_uses():
     assert loaded("compare", "demo", "--cluster", "demo", "--schedulers", "fifo,srtf") & HEAVY <= {"pandas"}
+
+
+EXTRA = [
+    "altair", "anywidget", "cloudpickle", "cryptography", "distributed", "fabric", "gymnasium", "IPython", "ipywidgets",
+    "jsonschema", "paramiko", "pooch", "requests", "sklearn", "tensorboardX", "torch", "vl_convert",
+]  # fmt: skip
+"""What only the extra `lab` brings."""
+
+
+def without_extra(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    code = (
+        "import sys, runpy\n"
+        f"for name in {EXTRA!r}: sys.modules[name] = None\n"
+        f"sys.argv = ['labkit', *{words!r}]\n"
+        "runpy.run_module('labkit.cli', run_name='__main__')"
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run([sys.executable, "-c", code], cwd=cwd, capture_output=True, text=True, env=env, check=False)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        ([], 0, ""),
+        (["compare", "demo", "--cluster", "demo", "--schedulers", "fifo,srtf"], 0, ""),
+        (["traces", "list"], 0, ""),
+        (
+            ["compare", "demo", "--schedulers", "fifo", "--report", "r.html"],
+            2,
+            "labkit: the package altair is missing;",
+        ),
+        (["bed", "up", "--hosts", "3"], 2, "labkit: the package cryptography is missing; pip install '"),
+        (["traces", "fetch", "philly"], 2, "labkit: the package pooch is missing;"),
+    ],
+)
+def test_without_the_extra_lab_it_simulates_and_says_what_else_needs(words, code, said, tmp_path):
+    done = without_extra(*words, cwd=tmp_path)
+    assert done.returncode == code, done.stderr
+    assert done.stderr.startswith(said)
+    assert len(done.stderr.splitlines()) == bool(said)

@@ -13,6 +13,7 @@ from labkit.core.outside import find, from_packages
 from labkit.core.protocols import SpeedModel
 from labkit.core.resources import GPUS
 from labkit.speed.interference.levels import Level
+from labkit.workloads.shipped import located
 
 KINDS = ("auto", "bottleneck", "dl2", "gavel", "measured", "profiled", "recorded", "step-time")
 
@@ -40,7 +41,8 @@ def speed_model(
         `throughputs` is not JSON. `package.module:Name`, or the name of an
         entry point of the group `labkit.speeds`: what that returns when it is called with jobs and cluster.
     throughputs : path, optional
-        Gavel's JSON, a table of measured speeds, or a testbed's profile.
+        Gavel's JSON, a table of measured speeds, or a testbed's profile; or the name of public ones that were fetched,
+        as gavel-throughputs or dl2-speeds.
     strict : bool
         Refuse throughputs that would have to be estimated.
     interference : Level, optional
@@ -52,6 +54,7 @@ def speed_model(
     InputError
         If the kind is not known, or it does not know a model or a device type.
     """
+    throughputs = None if throughputs is None else located(throughputs)
     if interference is not None and not (interference.measured and _is_profile(throughputs)):
         return _with_interference(jobs, cluster, interference, kind=kind, throughputs=throughputs, strict=strict)
     if kind not in KINDS:

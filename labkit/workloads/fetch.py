@@ -159,7 +159,10 @@ def fetch(
 
 def kept(name: str, *, cache: str | Path | None = None) -> Path | None:
     """Return the file of a public trace that was fetched before; None if it was not."""
-    file = _folder(name, cache) / PUBLIC[name].main
+    try:
+        file = _folder(name, cache) / PUBLIC[name].main
+    except ModuleNotFoundError:  # without pooch nothing can have been fetched
+        return None
     return file if file.exists() else None
 
 
