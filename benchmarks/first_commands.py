@@ -1,7 +1,7 @@
 """What the first commands cost on a machine where kernels are compiled: processor seconds of whole processes.
 
-The yardstick is measured in turns with them: a process that only imports numpy, pandas and numba, which read a trace and
-run compiled kernels; so a slow machine cancels out.
+The yardstick is measured in turns with them: a process that only imports numpy, pandas and numba, with which a trace is
+read and compiled kernels run; so a slow machine cancels out.
 
 python -m benchmarks first_commands
 """
@@ -16,7 +16,7 @@ from statistics import median
 from benchmarks import Row, size
 
 COMMAND = "python -m benchmarks first_commands"
-ROUNDS = size(7, short=1)
+ROUNDS = size(5, short=1)
 LABKIT = [sys.executable, "-m", "labkit.cli"]
 COMPARE = ["compare", "demo", "--cluster", "demo"]
 LINES = {
