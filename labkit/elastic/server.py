@@ -576,7 +576,7 @@ class Arrivals(Handler):
         """Take a message; without the memory for it a block may be half changed, and the server cannot go on."""
         try:
             self._take(channel, message)
-        except (MemoryError, OSError) as error:
+        except (MemoryError, OSError, RuntimeError) as error:
             if is_memory(error):
                 self.exhausted(error)
             raise
