@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from labkit.elastic.blocks import Vector
+
 if TYPE_CHECKING:
     from labkit.elastic.store import Updates
 
-Vector = NDArray[np.float32]
 Pages = NDArray[np.bool_]
 """Which pages of a block are in use."""
 PAGE: Final = mmap.PAGESIZE // 4
