@@ -9,6 +9,7 @@ python -m benchmarks dlrover_real
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -37,8 +38,8 @@ WORKER, SERVER, PLENTY = 0.12, 0.06, 0.4
 
 
 def rows() -> list[Row]:
-    """Return medians of all scenarios."""
-    found = []
+    """Return medians of all scenarios; each is printed when it is known."""
+    found: list[Row] = []
     for way in ways():
         off = [new_limits(way) for _ in range(ROUNDS)]
         found.append(
@@ -48,7 +49,9 @@ def rows() -> list[Row]:
         runs = [scenario() for _ in range(ROUNDS)]
         for told in runs[0]:
             name, unit, goal, higher = told
-            found.append(Row(name, rounded([run[told] for run in runs]), unit, goal, higher, COMMAND))
+            values = [run[told] for run in runs]
+            found.append(Row(name, rounded(values), unit, goal, higher, COMMAND))
+            print(f"{name}: {', '.join(f'{value:.3g}' for value in values)} {unit}", file=sys.stderr, flush=True)
     return found
 
 
@@ -111,7 +114,7 @@ def slow_server() -> Told:
         running.scale(replace=["ps-1"])
         await_event(running, "scaled", since_s=began_s)
         took_s = now() - began_s
-        running.resize({"ps-2": (SERVER, None)})
+        running.resize(dict.fromkeys((name for name in seats(running) if name.startswith("ps")), (SERVER, None)))
         after = speed(running)
         running.stop()
         result = running.wait(timeout_s=60)

@@ -40,7 +40,7 @@ def mapped(n: int) -> Vector:
 def in_use(vector: Vector) -> Pages:
     """Return which pages of a vector have a number other than zero, (ceil(n / PAGE),)."""
     whole = len(vector) // PAGE * PAGE
-    found = vector[:whole].reshape(-1, PAGE).any(axis=1)
+    found: Pages = np.asarray(vector[:whole].reshape(-1, PAGE).any(axis=1))
     return found if whole == len(vector) else np.append(found, vector[whole:].any())
 
 
