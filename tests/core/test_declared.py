@@ -12,6 +12,7 @@ import pytest
 
 from labkit.core import Jobs, LabkitError, Placement, Snapshot
 from labkit.core.errors import TruthError
+from labkit.core.jobs import TRUTH
 from labkit.core.life import Context
 from labkit.experiment import Experiment, Session, replay, simulate
 from labkit.placers import FirstFit
