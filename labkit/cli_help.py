@@ -74,7 +74,10 @@ COMMANDS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
 def arrange(app: typer.Typer, *, within: str = "") -> None:
     """Give the commands of an application their panel and examples; one that the table does not know comes last."""
     order = {name: position for position, name in enumerate(COMMANDS)}
-    entries: list[CommandInfo | TyperInfo] = [*app.registered_commands, *app.registered_groups]
+    entries: list[typer.models.CommandInfo | typer.models.TyperInfo] = [
+        *app.registered_commands,
+        *app.registered_groups,
+    ]
     for entry in entries:
         name = f"{within} {named(entry)}".strip()
         if name not in COMMANDS:
