@@ -17,6 +17,7 @@ from labkit.core.protocols import Backend, Scheduler
 from labkit.core.resources import GPUS, Bools
 from labkit.core.snapshot import Snapshot
 from labkit.experiment.cadence import Cadence, at_events
+from labkit.experiment.classic import Stretches
 
 Observer = Callable[[Events], None]
 MEASURED = int(Kind.MEASURED)  # numbers of numpy are compared with a member of an enumeration ten times as slowly
@@ -45,6 +46,9 @@ class Session:
         Slots in which nothing happens before a session with slots counts as stalled.
     on_stall : str
         "raise": a stall raises StalledError; "stop": it ends the session, as a policy that learns may well do nothing.
+    compiled : bool
+        Let `run` hand plain stretches to compiled code (`labkit.experiment.classic`). The events are the same; observers
+        hear of a stretch in one batch, and each of its decisions counts with its share of the time.
 
     Attributes
     ----------
@@ -81,6 +85,7 @@ class Session:
         observers: Sequence[Observer] = (),
         patience: int = 1000,
         on_stall: str = "raise",
+        compiled: bool = True,
     ) -> None:
         if on_stall not in STALLS:
             raise InputError(f"on_stall is {on_stall!r}; expected {STALLS[0]!r} or {STALLS[1]!r}.")
@@ -96,7 +101,8 @@ class Session:
         self.decide_s: list[float] = []
         self.n_decisions = 0
         self.stalled = ""
-        self._n_quiet, self._patience, self._on_stall = 0, patience, on_stall
+        self.n_quiet, self.patience, self._on_stall = 0, patience, on_stall
+        self._compiled = compiled
         self.observers = list(observers)
         self._note(backend.advance(0.0, stop_at_event=False))
         self._wait_for_work()
@@ -145,8 +151,8 @@ class Session:
         self._note(self.backend.apply(placement_of(placement, who=who)))
         self.n_decisions += 1
         self._advance()
-        self._n_quiet = self._n_quiet + 1 if len(self.log) <= n_before + 1 else 0
-        if self._n_quiet > (0 if math.isinf(self.cadence.slot_s) else self._patience) and not self.done:
+        self.n_quiet = self.n_quiet + 1 if len(self.log) <= n_before + 1 else 0
+        if self.n_quiet > (0 if math.isinf(self.cadence.slot_s) else self.patience) and not self.done:
             self._refuse_standstill()
         if not (self.cadence.when_empty and n_active):  # else the next decision may see the empty cluster
             self._wait_for_work()
@@ -166,7 +172,10 @@ class Session:
             Stop before the first decision that is due then or later; another `run` goes on as if there had been none.
         """
         clock, decide_s = time.perf_counter, self.decide_s.append
+        stretches = Stretches.of(self, scheduler) if self._compiled else None
         while not self.done and self.now_s < until_s:
+            if stretches is not None and stretches.go(until_s):
+                continue
             snapshot = self.snapshot()
             began = clock()
             placement = scheduler.schedule(snapshot)
@@ -174,11 +183,33 @@ class Session:
             self.step(placement, who=f"{type(scheduler).__name__}.schedule()")
         return self.log.rows
 
+    def went(self, happened: Events, *, n_decisions: int, n_quiet: int, took_s: float, stands: bool) -> None:
+        """Take note of a stretch that compiled code went through, and that the ledger knows of already.
+
+        `stands`: nothing may ever happen again, as after a step of which that is true.
+        """
+        self.n_decisions, self.n_quiet = self.n_decisions + n_decisions, n_quiet
+        self.decide_s += [took_s / max(n_decisions, 1)] * n_decisions
+        self._tell(happened)
+        if not stands:
+            return
+        try:
+            self._refuse_standstill()
+        except StalledError as error:
+            if self._on_stall == "raise":
+                raise
+            self.stalled = str(error)
+            return
+        self._wait_for_work()
+
     def _note(self, happened: Events) -> None:
         if not len(happened):
             return
         happened = self.ledger.completed(happened)
         self.ledger.fold(happened)
+        self._tell(happened)
+
+    def _tell(self, happened: Events) -> None:
         self.log.append(happened)
         for observer in self.observers:
             observer(happened)

@@ -35,6 +35,7 @@ class Recorded:
         self._per_worker: Floats = jobs.total_steps / jobs.duration_s / jobs.n_workers
         self._needs_ps: Bools | None = jobs.n_ps > 0 if (jobs.n_ps > 0).any() else None
         self._durations_s, self._most_workers = jobs.duration_s, jobs.max_workers
+        self._asked = jobs.n_workers
         self._shape = len(jobs), len(cluster.device_types)
 
     def speeds(self, running: Running) -> Floats:
@@ -43,6 +44,10 @@ class Recorded:
         if self._needs_ps is not None:
             speeds[self._needs_ps[running.job] & (running.n_ps == 0)] = 0.0
         return speeds
+
+    def asked_speeds(self) -> Floats:
+        """Return steps/s of each job with the gang that it asked for, which are the same wherever it sits, (N,)."""
+        return np.asarray(self._per_worker * self._asked)
 
     def runs_on(self) -> Bools:
         """Return which jobs can run on which device types at all: all of them, (N, T)."""
