@@ -7,9 +7,9 @@ from typing import Final
 import numpy as np
 from numba import njit
 
-from labkit.core.book import add_held
+from labkit.core.book import Records, add_held
 from labkit.core.capacity import SLACK
-from labkit.core.resources import GPUS, Floats, Ints
+from labkit.core.resources import GPUS, Bools, Floats, Ints
 from labkit.core.snapshot import OVERDUE_FRACTION
 from labkit.experiment.classic.nouns import MARGIN, N_ORDERED, N_SET, N_TASKS, Belief, Queue, Room, Trace, Work
 from labkit.experiment.classic.queue import first_kind
@@ -20,32 +20,45 @@ from labkit.schedulers.rule import BY_ARRIVAL, BY_DURATION, BY_REMAINING
 NO_SET: Final = -1
 
 
-@njit(cache=True)
-def key_of(by: int, j: int, trace: Trace, mind: Belief, now_s: float, threshold: float) -> float:
-    """Return what a job is ordered by, as the columns of a snapshot have it."""
+@njit(cache=True, _nrt=False)
+def _key(
+    by: int, j: int, duration_s: Floats, total_steps: Floats, belief: Records, now_s: float, threshold: float
+) -> float:  # fmt: skip
     if by == BY_ARRIVAL:
         return 0.0
     if by == BY_DURATION:
-        return float(trace.duration_s[j])
-    at = mind.belief[j]
+        return float(duration_s[j])
+    at = belief[j]
     if by == BY_REMAINING:
         rate = at.speed if at.speed == at.speed else 0.0
         steps = at.steps + rate * (now_s - at.since_s)
-        left = max(trace.total_steps[j] - steps, OVERDUE_FRACTION * trace.total_steps[j])
-        return float(trace.duration_s[j] * (left / trace.total_steps[j]))
+        left = max(total_steps[j] - steps, OVERDUE_FRACTION * total_steps[j])
+        return float(duration_s[j] * (left / total_steps[j]))
     attained = at.attained_gpu_s + at.held_gpus * (now_s - at.held_since_s)
     return 1.0 if attained >= threshold else 0.0
 
 
-@njit(cache=True)
-def _fits(demand: Floats, left: Floats) -> bool:
+@njit(cache=True, _nrt=False)
+def key_of(by: int, j: int, trace: Trace, mind: Belief, now_s: float, threshold: float) -> float:
+    """Return what a job is ordered by, as the columns of a snapshot have it."""
+    return _key(by, j, trace.duration_s, trace.total_steps, mind.belief, now_s, threshold)
+
+
+@njit(cache=True, _nrt=False)
+def _fits(gang: Floats, k: int, left: Floats) -> bool:
     for r in range(len(left)):
-        if demand[r] > left[r]:
+        if gang[k, r] > left[r]:
             return False
     return True
 
 
-@njit(cache=True)
+@njit(cache=True, _nrt=False)
+def _take(left: Floats, gang: Floats, k: int) -> None:
+    for r in range(len(left)):
+        left[r] -= gang[k, r]
+
+
+@njit(cache=True, _nrt=False)
 def all_fit(trace: Trace, work: Work) -> bool:
     """Tell whether the gangs of all active jobs surely fit into the sums of what the machines offer."""
     for r in range(len(trace.budget)):
@@ -55,13 +68,15 @@ def all_fit(trace: Trace, work: Work) -> bool:
     return True
 
 
-@njit(cache=True)
+@njit(cache=True, _nrt=False)
 def _filtered(trace: Trace, queue: Queue, space: Room, head: int) -> bool:
     """Leave out the kinds that ask for more GPUs than are free; tell whether that is sure.
 
     Where all amounts are whole they would find no room anyway. `head`: the only kind that counts, or -1.
     """
-    n_free = space.free[:, GPUS].sum() + SLACK
+    n_free = SLACK
+    for g in range(len(space.free)):
+        n_free += space.free[g, GPUS]
     for k in range(len(queue.out)):
         if queue.at[k] >= queue.hi[k] or (head >= 0 and k != head):
             continue
@@ -71,7 +86,7 @@ def _filtered(trace: Trace, queue: Queue, space: Room, head: int) -> bool:
     return True
 
 
-@njit(cache=True)
+@njit(cache=True, _nrt=False)
 def start_waiting(space: Room, trace: Trace, queue: Queue, work: Work, strict: bool, filters: bool) -> bool:
     """Start waiting jobs in order; `strict`: up to the first without room. Tell whether the answer is sure.
 
@@ -108,37 +123,41 @@ def start_waiting(space: Room, trace: Trace, queue: Queue, work: Work, strict: b
             return True
 
 
-@njit(cache=True)
-def _sort_running(trace: Trace, work: Work, mind: Belief, by: int, now_s: float, threshold: float, holding: int) -> int:
+@njit(cache=True, _nrt=False)
+def _sort_running(
+    n_ordered: int, ordered: Ints, in_order: Bools, run_key: Floats, belief: Records, duration_s: Floats,
+    total_steps: Floats, by: int, now_s: float, threshold: float, holding: int,
+) -> int:  # fmt: skip
     """Order the jobs that run by their keys now; return how many there are."""
     n = 0
-    for i in range(work.numbers[N_ORDERED]):
-        j = work.ordered[i]
-        if mind.belief[j].phase != holding:
-            work.in_order[j] = False
+    for i in range(n_ordered):
+        j = ordered[i]
+        if belief[j].phase != holding:
+            in_order[j] = False
             continue
-        key = key_of(by, j, trace, mind, now_s, threshold)
-        work.run_key[j] = key
+        key = _key(by, j, duration_s, total_steps, belief, now_s, threshold)
+        run_key[j] = key
         at = n
         while at > 0:
-            other = work.ordered[at - 1]
-            if work.run_key[other] < key or (work.run_key[other] == key and other < j):
+            other = ordered[at - 1]
+            if run_key[other] < key or (run_key[other] == key and other < j):
                 break
-            work.ordered[at] = other
+            ordered[at] = other
             at -= 1
-        work.ordered[at] = j
+        ordered[at] = j
         n += 1
-    work.numbers[N_ORDERED] = n
     return n
 
 
-@njit(cache=True)
+@njit(cache=True, _nrt=False)
 def _choose(trace: Trace, queue: Queue, work: Work, n_ordered: int) -> tuple[int, int]:
     """Note which jobs start and which stop, as `labkit.schedulers.base.choose` does; return their numbers.
 
     Of a kind that does not fit into what is left, none does that comes later.
     """
-    left = trace.budget + SLACK
+    left = work.left
+    for r in range(len(left)):
+        left[r] = trace.budget[r] + SLACK
     for k in range(len(queue.out)):
         queue.at[k] = queue.lo[k]
         queue.out[k] = False
@@ -151,8 +170,8 @@ def _choose(trace: Trace, queue: Queue, work: Work, n_ordered: int) -> tuple[int
             w = queue.jobs[queue.at[k]]
             first = j < 0 or queue.key[w] < work.run_key[j] or (queue.key[w] == work.run_key[j] and w < j)
         if first:
-            if _fits(trace.gang[k], left):
-                left -= trace.gang[k]
+            if _fits(trace.gang, k, left):
+                _take(left, trace.gang, k)
                 work.start[n_start] = queue.jobs[queue.at[k]]
                 n_start += 1
                 queue.at[k] += 1
@@ -163,15 +182,15 @@ def _choose(trace: Trace, queue: Queue, work: Work, n_ordered: int) -> tuple[int
         if j < 0:
             return n_start, n_stop
         i += 1
-        gang = trace.gang[trace.kind[j]]
-        if _fits(gang, left):
-            left -= gang
+        kind = trace.kind[j]
+        if _fits(trace.gang, kind, left):
+            _take(left, trace.gang, kind)
         else:
             work.stop[n_stop] = j
             n_stop += 1
 
 
-@njit(cache=True)
+@njit(cache=True, _nrt=False)
 def _place_all(
     space: Room, trace: Trace, queue: Queue, work: Work, jobs: Ints, runs: bool
 ) -> bool:  # fmt: skip
@@ -189,7 +208,7 @@ def _place_all(
     return True
 
 
-@njit(cache=True)
+@njit(cache=True, _nrt=False)
 def _behind(queue: Queue, work: Work, n: int) -> int:
     """Note the first jobs that wait and were not chosen behind the n that start; return how many there are."""
     queue.out[:] = False
@@ -204,7 +223,7 @@ def _behind(queue: Queue, work: Work, n: int) -> int:
     return more
 
 
-@njit(cache=True)
+@njit(cache=True, _nrt=False)
 def run_by_order(
     space: Room, trace: Trace, queue: Queue, work: Work, mind: Belief, by: int, now_s: float, threshold: float,
     holding: int,
@@ -212,7 +231,11 @@ def run_by_order(
     """Run the first jobs of the order that the cluster holds, and preempt the others; tell whether that is sure."""
     numbers = work.numbers
     numbers[N_SET] = numbers[N_TASKS] = 0
-    n_ordered = _sort_running(trace, work, mind, by, now_s, threshold, holding)
+    n_ordered = _sort_running(
+        numbers[N_ORDERED], work.ordered, work.in_order, work.run_key, mind.belief, trace.duration_s,
+        trace.total_steps, by, now_s, threshold, holding,
+    )  # fmt: skip
+    numbers[N_ORDERED] = n_ordered
     n_start, n_stop = _choose(trace, queue, work, n_ordered)
     if n_start == 0:
         return True

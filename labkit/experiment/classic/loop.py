@@ -45,7 +45,7 @@ _PREEMPTED, _COMPLETED = int(Kind.PREEMPTED), int(Kind.COMPLETED)
 # --- the heap of ends
 
 
-@njit(cache=True)
+@njit(cache=True, _nrt=False)
 def _push(work: Work, at_s: float, j: int) -> None:
     i = work.numbers[N_ENDS]
     work.numbers[N_ENDS] += 1
@@ -55,7 +55,7 @@ def _push(work: Work, at_s: float, j: int) -> None:
     work.ends_s[i], work.ends[i] = at_s, j
 
 
-@njit(cache=True)
+@njit(cache=True, _nrt=False)
 def _pop(work: Work) -> None:
     n = work.numbers[N_ENDS] - 1
     work.numbers[N_ENDS] = n
@@ -72,7 +72,7 @@ def _pop(work: Work) -> None:
     work.ends_s[i], work.ends[i] = at_s, j
 
 
-@njit(cache=True)
+@njit(cache=True, _nrt=False)
 def _await(truth: Truth, work: Work, j: int) -> None:
     """Note when a job that runs ends."""
     if truth.truth[j].phase != state.RUNNING or not truth.truth[j].next_s < np.inf:
@@ -86,7 +86,7 @@ def _await(truth: Truth, work: Work, j: int) -> None:
     _push(work, truth.truth[j].next_s, j)
 
 
-@njit(cache=True)
+@njit(cache=True, _nrt=False)
 def _next_end_s(truth: Truth, work: Work) -> float:
     """Return when the next job ends; what is out of date leaves the heap."""
     while work.numbers[N_ENDS]:
@@ -100,7 +100,7 @@ def _next_end_s(truth: Truth, work: Work) -> float:
 # --- what happens
 
 
-@njit(cache=True)
+@njit(cache=True, _nrt=False)
 def _fold(batch: Events, mind: Belief, space: Room, trace: Trace, work: Work) -> None:
     """Let the ledger take note of a batch, and the room with it."""
     for i in range(len(batch)):
@@ -119,7 +119,7 @@ def _fold(batch: Events, mind: Belief, space: Room, trace: Trace, work: Work) ->
     restore(space, mind, trace.group_type, work.numbers)
 
 
-@njit(cache=True)
+@njit(cache=True, _nrt=True)  # `carry_out` allocates
 def _apply(
     truth: Truth, mind: Belief, trace: Trace, space: Room, queue: Queue, work: Work, by: int, threshold: float,
     preempts: bool, now_s: float, out: Events,
@@ -127,11 +127,6 @@ def _apply(
     """Carry the decision out, in truth and in belief."""
     numbers = work.numbers
     first, n_set, n_tasks = numbers[N_ROWS], numbers[N_SET], numbers[N_TASKS]
-    if n_set == 0:
-        restore(space, mind, trace.group_type, numbers)
-        numbers[N_ROWS] = state.write(out, first, now_s, _DECIDED, -1, 0.0, np.nan, -1, -1)
-        mind.counts[ledger.N_DECIDED] += 1
-        return
     for i in range(n_set):
         truth.first_row[work.set_jobs[i]] = -2
     for p in range(n_tasks - 1, -1, -1):
@@ -142,8 +137,10 @@ def _apply(
         truth.spare, truth.free, truth.demand, truth.first_row, truth.mate, work.changed, truth.others, out[first:],
     )  # fmt: skip
     changed = work.changed[:n_changed]
+    for i in range(n_changed):
+        work.speeds[i] = trace.speed[changed[i]]
     n = state.begin(
-        changed, trace.speed[changed], truth.overheads, False, now_s, truth.truth, truth.running, truth.counts,
+        changed, work.speeds[:n_changed], truth.overheads, False, now_s, truth.truth, truth.running, truth.counts,
         out[first:], n,
     )  # fmt: skip
     for i in range(n_set):
@@ -164,7 +161,7 @@ def _apply(
             add(queue, trace.kind[j], j, key_of(by, j, trace, mind, now_s, threshold))
 
 
-@njit(cache=True)
+@njit(cache=True, _nrt=False)
 def _end(truth: Truth, trace: Trace, work: Work, j: int, now_s: float, out: Events, n: int) -> int:
     """Complete a job; it stays in the list of those that run until the next `_tidy`."""
     kind = state._end(truth.truth, j, now_s, trace.true_steps)
@@ -176,7 +173,7 @@ def _end(truth: Truth, trace: Trace, work: Work, j: int, now_s: float, out: Even
     return n
 
 
-@njit(cache=True)
+@njit(cache=True, _nrt=False)
 def _tidy(truth: Truth, work: Work) -> None:
     """Take the jobs that are over out of the list of those that run."""
     n = 0
@@ -189,7 +186,7 @@ def _tidy(truth: Truth, work: Work) -> None:
     work.numbers[N_DEAD] = 0
 
 
-@njit(cache=True)
+@njit(cache=True, _nrt=False)
 def _pass(
     truth: Truth, mind: Belief, trace: Trace, space: Room, queue: Queue, work: Work, by: int, threshold: float,
     now_s: float, until_s: float, out: Events,
@@ -233,7 +230,7 @@ def _pass(
     return now_s
 
 
-@njit(cache=True)
+@njit(cache=True, _nrt=False)
 def _set_up(
     truth: Truth, mind: Belief, trace: Trace, space: Room, queue: Queue, work: Work, by: int, threshold: float,
     preempts: bool, now_s: float, active: Ints,
@@ -242,9 +239,9 @@ def _set_up(
     work.numbers[N_ENDS] = work.numbers[N_ORDERED] = work.numbers[N_DEAD] = work.numbers[N_ROWS] = 0
     work.in_order[:] = False
     work.asked[:] = 0.0
-    queue.lo[:] = queue.base[:-1]
-    queue.hi[:] = queue.base[:-1]
     queue.stuck[:] = False
+    for k in range(len(queue.lo)):
+        queue.lo[k] = queue.hi[k] = queue.base[k]
     fill(space, mind.free, trace.group_type)
     work.numbers[N_TOUCHED] = 0
     for i in range(truth.counts[state.N_RUNNING]):
@@ -260,7 +257,7 @@ def _set_up(
             work.numbers[N_ORDERED] += 1
 
 
-@njit(cache=True)
+@njit(cache=True, _nrt=False)
 def _decide(
     trace: Trace, mind: Belief, space: Room, queue: Queue, work: Work, by: int, threshold: float, preempts: bool,
     backfill: bool, now_s: float,
@@ -273,7 +270,7 @@ def _decide(
     return run_by_order(space, trace, queue, work, mind, by, now_s, threshold, ledger.HOLDING)
 
 
-@njit(cache=True)
+@njit(cache=True, _nrt=False)
 def stretch(  # noqa: C901 - the loop of a session, a way out for each reason
     truth: Truth, mind: Belief, trace: Trace, space: Room, queue: Queue, work: Work, by: int, threshold: float,
     preempts: bool, backfill: bool, slot_s: float, patience: int, now_s: float, until_s: float, soft: int,
@@ -297,7 +294,12 @@ def stretch(  # noqa: C901 - the loop of a session, a way out for each reason
             code = UNSURE
             break
         before = numbers[N_ROWS]
-        _apply(truth, mind, trace, space, queue, work, by, threshold, preempts, now_s, out)
+        if numbers[N_SET]:
+            _apply(truth, mind, trace, space, queue, work, by, threshold, preempts, now_s, out)
+        else:  # as `Ledger.fold` takes note of it
+            restore(space, mind, trace.group_type, numbers)
+            numbers[N_ROWS] = state.write(out, before, now_s, _DECIDED, -1, 0.0, np.nan, -1, -1)
+            mind.counts[ledger.N_DECIDED] += 1
         numbers[N_DECISIONS] += 1
         slot_end_s = np.inf
         if slot_s < np.inf:

@@ -167,8 +167,10 @@ class Work(NamedTuple):
         The decision, as a `Placement` has it.
     start, stop : array
         Jobs that are to start, and to stop.
-    changed : array
-        (N,)
+    changed, speeds : array
+        (N,) jobs that begin anew, and their steps/s.
+    left : array
+        (R,) what jobs that come first leave of what the machines offer.
     nothing : array
         (0,) amounts: as declared.
     """
@@ -188,6 +190,8 @@ class Work(NamedTuple):
     start: Ints
     stop: Ints
     changed: Ints
+    speeds: Floats
+    left: Floats
     nothing: Amounts
 
 

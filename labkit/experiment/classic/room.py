@@ -21,15 +21,15 @@ def empty_room(n_groups: int, n_resources: int, n_types: int) -> Room:
     )
 
 
-@njit(cache=True)
+@njit(cache=True, _nrt=False)
 def fill(space: Room, free: Floats, group_type: Ints) -> None:
     """Copy what is free (G, R), and build the trees."""
     n_types, n_nodes, n_resources = space.tree.shape
     size = n_nodes // 2
-    space.free[:] = free
-    space.is_touched[:] = False
     for g in range(len(free)):
+        space.is_touched[g] = False
         for r in range(n_resources):
+            space.free[g, r] = free[g, r]
             space.tree[group_type[g], size + g, r] = free[g, r]
             space.tree[n_types - 1, size + g, r] = free[g, r]
     for c in range(n_types):
@@ -38,7 +38,7 @@ def fill(space: Room, free: Floats, group_type: Ints) -> None:
                 space.tree[c, i, r] = max(space.tree[c, 2 * i, r], space.tree[c, 2 * i + 1, r])
 
 
-@njit(cache=True)
+@njit(cache=True, _nrt=False)
 def _rise(tree: Floats, free: Floats, g: int) -> None:
     """Bring a group's leaf of one tree (2 S, R), and what stands above it, up to what is free there."""
     i = len(tree) // 2 + g
@@ -57,7 +57,7 @@ def _rise(tree: Floats, free: Floats, g: int) -> None:
         i >>= 1
 
 
-@njit(cache=True)
+@njit(cache=True, _nrt=False)
 def touch(space: Room, group_type: Ints, numbers: Ints, g: int) -> None:
     """Note that what is free in a group is another amount now."""
     _rise(space.tree[group_type[g]], space.free, g)
@@ -69,7 +69,7 @@ def touch(space: Room, group_type: Ints, numbers: Ints, g: int) -> None:
         numbers[N_TOUCHED] += 1
 
 
-@njit(cache=True)
+@njit(cache=True, _nrt=False)
 def mark(space: Room, numbers: Ints, g: int) -> None:
     """Note that the ledger has another amount for a group, or will have."""
     if not space.is_touched[g]:
@@ -78,7 +78,7 @@ def mark(space: Room, numbers: Ints, g: int) -> None:
         numbers[N_TOUCHED] += 1
 
 
-@njit(cache=True)
+@njit(cache=True, _nrt=False)
 def restore(space: Room, mind: Belief, group_type: Ints, numbers: Ints) -> None:
     """Bring the touched groups to what the ledger has."""
     for i in range(numbers[N_TOUCHED]):
@@ -95,7 +95,7 @@ def restore(space: Room, mind: Belief, group_type: Ints, numbers: Ints) -> None:
     numbers[N_TOUCHED] = 0
 
 
-@njit(cache=True)
+@njit(cache=True, _nrt=False)
 def _first(tree: Floats, start: int, demand: Floats) -> int:
     """Return the first group from `start` on that has room for one task of a demand (R,), or -1."""
     size = len(tree) // 2
@@ -118,14 +118,14 @@ def _first(tree: Floats, start: int, demand: Floats) -> int:
     return -1
 
 
-@njit(cache=True)
+@njit(cache=True, _nrt=False)
 def _take(space: Room, trace: Trace, work: Work, demand: Floats, g: int, n: int) -> None:
     for r in range(len(demand)):
         space.free[g, r] -= n * demand[r]
     touch(space, trace.group_type, work.numbers, g)
 
 
-@njit(cache=True)
+@njit(cache=True, _nrt=False)
 def _fit(space: Room, trace: Trace, work: Work, k: int, j: int, of_type: int) -> bool:
     """Put all workers of a job of kind k on groups of one tree, or none; tell whether they are there."""
     n, demand, tree = trace.n_workers[k], trace.worker[k], space.tree[of_type]
@@ -149,7 +149,7 @@ def _fit(space: Room, trace: Trace, work: Work, k: int, j: int, of_type: int) ->
     return False
 
 
-@njit(cache=True)
+@njit(cache=True, _nrt=False)
 def place(space: Room, trace: Trace, work: Work, j: int) -> bool:
     """Place the gang of a job by first fit: on the first type with room, on a mixture where it is larger than any."""
     k = trace.kind[j]

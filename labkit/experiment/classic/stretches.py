@@ -163,6 +163,8 @@ def _work(n_jobs: int, *, n_tasks: int, n_resources: int) -> Work:
         start=np.empty(n_jobs, np.int32),
         stop=np.empty(n_jobs, np.int32),
         changed=np.empty(n_jobs, np.int32),
+        speeds=np.empty(n_jobs),
+        left=np.empty(n_resources),
         nothing=np.empty(0, np.float32),
     )
 
