@@ -22,6 +22,8 @@ from labkit.experiment.classic import Stretches
 Observer = Callable[[Events], None]
 MEASURED = int(Kind.MEASURED)  # numbers of numpy are compared with a member of an enumeration ten times as slowly
 UNITS = ("GPUs", "cores", "GB of memory")
+MANY_JOBS = 2000
+"""Jobs from which on a run is handed to compiled code by default."""
 STALLS = ("raise", "stop")
 """What a session does where nothing will ever happen."""
 
@@ -46,14 +48,17 @@ class Session:
         Slots in which nothing happens before a session with slots counts as stalled.
     on_stall : str
         "raise": a stall raises StalledError; "stop": it ends the session, as a policy that learns may well do nothing.
-    compiled : bool
-        Let `run` hand plain stretches to compiled code (`labkit.experiment.classic`). The events are the same; observers
-        hear of a stretch in one batch, and each of its decisions counts with its share of the time.
+    compiled : bool, optional
+        Let `run` hand plain stretches to compiled code (`labkit.experiment.classic`): the events are the same, observers
+        hear of a stretch in one batch, and each of its decisions counts with its share of the time. By default runs of
+        many jobs do: with few it takes longer to load that code.
 
     Attributes
     ----------
     log : EventLog
         All that happened so far.
+    compiled : bool
+        Whether `run` hands plain stretches to compiled code.
     decide_s : list of float
         Wall-clock seconds that each decision of `run` took.
     stalled : str
@@ -85,7 +90,7 @@ class Session:
         observers: Sequence[Observer] = (),
         patience: int = 1000,
         on_stall: str = "raise",
-        compiled: bool = True,
+        compiled: bool | None = None,
     ) -> None:
         if on_stall not in STALLS:
             raise InputError(f"on_stall is {on_stall!r}; expected {STALLS[0]!r} or {STALLS[1]!r}.")
@@ -102,7 +107,7 @@ class Session:
         self.n_decisions = 0
         self.stalled = ""
         self.n_quiet, self.patience, self._on_stall = 0, patience, on_stall
-        self._compiled = compiled
+        self.compiled = len(backend.jobs) >= MANY_JOBS if compiled is None else compiled
         self.observers = list(observers)
         self._note(backend.advance(0.0, stop_at_event=False))
         self._wait_for_work()
@@ -172,7 +177,7 @@ class Session:
             Stop before the first decision that is due then or later; another `run` goes on as if there had been none.
         """
         clock, decide_s = time.perf_counter, self.decide_s.append
-        stretches = Stretches.of(self, scheduler) if self._compiled else None
+        stretches = Stretches.of(self, scheduler) if self.compiled else None
         while not self.done and self.now_s < until_s:
             if stretches is not None and stretches.go(until_s):
                 continue
@@ -285,8 +290,7 @@ def refuse_unfit(backend: Backend, runs_on: Bools) -> None:
     """
     jobs, cluster = backend.jobs, backend.cluster
     asked = np.column_stack([jobs.worker_demand, jobs.ps_demand, runs_on, jobs.n_workers, jobs.n_ps])
-    _, first_of_kind = np.unique(asked, axis=0, return_index=True)
-    for number in np.sort(first_of_kind):
+    for number in _firsts(asked):
         usable = runs_on[number, cluster.group_type]
         for role, demand, n in (
             ("worker", jobs.worker_demand[number], jobs.n_workers[number]),
@@ -303,6 +307,13 @@ def refuse_unfit(backend: Backend, runs_on: Bools) -> None:
                     f"drop the job."
                 )
         _refuse_gang(backend, int(number))
+
+
+def _firsts(rows: np.ndarray) -> np.ndarray:
+    """Return where each distinct row is first, in their order; many are like the one before, and sorting takes time."""
+    other = np.flatnonzero(np.append(True, (rows[1:] != rows[:-1]).any(axis=1))[: len(rows)])
+    _, first = np.unique(rows[other], axis=0, return_index=True)
+    return other[np.sort(first)]
 
 
 def _refuse_gang(backend: Backend, number: int) -> None:

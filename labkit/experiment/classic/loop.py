@@ -290,14 +290,18 @@ def stretch(  # noqa: C901 - the loop of a session, a way out for each reason
         if numbers[N_ROWS] > soft:
             code = FULL
             break
-        if not _decide(trace, mind, space, queue, work, by, threshold, preempts, backfill, now_s):
+        counts = mind.counts
+        if counts[ledger.N_SEEN] == counts[ledger.N_DONE] + counts[ledger.N_HOLDING]:
+            numbers[N_SET] = numbers[N_TASKS] = 0  # nobody waits
+        elif not _decide(trace, mind, space, queue, work, by, threshold, preempts, backfill, now_s):
             code = UNSURE
             break
         before = numbers[N_ROWS]
         if numbers[N_SET]:
             _apply(truth, mind, trace, space, queue, work, by, threshold, preempts, now_s, out)
         else:  # as `Ledger.fold` takes note of it
-            restore(space, mind, trace.group_type, numbers)
+            if numbers[N_TOUCHED]:
+                restore(space, mind, trace.group_type, numbers)
             numbers[N_ROWS] = state.write(out, before, now_s, _DECIDED, -1, 0.0, np.nan, -1, -1)
             mind.counts[ledger.N_DECIDED] += 1
         numbers[N_DECISIONS] += 1

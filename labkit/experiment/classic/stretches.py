@@ -76,8 +76,8 @@ class Stretches:
         began = time.perf_counter()
         rule, cadence, numbers = self._rule, session.cadence, self._work.numbers
         numbers[QUIET], numbers[N_DECISIONS] = session.n_quiet, 0
-        truth = Truth(**backend.columns(n_tasks=ROWS + len(self._work.job)), overheads=self._overheads)
-        mind = Belief(**ledger.columns(n_tasks=ROWS + len(self._work.job)))
+        truth = Truth(**backend.columns(n_tasks=2 * len(self._work.job)), overheads=self._overheads)
+        mind = Belief(**ledger.columns(n_tasks=2 * len(self._work.job)))
         patience = 0 if math.isinf(cadence.slot_s) else session.patience
         code, now_s = stretch(
             truth, mind, self._trace, self._space, self._queue, self._work, rule.key, rule.threshold_gpu_s,
