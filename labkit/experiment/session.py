@@ -49,9 +49,9 @@ class Session:
     on_stall : str
         "raise": a stall raises StalledError; "stop": it ends the session, as a policy that learns may well do nothing.
     compiled : bool, optional
-        Let `run` hand plain stretches to compiled code (`labkit.experiment.classic`): the events are the same, observers
-        hear of a stretch in one batch, and each of its decisions counts with its share of the time. By default runs of
-        many jobs do: with few it takes longer to load that code.
+        Let `run` hand plain stretches to compiled code (`labkit.experiment.classic`): the events are the same,
+        observers hear of a stretch in one batch, and each of its decisions counts with its share of the time. By
+        default runs of many jobs do: with few it takes longer to load that code.
 
     Attributes
     ----------

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Final
-
-import numpy as np
 from numba import njit
 
 from labkit.core.book import Records, add_held
@@ -16,8 +13,6 @@ from labkit.experiment.classic.queue import first_kind
 from labkit.experiment.classic.room import place, restore, touch
 from labkit.schedulers.base import BEHIND
 from labkit.schedulers.rule import BY_ARRIVAL, BY_DURATION, BY_REMAINING
-
-NO_SET: Final = -1
 
 
 @njit(cache=True, _nrt=False)
@@ -46,10 +41,10 @@ def key_of(by: int, j: int, trace: Trace, mind: Belief, now_s: float, threshold:
 
 @njit(cache=True, _nrt=False)
 def _fits(gang: Floats, k: int, left: Floats) -> bool:
+    fits = True
     for r in range(len(left)):
-        if gang[k, r] > left[r]:
-            return False
-    return True
+        fits = fits and gang[k, r] <= left[r]
+    return fits
 
 
 @njit(cache=True, _nrt=False)
@@ -87,7 +82,9 @@ def _filtered(trace: Trace, queue: Queue, space: Room, head: int) -> bool:
 
 
 @njit(cache=True, _nrt=False)
-def start_waiting(space: Room, trace: Trace, queue: Queue, work: Work, strict: bool, filters: bool) -> bool:
+def start_waiting(  # noqa: C901 - one pass over the queue, with a way out for each reason
+    space: Room, trace: Trace, queue: Queue, work: Work, strict: bool, filters: bool
+) -> bool:  # fmt: skip
     """Start waiting jobs in order; `strict`: up to the first without room. Tell whether the answer is sure.
 
     A kind without room is `stuck` until something is given back: in whole amounts, what was tried leaves no trace.
@@ -150,7 +147,9 @@ def _sort_running(
 
 
 @njit(cache=True, _nrt=False)
-def _choose(trace: Trace, queue: Queue, work: Work, n_ordered: int) -> tuple[int, int]:
+def _choose(  # noqa: C901 - two ordered lists, merged
+    trace: Trace, queue: Queue, work: Work, n_ordered: int
+) -> tuple[int, int]:  # fmt: skip
     """Note which jobs start and which stop, as `labkit.schedulers.base.choose` does; return their numbers.
 
     Of a kind that does not fit into what is left, none does that comes later.

@@ -10,7 +10,7 @@ from numba import njit
 from labkit.core import ledger
 from labkit.core.book import release
 from labkit.core.events import Events, Kind
-from labkit.core.resources import Floats, Ints
+from labkit.core.resources import Ints
 from labkit.experiment.classic.decide import all_fit, key_of, run_by_order, start_waiting
 from labkit.experiment.classic.nouns import (
     DONE,
@@ -107,7 +107,7 @@ def _fold(batch: Events, mind: Belief, space: Room, trace: Trace, work: Work) ->
         kind = batch[i].kind
         if kind == _PLACED:
             mark(space, work.numbers, batch[i].group)
-        if kind == _PLACED or kind == _PREEMPTED or kind == _COMPLETED:
+        if kind in (_PLACED, _PREEMPTED, _COMPLETED):
             task = mind.held[batch[i].job].first
             while task >= 0:
                 mark(space, work.numbers, mind.tasks[task].group)
@@ -120,7 +120,7 @@ def _fold(batch: Events, mind: Belief, space: Room, trace: Trace, work: Work) ->
 
 
 @njit(cache=True, _nrt=True)  # `carry_out` allocates
-def _apply(
+def _apply(  # noqa: C901 - each of the jobs that are set is looked at before and after
     truth: Truth, mind: Belief, trace: Trace, space: Room, queue: Queue, work: Work, by: int, threshold: float,
     preempts: bool, now_s: float, out: Events,
 ) -> None:  # fmt: skip
@@ -187,7 +187,7 @@ def _tidy(truth: Truth, work: Work) -> None:
 
 
 @njit(cache=True, _nrt=False)
-def _pass(
+def _pass(  # noqa: C901 - a branch for each thing that happens
     truth: Truth, mind: Belief, trace: Trace, space: Room, queue: Queue, work: Work, by: int, threshold: float,
     now_s: float, until_s: float, out: Events,
 ) -> float:  # fmt: skip

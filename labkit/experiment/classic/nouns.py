@@ -106,7 +106,7 @@ class Room(NamedTuple):
     free : array
         (G, R) as the ledger has it, less what this decision took so far.
     tree : array
-        (T + 1, 2 S, R) maxima: node i has the children 2 i and 2 i + 1, group g is leaf S + g; the last is of all types.
+        (T + 1, 2 S, R) maxima: node i has children 2 i and 2 i + 1, group g is leaf S + g; the last is of all.
     touched : array
         (G,) groups that may differ from the ledger's, N_TOUCHED of them.
     is_touched : array of bool

@@ -71,7 +71,7 @@ class Stretches:
         backend = session.backend
         assert isinstance(backend, Simulator)
         active = ledger.active()
-        if not len(active) or _shared(backend, session, active):
+        if not len(active) or _shared(session, active):
             return False
         began = time.perf_counter()
         rule, cadence, numbers = self._rule, session.cadence, self._work.numbers
@@ -93,7 +93,7 @@ class Stretches:
         return bool(code != UNSURE and (n_decisions or code != FULL))
 
 
-def _shared(backend: Simulator, session: Session, active: Ints) -> bool:
+def _shared(session: Session, active: Ints) -> bool:
     """Tell whether a job shares its GPUs, or was given other amounts than it declared."""
     held = session.ledger.book.held[active]
     return bool((held["partner"] >= 0).any() or held["n_given"].any())
@@ -193,7 +193,7 @@ def _kinds(n_workers: Ints, demand: Floats, runs_on: Bools, most: int) -> tuple[
 
 @njit(cache=True)
 def _alike(one: Floats, other: Floats) -> bool:
+    alike = True
     for r in range(len(one)):
-        if one[r] != other[r]:
-            return False
-    return True
+        alike = alike and one[r] == other[r]
+    return alike
