@@ -1,7 +1,7 @@
 """How CPU time grows with the number of jobs: the exponent of each scheduler, and the table of docs/scale.md.
 
-Philly-like jobs on 480 GPUs, which ask for half as many GPUs again as there are: queues grow with the trace. Sizes of one
-scheduler are measured in one process, one after the other, the kernels compiled before.
+Philly-like jobs on 480 GPUs, which ask for half as many GPUs again as there are: queues grow with the trace. All sizes
+are measured in one process, one after the other, the kernels compiled before.
 
 python -m benchmarks exponents
 python -m benchmarks.exponents --table

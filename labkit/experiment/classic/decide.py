@@ -6,8 +6,8 @@ from numba import njit
 
 from labkit.core.book import Records, add_held
 from labkit.core.capacity import SLACK
+from labkit.core.job_columns import OVERDUE_FRACTION
 from labkit.core.resources import GPUS, Bools, Floats, Ints
-from labkit.core.snapshot import OVERDUE_FRACTION
 from labkit.experiment.classic.nouns import MARGIN, N_ORDERED, N_SET, N_TASKS, Belief, Queue, Room, Trace, Work
 from labkit.experiment.classic.queue import first_kind
 from labkit.experiment.classic.room import place, restore, touch
