@@ -33,6 +33,7 @@ COMPILED: Final = ("fifo", "fifo(backfill=True)", "sjf", "sjf(backfill=True)", "
 OTHERS: Final = ("tetris", "drf")
 LOAD: Final = 1.5
 GOAL: Final = 1.1
+TICK_S: Final = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ class Growth:
 
     def between(self, i: int, k: int) -> float:
         """Return the exponent between two sizes."""
-        return math.log(self.cpu_s[k] / self.cpu_s[i]) / math.log(self.n_jobs[k] / self.n_jobs[i])
+        return math.log(max(self.cpu_s[k], TICK_S) / max(self.cpu_s[i], TICK_S)) / math.log(self.n_jobs[k] / self.n_jobs[i])
 
 
 def rows() -> list[Row]:

@@ -200,6 +200,25 @@ class Session:
             self.step(placement, who=f"{type(scheduler).__name__}.schedule()")
         return self.log.rows
 
+    def went(self, happened: Events, *, n_decisions: int, n_quiet: int, took_s: float, stands: bool) -> None:
+        """Take note of a stretch that compiled code went through, and that the ledger knows of already.
+
+        `stands`: nothing may ever happen again, as after a step of which that is true.
+        """
+        self.n_decisions, self.n_quiet = self.n_decisions + n_decisions, n_quiet
+        self.decide_s += [took_s / max(n_decisions, 1)] * n_decisions
+        self._tell(happened)
+        if not stands:
+            return
+        try:
+            self._refuse_standstill()
+        except StalledError as error:
+            if self._on_stall == "raise":
+                raise
+            self.stalled = str(error)
+            return
+        self._wait_for_work()
+
     def _explained(self, placement: Placement, happened: Events) -> Events:
         """Return why a decision changed jobs, at its moment; nothing of a recording, which tells it itself."""
         if getattr(self.backend, "recorded", False):
