@@ -60,7 +60,8 @@ class Growth:
 
     def between(self, i: int, k: int) -> float:
         """Return the exponent between two sizes."""
-        return math.log(max(self.cpu_s[k], TICK_S) / max(self.cpu_s[i], TICK_S)) / math.log(self.n_jobs[k] / self.n_jobs[i])
+        slower = max(self.cpu_s[k], TICK_S) / max(self.cpu_s[i], TICK_S)
+        return math.log(slower) / math.log(self.n_jobs[k] / self.n_jobs[i])
 
 
 def rows() -> list[Row]:

@@ -102,7 +102,7 @@ def test_paths_may_take_turns_within_a_run(seed: int) -> None:
 
 def test_a_compiled_run_stalls_as_the_readable_one_does() -> None:
     cluster = no_network(1)
-    jobs = Jobs.of(arrival_s=[0, 0], total_steps=[60, 60], duration_s=60, worker_demand=[[4.0, 4, 0], [4, 4, 0]])
+    jobs = Jobs.of(arrival_s=[0, 0], total_steps=[60, 60], duration_s=60, n_workers=4)
     told = []
     for compiled in (False, True):
         run = session(jobs, cluster, make("fifo"), compiled=compiled, on_stall="stop")
