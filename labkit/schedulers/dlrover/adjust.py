@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
+from math import ceil, nan
 from typing import Final
 
-import numpy as np
-
-from labkit.core.resources import Floats
 from labkit.schedulers.dlrover.plan import Plan
 from labkit.schedulers.dlrover.rules import Rules
+
+
+NAN: Final = nan
 
 
 class Trouble(IntEnum):
@@ -49,28 +50,35 @@ class Action:
     amount: float = 0.0
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class Tasks:
-    """What a measurement tells of the tasks of one role, (n,) each; NaN: not known.
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What a measurement tells of one task, or of the usual one of a role (`number` -1); NaN: not known.
 
     Attributes
     ----------
-    limit, used : array
-        Cores that each was given, and that it uses.
-    load : array
-        Part of the updates of each server.
-    step_s, compute_s : array
-        Seconds from step to step of a worker, and those in which it computes; of a server: `compute_s` of one update.
+    number : int
+        Which one it is.
+    limit, used : float
+        Cores that it was given, and that it uses.
+    load : float
+        Part of the updates of a server.
+    compute_s : float
+        Seconds in which a worker computes a gradient, or a server works on an update.
     """
 
-    limit: Floats
-    used: Floats
-    load: Floats
-    step_s: Floats
-    compute_s: Floats
+    number: int
+    limit: float
+    used: float
+    load: float = NAN
+    compute_s: float = NAN
+
+    @property
+    def use(self) -> float:
+        """The part of its cores that it uses."""
+        return self.used / self.limit
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, slots=True)
 class Report:
     """One measurement of a job.
 
@@ -78,24 +86,30 @@ class Report:
     ----------
     plan : Plan
         What it holds.
-    speed : float
-        Steps per second.
     left_s, pause_s : float
         Seconds until it is done at this speed, and those that a change takes.
-    workers, servers : Tasks
-        What was measured of each task.
+    wait : float
+        Part of a worker's step in which it waits for servers.
+    workers, servers : tuple of Task
+        Those of which something of their own is told.
+    worker, server : Task
+        The usual one: what all the others have in common, or the middle where each is told of.
     most_cores, most_workers : float, int
         The most that a server may be given, and how many workers are useful.
     spare_cores : float
         Cores that nobody asks for.
+    unit : float
+        Cores that count as one.
     """
 
     plan: Plan
-    speed: float
     left_s: float
     pause_s: float
-    workers: Tasks
-    servers: Tasks
+    wait: float
+    workers: tuple[Task, ...]
+    servers: tuple[Task, ...]
+    worker: Task
+    server: Task
     most_cores: float
     most_workers: int
     spare_cores: float
@@ -142,7 +156,8 @@ def adjust(
         Whether the job may be changed now; where it may not, signs are only counted.
     """
     seen = [sign for find in (_slow, _hot, _stragglers, _idle) for sign in find(report, rules, foretold)]
-    watch = replace(watch, signs={sign: watch.signs.get(sign, 0) + 1 for sign in seen})
+    if seen or watch.signs:
+        watch = replace(watch, signs={sign: watch.signs.get(sign, 0) + 1 for sign in seen})
     if not free:
         return watch, None
     for sign in sorted(seen):
@@ -159,74 +174,62 @@ def adjust(
 # --- signs
 
 
-def uses(tasks: Tasks) -> Floats:
-    """Return the part of its limit that each task uses, (n,)."""
-    return np.asarray(tasks.used / tasks.limit)
+def pace_of_server(task: Task, usual: Task) -> float:
+    """Return the updates of a server per second that it works, or per core that it uses, against the usual one."""
+    by_time = usual.compute_s / task.compute_s * (task.load / usual.load)
+    return by_time if by_time == by_time else _part(task.load / usual.load, task.used / usual.used)
 
 
-def waiting(workers: Tasks) -> float:
-    """Return how long a worker of the middle waits, as a part of its step; NaN: not known."""
-    known = np.isfinite(workers.step_s) & np.isfinite(workers.compute_s)
-    return float(np.median(1 - workers.compute_s[known] / workers.step_s[known])) if known.any() else float("nan")
+def pace_of_worker(task: Task, usual: Task) -> float:
+    """Return how fast a worker computes against the usual one; where it is not timed, by the cores that it uses."""
+    by_time = usual.compute_s / task.compute_s
+    return by_time if by_time == by_time else task.used / usual.used
 
 
-def _loads(report: Report) -> Floats:
-    """Return the updates of each server against the mean, (n,)."""
-    return report.servers.load * report.plan.n_ps
-
-
-def _paces(report: Report) -> Floats:
-    """Return the updates per second and core of each server, or per second of its own time, against the middle, (n,)."""
-    servers = report.servers
-    rate = 1 / servers.compute_s if np.isfinite(servers.compute_s).all() else servers.load / servers.used
-    middle = np.median(rate[np.isfinite(rate)]) if np.isfinite(rate).any() else np.nan
-    return np.asarray(rate / middle)
+def _part(a: float, b: float) -> float:
+    return a / b if b else NAN
 
 
 def _hot(report: Report, rules: Rules, _: Foretold) -> list[Sign]:
-    if report.plan.n_ps < 2:
-        return []
-    hot = (
-        (uses(report.servers) >= rules.hot_use)
-        & (_loads(report) >= rules.hot_load)
-        & (_paces(report) > rules.slow_pace)
-    )
-    return [(Trouble.HOT_PS, task) for task in np.flatnonzero(hot).tolist()]
+    n = report.plan.n_ps
+    return [
+        (Trouble.HOT_PS, task.number)
+        for task in report.servers
+        if n > 1 and task.use >= rules.hot_use and task.load * n >= rules.hot_load
+    ]
 
 
 def _slow(report: Report, rules: Rules, _: Foretold) -> list[Sign]:
-    if report.plan.n_ps < 2 or not waiting(report.workers) >= rules.wait:
-        return []
-    loads = _loads(report)
-    slow = (_paces(report) <= rules.slow_pace) & ~(loads >= rules.hot_load)
-    return [(Trouble.SLOW_PS, task) for task in np.flatnonzero(slow).tolist()]
-
-
-def worker_paces(workers: Tasks) -> Floats:
-    """Return how fast each worker computes against the middle, (n,)."""
-    known = workers.compute_s[np.isfinite(workers.compute_s)]
-    return np.asarray(np.median(known) / workers.compute_s) if len(known) else np.full(len(workers.limit), np.nan)
+    n = report.plan.n_ps
+    return [
+        (Trouble.SLOW_PS, task.number)
+        for task in report.servers
+        if n > 1 and report.wait >= rules.wait and not task.load * n >= rules.hot_load
+        and pace_of_server(task, report.server) <= rules.slow_pace
+    ]  # fmt: skip
 
 
 def _stragglers(report: Report, rules: Rules, _: Foretold) -> list[Sign]:
-    if report.plan.n_workers < 2:
-        return []
-    slow = worker_paces(report.workers) <= rules.slow_pace
-    return [(Trouble.STRAGGLER, task) for task in np.flatnonzero(slow).tolist()]
+    return [
+        (Trouble.STRAGGLER, task.number)
+        for task in report.workers
+        if report.plan.n_workers > 1 and pace_of_worker(task, report.worker) <= rules.slow_pace
+    ]
 
 
 def _idle(report: Report, rules: Rules, foretold: Foretold) -> list[Sign]:
-    use = uses(report.servers)
-    busy = not np.isfinite(use).any() or float(np.nanmax(use)) >= rules.idle_use
-    return [] if busy or not _additional(report, rules, foretold) else [(Trouble.IDLE, -1)]
+    busiest = max((task.use for task in (*report.servers, report.server)), default=NAN)
+    idle = busiest < rules.idle_use and _additional(report, rules, foretold) > 0
+    return [(Trouble.IDLE, -1)] if idle else []
 
 
 def _additional(report: Report, rules: Rules, foretold: Foretold) -> int:
     """Return how many more workers are worth their cores, at most `n_more`; 0: none."""
     plan = report.plan
     room = int((report.spare_cores + 1e-9) / max(plan.worker_cores, 1e-9))
-    now = foretold(plan.n_workers)
-    for k in range(min(rules.n_more, report.most_workers - plan.n_workers, room), 0, -1):
+    most = min(rules.n_more, report.most_workers - plan.n_workers, room)
+    now = foretold(plan.n_workers) if most > 0 else NAN
+    for k in range(most, 0, -1):
         gain = foretold(plan.n_workers + k) / max(now, 1e-12) - 1
         if gain >= rules.min_gain and gain * plan.n_workers / k >= rules.efficiency and _pays(gain, report, rules):
             return k
@@ -235,14 +238,18 @@ def _additional(report: Report, rules: Rules, foretold: Foretold) -> int:
 
 def _pays(gain: float, report: Report, rules: Rules) -> bool:
     """Tell whether a speed-up saves more than `pays` times what a change takes."""
-    return bool(report.left_s * gain / (1 + gain) >= rules.pays * report.pause_s)
+    return report.left_s * gain / (1 + gain) >= rules.pays * report.pause_s
+
+
+def _task(tasks: tuple[Task, ...], number: int) -> Task:
+    return next(task for task in tasks if task.number == number)
 
 
 # --- repairs
 
 
 def _mend_slow(watch: Watch, report: Report, rules: Rules, _: Foretold, task: int) -> Action:
-    pace, wait = float(_paces(report)[task]), waiting(report.workers)
+    pace, wait = pace_of_server(_task(report.servers, task), report.server), report.wait
     told = f"ps-{task} does {pace:.2f} of the updates per core of the others with no more load, workers wait {wait:.0%}"
     if watch.tried.get((Trouble.SLOW_PS, task), 0) >= rules.n_tries:
         return Action(Do.NOTHING, task, f"{told}: replaced {rules.n_tries} times, left alone")
@@ -253,25 +260,26 @@ def _mend_slow(watch: Watch, report: Report, rules: Rules, _: Foretold, task: in
 
 
 def _mend_hot(watch: Watch, report: Report, rules: Rules, _: Foretold, task: int) -> Action:
-    use, load, n = float(uses(report.servers)[task]), float(_loads(report)[task]), watch.signs[Trouble.HOT_PS, task]
-    told = f"ps-{task} at {use:.2f} of its limit for {n} samples, {load:.1f} x the mean"
+    server, n = _task(report.servers, task), watch.signs[Trouble.HOT_PS, task]
+    load = server.load * report.plan.n_ps
+    told = f"ps-{task} at {server.use:.2f} of its limit for {n} samples, {load:.1f} x the mean"
     moved = any(tried for (trouble, _), tried in watch.tried.items() if trouble == Trouble.HOT_PS)
     if not moved and rules.balance:
         return Action(Do.BALANCE, -1, f"{told}: its blocks move")
     if watch.tried.get((Trouble.HOT_PS, task), 0) > rules.n_tries:
         return Action(Do.NOTHING, task, f"{told}: it has been given cores {rules.n_tries} times, left alone")
-    limit = float(report.servers.limit[task])
-    wants = float(report.servers.used[task]) / max(1 - waiting(report.workers), 0.05)  # if no worker had to wait
-    cores = min(np.ceil(max(wants, 1.25 * limit) / (4 * report.unit)) * 4 * report.unit, report.most_cores)
+    limit, wait = server.limit, report.wait if report.wait == report.wait else 0.0
+    wants = max(server.used / max(1 - wait, 0.05), limit * load)  # if no worker had to wait, and as its load is
+    cores = min(ceil(wants / (4 * report.unit) - 1e-9) * 4 * report.unit, report.most_cores)
     if cores <= limit * (1 + rules.min_gain):
         return Action(Do.NOTHING, task, f"{told}: {limit:g} cores are the most that it can have, left alone")
     if cores - limit > report.spare_cores + 1e-9:
         return Action(Do.NOTHING, task, f"{told}: {cores - limit:g} more cores are not free, left alone")
-    return Action(Do.MORE_CORES, task, f"{told}, also since its blocks moved: {cores:g} cores for it", float(cores))
+    return Action(Do.MORE_CORES, task, f"{told}, also since its blocks moved: {cores:g} cores for it", cores)
 
 
 def _mend_straggler(watch: Watch, report: Report, rules: Rules, _: Foretold, task: int) -> Action:
-    pace, n = float(worker_paces(report.workers)[task]), report.plan.n_workers
+    pace, n = pace_of_worker(_task(report.workers, task), report.worker), report.plan.n_workers
     lost_s = report.left_s * (1 - pace) / n
     told = f"worker-{task} computes at {pace:.2f} of the middle and gets as few shards; over {report.left_s:.0f} s"
     told += f" that costs (1 - {pace:.2f}) / {n} of them, {lost_s:.0f} s"
@@ -286,7 +294,7 @@ def _mend_straggler(watch: Watch, report: Report, rules: Rules, _: Foretold, tas
 
 def _mend_idle(watch: Watch, report: Report, rules: Rules, foretold: Foretold, _: int) -> Action:
     n, k = report.plan.n_workers, _additional(report, rules, foretold)
-    use = float(np.nanmax(uses(report.servers)))
+    use = max(task.use for task in (*report.servers, report.server))
     told = f"servers use {use:.2f} of their cores, {foretold(n + k):.3g} steps/s foretold in place of {foretold(n):.3g}"
     if watch.tried.get((Trouble.IDLE, -1), 0) >= rules.n_additions:
         return Action(Do.NOTHING, -1, f"{told}: workers were added {rules.n_additions} times, that is enough")

@@ -54,8 +54,10 @@ class Room:
 
     def rows(self, job: int) -> Rows:
         """Return the tasks that a job has, with what each takes; none for one that waits."""
-        if job in self._given:
-            return self._given[job]
+        return self._given.get(job) or self._held(job)
+
+    def _held(self, job: int) -> Rows:
+        """Return the tasks that a job has before this decision."""
         if job not in self._at:
             return np.empty((0, 3), np.int32), np.empty((0, 2))
         i, running = self._at[job], self.running
@@ -178,9 +180,7 @@ class Room:
         """Tell whether a job would have what it has."""
         if job not in self._at:
             return False
-        self._given.pop(job)
-        rows, amounts = self.rows(job)
-        self._given[job] = given
+        rows, amounts = self._held(job)
         return bool(np.array_equal(rows, given[0]) and (np.abs(amounts - given[1]) < 1e-5).all())
 
 
@@ -204,32 +204,46 @@ def _carry(
         free[old[p, 1]] += old[p, 2] * taken[p]
     counts = np.zeros((len(kinds), len(free)), np.int64)
     left = kinds[:, 1].copy()
-    for p in range(len(old)):  # what stays as large stays where it is
-        for k in range(len(kinds)):
-            g = old[p, 1]
-            if kinds[k, 0] == old[p, 0] and np.abs(demand[k] - taken[p]).max() < 1e-5 and up[g]:
-                n = min(left[k], old[p, 2])
-                counts[k, g] += n
-                left[k] -= n
-                free[g] -= n * demand[k]
-                break
+    _stay(free, up, old, taken, kinds, demand, counts, left)
     staying, still, rest = free.copy(), counts.copy(), left.copy()
     for backward in (True, False):
         free[:], counts[:], left[:] = staying, still, rest
         for i in range(len(kinds)):
             k = len(kinds) - 1 - i if backward else i
             left[k] = _spread(free, up, demand[k], left[k], counts[k])
-        enough, n_workers, missing = True, 0, 0
-        for k in range(len(kinds)):
-            if kinds[k, 0] == 0:
-                n_workers += kinds[k, 1] - left[k]
-                missing += left[k]
-            elif left[k]:
-                enough = False
-        if enough and n_workers and not (whole and missing):
+        if _enough(kinds, left, whole):
             return counts
     free[:] = before
     return np.zeros((0, 0), np.int64)
+
+
+@njit(cache=True)
+def _stay(
+    free: Floats, up: Bools, old: Ints, taken: Floats, kinds: Ints, demand: Floats, counts: Ints, left: Ints
+) -> None:  # fmt: skip
+    """Let tasks that stay as large stay where they are."""
+    for p in range(len(old)):
+        g = old[p, 1]
+        for k in range(len(kinds)):
+            if up[g] and kinds[k, 0] == old[p, 0] and np.abs(demand[k] - taken[p]).max() < 1e-5:
+                n = min(left[k], old[p, 2])
+                counts[k, g] += n
+                left[k] -= n
+                free[g] -= n * demand[k]
+                break
+
+
+@njit(cache=True)
+def _enough(kinds: Ints, left: Ints, whole: bool) -> bool:
+    """Tell whether all servers found room, and all workers, or one at least where not all are needed."""
+    n_workers, missing = 0, 0
+    for k in range(len(kinds)):
+        if kinds[k, 0] == 0:
+            n_workers += kinds[k, 1] - left[k]
+            missing += left[k]
+        elif left[k]:
+            return False
+    return n_workers > 0 and not (whole and missing > 0)
 
 
 @njit(cache=True)

@@ -65,9 +65,11 @@ class Mender:
         spare = turn.spare_cores
         if not turn.rules.beyond:
             spare = min(spare, max(self.total_cores - state.plan.cores, 0.0))
+        workers, worker = self.sight.tasks(i, Role.WORKER, state.plan)
+        servers, server = self.sight.tasks(i, Role.PS, state.plan)
         return Report(
-            plan=state.plan, speed=speed, left_s=max(left, 0.0) / max(speed, 1e-12), pause_s=turn.pause_s,
-            workers=self.sight.tasks(i, Role.WORKER), servers=self.sight.tasks(i, Role.PS),
+            plan=state.plan, left_s=max(left, 0.0) / max(speed, 1e-12), pause_s=turn.pause_s, wait=self.sight.wait(i),
+            workers=workers, servers=servers, worker=worker, server=server,
             most_cores=self.most_cores, spare_cores=spare, unit=self.unit,
             most_workers=int(turn.snapshot.table.max_workers[job]) if grows else state.plan.n_workers,
         )  # fmt: skip
@@ -88,8 +90,10 @@ class Mender:
             done = self._larger(job, plan, action)
         else:
             done = self._more(job, plan, action)
-        if done is plan and action.do in (Do.MORE_CORES, Do.MORE_WORKERS):
-            return turn.tell(job, f"{action.why}; no room")
+        if done is plan and action.do == Do.MORE_WORKERS:
+            return None  # cores are free, but not in one piece
+        if done is plan and action.do == Do.MORE_CORES:
+            return turn.tell(job, f"{action.why}; no machine has them free")
         return turn.change(job, done, action.why)
 
     def _larger(self, job: int, plan: Plan, action: Action) -> Plan:
@@ -115,7 +119,7 @@ class Mender:
     # --- memory
 
     def foresee(self, i: int, job: int) -> None:
-        """Note the memory of a job's servers, and give them more in time where it will not last until the job is done."""
+        """Note the memory of a job's servers, and give them more in time where it will not last to the end."""
         turn, state = self.turn, self.turn.states[job]
         points = noted(state.points, self.sight.point(i))
         if points is state.points:
@@ -127,7 +131,7 @@ class Mender:
         if not fullest > limit * (1 + 1e-6) or not self.free_to_change(job):
             return
         plan, wanted = state.plan, turn.rules.memory_margin * fullest
-        told = f"the fullest PS holds {points[-1].gb:.3g} of {limit:.3g} GB and will hold {fullest:.3g} after the last step"
+        told = f"the fullest PS holds {points[-1].gb:.3g} of {limit:.3g} GB and will hold {fullest:.3g} at the end"
         done = self._with_memory(job, plan, wanted)
         if done is not None:
             turn.change(job, done, f"{told}: {done.n_ps} PSs with {turn.ps_gb(job, done):.3g} GB each")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Final
 
 from labkit.core.errors import InputError
 
@@ -76,3 +77,6 @@ class Rules:
         for each in fields(self):
             if not getattr(self, each.name) >= 0:
                 raise InputError(f"dlrover: {each.name} is {getattr(self, each.name)}; expected a number >= 0.")
+
+
+USUAL: Final = Rules()

@@ -8,6 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from labkit.core.errors import InputError
+from labkit.core.events import Role
 from labkit.core.life import Context
 from labkit.core.placement import Placement
 from labkit.core.protocols import Placer
@@ -19,8 +20,8 @@ from labkit.schedulers.dlrover.carry import Room
 from labkit.schedulers.dlrover.history import History
 from labkit.schedulers.dlrover.mend import Mender
 from labkit.schedulers.dlrover.plan import in_units
-from labkit.schedulers.dlrover.rules import Rules
-from labkit.schedulers.dlrover.share import FEWER, TAKEN_BACK, Beliefs, Known, Wish, limits_of, wishes
+from labkit.schedulers.dlrover.rules import USUAL, Rules
+from labkit.schedulers.dlrover.share import FEWER, TAKEN_BACK, Beliefs, Known, Wish, believed, limits_of, wishes
 from labkit.schedulers.dlrover.sight import Sight
 from labkit.schedulers.dlrover.stages import JobState, Stage, look, may_change
 from labkit.schedulers.dlrover.start import COLD_CORES, cut, give_as_asked, likeness, start
@@ -51,8 +52,8 @@ class Dlrover:
     and how fast they are gives the core-seconds of a step (`fit`); the best of all plans within the budget (`front`) is
     carried out and measured, and the job is estimated again. Where not all wishes fit, cores go where they gain most
     (`select`). Meanwhile, and to its end, a job is watched (`adjust`, `memory`). It is changed at most once in `gap_s`.
-    Rigid jobs, jobs with GPUs and jobs without servers are started as they were asked for, in order of arrival, and left
-    alone; so are jobs of which nothing can be measured.
+    Rigid jobs, jobs with GPUs and jobs without servers are started as they were asked for, in order of arrival, and
+    left alone; so are jobs of which nothing can be measured.
 
     Attributes
     ----------
@@ -88,7 +89,7 @@ class Dlrover:
     quantum_s: float = 60.0
     measure_every_s: float = 30.0
     placer: Placer = FirstFit()
-    rules: Rules = Rules()
+    rules: Rules = USUAL
     decisions: list[Decision] = field(default_factory=list, init=False, repr=False)
     _memory: Recall[_State] = field(default_factory=lambda: Recall(_State()), init=False, repr=False)
     _beliefs: Beliefs = field(default_factory=Beliefs, init=False, repr=False)
@@ -132,7 +133,7 @@ class Dlrover:
         history, sampled = self._look(turn, sight, state.history)
         stirred = sampled or bool(waiting) or active != state.active or state.unsettled
         unsettled = stirred and self._share(turn, sight)
-        lost = snapshot.jobs.n_out_of_memory if waiting else None
+        lost = snapshot.jobs.n_out_of_memory[:, Role.PS] if waiting else None
         for job in waiting if stirred else ():
             at = int(np.searchsorted(jobs, job))
             n_lost = int(lost[at]) if lost is not None else 0
@@ -144,7 +145,7 @@ class Dlrover:
     def _look(self, turn: Turn, sight: Sight, history: History) -> tuple[History, bool]:
         """Look at each job that runs; return the history, and whether there are new samples."""
         states, rules, now_s = turn.states, self.rules, turn.now_s
-        suspects, fresh_s = sight.suspects(rules).tolist(), sight.measured_s.tolist()
+        suspects, fresh_s = self._suspects(turn, sight).tolist(), sight.measured_s.tolist()
         mender = Mender(turn, sight, self.total_cores, self._largest(turn.snapshot), self.unit)
         sampled = False
         for i, job in enumerate(sight.running.job.tolist()):
@@ -166,6 +167,21 @@ class Dlrover:
             sampled |= bool(came)
             history = self._came(turn, job, came, history)
         return history, sampled
+
+    def _suspects(self, turn: Turn, sight: Sight) -> Bools:
+        """Return which jobs may be in trouble, (J,): the others need not be looked at one by one."""
+        suspects, final = sight.told_apart.copy(), []
+        for i in np.flatnonzero(sight.idle(self.rules) & ~suspects).tolist():
+            state = turn.states.get(int(sight.running.job[i]))
+            if state is not None and state.stage == Stage.FINAL and may_change(state, self.rules, now_s=turn.now_s):
+                final.append((i, state))
+        if final and self.rules.n_more and turn.spare_cores > 0:
+            works = np.array([each.work for each in self._known(turn, [int(sight.running.job[i]) for i, _ in final])])
+            plans = [state.plan for _, state in final]
+            more = [replace(plan, n_workers=plan.n_workers + self.rules.n_more) for plan in plans]
+            gain = believed(works, more) / believed(works, plans) - 1
+            suspects[[i for i, _ in final]] = gain >= self.rules.min_gain
+        return suspects
 
     def _watch(self, mender: Mender, i: int, job: int, *, suspect: bool) -> None:
         """Look after a job of which there is a new measurement."""

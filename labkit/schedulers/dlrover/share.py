@@ -126,9 +126,9 @@ def _worth(
 ) -> tuple[Bools, Bools]:  # fmt: skip
     """Return which plans are worth a change because they are faster, and which because they free cores, (J,) each.
 
-    A change must save `pays` times the seconds that it takes; one that only frees cores may cost a job `min_gain` of the
-    time that it has left, unless others wait to start. Cores that a job was given beyond its plan are not freed unless
-    others wait.
+    A change must save `pays` times the seconds that it takes; one that only frees cores may cost a job `min_gain` of
+    the time that it has left, unless others wait to start. Cores that a job was given beyond its plan are not freed
+    unless others wait.
     """
     left_s = left / np.maximum(now, 1e-12)
     faster = foretold >= (1 + rules.min_gain) * now

@@ -10,12 +10,15 @@ from labkit.core.events import Quantity, Role
 from labkit.core.protocols import Running
 from labkit.core.resources import CPUS, MEMORY_GB, Bools, Floats, Ints
 from labkit.core.snapshot import Snapshot
-from labkit.schedulers.dlrover.adjust import Tasks
+from labkit.schedulers.dlrover.adjust import NAN, Task
 from labkit.schedulers.dlrover.fit import Sample
 from labkit.schedulers.dlrover.memory import Point
 from labkit.schedulers.dlrover.plan import Plan
 from labkit.schedulers.dlrover.rules import Rules
 from labkit.schedulers.dlrover.stages import Seen
+
+
+_TOLD = [Quantity.CORES, Quantity.LOAD, Quantity.COMPUTE_S]
 
 
 @dataclass(eq=False)
@@ -59,12 +62,14 @@ class Sight:
         np.minimum.at(least, (self._owner, running.role), self._cores)
         np.maximum.at(most, (self._owner, running.role), self._cores)
         self._alike: Bools = (least == most).all(axis=1)
-        self._most, self._all_ps = most, running.n_ps * most[:, Role.PS]
+        self._most = most
         gb = np.zeros(len(running.job))
         np.maximum.at(gb, self._owner, np.where(running.role == Role.PS, self._gb, 0.0))
         self.ps_gb: Floats = gb
         self._declared_gb: Floats = demand[Role.PS, running.job, MEMORY_GB]
+        self._compute_s: Floats = columns.slowest_compute_s[self._at]
         self._told = self.snapshot.measured_tasks(running.job)
+        self._first_told = np.searchsorted(self._told.job, np.append(running.job, np.iinfo(np.int32).max))
 
     def plan(self, i: int, before: Plan | None = None) -> Plan:
         """Return the plan that a job has now: `before` itself where it is that."""
@@ -108,47 +113,41 @@ class Sight:
         part = min(max(load, 1 / n), 1.0) if np.isfinite(load) else 1 / n
         return Point(float(self.steps[i]), float(self._memory[i]), part)
 
-    def suspects(self, rules: Rules) -> Bools:
-        """Return which jobs may be in trouble, (J,): the others need not be looked at one by one."""
-        with np.errstate(invalid="ignore", divide="ignore"):
-            n_ps = self.running.n_ps
-            hot = (n_ps > 1) & (self._load * n_ps >= rules.hot_load)
-            idle = self._used[:, Role.PS] < rules.idle_use * self._all_ps
-            apart = np.isin(self.running.job, self._told.job)
-            return np.asarray(hot | idle | apart | (self._waits >= rules.wait) | ~self._alike)
+    @property
+    def told_apart(self) -> Bools:
+        """Which jobs have tasks of which something of their own is told, (J,)."""
+        return self._first_told[1:] > self._first_told[:-1]
 
-    def tasks(self, i: int, role: Role) -> Tasks:
-        """Return what is known of each task of a role of a job; what is not told of one is what the others share."""
-        limit = self._of_tasks(i, role, self._cores)
-        told = self._told
-        mine = (told.job == self.running.job[i]) & (told.role == role)
-        task, values = told.task[mine], told.values[mine]
-        inside = task < len(limit)
-        task, values = task[inside], values[inside]
-        columns = self.snapshot.jobs
-        at = self._at[i]
+    def idle(self, rules: Rules) -> Bools:
+        """Return which jobs have servers that use too few of their cores, (J,)."""
+        busiest = self._used[:, Role.PS] * np.fmax(self._load, 1 / self.running.n_ps) / self._most[:, Role.PS]
+        return np.asarray(busiest < rules.idle_use)
 
-        def of(quantity: Quantity, together: float, *, divides: bool) -> Floats:
-            each = np.full(len(limit), np.nan)
-            each[task] = values[:, quantity]
-            unknown = np.isnan(each)
-            if divides and unknown.any():
-                each[unknown] = max(together - float(np.nansum(each)), 0.0) / int(unknown.sum())
-            elif unknown.all():
-                each[:] = together
-            return each
+    def wait(self, i: int) -> float:
+        """Return the part of a worker's step in which it waits for servers; NaN: not known."""
+        return float(self._waits[i])
 
-        worker = role == Role.WORKER
-        step_s, compute_s = (
-            (float(columns.slowest_step_s[at]), float(columns.slowest_compute_s[at])) if worker else (np.nan, np.nan)
+    def tasks(self, i: int, role: Role, plan: Plan) -> tuple[tuple[Task, ...], Task]:
+        """Return the tasks of a role of a job of which something is told, and the usual one."""
+        a, b = self._first_told[i : i + 2].tolist()
+        told, n = self._told, plan.n_ps if role == Role.PS else plan.n_workers
+        limit = plan.ps_cores if role == Role.PS else plan.worker_cores
+        tasks = tuple(
+            Task(number, plan.cores_of(number) if role == Role.PS else limit, *values)
+            for its_role, number, values in zip(
+                told.role[a:b].tolist(), told.task[a:b].tolist(), told.values[a:b][:, _TOLD].tolist(), strict=True
+            )
+            if its_role == role and number < n
         )
-        return Tasks(
-            limit=limit,
-            used=of(Quantity.CORES, float(self._used[i, role]), divides=True),
-            load=np.full(len(limit), np.nan) if worker else of(Quantity.LOAD, 1.0, divides=True),
-            step_s=of(Quantity.STEP_S, step_s, divides=False),
-            compute_s=of(Quantity.COMPUTE_S, compute_s, divides=False),
-        )
+        left = n - len(tasks)
+        if not left:
+            return tasks, Task(
+                -1, limit, *(_middle([getattr(t, q) for t in tasks]) for q in ("used", "load", "compute_s"))
+            )
+        used = (float(self._used[i, role]) - sum(t.used for t in tasks if t.used == t.used)) / left
+        load = (1 - sum(t.load for t in tasks if t.load == t.load)) / left if role == Role.PS else NAN
+        compute_s = float(self._compute_s[i]) if role == Role.WORKER and not tasks else NAN
+        return tasks, Task(-1, limit, max(used, 0.0), load, compute_s)
 
     def _of_tasks(self, i: int, role: Role, amounts: Floats) -> Floats:
         """Return an amount of each task of a role of a job, (n,), in the order of its rows."""
@@ -163,3 +162,9 @@ def _decimal(amount: float) -> float:
         return amount
     single = np.float32(amount)
     return float(str(single)) if single == amount else amount
+
+
+def _middle(values: list[float]) -> float:
+    """Return the middle of those that are known; NaN: none is."""
+    known = sorted(value for value in values if value == value)
+    return known[len(known) // 2] if known else NAN

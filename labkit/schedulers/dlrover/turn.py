@@ -1,4 +1,4 @@
-"""One decision while it is made: what is seen, what is free, what is remembered of jobs, and what was decided so far."""
+"""One decision while it is made: what is seen and free, what is remembered of jobs, and what was decided so far."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from labkit.schedulers.dlrover.stages import JobState, Stage
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What the brain did to a job, and why."""
+    """What the brain did to a job, or left undone (`changes` is False), and why."""
 
     time_s: float
     number: int
@@ -26,9 +26,10 @@ class Decision:
     stage: Stage
     plan: Plan
     why: str
+    changes: bool = True
 
     def __str__(self) -> str:
-        return f"{self.time_s:.0f} s, {self.job}: {self.plan} ({self.why})"
+        return f"{self.time_s:.0f} s, {self.job}: {f'{self.plan} ({self.why})' if self.changes else self.why}"
 
 
 @dataclass(eq=False, slots=True)
@@ -90,12 +91,16 @@ class Turn:
         """Note that a job is changed now, and why."""
         known = self.states.get(job) or JobState(Stage.SAMPLE, plan, self.now_s)
         points = known.points if len(known.points) > 1 else ()  # one alone may be what was declared
+        repaired = known.plan is plan and job in self.states
         self.states[job] = replace(known, plan=plan, changed_s=self.now_s, steps=self.steps(job), points=points)
-        self.tell(job, why)
+        self._tell(job, why, told=why if repaired else f"{plan}: {why}", changes=True)
 
     def tell(self, job: int, why: str) -> None:
-        """Note why a job is changed, or left as it is."""
+        """Note why a job is left as it is."""
+        self._tell(job, why, told=why, changes=False)
+
+    def _tell(self, job: int, why: str, *, told: str, changes: bool) -> None:
         state = self.states[job]
         name = str(self.snapshot.table.id[job])
-        self.decisions.append(Decision(self.now_s, job, name, state.stage, state.plan, why))
-        self.room.explain(job, why)
+        self.decisions.append(Decision(self.now_s, job, name, state.stage, state.plan, why, changes))
+        self.room.explain(job, told)
