@@ -53,7 +53,9 @@ class Static:
         for job, plan in plans.items():
             if room.settle(job, plan, whole=True) is not None:
                 continue
-            if not snapshot.n_running and not len(room.placement()):  # not even on the empty cluster: as its user set it
+            if not snapshot.n_running and not len(
+                room.placement()
+            ):  # not even on the empty cluster: as its user set it
                 return start_in_order(snapshot, np.array([job], np.int32), self.placer, backfill=True)
             if not self.backfill:
                 break

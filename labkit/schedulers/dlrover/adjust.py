@@ -15,7 +15,6 @@ from typing import Final
 from labkit.schedulers.dlrover.plan import Plan
 from labkit.schedulers.dlrover.rules import Rules
 
-
 NAN: Final = nan
 
 
@@ -175,8 +174,11 @@ def adjust(
 
 
 def pace_of_server(task: Task, usual: Task) -> float:
-    """Return the updates of a server per second that it works, or per core that it uses, against the usual one."""
-    by_time = usual.compute_s / task.compute_s * (task.load / usual.load)
+    """Return how fast a server works on updates with the cores that it was given, against the usual one.
+
+    Where updates are not timed, by the updates that it takes in per core that it uses.
+    """
+    by_time = usual.compute_s * usual.limit / (task.compute_s * task.limit)
     return by_time if by_time == by_time else _part(task.load / usual.load, task.used / usual.used)
 
 

@@ -26,13 +26,12 @@ class Point:
         return self.gb / self.part
 
 
-def noted(points: tuple[Point, ...], point: Point) -> tuple[Point, ...]:
+def noted(points: tuple[Point, ...], steps: float, gb: float, part: float) -> tuple[Point, ...]:
     """Return the points with a new one, unless it tells nothing new or nothing at all."""
-    if not (np.isfinite(point.gb) and point.gb > 0 and 0 < point.part <= 1):
+    last = points[-1] if points else None
+    if not gb > 0 or (last and (steps <= last.steps or gb / part == last.gb / last.part)):
         return points
-    if points and (point.steps <= points[-1].steps or point.total_gb == points[-1].total_gb):
-        return points
-    return (*points[-KEPT + 1 :], point)
+    return (*points[-KEPT + 1 :], Point(steps, gb, part))
 
 
 def foreseen_gb(points: Sequence[Point], total_steps: float) -> float:

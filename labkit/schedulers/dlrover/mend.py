@@ -121,7 +121,7 @@ class Mender:
     def foresee(self, i: int, job: int) -> None:
         """Note the memory of a job's servers, and give them more in time where it will not last to the end."""
         turn, state = self.turn, self.turn.states[job]
-        points = noted(state.points, self.sight.point(i))
+        points = noted(state.points, *self.sight.points[i])
         if points is state.points:
             return
         turn.states[job] = replace(state, points=points)

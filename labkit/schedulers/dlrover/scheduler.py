@@ -147,7 +147,7 @@ class Dlrover:
         states, rules, now_s = turn.states, self.rules, turn.now_s
         suspects, fresh_s = self._suspects(turn, sight).tolist(), sight.measured_s.tolist()
         mender = Mender(turn, sight, self.total_cores, self._largest(turn.snapshot), self.unit)
-        sampled = False
+        sampled, final = False, list[int]()
         for i, job in enumerate(sight.running.job.tolist()):
             known = states.get(job)
             plan = sight.plan(i, known.plan if known else None)
@@ -165,8 +165,12 @@ class Dlrover:
             seen = sight.seen(i, plan)
             states[job], came = look(states[job], seen, rules, now_s=now_s)
             sampled |= bool(came)
-            history = self._came(turn, job, came, history)
-        return history, sampled
+            if came == "gave up" and states[job].gave_up:
+                give_as_asked(turn, job)
+            if came == "sampled":
+                turn.pause_s += LEARNS * (states[job].pause_s - turn.pause_s)
+                final += [job] if states[job].stage == Stage.FINAL else []
+        return self._noted(turn, final, history), sampled
 
     def _suspects(self, turn: Turn, sight: Sight) -> Bools:
         """Return which jobs may be in trouble, (J,): the others need not be looked at one by one."""
@@ -194,18 +198,13 @@ class Dlrover:
         elif state.watch.signs:
             mender.turn.states[job] = replace(state, watch=replace(state.watch, signs={}))
 
-    def _came(self, turn: Turn, job: int, came: str, history: History) -> History:
-        """Do what follows a look at a job, and return the history."""
-        state = turn.states[job]
-        if came == "gave up" and state.gave_up:
-            give_as_asked(turn, job)
-        if came == "sampled":
-            turn.pause_s += LEARNS * (state.pause_s - turn.pause_s)
-        if came == "sampled" and state.stage == Stage.FINAL:
-            front = self._known(turn, [job])[0].front
-            best = front.plan(front.entry(len(front) - 1))
-            return history.noted(likeness(turn.snapshot, job), turn.with_memory(job, best))
-        return history
+    def _noted(self, turn: Turn, final: list[int], history: History) -> History:
+        """Return the history with the plans of jobs that are estimated for the last time."""
+        plans = {}
+        for job, known in zip(final, self._known(turn, final), strict=True):
+            best = known.front.plan(known.front.entry(len(known.front) - 1))
+            plans[likeness(turn.snapshot, job)] = turn.with_memory(job, best)
+        return history.noted(plans) if plans else history
 
     def _known(self, turn: Turn, jobs: list[int]) -> list[Known]:
         """Return what is believed of jobs that have samples."""

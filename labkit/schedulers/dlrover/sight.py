@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -12,11 +13,9 @@ from labkit.core.resources import CPUS, MEMORY_GB, Bools, Floats, Ints
 from labkit.core.snapshot import Snapshot
 from labkit.schedulers.dlrover.adjust import NAN, Task
 from labkit.schedulers.dlrover.fit import Sample
-from labkit.schedulers.dlrover.memory import Point
 from labkit.schedulers.dlrover.plan import Plan
 from labkit.schedulers.dlrover.rules import Rules
 from labkit.schedulers.dlrover.stages import Seen
-
 
 _TOLD = [Quantity.CORES, Quantity.LOAD, Quantity.COMPUTE_S]
 
@@ -106,12 +105,12 @@ class Sight:
         sample = Sample(plan, float(self.speed[i]), workers, servers, float(self._load[i]))
         return Seen(sample, float(self.measured_s[i]), float(self.steps[i]))
 
-    def point(self, i: int) -> Point:
-        """Return the memory of a job's fullest server, NaN where it is not known, and its part of all."""
-        n = max(int(self.running.n_ps[i]), 1)
-        load = float(self._load[i])
-        part = min(max(load, 1 / n), 1.0) if np.isfinite(load) else 1 / n
-        return Point(float(self.steps[i]), float(self._memory[i]), part)
+    @cached_property
+    def points(self) -> list[tuple[float, float, float]]:
+        """Steps, GB of the fullest server (NaN: not known), and its part of what all servers hold, of each job."""
+        even = 1 / np.maximum(self.running.n_ps, 1)
+        part = np.minimum(np.fmax(self._load, even), 1.0)
+        return list(zip(self.steps.tolist(), self._memory.tolist(), part.tolist(), strict=True))
 
     @property
     def told_apart(self) -> Bools:

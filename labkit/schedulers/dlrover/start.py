@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-import numpy as np
-
 from labkit.core.events import Role
 from labkit.core.resources import MEMORY_GB
 from labkit.core.snapshot import Snapshot
@@ -30,8 +28,8 @@ def asked(turn: Turn, job: int) -> Plan:
 def likeness(snapshot: Snapshot, job: int) -> Likeness:
     """Return by what a job is like others; traces name no dataset, so that of a user's jobs counts as one."""
     table = snapshot.table
-    batch = float(np.nan_to_num(table.samples_per_step[job]))
-    return Likeness(table.models[table.model[job]], batch, table.users[table.user[job]])
+    batch = float(table.samples_per_step[job])
+    return Likeness(table.models[table.model[job]], batch if batch == batch else 0.0, table.users[table.user[job]])
 
 
 def cut(plan: Plan, got: Plan) -> str:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
 from labkit.core.events import Role
 from labkit.core.resources import CPUS, MEMORY_GB
 from labkit.core.snapshot import Snapshot
@@ -53,6 +51,11 @@ class Turn:
     pause_s: float = 0.0
     reserved: float = 0.0
     decisions: list[Decision] = field(default_factory=list)
+    _steps: dict[int, float] = field(init=False)
+
+    def __post_init__(self) -> None:
+        jobs = self.snapshot.jobs
+        self._steps = dict(zip(jobs.number.tolist(), jobs.steps.tolist(), strict=True))
 
     @property
     def now_s(self) -> float:
@@ -85,7 +88,7 @@ class Turn:
 
     def steps(self, job: int) -> float:
         """Return the steps that a job has done."""
-        return float(self.snapshot.steps_done(np.array([job], np.int32))[0])
+        return self._steps[job]
 
     def change(self, job: int, plan: Plan, why: str) -> None:
         """Note that a job is changed now, and why."""
