@@ -12,8 +12,8 @@ from numba import njit
 from labkit.core.capacity import MANY, SLACK, room
 from labkit.core.events import Role
 from labkit.core.placement import Placement, Reason, Repair, repairs_of
-from labkit.core.protocols import Running
 from labkit.core.resources import CPUS, MEMORY_GB, Bools, Floats, Ints
+from labkit.core.running import Running
 from labkit.core.snapshot import Snapshot
 from labkit.schedulers.dlrover.plan import Plan
 

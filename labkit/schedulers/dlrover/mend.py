@@ -52,7 +52,7 @@ class Mender:
         report = self._report(i, job, known)
 
         def foretold(n_workers: int) -> float:
-            return known.speed(replace(state.plan, n_workers=n_workers)) if known is not None else 0.0
+            return known.speed(state.plan, more=n_workers - state.plan.n_workers) if known is not None else 0.0
 
         free = self.free_to_change(job)
         watch, action = adjust(state.watch, report, rules, foretold=foretold, free=free)

@@ -8,8 +8,8 @@ from functools import cached_property
 import numpy as np
 
 from labkit.core.events import Quantity, Role
-from labkit.core.protocols import Running
 from labkit.core.resources import CPUS, MEMORY_GB, Bools, Floats, Ints
+from labkit.core.running import Running
 from labkit.core.snapshot import Snapshot
 from labkit.schedulers.dlrover.adjust import NAN, Task
 from labkit.schedulers.dlrover.fit import Sample
