@@ -277,8 +277,9 @@ def _mend_hot(watch: Watch, report: Report, rules: Rules, _: Foretold, task: int
     told += ", also since its blocks moved" if moved else ""
     if watch.tried.get((Trouble.HOT_PS, task), 0) > rules.n_tries:
         return Action(Do.NOTHING, (task,), f"{told}: it was given cores {rules.n_tries} times, it is left alone")
-    larger = {t.number: _cores_for(t, report) for t in report.servers if _is_hot(t, report, rules)}
-    larger = {number: cores for number, (cores, limit) in larger.items() if cores > limit * (1 + rules.min_gain)}
+    wanted = {t.number: _cores_for(t, report) for t in report.servers if _is_hot(t, report, rules)}
+    least = 1 + rules.min_gain
+    larger = {number: cores for number, cores in wanted.items() if cores > least * report.plan.cores_of(number)}
     if task not in larger:
         return Action(Do.NOTHING, (task,), f"{told}: {server.limit:g} cores are the most it can use, it is left alone")
     more = sum(cores - report.plan.cores_of(number) for number, cores in larger.items())
@@ -288,15 +289,15 @@ def _mend_hot(watch: Watch, report: Report, rules: Rules, _: Foretold, task: int
     return Action(Do.MORE_CORES, tuple(larger), f"{told}: {names}", tuple(larger.values()))
 
 
-def _cores_for(server: Task, report: Report) -> tuple[float, float]:
-    """Return the cores that a hot server is to have, and those that it has: s_hot / s_total x s N_w of the text.
+def _cores_for(server: Task, report: Report) -> float:
+    """Return the cores that a hot server is to have: s_hot / s_total x s N_w of the text.
 
     What it would use if no worker had to wait, at least as much more than the others as its load is; a grid of 4 units.
     """
     wait = report.wait if report.wait == report.wait else 0.0
     wants = max(server.used / max(1 - wait, 0.05), report.plan.ps_cores * server.load * report.plan.n_ps)
     step = 4 * report.unit
-    return min(ceil(wants / step - 1e-9) * step, report.most_cores), server.limit
+    return min(ceil(wants / step - 1e-9) * step, report.most_cores)
 
 
 def _mend_straggler(watch: Watch, report: Report, rules: Rules, _: Foretold, task: int) -> Action:
