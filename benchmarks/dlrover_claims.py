@@ -13,8 +13,8 @@ from typing import Any, Final
 import numpy as np
 
 from benchmarks import size
-from labkit.core import Jobs, Kind, Role
-from labkit.core.resources import CPUS, amounts
+from labkit.core import Jobs, Kind, Quantity, Role
+from labkit.core.resources import CPUS, MEMORY_GB, amounts
 from labkit.experiment.run import simulate
 from labkit.results.record import RunRecord
 from labkit.schedulers import make
@@ -126,47 +126,32 @@ def production() -> list[tuple[str, str, str]]:
         if len(mine):
             change = np.nanmedian(after[mine]) / np.nanmedian(before[mine]) - 1
             rows.append((f"median JCT of the {len(mine)} jobs with a {what} server", claim, f"{change:+.0%}"))
-    for quantity, name, claim in (("cores", "CPU", "29 to 44%"), ("memory_gb", "memory", "31 to 52%")):
+    for quantity, name, claim in ((Quantity.CORES, "CPU", "29 to 44%"), (Quantity.MEMORY_GB, "memory", "31 to 52%")):
         was, now = (_in_use(record, jobs, quantity) for record in (static, brain))
         rows.append((f"{name} in use, of what jobs hold", claim, f"{was:.0%} to {now:.0%}"))
     return rows
 
 
-def _in_use(record: RunRecord, jobs: Jobs, quantity: str) -> float:
-    """Return what is used of what jobs hold: mean over measurements of their jobs' servers and workers."""
-    held = _held(record, jobs, CPUS if quantity == "cores" else CPUS + 1)
-    rows = record.measured
-    rows = rows[(rows["quantity"] == quantity) & (rows["task"] == -1)]
+def _in_use(record: RunRecord, jobs: Jobs, quantity: Quantity) -> float:
+    """Return what is used of what jobs hold, over all measurements; memory of all servers is that of the fullest."""
+    rows = record.events[(record.events["kind"] == Kind.MEASURED) & (record.events["task"] < 0)]
+    rows = rows[rows["quantity"] == quantity]
+    placed = record.events[record.events["kind"] == Kind.PLACED]
     used, whole = 0.0, 0.0
-    number = {str(name): i for i, name in enumerate(jobs.id)}
-    for row in rows.itertuples():
-        n, each = held(number[str(row.job)], str(row.role), float(row.time_s))
-        used += row.value * (1 if quantity == "cores" else n)
-        whole += n * each
+    for job in range(len(jobs)):
+        for role, demand in ((Role.WORKER, jobs.worker_demand), (Role.PS, jobs.ps_demand)):
+            mine = rows[(rows["job"] == job) & (rows["role"] == role)]
+            held = placed[(placed["job"] == job) & (placed["role"] == role)]
+            if not len(mine) or not len(held):
+                continue
+            given = held["cpus" if quantity == Quantity.CORES else "memory_gb"].astype(np.float64)
+            each = np.where(np.isnan(given), demand[job, CPUS if quantity == Quantity.CORES else MEMORY_GB], given)
+            times, first = np.unique(held["time_s"], return_index=True)
+            n, total = np.add.reduceat(held["value"], first), np.add.reduceat(held["value"] * each, first)
+            at = np.maximum(np.searchsorted(times, mine["time_s"], side="right") - 1, 0)
+            used += float((mine["value"] * (1 if quantity == Quantity.CORES else n[at])).sum())
+            whole += float(total[at].sum())
     return used / whole if whole else float("nan")
-
-
-def _held(record: RunRecord, jobs: Jobs, resource: int) -> Any:
-    """Return a function of a job, role and time: tasks that it holds then, and what each was given on average."""
-    amount = "cpus" if resource == CPUS else "memory_gb"
-    placed: dict[tuple[int, int], list[tuple[float, float, float]]] = {}
-    rows = record.events[record.events["kind"] == Kind.PLACED]
-    demand = (jobs.worker_demand[:, resource], jobs.ps_demand[:, resource])
-    for row in rows:
-        given = float(row[amount])
-        each = given if given == given else float(demand[row["role"]][row["job"]])
-        placed.setdefault((int(row["job"]), int(row["role"])), []).append(
-            (float(row["time_s"]), float(row["value"]), each)
-        )
-
-    def held(job: int, role: str, at_s: float) -> tuple[float, float]:
-        mine = placed.get((job, 0 if role == "worker" else 1), [])
-        last = max((t for t, *_ in mine if t <= at_s), default=-1.0)
-        now = [(n, each) for t, n, each in mine if t == last]
-        n = sum(n for n, _ in now)
-        return n, sum(n * each for n, each in now) / n if n else 0.0
-
-    return held
 
 
 TABLES: Final[Mapping[str, Any]] = {

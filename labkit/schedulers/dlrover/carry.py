@@ -115,7 +115,8 @@ class Room:
 
     def remember(self, job: int, gb: float) -> bool:
         """Give each server of a job other memory where it is, and tell whether it was there."""
-        rows, amounts = (column.copy() for column in self.rows(job))
+        rows, amounts = self.rows(job)
+        amounts = amounts.copy()
         mine = rows[:, 0] == Role.PS
         more = np.zeros(len(self.free))
         np.add.at(more, rows[mine, 1], rows[mine, 2] * (gb - amounts[mine, 1]))
@@ -145,9 +146,9 @@ class Room:
 
     def _of(self, changed: list[int]) -> Placement:
         """Return the placement of the brain's own jobs."""
-        told = {"repairs": repairs_of(self._repairs), "reasons": self._reasons}
+        repairs = repairs_of(self._repairs)
         if not changed:
-            return Placement.of((), **told)
+            return Placement.of((), repairs=repairs, reasons=self._reasons)
         rows = np.concatenate([self._given[job][0] for job in changed])
         owner = np.repeat(np.array(changed, np.int32), [len(self._given[job][0]) for job in changed])
         given = np.concatenate([self._given[job][1] for job in changed])
@@ -155,8 +156,7 @@ class Room:
         other = np.where(np.abs(given - declared) < 1e-6, np.nan, given)
         cpus, memory_gb = (None, None) if np.isnan(other).all() else other.T
         return Placement.of(
-            changed, job=owner, role=rows[:, 0], group=rows[:, 1], count=rows[:, 2], cpus=cpus, memory_gb=memory_gb,
-            **told,
+            changed, job=owner, role=rows[:, 0], group=rows[:, 1], count=rows[:, 2], cpus=cpus, memory_gb=memory_gb, repairs=repairs, reasons=self._reasons,
         )  # fmt: skip
 
     def _wanted(self, job: int, plan: Plan) -> list[tuple[int, int, float, float]]:

@@ -87,7 +87,7 @@ def fronts(works: Floats, limits: Sequence[Limits]) -> list[Front]:
         )
         columns = (cores, speed, workers[..., 0], of_worker, servers[..., 0], of_server)
         for row, (j, k) in enumerate(zip(which, n.tolist(), strict=True)):
-            told[j] = Front(*[column[row, :k] for column in columns])
+            told[j] = Front(*(column[row, :k] for column in columns))  # type: ignore[arg-type]
     return [front for front in told if front is not None]
 
 
