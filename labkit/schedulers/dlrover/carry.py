@@ -156,7 +156,8 @@ class Room:
         other = np.where(np.abs(given - declared) < 1e-6, np.nan, given)
         cpus, memory_gb = (None, None) if np.isnan(other).all() else other.T
         return Placement.of(
-            changed, job=owner, role=rows[:, 0], group=rows[:, 1], count=rows[:, 2], cpus=cpus, memory_gb=memory_gb, repairs=repairs, reasons=self._reasons,
+            changed, job=owner, role=rows[:, 0], group=rows[:, 1], count=rows[:, 2], cpus=cpus, memory_gb=memory_gb,
+            repairs=repairs, reasons=self._reasons,
         )  # fmt: skip
 
     def _wanted(self, job: int, plan: Plan) -> list[tuple[int, int, float, float]]:
