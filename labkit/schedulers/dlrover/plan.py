@@ -50,13 +50,13 @@ class Plan:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Grid:
-    """Plans in columns (P,), by cores in all."""
+    """Plans in columns (P,), by cores in all; cores are whole numbers where the unit is one core."""
 
     n_workers: Ints
-    worker_cores: Ints
+    worker_cores: Ints | Floats
     n_ps: Ints
-    ps_cores: Ints
-    cores: Ints
+    ps_cores: Ints | Floats
+    cores: Ints | Floats
 
     def plan(self, i: int) -> Plan:
         """Return one of them."""
@@ -72,15 +72,23 @@ class Grid:
 
 @lru_cache(maxsize=64)
 def grid(
-    budget: int,
+    budget: float,
     *,
     max_workers: int = 200,
     max_ps: int = 200,
-    most_cores: int = 32,
+    most_cores: float = 32,
     worker_cores: tuple[int, ...] = WORKER_CORES,
     ps_cores: tuple[int, ...] = PS_CORES,
+    unit: float = 1.0,
 ) -> Grid:
     """Return every plan within a budget of cores, with at most so many tasks and so many cores in each.
+
+    Parameters
+    ----------
+    worker_cores, ps_cores : tuple of int
+        What a worker and a server may be given, in units.
+    unit : float
+        Cores that count as one: 0.1 for a grid in tenths of a core.
 
     Raises
     ------
@@ -91,19 +99,37 @@ def grid(
     --------
     >>> len(grid(200)), grid(12, max_workers=1).plan(0)
     (29855, Plan(n_workers=1, worker_cores=1.0, n_ps=1, ps_cores=4.0))
+    >>> grid(2.0, most_cores=1.0, unit=0.1).plan(-1)
+    Plan(n_workers=2, worker_cores=0.8, n_ps=1, ps_cores=0.4)
     """
-    workers = _pairs([c for c in worker_cores if c <= most_cores], max_workers, budget)
-    servers = _pairs([c for c in ps_cores if c <= most_cores], max_ps, budget)
+    within, most = in_units(budget, unit), in_units(most_cores, unit)
+    workers = _pairs([c for c in worker_cores if c <= most], max_workers, within)
+    servers = _pairs([c for c in ps_cores if c <= most], max_ps, within)
     cores = (workers[:, 0] * workers[:, 1])[:, None] + servers[:, 0] * servers[:, 1]
-    w, s = np.nonzero(cores <= budget)
+    w, s = np.nonzero(cores <= within)
     if not len(w):
         raise InputError(
-            f"a budget of {budget} cores with at most {most_cores} in a task holds no worker and server; expected "
-            f"{min(worker_cores) + min(ps_cores)} or more."
+            f"a budget of {budget:g} cores with at most {most_cores:g} in a task holds no worker and server; expected "
+            f"{(min(worker_cores) + min(ps_cores)) * unit:g} or more."
         )
     order = np.argsort(cores[w, s], kind="stable")
     w, s = w[order], s[order]
-    return Grid(workers[w, 0], workers[w, 1], servers[s, 0], servers[s, 1], cores[w, s])
+    sized = [_in_cores(column, unit) for column in (workers[w, 1], servers[s, 1], cores[w, s])]
+    return Grid(workers[w, 0], sized[0], servers[s, 0], sized[1], sized[2])
+
+
+def in_units(cores: float, unit: float) -> int:
+    """Return how many units some cores hold.
+
+    >>> in_units(0.3, 0.1), in_units(7.9, 1.0)
+    (3, 7)
+    """
+    return int(cores / unit + 1e-6)
+
+
+def _in_cores(units: Ints, unit: float) -> Ints | Floats:
+    """Return units as cores, whole numbers where the unit is one core; 3 x 0.1 is 0.3."""
+    return units if unit == 1 else np.round(units * unit, 9)
 
 
 def _pairs(ladder: Sequence[int], most: int, budget: int) -> Ints:

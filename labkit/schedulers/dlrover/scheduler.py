@@ -20,15 +20,15 @@ from labkit.schedulers.base import start_in_order
 from labkit.schedulers.dlrover.carry import add, settle
 from labkit.schedulers.dlrover.fit import Sample, measured_work
 from labkit.schedulers.dlrover.history import History, Likeness
-from labkit.schedulers.dlrover.plan import NO_SLOWER, Grid, Plan, frontier, grid
+from labkit.schedulers.dlrover.plan import NO_SLOWER, Grid, Plan, frontier, grid, in_units
 from labkit.schedulers.dlrover.select import choose
 from labkit.schedulers.dlrover.stages import JobState, Rules, Seen, Stage, look, may_change
 from labkit.schedulers.recall import Recall
 from labkit.speed.bottleneck import Work
 
 COLD_CORES: Final = (32, 16, 8, 4, 2, 1)
-"""Cores of the worker and the server of a job that is sampled: the most that the text allows, fewer where that does
-not fit."""
+"""Units of cores of the worker and the server of a job that is sampled: the most that the text allows, fewer where that
+does not fit."""
 
 
 LEARNS: Final = 0.3
@@ -78,10 +78,12 @@ class Dlrover:
 
     Attributes
     ----------
-    total_cores : int
+    total_cores : float
         Most cores of one job: C_total of the text.
-    most_cores : int
+    most_cores : float
         Most cores of one task: C_max.
+    unit : float
+        Cores that count as one: plans are in such units, 0.1 for a machine with few cores.
     gap_s, patience_s, n_estimates
         See `labkit.schedulers.dlrover.stages.Rules`.
     min_gain : float
@@ -103,8 +105,9 @@ class Dlrover:
 
     knows_types: ClassVar[bool] = False
 
-    total_cores: int = 200
-    most_cores: int = 32
+    total_cores: float = 200.0
+    most_cores: float = 32.0
+    unit: float = 1.0
     gap_s: float = 60.0
     patience_s: float = 300.0
     n_estimates: int = 2
@@ -120,9 +123,11 @@ class Dlrover:
     )
 
     def __post_init__(self) -> None:
-        for name, least in (("total_cores", 5), ("most_cores", 4), ("n_estimates", 0)):
-            if getattr(self, name) < least:
-                raise InputError(f"dlrover: {name} is {getattr(self, name)}; expected {least} or more.")
+        if not 0 < self.unit < np.inf:
+            raise InputError(f"dlrover: unit is {self.unit}; expected cores > 0, 1 for whole cores.")
+        for name, least in (("total_cores", 5 * self.unit), ("most_cores", 4 * self.unit), ("n_estimates", 0)):
+            if not getattr(self, name) >= least - 1e-9:
+                raise InputError(f"dlrover: {name} is {getattr(self, name)}; expected {least:g} or more.")
         for name in ("gap_s", "patience_s", "min_gain"):
             if not getattr(self, name) >= 0:
                 raise InputError(f"dlrover: {name} is {getattr(self, name)}; expected a number >= 0.")
@@ -193,7 +198,8 @@ class Dlrover:
         at = np.searchsorted(columns.number, running.job)  # numbers are by arrival
         told: dict[int, Seen] = {}
         for i in np.flatnonzero((least == most).all(axis=1)).tolist():
-            plan = Plan(int(running.n_workers[i]), float(most[i, 0]), int(running.n_ps[i]), float(most[i, 1]))
+            each = [_decimal(cores) for cores in most[i].tolist()]
+            plan = Plan(int(running.n_workers[i]), each[0], int(running.n_ps[i]), each[1])
             workers, servers = columns.used_cores[at[i]].tolist()
             load = float(columns.hottest_load[at[i]])
             sample = Sample(plan, float(columns.speed[at[i]]), workers, servers, load)
@@ -213,21 +219,22 @@ class Dlrover:
             table, work = snapshot.table, measured_work(state.samples)
             plans = grid(
                 self.total_cores, max_workers=int(table.max_workers[job]), max_ps=int(table.max_ps[job]),
-                most_cores=self._largest(snapshot),
+                most_cores=self._largest(snapshot), unit=self.unit,
             )  # fmt: skip
             self._fronts[key] = plans, *frontier(work, plans), work
         return self._fronts[key]
 
-    def _largest(self, snapshot: Snapshot) -> int:
-        """Return the most cores that a task can have: of the largest group, at most `most_cores`."""
-        return max(min(int(snapshot.offered[:, CPUS].max()), self.most_cores), 4)
+    def _largest(self, snapshot: Snapshot) -> float:
+        """Return the most cores that a task can have: of the largest group, at most `most_cores`, in whole units."""
+        offered = in_units(float(snapshot.offered[:, CPUS].max()), self.unit) * self.unit
+        return max(min(offered, self.most_cores), 4 * self.unit)
 
     # --- the cluster
 
     def _reserved(self, snapshot: Snapshot, waiting: list[int], left_alone: Ints) -> float:
         """Return the cores that waiting jobs are to find: two tasks to sample, or the gang that was asked for."""
         asked = float(snapshot.table.gang_demand[left_alone, CPUS].sum())
-        return asked + 2 * COLD_CORES[1] * len(waiting)
+        return asked + 2 * COLD_CORES[1] * self.unit * len(waiting)
 
     def _share(
         self, snapshot: Snapshot, trial: Trial, states: dict[int, JobState], seen: dict[int, Seen], reserved: float,
@@ -287,8 +294,8 @@ class Dlrover:
         asked = Plan(int(table.n_workers[job]), declared[0], int(table.n_ps[job]), declared[1])
         known, past = states.get(job), history.start(_likeness(snapshot, job))
         cold = [
-            (Plan(1, float(c), 1, float(c)), f"cold start: sampled with {c} cores each")
-            for c in COLD_CORES
+            (Plan(1, c, 1, c), f"cold start: sampled with {c:g} cores each")
+            for c in (round(units * self.unit, 9) for units in COLD_CORES)
             if c <= self.most_cores
         ]
         tries = [
@@ -331,6 +338,12 @@ def _entry(front: tuple[Grid, Ints, Floats, Work], at: int) -> Plan:
     """Return the plan of an entry of a wish: the one with the fewest cores of those that are hardly slower."""
     plans, which, speed, _ = front
     return plans.plan(int(which[np.argmax(speed >= (1 - NO_SLOWER) * speed[at])]))
+
+
+def _decimal(cores: float) -> float:
+    """Return cores that were given in single precision as they were meant: 0.3, not 0.30000001192."""
+    single = np.float32(cores)
+    return float(str(single)) if single == cores else cores
 
 
 def _declared(snapshot: Snapshot, job: int) -> tuple[float, float]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from labkit.core.resources import Floats, Ints
 
-Wish = tuple[Ints, Floats]
+Wish = tuple[Ints | Floats, Floats]
 """Cores, rising, and what a job would gain with so many, rising: (F,) each."""
 
 

@@ -113,6 +113,17 @@ def test_what_is_asked_twice_is_answered_and_told_once():
         session.step(again)
 
 
+def test_plans_of_a_small_machine_are_in_parts_of_a_core():
+    """Cores are given in single precision: 0.3 must not come back as another plan."""
+    brain, _ = run(jobs_of(["wide-deep"], steps=3000), total_cores=2.0, most_cores=1.0, unit=0.1)
+    assert brain.decisions[0].plan == Plan(1, 0.8, 1, 0.8)
+    last = brain.decisions[-1].plan
+    assert last.cores <= 2.0 + 1e-9
+    for cores in (last.worker_cores, last.ps_cores):
+        assert cores == round(cores, 1)
+    assert len({row.plan for row in brain.decisions}) == len(brain.decisions)
+
+
 def test_a_job_of_which_nothing_is_measured_goes_on_as_its_user_asked():
     """Recorded speeds know no cores: a metric that never comes."""
     jobs = jobs_of(["mine"], steps=600, duration_s=600.0)
@@ -206,6 +217,8 @@ def test_the_cluster_of_the_trace_holds_512_cores():
     ("name", "complaint"),
     [
         ("dlrover(total_cores=2)", r"dlrover: total_cores is 2; expected 5 or more\."),
+        ("dlrover(most_cores=0.2,unit=0.1)", r"dlrover: most_cores is 0\.2; expected 0\.4 or more\."),
+        ("dlrover(unit=0.0)", r"dlrover: unit is 0\.0; expected cores > 0, 1 for whole cores\."),
         ("dlrover(gap_s=-1.0)", r"dlrover: gap_s is -1\.0; expected a number >= 0\."),
         ("autoscale(step=0)", r"autoscale: step is 0; expected a number of workers >= 1\."),
         ("autoscale(threshold=-1.0)", r"autoscale: threshold is -1\.0; expected a number >= 0\."),
