@@ -13,6 +13,7 @@ from labkit.core.errors import InputError, LabkitError
 from labkit.core.events import NO_EVENTS, Events
 from labkit.core.jobs import Jobs
 from labkit.core.protocols import Scheduler
+from labkit.experiment.history import FILE
 from labkit.experiment.opener import ASKED, LEASE_S, Opener, name_on_hosts
 from labkit.experiment.run import Experiment, ProgressBar
 from labkit.experiment.session import Observer
@@ -83,6 +84,11 @@ def deploy(
         jobs, inventory=inventory, scheduler=scheduler, name=name, folder=folder, training=training, lease_s=lease_s,
         retries=retries, **options,
     )  # fmt: skip
+    return run_opened(opener, progress=progress, observers=observers)
+
+
+def run_opened(opener: Opener, *, progress: bool = False, observers: Sequence[Observer] = ()) -> RunRecord:
+    """Begin a run on machines and drive it to its end; parameters, result and errors are those of `deploy`."""
     experiment = opener.experiment
     backend, writer = opener.open()
     with writer, backend:
@@ -130,6 +136,7 @@ def attach(
         record, memory = load(path), Memory.read(path)
         if record.info.state == State.DONE:
             raise InputError(f"run '{path.name}' is over; labkit report {path} shows it, labkit.results.load reads it.")
+        options.setdefault("history", path.parent / FILE)
         experiment = Experiment.of(record.jobs, cluster=_hosts(memory, record).cluster(), **options)
         made, _ = named(scheduler or record.info.config.get(ASKED) or record.info.scheduler)
         backend = _taken_over(record, memory, path, lease_s=lease_s, retries=retries)

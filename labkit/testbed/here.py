@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 NAME: Final = "here"
 """What this machine is called in events."""
-HOSTS: Final = "hosts.toml"
 AGENT: Final = "agent"
 LEFT_CORE: Final = 1e-9
 HOST: Final = """# This machine, for labkit attach.
@@ -72,8 +71,9 @@ def inventory(folder: Path, *, cores: float | None = None, memory_gb: float | No
     folder.mkdir(parents=True, exist_ok=True)
     memory = _memory_gb() if memory_gb is None else memory_gb
     agent = json.dumps(str(folder.absolute() / AGENT))
-    (folder / HOSTS).write_text(HOST.format(name=NAME, cpus=float(n), memory_gb=round(memory, 3), folder=agent))
-    return Inventory.read(folder / HOSTS)
+    path = folder / f"{n:g}-{'core' if n == 1 else 'cores'}.toml"
+    path.write_text(HOST.format(name=NAME, cpus=float(n), memory_gb=round(memory, 3), folder=agent))
+    return Inventory.read(path)
 
 
 def _memory_gb() -> float:

@@ -117,6 +117,8 @@ class Dlrover:
     measure_every_s: float = 30.0
     placer: Placer = FirstFit()
     decisions: list[Decision] = field(default_factory=list, init=False, repr=False)
+    past: History = field(default_factory=History, init=False, repr=False, compare=False)
+    """Final plans of runs before this one."""
     _memory: Recall[_State] = field(default_factory=lambda: Recall(_State()), init=False, repr=False)
     _fronts: dict[tuple[int, int], tuple[Grid, Ints, Floats, Work]] = field(
         default_factory=dict, init=False, repr=False
@@ -138,9 +140,14 @@ class Dlrover:
         return Rules(self.gap_s, self.patience_s, self.n_estimates)
 
     def begin(self, context: Context) -> None:  # noqa: ARG002 - the brain knows nothing of jobs before they come
-        """Forget what was learnt of other jobs."""
-        self._memory.forget()
+        """Forget what was learnt of other jobs, but for `past`."""
+        self._memory = Recall(_State(history=self.past))
         self.decisions.clear()
+
+    @property
+    def history(self) -> History:
+        """Final plans of jobs, of `past` and of this run."""
+        return self._memory.newest.history
 
     def schedule(self, snapshot: Snapshot) -> Placement:
         """Return what starts, and which jobs get other tasks or cores."""
