@@ -10,8 +10,6 @@ import os
 import select
 import shutil
 import subprocess
-import sys
-import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path

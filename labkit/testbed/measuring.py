@@ -2,43 +2,23 @@
 
 from __future__ import annotations
 
-import re
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 
 from labkit.core.errors import LabkitError
 from labkit.core.events import Events, Kind, Quantity, Role, events, joined
 from labkit.testbed.hosts import Hosts
+from labkit.testbed.members import Member
 
-MEMBER: Final = re.compile(r"(worker|ps)-(\d{1,9})")
 MB_PER_GB: Final = 1000.0
 
 Sampled = Mapping[str, Mapping[str, Any]]
 """What the agent of each host said."""
-
-
-class Member(NamedTuple):
-    """A worker or PS of a job."""
-
-    role: Role
-    number: int
-
-    @classmethod
-    def of(cls, name: object) -> Member | None:
-        """Return the member of a name such as worker-3; None: no member has such a name.
-
-        >>> Member.of("ps-2"), Member.of("ps-two")
-        (Member(role=<Role.PS: 1>, number=2), None)
-        """
-        found = MEMBER.fullmatch(str(name))
-        if found is None or int(found[2]) > np.iinfo(np.int32).max:
-            return None
-        return cls(Role.WORKER if found[1] == "worker" else Role.PS, int(found[2]))
 
 
 @dataclass(slots=True)
@@ -167,7 +147,10 @@ def _task(said: Mapping[str, Any] | None, run: str, task: str) -> Mapping[str, A
 
 
 def _rows(job: int, found: Mapping[tuple[Member, Quantity], float]) -> Events:
-    """Return a row for each task, and one for all tasks of each role: what of them, `Quantity` says."""
+    """Return a row for each member, and one for all tasks of each role: what of them, `Quantity` says.
+
+    `task` is the number of the member; which task of the job that is, `labkit.testbed.seating` knows.
+    """
     together: dict[tuple[Role, Quantity], list[float]] = defaultdict(list)
     for (member, quantity), value in found.items():
         together[member.role, quantity].append(value)

@@ -10,7 +10,7 @@ from typing import Any, Final
 from labkit.core.events import Cause
 from labkit.elastic.causes import read
 from labkit.testbed.agent.shapes import readable
-from labkit.testbed.measuring import Member
+from labkit.testbed.members import Member
 
 REPORT_S: Final = 1.0
 """Between two reports of a job."""
