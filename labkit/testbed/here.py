@@ -1,4 +1,4 @@
-"""This machine as the only host of a run: its agent is reached through a pipe, and nothing is brought anywhere.
+"""A run whose only host is this machine: its agent is reached through a pipe, and nothing is brought anywhere.
 
 All else is as on other hosts: the agent holds the run while nobody listens, a later process attaches to it.
 """
@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from labkit.core.errors import InputError, LabkitError
 from labkit.core.files import refuse_closed
-from labkit.elastic.limits import told
 from labkit.testbed.agent.bridge import search_path
 from labkit.testbed.answers import Answer, Answers
 from labkit.testbed.fleet import Command, Fleet
@@ -76,11 +75,6 @@ def inventory(folder: Path, *, cores: float | None = None, memory_gb: float | No
 
 def _memory_gb() -> float:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9
-
-
-def limits_in_words() -> str:
-    """Return how tasks are held to their cores on this machine."""
-    return told()
 
 
 class HereFleet(Fleet):
