@@ -99,7 +99,8 @@ def summary(record: RunRecord) -> dict[str, Any]:
     return {
         "model": str(record.jobs.id[0]), "run": record.info.run, "steps": int(done[0]) if len(done) else None,
         "seconds": round(float(record.events["time_s"][-1]), 3),
-        "first_loss": float(losses[0]) if len(losses) else None, "last_loss": float(losses[-1]) if len(losses) else None,
+        "first_loss": float(losses[0]) if len(losses) else None,
+        "last_loss": float(losses[-1]) if len(losses) else None,
         "steps_per_s": {"before": _speed(rows, 0), "after": _speed(rows, -1)},
         "given_up": next(iter(record.info.dropped.values()), ""), "configurations": rows,
         "decisions": record.decisions[["time_s", "reason"]].round(3).to_dict("records"),

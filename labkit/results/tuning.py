@@ -34,9 +34,8 @@ def configurations(rows: Events, jobs: Jobs) -> pd.DataFrame:
     """
     import pandas as pd
 
-    found = [
-        row for job in np.unique(rows["job"][rows["kind"] == Kind.STARTED]).tolist() for row in _of(rows, jobs, job)
-    ]
+    started = np.unique(rows["job"][rows["kind"] == Kind.STARTED]).tolist()
+    found = [row for job in started for row in _of(rows, jobs, job)]
     columns = ["job", "start_s", "end_s", "n_workers", "worker_cores", "n_ps", "ps_cores", "cores", "steps"]
     table = pd.DataFrame(found, columns=columns)
     seconds = (table["end_s"] - table["start_s"]).clip(lower=1e-9)
@@ -54,9 +53,8 @@ def _of(rows: Events, jobs: Jobs, job: int) -> list[tuple[object, ...]]:
     def close(time_s: float, done: float) -> None:
         if holds is not None and time_s > since:
             n_workers, worker, n_ps, ps = holds
-            found.append(
-                (name, since, time_s, n_workers, worker, n_ps, ps, n_workers * worker + n_ps * ps, done - steps)
-            )
+            cores = round(n_workers * worker + n_ps * ps, 6)
+            found.append((name, since, time_s, *holds, cores, done - steps))
 
     for row in mine[mine["kind"] != Kind.PLACED]:
         kind, time_s, done = int(row["kind"]), float(row["time_s"]), float(row["value"])

@@ -97,9 +97,9 @@ class Training:
             "name": name, "width": self.widths.get(name, self.width), "seed": self.seed + number,
             "data": {"size": self.samples, "seed": self.seed + number}, "lr": self.lr,
             "steps": self.n_steps(jobs, number), "batch": self.batch, "shards": self.shards,
-            "optimizer": self.optimizer, "sync": bool(jobs.sync[number]), "save_every": self.save_every, "standby": self.standby, "lease_s": self.lease_s,
-            "network": self.network, "sites": [dict(site) for site in sites],
-            "place": {site: list(counts) for site, counts in place.items()},
+            "optimizer": self.optimizer, "sync": bool(jobs.sync[number]), "save_every": self.save_every,
+            "standby": self.standby, "lease_s": self.lease_s, "network": self.network,
+            "sites": [dict(site) for site in sites], "place": {site: list(counts) for site, counts in place.items()},
             "loads_every_s": self.measure_every_s or 0.0,
         }  # fmt: skip
 
