@@ -7,7 +7,7 @@ from labkit.core.cluster import Cluster, Network
 from labkit.core.errors import InputError, LabkitError, PlacementError, ProfileError, StalledError, TraceError
 from labkit.core.events import EVENT, Cause, EventLog, Events, Kind, Quantity, Role
 from labkit.core.jobs import Job, Jobs
-from labkit.core.placement import Gangs, Placement
+from labkit.core.placement import Gangs, Placement, Reason, Repair, repairs_of
 from labkit.core.protocols import Backend, Placer, Running, Scheduler, SpeedModel
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ __all__ = [
     "Placer",
     "ProfileError",
     "Quantity",
+    "Reason",
+    "Repair",
     "Role",
     "Running",
     "Scheduler",
@@ -44,6 +46,7 @@ __all__ = [
     "StalledError",
     "TraceError",
     "Trial",
+    "repairs_of",
 ]
 
 _WITH_KERNELS = {"JobColumns": "snapshot", "Ledger": "ledger", "Snapshot": "snapshot", "Trial": "trial"}

@@ -18,6 +18,7 @@ from labkit.core.jobs import Jobs
 from labkit.core.ledger import HOLDING, Ledger
 from labkit.core.protocols import Running
 from labkit.core.resources import CPUS, GPUS, MEMORY_GB, Amounts, Bools, Floats, Ints
+from labkit.core.use import TaskMeasures
 
 if TYPE_CHECKING:
     from labkit.core.part import Part
@@ -405,6 +406,15 @@ class Snapshot:
     def steps_done(self, jobs: Ints) -> Floats:
         """Return the steps that some jobs have done, as far as is known."""
         return self._fresh().steps_done(jobs, self.now_s)
+
+    def measured_tasks(self, jobs: Ints | None = None) -> TaskMeasures:
+        """Return what was measured last of single tasks of some jobs, all active ones by default.
+
+        A simulation tells of a task only where it differs from the others of its role; machines tell of all. What was
+        told is forgotten when a job is placed anew, and of what is repaired.
+        """
+        asked = self.jobs.number if jobs is None else jobs
+        return self._fresh().use.of_tasks(asked.tolist())
 
     def n_losses(self, job: int) -> int:
         """Return how many losses a job has reported."""

@@ -13,7 +13,7 @@ from labkit.core.book import AS_DECLARED, taken_by
 from labkit.core.capacity import MANY, SLACK, room
 from labkit.core.errors import PlacementError
 from labkit.core.events import Role
-from labkit.core.placement import Placement
+from labkit.core.placement import Placement, Reason, Repair, repairs_of
 from labkit.core.protocols import Running
 from labkit.core.resources import CPUS, GPUS, MEMORY_GB, Amounts, Bools, Floats, Ints
 from labkit.core.snapshot import Snapshot
@@ -77,6 +77,8 @@ class Trial:
         self._now: dict[int, _Tasks] = {}
         self._given: dict[tuple[int, int], _Given] = {}
         """(job, role) -> what the next tasks are given, where it is not what was declared."""
+        self._repairs: list[tuple[int, int, int, int]] = []
+        self._reasons: list[Reason] = []
         for job in without:
             self.clear(int(job))
 
@@ -180,6 +182,18 @@ class Trial:
             self._tasks(partner)
             self._partner[job] = self._partner[partner] = -1
 
+    def replace(self, job: int, role: int, task: int) -> None:
+        """Let another process take the place of a task of a job, by its number within the role."""
+        self._repairs.append((job, role, task, Repair.REPLACE))
+
+    def balance(self, job: int) -> None:
+        """Let the blocks of a job's parameter servers be spread anew by their measured load."""
+        self._repairs.append((job, Role.PS, -1, Repair.BALANCE))
+
+    def explain(self, job: int, text: str) -> None:
+        """Say why the decision changes a job; it becomes an event of the run (EXPLAINED)."""
+        self._reasons.append(Reason(job, text))
+
     def pair(self, job: int, partner: int) -> None:
         """Let two jobs share GPUs from now on: their workers are added together.
 
@@ -251,7 +265,7 @@ class Trial:
         return Running(jobs, ends, role, group, count, *held, cpus=taken[0], memory_gb=taken[1])
 
     def placement(self) -> Placement:
-        """Return the decision that makes it so: the jobs whose tasks or partners are others than before."""
+        """Return the decision that makes it so: the jobs whose tasks or partners are others, repairs and reasons."""
         partner = self._snapshot.held_by_all["partner"]
         changed = [
             job for job, tasks in self._now.items() if tasks != self._before[job] or self._partner[job] != partner[job]
@@ -265,6 +279,7 @@ class Trial:
             changed, job=np.repeat(np.array(changed, np.int32), [len(counted) for counted, _ in mine]), role=rows[:, 0],
             group=rows[:, 1], count=rows[:, 2], cpus=cpus, memory_gb=memory_gb,
             partner=self._partner[changed] if (self._partner[changed] >= 0).any() else None,
+            repairs=repairs_of(self._repairs), reasons=self._reasons,
         )  # fmt: skip
 
     # --- inside

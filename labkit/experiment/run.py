@@ -177,11 +177,17 @@ class Experiment:
         )
 
     def session(
-        self, scheduler: Scheduler, *, observers: Sequence[Observer] = (), backend: Backend | None = None
+        self,
+        scheduler: Scheduler,
+        *,
+        observers: Sequence[Observer] = (),
+        backend: Backend | None = None,
+        reasons: list[str] | None = None,
     ) -> Session:
         """Return a session at time 0, with the cadence that suits the scheduler, after its pre-runs if it has any.
 
-        It runs on `backend`, by default on a fresh simulator, with leases if the scheduler has a `lease_s`.
+        It runs on `backend`, by default on a fresh simulator, with leases if the scheduler has a `lease_s`. Why it
+        changes jobs is added to `reasons`.
         """
         believed, runs_on = self.believed or self.speed, self.speed.runs_on()
         shape = len(self.jobs), len(self.cluster.device_types)
@@ -199,7 +205,7 @@ class Experiment:
             every_s = self.measured_every_s(scheduler)
             refuse_endless(self.jobs, every_s=min(cadence.slot_s, lease_s or math.inf, period_s, every_s or math.inf))
             backend = self.simulator(lease_s=lease_s, measure_every_s=every_s)
-        return Session(backend, cadence=cadence, runs_on=runs_on, observers=observers)
+        return Session(backend, cadence=cadence, runs_on=runs_on, observers=observers, reasons=reasons)
 
     def config(self, scheduler: Scheduler) -> dict[str, Any]:
         """Return the options of a run, as JSON can hold them."""
@@ -295,17 +301,17 @@ class Experiment:
         info = self.info(scheduler, name=called)
         if np.isfinite(self.bound_jct_s):  # of simulated runs alone: machines are not bound by a model
             info = replace(info, config={**info.config, BOUND: self.bound_jct_s})
-        watchers = list(observers)
+        watchers, reasons = list(observers), list[str]()
         with ExitStack() as stack:
             if progress:
                 watchers.append(stack.enter_context(ProgressBar(called, total=len(self.jobs))))
             if folder is not None:
                 writer = RunWriter.create(folder, info=info, jobs=self.jobs, cluster=self.cluster, numbered=True)
-                info = writer.info
+                info, reasons = writer.info, writer.reasons
                 watchers.append(stack.enter_context(writer).append)
             compiled = stack.enter_context(kernel_cache.watched())
             began = time.perf_counter()
-            session = self.session(scheduler, observers=watchers)
+            session = self.session(scheduler, observers=watchers, reasons=reasons)
             for note in info.config.get("notes", ()):
                 warnings.warn(note, Caveat, stacklevel=4)
             rows = session.run(scheduler)
@@ -313,7 +319,7 @@ class Experiment:
             if (rows["kind"] == Kind.FELL_BACK).any():
                 warnings.warn(fell_back(called, scheduler), Caveat, stacklevel=4)
         info = replace(info, state=State.DONE, wall_s=wall_s)
-        return RunRecord(info=info, jobs=self.jobs, cluster=self.cluster, events=rows)
+        return RunRecord(info=info, jobs=self.jobs, cluster=self.cluster, events=rows, reasons=reasons)
 
 
 def simulate(
@@ -388,7 +394,8 @@ def replay(record: RunRecord, *, runs_on: Bools | None = None) -> Session:
     >>> bool((again["job"] == record.events["job"]).all())
     True
     """
-    return Session(Replay(record.jobs, record.cluster, recorded=record.events), runs_on=runs_on)
+    backend = Replay(record.jobs, record.cluster, recorded=record.events)
+    return Session(backend, runs_on=runs_on, reasons=list(record.reasons))
 
 
 class ProgressBar:

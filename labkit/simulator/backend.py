@@ -10,10 +10,11 @@ from labkit.core.book import Book, release
 from labkit.core.cluster import Cluster
 from labkit.core.complaints import complaint
 from labkit.core.errors import InputError, PlacementError, StalledError
-from labkit.core.events import EVENT, NO_EVENTS, Cause, Events, Kind, asides, copied, events, joined
+from labkit.core.events import EVENT, NO_EVENTS, Cause, Events, Kind, asides, copied, events, joined, repaired
 from labkit.core.jobs import Jobs
 from labkit.core.placement import Placement
 from labkit.core.protocols import ChangeModel, Running, SpeedModel
+from labkit.core.repairs import refuse_repairs
 from labkit.core.resources import Floats, Ints
 from labkit.simulator import state
 from labkit.simulator.changes import Changes
@@ -133,8 +134,8 @@ class Simulator:
         Raises
         ------
         PlacementError
-            If it names an unknown job, overfills a device group or pairs jobs of which the speed model knows nothing;
-            nothing is changed then.
+            If it names an unknown job, overfills a device group, pairs jobs of which the speed model knows nothing or
+            repairs what is not there; nothing is changed then.
         """
         happened = self._carry_out(placement)
         if beside := asides(placement, happened, time_s=self._now_s):
@@ -144,12 +145,12 @@ class Simulator:
         return happened
 
     def _carry_out(self, placement: Placement) -> Events:
-        n_set = len(placement.set_jobs)
-        if not n_set and not len(placement):
+        n_set, n_repairs = len(placement.set_jobs), len(placement.repairs)
+        if not n_set and not len(placement) and not n_repairs:
             decided = copied(_DECIDED)
             decided["time_s"] = self._now_s
             return decided
-        self._room_for(1 + len(placement) + 3 * n_set)
+        self._room_for(1 + len(placement) + 3 * n_set + 3 * n_repairs)
         self._book.ensure(len(placement))
         book = self._book
         self._refuse_pairs(placement)
@@ -161,21 +162,35 @@ class Simulator:
         if fault != checks.OK:
             self._first_row[:] = self._mate[:] = -1
             raise PlacementError(complaint(fault, where, placement, self.jobs, self.cluster, book.free))
-        before = self._changes.note(placement.set_jobs) if self._changes else {}
+        if n_repairs:
+            self._refuse_repairs(placement)
+        touched = np.union1d(placement.set_jobs, placement.repairs["job"]) if n_repairs else placement.set_jobs
+        before = self._changes.note(touched) if self._changes else {}
         changed = np.empty(n_set, np.int32)
         n, n_changed = state.carry_out(
             placement.set_jobs, placement.job, placement.role, placement.group, placement.count, placement.cpus,
             placement.memory_gb, self._now_s, self._truth, self._running, self._counts, book.held, book.tasks,
             book.spare, book.free, book.demand, self._first_row, self._mate, changed, self._others, self._out,
         )  # fmt: skip
-        others = NO_EVENTS
-        if n_changed or self._counts[state.N_OTHERS]:
-            costs = self._changes.costs(changed[:n_changed], before) if self._changes else self._overhead_s
-            n, others = self._begin(changed[:n_changed], n, costs)
+        others, changed = NO_EVENTS, changed[:n_changed]
+        if n_repairs:
+            n, changed = self._repair(placement, changed, n)
+        if len(changed) or self._counts[state.N_OTHERS]:
+            costs = self._changes.costs(changed, before, placement.repairs) if self._changes else self._overhead_s
+            n, others = self._begin(changed, n, costs)
         elif n > 1 and not self.speed.local:
             others = self._retime_all()
         happened = copied(self._out[:n])
         return joined([happened, others]) if len(others) else happened
+
+    def _repair(self, placement: Placement, changed: Ints, n: int) -> tuple[int, Ints]:
+        """Repair tasks where they are; return the events written, and the jobs that are to be rescaled or started."""
+        rows = repaired(placement.repairs, time_s=self._now_s)
+        self._out[n : n + len(rows)] = rows
+        more = np.setdiff1d(placement.repairs["job"], changed).astype(np.int32)
+        for job in more.tolist():
+            state.settle(self._truth, job, self._now_s)
+        return n + len(rows), np.concatenate([changed, more])
 
     def _begin(self, changed: Ints, n: int, costs: Floats) -> tuple[int, Events]:
         """Start or rescale jobs, and slow down those beside them; return the events written and those of the others."""
@@ -412,6 +427,14 @@ class Simulator:
             row["time_s"], row["kind"], row["job"] = self._now_s, Kind.FAILED, job
             row["value"], row["speed"] = at["steps"], 0.0
         return batch
+
+    def _refuse_repairs(self, placement: Placement) -> None:
+        """Raise if a placement, which was checked otherwise, repairs what is not there."""
+        try:
+            refuse_repairs(placement, self._book.held, self.jobs)
+        except PlacementError:
+            self._first_row[:] = self._mate[:] = -1
+            raise
 
     def _refuse_pairs(self, placement: Placement) -> None:
         """Raise if a placement pairs jobs in a way that no kernel can look at."""
