@@ -16,7 +16,7 @@ from labkit.core.errors import InputError
 from labkit.core.jobs import Jobs
 from labkit.core.protocols import Scheduler
 from labkit.core.resources import amounts
-from labkit.experiment.deploy import run_opened
+from labkit.experiment.deploy import Telling, run_opened
 from labkit.experiment.opener import LEASE_S, Opener
 from labkit.experiment.session import Observer
 from labkit.results.record import RunRecord
@@ -102,12 +102,19 @@ def opener_of(
     told = {} if history is None else {"history": Path(history)}
     return Opener.of(
         jobs, inventory=hosts, scheduler=brain_for(there) if scheduler is None else scheduler, folder=root,
-        training=training.changed(network="local"), lease_s=lease_s, **told,
+        name="dlrover" if scheduler is None else None, training=training.changed(network="local"),
+        lease_s=lease_s, **told,
     )  # fmt: skip
 
 
 def auto(
-    model: str, *, steps: int, progress: bool = False, observers: Sequence[Observer] = (), **options: Any
+    model: str,
+    *,
+    steps: int,
+    progress: bool = False,
+    observers: Sequence[Observer] = (),
+    telling: Telling | None = None,
+    **options: Any,
 ) -> RunRecord:
     """Train a model on this machine until its steps are done; its workers, servers and cores are found on the way.
 
@@ -121,6 +128,8 @@ def auto(
         Show a progress bar.
     observers : sequence of callables
         Each is called with every batch of events.
+    telling : callable, optional
+        Is called with the list of reasons of decisions, which grows, and returns one more observer.
     options
         cores : float, optional
             What there is to share; by default all that this process may use.
@@ -149,4 +158,4 @@ def auto(
     InputError
         If it cannot train, there are not so many cores, or the folder cannot be written; nothing has been started then.
     """
-    return run_opened(opener_of(model, steps=steps, **options), progress=progress, observers=observers)
+    return run_opened(opener_of(model, steps=steps, **options), progress=progress, observers=observers, telling=telling)

@@ -45,6 +45,10 @@ def train_auto(
     model: str, *, steps: int, folder: Path, as_json: bool, cores: float | None, training: Training, **options: Any
 ) -> None:
     """Train a model that configures itself; exit code 1 if it was given up."""
+    from labkit.elastic.limits import told as limits
+
+    if not as_json:
+        print(f"limits here: {limits()}", file=sys.stderr)
     with Teller(steps, quiet=as_json) as teller:
         record = auto(
             model, steps=steps, folder=folder, cores=cores, training=training, telling=teller.begun, **options

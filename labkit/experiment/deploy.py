@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from labkit.testbed.inventory import Inventory
     from labkit.testbed.retries import Retries
     from labkit.testbed.training import Training
+
+Telling = Callable[[Sequence[str]], Observer]
 
 
 def deploy(
@@ -87,10 +89,16 @@ def deploy(
     return run_opened(opener, progress=progress, observers=observers)
 
 
-def run_opened(opener: Opener, *, progress: bool = False, observers: Sequence[Observer] = ()) -> RunRecord:
-    """Begin a run on machines and drive it to its end; parameters, result and errors are those of `deploy`."""
+def run_opened(
+    opener: Opener, *, progress: bool = False, observers: Sequence[Observer] = (), telling: Telling | None = None
+) -> RunRecord:
+    """Begin a run on machines and drive it to its end; parameters, result and errors are those of `deploy`.
+
+    `telling` is called with the list of reasons, which grows, and returns one more observer.
+    """
     experiment = opener.experiment
     backend, writer = opener.open()
+    observers = observers if telling is None else [*observers, telling(writer.reasons)]
     with writer, backend:
         rows = _run(experiment, opener.scheduler, backend, opener.name, writer, observers=observers, progress=progress)
     return RunRecord(

@@ -28,7 +28,7 @@ from labkit.testbed.errors import HostError
 from labkit.testbed.hosts import Hosts
 from labkit.testbed.job_events import event_of, result_of
 from labkit.testbed.progress import Progress, Told
-from labkit.testbed.seating import Seating
+from labkit.testbed.seating import Row, Seating
 from labkit.testbed.training import Place
 
 EVENTS: Final = "job/events.jsonl"
@@ -113,8 +113,8 @@ class Deployment:
         """What its tasks are to have."""
         self._limited: list[Given] | None = []
         """What its process was told of that last; None: some of its processes may not know."""
-        self._repairs: list[dict[str, Any]] = []
-        """What its process is to be asked for beside that, in order."""
+        self._repairs: list[Callable[[], None]] = []
+        """What is to be done beside that, in order."""
         self._sits: Place | None = None
         """Where it is, while a scaling is under way."""
         self._asked: dict[int, Place] = {}
@@ -145,10 +145,13 @@ class Deployment:
             self._amounts = list(amounts)
             self._wake()
 
-    def repair(self, **order: Any) -> None:
-        """Let its process carry out an order as soon as nothing else is under way: replace members, or balance."""
+    def repair(self, rows: Sequence[Row], tasks: Sequence[tuple[int, int]], *, balance: bool = False) -> None:
+        """Let others take the places of tasks (role, number), and blocks be spread anew, once nothing is under way.
+
+        `rows`: those that the job holds, by which its tasks are numbered.
+        """
         with self._change:
-            self._repairs.append(order)
+            self._repairs.append(partial(self._mend, list(rows), list(tasks), balance))
             self._wake()
 
     @property
@@ -246,7 +249,7 @@ class Deployment:
                 if self._is_to_resize:
                     return partial(self._resize, list(self._amounts))
                 if self._repairs and self._is_settled:
-                    return partial(self._mend, self._repairs.pop(0))
+                    return self._repairs.pop(0)
                 if self._want == self._have and self._holds_too_much:
                     return partial(self._claims.give_back, dict(self._sits or {}))
                 self._change.wait(rests_s if rests_s > 0 else None)
@@ -272,8 +275,12 @@ class Deployment:
             self._limited = amounts  # also where it fails: that is told, and not tried again and again
         self._ask(do="resize", members=self.seating.amounts(amounts))
 
-    def _mend(self, order: dict[str, Any]) -> None:
-        self._ask(**order)
+    def _mend(self, rows: Sequence[Row], tasks: Sequence[tuple[int, int]], balance: bool) -> None:
+        members = [str(found) for role, task in tasks if (found := self.seating.of_task(rows, role, task)) is not None]
+        if members:
+            self._ask(do="replace", members=members)
+        if balance:
+            self._ask(do="balance")
 
     @property
     def _holds_too_much(self) -> bool:

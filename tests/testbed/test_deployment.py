@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from labkit.core import Placement
+from labkit.core import Placement, Role
 from labkit.testbed.amounts import Given, by_row, given
 from labkit.testbed.deployment import Deployment
 from labkit.testbed.progress import Told
@@ -158,7 +158,8 @@ def test_processes_are_told_of_other_cores_once_and_those_that_come_later_too(jo
 def test_a_repair_waits_until_the_scaling_before_it_is_done(job, host, heard):
     job.want(B)
     assert asked(host) == B
-    job.repair(do="replace", members=["ps-0"])
+    host.event("started", name="ps-0", host="h1", site="h1/0", pid=8)
+    job.repair([(Role.WORKER, "h1/0", 1), (Role.PS, "h1/0", 1)], [(Role.PS, 0)])
     assert host.replaced.empty()
     host.event("scaled", scaling=1)
     assert host.replaced.get(timeout=10) == ["ps-0"]
