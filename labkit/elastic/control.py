@@ -27,7 +27,7 @@ from labkit.elastic.causes import BY_FORCE, NO_MEMORY, OOM_KILLED, of_exit, told
 from labkit.elastic.checkpoint import check_blocks
 from labkit.elastic.commands import Command, End, Keep, Load, Note, Over, Start, Tell
 from labkit.elastic.controller import Controller
-from labkit.elastic.crew import Terms
+from labkit.elastic.crew import Member, Terms
 from labkit.elastic.deaths import RESTARTS, WITHIN_S
 from labkit.elastic.failure import last_line
 from labkit.elastic.homes import Homes, Secrets
@@ -55,6 +55,7 @@ from labkit.elastic.transport import (
     RemoteError,
     TransportError,
 )
+from labkit.elastic.usage import EVERY_S, Gauge, Reading, Used, heard, readings
 
 PLAN, EVENTS, STATE, LOCK = "plan.json", "events.jsonl", "controller.json", "controller.lock"
 LEASES = "leases.jsonl"
@@ -178,6 +179,12 @@ class Control:
         self.losses = Losses(self.spec.n_shards)
         self.amounts: dict[str, Amounts] = {}
         """What members are to have, by name."""
+        self.gauge, self.meter = Gauge(), Gauge()
+        """What members use, for a status and for events: they are told at times of their own."""
+        self.elsewhere: dict[str, Reading] = {}
+        """What members on other hosts have used, as their launchers told last."""
+        self.used: dict[str, Used] = {}
+        self._next_look_s = self._next_measure_s = 0.0
         self.left_at: dict[str, float] = {}
         self.absences: dict[str, int] = {}
         """How often a process was without a connection."""
@@ -272,13 +279,14 @@ class Control:
         self._begin()
         while self.over is None or set(self.pids) - self.ended:
             try:
-                item = self.inbox.get(timeout=None if self.spec.sync else self.lease.base_s / TICKS_OF_A_LEASE)
+                item = self.inbox.get(timeout=self._pause_s())
                 self.machine.now_s = time.monotonic()
                 getattr(self, f"_{item[0]}")(*item[1:])
             except queue.Empty:
                 pass
             if not self.spec.sync:
                 self._tick()
+            self._measure()
         self._write(now(), "over", self._verdict())
         for there in self.there.values():
             there.end()
@@ -287,6 +295,11 @@ class Control:
         self.homes.close()
         self.writer.shutdown()
         self.events.close()
+
+    def _pause_s(self) -> float:
+        """Return for how long nothing is due."""
+        look_s = min(EVERY_S, self.spec.measure_every_s or EVERY_S)
+        return look_s if self.spec.sync else min(look_s, self.lease.base_s / TICKS_OF_A_LEASE)
 
     def _verdict(self) -> dict[str, Any]:
         """Return how the job has ended; no cause where it is as it should be."""
@@ -360,6 +373,38 @@ class Control:
             self._next_tick_s = now_s + self.lease.base_s / TICKS_OF_A_LEASE
             self._carry_out(self.machine.tick(list(self.channels), now_s=now_s))
 
+    # --- what members use
+
+    def _measure(self) -> None:
+        """Look at what members use once a second, and tell it in events where the job asks for that."""
+        now_s, every_s = time.monotonic(), self.spec.measure_every_s
+        due = bool(every_s) and now_s >= self._next_measure_s
+        if not due and now_s < self._next_look_s:
+            return
+        found = self._readings()
+        if now_s >= self._next_look_s:
+            self._next_look_s = now_s + EVERY_S
+            self.used = self.gauge.used(found)
+        if due:
+            self._next_measure_s = now_s + every_s
+            self._tell_used(self.meter.used(found))
+
+    def _readings(self) -> dict[str, Reading]:
+        """Return what each member that runs has used so far, here and on other hosts."""
+        here = {
+            name: pid for name, pid in self.pids.items()
+            if name not in self.ended and not isinstance(self._launcher(name), There)
+        }  # fmt: skip
+        away = {name: one for name, one in self.elsewhere.items() if name in self.pids and name not in self.ended}
+        return {**readings(here), **away}
+
+    def _tell_used(self, found: dict[str, Used]) -> None:
+        when = now()
+        for name, used in found.items():
+            limit = self.amounts.get(name, Amounts())
+            columns = {**used._asdict(), "most_cores": limit.cpus, "most_gb": limit.memory_gb}
+            self._write(when, "used", {"name": name, **columns})
+
     def _watch(self, parent: int) -> None:
         """Wait for the end of the process that started the job: it ends with it."""
         wait_for_end(parent)
@@ -409,6 +454,8 @@ class Control:
             there.ended(meta["name"], meta["code"])
         elif event == "unable" and not there.wait(meta["name"], timeout_s=0):
             self._unable(meta["name"], meta["why"])
+        elif event == "used":
+            self.elsewhere.update(heard(meta.get("readings")))
         elif event == "leaving":
             there.channel = None
             self._host_missed(there, there.turn)
@@ -553,6 +600,7 @@ class Control:
             return
         self.ended.add(name)
         self.amounts.pop(name, None)
+        self.elsewhere.pop(name, None)
         self._await_no_more(name)
         self.doorstep.pop(name, None)
         self.homes.clear(name)
@@ -629,9 +677,15 @@ class Control:
         """Return where the job is: progress, and who is there to stay."""
         machine = self.machine
         stay = (*machine.of("server"), *machine.of("worker"))
-        members = [[m.name, m.role, m.site, self.pids.get(m.name, 0), m.joined] for m in stay]
+        members = [self._seat(m) for m in stay]
         lost = list(self.lost)
         return {"phase": machine.phase, "step": machine.progress, "loss": self.loss, "members": members, "lost": lost}
+
+    def _seat(self, member: Member) -> list[Any]:
+        """Return a member, where it sits, what it uses and what it may."""
+        used, limit = self.used.get(member.name, Used()), self.amounts.get(member.name, Amounts())
+        where = [member.name, member.role, member.site, self.pids.get(member.name, 0), member.joined]
+        return [*where, used.cores, used.memory_gb, limit.cpus, limit.memory_gb]
 
     # --- commands
 

@@ -13,7 +13,7 @@ from labkit.elastic.flat import Flat, Vector
 from labkit.elastic.losses import NotFiniteError, check_finite, encoded
 from labkit.elastic.protocol import Kind, at, era_and_version
 from labkit.elastic.transport import Channel, FrameError, Head, Message, TransportError
-from labkit.elastic.worker import Extent, Halted
+from labkit.elastic.worker import Extent, Halted, unlimited
 
 LEASES_TOLD = 3
 """Without a controller a worker ends the lease that it has and the one that it asked for; no more."""
@@ -68,6 +68,8 @@ class FreeWorker:
         Tells the controller an event and its columns.
     finite : bool
         Whether a loss that is NaN or infinite ends training, before its gradient goes anywhere.
+    keep : callable
+        See `Worker`.
     """
 
     def __init__(
@@ -82,8 +84,9 @@ class FreeWorker:
         channel_of: Callable[[str], Channel],
         report: Callable[..., None],
         finite: bool = True,
+        keep: Callable[[], bool] = unlimited,
     ) -> None:
-        self._finite = finite
+        self._finite, self._keep = finite, keep
         self.flat, self.extents, self.batch, self.number = flat, extents, batch, number
         self._alone_s = ALONE_LEASES * lease_s
         self._until_s = math.inf  # when it stops without a controller
@@ -375,6 +378,8 @@ class FreeWorker:
         self.busy = None
         if self._finite:
             self._check_loss(float(loss.detach()), epoch=epoch, start=start)
+        while self._keep():
+            self._check()
         return float(loss.detach())
 
     def _check_loss(self, loss: float, *, epoch: int, start: int) -> None:

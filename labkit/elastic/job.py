@@ -70,13 +70,21 @@ class RunningError(InputError):
 
 
 class Seat(NamedTuple):
-    """A member of a job and where it sits; `pid` is that on its host, 0 while nobody knows."""
+    """A member of a job, where it sits, and what it uses; `pid` is that on its host, 0 while nobody knows.
+
+    `cores` are those in use of late (over a second or so), `memory_gb` what is resident; None while it is not known, or
+    where the host does not tell. `most_cores` and `most_gb` are what `Job.resize` gave it; None: no limit.
+    """
 
     name: str
     role: str
     site: str
     pid: int
     joined: bool
+    cores: float | None = None
+    memory_gb: float | None = None
+    most_cores: float | None = None
+    most_gb: float | None = None
 
 
 class Lost(NamedTuple):
@@ -506,6 +514,7 @@ def start(
     sites: Sequence[Site] = (),
     place: Mapping[str, Sequence[int]] | None = None,
     loads_every_s: float = 0.0,
+    measure_every_s: float = 0.0,
     **options: Any,
 ) -> Job:
     """Start a job and return at once.
@@ -569,6 +578,9 @@ def start(
         (workers, servers) by name of the site, instead of `workers` and `servers`; without it they sit on the first.
     loads_every_s : float
         Each server tells this often, in an event `served`, how many bytes of gradients have come since; 0: never.
+    measure_every_s : float
+        Events `used` tell this often the cores that each process used since, and the GB that it has; 0: never. A status
+        tells it anyway.
 
     Raises
     ------
@@ -582,7 +594,10 @@ def start(
         raise InputError(
             f"save_every is {save_every}; expected steps between two checkpoints, or 0 for the last state alone."
         )
-    check_seconds(lease_s=lease_s, start_s=start_s, patience_s=patience_s, loads_every_s=loads_every_s)
+    check_seconds(
+        lease_s=lease_s, start_s=start_s, patience_s=patience_s, loads_every_s=loads_every_s,
+        measure_every_s=measure_every_s,
+    )  # fmt: skip
     check_words(on_nan=on_nan, resume=resume)
     check_variables()
     check_optimizer(optimizer, options, arguments=signature(start).parameters)
@@ -617,7 +632,7 @@ def start(
         start_s=start_s, patience_s=patience_s,
         devices=tuple(devices), sync=sync, n_samples=len(data), reach=asdict(reach),
         sites=[asdict(site) for site in places], on_nan=on_nan, paths=module_paths(),
-        loads_every_s=float(loads_every_s),
+        loads_every_s=float(loads_every_s), measure_every_s=float(measure_every_s),
     )  # fmt: skip
     if network != Network.LOCAL:
         spec = replace(spec, scheme=network)

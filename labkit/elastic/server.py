@@ -544,8 +544,9 @@ class Arrivals(Handler):
         role: str,
         ended: Callable[[Channel, TransportError | None], None] | None = None,
         exhausted: Callable[[BaseException], None] | None = None,
+        keep: Callable[[], object] | None = None,
     ) -> None:
-        self._server, self._role, self._ended, self._exhausted = server, role, ended, exhausted
+        self._server, self._role, self._ended, self._exhausted, self._keep = server, role, ended, exhausted, keep
 
     def opened(self, channel: Channel) -> None:
         """Note a worker."""
@@ -569,6 +570,8 @@ class Arrivals(Handler):
             if is_memory(error):
                 self.exhausted(error)
             raise
+        if self._keep is not None:
+            self._keep()  # what comes next waits in the connection: a server that may use less answers later
 
     def _take(self, channel: Channel, message: Message) -> None:
         kind = message.head.kind
