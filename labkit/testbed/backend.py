@@ -255,7 +255,7 @@ class SshBackend:
         return rows
 
     def _repair(self, repairs: Repairs) -> list[Events]:
-        """Let tasks be replaced and blocks be spread anew, once the processes of their jobs are where they should be."""
+        """Let tasks be replaced and blocks be spread anew, once the processes of their jobs are in place."""
         for job in np.unique(repairs["job"]).tolist():
             mine = repairs[repairs["job"] == job]
             tasks = [(int(one["role"]), int(one["task"])) for one in mine[mine["kind"] == Repair.REPLACE]]
