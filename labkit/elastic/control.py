@@ -23,6 +23,7 @@ from typing import Any, TextIO
 from labkit.core.errors import InputError, LabkitError
 from labkit.core.events import Cause
 from labkit.elastic import fault
+from labkit.elastic.blocks import TENSOR
 from labkit.elastic.causes import BY_FORCE, NO_MEMORY, OOM_KILLED, of_exit, told
 from labkit.elastic.checkpoint import check_blocks
 from labkit.elastic.commands import Command, End, Keep, Load, Note, Over, Start, Tell
@@ -216,6 +217,7 @@ class Control:
                 seed=self.spec.seed,
                 lease_s=self.lease.base_s,
                 sites={site.name: site.host for site in self.sites.values()},
+                tensors=self.spec.layout.tensors if self.spec.partition == TENSOR else (),
             ),
             reassign=reassign,
             journal=None if self.spec.sync else self._journal,
@@ -496,7 +498,7 @@ class Control:
             if mean is not None:
                 self._write(when, "loss", {"version": int(meta["version"]), "loss": encoded(mean)})
             return
-        if event != "loss":
+        if event not in ("loss", "loads"):
             self._write(when, event, {"name": name, **meta})
         self._carry_out(self.machine.reported(name, event, {**meta, "now_s": time.monotonic()}))
 
@@ -642,17 +644,24 @@ class Control:
             return {}
         if asked.get("do") == "resize":
             return self._resized(asked.get("amounts"))
-        if asked.get("do") != "scale":
-            raise InputError(f"a request '{str(asked.get('do'))[:40]}'; expected scale, resize, status or stop.")
+        if asked.get("do") not in ("scale", "balance"):
+            told = f"a request '{str(asked.get('do'))[:40]}'; expected scale, balance, resize, status or stop."
+            raise InputError(told)
         ask = str(asked.get("ask", ""))
         if ask not in self.asked:
-            commands = self.machine.scale(
-                servers=asked.get("servers", 0), workers=asked.get("workers", 0), replace=asked.get("replace", ()),
-                place=asked.get("place"), strategy=str(asked.get("strategy")),
-            )  # fmt: skip
+            commands = self._scaled(asked)
             self.asked = {**dict(list(self.asked.items())[-REQUESTS_KNOWN:]), ask: self.machine.n_asked}
             self._carry_out(commands)
         return {"scaling": self.asked[ask]}
+
+    def _scaled(self, asked: dict[str, Any]) -> list[Command]:
+        strategy = str(asked.get("strategy"))
+        if asked.get("do") == "balance":
+            return self.machine.balance(strategy=strategy)
+        return self.machine.scale(
+            servers=asked.get("servers", 0), workers=asked.get("workers", 0), replace=asked.get("replace", ()),
+            place=asked.get("place"), strategy=strategy,
+        )  # fmt: skip
 
     def _resized(self, asked: Any) -> dict[str, Any]:
         """Let members have other cores and memory; one that is still to join, once it has."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from labkit.core.errors import InputError
 from labkit.core.events import Cause
+from labkit.elastic.assign import by_tensor
 from labkit.elastic.causes import read, told
 from labkit.elastic.commands import Command, End, Keep, Load, Note, Over, Tell
 from labkit.elastic.crew import Member, Reassign, Terms, left
@@ -73,7 +74,7 @@ class Controller(Hosts):
             "scaling": [s.number for s in waiting if not s.repair and s.again() is None],
             "again": [[s.number, s.place, s.strategy, s.last] for s in waiting if s.again() is not None],
             "repairs": [[] if s.new else s.at for s in waiting if s.repair],
-            **self._standby_state(),
+            "load": self.load, **self._standby_state(),
         }  # fmt: skip
 
     def take_over(
@@ -95,7 +96,7 @@ class Controller(Hosts):
             self.members[name] = Member(name, role, address, leaving=leaving, site=site, came=came)
         self.lost = set(state["lost"])
         self.owner, self.moves = dict(state["owner"]), dict(state["moves"])
-        self.era, self.saved = state["era"], state["saved"]
+        self.era, self.saved, self.load = state["era"], state["saved"], state.get("load")
         self.deaths.take_over(state["deaths"])
         self._take_over_standby(state)
         self._numbers, self._n_scalings = dict(state["numbers"]), state["n_scalings"]
@@ -326,12 +327,18 @@ class Controller(Hosts):
         self.era += 1
         self.phase = "loading"
         servers = self._with_blocks(m.name for m in self.of("server"))
-        self.owner = self._reassign({}, self.terms.sizes, servers)
+        self.owner = self._first_owners(servers)
         self.moves = dict.fromkeys(self.owner, 0)
         self._unfollow()
         for server in servers:
             self._tell(server, do="era", era=self.era)
         self._out.append(Load(self.era, dict(self.owner)))
+
+    def _first_owners(self, servers: Sequence[str]) -> dict[int, str]:
+        """Return who is to have which block: by measured load once there is one, by whole parameters, or by bytes."""
+        if self.load is None and self.terms.tensors:
+            return dict(enumerate(servers[s] for s in by_tensor(self.terms.sizes, self.terms.tensors, len(servers))))
+        return self._reassign({}, self.terms.sizes, servers, load=self.load)
 
     def loaded(self, version: int, *, queue: Mapping[str, Any] | None = None) -> list[Command]:
         """All blocks of a checkpoint are with their owners; `queue` is what it says of the shard service."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.core.errors import InputError
+from labkit.elastic.blocks import BLOCKS, TENSOR
 from labkit.elastic.fork_place import ForkError, Settings
 from labkit.elastic.limits import check_choice
 from labkit.elastic.losses import CONTINUE, STOP
@@ -47,9 +48,12 @@ def check_variables() -> None:
     check_choice()
 
 
-def check_words(*, on_nan: Any, resume: Any) -> None:
+def check_words(*, on_nan: Any, resume: Any, partition: Any = BLOCKS) -> None:
     """Raise InputError for a word that says nothing."""
-    for name, value, known in (("on_nan", on_nan, (STOP, CONTINUE)), ("resume", resume, (EXACT, ANYWAY))):
+    for name, value, known in (
+        ("on_nan", on_nan, (STOP, CONTINUE)), ("resume", resume, (EXACT, ANYWAY)),
+        ("partition", partition, (BLOCKS, TENSOR)),
+    ):  # fmt: skip
         if value not in known:
             raise InputError(f"{name} is {value!r}; expected {known[0]!r} or {known[1]!r}.")
 

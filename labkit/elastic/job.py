@@ -23,7 +23,7 @@ import numpy as np
 from labkit.core.errors import InputError, LabkitError
 from labkit.core.events import Cause
 from labkit.elastic import forks
-from labkit.elastic.blocks import MOST_BLOCKS, layout, pack, unpack
+from labkit.elastic.blocks import BLOCKS, MOST_BLOCKS, layout, pack, unpack
 from labkit.elastic.causes import of_exit, read
 from labkit.elastic.control import EVENTS, LEASES, LOCK, LOST_KNOWN, STATE, Plan, records
 from labkit.elastic.deaths import check_restarts
@@ -209,6 +209,29 @@ class Job:
         seats = {site: list(numbers) for site, numbers in place.items()}
         said = self._line.ask("scale", servers=0, workers=0, replace=[], place=seats, strategy=strategy)
         return int(said["scaling"])
+
+    def balance(self, *, strategy: str = "handover") -> int:
+        """Spread the blocks over the servers anew, by the gradient bytes that come for each, while training goes on.
+
+        Returns as soon as the request is taken. Its event `assignment` tells the part of the load that each server has
+        `before` and `after`; where that is level already, nothing moves. Later scalings go by the same loads.
+
+        Parameters
+        ----------
+        strategy : str
+            handover or suspend.
+
+        Returns
+        -------
+        int
+            Number of the scaling, a column of its events.
+
+        Raises
+        ------
+        InputError
+            If there is no such strategy; the job goes on as it was.
+        """
+        return int(self._line.ask("balance", strategy=strategy)["scaling"])
 
     def resize(self, amounts: Mapping[str, tuple[float | None, float | None]]) -> None:
         """Give members other cores and memory while they go on: no process is started anew.
@@ -515,6 +538,7 @@ def start(
     place: Mapping[str, Sequence[int]] | None = None,
     loads_every_s: float = 0.0,
     measure_every_s: float = 0.0,
+    partition: str = BLOCKS,
     **options: Any,
 ) -> Job:
     """Start a job and return at once.
@@ -581,6 +605,9 @@ def start(
     measure_every_s : float
         Events `used` tell this often the cores that each process used since, and the GB that it has; 0: never. A status
         tells it anyway.
+    partition : str
+        What servers have at the beginning: "blocks", even by their bytes; or "tensor", whole parameters in turn, as
+        TensorFlow places them: then one server may have most of the load, until `Job.balance`.
 
     Raises
     ------
@@ -598,7 +625,7 @@ def start(
         lease_s=lease_s, start_s=start_s, patience_s=patience_s, loads_every_s=loads_every_s,
         measure_every_s=measure_every_s,
     )  # fmt: skip
-    check_words(on_nan=on_nan, resume=resume)
+    check_words(on_nan=on_nan, resume=resume, partition=partition)
     check_variables()
     check_optimizer(optimizer, options, arguments=signature(start).parameters)
     folder = checked_folder(folder)
@@ -633,6 +660,7 @@ def start(
         devices=tuple(devices), sync=sync, n_samples=len(data), reach=asdict(reach),
         sites=[asdict(site) for site in places], on_nan=on_nan, paths=module_paths(),
         loads_every_s=float(loads_every_s), measure_every_s=float(measure_every_s),
+        partition=partition,
     )  # fmt: skip
     if network != Network.LOCAL:
         spec = replace(spec, scheme=network)

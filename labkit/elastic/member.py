@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from labkit.core.errors import InputError, LabkitError
 from labkit.core.events import Cause
 from labkit.elastic import fault
-from labkit.elastic.blocks import Layout, Param
+from labkit.elastic.blocks import BLOCKS, Layout, Param
 from labkit.elastic.causes import NO_MEMORY, told
 from labkit.elastic.gpus import local_name
 from labkit.elastic.launch import end_orphans
@@ -53,6 +53,8 @@ CONTROLLER = "controller.sock"
 CHECKPOINTS = "checkpoints"
 SEEK_LEASES = 2
 """Leases that a process tries to reach a server again before it says that it cannot."""
+BLOCKS_OF_A_NOTICE = 400
+"""So that what is told of blocks fits into frames."""
 KEEP_S = 0.25
 """Seconds at a time that a worker waits for the sake of its share of cores: it may be told to stop meanwhile."""
 LOOK_AT_MEMORY_S = 0.25
@@ -105,6 +107,8 @@ class Spec:
         Seconds between two events in which a server tells the gradient bytes that have come; 0: it does not.
     measure_every_s : float
         Seconds between two events that tell what each process uses; 0: there are none.
+    partition : str
+        "blocks" or "tensor": see `labkit.elastic.blocks`.
     """
 
     params: list[tuple[str, int, list[int]]]
@@ -128,6 +132,7 @@ class Spec:
     paths: list[str] = field(default_factory=list)
     loads_every_s: float = 0.0
     measure_every_s: float = 0.0
+    partition: str = BLOCKS
 
     @property
     def places(self) -> dict[str, Site]:
@@ -462,7 +467,7 @@ class ServerMember(Member):
             "install": self._install, "meet": self._meet_server, "era": self._begin_era, "tell": self._tell_all,
             "hand_over": self._hand_over, "take_back": self._take_back, "copy": self._copy_at,
             "seek": self._seek_server, "forget": self._forget, "follow": self._follow, "own": self._own,
-            "unfollow": self._unfollow, "resize": self.resize,
+            "unfollow": self._unfollow, "resize": self.resize, "loads": self._tell_each_load,
         }  # fmt: skip
         self.ways.reserve()
 
@@ -572,6 +577,14 @@ class ServerMember(Member):
             taken = self.server.taken_bytes()
             self.report("served", bytes=taken - before if taken >= before else taken)  # an era begins at 0
             before = taken
+
+    def _tell_each_load(self, order: Mapping[str, Any]) -> None:
+        """Tell the load of each block, as a request to balance them asks."""
+        loads = [[block, round(per_s, 1)] for block, per_s in self.server.loads()]
+        for i in range(0, max(len(loads), 1), BLOCKS_OF_A_NOTICE):
+            last = i + BLOCKS_OF_A_NOTICE >= len(loads)
+            columns = {"number": order["number"], "loads": loads[i : i + BLOCKS_OF_A_NOTICE], "last": last}
+            self.report("loads", **columns, era=self.server.era)
 
     def _end_orphans(self) -> None:
         """End those who should have ended by now: a worker may hold its interpreter's lock, and its watchdog up."""

@@ -17,6 +17,7 @@ from labkit.elastic.careful import Keeping, Stamping
 from labkit.elastic.lending import Crates, Shelf
 from labkit.elastic.pace import Pace, departures
 from labkit.elastic.protocol import Kind, at, era_and_version
+from labkit.elastic.rate import Rate
 from labkit.elastic.shadows import Ask, Follower, Shadows
 from labkit.elastic.store import Block, Pushed, Updates, Vector
 from labkit.elastic.transport import AccessError, Channel, FrameError, Handler, Head, Message, TransportError
@@ -56,6 +57,8 @@ class Slot:
     """Who follows it."""
     taken_bytes: int = 0
     """Of gradients, so far."""
+    rate: Rate = field(default_factory=lambda: Rate(now_s=time.monotonic()))
+    """Of their bytes, since this server has the block."""
     asks: list[Ask] = field(default_factory=list)
     """Who wants to hear of a version that it has not made."""
 
@@ -162,6 +165,7 @@ class Server:
                 return
             grad = np.frombuffer(message.payload, np.float32)
             slot.taken_bytes += grad.nbytes
+            slot.rate.add(grad.nbytes, now_s=time.monotonic())
             if self.sync:
                 node = Node.unpack(message.head.offset)
                 what = block.push(
@@ -184,6 +188,11 @@ class Server:
     def taken_bytes(self) -> int:
         """Return the bytes of gradients that were taken in, of all blocks that are known in this era."""
         return sum(slot.taken_bytes for slot in self.slots())
+
+    def loads(self) -> list[tuple[int, float]]:
+        """Return (block, bytes of gradients per second) of every block that it owns."""
+        now_s = time.monotonic()
+        return [(s.number, s.rate.per_s(now_s)) for s in self.slots() if s.block is not None and s.shadow is None]
 
     def _recycle(self, block: Block) -> None:
         while block.freed:
@@ -309,6 +318,7 @@ class Server:
             self._unshelve(here)
             self._shelve(block)
         slot.block, slot.gone, slot.leaving = block, None, None
+        slot.rate = Rate(now_s=time.monotonic())
         return block
 
     def settle(self, slot: Slot) -> None:

@@ -12,12 +12,12 @@ from labkit.core.events import Cause, Events, Kind, Role, joined
 from labkit.core.jobs import Jobs
 from labkit.core.ledger import Ledger
 from labkit.core.resources import CPUS, MEMORY_GB
+from labkit.elastic.heard import Member
 from labkit.testbed.amounts import Given
 from labkit.testbed.backups import Backups
 from labkit.testbed.deployment import Deployment
 from labkit.testbed.hosts import Hosts
 from labkit.testbed.inbox import Heard
-from labkit.testbed.members import Member
 from labkit.testbed.progress import LostTask, Told
 from labkit.testbed.retries import Failures, Retries
 from labkit.testbed.rows import hosts_of, row, seats

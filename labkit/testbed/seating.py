@@ -11,8 +11,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from labkit.elastic.heard import Member
 from labkit.testbed.amounts import Given
-from labkit.testbed.members import Member
 
 Row = tuple[int, str, int]
 """Role, site, and how many tasks."""

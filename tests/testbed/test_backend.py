@@ -22,6 +22,7 @@ from labkit.core.errors import InputError, PlacementError
 from labkit.core.events import Events, Kind
 from labkit.core.ledger import Ledger
 from labkit.core.resources import amounts
+from labkit.elastic.heard import Member
 from labkit.experiment import Session, attach, deploy
 from labkit.results.record import State
 from labkit.testbed.agent.client import Agent
@@ -30,7 +31,6 @@ from labkit.testbed.bed import Bed
 from labkit.testbed.fleet import Fleet
 from labkit.testbed.hosts import Hosts
 from labkit.testbed.inventory import Inventory
-from labkit.testbed.measuring import Member
 from labkit.testbed.training import Training
 from labkit.testbed.usage import usage
 
