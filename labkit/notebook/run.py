@@ -220,6 +220,18 @@ class LiveRun(traitlets.HasTraits):
             raise InputError("this run was not started; call start() first, e.g. await run.start().")
         return self._thread
 
+    def members(self, job: int = 0) -> list[dict[str, Any]]:
+        """Return name, role, site, pid and whether it has joined of each process that trains a job on machines.
+
+        Raises
+        ------
+        InputError
+            If the run is simulated: nothing trains there.
+        """
+        if not isinstance(self._backend, OnMachines):
+            raise InputError(f"run '{self.name}' is simulated; only jobs on machines have processes.")
+        return self._backend.members(job)
+
     # --- what happened
 
     @property

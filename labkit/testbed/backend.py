@@ -183,6 +183,16 @@ class SshBackend:
                 return self._told(rows)
             self._inbox.wait(min([until_s, tick_s, self._next_arrival_s(), *self._happened.aside.values()]) - now_s)
 
+    def members(self, job: int) -> list[dict[str, Any]]:
+        """Return name, role, site, pid and whether it has joined of each process that trains a job.
+
+        Raises
+        ------
+        LabkitError
+            If its home host cannot be reached.
+        """
+        return self._deployments[job].members()
+
     def close(self, *, end: bool = True) -> None:
         """Let go of the hosts; with `end`, all that runs there for this run is ended."""
         if end:

@@ -376,6 +376,10 @@ class Deployment:
         if not gone:
             self._hosts.agent(self.home).stop(self._hosts.run, task=self.task)
 
+    def members(self) -> list[dict[str, Any]]:
+        """Return name, role, site, pid and whether it has joined of each member of the job that runs; none before."""
+        return list(self._ask(do="status")["members"]) if self.home else []
+
     def _ask(self, **order: Any) -> dict[str, Any]:
         """Ask the job's process on its home host for something.
 

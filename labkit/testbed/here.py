@@ -10,6 +10,7 @@ import os
 import select
 import shutil
 import subprocess
+import threading
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -144,6 +145,7 @@ class Here(io.RawIOBase):
         env = os.environ if path is None else {**os.environ, "PYTHONPATH": path}
         words = ["/bin/sh", "-c", argv] if isinstance(argv, str) else list(argv)
         self._until_s: float | None = None
+        self._reading = threading.Lock()
         self._program = subprocess.Popen(
             words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, env=env, cwd="/", start_new_session=True
         )
@@ -167,11 +169,14 @@ class Here(io.RawIOBase):
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:
         """Wait for bytes and put them into a buffer; 0: the program has ended its output."""
-        assert self._program.stdout is not None
-        if not select.select([self._program.stdout], [], [], self._until_s)[0]:
-            raise TimeoutError(f"nothing came for {self._until_s} s")
         view = memoryview(buffer).cast("B")
-        data = os.read(self._program.stdout.fileno(), len(view))
+        with self._reading:
+            out = self._program.stdout
+            if out is None or out.closed:
+                return 0
+            if not select.select([out], [], [], self._until_s)[0]:
+                raise TimeoutError(f"nothing came for {self._until_s} s")
+            data = os.read(out.fileno(), len(view))
         view[: len(data)] = data
         return len(data)
 
@@ -196,4 +201,7 @@ class Here(io.RawIOBase):
         except subprocess.TimeoutExpired:
             self._program.kill()
             self._program.wait()
+        assert self._program.stdout is not None
+        with self._reading:  # whoever reads has come to the end by now
+            self._program.stdout.close()
         super().close()
