@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -38,8 +39,7 @@ def labkit(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 def test_a_program_of_this_machine_is_a_stream() -> None:
     with Here([sys.executable, "-c", "print(input()[::-1])"]) as program:
         program.write(b"abc\n")
-        assert program.read(10) == b"cba\n"
-        assert program.read(10) == b""
+        assert io.BufferedReader(program).read() == b"cba\n"
     assert program.exited == 0
 
 
