@@ -6,6 +6,7 @@ import contextlib
 import faulthandler
 import fcntl
 import json
+import math
 import os
 import queue
 import signal
@@ -63,7 +64,7 @@ LEASES = "leases.jsonl"
 """Journal of the shard service."""
 
 
-TICKS_OF_A_LEASE = 4
+TICKS_OF_A_LEASE = 12
 MEANINGS = {
     NO_MEMORY: "out of memory", OOM_KILLED: "out of memory: killed by the kernel", BY_FORCE: "ended by its watchdog",
 }  # fmt: skip
@@ -186,6 +187,8 @@ class Control:
         """What members on other hosts have used, as their launchers told last."""
         self.used: dict[str, Used] = {}
         self._next_look_s = self._next_measure_s = 0.0
+        self.short_gb = math.inf
+        """Memory of the last process that ran out of it; infinite: none did."""
         self.left_at: dict[str, float] = {}
         self.absences: dict[str, int] = {}
         """How often a process was without a connection."""
@@ -601,7 +604,7 @@ class Control:
             self.codes[name] = code
             return
         self.ended.add(name)
-        self.amounts.pop(name, None)
+        self._note_shortage(self.amounts.pop(name, Amounts()), of_exit(code))
         self.elsewhere.pop(name, None)
         self._await_no_more(name)
         self.doorstep.pop(name, None)
@@ -612,6 +615,11 @@ class Control:
         if cause == Cause.KILLED:
             cause = self.why.pop(name, cause)
         self._carry_out(self.machine.left(name, reason=reason, by_itself=code > 0, cause=cause, code=code))
+
+    def _note_shortage(self, had: Amounts, cause: Cause) -> None:
+        """Note what a process had that ran out of memory: with more, the next one may not."""
+        if cause == Cause.OUT_OF_MEMORY:
+            self.short_gb = had.memory_gb or 0.0
 
     def _unloaded(self, name: str, era: int, why: str) -> None:
         """Replace a server that does not take a block of the checkpoint: training would wait for it."""
@@ -673,6 +681,8 @@ class Control:
             if name not in there:
                 raise InputError(f"no '{str(name)[:40]}' to resize; there are {', '.join(sorted(there))}.")
             amounts[name] = Amounts(*given)
+        if any(one.memory_gb is None or one.memory_gb > self.short_gb for one in amounts.values()):
+            self.machine.fed()
         self.amounts.update(amounts)
         for name in amounts:
             self._resize(name)

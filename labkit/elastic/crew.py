@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from labkit.core.events import Cause
 from labkit.elastic.causes import told
 from labkit.elastic.commands import HERE, Command, Role, Start, Tell
-from labkit.elastic.deaths import RESTARTS, WITHIN_S, Deaths
+from labkit.elastic.deaths import RESTARTS, WITHIN_S, Deaths, shortages
 from labkit.elastic.places import Sitter, fewest
 from labkit.elastic.speeds import Speeds
 
@@ -123,6 +123,8 @@ class Crew:
         self.phase = "starting"
         self.progress = 0
         self.deaths = Deaths(restarts=terms.restarts, within_s=terms.restarts_within_s)
+        self.shortages = shortages(terms.restarts_within_s)
+        """Of memory: they are no crashes."""
         self.now_s = 0.0
         """When what it is told now happens; whoever tells it has a clock."""
         self._numbers = {"server": 0, "worker": 0}

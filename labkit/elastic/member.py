@@ -489,7 +489,7 @@ class ServerMember(Member):
         """Carry out one order."""
         try:
             self._known[order["do"]](order)
-        except (MemoryError, OSError) as error:
+        except (MemoryError, OSError, RuntimeError) as error:
             if not is_memory(error):
                 raise
             self.exhausted(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +23,10 @@ def check_strategy(name: str) -> None:
         raise unknown("strategy", name, STRATEGIES)
 
 
+STILL_LEASES = 0.25
+"""For a checkpoint others stand still for so much of a lease, and"""
+STILL_STEPS = 2
+"""so many steps of the slowest worker; then they go on without one."""
 MARGIN = 2
 """Versions from now at which something is to happen that everybody must hear of first."""
 
@@ -85,6 +90,8 @@ class Standstill:
     waiting: set[str]
     then: Callable[[], None]
     begun: bool = False
+    until_s: float = math.inf
+    """When it is given up if somebody still moves."""
 
 
 class Scaler(Standby):
@@ -99,6 +106,10 @@ class Scaler(Standby):
         self._restarted: Scaling | None = None
         self._still: Standstill | None = None
         self._n_stills = 0
+        self._step_s: dict[str, float] = {}
+        """How long the last step of each asynchronous worker took."""
+        self._unmoved: set[str] = set()
+        """Workers that did not come to stand still for a checkpoint, and have not been heard of since."""
         self._heard: dict[int, float] = {}
         """Load of each block, while servers tell it."""
 
@@ -478,21 +489,36 @@ class Scaler(Standby):
 
     # --- asynchronous training knows no version of all blocks but while nobody moves
 
-    def _stand_still(self, then: Callable[[], None]) -> None:
+    def _stand_still(self, then: Callable[[], None], *, until_s: float = math.inf) -> None:
         """Let all workers stand still, and then do something; `_walk_on` ends it."""
         waiting = {m.name for m in self.members.values() if m.role == "worker" and m.ready}
         self._n_stills += 1
-        self._still = Standstill(self._n_stills, waiting, then)
+        self._still = Standstill(self._n_stills, waiting, then, until_s=until_s)
         self._tell_workers(do="hold", number=self._n_stills)
 
     def _walk_on(self) -> None:
         self._still = None
         self._tell_workers(do="go_on")
 
-    def _save_still(self) -> None:
-        """Save a checkpoint while everybody stands still."""
+    def _save_still(self, *, needed: bool = False) -> None:
+        """Save a checkpoint while everybody stands still; one that is not `needed` is given up for who is stuck."""
         self.saving = self.progress
-        self._stand_still(self._copy_still)
+        until_s = math.inf
+        if not needed and (self.scaling is None or self.scaling.phase != "saving"):
+            step_s = max(self._step_s.values(), default=0.0)
+            until_s = self.now_s + STILL_LEASES * self.terms.lease_s + STILL_STEPS * step_s
+        self._stand_still(self._copy_still, until_s=until_s)
+
+    def _give_up_still(self, now_s: float) -> None:
+        """Let all go on without a checkpoint if somebody does not come to stand still: it may be stuck."""
+        still = self._still
+        if still is None or still.begun or now_s < still.until_s:
+            return
+        self._unmoved = {name for name in still.waiting if name in self.members}
+        version, names = self.saving, ", ".join(sorted(self._unmoved))
+        self._out.append(Note("unsaved", {"version": version, "why": f"{names} did not come to stand still for it"}))
+        self.saving = None
+        self._walk_on()
 
     def _copy_still(self) -> None:
         if self.scaling is not None and self.scaling.phase == "saving":
@@ -551,6 +577,7 @@ class Scaler(Standby):
         scaling.going = [name for name in scaling.going if name != member.name]
 
     def _on_holds(self, member: Member, columns: Mapping[str, Any]) -> None:
+        self._unmoved.discard(member.name)
         if self._still is not None and columns.get("number") == self._still.number:
             self._still.waiting.discard(member.name)
 

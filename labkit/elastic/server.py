@@ -14,6 +14,7 @@ import numpy as np
 
 from labkit.elastic import fault
 from labkit.elastic.careful import Keeping, Stamping
+from labkit.elastic.growing import Growing
 from labkit.elastic.lending import Crates, Shelf
 from labkit.elastic.pace import Pace, departures
 from labkit.elastic.protocol import Kind, at, era_and_version
@@ -203,7 +204,8 @@ class Server:
         """Return the optimizer, with regard for whoever still reads the parameters as they are."""
         if block.place is not None:
             return Stamping(self.optimizer, block.place)
-        return Keeping(self.optimizer, block, slot.sent, self.buffer) if slot.sent else self.optimizer
+        chosen = self.optimizer if block.pages is None else Growing(self.optimizer, block.pages)
+        return Keeping(chosen, block, slot.sent, self.buffer) if slot.sent else chosen
 
     def _elsewhere(self, slot: Slot, channel: Channel, message: Message) -> None:
         notice = None if message.head.kind == Kind.BESIDE else slot.notice(int(message.meta.get("moves", 0)))
@@ -277,7 +279,7 @@ class Server:
         for version in sorted(block.due) if slot.shadow is None else ():
             if version <= block.version:
                 block.due.discard(version)
-                self._copy(slot.number, at(self.era, block.version), [v.copy() for v in block.vectors()], block.card())
+                self._copy(slot.number, at(self.era, block.version), block.copies(), block.card())
         self.shadows.advanced(slot, block)
         if slot.leaving is not None and slot.leaving[1] <= block.version:
             self._hand_over(slot, block, slot.leaving[0])
@@ -343,7 +345,7 @@ class Server:
         block.buffer = self.buffer
         block.place = None if self.shelf is None else self.shelf.take(block.params)
         if block.place is not None:
-            block.params = block.place.params
+            block.params, block.pages = block.place.params, None
 
     def _unshelve(self, block: Block | None) -> None:
         """Use the place of a block for another one: this one is of no use any more, and on its way to nobody."""
@@ -510,7 +512,7 @@ class Server:
                 if block is None:
                     continue
                 if not self.sync:
-                    self._copy(slot.number, at(self.era, version), [v.copy() for v in block.vectors()], block.card())
+                    self._copy(slot.number, at(self.era, version), block.copies(), block.card())
                 elif slot.shadow is not None:  # to be made, or told to be late, should it become the owner
                     block.due = {version, *(due for due in block.due if due >= version)}
                 elif block.version > version:
@@ -576,7 +578,7 @@ class Arrivals(Handler):
         """Take a message; without the memory for it a block may be half changed, and the server cannot go on."""
         try:
             self._take(channel, message)
-        except (MemoryError, OSError) as error:
+        except (MemoryError, OSError, RuntimeError) as error:
             if is_memory(error):
                 self.exhausted(error)
             raise
