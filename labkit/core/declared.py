@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
+import numpy as np
 from numpy.typing import ArrayLike
 
 from labkit.core.errors import TruthError
@@ -14,7 +15,11 @@ from labkit.core.jobs import Jobs
 if TYPE_CHECKING:
     import pandas as pd
 
-TRUTH = {"true_steps": "total_steps, or snapshot.jobs.remaining_steps"}
+TRUTH = {
+    "true_steps": "total_steps, or snapshot.jobs.remaining_steps",
+    "ps_memory_base_gb": "snapshot.jobs.used_memory_gb",
+    "ps_memory_growth_gb": "snapshot.jobs.used_memory_gb",
+}
 """Columns that only a backend may read, and what a scheduler reads instead."""
 
 
@@ -39,10 +44,17 @@ class DeclaredJobs(Jobs):
     @property
     def true_steps(self) -> NoReturn:  # that it cannot be read is what this class is for
         """Refuse."""
-        raise TruthError(
-            f"a scheduler cannot read true_steps: what a job really needs is the simulator's secret; read "
-            f"{TRUTH['true_steps']}."
-        )
+        raise _refused("true_steps")
+
+    @property
+    def ps_memory_base_gb(self) -> NoReturn:
+        """Refuse."""
+        raise _refused("ps_memory_base_gb")
+
+    @property
+    def ps_memory_growth_gb(self) -> NoReturn:
+        """Refuse."""
+        raise _refused("ps_memory_growth_gb")
 
     @property
     def declared(self) -> DeclaredJobs:  # nothing is to be kept: it is what it returns
@@ -63,7 +75,9 @@ class DeclaredJobs(Jobs):
 
     def as_if_true(self) -> Jobs:
         """Return jobs of which every declaration is right."""
-        return Jobs(**self._columns_of(self), true_steps=self.total_steps)
+        nothing = np.zeros(len(self))
+        truth = {"true_steps": self.total_steps, "ps_memory_base_gb": nothing, "ps_memory_growth_gb": nothing}
+        return Jobs(**self._columns_of(self), **truth)
 
     @staticmethod
     def _columns_of(jobs: Jobs) -> Mapping[str, Any]:
@@ -71,3 +85,9 @@ class DeclaredJobs(Jobs):
 
     def __repr__(self) -> str:
         return f"<what is declared of {len(self)} jobs of {self.name}>"
+
+
+def _refused(column: str) -> TruthError:
+    return TruthError(
+        f"a scheduler cannot read {column}: what a job really needs is the simulator's secret; read {TRUTH[column]}."
+    )

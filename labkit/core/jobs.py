@@ -85,6 +85,9 @@ class Jobs:
         trains for `total_steps` whatever its loss.
     home : array
         (N,) the pod (partition of the cluster) where the job arrives; -1: it may go anywhere.
+    ps_memory_base_gb, ps_memory_growth_gb : array
+        (N,) memory that all parameter servers of a job hold together at its beginning, and what they take more of in
+        each 1,000 steps; 0: as much as is declared. Only the simulator may look.
     """
 
     name: str
@@ -110,6 +113,8 @@ class Jobs:
     slo_s: Floats
     loss_delta: Floats
     home: Ints
+    ps_memory_base_gb: Floats
+    ps_memory_growth_gb: Floats
 
     @classmethod
     def of(
@@ -136,6 +141,8 @@ class Jobs:
         slo_s: ArrayLike = np.nan,
         loss_delta: ArrayLike = np.nan,
         home: ArrayLike = -1,
+        ps_memory_base_gb: ArrayLike = 0.0,
+        ps_memory_growth_gb: ArrayLike = 0.0,
     ) -> Self:
         """Return jobs from columns or scalars, sorted by arrival (ties keep their order).
 
@@ -175,6 +182,8 @@ class Jobs:
             slo_s=of.numbers("slo_s", slo_s),
             loss_delta=of.numbers("loss_delta", loss_delta),
             home=of.counts("home", home),
+            ps_memory_base_gb=of.numbers("ps_memory_base_gb", ps_memory_base_gb),
+            ps_memory_growth_gb=of.numbers("ps_memory_growth_gb", ps_memory_growth_gb),
         )
         faults = jobs.faults()
         if faults:
@@ -219,6 +228,13 @@ class Jobs:
             (self.slo_s <= 0, "slo_s", self.slo_s, "> 0 or none"),
             (self.loss_delta <= 0, "loss_delta", self.loss_delta, "> 0 or none"),
             (self.home < -1, "home", self.home, "a pod >= 0, or -1 for any"),
+            *(
+                (~np.isfinite(column) | (column < 0), name, column, "GB >= 0")
+                for name, column in (
+                    ("ps_memory_base_gb", self.ps_memory_base_gb),
+                    ("ps_memory_growth_gb", self.ps_memory_growth_gb),
+                )
+            ),
         ]
         faults = [
             f"job {self.id[i]}: {column} is {values[i]}; expected {expected}"

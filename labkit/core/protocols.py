@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,13 @@ from labkit.core.resources import Bools, Floats, Ints
 
 if TYPE_CHECKING:
     from labkit.core.snapshot import Snapshot
+
+
+TROUBLED: Final = np.dtype(
+    [("at", np.int32), ("role", np.int8), ("task", np.int32), ("pace", np.float64), ("load", np.float64)]
+)
+"""A task that works at a part of its pace, or has `load` times the mean share of its job's updates; `at`: the position
+of its job in `Running.job`, `task`: its number within the role, in the order of the job's rows."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -42,6 +49,9 @@ class Running:
     cpus, memory_gb : array
         (P,) cores and GB of each task of a row, where a decision gave any task other ones than declared; empty: all
         have what was declared.
+    troubles : array
+        Of dtype `TROUBLED`: what is wrong with single tasks. Only a simulator knows, and only models with
+        `troubles = True` can show it.
     """
 
     job: Ints
@@ -56,10 +66,14 @@ class Running:
     n_new: Ints = field(default_factory=lambda: np.empty(0, np.int32))
     cpus: Floats = field(default_factory=lambda: np.empty(0))
     memory_gb: Floats = field(default_factory=lambda: np.empty(0))
+    troubles: NDArray[Any] = field(default_factory=lambda: _NO_TROUBLES)
 
     def row_job(self) -> Ints:
         """Return the position in `job` that each task row belongs to, (P,)."""
         return np.repeat(np.arange(len(self.job), dtype=np.int32), np.diff(self.first))
+
+
+_NO_TROUBLES: Final = np.empty(0, TROUBLED)
 
 
 @runtime_checkable
@@ -69,6 +83,7 @@ class SpeedModel(Protocol):
     A model with an attribute `pairs = True` knows how fast jobs are that share their GPUs (`running.partner`); with any
     other, a placement that pairs jobs is refused. One with `amounts = True` looks at the cores and memory that tasks
     were given (`running.cpus`); with any other, a run in which a scheduler gives some tells that they change no speed.
+    One with `troubles = True` is a `TroubleModel`; with any other, a simulation of slow and hot tasks is refused.
 
     Attributes
     ----------
@@ -136,6 +151,38 @@ class UseModel(Protocol):
 
     def use(self, running: Running) -> TaskUse:
         """Return what the tasks of running jobs use at the speeds that the model gives them."""
+        ...
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class EachTask:
+    """What each single task of running jobs uses, K of them, in order of job, role and task.
+
+    Attributes
+    ----------
+    at : array
+        (K,) position of its job in `Running.job`.
+    role, task, row : array
+        (K,) its role, its number within it, and its row of `Running`.
+    use : TaskUse
+        (K,) each; here `compute_s` of a server is the time that an update of the size of the whole model takes it.
+    """
+
+    at: Ints
+    role: NDArray[np.int8]
+    task: Ints
+    row: Ints
+    use: TaskUse
+
+
+@runtime_checkable
+class TroubleModel(UseModel, Protocol):
+    """A speed model that tells tasks of a job apart: it knows slow and hot ones, and what each of them uses."""
+
+    troubles: bool
+
+    def each(self, running: Running) -> EachTask:
+        """Return what every single task uses."""
         ...
 
 
