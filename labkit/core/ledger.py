@@ -39,7 +39,7 @@ _ARRIVED, _PLACED, _STARTED, _RESCALED = int(Kind.ARRIVED), int(Kind.PLACED), in
 _PROGRESSED, _PAUSED, _PREEMPTED = int(Kind.PROGRESSED), int(Kind.PAUSED), int(Kind.PREEMPTED)
 _COMPLETED, _FAILED, _LEFT, _JOINED = int(Kind.COMPLETED), int(Kind.FAILED), int(Kind.LEFT), int(Kind.JOINED)
 _LOSS, _DROPPED, _DECIDED, _MEASURED = int(Kind.LOSS), int(Kind.DROPPED), int(Kind.DECIDED), int(Kind.MEASURED)
-_FORWARDED = int(Kind.FORWARDED)
+_FORWARDED, _TASK_FAILED = int(Kind.FORWARDED), int(Kind.TASK_FAILED)
 HEARD_LOSS, HEARD_USE, HEARD_FORWARDED = 1, 2, 4
 
 N_SEEN, N_DONE, N_HOLDING, N_ACTIVE, ACTIVE_DIRTY, FIRST_WAITING, N_WAITING, N_STARTED, WAITING_LOST, N_DECIDED = range(
@@ -306,7 +306,7 @@ def _fold(  # noqa: C901 - one branch per kind of event
             at = belief[job]
             rate = at.speed if at.speed == at.speed else 0.0
             steps_then[i] = at.steps + rate * (event.time_s - at.since_s)
-        elif kind == _MEASURED:
+        elif kind == _MEASURED or kind == _TASK_FAILED:
             heard |= HEARD_USE
         elif kind == _FORWARDED:
             heard |= HEARD_FORWARDED

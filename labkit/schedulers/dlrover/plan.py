@@ -21,6 +21,9 @@ PS_CORES: Final = (4, 8, 12, 16, 24, 32)
 NO_SLOWER: Final = 0.01
 """A plan with fewer cores is taken where it is slower by less than this."""
 
+FASTER: Final = 1e-6
+"""A plan with more cores is looked at where it is faster by more than this."""
+
 
 class SpeedOfGangs(Protocol):
     """How fast a job is believed to be."""
@@ -32,20 +35,41 @@ class SpeedOfGangs(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How many workers and servers, and with how many cores each."""
+    """How many workers and servers, and with how many cores each.
+
+    Attributes
+    ----------
+    extra : tuple of (int, float)
+        Servers that have other cores than the rest: (task, cores), by task.
+    ps_memory_gb : float
+        GB of each server; 0: as declared.
+    beyond : int
+        How many of the workers are beyond the job's quota of cores: the first ones that others get.
+    """
 
     n_workers: int
     worker_cores: float
     n_ps: int
     ps_cores: float
+    extra: tuple[tuple[int, float], ...] = ()
+    ps_memory_gb: float = 0.0
+    beyond: int = 0
 
     @property
     def cores(self) -> float:
         """Cores in all."""
-        return self.n_workers * self.worker_cores + self.n_ps * self.ps_cores
+        more = sum(cores - self.ps_cores for _, cores in self.extra)
+        return self.n_workers * self.worker_cores + self.n_ps * self.ps_cores + more
+
+    def cores_of(self, task: int) -> float:
+        """Return the cores of one server."""
+        return dict(self.extra).get(task, self.ps_cores)
 
     def __str__(self) -> str:
-        return f"{self.n_workers} workers x {self.worker_cores:g} cores, {self.n_ps} PSs x {self.ps_cores:g}"
+        told = f"{self.n_workers} workers x {self.worker_cores:g} cores, {self.n_ps} PSs x {self.ps_cores:g}"
+        told += "".join(f", ps-{task} {cores:g}" for task, cores in self.extra)
+        told += f", {self.ps_memory_gb:.3g} GB each" if self.ps_memory_gb else ""
+        return told + (f", {self.beyond} workers beyond the quota" if self.beyond else "")
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -103,8 +127,8 @@ def grid(
     Plan(n_workers=2, worker_cores=0.8, n_ps=1, ps_cores=0.4)
     """
     within, most = in_units(budget, unit), in_units(most_cores, unit)
-    workers = _pairs([c for c in worker_cores if c <= most], max_workers, within)
-    servers = _pairs([c for c in ps_cores if c <= most], max_ps, within)
+    workers = pairs([c for c in worker_cores if c <= most], max_workers, within)
+    servers = pairs([c for c in ps_cores if c <= most], max_ps, within)
     cores = (workers[:, 0] * workers[:, 1])[:, None] + servers[:, 0] * servers[:, 1]
     w, s = np.nonzero(cores <= within)
     if not len(w):
@@ -132,10 +156,10 @@ def _in_cores(units: Ints, unit: float) -> Ints | Floats:
     return units if unit == 1 else np.round(units * unit, 9)
 
 
-def _pairs(ladder: Sequence[int], most: int, budget: int) -> Ints:
+def pairs(ladder: Sequence[int], most: int, budget: int) -> Ints:
     """Return (number, cores) of tasks that a budget holds, (n, 2)."""
-    pairs = [(n, c) for c in ladder for n in range(1, min(most, budget // c) + 1)]
-    return np.array(pairs, np.int32).reshape(-1, 2)
+    found = [(n, c) for c in ladder for n in range(1, min(most, budget // c) + 1)]
+    return np.array(found, np.int32).reshape(-1, 2)
 
 
 def search(model: SpeedOfGangs, plans: Grid) -> tuple[Plan, float]:
@@ -158,7 +182,7 @@ def frontier(model: SpeedOfGangs, plans: Grid) -> tuple[Ints, Floats]:
     starts = np.concatenate([[0], np.flatnonzero(last)[:-1] + 1])
     most = np.maximum.reduceat(speed, starts)
     before = np.concatenate([[0.0], np.maximum.accumulate(most)[:-1]])
-    better = most > before * (1 + 1e-9)
+    better = most > before * (1 + FASTER)
     ends = np.append(starts[1:], len(speed))
     best = [int(a + np.argmax(speed[a:b])) for a, b in zip(starts[better], ends[better], strict=True)]
     chosen = np.array(best, np.int32)

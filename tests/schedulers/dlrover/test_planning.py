@@ -129,7 +129,7 @@ def test_samples_that_are_all_equal_or_tell_nothing():
 
 def test_history_prefers_the_same_dataset_to_the_same_model():
     mine, others = Likeness("wide-deep", 512, "mine"), Likeness("wide-deep", 512, "others")
-    history = History().noted(mine, Plan(24, 3, 8, 16)).noted(others, Plan(8, 2, 2, 16))
+    history = History().noted({mine: Plan(24, 3, 8, 16)}).noted({others: Plan(8, 2, 2, 16)})
     assert history.start(mine) == (Plan(24, 3, 8, 16), "the last plan of the same model, batch and dataset")
     assert history.start(Likeness("wide-deep", 64, "new")) == (Plan(8, 2, 2, 16), "the last plan of the same model")
     assert history.start(Likeness("xdeepfm", 512, "mine")) is None
