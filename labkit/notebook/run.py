@@ -212,6 +212,19 @@ class LiveRun(traitlets.HasTraits):
             await asyncio.sleep(TICK_S)
         return found
 
+    async def until(self, now_s: float) -> LiveRun:
+        """Wait until so many seconds of the run have passed, or it is over.
+
+        Raises
+        ------
+        InputError
+            If the run was never started.
+        """
+        self._refuse_unstarted()
+        while self._paced.now_s < now_s and not self.over:
+            await asyncio.sleep(TICK_S)
+        return self
+
     def _count(self, kind: Kind) -> int:
         return sum(int(np.count_nonzero(batch["kind"] == kind)) for batch in self._heard[:])
 

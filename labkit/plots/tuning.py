@@ -30,15 +30,15 @@ def speed_curve(rows: Events, job: int) -> pd.DataFrame:
 def cores_curve(rows: Events, jobs: Jobs, job: int) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return the cores that all workers and all servers of a job were given, and those in use.
 
-    Given: time_s, role, cores, a row where a configuration begins and one where it ends; used: time_s, role, cores.
+    Given: time_s, role, cores, a row where a configuration begins, and one at the end; used: time_s, role, cores.
     """
     held = configurations(rows, jobs)
     held = held[held["job"] == str(jobs.id[job])]
     parts = []
     for role, n, each in (("workers", "n_workers", "worker_cores"), ("PSs", "n_ps", "ps_cores")):
         cores = held[n] * held[each]
-        for at in ("start_s", "end_s"):
-            parts.append(pd.DataFrame({"time_s": held[at], "role": role, "cores": cores}))
+        parts.append(pd.DataFrame({"time_s": held["start_s"], "role": role, "cores": cores}))
+        parts.append(pd.DataFrame({"time_s": held["end_s"], "role": role, "cores": cores})[-1:])
     given = pd.concat(parts).sort_values("time_s", kind="stable").reset_index(drop=True)
     told = rows[
         (rows["kind"] == Kind.MEASURED) & (rows["job"] == job) & (rows["task"] < 0)
@@ -71,7 +71,7 @@ def plot_tuning(
     """
     speed, marks = speed_curve(rows, job), change_marks(rows, job)
     given, used = cores_curve(rows, jobs, job)
-    last = max([1.0, *([end_s] if end_s else []), *speed["time_s"], *marks["time_s"]])
+    last = max([1.0, *([end_s] if end_s else []), *speed["time_s"], *marks["time_s"], *given["time_s"]])
     scale = alt.Scale(domain=[0, last], nice=False)
     above = alt.X("time_s:Q", title=None, scale=scale, axis=alt.Axis(labels=False, ticks=False))
     below = alt.X("time_s:Q", title="Time (s)", scale=scale)
@@ -83,7 +83,7 @@ def plot_tuning(
     )
     line = (
         alt.Chart(speed.round(3))
-        .mark_line(color=INK, strokeWidth=1.8)
+        .mark_line(color=INK, strokeWidth=1.8, clip=True)
         .encode(
             x=above,
             y=alt.Y("steps_per_s:Q", title="Steps per second"),
@@ -96,7 +96,11 @@ def plot_tuning(
         legend=alt.Legend(orient="bottom", symbolType="stroke", symbolStrokeWidth=3.5),
     )  # fmt: skip
     y = alt.Y("cores:Q", title="Cores")
-    lines = alt.Chart(given.round(4)).mark_line(strokeWidth=2.4).encode(x=below, y=y, color=colour)
+    lines = (
+        alt.Chart(given.round(4))
+        .mark_line(strokeWidth=2.4, interpolate="step-after")
+        .encode(x=below, y=y, color=colour)
+    )
     dots = (
         alt.Chart(used.round(4))
         .mark_circle(size=26, opacity=0.55)

@@ -46,7 +46,7 @@ def by_row(tasks: Sequence[Given], site: str, role: int, n: int) -> list[tuple[i
 
 
 def _amount(column: Amounts, row: int) -> float | None:
-    return float(column[row]) if len(column) and not np.isnan(column[row]) else None
+    return round(float(column[row]), 6) if len(column) and not np.isnan(column[row]) else None
 
 
 def _or_nan(amount: float | None) -> float:
