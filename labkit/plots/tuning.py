@@ -19,12 +19,18 @@ CHANGES: Final = (Kind.PLACED, Kind.REPAIRED)
 
 
 def speed_curve(rows: Events, job: int) -> pd.DataFrame:
-    """Return how fast a job was told to be: time_s, steps_per_s; 0 where it was paused or had no tasks."""
+    """Return from when on a job was how fast: time_s, steps_per_s; 0 where it was paused or had no tasks.
+
+    The last row is at its newest event.
+    """
     stops = (Kind.PAUSED, Kind.FAILED, Kind.PREEMPTED)
     mine = rows[(rows["job"] == job) & np.isin(rows["kind"], (Kind.PROGRESSED, Kind.RESCALED, Kind.STARTED, *stops))]
     speed = np.where(np.isin(mine["kind"], stops), 0.0, mine["speed"])
     table = pd.DataFrame({"time_s": mine["time_s"], "steps_per_s": speed})
-    return table[np.isfinite(table["steps_per_s"])].reset_index(drop=True)
+    table = table[np.isfinite(table["steps_per_s"])].reset_index(drop=True)
+    last_s = rows["time_s"][rows["job"] == job].max(initial=-np.inf)
+    end = table[-1:].assign(time_s=last_s) if len(table) and last_s > table["time_s"].iloc[-1] else table[:0]
+    return pd.concat([table, end], ignore_index=True)
 
 
 def cores_curve(rows: Events, jobs: Jobs, job: int) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -83,7 +89,7 @@ def plot_tuning(
     )
     line = (
         alt.Chart(speed.round(3))
-        .mark_line(color=INK, strokeWidth=1.8, clip=True)
+        .mark_line(color=INK, strokeWidth=1.8, interpolate="step-after", clip=True)
         .encode(
             x=above,
             y=alt.Y("steps_per_s:Q", title="Steps per second"),
