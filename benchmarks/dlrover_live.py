@@ -33,10 +33,13 @@ from labkit.testbed.training import Training
 COMMAND = "python -m benchmarks dlrover_live"
 CORES = 0.6
 TRAINING = Training(width=0.3, batch=256, samples=2048)
-PLANS = (
-    Plan(1, 0.3, 1, 0.3), Plan(2, 0.15, 1, 0.3), Plan(3, 0.12, 1, 0.24), Plan(4, 0.09, 1, 0.24), Plan(6, 0.06, 1, 0.24),
-    Plan(4, 0.09, 2, 0.12), Plan(6, 0.06, 2, 0.12), Plan(8, 0.045, 1, 0.24), Plan(7, 0.045, 4, 0.06),
-    Plan(4, 0.105, 1, 0.18), Plan(3, 0.14, 1, 0.18), Plan(6, 0.07, 1, 0.18),
+PLANS = tuple(
+    Plan(*each)
+    for each in (
+        (1, 0.29, 1, 0.29), (2, 0.145, 1, 0.29), (3, 0.115, 1, 0.24), (4, 0.085, 1, 0.24), (6, 0.055, 1, 0.24),
+        (4, 0.085, 2, 0.12), (6, 0.055, 2, 0.12), (8, 0.04, 1, 0.24), (7, 0.045, 4, 0.06), (4, 0.1, 1, 0.18),
+        (3, 0.135, 1, 0.18), (6, 0.065, 1, 0.18),
+    )
 )  # fmt: skip
 EACH_S, WHOLE_S = size(14, short=4), size(60, short=12)
 LAST_S = size(20, short=4)

@@ -15,12 +15,13 @@ import typer
 from labkit import early
 from labkit.cli_sweep import sweep
 from labkit.cli_train import train_policy
-from labkit.core.errors import ComparisonError, InputError, LabkitError
+from labkit.core.errors import ComparisonError, LabkitError
 from labkit.core.files import refuse_closed, refuse_unwritable
 from labkit.experiment.command import Interference, attach, run
 from labkit.experiment.fidelity_command import fidelity
 from labkit.experiment.profile_command import profile, simulate
 from labkit.experiment.train_command import train
+from labkit.experiment.truth_options import Checkpoint, Published, Sharding, Troubles, overheads_of
 from labkit.experiment.watch import watch
 from labkit.testbed.bed.command import app as bed_app
 
@@ -114,19 +115,10 @@ def compare(
     start: Annotated[float, typer.Option(help="Seconds that a first start takes.")] = 0.0,
     restart: Annotated[float, typer.Option(help="Seconds that a restart from a checkpoint takes.")] = 0.0,
     rescale: Annotated[float, typer.Option(help="Seconds that a change of a running gang takes.")] = 0.0,
-    overheads: Annotated[
-        str | None, typer.Option(help="All three as a paper tells them: dlrover (20 s to launch + 100 s to start).")
-    ] = None,
-    troubles: Annotated[
-        str, typer.Option(help="Slow and hot tasks: a CSV file, or parts of the jobs: hot_ps=0.13,slow_ps=0.06.")
-    ] = "none",
-    sharding: Annotated[
-        str, typer.Option(help="dynamic; or static: workers have their shares of the samples in advance.")
-    ] = "dynamic",
-    checkpoint: Annotated[
-        float,
-        typer.Option(help="Seconds between checkpoints, for jobs that run out of memory; 0: nothing is lost."),
-    ] = 0.0,
+    overheads: Published = None,
+    troubles: Troubles = "none",
+    sharding: Sharding = "dynamic",
+    checkpoint: Checkpoint = 0.0,
     seed: Annotated[int, typer.Option(help="Of a generated trace, and of the simulator.", min=0)] = 0,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse throughputs that were not measured.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line and scheduler.")] = False,
@@ -145,24 +137,13 @@ def compare(
     jobs = scaled(jobs, load=load) if load != 1 else jobs
     options: dict[str, Any] = {"speed": speed, "throughputs": throughputs, "strict": strict, "seed": seed}
     options["interference"] = interference
-    options["overheads"] = _overheads(overheads, start_s=start, restart_s=restart, rescale_s=rescale)
+    options["overheads"] = overheads_of(overheads, start_s=start, restart_s=restart, rescale_s=rescale)
     options |= {"troubles": troubles, "sharding": sharding, "checkpoint_s": checkpoint}
     options["cadence"] = None if slot is None else every_slot(slot)
     _compare(
         jobs, cluster=cluster, schedulers=schedulers, report=report, command=sys.argv, options=options,
         as_json=as_json, runs=runs,
     )  # fmt: skip
-
-
-def _overheads(name: str | None, **seconds: float) -> Any:
-    """Return overheads as published, or of so many seconds each."""
-    from labkit.simulator import Overheads
-
-    if name is None:
-        return Overheads(**seconds)
-    if any(seconds.values()):
-        raise InputError(f"--overheads {name} and --start, --restart or --rescale are given; expected one of them.")
-    return Overheads.published(name)
 
 
 def _compare(

@@ -8,11 +8,14 @@ from labkit.core.errors import InputError, LabkitError, PlacementError, ProfileE
 from labkit.core.events import EVENT, Cause, EventLog, Events, Kind, Quantity, Role
 from labkit.core.jobs import Job, Jobs
 from labkit.core.placement import Gangs, Placement, Reason, Repair, repairs_of
-from labkit.core.protocols import Backend, Placer, Running, Scheduler, SpeedModel
+from labkit.core.protocols import Backend, Placer, Scheduler, SpeedModel
+from labkit.core.running import Running
 
 if TYPE_CHECKING:
+    from labkit.core.job_columns import JobColumns
     from labkit.core.ledger import Ledger
-    from labkit.core.snapshot import JobColumns, Snapshot
+    from labkit.core.part import Part
+    from labkit.core.snapshot import Snapshot
     from labkit.core.trial import Trial
 
 __all__ = [
@@ -31,6 +34,7 @@ __all__ = [
     "LabkitError",
     "Ledger",
     "Network",
+    "Part",
     "Placement",
     "PlacementError",
     "Placer",
@@ -49,7 +53,13 @@ __all__ = [
     "repairs_of",
 ]
 
-_WITH_KERNELS = {"JobColumns": "snapshot", "Ledger": "ledger", "Snapshot": "snapshot", "Trial": "trial"}
+_WITH_KERNELS = {
+    "JobColumns": "job_columns",
+    "Ledger": "ledger",
+    "Part": "part",
+    "Snapshot": "snapshot",
+    "Trial": "trial",
+}
 
 
 def __getattr__(name: str) -> Any:

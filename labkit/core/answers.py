@@ -10,8 +10,9 @@ from numba import njit
 from labkit.core.errors import InputError, PlacementError
 from labkit.core.jobs import Jobs
 from labkit.core.placement import REPAIR, Placement, Reason
-from labkit.core.protocols import ChangeModel, Running, SpeedModel
+from labkit.core.protocols import ChangeModel, SpeedModel
 from labkit.core.resources import Floats, Ints
+from labkit.core.running import Running
 
 _FLOAT: Final = np.dtype(np.float64)
 _AMOUNT: Final = np.dtype(np.float32)

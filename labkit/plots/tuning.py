@@ -30,7 +30,8 @@ def speed_curve(rows: Events, job: int) -> pd.DataFrame:
     table = table[np.isfinite(table["steps_per_s"])].reset_index(drop=True)
     last_s = rows["time_s"][rows["job"] == job].max(initial=-np.inf)
     end = table[-1:].assign(time_s=last_s) if len(table) and last_s > table["time_s"].iloc[-1] else table[:0]
-    return pd.concat([table, end], ignore_index=True)
+    whole: pd.DataFrame = pd.concat([table, end], ignore_index=True)
+    return whole
 
 
 def cores_curve(rows: Events, jobs: Jobs, job: int) -> tuple[pd.DataFrame, pd.DataFrame]:

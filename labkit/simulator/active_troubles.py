@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from labkit.core.events import Role
 from labkit.core.jobs import Jobs
 from labkit.core.placement import Repair, Repairs
-from labkit.core.protocols import TROUBLED, Running
 from labkit.core.resources import Floats, Ints
+from labkit.core.running import TROUBLED, Running
 from labkit.simulator.troubles import Troubles, refuse_foreign
 
 

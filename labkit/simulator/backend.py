@@ -13,9 +13,10 @@ from labkit.core.errors import InputError, PlacementError, StalledError
 from labkit.core.events import EVENT, NO_EVENTS, Cause, Events, Kind, asides, copied, events, joined, repaired
 from labkit.core.jobs import Jobs
 from labkit.core.placement import Placement
-from labkit.core.protocols import ChangeModel, Running, SpeedModel, TroubleModel
+from labkit.core.protocols import ChangeModel, SpeedModel, TroubleModel
 from labkit.core.repairs import refuse_repairs
 from labkit.core.resources import Floats, Ints
+from labkit.core.running import Running
 from labkit.simulator import state
 from labkit.simulator.active_troubles import ActiveTroubles
 from labkit.simulator.changes import Changes

@@ -12,8 +12,9 @@ from labkit.core.answers import rates_of
 from labkit.core.book import Book, Records
 from labkit.core.jobs import Jobs
 from labkit.core.placement import Repair, Repairs
-from labkit.core.protocols import ChangeModel, Running
+from labkit.core.protocols import ChangeModel
 from labkit.core.resources import Floats, Ints
+from labkit.core.running import Running
 from labkit.simulator import state
 
 

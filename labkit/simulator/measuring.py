@@ -10,8 +10,9 @@ import numpy as np
 from labkit.core.errors import InputError
 from labkit.core.events import NO_EVENTS, Events, Kind, Quantity, Role, events, joined
 from labkit.core.jobs import Jobs
-from labkit.core.protocols import EachTask, Running, SpeedModel, TaskUse, TroubleModel, UseModel
+from labkit.core.protocols import SpeedModel, TroubleModel, UseModel
 from labkit.core.resources import MEMORY_GB, Bools, Floats, Ints
+from labkit.core.running import EachTask, Running, TaskUse
 from labkit.simulator.memory import GrowingMemory
 
 _TOLD: Final = (

@@ -10,8 +10,9 @@ from labkit.core.book import Records
 from labkit.core.errors import InputError
 from labkit.core.events import Cause, Events, Kind, Role, events
 from labkit.core.jobs import Jobs
-from labkit.core.protocols import Running, TroubleModel
+from labkit.core.protocols import TroubleModel
 from labkit.core.resources import MEMORY_GB, Floats, Ints
+from labkit.core.running import Running
 from labkit.simulator import state
 
 MOST_TIMES: Final = 3

@@ -14,8 +14,8 @@ from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError, unknown
 from labkit.core.events import Role
 from labkit.core.jobs import Jobs
-from labkit.core.protocols import EachTask, Running, TaskUse
 from labkit.core.resources import CPUS, Bools, Floats, Ints
+from labkit.core.running import EachTask, Running, TaskUse
 from labkit.speed.alone import compact
 from labkit.speed.units import samples_of_step
 
