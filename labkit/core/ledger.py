@@ -306,7 +306,7 @@ def _fold(  # noqa: C901 - one branch per kind of event
             at = belief[job]
             rate = at.speed if at.speed == at.speed else 0.0
             steps_then[i] = at.steps + rate * (event.time_s - at.since_s)
-        elif kind == _MEASURED or kind == _TASK_FAILED:
+        elif kind in (_MEASURED, _TASK_FAILED):
             heard |= HEARD_USE
         elif kind == _FORWARDED:
             heard |= HEARD_FORWARDED

@@ -41,12 +41,13 @@ class Do(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """What is to be done about a task of a job, and why. `amount`: cores of the server, or workers to add."""
+    """What is to be done about tasks of a job, and why. `amounts`: cores of each server; `more`: workers to add."""
 
     do: Do
-    task: int
+    tasks: tuple[int, ...]
     why: str
-    amount: float = 0.0
+    amounts: tuple[float, ...] = ()
+    more: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +166,8 @@ def adjust(
         action = _REPAIRS[sign[0]](watch, report, rules, foretold, sign[1])
         if action.do == Do.NOTHING:
             return replace(watch, told=watch.told | {sign}), action
-        tried = {**watch.tried, sign: watch.tried.get(sign, 0) + 1}
+        mended = {sign, *((sign[0], task) for task in action.tasks)}
+        tried = {**watch.tried, **{each: watch.tried.get(each, 0) + 1 for each in mended}}
         return replace(watch, signs={}, tried=tried), action
     return watch, None
 
@@ -193,22 +195,22 @@ def _part(a: float, b: float) -> float:
 
 
 def _hot(report: Report, rules: Rules, _: Foretold) -> list[Sign]:
+    return [(Trouble.HOT_PS, task.number) for task in report.servers if _is_hot(task, report, rules)]
+
+
+def _is_hot(task: Task, report: Report, rules: Rules) -> bool:
     n = report.plan.n_ps
-    return [
-        (Trouble.HOT_PS, task.number)
-        for task in report.servers
-        if n > 1 and task.use >= rules.hot_use and task.load * n >= rules.hot_load
-    ]
+    return n > 1 and task.use >= rules.hot_use and task.load * n >= rules.hot_load
 
 
 def _slow(report: Report, rules: Rules, _: Foretold) -> list[Sign]:
-    n = report.plan.n_ps
+    if report.plan.n_ps < 2 or not report.wait >= rules.wait:
+        return []
     return [
         (Trouble.SLOW_PS, task.number)
         for task in report.servers
-        if n > 1 and report.wait >= rules.wait and not task.load * n >= rules.hot_load
-        and pace_of_server(task, report.server) <= rules.slow_pace
-    ]  # fmt: skip
+        if pace_of_server(task, report.server) <= rules.slow_pace and not _is_hot(task, report, rules)
+    ]
 
 
 def _stragglers(report: Report, rules: Rules, _: Foretold) -> list[Sign]:
@@ -221,7 +223,7 @@ def _stragglers(report: Report, rules: Rules, _: Foretold) -> list[Sign]:
 
 def _idle(report: Report, rules: Rules, foretold: Foretold) -> list[Sign]:
     busiest = max((task.use for task in (*report.servers, report.server)), default=NAN)
-    idle = busiest < rules.idle_use and _additional(report, rules, foretold) > 0
+    idle = busiest < rules.idle_use and not report.wait >= rules.wait and _additional(report, rules, foretold) > 0
     return [(Trouble.IDLE, -1)] if idle else []
 
 
@@ -251,33 +253,51 @@ def _task(tasks: tuple[Task, ...], number: int) -> Task:
 
 
 def _mend_slow(watch: Watch, report: Report, rules: Rules, _: Foretold, task: int) -> Action:
-    pace, wait = pace_of_server(_task(report.servers, task), report.server), report.wait
-    told = f"ps-{task} does {pace:.2f} of the updates per core of the others with no more load, workers wait {wait:.0%}"
+    server, wait = _task(report.servers, task), report.wait
+    told = f"ps-{task} updates at {pace_of_server(server, report.server):.2f} of the pace of the others"
+    told += f" at {server.use:.2f} of its limit, workers wait for {wait:.0%} of their time"
     if watch.tried.get((Trouble.SLOW_PS, task), 0) >= rules.n_tries:
-        return Action(Do.NOTHING, task, f"{told}: replaced {rules.n_tries} times, left alone")
+        return Action(Do.NOTHING, (task,), f"{told}: replaced {rules.n_tries} times, it is left alone")
     gain = 1 / max(1 - wait, 0.05) - 1
     if not _pays(gain, report, rules):
-        return Action(Do.NOTHING, task, f"{told}: {report.left_s:.0f} s are left, a replacement does not pay")
-    return Action(Do.REPLACE_PS, task, f"{told} for {watch.signs[Trouble.SLOW_PS, task]} samples: it is replaced")
+        return Action(Do.NOTHING, (task,), f"{told}: {report.left_s:.0f} s are left, to replace it does not pay")
+    return Action(Do.REPLACE_PS, (task,), f"{told}, for {watch.signs[Trouble.SLOW_PS, task]} samples: it is replaced")
 
 
 def _mend_hot(watch: Watch, report: Report, rules: Rules, _: Foretold, task: int) -> Action:
     server, n = _task(report.servers, task), watch.signs[Trouble.HOT_PS, task]
-    load = server.load * report.plan.n_ps
-    told = f"ps-{task} at {server.use:.2f} of its limit for {n} samples, {load:.1f} x the mean"
+    told = (
+        f"ps-{task} at {server.use:.2f} of its limit for {n} samples, {server.load * report.plan.n_ps:.1f} x the mean"
+    )
+    if not _pays(server.load * report.plan.n_ps - 1, report, rules):
+        return Action(Do.NOTHING, (task,), f"{told}: {report.left_s:.0f} s are left, a change does not pay")
     moved = any(tried for (trouble, _), tried in watch.tried.items() if trouble == Trouble.HOT_PS)
     if not moved and rules.balance:
-        return Action(Do.BALANCE, -1, f"{told}: its blocks move")
+        return Action(Do.BALANCE, (), f"{told}: its blocks move")
+    told += ", also since its blocks moved" if moved else ""
     if watch.tried.get((Trouble.HOT_PS, task), 0) > rules.n_tries:
-        return Action(Do.NOTHING, task, f"{told}: it has been given cores {rules.n_tries} times, left alone")
-    limit, wait = server.limit, report.wait if report.wait == report.wait else 0.0
-    wants = max(server.used / max(1 - wait, 0.05), limit * load)  # if no worker had to wait, and as its load is
-    cores = min(ceil(wants / (4 * report.unit) - 1e-9) * 4 * report.unit, report.most_cores)
-    if cores <= limit * (1 + rules.min_gain):
-        return Action(Do.NOTHING, task, f"{told}: {limit:g} cores are the most that it can have, left alone")
-    if cores - limit > report.spare_cores + 1e-9:
-        return Action(Do.NOTHING, task, f"{told}: {cores - limit:g} more cores are not free, left alone")
-    return Action(Do.MORE_CORES, task, f"{told}, also since its blocks moved: {cores:g} cores for it", cores)
+        return Action(Do.NOTHING, (task,), f"{told}: it was given cores {rules.n_tries} times, it is left alone")
+    wanted = {t.number: _cores_for(t, report) for t in report.servers if _is_hot(t, report, rules)}
+    least = 1 + rules.min_gain
+    larger = {number: cores for number, cores in wanted.items() if cores > least * report.plan.cores_of(number)}
+    if task not in larger:
+        return Action(Do.NOTHING, (task,), f"{told}: {server.limit:g} cores are the most it can use, it is left alone")
+    more = sum(cores - report.plan.cores_of(number) for number, cores in larger.items())
+    if more > report.spare_cores + 1e-9:
+        return Action(Do.NOTHING, (task,), f"{told}: {more:g} more cores are not free, it is left alone")
+    names = " and ".join(f"{cores:g} cores for ps-{number}" for number, cores in larger.items())
+    return Action(Do.MORE_CORES, tuple(larger), f"{told}: {names}", tuple(larger.values()))
+
+
+def _cores_for(server: Task, report: Report) -> float:
+    """Return the cores that a hot server is to have: s_hot / s_total x s N_w of the text.
+
+    What it would use if no worker had to wait, at least as much more than the others as its load is; a grid of 4 units.
+    """
+    wait = report.wait if report.wait == report.wait else 0.0
+    wants = max(server.used / max(1 - wait, 0.05), report.plan.ps_cores * server.load * report.plan.n_ps)
+    step = 4 * report.unit
+    return min(ceil(wants / step - 1e-9) * step, report.most_cores)
 
 
 def _mend_straggler(watch: Watch, report: Report, rules: Rules, _: Foretold, task: int) -> Action:
@@ -286,12 +306,12 @@ def _mend_straggler(watch: Watch, report: Report, rules: Rules, _: Foretold, tas
     told = f"worker-{task} computes at {pace:.2f} of the middle and gets as few shards; over {report.left_s:.0f} s"
     told += f" that costs (1 - {pace:.2f}) / {n} of them, {lost_s:.0f} s"
     if watch.tried.get((Trouble.STRAGGLER, task), 0) >= rules.n_tries:
-        return Action(Do.NOTHING, task, f"{told}: replaced {rules.n_tries} times, left alone")
+        return Action(Do.NOTHING, (task,), f"{told}: replaced {rules.n_tries} times, it is left alone")
     worth = (1 - pace) / n >= rules.min_gain or pace < rules.hopeless
     if not worth or lost_s < rules.pays * report.pause_s:
         why = f"less than {rules.min_gain:.0%}" if not worth else f"a change takes {report.pause_s:.0f} s"
-        return Action(Do.NOTHING, task, f"{told}: {why}, it is left alone")
-    return Action(Do.REPLACE_WORKER, task, f"{told}, a change takes {report.pause_s:.0f} s: it is replaced")
+        return Action(Do.NOTHING, (task,), f"{told}: {why}, it is left alone")
+    return Action(Do.REPLACE_WORKER, (task,), f"{told}, a change takes {report.pause_s:.0f} s: it is replaced")
 
 
 def _mend_idle(watch: Watch, report: Report, rules: Rules, foretold: Foretold, _: int) -> Action:
@@ -299,8 +319,8 @@ def _mend_idle(watch: Watch, report: Report, rules: Rules, foretold: Foretold, _
     use = max(task.use for task in (*report.servers, report.server))
     told = f"servers use {use:.2f} of their cores, {foretold(n + k):.3g} steps/s foretold in place of {foretold(n):.3g}"
     if watch.tried.get((Trouble.IDLE, -1), 0) >= rules.n_additions:
-        return Action(Do.NOTHING, -1, f"{told}: workers were added {rules.n_additions} times, that is enough")
-    return Action(Do.MORE_WORKERS, -1, f"{told}: {k} more workers", k)
+        return Action(Do.NOTHING, (), f"{told}: workers were added {rules.n_additions} times, that is enough")
+    return Action(Do.MORE_WORKERS, (), f"{told}: {k} more workers", more=k)
 
 
 _REPAIRS: Final = {

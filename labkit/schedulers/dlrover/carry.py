@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 
 import numpy as np
 from numba import njit
@@ -10,8 +12,8 @@ from numba import njit
 from labkit.core.capacity import MANY, SLACK, room
 from labkit.core.events import Role
 from labkit.core.placement import Placement, Reason, Repair, repairs_of
-from labkit.core.protocols import Running
 from labkit.core.resources import CPUS, MEMORY_GB, Bools, Floats, Ints
+from labkit.core.running import Running
 from labkit.core.snapshot import Snapshot
 from labkit.schedulers.dlrover.plan import Plan
 
@@ -90,29 +92,25 @@ class Room:
         self._note(job, given)
         return replace(plan, n_workers=int(given[0][given[0][:, 0] == Role.WORKER, 2].sum()))
 
-    def resize(self, job: int, role: Role, task: int, *, cores: float) -> bool:
-        """Give one task of a job other cores where it is, and tell whether they were there."""
-        rows, amounts = (column.copy() for column in self.rows(job))
-        ends = np.cumsum(np.where(rows[:, 0] == role, rows[:, 2], 0))
-        at = int(np.searchsorted(ends, task, side="right"))
-        if at == len(rows):
+    def resize(self, job: int, role: Role, cores: Mapping[int, float]) -> bool:
+        """Give some tasks of a job, by number, other cores where they are, and tell whether these were there."""
+        rows, amounts = self.rows(job)
+        first = np.cumsum(np.where(rows[:, 0] == role, rows[:, 2], 0)) - rows[:, 2]
+        new: list[tuple[int, int, int]] = []
+        sized: list[tuple[float, float]] = []
+        more = np.zeros(len(self.free))
+        for (its_role, group, count), (has, gb), start in zip(
+            rows.tolist(), amounts.tolist(), first.tolist(), strict=True
+        ):
+            each = [cores.get(start + k, has) if its_role == role else has for k in range(count)]
+            more[group] += sum(each) - count * has
+            for given, alike in groupby(each):
+                new.append((its_role, group, len(list(alike))))
+                sized.append((given, gb))
+        if (self.free[:, CPUS] - more < -SLACK)[more > 0].any():
             return False
-        group, count, before = int(rows[at, 1]), int(rows[at, 2]), task - int(ends[at] - rows[at, 2])
-        more = cores - float(amounts[at, 0])
-        if self.free[group, CPUS] - more < -SLACK:
-            return False
-        self.free[group, CPUS] -= more
-        parts = [(before, amounts[at, 0]), (1, cores), (count - before - 1, amounts[at, 0])]
-        split = [(n, c) for n, c in parts if n]
-        new = np.array([(role, group, n) for n, _ in split], np.int32)
-        sized = np.array([(c, amounts[at, 1]) for _, c in split])
-        self._note(
-            job,
-            (
-                np.concatenate([rows[:at], new, rows[at + 1 :]]),
-                np.concatenate([amounts[:at], sized, amounts[at + 1 :]]),
-            ),
-        )
+        self.free[:, CPUS] -= more
+        self._note(job, (np.array(new, np.int32), np.array(sized)))
         return True
 
     def remember(self, job: int, gb: float) -> bool:

@@ -37,12 +37,12 @@ def noted(points: tuple[Point, ...], steps: float, gb: float, part: float) -> tu
 def foreseen_gb(points: Sequence[Point], total_steps: float) -> float:
     """Return the GB that all servers of a job will hold when it is done; NaN: not to be told yet.
 
-    A line through the points, of which there must be three; what does not grow stays as it is.
+    A line through the points, of which there must be two; what does not grow stays as it is.
 
     >>> round(foreseen_gb([Point(0, 1.0, 0.5), Point(10, 1.5, 0.5), Point(20, 2.0, 0.5)], total_steps=100), 6)
     12.0
     """
-    if len(points) < 3:
+    if len(points) < 2:
         return float("nan")
     steps = np.array([point.steps for point in points])
     total = np.array([point.total_gb for point in points])

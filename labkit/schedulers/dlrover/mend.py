@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 
@@ -15,6 +16,8 @@ from labkit.schedulers.dlrover.share import Known
 from labkit.schedulers.dlrover.sight import Sight
 from labkit.schedulers.dlrover.stages import Stage, balanced, may_change
 from labkit.schedulers.dlrover.turn import Turn
+
+_REPLACED: Final = {Do.REPLACE_PS: Role.PS, Do.REPLACE_WORKER: Role.WORKER}
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -49,7 +52,7 @@ class Mender:
         report = self._report(i, job, known)
 
         def foretold(n_workers: int) -> float:
-            return known.speed(replace(state.plan, n_workers=n_workers)) if known is not None else 0.0
+            return known.speed(state.plan, more=n_workers - state.plan.n_workers) if known is not None else 0.0
 
         free = self.free_to_change(job)
         watch, action = adjust(state.watch, report, rules, foretold=foretold, free=free)
@@ -79,10 +82,9 @@ class Mender:
         turn, done = self.turn, plan
         if action.do == Do.NOTHING:
             return turn.tell(job, action.why)
-        if action.do == Do.REPLACE_PS:
-            turn.room.replace(job, Role.PS, action.task)
-        elif action.do == Do.REPLACE_WORKER:
-            turn.room.replace(job, Role.WORKER, action.task)
+        if action.do in _REPLACED:
+            for task in action.tasks:
+                turn.room.replace(job, _REPLACED[action.do], task)
         elif action.do == Do.BALANCE:
             turn.room.balance(job)
             turn.states[job] = balanced(turn.states[job])
@@ -97,16 +99,16 @@ class Mender:
         return turn.change(job, done, action.why)
 
     def _larger(self, job: int, plan: Plan, action: Action) -> Plan:
-        """Give a server more cores, where it is if it can have them there; return the plan that came of it."""
-        extra = {**dict(plan.extra), action.task: action.amount}
+        """Give servers more cores, where they are if they can have them there; return the plan that came of it."""
+        extra = {**dict(plan.extra), **dict(zip(action.tasks, action.amounts, strict=True))}
         wanted = replace(plan, extra=tuple(sorted(extra.items())))
-        if self.turn.room.resize(job, Role.PS, action.task, cores=action.amount):
+        if self.turn.room.resize(job, Role.PS, dict(extra)):
             return wanted
         return self.turn.room.settle(job, wanted, whole=True) or plan
 
     def _more(self, job: int, plan: Plan, action: Action) -> Plan:
         """Give a job more workers, and return the plan that came of it."""
-        wanted = replace(plan, n_workers=plan.n_workers + int(action.amount))
+        wanted = replace(plan, n_workers=plan.n_workers + action.more)
         got = self.turn.room.settle(job, wanted)
         if got is None or got.n_workers <= plan.n_workers:
             if got is not None:

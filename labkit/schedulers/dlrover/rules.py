@@ -62,7 +62,7 @@ class Rules:
     slow_pace: float = 0.5
     wait: float = 0.25
     hopeless: float = 0.1
-    idle_use: float = 0.8
+    idle_use: float = 0.95
     n_more: int = 4
     n_additions: int = 3
     efficiency: float = 0.3

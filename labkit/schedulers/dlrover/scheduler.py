@@ -16,12 +16,13 @@ from labkit.core.resources import CPUS, GPUS, Bools, Ints
 from labkit.core.snapshot import Snapshot
 from labkit.placers import FirstFit
 from labkit.schedulers.base import start_in_order
+from labkit.schedulers.dlrover.adjust import Trouble
 from labkit.schedulers.dlrover.carry import Room
 from labkit.schedulers.dlrover.history import History
 from labkit.schedulers.dlrover.mend import Mender
 from labkit.schedulers.dlrover.plan import in_units
 from labkit.schedulers.dlrover.rules import USUAL, Rules
-from labkit.schedulers.dlrover.share import FEWER, TAKEN_BACK, Beliefs, Known, Wish, believed, limits_of, wishes
+from labkit.schedulers.dlrover.share import FEWER, TAKEN_BACK, Beliefs, Known, Wish, limits_of, wishes
 from labkit.schedulers.dlrover.sight import Sight
 from labkit.schedulers.dlrover.stages import JobState, Stage, look, may_change
 from labkit.schedulers.dlrover.start import COLD_CORES, cut, give_as_asked, likeness, start
@@ -181,17 +182,18 @@ class Dlrover:
 
     def _suspects(self, turn: Turn, sight: Sight) -> Bools:
         """Return which jobs may be in trouble, (J,): the others need not be looked at one by one."""
-        suspects, final = sight.told_apart.copy(), []
-        for i in np.flatnonzero(sight.idle(self.rules) & ~suspects).tolist():
-            state = turn.states.get(int(sight.running.job[i]))
-            if state is not None and state.stage == Stage.FINAL and may_change(state, self.rules, now_s=turn.now_s):
-                final.append((i, state))
-        if final and self.rules.n_more and turn.spare_cores > 0:
-            works = np.array([each.work for each in self._known(turn, [int(sight.running.job[i]) for i, _ in final])])
-            plans = [state.plan for _, state in final]
-            more = [replace(plan, n_workers=plan.n_workers + self.rules.n_more) for plan in plans]
-            gain = believed(works, more) / believed(works, plans) - 1
-            suspects[[i for i, _ in final]] = gain >= self.rules.min_gain
+        suspects, final = sight.told_apart.copy(), dict[int, int]()
+        may_grow = self.rules.n_more > 0 and turn.spare_cores > 0
+        for i in np.flatnonzero(sight.idle(self.rules) & ~suspects).tolist() if may_grow else ():
+            job = int(sight.running.job[i])
+            state = turn.states.get(job)
+            if state is None or state.stage != Stage.FINAL or (Trouble.IDLE, -1) in state.watch.told:
+                continue
+            if may_change(state, self.rules, now_s=turn.now_s):
+                final[job] = i
+        for (job, i), known in zip(final.items(), self._known(turn, list(final)), strict=True):
+            plan, least = turn.states[job].plan, 1 + self.rules.min_gain
+            suspects[i] = known.speed(plan, more=self.rules.n_more) >= least * known.speed(plan)
         return suspects
 
     def _watch(self, mender: Mender, i: int, job: int, *, suspect: bool) -> None:

@@ -15,7 +15,7 @@ from labkit.schedulers.dlrover.plan import Plan
 from labkit.schedulers.dlrover.rules import Rules
 from labkit.schedulers.dlrover.select import choose
 from labkit.schedulers.dlrover.stages import JobState
-from labkit.speed.bottleneck import Work
+from labkit.speed.bottleneck import SOFTNESS, Work
 
 FEWER: Final = "as fast with fewer cores"
 TAKEN_BACK: Final = "others need the cores beyond its quota"
@@ -28,16 +28,22 @@ class Known:
     samples: tuple[Sample, ...]
     work: Floats
     front: Front
+    _speeds: dict[tuple[Plan, int], float] = field(default_factory=dict)
 
-    @property
-    def model(self) -> Work:
-        """The work of one step."""
+    def speed(self, plan: Plan, *, more: int = 0) -> float:
+        """Return the steps/s that are believed of a plan with so many more workers, as `believed` does for many."""
+        if (plan, more) not in self._speeds:
+            self._speeds[plan, more] = self._speed(plan, plan.n_workers + more)
+        return self._speeds[plan, more]
+
+    def _speed(self, plan: Plan, n: int) -> float:
         c, u, t, hot = self.work.tolist()
-        return Work(c, u, t, hot)
-
-    def speed(self, plan: Plan) -> float:
-        """Return the steps/s that are believed of a plan; servers with more cores are the hot ones."""
-        return float(believed(self.work[None], [plan])[0])
+        most = max((cores for _, cores in plan.extra), default=plan.ps_cores)
+        hot = max(hot * plan.ps_cores / most, 1.0) if most > plan.ps_cores else hot
+        load = min(hot / plan.n_ps, 1.0) if plan.n_ps > 1 else 1.0
+        taken_s = (c / (n * plan.worker_cores), u * load / plan.ps_cores, t / n)
+        longest = max(taken_s)
+        return float(1 / (longest * sum((each / longest) ** SOFTNESS for each in taken_s) ** (1 / SOFTNESS)))
 
 
 @dataclass(eq=False, slots=True)

@@ -8,8 +8,8 @@ from functools import cached_property
 import numpy as np
 
 from labkit.core.events import Quantity, Role
-from labkit.core.protocols import Running
 from labkit.core.resources import CPUS, MEMORY_GB, Bools, Floats, Ints
+from labkit.core.running import Running
 from labkit.core.snapshot import Snapshot
 from labkit.schedulers.dlrover.adjust import NAN, Task
 from labkit.schedulers.dlrover.fit import Sample
@@ -107,10 +107,15 @@ class Sight:
 
     @cached_property
     def points(self) -> list[tuple[float, float, float]]:
-        """Steps, GB of the fullest server (NaN: not known), and its part of what all servers hold, of each job."""
+        """Steps, GB of the fullest server, and its part of what all servers hold, of each job.
+
+        The GB are NaN where they are not known; exactly what was declared, or given, is no measurement.
+        """
         even = 1 / np.maximum(self.running.n_ps, 1)
         part = np.minimum(np.fmax(self._load, even), 1.0)
-        return list(zip(self.steps.tolist(), self._memory.tolist(), part.tolist(), strict=True))
+        declared = (self._memory == self._declared_gb) | (self._memory == self.ps_gb)
+        gb = np.where(declared, np.nan, self._memory)
+        return list(zip(self.steps.tolist(), gb.tolist(), part.tolist(), strict=True))
 
     @property
     def told_apart(self) -> Bools:

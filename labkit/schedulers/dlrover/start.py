@@ -43,7 +43,7 @@ def start(turn: Turn, history: History, job: int, *, most_cores: float, unit: fl
         got = turn.room.settle(job, plan)
         if got is not None:
             turn.change(job, got, why + cut(plan, got))
-            turn.states[job] = replace(turn.states[job], n_lost=n_lost, points=())
+            turn.states[job] = replace(turn.states[job], n_lost=n_lost)
             return True
     return False
 
@@ -89,9 +89,10 @@ def _after_out_of_memory(turn: Turn, job: int, known: JobState) -> tuple[Plan, s
     n_ps = min(n_ps, int(turn.snapshot.table.max_ps[job]))
     if n_ps == plan.n_ps and more_gb == gb:
         more_gb = 2 * gb  # no more servers are useful
-    what = f"{more_gb:.3g} GB each" if more_gb > gb else f"{n_ps} of them"
-    why = f"a PS ran out of its {gb:.3g} GB, the fullest had {part * plan.n_ps:.2f} x the mean: {what}"
-    return replace(plan, n_ps=n_ps, ps_memory_gb=more_gb if more_gb > gb else plan.ps_memory_gb, extra=()), why
+    more = replace(plan, n_ps=n_ps, ps_memory_gb=more_gb if more_gb > gb else plan.ps_memory_gb)
+    more = turn.with_memory(job, more if n_ps == plan.n_ps else replace(more, extra=()))
+    what = f"{n_ps} PSs with {turn.ps_gb(job, more):.3g} GB each"
+    return more, f"a PS ran out of its {gb:.3g} GB, the fullest had {part * plan.n_ps:.2f} x the mean: {what}"
 
 
 def _roomier(

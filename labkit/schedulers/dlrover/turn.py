@@ -93,9 +93,8 @@ class Turn:
     def change(self, job: int, plan: Plan, why: str) -> None:
         """Note that a job is changed now, and why."""
         known = self.states.get(job) or JobState(Stage.SAMPLE, plan, self.now_s)
-        points = known.points if len(known.points) > 1 else ()  # one alone may be what was declared
         repaired = known.plan is plan and job in self.states
-        self.states[job] = replace(known, plan=plan, changed_s=self.now_s, steps=self.steps(job), points=points)
+        self.states[job] = replace(known, plan=plan, changed_s=self.now_s, steps=self.steps(job))
         self._tell(job, why, told=why if repaired else f"{plan}: {why}", changes=True)
 
     def tell(self, job: int, why: str) -> None:

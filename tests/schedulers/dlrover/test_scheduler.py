@@ -48,7 +48,7 @@ def run(jobs: Jobs, **options: object) -> tuple[Dlrover, RunRecord]:
 @pytest.mark.parametrize("model", ["wide-deep", "xdeepfm"])
 def test_a_job_finds_its_resources_within_three_minutes(model):
     """One sample of 60 s and two re-estimates; the budget is C_total = 200."""
-    brain, record = run(jobs_of([model], steps=50_000))
+    brain, record = run(jobs_of([model], steps=50_000), n_more=0)
     best = grid(200, max_workers=60, max_ps=16).speed(WORK[model]).max()
     changes = [row for row in brain.decisions if row.job == "0"]
     assert changes[0].plan == Plan(1, 32, 1, 32)
