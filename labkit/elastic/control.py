@@ -10,9 +10,11 @@ import math
 import os
 import queue
 import signal
+import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,7 +27,7 @@ from labkit.core.errors import InputError, LabkitError
 from labkit.core.events import Cause
 from labkit.elastic import fault
 from labkit.elastic.blocks import TENSOR
-from labkit.elastic.causes import BY_FORCE, NO_MEMORY, OOM_KILLED, of_exit, told
+from labkit.elastic.causes import BY_FORCE, FAILED, NO_MEMORY, OOM_KILLED, of_exit, told
 from labkit.elastic.checkpoint import check_blocks
 from labkit.elastic.commands import Command, End, Keep, Load, Note, Over, Start, Tell
 from labkit.elastic.controller import Controller
@@ -58,6 +60,7 @@ from labkit.elastic.transport import (
     TransportError,
 )
 from labkit.elastic.usage import EVERY_S, Gauge, Reading, Used, heard, readings
+from labkit.oom import is_memory
 
 PLAN, EVENTS, STATE, LOCK = "plan.json", "events.jsonl", "controller.json", "controller.lock"
 LEASES = "leases.jsonl"
@@ -268,10 +271,17 @@ class Control:
     # --- the loop
 
     def run(self) -> None:
-        """Run the job to its end; where that fails, leave nobody behind."""
+        """Run the job to its end; where this process fails, another one goes on with the members, who train on.
+
+        Its exit code says so, and controller.log why. Before the job has begun, nobody is left behind.
+        """
         try:
             self._run()
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, Exception) and (self.folder / STATE).exists():
+                traceback.print_exc()
+                sys.stderr.flush()
+                os._exit(NO_MEMORY if is_memory(error) else FAILED)
             for name in set(self.pids) - self.ended:
                 self._launcher(name).kill(name)
             for there in self.there.values():
@@ -748,7 +758,7 @@ class Control:
             self._expect_host(launcher, leases=PATIENCE_LEASES)
         try:
             launcher.start(order)  # who is started for somebody who died is missed: not gently
-        except OSError as error:
+        except (OSError, RuntimeError, MemoryError, subprocess.SubprocessError) as error:
             self.inbox.put(("unable", command.name, f"cannot be started: {error}"))
             self.inbox.put(("ended", command.name, -1))
         else:

@@ -213,10 +213,16 @@ class FreeWorker:
         self._until_s = min(self._until_s, time.monotonic() + self._alone_s)
 
     def _told_leases(self, meta: dict[str, Any]) -> None:
-        """Go on with what is still its own: the controller is back, or it with the controller."""
+        """Go on with what is its own: the controller is back, or it with the controller.
+
+        A lease of which this worker does not know was granted when the word of it was lost: nobody else will have it.
+        """
         if meta["era"] == self._era:
             self._until_s = math.inf
-            self._pieces = deque(piece for piece in self._pieces if piece.token in meta["tokens"])
+            mine = [piece for piece in self._pieces if piece.token in meta["tokens"]]
+            known = {piece.token for piece in self._pieces} | self._done.keys()
+            new = [piece for piece in (Piece(*grant) for grant in meta.get("grants", ())) if piece.token not in known]
+            self._pieces = deque([*mine, *new])
 
     def _told_hold(self, meta: dict[str, Any]) -> None:
         self._hold, self._n_holds = meta["number"], self._n_holds + 1

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from labkit.elastic.blocks import Vector
+
 if TYPE_CHECKING:
     from labkit.elastic.store import Updates
 
-Vector = NDArray[np.float32]
 Pages = NDArray[np.bool_]
 """Which pages of a block are in use."""
 PAGE: Final = mmap.PAGESIZE // 4
@@ -39,7 +40,7 @@ def mapped(n: int) -> Vector:
 def in_use(vector: Vector) -> Pages:
     """Return which pages of a vector have a number other than zero, (ceil(n / PAGE),)."""
     whole = len(vector) // PAGE * PAGE
-    found = vector[:whole].reshape(-1, PAGE).any(axis=1)
+    found: Pages = np.asarray(vector[:whole].reshape(-1, PAGE).any(axis=1))
     return found if whole == len(vector) else np.append(found, vector[whole:].any())
 
 

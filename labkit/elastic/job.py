@@ -24,7 +24,7 @@ from labkit.core.errors import InputError, LabkitError
 from labkit.core.events import Cause
 from labkit.elastic import forks
 from labkit.elastic.blocks import BLOCKS, MOST_BLOCKS, Vector, layout, pack, unpack
-from labkit.elastic.causes import of_exit, read
+from labkit.elastic.causes import FAILED, NO_MEMORY, of_exit, read
 from labkit.elastic.control import EVENTS, LEASES, LOCK, LOST_KNOWN, STATE, Plan, records
 from labkit.elastic.deaths import check_restarts
 from labkit.elastic.errors import JobError, NotDoneError, OverError
@@ -152,10 +152,10 @@ class Job:
         return process
 
     def _attend(self) -> None:
-        """Start the controller again if it was killed, unless that happens too often: training went on meanwhile."""
+        """Start the controller again if it was killed or failed, unless too often: training went on meanwhile."""
         deaths: list[float] = []
         try:
-            while self._process.wait() < 0 and not self._closing:
+            while ((code := self._process.wait()) < 0 or code in (FAILED, NO_MEMORY)) and not self._closing:
                 now_s = time.monotonic()
                 deaths = [when for when in deaths if when > now_s - self._plan.restarts_within_s] + [now_s]
                 if len(deaths) > self._plan.restarts:

@@ -85,9 +85,10 @@ class Leasing(Scaler):
             self._end(_poisoned(error))
 
     def _tell_leases(self, name: str) -> None:
-        """Tell a worker that was away what is still its own."""
+        """Tell a worker that was away what is its own: some it may have lost since, of some it may never have heard."""
         if self.leases is not None:
-            self._tell(name, do="leases", era=self.era, tokens=self.leases.tokens(name))
+            grants = [list(grant[1:]) for grant in self.leases.grants(name)]
+            self._tell(name, do="leases", era=self.era, tokens=self.leases.tokens(name), grants=grants)
 
     def _forget_worker(self, name: str, *, died: bool = False) -> None:
         """Take back what somebody has who is gone; samples that kill whoever reads them are found out."""

@@ -736,7 +736,8 @@ class WorkerMember(Member):
             cause = Cause.OUT_OF_MEMORY if is_memory(error) else Cause.ERROR
             self.report("failed", why=f"{named}{error}"[:2000], cause=told(cause))
             if self.controller is not None:
-                self.controller.flush(timeout_s=self.lease.base_s)
+                with contextlib.suppress(TransportError, TimeoutError):
+                    self.controller.flush(timeout_s=self.lease.base_s)
             raise
 
     def _watch(self) -> None:
