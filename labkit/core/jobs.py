@@ -397,3 +397,9 @@ def told(name: str, faults: Sequence[str]) -> str:
     shown = "; ".join(faults[:MAX_FAULTS_TOLD])
     rest = f"; and {len(faults) - MAX_FAULTS_TOLD} more" if len(faults) > MAX_FAULTS_TOLD else ""
     return f"{name}: {len(faults)} {'fault' if len(faults) == 1 else 'faults'}: {shown}{rest}."
+
+
+def _refused(column: str) -> TruthError:
+    return TruthError(
+        f"a scheduler cannot read {column}: what a job really needs is the simulator's secret; read {TRUTH[column]}."
+    )
