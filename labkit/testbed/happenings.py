@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from labkit.core.checks import SINGLE
 from labkit.core.cluster import Cluster
 from labkit.core.errors import EndedError
 from labkit.core.events import Cause, Events, Kind, Role, joined
@@ -209,7 +210,7 @@ class Happenings:
             each[:, r] = np.where(np.isnan(given), each[:, r], given)
         np.subtract.at(free, rows["group"], each * rows["value"][:, None])
         there = self._ledger.up[self.cluster.group_machine]  # nobody is placed on the others
-        return bool((free[there] >= -1e-9).all())
+        return bool((free[there] >= -SINGLE).all())
 
     def _progressed(self, job: int, told: Told) -> list[Events]:
         self._failures.well(self.deployments[job].home)

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from labkit.core import InputError
+from labkit.core import InputError, Jobs, Placement
 from labkit.core.events import Kind
 from labkit.experiment import attach
 from labkit.experiment.auto import PLACE, auto, job_of, opener_of
@@ -182,3 +182,21 @@ def test_an_opener_names_its_run_after_scheduler_and_model(tmp_path: Path) -> No
     opener = opener_of("wide_deep", steps=10, folder=tmp_path)
     assert (opener.name, opener.experiment.jobs.name) == ("dlrover", "wide-deep")
     assert opener.experiment.history == tmp_path / "plans.jsonl"
+
+
+def test_cores_that_fill_a_machine_to_the_last_part_fit_it_although_events_have_them_in_single_precision() -> None:
+    from labkit.core.resources import amounts
+    from labkit.experiment.session import Session
+    from labkit.simulator import Simulator
+    from labkit.speed.recorded import Recorded
+    from labkit.topology.inventory import Host, cluster_of
+
+    cluster = cluster_of([Host("a", gpus=0, cpus=0.6, memory_gb=1, device_type="cpu")], name="a")
+    each = amounts(cpus=0.01)
+    jobs = Jobs.of(
+        arrival_s=[0.0], total_steps=[9], duration_s=9.0, n_workers=1, n_ps=1, max_workers=9, max_ps=9,
+        worker_demand=each, ps_demand=each,
+    )  # fmt: skip
+    session = Session(Simulator(jobs, cluster, speed=Recorded(jobs, cluster)))
+    full = Placement.of([0], job=[0, 0], role=[0, 1], group=[0, 0], count=[6, 4], cpus=[0.06, 0.06])
+    assert (session.step(full)["kind"] == Kind.PLACED).sum() == 2
