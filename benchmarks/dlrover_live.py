@@ -41,7 +41,7 @@ PLANS = tuple(
         (3, 0.135, 1, 0.18), (6, 0.065, 1, 0.18),
     )
 )  # fmt: skip
-EACH_S, WHOLE_S = size(14, short=4), size(60, short=12)
+EACH_S, WHOLE_S = size(10, short=4), size(60, short=12)
 LAST_S = size(20, short=4)
 """Throughput is that of the last so many seconds."""
 ENDLESS = 10**6

@@ -17,6 +17,7 @@ from labkit.core.jobs import Jobs
 from labkit.core.protocols import Scheduler
 from labkit.core.resources import amounts
 from labkit.experiment.deploy import Telling, run_opened
+from labkit.experiment.history import FILE
 from labkit.experiment.opener import LEASE_S, Opener
 from labkit.experiment.session import Observer
 from labkit.results.record import RunRecord
@@ -100,11 +101,10 @@ def opener_of(
         name, steps=steps, cores=there, workers=workers, servers=servers, batch=training.batch,
         max_workers=max_workers, max_servers=max_servers,
     )  # fmt: skip
-    told = {} if history is None else {"history": Path(history)}
     return Opener.of(
         jobs, inventory=hosts, scheduler=brain_for(there) if scheduler is None else scheduler, folder=root,
         name="dlrover" if scheduler is None else None, training=training.changed(network="local"),
-        lease_s=lease_s, **told,
+        lease_s=lease_s, history=root / FILE if history is None else Path(history),
     )  # fmt: skip
 
 

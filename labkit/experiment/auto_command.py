@@ -65,11 +65,12 @@ class Teller:
         from tqdm.auto import tqdm
 
         self._bar: Any = tqdm(total=steps, unit="step", disable=quiet or not sys.stderr.isatty(), smoothing=0.1)
-        self._quiet, self._reasons = quiet, list[str]()
+        self._quiet = quiet
+        self._reasons: Sequence[str] = ()
 
     def begun(self, reasons: Sequence[str]) -> Teller:
         """Return the observer of a run that begins, with the list of its reasons."""
-        self._reasons = reasons  # type: ignore[assignment] - it grows
+        self._reasons = reasons
         return self
 
     def __call__(self, batch: Events) -> None:
@@ -96,8 +97,12 @@ def summary(record: RunRecord) -> dict[str, Any]:
     held = configurations(record.events, record.jobs)
     losses = record.events["value"][record.events["kind"] == Kind.LOSS]
     done = record.events["value"][record.events["kind"] == Kind.COMPLETED]
-    rows = [
-        {name: round(value, 6) if isinstance(value, float) else value for name, value in row.items() if name != "job"}
+    rows: list[dict[str, Any]] = [
+        {
+            str(name): round(value, 6) if isinstance(value, float) else value
+            for name, value in row.items()
+            if name != "job"
+        }
         for row in held.to_dict("records")
     ]
     return {
