@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from labkit import early
+from labkit.cli_import import traces_import
 from labkit.cli_sweep import sweep
 from labkit.cli_train import train_policy
 from labkit.core.errors import ComparisonError, LabkitError
@@ -34,6 +35,7 @@ app = typer.Typer(
 )  # fmt: skip
 traces_app = typer.Typer(help="Describe, list and download traces of jobs.", no_args_is_help=True)
 app.add_typer(traces_app, name="traces")
+traces_app.command("import")(traces_import)
 app.command()(train)
 app.command()(sweep)
 app.command()(train_policy)
@@ -99,11 +101,16 @@ def compare(
     ] = DEMO_SCHEDULERS,
     cluster: Cluster = "gavel-36x3",
     throughputs: Annotated[
-        Path | None, typer.Option(help="Measured speeds: Gavel's JSON, or a table by (PS, workers).")
+        Path | None,
+        typer.Option(
+            help="Speeds: a CSV by model, gpus and type, or by type alone; Gavel's JSON; a table by (PS, workers)."
+        ),
     ] = None,
     speed: Annotated[
         str,
-        typer.Option(help="auto, bottleneck, dl2, gavel, measured, step-time, recorded, or your own: module:Class."),
+        typer.Option(
+            help="auto, bottleneck, dl2, flops (a guess), gavel, measured, step-time, recorded, or own: module:Class."
+        ),
     ] = "auto",
     interference: Interference = "none",
     load: Annotated[float, typer.Option(help="2: jobs arrive twice as fast.")] = 1.0,
