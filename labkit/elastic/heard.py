@@ -33,6 +33,9 @@ class Member(NamedTuple):
             return None
         return cls(Role.WORKER if found[1] == "worker" else Role.PS, int(found[2]))
 
+    def __str__(self) -> str:
+        return f"{'worker' if self.role == Role.WORKER else 'ps'}-{self.number}"
+
 
 @dataclass(slots=True)
 class Heard:

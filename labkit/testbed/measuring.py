@@ -107,7 +107,10 @@ def _task(said: Mapping[str, Any] | None, run: str, task: str) -> Mapping[str, A
 
 
 def _rows(job: int, found: Mapping[tuple[Member, Quantity], float]) -> Events:
-    """Return a row for each task, and one for all tasks of each role: what of them, `Quantity` says."""
+    """Return a row for each member, and one for all tasks of each role: what of them, `Quantity` says.
+
+    `task` is the number of the member; which task of the job that is, `labkit.testbed.seating` knows.
+    """
     together: dict[tuple[Role, Quantity], list[float]] = defaultdict(list)
     for (member, quantity), value in found.items():
         together[member.role, quantity].append(value)

@@ -92,6 +92,8 @@ class Dlrover:
     placer: Placer = FirstFit()
     rules: Rules = USUAL
     decisions: list[Decision] = field(default_factory=list, init=False, repr=False)
+    past: History = field(default_factory=History, init=False, repr=False, compare=False)
+    """Final plans of runs before this one."""
     _memory: Recall[_State] = field(default_factory=lambda: Recall(_State()), init=False, repr=False)
     _beliefs: Beliefs = field(default_factory=Beliefs, init=False, repr=False)
 
@@ -103,10 +105,15 @@ class Dlrover:
                 raise InputError(f"dlrover: {name} is {getattr(self, name)}; expected {least:g} or more.")
 
     def begin(self, context: Context) -> None:  # noqa: ARG002 - the brain knows nothing of jobs before they come
-        """Forget what was learnt of other jobs."""
-        self._memory.forget()
+        """Forget what was learnt of other jobs, but for `past`."""
+        self._memory = Recall(_State(history=self.past))
         self._beliefs.forget()
         self.decisions.clear()
+
+    @property
+    def history(self) -> History:
+        """Final plans of jobs, of `past` and of this run."""
+        return self._memory.newest.history
 
     def schedule(self, snapshot: Snapshot) -> Placement:
         """Return what starts, which jobs get other tasks or cores, what is repaired, and why."""
