@@ -128,7 +128,12 @@ class Ledger:
         self.version += 1
         self.book.ensure(n_tasks)
         book = self.book
-        own: dict[str, Any] = {"belief": self.belief, "counts": self._counts, "active": self._active, "waiting": self._waiting}
+        own: dict[str, Any] = {
+            "belief": self.belief,
+            "counts": self._counts,
+            "active": self._active,
+            "waiting": self._waiting,
+        }
         own |= {"up": self.up, "group_machine": self._group_machine, "capacity": self._capacity}
         return own | {
             "held": book.held, "tasks": book.tasks, "spare": book.spare, "free": book.free, "demand": book.demand,
