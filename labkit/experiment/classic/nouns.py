@@ -186,7 +186,7 @@ class Work(NamedTuple):
     job: Ints
     role: NDArray[np.int8]
     group: Ints
-    count: Ints
+    count: Ints  # type: ignore[assignment]  # a tuple has a method of this name, which nobody needs
     start: Ints
     stop: Ints
     changed: Ints
