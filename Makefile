@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: help demo test thorough check chaos lab bench doctor notebooks clean
+.PHONY: help demo test thorough check chaos lab bench docs wheel doctor notebooks clean
 
 help:  ## say what there is
 	@sed -n 's/^\([a-z]*\):.*## /make \1\t/p' $(MAKEFILE_LIST)
@@ -48,6 +48,12 @@ lab: $(STAMP)  ## open JupyterLab
 bench: $(STAMP)  ## measure, write benchmarks/results.json, print it as a table
 	$(BIN)/python -m benchmarks
 
+docs: $(STAMP)  ## build the documentation site into site/, with its links checked; open site/index.html
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+wheel: $(STAMP)  ## build a wheel into dist/, and try it in an empty venv, in an empty folder
+	.ci/wheel $(BIN)/python
+
 doctor:  ## say what this machine lacks and how to get it; installs nothing
 	@if [ -e $(STAMP) ]; then $(BIN)/python -m labkit.doctor; else $(PYTHON) labkit/doctor.py; fi
 
@@ -55,7 +61,7 @@ notebooks: $(STAMP)  ## run all notebooks and keep their outputs
 	$(BIN)/jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.store_widget_state=False notebooks/*.ipynb
 
 clean:  ## remove what make made; runs/ stays
-	rm -rf .venv reports build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks .import_linter_cache
+	rm -rf .venv reports site build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch is the largest part. Without an NVIDIA GPU its CPU build is enough and far smaller: point pip at an index that

@@ -1,9 +1,8 @@
-"""The command line: `labkit demo`, `compare`, `sweep`, `train-policy`, `traces`, `clusters`, `report`, `doctor`."""
+"""The command line: what `labkit` alone says, and the commands that have no module of their own."""
 
 from __future__ import annotations
 
 import json
-import re
 import sys
 import warnings
 from collections.abc import Mapping
@@ -12,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from labkit import early
+from labkit import cli_help, early, release
+from labkit.cli_data import clusters, schedulers, traces
 from labkit.cli_import import traces_import
 from labkit.cli_sweep import sweep
 from labkit.cli_train import train_policy
@@ -24,18 +24,15 @@ from labkit.experiment.fidelity_command import fidelity
 from labkit.experiment.profile_command import profile, simulate
 from labkit.experiment.truth_options import Checkpoint, Published, Sharding, Troubles, overheads_of
 from labkit.experiment.watch import watch
-from labkit.testbed.bed.command import app as bed_app
 
 if TYPE_CHECKING:
     from labkit.results.record import RunRecord
 
-app = typer.Typer(
-    help="A laboratory for deep-learning cluster scheduling.", no_args_is_help=True, add_completion=False,
-    pretty_exceptions_enable=False,
-)  # fmt: skip
-traces_app = typer.Typer(help="Describe, list and download traces of jobs.", no_args_is_help=True)
-app.add_typer(traces_app, name="traces")
-traces_app.command("import")(traces_import)
+app = typer.Typer(pretty_exceptions_enable=False)
+app.add_typer(traces, name="traces")
+traces.command("import")(traces_import)
+app.command()(clusters)
+app.command()(schedulers)
 app.command()(train)
 app.command()(sweep)
 app.command()(train_policy)
@@ -45,16 +42,41 @@ app.command()(watch)
 app.command()(fidelity)
 app.command()(profile)
 app.command()(simulate)
-app.add_typer(bed_app, name="bed")
+try:
+    from labkit.testbed.bed.command import app as bed_app
+except ModuleNotFoundError as error:  # installed without the extra `lab`
+    cli_help.add_refused(app, "bed", missing=str(error.name))
+else:
+    app.add_typer(bed_app, name="bed")
 
 DEMO_SCHEDULERS = "fifo,srtf,las,drf,tetris,optimus"
-Trace = Annotated[Path, typer.Argument(help="A trace in any format that `labkit traces info` reads.", metavar="TRACE")]
 Workload = Annotated[
-    Path, typer.Argument(help="A trace, or a generator such as 'poisson(80, per_hour=12)'.", metavar="TRACE")
-]
+    Path,
+    typer.Argument(
+        help="A file, the name of a shipped trace (`labkit traces list`), or a generator: 'poisson(80, per_hour=12)'.",
+        metavar="TRACE", autocompletion=cli_help.traces,
+    ),
+]  # fmt: skip
 Cluster = Annotated[
-    str, typer.Option(help="A preset (`labkit clusters`), an expression such as 'fat_tree(4)', or hosts.toml.")
+    str,
+    typer.Option(
+        help="A preset (`labkit clusters`), an expression such as 'fat_tree(4)', or hosts.toml.",
+        autocompletion=cli_help.clusters,
+    ),
 ]
+
+
+@app.callback(invoke_without_command=True)
+def begin(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Show which labkit this is.", is_eager=True)] = False,
+) -> None:
+    """A laboratory for deep-learning cluster scheduling. `labkit` alone shows where to begin."""  # noqa: D401 - help
+    if version:
+        print(f"labkit {release.version()}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        print(cli_help.BEGIN.format(version=release.version()))
 
 
 @app.command()
@@ -97,7 +119,11 @@ def _save_figure(records: list[RunRecord], path: Path) -> Path:
 def compare(
     trace: Workload,
     schedulers: Annotated[
-        str, typer.Option(help="Names, with options in brackets: fifo,drf(placer=pack); your own: module:Class.")
+        str,
+        typer.Option(
+            help="Names, with options in brackets: fifo,drf(placer=pack); your own: module:Class.",
+            autocompletion=cli_help.schedulers,
+        ),
     ] = DEMO_SCHEDULERS,
     cluster: Cluster = "gavel-36x3",
     throughputs: Annotated[
@@ -248,67 +274,6 @@ def report(
 
 
 @app.command()
-def schedulers() -> None:
-    """List the schedulers, with their options."""
-    from labkit import schedulers as folder
-
-    rounds = ""
-    for name in folder.available():
-        made = folder.make(name)
-        policy = getattr(made, "policy", None)
-        what, options = _told(made if policy is None else policy)
-        if policy is not None:
-            rounds = _told(made)[1].replace(f"policy={policy!r}, ", "")
-            what += ", knowing no speeds" * name.endswith("_agnostic")
-            options = re.sub(r"aware=\w+(, )?", "", options)
-        print(f"{name}\n    {what}.\n    options: {options or 'none'}")
-    print(f"\nAll gavel_ names take these options too:\n    {rounds}")
-
-
-def _told(part: object) -> tuple[str, str]:
-    """Return what a scheduler or its policy does, and its options."""
-    what = (type(part).__doc__ or "").strip().splitlines()[0].removesuffix(" [1]_.").removesuffix(".")
-    return what, str(part).partition("(")[2].removesuffix(")")
-
-
-@app.command()
-def clusters() -> None:
-    """List the clusters that have a name."""
-    from labkit.topology import available
-
-    for name, what in available().items():
-        print(f"{name:22} {what}")
-
-
-@traces_app.command("info")
-def traces_info(file: Trace, format: Annotated[str | None, typer.Option(help="The trace's format.")] = None) -> None:
-    """Describe a trace: jobs, time span, sizes, durations."""
-    from labkit.workloads import info
-
-    print(info(file, format=format))
-
-
-@traces_app.command("fetch")
-def traces_fetch(
-    name: Annotated[str, typer.Argument(help="A name that `labkit traces list` shows.")],
-    checksum: Annotated[str | None, typer.Option(help="SHA-256 that the file must have.")] = None,
-) -> None:
-    """Download a public trace, check it, and print where it is."""
-    from labkit.workloads.fetch import fetch
-
-    print(fetch(name, checksum=checksum))
-
-
-@traces_app.command("list")
-def traces_list() -> None:
-    """List the public traces that can be downloaded."""
-    from labkit.workloads.fetch import PUBLIC
-
-    for name, trace in PUBLIC.items():
-        print(f"{name:22} {trace}")
-
-
-@app.command()
 def doctor(
     hosts: Annotated[bool, typer.Option("--hosts", help="Examine the hosts of a testbed instead.")] = False,
     inventory: Annotated[
@@ -332,6 +297,9 @@ def doctor(
     raise typer.Exit(checkup.main())
 
 
+cli_help.arrange(app)
+
+
 def main() -> None:
     """Run the command line; whatever is wrong with what was typed is told in one line, with exit code 2."""
     try:
@@ -349,22 +317,31 @@ def _main() -> NoReturn:
         _refuse(f"{odd!r} is not UTF-8; give the file another name.")
     usage_error: type[Exception] = typer.BadParameter.__mro__[2]  # click's ClickException, wherever typer keeps it
     try:
-        code = app(standalone_mode=False) or 0
-    except LabkitError as error:
-        _refuse(str(error))
+        code = app(prog_name="labkit", standalone_mode=False) or 0
     except (KeyboardInterrupt, typer.Abort):
         code = early.STOPPED
     except BrokenPipeError:  # e.g. `| head`
         sys.stderr.close()
         sys.exit(141)
-    except OSError as error:
-        _refuse(f"{error.filename or 'a file'}: {error.strerror or error}; check the path and who may write there.")
+    except (LabkitError, OSError, ModuleNotFoundError) as error:
+        _refuse_error(error)
     except usage_error as error:
         _refuse_usage(error)
     early.arm()
     if code == early.STOPPED:  # typer may have caught Ctrl-C itself
         early.tell()
     sys.exit(code)
+
+
+def _refuse_error(error: Exception) -> NoReturn:
+    """Say in one line what cannot be done, and what to do about it; a fault of labkit itself is raised again."""
+    if isinstance(error, LabkitError):
+        _refuse(str(error))
+    if isinstance(error, OSError):
+        _refuse(f"{error.filename or 'a file'}: {error.strerror or error}; check the path and who may write there.")
+    if not isinstance(error, ModuleNotFoundError) or str(error.name).startswith("labkit"):
+        raise error
+    _refuse(str(cli_help.lacking(str(error.name))))
 
 
 def _refuse_usage(error: Exception) -> NoReturn:

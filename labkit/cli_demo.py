@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from labkit.core.errors import LabkitError
+from labkit.release import EVERYTHING
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -23,7 +24,7 @@ def trained() -> Twins | None:
     try:
         twins = train(say=lambda line: print(line, flush=True), progress=sys.stderr.isatty())
     except ImportError as error:
-        _refuse(f"{error.name or error} is missing; pip install 'labkit[lab]'")
+        _refuse(f"{error.name or error} is missing; {EVERYTHING}")
         return None
     except (LabkitError, OSError) as error:
         _refuse(str(error))

@@ -11,14 +11,16 @@ import hashlib
 import os
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 KEPT_DAYS = 14
+TICK_S = 2.0
 
 
 def root() -> Path:
@@ -63,9 +65,15 @@ class Compiling:
     ----------
     seconds : float
         Wall-clock seconds that it took.
+    n_begun : int
+        Kernels that it began to compile.
+    over : Event
+        Set once nobody watches any more.
     """
 
     seconds: float = 0.0
+    n_begun: int = 0
+    over: threading.Event = field(default_factory=threading.Event)
     _depth: int = 0
     _began: float = 0.0
 
@@ -73,13 +81,24 @@ class Compiling:
         """Note that a kernel is being compiled, perhaps within another one."""
         self._began = time.perf_counter() if not self._depth else self._began
         self._depth += 1
-        _tell_once()
+        self.n_begun += 1
+        if self.n_begun == 1 and sys.stderr.isatty():
+            _tell_once()
+            threading.Thread(target=self._tick, daemon=True).start()
 
     def end(self) -> None:
         """Note that a kernel is compiled."""
         self._depth -= 1
         if not self._depth:
             self.seconds += time.perf_counter() - self._began
+
+    def _tick(self) -> None:
+        """Show a dot every other second in which something was compiled, so that a terminal is never still for long."""
+        seen = 0
+        while not self.over.wait(TICK_S):
+            if self._depth or self.n_begun != seen:
+                print(".", end="", file=sys.stderr, flush=True)
+            seen = self.n_begun
 
 
 @contextmanager
@@ -96,16 +115,19 @@ def watched() -> Iterator[Compiling]:
         def on_end(self, event: Any) -> None:  # noqa: ARG002
             seen.end()
 
-    with event.install_listener("numba:compile", Listener()):
-        yield seen
+    try:
+        with event.install_listener("numba:compile", Listener()):
+            yield seen
+    finally:
+        seen.over.set()
 
 
 _told: list[bool] = []
 
 
 def _tell_once() -> None:
-    """Say in a terminal, once in a process, what the user waits for."""
-    if not _told and sys.stderr.isatty():
+    """Say, once in a process, what the user waits for."""
+    if not _told:
         print("compiling kernels: once after an install or an update, up to a minute or two ...", file=sys.stderr)
     _told.append(True)
 

@@ -89,6 +89,17 @@ def test_a_terminal_is_told_once_that_kernels_are_compiled(capsys, monkeypatch):
     assert seen.seconds > 0
 
 
+def test_a_terminal_sees_dots_while_kernels_are_compiled(capsys, monkeypatch):
+    monkeypatch.setattr(kernel_cache, "TICK_S", 0.01)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    with kernel_cache.watched() as seen:
+        seen.begin()
+        shown = ""
+        while not shown.endswith(".."):
+            shown += capsys.readouterr().err
+        seen.end()
+
+
 def test_nothing_is_left_to_compile_after_an_install(tmp_path):
     """What `make` runs at the end: demo, notebooks and training call no kernel that is not there."""
     code = """

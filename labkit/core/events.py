@@ -115,7 +115,8 @@ class Quantity(IntEnum):
     STEP_S = 2
     """Seconds from one step of a worker to its next, with all that it waits for; of all tasks: the largest."""
     COMPUTE_S = 3
-    """Seconds of it in which the worker computes its gradient; of all tasks: the largest, of the slowest worker."""
+    """Seconds of it in which the worker computes its gradient; of a PS: seconds that an update of the size of the whole
+    model takes it, whatever its load; of all tasks: the largest, of the slowest."""
     LOAD = 4
     """Part of the job's gradient bytes that a PS takes in, 0 to 1; of all tasks: the largest, of the hottest PS."""
 

@@ -1,13 +1,29 @@
-"""Experiments: a session over a backend, a run from start to end, comparisons of runs, and sweeps."""
+"""Experiments: a session over a backend, a run from start to end, comparisons of runs, and sweeps.
 
-from labkit.experiment.cadence import Cadence, at_events, every_slot
-from labkit.experiment.deploy import attach, deploy
-from labkit.experiment.fidelity import Fidelity, fidelity, foretell
-from labkit.experiment.grid import Grid
-from labkit.experiment.run import Experiment, compare, replay, simulate
-from labkit.experiment.session import Session
-from labkit.experiment.speeds import speed_model
-from labkit.experiment.sweeping import sweep
+What it offers is loaded when it is first used: the command line shows its help without a simulator.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from labkit.experiment.cadence import Cadence, at_events, every_slot
+    from labkit.experiment.deploy import attach, deploy
+    from labkit.experiment.gap import Fidelity, fidelity, foretell
+    from labkit.experiment.grid import Grid
+    from labkit.experiment.run import Experiment, compare, replay, simulate
+    from labkit.experiment.session import Session
+    from labkit.experiment.speeds import speed_model
+    from labkit.experiment.sweeping import sweep
+
+_MODULES = {
+    "Cadence": "cadence", "Experiment": "run", "Fidelity": "gap", "Grid": "grid", "Session": "session",
+    "at_events": "cadence", "attach": "deploy", "compare": "run", "deploy": "deploy", "every_slot": "cadence",
+    "fidelity": "gap", "foretell": "gap", "replay": "run", "simulate": "run", "speed_model": "speeds",
+    "sweep": "sweeping",
+}  # fmt: skip
 
 __all__ = [
     "Cadence",
@@ -27,3 +43,9 @@ __all__ = [
     "speed_model",
     "sweep",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'labkit.experiment' has no attribute '{name}'")
+    return getattr(import_module(f"labkit.experiment.{_MODULES[name]}"), name)

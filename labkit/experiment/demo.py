@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from labkit.core.errors import InputError, LabkitError
 from labkit.core.jobs import Jobs
-from labkit.workloads import readers
+from labkit.workloads import readers, shipped
 
 if TYPE_CHECKING:
     from labkit.results.record import RunRecord
@@ -21,10 +21,9 @@ if TYPE_CHECKING:
     from labkit.testbed.inventory import Inventory
 
 CLUSTER = "demo"
-TRACES = Path(__file__).parents[2] / "traces"
-TRACE = TRACES / "demo.csv"
-TO_TRAIN = TRACES / "testbed.csv"
-PROFILE = TRACES / "testbed-profile.json"
+TRACE = shipped.FOLDER / "demo.csv"
+TO_TRAIN = shipped.FOLDER / "testbed.csv"
+PROFILE = shipped.FOLDER / "testbed-profile.json"
 """Of a laptop testbed on two cores of another machine."""
 N_HOSTS: Final = 3
 """Each with one GPU in name: two jobs have room to grow, three have not."""
@@ -81,7 +80,7 @@ def train(*, say: Callable[[str], None], progress: bool = False) -> Twins:
         If there cannot be such a testbed here, or nothing could be trained on it.
     """
     from labkit.experiment.deploy import deploy
-    from labkit.experiment.fidelity import foretell
+    from labkit.experiment.gap import foretell
     from labkit.testbed.backend import NOTES
     from labkit.testbed.bed import Bed
 

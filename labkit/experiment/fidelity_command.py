@@ -31,8 +31,8 @@ def fidelity(
     as_json: AsJson = False,
 ) -> None:
     """Simulate a run with what was measured of its testbed, and tell the gap and what explains it."""
-    from labkit.experiment.fidelity import Fidelity
-    from labkit.experiment.fidelity import fidelity as compare
+    from labkit.experiment.gap import Fidelity
+    from labkit.experiment.gap import fidelity as compare
     from labkit.results.store import load
 
     if (profile is None) == (against is None):

@@ -12,6 +12,7 @@ from labkit.core.errors import InputError, SweepError
 from labkit.experiment.cell import Outcome, failed, run_cell
 from labkit.experiment.grid import Cell
 from labkit.experiment.inputs import Inputs
+from labkit.release import EVERYTHING
 
 if TYPE_CHECKING:
     from distributed import Client, Security, Worker
@@ -73,7 +74,7 @@ def connect(address: str) -> Iterator[Client]:
     try:
         from distributed import Client
     except ImportError:
-        raise InputError("a Dask cluster needs the package distributed: pip install 'labkit[lab]'.") from None
+        raise InputError(f"a Dask cluster needs the package distributed: {EVERYTHING}.") from None
     folder = Path(address)
     security = None
     if folder.is_dir():

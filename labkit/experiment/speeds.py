@@ -14,6 +14,7 @@ from labkit.core.protocols import SpeedModel
 from labkit.core.resources import GPUS
 from labkit.speed.interference.levels import Level
 from labkit.workloads.own_speeds import TypeSpeeds, guessed_speeds, in_steps, is_speeds, read_speeds
+from labkit.workloads.shipped import located
 
 KINDS = ("auto", "bottleneck", "dl2", "flops", "gavel", "measured", "profiled", "recorded", "step-time")
 
@@ -43,7 +44,8 @@ def speed_model(
         scaled by the published FLOPS of device types. `package.module:Name`, or the name of an
         entry point of the group `labkit.speeds`: what that returns when it is called with jobs and cluster.
     throughputs : path, optional
-        Gavel's JSON, a table of measured speeds, a CSV of speeds by type, or a testbed's profile.
+        Gavel's JSON, a table of measured speeds, a CSV of speeds by type, or a testbed's profile; or the name of public
+        ones that were fetched, as gavel-throughputs or dl2-speeds.
     strict : bool
         Refuse throughputs that would have to be estimated.
     interference : Level, optional
@@ -57,6 +59,7 @@ def speed_model(
     InputError
         If the kind is not known, or it does not know a model or a device type.
     """
+    throughputs = None if throughputs is None else located(throughputs)
     if sharding != "dynamic":
         return _sharded(jobs, cluster, sharding, kind=kind, throughputs=throughputs, interference=interference)
     if interference is not None and not (interference.measured and _is_profile(throughputs)):

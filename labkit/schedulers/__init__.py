@@ -35,18 +35,38 @@ class Recipe:
 
 
 @cache
+def _modules() -> dict[str, bool]:
+    """Return the name of each module here, and whether it is a folder."""
+    return {module.name: module.ispkg for module in pkgutil.iter_modules(__path__)}
+
+
+@cache
+def _offered(module: str) -> dict[str, Recipe]:
+    """Return what a module here offers, by name."""
+    part = import_module(f"{__name__}.{module}")
+    if _modules()[module]:
+        return {name: Recipe(*recipe) for name, recipe in part.recipes().items()}
+    wanted = module.replace("_", "")
+    for name, member in vars(part).items():
+        if isinstance(member, type) and name.lower() == wanted and hasattr(member, "schedule"):
+            return {module: Recipe(options_of(member), member)}
+    return {}
+
+
+@cache
 def _recipes() -> dict[str, Recipe]:
-    found: dict[str, Recipe] = {}
-    for module in pkgutil.iter_modules(__path__):
-        part = import_module(f"{__name__}.{module.name}")
-        if module.ispkg:
-            found |= {name: Recipe(*recipe) for name, recipe in part.recipes().items()}
-            continue
-        wanted = module.name.replace("_", "")
-        for name, member in vars(part).items():
-            if isinstance(member, type) and name.lower() == wanted and hasattr(member, "schedule"):
-                found[module.name] = Recipe(options_of(member), member)
-    return found
+    return {name: recipe for module in _modules() for name, recipe in _offered(module).items()}
+
+
+def _own(name: str) -> Recipe | None:
+    """Return how to make one of labkit's schedulers; None: it has none of that name.
+
+    The module that its name begins with is looked at first, so that a run imports the schedulers that it uses.
+    """
+    for module in _modules():
+        if (name == module or name.startswith(f"{module}_")) and name in (offered := _offered(module)):
+            return offered[name]
+    return _recipes().get(name)
 
 
 def _recipe(name: str) -> Recipe:
@@ -57,8 +77,8 @@ def _recipe(name: str) -> Recipe:
     InputError
         If there is none of that name, or what there is cannot schedule.
     """
-    if name in _recipes():
-        return _recipes()[name]
+    if (own := _own(name)) is not None:
+        return own
     if (found := find(name, what="scheduler")) is None:
         raise unknown("scheduler", name, available())
     return _recipe_of(found, name)

@@ -135,7 +135,7 @@ class Simulator:
         """Return the troubles and the memory of jobs, of which the speed model must know."""
         if not 0 <= self._checkpoint_s < np.inf:
             raise InputError(f"checkpoint_s is {self._checkpoint_s}; expected seconds >= 0, 0: nothing is lost.")
-        some, growing = troubles is not None and len(troubles) > 0, grows(self.jobs)
+        some, growing = troubles is not None, grows(self.jobs)
         if not (some or growing.any()):
             return None, None
         model = self.speed
@@ -147,7 +147,7 @@ class Simulator:
             )
         memory = GrowingMemory(self.jobs, model) if growing.any() else None
         self._detail = DetailedMeasuring(self.jobs, model, memory)
-        return ActiveTroubles(troubles, self.jobs) if troubles is not None and some else None, memory
+        return None if troubles is None else ActiveTroubles(troubles, self.jobs), memory
 
     @property
     def now_s(self) -> float:
@@ -239,12 +239,17 @@ class Simulator:
             changed, speeds, costs, self._changes is not None and np.isinf(self._lease_s), self._now_s, self._truth,
             self._running, self._counts, self._out, n,
         )  # fmt: skip
-        for job in starting if self._troubles is not None else ():
-            begins = self._truth["phase"][job] == state.STARTING
-            self._troubles.starts(job, float(self._truth["ready_s"][job]) if begins else self._now_s)
+        self._count_from(starting)
         if not self.speed.local and costs.any():  # the changed ones may not run yet
             return n, self._retime_all()
         return n, self._retime(others, speeds[len(changed) :]) if len(others) else NO_EVENTS
+
+    def _count_from(self, starting: list[int]) -> None:
+        """Count the seconds of troubles from the first start of jobs, which is over when their overhead is."""
+        if self._troubles is not None:
+            for job in starting:
+                begins = self._truth["phase"][job] == state.STARTING
+                self._troubles.starts(job, float(self._truth["ready_s"][job]) if begins else self._now_s)
 
     def _renew(self, changed: Ints) -> list[int]:
         """Let jobs that start again have new processes; return those that start for the first time."""

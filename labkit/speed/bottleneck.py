@@ -201,7 +201,7 @@ class Bottleneck:
         owner = running.row_job()
         c, u = (self._column(name)[running.job][owner] for name in ("compute_core_s", "update_core_s"))
         updates = speeds * self._updates_per_step[self.jobs.model[running.job]]
-        alone = np.bincount(owner, np.where(running.role == Role.WORKER, rates * running.count, 0.0), len(running.job))
+        alone = _summed(owner, np.where(running.role == Role.WORKER, rates * running.count, 0.0), len(running.job))
         own = self._own(rates, updates, alone, running.n_workers, owner)
         worker = running.role == Role.WORKER
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -223,7 +223,7 @@ class Bottleneck:
         worker, number = role == Role.WORKER, running.job[at]
         of_row = self._cores(running)
         rate, cores = rates[row] * pace, of_row[row]
-        alone = np.bincount(at, np.where(worker, rate, 0.0), len(running.job))
+        alone = _summed(at, np.where(worker, rate, 0.0), len(running.job))
         c, u = (self._column(name)[number] for name in ("compute_core_s", "update_core_s"))
         loads = np.full(len(at), np.nan)
         loads[~worker] = np.concatenate(
@@ -299,9 +299,9 @@ class Bottleneck:
     def _computing(self, running: Running, rates: Floats, owner: Ints) -> Floats:
         """Return the updates/s that the workers of each job compute, (J,)."""
         rows = running.troubles[running.troubles["role"] == Role.WORKER]
+        compute = _summed(owner, rates * running.count, len(running.job))
         if not len(rows) and self.sharding == "dynamic":
-            return np.bincount(owner, rates * running.count, len(running.job))
-        compute = np.bincount(owner, rates * running.count, len(running.job))
+            return compute
         slowest = np.full(len(running.job), np.inf)
         working = running.role == Role.WORKER
         np.minimum.at(slowest, owner[working], rates[working])
@@ -351,6 +351,11 @@ class Bottleneck:
             np.maximum.at(loads, of_task, each)
             update[j] = (cores[of_task] / np.maximum(work.update_core_s * each, 1e-300)).min()
         return loads, update
+
+
+def _summed(owner: Ints, values: Floats, n: int) -> Floats:
+    """Return the sum of the values of each of n owners, (n,)."""
+    return np.asarray(np.bincount(owner, values, n), np.float64)
 
 
 def _of_servers(running: Running, j: int) -> list[tuple[int, int, int, float, float]]:

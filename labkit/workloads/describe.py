@@ -12,6 +12,7 @@ from labkit.core.errors import InputError
 from labkit.core.jobs import Jobs
 from labkit.core.resources import Floats, Ints
 from labkit.workloads.readers import read, sniff
+from labkit.workloads.shipped import located
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -68,7 +69,7 @@ def info(path: str | Path, *, format: str | None = None, n_gpus: float | None = 
     Parameters
     ----------
     path : str or Path
-        The trace.
+        The trace, or the name of one that comes with labkit.
     format : str, optional
         Its format, if the contents do not show it.
     n_gpus : float, optional
@@ -81,7 +82,7 @@ def info(path: str | Path, *, format: str | None = None, n_gpus: float | None = 
     """
     jobs = read(path, format=format)
     lines = [
-        ("file", f"{path} ({format or sniff(path)})"),
+        ("file", f"{located(path)} ({format or sniff(path)})"),
         ("jobs", f"{len(jobs):,}, {_tasks(jobs)}"),
         ("arrivals", f"over {_time(jobs.arrival_s[-1])}{_rate(jobs)}"),
         ("duration", _durations(jobs)),

@@ -157,6 +157,15 @@ def fetch(
     return folder / trace.main
 
 
+def kept(name: str, *, cache: str | Path | None = None) -> Path | None:
+    """Return the file of a public trace that was fetched before; None if it was not."""
+    try:
+        file = _folder(name, cache) / PUBLIC[name].main
+    except ModuleNotFoundError:  # without pooch nothing can have been fetched
+        return None
+    return file if file.exists() else None
+
+
 def _hashes(name: str, trace: PublicTrace, checksum: str | None) -> dict[str, str]:
     if checksum is not None:
         if len(trace.files) > 1:

@@ -16,7 +16,7 @@ from labkit.core import Jobs
 from labkit.core.errors import InputError
 from labkit.core.resources import amounts
 from labkit.experiment import Experiment, Fidelity, every_slot, fidelity, foretell, simulate
-from labkit.experiment.fidelity import _cadence
+from labkit.experiment.gap import _cadence
 from labkit.results import RunRecord
 from labkit.simulator import Overheads
 from labkit.speed.profiled import Cell, Overhead, TestbedProfile, write

@@ -22,6 +22,7 @@ from labkit.workloads.readers.own import read_csv, read_parquet, write
 from labkit.workloads.readers.philly import read_philly_csv, read_philly_log
 from labkit.workloads.readers.sacct import read_sacct
 from labkit.workloads.readers.sacct_files import separator_of
+from labkit.workloads.shipped import located
 
 __all__ = [
     "FORMATS",
@@ -77,6 +78,13 @@ _WIDTHS: Final = {
 def read(path: str | Path, *, format: str | None = None) -> Jobs:
     """Return the jobs of a trace, of the format named or of the one its contents show.
 
+    Parameters
+    ----------
+    path : str or Path
+        A file, or the name of a trace that comes with labkit, such as "demo".
+    format : str, optional
+        One of `FORMATS`.
+
     Raises
     ------
     TraceError
@@ -86,6 +94,7 @@ def read(path: str | Path, *, format: str | None = None) -> Jobs:
     """
     if format is not None and format not in FORMATS:
         raise unknown("format", format, FORMATS)
+    path = located(path)
     return FORMATS[format or sniff(path)](path)
 
 
@@ -97,12 +106,12 @@ def sniff(path: str | Path) -> str:
     TraceError
         If the file cannot be read, or looks like none of the formats.
     """
-    path = Path(path)
+    path = located(path)
     if path.is_dir():
         return _sniff_folder(path)
     if sidecar(path).exists():
         return "mapped"
-    raw = bytes_of(path, expected=f"a trace ({', '.join(FORMATS)})")
+    raw = bytes_of(path, expected=f"a trace ({', '.join(FORMATS)}), or the name of one that `labkit traces list` shows")
     if raw[:4] == b"PAR1":
         return "parquet"
     if b"\0" in raw[:4096]:

@@ -1,0 +1,153 @@
+"""What `labkit` alone and `--help` show: where to begin, commands in panels, examples; and what a shell completes."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import typer
+
+from labkit.core.errors import InputError
+from labkit.release import EVERYTHING
+
+BEGIN: Final = """\
+labkit {version}: a laboratory for deep-learning cluster scheduling
+
+To begin, in this order:
+
+  labkit compare demo --cluster demo
+      six schedulers on 80 jobs that come with labkit: a table within seconds
+  labkit compare demo --cluster demo --load 2 --report report.html
+      jobs arrive twice as fast; a report with figures, for a browser
+  labkit demo
+      and three small models that really train here, for a minute or two
+
+labkit --help lists all commands, labkit compare --help shows one of them;
+labkit doctor tells what this machine lacks. After labkit --install-completion
+the shell completes commands, options and names on <Tab>."""
+
+SIMULATE, LOOK, TESTBED = "Simulate", "Look at runs", "Testbed: the same on machines"
+TRAIN, DATA, MACHINE = "Train", "Traces, clusters, schedulers", "This machine"
+
+COMMANDS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
+    "compare": (
+        SIMULATE,
+        (
+            "labkit compare demo --cluster demo",
+            "labkit compare mine.csv --cluster 'fat_tree(8)' --schedulers 'srtf,las(threshold_gpu_s=7200)' --slot 600",
+        ),
+    ),
+    "sweep": (
+        SIMULATE,
+        (
+            "labkit sweep --trace 'poisson(80, per_hour=60)' --cluster demo --scheduler fifo,srtf --seeds 10 "
+            "--folder sweeps/load --set load=1,2",
+        ),
+    ),
+    "simulate": (SIMULATE, ("labkit simulate demo --cluster demo --scheduler srtf",)),
+    "demo": (SIMULATE, ("labkit demo --no-testbed",)),
+    "report": (LOOK, ("labkit report srtf-demo-0 --out reports/srtf.html",)),
+    "watch": (LOOK, ("labkit watch optimus-testbed-0",)),
+    "fidelity": (LOOK, ("labkit fidelity optimus-testbed-0 --profile profiles/laptop.json",)),
+    "run": (TESTBED, ("labkit run testbed --scheduler optimus --hosts testbed/hosts.toml",)),
+    "attach": (TESTBED, ("labkit attach optimus-testbed-0",)),
+    "profile": (TESTBED, ("labkit profile --trace testbed",)),
+    "bed": (TESTBED, ("labkit bed up --hosts 3", "labkit bed down")),
+    "bed up": ("", ("labkit bed up --hosts 3",)),
+    "bed down": ("", ("labkit bed down",)),
+    "bed list": ("", ("labkit bed list",)),
+    "bed status": ("", ("labkit bed status",)),
+    "train": (TRAIN, ("labkit train cnn --steps 300 --at 100:+1ps",)),
+    "train-policy": (TRAIN, ("labkit train-policy dl2 --cluster dl2-16n --out mine.safetensors",)),
+    "traces": (DATA, ("labkit traces list", "labkit traces info demo")),
+    "traces list": ("", ("labkit traces list",)),
+    "traces info": ("", ("labkit traces info demo",)),
+    "traces fetch": ("", ("labkit traces fetch philly",)),
+    "clusters": (DATA, ("labkit clusters",)),
+    "schedulers": (DATA, ("labkit schedulers",)),
+    "doctor": (MACHINE, ("labkit doctor", "labkit doctor --hosts testbed/hosts.toml")),
+}
+"""Each command in the order of the help: its panel, and examples that can be typed as they are."""
+
+
+def arrange(app: typer.Typer, *, within: str = "") -> None:
+    """Give the commands of an application their panel and examples; one that the table does not know comes last."""
+    order = {name: position for position, name in enumerate(COMMANDS)}
+    entries: list[CommandInfo | TyperInfo] = [*app.registered_commands, *app.registered_groups]
+    for entry in entries:
+        name = f"{within} {named(entry)}".strip()
+        if name not in COMMANDS:
+            continue
+        panel, examples = COMMANDS[name]
+        if panel:
+            entry.rich_help_panel = panel
+        entry.epilog = "\n\n".join([f"Example{'s' * (len(examples) > 1)}:", *examples])
+    for listed in (app.registered_commands, app.registered_groups):
+        listed.sort(key=lambda entry: order.get(f"{within} {named(entry)}".strip(), len(order)))
+    for group in app.registered_groups:
+        if group.typer_instance is not None:
+            arrange(group.typer_instance, within=f"{within} {named(group)}".strip())
+
+
+def add_refused(app: typer.Typer, name: str, *, missing: str) -> None:
+    """Add in the place of a group of commands one that tells which package it lacks, and how to get it."""
+
+    def refused() -> None:
+        raise lacking(missing)
+
+    anything = {"allow_extra_args": True, "ignore_unknown_options": True}
+    app.command(name, help=f"Not here: {lacking(missing)}", context_settings=anything)(refused)
+
+
+def lacking(package: str) -> InputError:
+    """Return the error for a package that an extra of labkit brings.
+
+    >>> str(lacking("altair"))
+    "the package altair is missing; pip install 'labkit[lab]'"
+    """
+    return InputError(f"the package {package.partition('.')[0]} is missing; {EVERYTHING}")
+
+
+def named(entry: typer.models.CommandInfo | typer.models.TyperInfo) -> str:
+    """Return what to type for a command or a group of commands."""
+    callback = getattr(entry, "callback", None)
+    name = entry.name or (callback.__name__ if callback is not None else "")
+    return str(name).replace("_", "-")
+
+
+def traces(incomplete: str) -> list[str]:
+    """Return what a trace may go on as: the names of those that come with labkit, and files."""
+    from labkit.workloads.shipped import shipped
+
+    return _beginning(incomplete, [*shipped(), *sorted(glob.glob(glob.escape(incomplete) + "*"))])
+
+
+def clusters(incomplete: str) -> list[str]:
+    """Return what a cluster may go on as: its names."""
+    from labkit.topology import available
+
+    return _beginning(incomplete, [*available()])
+
+
+def schedulers(incomplete: str) -> list[str]:
+    """Return what a list of schedulers may go on as: each name after what stands before the last comma.
+
+    >>> schedulers("fifo,sr")
+    ['fifo,srtf']
+    """
+    from labkit.schedulers import available
+
+    before, comma, last = incomplete.rpartition(",")
+    return [f"{before}{comma}{name}" for name in _beginning(last, available())]
+
+
+def _beginning(with_: str, names: Sequence[str]) -> list[str]:
+    return [name for name in dict.fromkeys(names) if name.startswith(with_)]
+
+
+def examples() -> Iterator[tuple[str, str]]:
+    """Yield each example beside the command that it is of."""
+    for name, (_, lines) in COMMANDS.items():
+        for line in lines:
+            yield name, line

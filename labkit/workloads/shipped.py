@@ -1,0 +1,58 @@
+"""Traces by name, in any folder: those that come with labkit, and public ones that were fetched.
+
+Those that come with it are the files of `traces/` in a checkout; the package has a link to that folder, and a wheel
+holds its files.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from labkit.core.errors import InputError
+
+FOLDER: Final = Path(__file__).parents[1] / "traces"
+SUFFIXES: Final = (".csv", ".trace")
+
+
+def shipped() -> dict[str, Path]:
+    """Return the files of the shipped traces by name, in the order of names.
+
+    >>> list(shipped())[:2]
+    ['demo', 'dl2-small']
+    """
+    return {path.stem: path for path in sorted(FOLDER.glob("*")) if path.suffix in SUFFIXES}
+
+
+def located(what: str | Path) -> Path:
+    """Return the file that a path or a name stands for: of a file, a shipped trace, or a public one that was fetched.
+
+    >>> located("demo") == FOLDER / "demo.csv", located("mine.csv")
+    (True, PosixPath('mine.csv'))
+
+    Raises
+    ------
+    InputError
+        If it is the name of a public trace that was not fetched yet.
+    """
+    path = Path(what)
+    if path.name != str(what) or path.suffix or _is_there(path):
+        return path
+    return shipped().get(path.name) or _fetched(path.name) or path
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # too long to be a name
+        return True
+
+
+def _fetched(name: str) -> Path | None:
+    from labkit.workloads.fetch import PUBLIC, kept
+
+    if name not in PUBLIC:
+        return None
+    if (file := kept(name)) is None:
+        raise InputError(f"{name} was not downloaded yet: labkit traces fetch {name}")
+    return file

@@ -1,0 +1,40 @@
+"""Traces by name, from any folder."""
+
+from __future__ import annotations
+
+import pytest
+
+import labkit
+from labkit.core.errors import InputError
+from labkit.workloads import fetch
+from labkit.workloads.recipes import TRACES
+from labkit.workloads.shipped import FOLDER, located, shipped
+
+
+def test_every_recipe_has_a_name():
+    assert {path.name for path in shipped().values()} == set(TRACES)
+
+
+def test_a_name_is_read_in_any_folder_unless_a_file_has_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert len(labkit.read("demo")) == 80
+    assert labkit.read("demo").name == "demo"
+    (tmp_path / "demo").write_text("arrival_s,total_steps,duration_s\n0,1,1\n")
+    assert len(labkit.read("demo")) == 1
+
+
+@pytest.mark.parametrize("path", ["demo.csv", "folder/demo", "./demo", "nothing", "x" * 5000])
+def test_what_is_no_name_stays_as_it_is(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert located(path).name == path.rpartition("/")[2]
+    assert located(path).parent != FOLDER
+
+
+def test_a_public_trace_has_a_name_once_it_is_fetched(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(fetch, "_folder", lambda name, cache: tmp_path / "cache" / name)
+    with pytest.raises(InputError, match=r"philly was not downloaded yet: labkit traces fetch philly"):
+        located("philly")
+    (tmp_path / "cache" / "philly").mkdir(parents=True)
+    (tmp_path / "cache" / "philly" / "philly.csv").write_text("")
+    assert located("philly") == tmp_path / "cache" / "philly" / "philly.csv"
