@@ -17,6 +17,7 @@ from labkit import early, kernel_cache
 if TYPE_CHECKING:
     from labkit.core import Cluster, Gangs, Jobs, Placement, Snapshot
     from labkit.experiment import Experiment, Grid, Session, at_events, compare, every_slot, replay, simulate, sweep
+    from labkit.experiment.auto import auto
     from labkit.results.store import load
     from labkit.schedulers import make as scheduler
     from labkit.topology import build as cluster
@@ -35,6 +36,7 @@ _HOMES = {
     "Session": ("labkit.experiment", "Session"),
     "Snapshot": ("labkit.core", "Snapshot"),
     "at_events": ("labkit.experiment", "at_events"),
+    "auto": ("labkit.experiment.auto", "auto"),
     "cluster": ("labkit.topology", "build"),
     "compare": ("labkit.experiment", "compare"),
     "every_slot": ("labkit.experiment", "every_slot"),
@@ -57,6 +59,7 @@ __all__ = [
     "Session",
     "Snapshot",
     "at_events",
+    "auto",
     "cluster",
     "compare",
     "every_slot",

@@ -18,10 +18,10 @@ from labkit.cli_sweep import sweep
 from labkit.cli_train import train_policy
 from labkit.core.errors import ComparisonError, LabkitError
 from labkit.core.files import refuse_closed, refuse_unwritable
-from labkit.elastic.command import train
 from labkit.experiment.command import Interference, attach, run
 from labkit.experiment.fidelity_command import fidelity
 from labkit.experiment.profile_command import profile, simulate
+from labkit.experiment.train_command import train
 from labkit.experiment.truth_options import Checkpoint, Published, Sharding, Troubles, overheads_of
 from labkit.experiment.watch import watch
 

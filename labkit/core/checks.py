@@ -11,6 +11,8 @@ from labkit.core.resources import CPUS, GPUS, MEMORY_GB, Amounts, Bools, Floats,
 
 OK, NO_SUCH_JOB, SET_TWICE, SCATTERED, OVERFULL, NOT_SET, BAD_ROW, DOWN, NO_PAIR, UNLIKE, APART, BAD_AMOUNT = range(12)
 SLACK = 1e-9
+SINGLE = 1e-5
+"""Cores and GB may be given in single precision: ten times 0.06 is a little more than 0.6 then."""
 
 
 @njit(cache=True)
@@ -96,9 +98,9 @@ def _fits(trial: Floats, demand: Floats, cpus: float, memory_gb: float) -> bool:
     """Tell whether a group is not overfull in what a task takes of it; `trial` (R,) is what it has left."""
     if trial[GPUS] < -SLACK and demand[GPUS] > 0:
         return False
-    if trial[CPUS] < -SLACK and takes(demand[CPUS], cpus) > 0:
+    if trial[CPUS] < -SINGLE and takes(demand[CPUS], cpus) > 0:
         return False
-    return bool(trial[MEMORY_GB] >= -SLACK or not takes(demand[MEMORY_GB], memory_gb) > 0)
+    return bool(trial[MEMORY_GB] >= -SINGLE or not takes(demand[MEMORY_GB], memory_gb) > 0)
 
 
 @njit(cache=True)

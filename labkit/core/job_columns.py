@@ -238,6 +238,12 @@ class JobColumns:
         return self._fresh().use.peak_gb[self.number]
 
     @cached_property
+    def n_out_of_memory(self) -> Ints:
+        """(J, 2) how many workers and parameter servers of each job ran out of memory so far."""
+        lost: Ints = self._fresh().use.n_out_of_memory[self.number]
+        return lost
+
+    @cached_property
     def slowest_step_s(self) -> Floats:
         """(J,) seconds between two steps of the slowest worker, with all that it waits for."""
         return self._measured(Quantity.STEP_S)[:, Role.WORKER]

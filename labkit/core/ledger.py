@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numba import njit
@@ -39,7 +39,7 @@ _ARRIVED, _PLACED, _STARTED, _RESCALED = int(Kind.ARRIVED), int(Kind.PLACED), in
 _PROGRESSED, _PAUSED, _PREEMPTED = int(Kind.PROGRESSED), int(Kind.PAUSED), int(Kind.PREEMPTED)
 _COMPLETED, _FAILED, _LEFT, _JOINED = int(Kind.COMPLETED), int(Kind.FAILED), int(Kind.LEFT), int(Kind.JOINED)
 _LOSS, _DROPPED, _DECIDED, _MEASURED = int(Kind.LOSS), int(Kind.DROPPED), int(Kind.DECIDED), int(Kind.MEASURED)
-_FORWARDED = int(Kind.FORWARDED)
+_FORWARDED, _TASK_FAILED = int(Kind.FORWARDED), int(Kind.TASK_FAILED)
 HEARD_LOSS, HEARD_USE, HEARD_FORWARDED = 1, 2, 4
 
 N_SEEN, N_DONE, N_HOLDING, N_ACTIVE, ACTIVE_DIRTY, FIRST_WAITING, N_WAITING, N_STARTED, WAITING_LOST, N_DECIDED = range(
@@ -114,6 +114,26 @@ class Ledger:
     def completed(self, batch: Events) -> Events:
         """Return a batch that is yet to be folded, with who was forwarded by it (FORWARDED) where it does not tell."""
         return with_forwarding(batch, pod=self.pod, cluster=self.cluster) if self._some_at_home else batch
+
+    @property
+    def some_at_home(self) -> bool:
+        """Tell whether any job belongs to a pod."""
+        return self._some_at_home
+
+    def columns(self, *, n_tasks: int) -> dict[str, Any]:
+        """Return the columns that `_fold` works on, for kernels that call it; there is room for so many more tasks.
+
+        What is folded there makes snapshots stale as well.
+        """
+        self.version += 1
+        self.book.ensure(n_tasks)
+        book = self.book
+        own = {"belief": self.belief, "counts": self._counts, "active": self._active, "waiting": self._waiting}
+        own |= {"up": self.up, "group_machine": self._group_machine, "capacity": self._capacity}
+        return own | {
+            "held": book.held, "tasks": book.tasks, "spare": book.spare, "free": book.free, "demand": book.demand,
+            "steps_then": self._steps_then,
+        }  # fmt: skip
 
     @property
     def use(self) -> Use:
@@ -306,7 +326,7 @@ def _fold(  # noqa: C901 - one branch per kind of event
             at = belief[job]
             rate = at.speed if at.speed == at.speed else 0.0
             steps_then[i] = at.steps + rate * (event.time_s - at.since_s)
-        elif kind == _MEASURED:
+        elif kind in (_MEASURED, _TASK_FAILED):
             heard |= HEARD_USE
         elif kind == _FORWARDED:
             heard |= HEARD_FORWARDED

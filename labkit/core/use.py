@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.core.events import Events, Kind, Quantity, Role
+from labkit.core.events import Cause, Events, Kind, Quantity, Role
 from labkit.core.placement import Repair
 from labkit.core.resources import Floats, Ints
 
@@ -60,12 +60,15 @@ class Use:
         (N, roles) largest memory of one task that was ever measured.
     at_s : array
         (N,) when the newest measurement was made.
+    n_out_of_memory : array
+        (N, roles) how many tasks ran out of memory so far.
     """
 
     def __init__(self, n: int) -> None:
         self.newest: Floats = np.full((n, ROLES, len(Quantity)), np.nan)
         self.peak_gb: Floats = np.full((n, ROLES), np.nan)
         self.at_s: Floats = np.full(n, np.nan)
+        self.n_out_of_memory: Ints = np.zeros((n, ROLES), np.int32)
         self._tasks: dict[int, dict[tuple[int, int], Floats]] = {}
         """job -> (role, task) -> when it was measured, and by quantity."""
 
@@ -84,8 +87,10 @@ class Use:
         return TaskMeasures(keys[:, 0], keys[:, 1].astype(np.int8), keys[:, 2], values[:, 0], values[:, 1:])
 
     def note(self, batch: Events) -> None:
-        """Take note of measurements, and forget those of tasks that are no more; other events are passed over."""
+        """Take note of measurements, forget those of tasks that are no more, and count what ran out of memory."""
         self._note_tasks(batch)
+        lost = batch[(batch["kind"] == Kind.TASK_FAILED) & (batch["cause"] == Cause.OUT_OF_MEMORY)]
+        np.add.at(self.n_out_of_memory, (lost["job"], lost["role"]), 1)
         rows = batch[(batch["kind"] == Kind.MEASURED) & (batch["task"] < 0)]
         self.newest[rows["job"], rows["role"], rows["quantity"]] = rows["value"]
         self.at_s[rows["job"]] = rows["time_s"]

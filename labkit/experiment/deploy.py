@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ from labkit.core.errors import InputError, LabkitError
 from labkit.core.events import NO_EVENTS, Events
 from labkit.core.jobs import Jobs
 from labkit.core.protocols import Scheduler
+from labkit.experiment.history import FILE
 from labkit.experiment.opener import ASKED, LEASE_S, Opener, name_on_hosts
 from labkit.experiment.run import Experiment, ProgressBar
 from labkit.experiment.session import Observer
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from labkit.testbed.inventory import Inventory
     from labkit.testbed.retries import Retries
     from labkit.testbed.training import Training
+
+Telling = Callable[[Sequence[str]], Observer]
 
 
 def deploy(
@@ -83,8 +86,19 @@ def deploy(
         jobs, inventory=inventory, scheduler=scheduler, name=name, folder=folder, training=training, lease_s=lease_s,
         retries=retries, **options,
     )  # fmt: skip
+    return run_opened(opener, progress=progress, observers=observers)
+
+
+def run_opened(
+    opener: Opener, *, progress: bool = False, observers: Sequence[Observer] = (), telling: Telling | None = None
+) -> RunRecord:
+    """Begin a run on machines and drive it to its end; parameters, result and errors are those of `deploy`.
+
+    `telling` is called with the list of reasons, which grows, and returns one more observer.
+    """
     experiment = opener.experiment
     backend, writer = opener.open()
+    observers = observers if telling is None else [*observers, telling(writer.reasons)]
     with writer, backend:
         rows = _run(experiment, opener.scheduler, backend, opener.name, writer, observers=observers, progress=progress)
     return RunRecord(
@@ -132,6 +146,7 @@ def attach(
         record, memory = load(path), Memory.read(path)
         if record.info.state == State.DONE:
             raise InputError(f"run '{path.name}' is over; labkit report {path} shows it, labkit.results.load reads it.")
+        options.setdefault("history", path.parent / FILE)
         experiment = Experiment.of(record.jobs, cluster=_hosts(memory, record).cluster(), **options)
         made, _ = named(scheduler or record.info.config.get(ASKED) or record.info.scheduler)
         backend = _taken_over(record, memory, path, lease_s=lease_s, retries=retries)

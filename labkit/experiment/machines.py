@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -56,6 +56,10 @@ class OnMachines:
     def notes(self) -> list[str]:
         """What went wrong on the way, in words."""
         return [] if self._backend is None else self._backend.notes
+
+    def members(self, job: int) -> list[dict[str, Any]]:
+        """Return name, role, site, pid and whether it has joined of each process that trains a job."""
+        return [] if self._backend is None else self._backend.members(job)
 
     def apply(self, placement: Placement) -> Events:
         """Carry out a decision."""

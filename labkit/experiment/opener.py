@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from labkit.core.errors import InputError
 from labkit.core.jobs import Jobs
 from labkit.core.protocols import Scheduler
+from labkit.experiment.history import FILE
 from labkit.experiment.run import Experiment
 from labkit.experiment.session import refuse_unfit
 from labkit.results.record import RunInfo
@@ -104,11 +105,12 @@ class Opener:
     ) -> Self:
         """Return an opener for a trace, which may be a path, on the hosts of an inventory, which may be one too.
 
-        Options are those of `Experiment.of`.
+        Options are those of `Experiment.of`; final plans of earlier runs are by default those in the folder of runs.
         """
         from labkit.testbed.inventory import Inventory
 
         hosts = inventory if isinstance(inventory, Inventory) else Inventory.read(inventory)
+        options.setdefault("history", Path(folder) / FILE)
         experiment = Experiment.of(jobs, cluster=hosts.cluster(), **options)
         return cls(
             experiment, inventory=hosts, scheduler=scheduler, name=name, folder=folder, training=training,
@@ -154,7 +156,7 @@ def _rehearse(experiment: Experiment, scheduler: Scheduler) -> None:
     """Let a copy of a scheduler decide in a simulation: what the first decisions compile is ready when jobs wait."""
     with suppress(Exception):  # what goes wrong is told by the run itself
         copy = deepcopy(scheduler)
-        session = experiment.session(copy)
+        session = replace(experiment, history=None).session(copy)
         while session.n_decisions < REHEARSED and not session.done:
             session.step(copy.schedule(session.snapshot()))
 

@@ -31,6 +31,7 @@ from labkit.experiment.cadence import Cadence, at_events
 from labkit.experiment.caveats import Caveat, caveats, fell_back, speeds_in_words
 from labkit.experiment.context import context
 from labkit.experiment.fluid import fluid
+from labkit.experiment.history import kept
 from labkit.experiment.profile import slower_on_slowest_type
 from labkit.experiment.profiled import interference_of, profiled
 from labkit.experiment.session import Observer, Session
@@ -95,6 +96,8 @@ class Experiment:
     interference : Level or None
         What measurements before the run have shown of co-located jobs; with step times it is the truth too, and without
         one a testbed's profile tells its own.
+    history : Path or None
+        Final plans of earlier runs (`labkit.experiment.history`), for schedulers that start jobs as earlier ones ended.
     prices : mapping or None
         Dollars per GPU and hour by device type, for runs whose schedulers know of none.
     """
@@ -115,6 +118,7 @@ class Experiment:
     prices: Mapping[str, float] | None = None
     interference: Level | None = None
     measure_every_s: float | None = None
+    history: Path | None = None
 
     def __post_init__(self) -> None:
         check_every(self.measure_every_s)
@@ -227,7 +231,9 @@ class Experiment:
         traits = Traits.of(scheduler)
         lease_s = traits.lease_s
         known = context(self.jobs, self.cluster, speed=believed, seed=self.seed, interference=self.interference)
+        keeper = kept(self.history, scheduler)
         begin(scheduler, known)
+        observers = observers if keeper is None else [*observers, keeper]
         cadence = self.cadence or at_events(quantum_s=traits.quantum_s, when_empty=lease_s is not None)
         if backend is None:
             period_s = math.inf if self.variation is None else self.variation.period_s

@@ -16,7 +16,7 @@ from labkit.core.ledger import DONE, HOLDING, WAITING, Ledger
 from labkit.results import files
 from labkit.results.lock import writer_of
 from labkit.results.record import State
-from labkit.results.store import RunTail, find
+from labkit.results.store import REASONS, RunTail, find
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 EVERY_S: Final = 1.0
 NOTES: Final = "notes.txt"
 SHOWN_NOTES: Final = 5
+SHOWN_DECISIONS: Final = 5
 
 
 class Watched:
@@ -41,6 +42,7 @@ class Watched:
         self.now_s = 0.0
         self.losses = np.full(len(self.jobs), np.nan)
         self.dropped: set[int] = set()
+        self._explained: list[tuple[float, int, int]] = []
         self._ledger, self._tail = Ledger(self.jobs, self.cluster), RunTail(folder)
         self.update()
 
@@ -53,6 +55,9 @@ class Watched:
             self.now_s = float(rows["time_s"][-1])
             told = rows[rows["kind"] == Kind.LOSS]
             self.losses[told["job"]] = told["value"]
+            why = rows[rows["kind"] == Kind.EXPLAINED][-SHOWN_DECISIONS:]
+            self._explained += zip(why["time_s"].tolist(), why["job"].tolist(), why["value"].astype(int), strict=True)
+            del self._explained[:-SHOWN_DECISIONS]
             self.dropped |= set(rows["job"][rows["kind"] == Kind.DROPPED].tolist())
 
     @property
@@ -88,6 +93,11 @@ class Watched:
             return (self.folder / NOTES).read_text(errors="replace").splitlines()[-SHOWN_NOTES:]
         except OSError:
             return []
+
+    def decisions(self) -> list[str]:
+        """Return the last decisions that changed a job, and why, in words."""
+        reasons = files.read_reasons(self.folder / REASONS) if self._explained else []
+        return [f"{at:.1f} s: job {self.jobs.id[job]}: {reasons[number]}" for at, job, number in self._explained]
 
     def rows(self) -> list[tuple[str, ...]]:
         """Return for each job that has arrived: id, model, what it does, steps, steps/s, loss, where."""
@@ -130,7 +140,8 @@ def shown(run: Watched) -> Table:
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table(title=escape(run.header()), caption=escape("\n".join(run.notes())), title_justify="left",
+    below = [*run.decisions(), *run.notes()]
+    table = Table(title=escape(run.header()), caption=escape("\n".join(below)), title_justify="left",
                   caption_justify="left", box=None)  # fmt: skip
     for name in ("job", "model", "does", "steps", "steps/s", "loss", "tasks on"):
         table.add_column(name, justify="right" if name in ("steps", "steps/s", "loss") else "left")

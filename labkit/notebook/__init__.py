@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from labkit.notebook.run import LiveRun
     from labkit.notebook.training import watch
     from labkit.notebook.views import LiveCards, LiveGantt, LiveHeatMap
-    from labkit.notebook.where import live_deploy
+    from labkit.notebook.where import live_auto, live_deploy
 
 _HOME = {
     "LabApp": "app",
@@ -23,6 +23,7 @@ _HOME = {
     "LiveGantt": "views",
     "LiveHeatMap": "views",
     "LiveRun": "run",
+    "live_auto": "where",
     "live_deploy": "where",
 }
 
@@ -32,6 +33,7 @@ __all__ = [
     "LiveGantt",
     "LiveHeatMap",
     "LiveRun",
+    "live_auto",
     "live_deploy",
     "load_ipython_extension",
     "watch",

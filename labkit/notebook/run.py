@@ -212,6 +212,19 @@ class LiveRun(traitlets.HasTraits):
             await asyncio.sleep(TICK_S)
         return found
 
+    async def until(self, now_s: float) -> LiveRun:
+        """Wait until so many seconds of the run have passed, or it is over.
+
+        Raises
+        ------
+        InputError
+            If the run was never started.
+        """
+        self._refuse_unstarted()
+        while self._paced.now_s < now_s and not self.over:
+            await asyncio.sleep(TICK_S)
+        return self
+
     def _count(self, kind: Kind) -> int:
         return sum(int(np.count_nonzero(batch["kind"] == kind)) for batch in self._heard[:])
 
@@ -219,6 +232,18 @@ class LiveRun(traitlets.HasTraits):
         if self._thread is None:
             raise InputError("this run was not started; call start() first, e.g. await run.start().")
         return self._thread
+
+    def members(self, job: int = 0) -> list[dict[str, Any]]:
+        """Return name, role, site, pid and whether it has joined of each process that trains a job on machines.
+
+        Raises
+        ------
+        InputError
+            If the run is simulated: nothing trains there.
+        """
+        if not isinstance(self._backend, OnMachines):
+            raise InputError(f"run '{self.name}' is simulated; only jobs on machines have processes.")
+        return self._backend.members(job)
 
     # --- what happened
 

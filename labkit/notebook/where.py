@@ -121,6 +121,16 @@ def live_deploy(
     )
 
 
+def live_auto(model: str, *, steps: int, **options: Any) -> LiveRun:
+    """Return a run of one job on this machine that configures itself; begin it with `start`.
+
+    Parameters and errors are those of `labkit.auto`.
+    """
+    from labkit.experiment.auto import opener_of
+
+    return _live(opener_of(model, steps=steps, **options))
+
+
 def _live(opener: Opener) -> LiveRun:
     backend = OnMachines(opener)
     return LiveRun(opener.experiment, scheduler=opener.scheduler, name=opener.name, backend=backend)

@@ -46,6 +46,8 @@ class Autoscale:
     ----------
     step : int
         Workers in one addition.
+    steps : tuple of (str, int)
+        The same for jobs of some models.
     threshold : float
         Least efficiency of an addition that is kept.
     interval_s : float
@@ -66,6 +68,7 @@ class Autoscale:
     knows_types: ClassVar[bool] = False
 
     step: int = 4
+    steps: tuple[tuple[str, int], ...] = (("xdeepfm", 1),)
     threshold: float = 0.3
     interval_s: float = 180.0
     total_cores: float = 200.0
@@ -74,8 +77,9 @@ class Autoscale:
     _memory: Recall[Mapping[int, _Scaling]] = field(default_factory=lambda: Recall({}), init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.step < 1:
-            raise InputError(f"autoscale: step is {self.step}; expected a number of workers >= 1.")
+        for name, step in (("step", self.step), *((f"the step of {model}", step) for model, step in self.steps)):
+            if step < 1:
+                raise InputError(f"autoscale: {name} is {step}; expected a number of workers >= 1.")
         for name in ("threshold", "interval_s", "total_cores"):
             if not getattr(self, name) >= 0:
                 raise InputError(f"autoscale: {name} is {getattr(self, name)}; expected a number >= 0.")
@@ -98,6 +102,7 @@ class Autoscale:
             return started  # room is for those that wait
         free = capacity(snapshot)[CPUS] - float(jobs.held[:, CPUS].sum())
         wanted: dict[int, int] = {}
+        of_model = dict(self.steps)
         for j in np.flatnonzero(grows):
             job, worker_cores = int(jobs.number[j]), float(jobs.worker_demand[j, CPUS])
             most = int(jobs.max_workers[j])
@@ -105,8 +110,9 @@ class Autoscale:
                 left = min(self.total_cores - float(jobs.held[j, CPUS]), free)
                 most = min(most, int(jobs.n_workers[j]) + max(int(left / worker_cores + 1e-9), 0))
             known[job], n = self._next(
-                known[job], snapshot.now_s, n_workers=int(jobs.n_workers[j]), speed=float(jobs.speed[j]), most=most
-            )
+                known[job], snapshot.now_s, n_workers=int(jobs.n_workers[j]), speed=float(jobs.speed[j]), most=most,
+                step=of_model.get(jobs.models[jobs.model[j]], self.step),
+            )  # fmt: skip
             if n != jobs.n_workers[j]:
                 wanted[job] = n
                 free -= worker_cores * (n - int(jobs.n_workers[j]))
@@ -118,7 +124,9 @@ class Autoscale:
         gangs = Gangs.of(numbers, n_workers=list(wanted.values()), n_ps=n_ps, shrinks=True)
         return place(self.placer, snapshot, gangs)
 
-    def _next(self, known: _Scaling, now_s: float, *, n_workers: int, speed: float, most: int) -> tuple[_Scaling, int]:
+    def _next(
+        self, known: _Scaling, now_s: float, *, n_workers: int, speed: float, most: int, step: int
+    ) -> tuple[_Scaling, int]:  # fmt: skip
         """Return the state of a job and its workers from now on."""
         if known.done or now_s < known.changed_s + self.interval_s or not speed > 0:
             return known, n_workers
@@ -127,7 +135,7 @@ class Autoscale:
             efficiency = (speed - known.speed) / added / (known.speed / known.n_workers)
             if efficiency < self.threshold:
                 return replace(known, changed_s=now_s, done=True), known.n_workers
-        n = min(n_workers + self.step, most)
+        n = min(n_workers + step, most)
         if n <= n_workers:
             return known, n_workers
         return _Scaling(now_s, n_workers, speed), n

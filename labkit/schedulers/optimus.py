@@ -60,6 +60,10 @@ class Optimus:
         Measure every gang in `begin`, and believe that instead of fits.
     published : bool
         Follow DL2's simulator instead, an oracle that needs `speeds`: see `labkit.schedulers.published`.
+    max_move : tuple of (str, int, int)
+        Most workers and servers by which a job of a model may grow or shrink in one decision, for each model that is
+        bounded: `(("wide-deep", 4, 2), ("xdeepfm", 1, 1))` with `quantum_s=180` is the variant that DLRover compares
+        with [2]_.
     speeds : array, optional
         True steps/s of each model of the jobs by gang, such as `labkit.speed.MeasuredSpeed.grid`; with
         `published=True` up to one task beyond the largest gang.
@@ -69,6 +73,7 @@ class Optimus:
     References
     ----------
     .. [1] Peng et al., "Optimus: an efficient dynamic resource scheduler for deep learning clusters", EuroSys 2018.
+    .. [2] Wang et al., "DLRover: an elastic deep training extension with auto job resource recommendation", sec. 6.3.
     """
 
     knows_types: ClassVar[bool] = False
@@ -80,6 +85,7 @@ class Optimus:
     n_pre_runs: int = 10
     oracle: bool = False
     published: bool = False
+    max_move: tuple[tuple[str, int, int], ...] = ()
     speeds: Floats | None = field(default=None, repr=False)
     quantum_s: float = 600.0
     _table: Jobs | None = field(default=None, init=False, repr=False)
@@ -94,6 +100,11 @@ class Optimus:
             raise InputError(f"optimus: look_ahead is {self.look_ahead}; expected a number of tasks >= 1.")
         if self.n_pre_runs < 1:
             raise InputError(f"optimus: n_pre_runs is {self.n_pre_runs}; expected a number of gangs >= 1.")
+        for model, *move in self.max_move:
+            if len(move) != 2 or min(move) < 1:
+                raise InputError(
+                    f"optimus: max_move of {model} is {tuple(move)}; expected workers and servers >= 1, e.g. (4, 2)."
+                )
         if not 0 < self.young_factor < np.inf:
             raise InputError(f"optimus: young_factor is {self.young_factor}; expected a factor > 0, 1 for none.")
         if self.speeds is not None and np.ndim(self.speeds) != 3:
@@ -148,6 +159,8 @@ class Optimus:
             return dl2.optimus(snapshot, self.speeds)
         fit = self._fit if self._table is snapshot.table and self._fit is not None else self._begin(snapshot.table)
         jobs, table = snapshot.jobs, snapshot.table
+        if not table.malleable.any() and _all_have_theirs(snapshot):
+            return Placement.nothing()
         if table.malleable.any():
             kind = self._kind[jobs.number]
             self._learn(snapshot, fit, kind)
@@ -156,13 +169,30 @@ class Optimus:
             kind = np.zeros(len(jobs), np.int32)
             left, seconds = jobs.remaining_steps, np.full((1, 2, 2), np.nan)
         penalty, weight = penalties(self.gain, seconds, left)
+        least, most = self._bounds(snapshot)
         n_workers, n_ps = allocate(
             by_urgency(snapshot, left, seconds[kind]), jobs.number, kind,
             np.where(jobs.steps < YOUNG * jobs.total_steps, self.young_factor, 1.0) * weight, penalty, self.look_ahead,
-            table.worker_demand, table.ps_demand, table.n_workers, table.n_ps, table.max_workers, table.max_ps,
-            table.malleable, capacity(snapshot),
+            table.worker_demand, table.ps_demand, table.n_workers, table.n_ps, most[0], most[1], table.malleable,
+            capacity(snapshot),
         )  # fmt: skip
+        n_workers, n_ps = np.maximum(n_workers, least[0]), np.maximum(n_ps, least[1])
         return place(self.placer, snapshot, changed(snapshot, n_workers=n_workers, n_ps=n_ps))
+
+    def _bounds(self, snapshot: Snapshot) -> tuple[Ints, Ints]:
+        """Return the fewest workers and servers of each active job, (2, J), and the most of each job, (2, N)."""
+        jobs, table = snapshot.jobs, snapshot.table
+        held, most = np.stack([jobs.n_workers, jobs.n_ps]), np.stack([table.max_workers, table.max_ps])
+        least = np.zeros_like(held)
+        for model, *move in self.max_move:
+            if model not in table.models:
+                continue
+            mine = (table.model[jobs.number] == table.models.index(model)) & table.malleable[jobs.number]
+            step = np.array(move, np.int32)[:, None]
+            least[:, mine] = np.where(held[:, mine] > 0, held[:, mine] - step, 0)
+            number = jobs.number[mine]
+            most[:, number] = np.minimum(most[:, number], np.maximum(held[:, mine], 1) + step)
+        return least, most
 
     def _left_steps(self, snapshot: Snapshot) -> Floats:
         """Return the steps left of each job: until its loss converges where that can be foretold, else as declared."""
@@ -208,3 +238,11 @@ class Optimus:
             speed = fit.table(int(k)) if self._true is None else self._true[k]
             seconds[k] = 1 / np.maximum(speed, PINCH * max(float(speed.max()), 1e-300))
         return seconds
+
+
+def _all_have_theirs(snapshot: Snapshot) -> bool:
+    """Tell whether every active job holds the gang that it asked for; rigid ones can have no other."""
+    jobs = snapshot.jobs
+    if snapshot.n_running < len(jobs):
+        return False
+    return bool((jobs.n_workers == jobs.asked_workers).all() and (jobs.n_ps == jobs.asked_ps).all())

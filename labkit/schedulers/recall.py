@@ -38,6 +38,11 @@ class Recall(Generic[S]):
         self._number, self._table = snapshot.number, snapshot.table
         return self._before
 
+    @property
+    def newest(self) -> S:
+        """What is remembered now."""
+        return self._after
+
     def keep(self, state: S) -> None:
         """Remember a state for the decisions after this one."""
         self._after = state

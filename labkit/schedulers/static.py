@@ -8,15 +8,13 @@ from typing import ClassVar
 import numpy as np
 
 from labkit.core.errors import InputError
-from labkit.core.events import Role
 from labkit.core.placement import Placement
 from labkit.core.protocols import Placer
 from labkit.core.resources import CPUS, Ints
 from labkit.core.snapshot import Snapshot
-from labkit.core.trial import Trial
 from labkit.placers import FirstFit
 from labkit.schedulers.base import start_in_order
-from labkit.schedulers.dlrover.carry import add, settle
+from labkit.schedulers.dlrover.carry import Room
 from labkit.schedulers.dlrover.plan import Plan
 from labkit.workloads import catalogue
 
@@ -47,19 +45,21 @@ class Static:
         """Return which jobs start."""
         if not self.tuned:
             return start_in_order(snapshot, snapshot.waiting, self.placer, backfill=self.backfill)
-        waiting, trial = snapshot.waiting, Trial(snapshot)
+        waiting = snapshot.waiting
+        room = Room(snapshot, snapshot.running(waiting[:0]))
         plans = {int(job): plan for job in waiting if (plan := _tuned(snapshot, int(job))) is not None}
         others: Ints = waiting[[int(job) not in plans for job in waiting]] if len(waiting) else waiting
-        add(trial, start_in_order(snapshot, others, self.placer, backfill=self.backfill))
+        room.take(start_in_order(snapshot, others, self.placer, backfill=self.backfill))
         for job, plan in plans.items():
-            declared = (float(snapshot.demand[Role.WORKER, job, CPUS]), float(snapshot.demand[Role.PS, job, CPUS]))
-            if settle(trial, job, plan, declared=declared, whole=True) is not None:
+            if room.settle(job, plan, whole=True) is not None:
                 continue
-            if not trial.n_workers.any():  # not even on the empty cluster: as its user set it
+            if not snapshot.n_running and not len(
+                room.placement()
+            ):  # not even on the empty cluster: as its user set it
                 return start_in_order(snapshot, np.array([job], np.int32), self.placer, backfill=True)
             if not self.backfill:
                 break
-        return trial.placement()
+        return room.placement()
 
 
 def _tuned(snapshot: Snapshot, job: int) -> Plan | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from labkit.core import checks
@@ -159,6 +161,37 @@ class Simulator:
         """True when nothing will happen unless a scheduler starts a job."""
         arrived = self._counts[state.NEXT_ARRIVAL] == len(self.jobs)
         return bool(arrived and not self._counts[state.N_RUNNING] and self._machine_up.all())
+
+    def plain_overheads(self) -> Floats | None:
+        """Return that starts take no time, (1, 3), where nothing disturbs jobs and their speeds are local; else None.
+
+        A run like that can be handed to compiled code in stretches: `labkit.experiment.classic`.
+        """
+        disturbed = (
+            self._variation,
+            self._faults,
+            self._losses,
+            self._every_s,
+            self._changes,
+            self._troubles,
+            self._memory,
+        )
+        plain = all(part is None for part in disturbed) and self.speed.local and np.isinf(self._lease_s)
+        return self._overhead_s if plain and not self._overhead_s.any() else None
+
+    def columns(self, *, n_tasks: int) -> dict[str, Any]:
+        """Return the columns that the kernels of `state` work on; there is room for so many more tasks."""
+        self._book.ensure(n_tasks)
+        book = self._book
+        own = {"truth": self._truth, "running": self._running, "counts": self._counts, "others": self._others}
+        own |= {"first_row": self._first_row, "mate": self._mate}
+        return own | {
+            "held": book.held, "tasks": book.tasks, "spare": book.spare, "free": book.free, "demand": book.demand,
+        }  # fmt: skip
+
+    def has_moved(self, now_s: float) -> None:
+        """Take note that kernels have moved the columns on to a moment."""
+        self._now_s = now_s
 
     def apply(self, placement: Placement) -> Events:
         """Carry out a decision at once; its overheads follow in `advance`.

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from labkit.core.cluster import Cluster
-from labkit.core.events import Role
 from labkit.core.resources import Amounts, Ints
 from labkit.testbed.training import site_names
-
-ROLES: Final = {Role.WORKER: "worker", Role.PS: "server"}
-"""What the elastic runtime calls them."""
 
 
 class Given(NamedTuple):
@@ -30,7 +26,10 @@ class Given(NamedTuple):
 def given(
     cluster: Cluster, *, role: NDArray[np.int8], group: Ints, count: Ints, cpus: Amounts, memory_gb: Amounts
 ) -> list[Given]:
-    """Return what the tasks of some rows of a placement were given, one by one; nothing where that is nothing."""
+    """Return what the tasks of some rows of a placement were given, one by one; nothing where that is nothing.
+
+    Sites and roles come in order; the tasks of a role on a site in the order of their rows, as they are numbered.
+    """
     names, tasks = site_names(cluster), []
     for i in range(len(role) if len(cpus) or len(memory_gb) else 0):
         each = Given(names[group[i]], int(role[i]), _amount(cpus, i), _amount(memory_gb, i))
@@ -46,18 +45,13 @@ def by_row(tasks: Sequence[Given], site: str, role: int, n: int) -> list[tuple[i
     return [(len(list(some)), _or_nan(cpus), _or_nan(gb)) for (cpus, gb), some in groupby(mine)]
 
 
-def order(tasks: Sequence[Given]) -> list[list[str | float | None]]:
-    """Return what a job's process is told: site, role, cores and GB of each task."""
-    return [[each.site, ROLES[Role(each.role)], each.cpus, each.memory_gb] for each in tasks]
-
-
 def _amount(column: Amounts, row: int) -> float | None:
-    return float(column[row]) if len(column) and not np.isnan(column[row]) else None
+    return round(float(column[row]), 6) if len(column) and not np.isnan(column[row]) else None
 
 
 def _or_nan(amount: float | None) -> float:
     return np.nan if amount is None else amount
 
 
-def _order(each: Given) -> tuple[str, int, float, float]:
-    return each.site, each.role, -(each.cpus or 0.0), -(each.memory_gb or 0.0)
+def _order(each: Given) -> tuple[str, int]:
+    return each.site, each.role

@@ -14,10 +14,10 @@ from labkit.core import checks
 from labkit.core.book import NO_AMOUNTS
 from labkit.core.complaints import complaint
 from labkit.core.errors import InputError, PlacementError
-from labkit.core.events import NEWS, NO_EVENTS, Cause, Events, Kind, asides, joined
+from labkit.core.events import NEWS, NO_EVENTS, Cause, Events, Kind, asides, joined, repaired
 from labkit.core.jobs import Jobs
 from labkit.core.ledger import DONE, HOLDING, Ledger
-from labkit.core.placement import Placement
+from labkit.core.placement import Placement, Repair, Repairs
 from labkit.core.repairs import refuse_repairs
 from labkit.testbed.agent.wire import Refused, check_name
 from labkit.testbed.amounts import given
@@ -157,6 +157,8 @@ class SshBackend:
             rows += self._set(number, placement)
         rows += asides(placement, joined(rows), time_s=np.nan)
         told = self._told(rows)
+        if len(placement.repairs):
+            told = joined([told, self._told(self._repair(placement.repairs))])
         self._remember()
         return told
 
@@ -180,6 +182,16 @@ class SshBackend:
             if self.idle and not np.isfinite(until_s):
                 return self._told(rows)
             self._inbox.wait(min([until_s, tick_s, self._next_arrival_s(), *self._happened.aside.values()]) - now_s)
+
+    def members(self, job: int) -> list[dict[str, Any]]:
+        """Return name, role, site, pid and whether it has joined of each process that trains a job.
+
+        Raises
+        ------
+        LabkitError
+            If its home host cannot be reached.
+        """
+        return self._deployments[job].members()
 
     def close(self, *, end: bool = True) -> None:
         """Let go of the hosts; with `end`, all that runs there for this run is ended."""
@@ -214,11 +226,6 @@ class SshBackend:
         if fault != checks.OK:
             raise PlacementError(complaint(fault, where, placement, self.jobs, self.cluster, book.free))
         refuse_repairs(placement, book.held, self.jobs)
-        if len(placement.repairs):
-            raise PlacementError(
-                f"the placement repairs {len(placement.repairs)} tasks of job "
-                f"{self.jobs.id[placement.repairs['job'][0]]}; jobs on machines cannot be repaired: place it anew."
-            )
 
     def _set(self, number: int, placement: Placement) -> list[Events]:
         """Bring about the gang of one job; return what is to be told at once."""
@@ -256,6 +263,15 @@ class SshBackend:
         beside = f"job-{partner}" if partner >= 0 else None
         self._deployments[number].want(place, beside=beside, amounts=amounts)
         return rows
+
+    def _repair(self, repairs: Repairs) -> list[Events]:
+        """Let tasks be replaced and blocks be spread anew, once the processes of their jobs are in place."""
+        for job in np.unique(repairs["job"]).tolist():
+            mine = repairs[repairs["job"] == job]
+            tasks = [(int(one["role"]), int(one["task"])) for one in mine[mine["kind"] == Repair.REPLACE]]
+            balance = bool((mine["kind"] == Repair.BALANCE).any())
+            self._deployments[job].repair(self._happened.rows_of(job), tasks, balance=balance)
+        return [repaired(repairs, time_s=np.nan)]
 
     # --- what happened
 

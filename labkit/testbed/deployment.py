@@ -21,13 +21,14 @@ from labkit.elastic import causes
 from labkit.elastic.fork_place import SWITCH
 from labkit.testbed.agent.client import Agent
 from labkit.testbed.agent.errors import AgentError, AgentGone, AgentRefused, AgentTimeout
-from labkit.testbed.amounts import Given, order
+from labkit.testbed.amounts import Given
 from labkit.testbed.backups import Backups
 from labkit.testbed.claims import Asks, AsksOf, Claims
 from labkit.testbed.errors import HostError
 from labkit.testbed.hosts import Hosts
 from labkit.testbed.job_events import event_of, result_of
 from labkit.testbed.progress import Progress, Told
+from labkit.testbed.seating import Row, Seating
 from labkit.testbed.training import Place
 
 EVENTS: Final = "job/events.jsonl"
@@ -99,6 +100,8 @@ class Deployment:
         self.home = ""
         """The host of its controller; empty while it does not run."""
         self.progress = Progress()
+        self.seating = Seating()
+        """Which of its members is which task."""
         self._hosts, self._backups, self._wanted, self._tell_of = hosts, backups, wanted, tell
         self._n_steps, self._strategy, self._hear_of = n_steps, strategy, hear
         self._claims = Claims(self.task, hosts=hosts, asks=gpus, wanted=lambda: self._want is not None)
@@ -110,6 +113,8 @@ class Deployment:
         """What its tasks are to have."""
         self._limited: list[Given] | None = []
         """What its process was told of that last; None: some of its processes may not know."""
+        self._repairs: list[Callable[[], None]] = []
+        """What is to be done beside that, in order."""
         self._sits: Place | None = None
         """Where it is, while a scaling is under way."""
         self._asked: dict[int, Place] = {}
@@ -138,6 +143,15 @@ class Deployment:
         with self._change:
             self._want, self._claims.beside = place or None, beside
             self._amounts = list(amounts)
+            self._wake()
+
+    def repair(self, rows: Sequence[Row], tasks: Sequence[tuple[int, int]], *, balance: bool = False) -> None:
+        """Let others take the places of tasks (role, number), and blocks be spread anew, once nothing is under way.
+
+        `rows`: those that the job holds, by which its tasks are numbered.
+        """
+        with self._change:
+            self._repairs.append(partial(self._mend, list(rows), list(tasks), balance))
             self._wake()
 
     @property
@@ -234,6 +248,8 @@ class Deployment:
                     return self._todo(self._want)
                 if self._is_to_resize:
                     return partial(self._resize, list(self._amounts))
+                if self._repairs and self._is_settled:
+                    return self._repairs.pop(0)
                 if self._want == self._have and self._holds_too_much:
                     return partial(self._claims.give_back, dict(self._sits or {}))
                 self._change.wait(rests_s if rests_s > 0 else None)
@@ -247,13 +263,24 @@ class Deployment:
     @property
     def _is_to_resize(self) -> bool:
         """Whether its processes, all of which are there, are to have other cores and memory."""
-        settled = self._have is not None and self._want == self._have and not self._asked
-        return settled and self._amounts != self._limited
+        return self._is_settled and self._amounts != self._limited
+
+    @property
+    def _is_settled(self) -> bool:
+        """Whether it runs as it is wanted, and no scaling is under way."""
+        return self._have is not None and self._want == self._have and not self._asked
 
     def _resize(self, amounts: list[Given]) -> None:
         with self._change:
             self._limited = amounts  # also where it fails: that is told, and not tried again and again
-        self._ask(do="resize", tasks=order(amounts))
+        self._ask(do="resize", members=self.seating.amounts(amounts))
+
+    def _mend(self, rows: Sequence[Row], tasks: Sequence[tuple[int, int]], balance: bool) -> None:
+        members = [str(found) for role, task in tasks if (found := self.seating.of_task(rows, role, task)) is not None]
+        if members:
+            self._ask(do="replace", members=members)
+        if balance:
+            self._ask(do="balance")
 
     @property
     def _holds_too_much(self) -> bool:
@@ -272,7 +299,9 @@ class Deployment:
         with self._change:
             self.home, self._have, self._sits = home, dict(place), dict(place)
             self._asked.clear()
+            self._repairs.clear()
             self._limited = []
+        self.seating.clear()
         self._follow()
         self._admit(place)
 
@@ -346,6 +375,10 @@ class Deployment:
             gone = self._change.wait_for(lambda: self._have is None or self._closed or self._dead, STOP_S)
         if not gone:
             self._hosts.agent(self.home).stop(self._hosts.run, task=self.task)
+
+    def members(self) -> list[dict[str, Any]]:
+        """Return name, role, site, pid and whether it has joined of each member of the job that runs; none before."""
+        return list(self._ask(do="status")["members"]) if self.home else []
 
     def _ask(self, **order: Any) -> dict[str, Any]:
         """Ask the job's process on its home host for something.
@@ -458,6 +491,7 @@ class Deployment:
 
     def _heard(self, event: dict[str, Any], *, quiet: bool) -> None:
         told = self.progress.note(event)
+        self.seating.note(event)
         if event["event"] in ("scaled", "dropped"):
             self._came_of(int(event["scaling"]), sits=event["event"] == "scaled")
         if quiet:

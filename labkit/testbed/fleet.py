@@ -8,10 +8,11 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path, PurePosixPath
-from typing import Any, Self, TextIO, TypeVar
+from typing import Any, ClassVar, Self, TextIO, TypeVar
 
 import paramiko
 
+from labkit.core.errors import InputError
 from labkit.testbed import files
 from labkit.testbed.answers import Answer, Answers
 from labkit.testbed.call import Call, Stop
@@ -43,7 +44,12 @@ class Fleet:
         How long a host may take to accept.
     """
 
+    here: ClassVar[bool] = False
+    """Whether it is this machine alone: `labkit.testbed.here`."""
+
     def __init__(self, inventory: Inventory, *, connect_timeout_s: float = CONNECT_S) -> None:
+        if any(machine.local for machine in inventory):
+            raise InputError(f"inventory {inventory.path} is this machine, without SSH: go on with labkit attach.")
         self.inventory, self.connect_timeout_s = inventory, connect_timeout_s
         self._links = {machine.name: _Link(machine) for machine in inventory}
         self._pool = ThreadPoolExecutor(min(len(inventory), MAX_THREADS), "labkit-fleet")

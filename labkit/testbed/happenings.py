@@ -6,12 +6,14 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from labkit.core.checks import SINGLE
 from labkit.core.cluster import Cluster
 from labkit.core.errors import EndedError
-from labkit.core.events import Cause, Events, Kind, joined
+from labkit.core.events import Cause, Events, Kind, Role, joined
 from labkit.core.jobs import Jobs
 from labkit.core.ledger import Ledger
 from labkit.core.resources import CPUS, MEMORY_GB
+from labkit.elastic.heard import Member
 from labkit.testbed.amounts import Given
 from labkit.testbed.backups import Backups
 from labkit.testbed.deployment import Deployment
@@ -20,7 +22,8 @@ from labkit.testbed.inbox import Heard
 from labkit.testbed.progress import LostTask, Told
 from labkit.testbed.retries import Failures, Retries
 from labkit.testbed.rows import hosts_of, row, seats
-from labkit.testbed.training import Place
+from labkit.testbed.seating import Row
+from labkit.testbed.training import Place, site_names
 
 
 class Happenings:
@@ -102,11 +105,27 @@ class Happenings:
             If somebody has ended the run on its hosts.
         """
         if heard.rows is not None:
-            rows = heard.rows[np.isin(heard.rows["job"], list(self.training))]
+            rows = self._numbered(heard.rows[np.isin(heard.rows["job"], list(self.training))])
             return [rows] if len(rows) else []
         if heard.told is None:
             return self._host_came(heard.host) if heard.up else self._host_went(heard.host, heard.why)
         return self._of_job(heard.job, heard.told)
+
+    def _numbered(self, rows: Events) -> Events:
+        """Return measurements of members as those of tasks; a member that is coming or going is no task."""
+        kept = np.ones(len(rows), np.bool_)
+        for job in np.unique(rows["job"]).tolist():
+            tasks = self.deployments[job].seating.tasks(self.rows_of(job))
+            for i in np.flatnonzero((rows["job"] == job) & (rows["task"] >= 0)).tolist():
+                number = tasks.get(Member(Role(rows["role"][i]), int(rows["task"][i])), -1)
+                rows["task"][i], kept[i] = number, number >= 0
+        return rows[kept]
+
+    def rows_of(self, job: int) -> list[Row]:
+        """Return role, site and number of tasks of each row of a job, in order."""
+        _, role, group, count = self._ledger.book.of(np.array([job], np.int32))
+        names = site_names(self.cluster)
+        return [(r, names[g], n) for r, g, n in zip(role.tolist(), group.tolist(), count.tolist(), strict=True)]
 
     def _of_job(self, job: int, told: Told) -> list[Events]:
         if told.life <= self._lost_life.get(job, -1):
@@ -191,7 +210,7 @@ class Happenings:
             each[:, r] = np.where(np.isnan(given), each[:, r], given)
         np.subtract.at(free, rows["group"], each * rows["value"][:, None])
         there = self._ledger.up[self.cluster.group_machine]  # nobody is placed on the others
-        return bool((free[there] >= -1e-9).all())
+        return bool((free[there] >= -SINGLE).all())
 
     def _progressed(self, job: int, told: Told) -> list[Events]:
         self._failures.well(self.deployments[job].home)

@@ -81,7 +81,7 @@ class Hosts:
             If a host cannot be used, or none: which, and why.
         """
         failed = {row.host: row.why for row in self.fleet.connect() if not row.ok}
-        if not failed:
+        if not failed and not self.fleet.here:
             failed = {row.host: row.did for row in deploy(self.fleet).rows if not row.ok}
         if not failed or some:
             failed |= self.connect(but=failed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import os
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -47,6 +48,8 @@ class Machine:
         A program whose standard input and output lead to the server; %h, %p and %r stand for address, port and user.
     jump : Machine or None
         A machine through which this one is reached.
+    local : bool
+        It is this machine: nothing goes over SSH, or listens to an address.
     """
 
     name: str
@@ -59,6 +62,7 @@ class Machine:
     host: Host
     proxy_command: str = ""
     jump: Machine | None = None
+    local: bool = False
 
     @property
     def key_name(self) -> str:
@@ -205,14 +209,15 @@ def _machines(
 def _machine(host: Host, options: Options) -> Machine:
     return Machine(
         name=host.name,
-        address=options.address or host.name,
+        address="" if options.local else options.address or host.name,
         port=options.port or 22,
         user=options.user or _own_name(),
         key=Path(options.key) if options.key else None,
-        python=options.python or "python3",
+        python=options.python or (sys.executable if options.local else "python3"),
         folder=options.folder or "~/.labkit",
         host=host,
         proxy_command=options.proxy_command or "",
+        local=bool(options.local),
     )
 
 

@@ -38,10 +38,12 @@ if TYPE_CHECKING:
 JOB, TASK, RESULT, RUNS = "job.json", "task.sock", "result.json", "job"
 ORDERS: Final = {
     "place": '{"do": "place", "place": {"a/0": [2, 1]}, "strategy": "handover"} -> {"scaling": 1}',
-    "resize": '{"do": "resize", "tasks": [["a/0", "worker", 2.0, null]]} -> {"members": 3}',
+    "resize": '{"do": "resize", "members": {"worker-0": [2.0, null]}} -> {"members": 3}',
+    "replace": '{"do": "replace", "members": ["ps-1"]} -> {}',
+    "balance": '{"do": "balance"} -> {}',
     "stop": '{"do": "stop", "save": true} -> {}',
     "host_home": '{"do": "host_home", "host": "b"} -> {"archive": a tar, in base64}',
-    "status": '{"do": "status"} -> {"phase", "step", "loss", "members": [{"name", "role", "site", "pid", "joined"}]}',
+    "status": '{"do": "status"} -> {"phase", "step", "loss", "members": [{"name", "pid", "cores", ...}]}',
 }
 PREDECESSOR_S: Final = 20.0
 """Seconds that a start waits for the end of a job that is still running in the folder: its parent was killed."""
@@ -175,7 +177,8 @@ class Desk:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._known: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
-            "place": self._place, "resize": self._resize, "stop": self._stop, "host_home": self._host_home,
+            "place": self._place, "resize": self._resize, "replace": self._replace, "balance": self._balance,
+            "stop": self._stop, "host_home": self._host_home,
             "status": self._status,
         }  # fmt: skip
 
@@ -196,16 +199,21 @@ class Desk:
         return {"scaling": self._job.place(said["place"], strategy=said.get("strategy", "handover"))}
 
     def _resize(self, said: Mapping[str, Any]) -> dict[str, Any]:
-        """Give members cores and GB by site and role, the first ones by name first; all others have no limits."""
-        tasks: dict[tuple[str, str], list[tuple[float | None, float | None]]] = {}
-        for site, role, cpus, memory_gb in said["tasks"]:
-            tasks.setdefault((site, role), []).append((cpus, memory_gb))
-        amounts = {}
-        for seat in sorted(self._job.status().members):
-            mine = tasks.get((seat.site, seat.role))
-            amounts[seat.name] = mine.pop(0) if mine else (None, None)
+        """Give members cores and GB by name; all others have no limits, and who has gone has none to be told."""
+        given = {str(name): tuple(each) for name, each in said["members"].items()}
+        amounts = {seat.name: given.get(seat.name, (None, None)) for seat in self._job.status().members}
         self._job.resize(amounts)
         return {"members": len(amounts)}
+
+    def _replace(self, said: Mapping[str, Any]) -> dict[str, Any]:
+        """Let other processes take the places of some members."""
+        self._job.scale(replace=[str(name) for name in said["members"]])
+        return {}
+
+    def _balance(self, _: Mapping[str, Any]) -> dict[str, Any]:
+        """Spread the blocks of the servers anew by their measured load."""
+        self._job.balance()
+        return {}
 
     def _stop(self, said: Mapping[str, Any]) -> dict[str, Any]:
         self._job.stop(save=bool(said.get("save", True)))

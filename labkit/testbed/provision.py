@@ -38,8 +38,8 @@ Told = Callable[[str, str], None]
 
 
 def python_of(machine: Machine) -> str:
-    """Return the program on a machine that starts Python with the labkit that was deployed there."""
-    return machine.path("env", "current", "python")
+    """Return the program on a machine that starts Python with the labkit that was deployed there, or is here."""
+    return machine.python if machine.local else machine.path("env", "current", "python")
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,8 @@ class Options:
     ----------
     address, port, user, key, python, folder, proxy_command
         See `labkit.testbed.inventory.Machine`.
+    local : bool
+        It is this machine, and reached without SSH.
     proxy_jump : str
         "user@host:port" of a machine on the way, or several with commas; names of the inventory and of ~/.ssh/config.
     known_hosts : str
@@ -51,6 +53,7 @@ class Options:
     folder: Text | None = None
     proxy_command: Text | None = None
     proxy_jump: Text | None = None
+    local: bool | None = None
     known_hosts: Text = "~/.ssh/known_hosts"
     config: Text = "~/.ssh/config"
 

@@ -34,6 +34,10 @@ class Training:
         Another width for some models.
     samples : int
         Of each model's generated dataset.
+    seed : int
+        Of the first job's model and samples; the next one has the next number.
+    lr : float, optional
+        Learning rate; None: one that suits the model.
     batch, shards, optimizer, standby, lease_s, network
         As `labkit.elastic.start` takes them.
     save_every : int
@@ -49,6 +53,8 @@ class Training:
     width: float = 0.1
     widths: Mapping[str, float] = field(default_factory=dict)
     samples: int = 1024
+    seed: int = 0
+    lr: float | None = None
     batch: int = 32
     shards: int = 8
     optimizer: str = "adam"
@@ -88,12 +94,12 @@ class Training:
         """Return a job.json, as `labkit.testbed.job` reads it."""
         name = jobs.models[jobs.model[number]]
         return {
-            "name": name, "width": self.widths.get(name, self.width), "seed": number,
-            "data": {"size": self.samples, "seed": number}, "steps": self.n_steps(jobs, number), "batch": self.batch,
-            "shards": self.shards, "optimizer": self.optimizer, "sync": bool(jobs.sync[number]),
-            "save_every": self.save_every, "standby": self.standby, "lease_s": self.lease_s,
-            "network": self.network, "sites": [dict(site) for site in sites],
-            "place": {site: list(counts) for site, counts in place.items()},
+            "name": name, "width": self.widths.get(name, self.width), "seed": self.seed + number,
+            "data": {"size": self.samples, "seed": self.seed + number}, "lr": self.lr,
+            "steps": self.n_steps(jobs, number), "batch": self.batch, "shards": self.shards,
+            "optimizer": self.optimizer, "sync": bool(jobs.sync[number]), "save_every": self.save_every,
+            "standby": self.standby, "lease_s": self.lease_s, "network": self.network,
+            "sites": [dict(site) for site in sites], "place": {site: list(counts) for site, counts in place.items()},
             "loads_every_s": self.measure_every_s or 0.0,
         }  # fmt: skip
 

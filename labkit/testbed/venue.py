@@ -13,6 +13,7 @@ from labkit.testbed.backups import Backups
 from labkit.testbed.claims import checked_gpus, parts_of_gpus
 from labkit.testbed.deployment import Deployment, Tell
 from labkit.testbed.fleet import Fleet
+from labkit.testbed.here import HereFleet
 from labkit.testbed.hosts import Changed, Hosts
 from labkit.testbed.inventory import Inventory
 from labkit.testbed.training import Place, Training, gpus_of, sites_of
@@ -69,7 +70,7 @@ class Venue:
     ) -> None:
         training.check(jobs)
         self.inventory, self.cluster, self.jobs, self.training = inventory, inventory.cluster(), jobs, training
-        self.fleet = Fleet(inventory)
+        self.fleet = HereFleet(inventory) if any(machine.local for machine in inventory) else Fleet(inventory)
         self.hosts = Hosts(self.fleet, run=run, changed=changed, lease_s=lease_s)
         self.backups = Backups(self.fleet, folder, run=run)
         self._deployments: list[Deployment] = []

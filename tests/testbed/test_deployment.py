@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from labkit.core import Placement
+from labkit.core import Placement, Role
 from labkit.testbed.amounts import Given, by_row, given
 from labkit.testbed.deployment import Deployment
 from labkit.testbed.progress import Told
@@ -28,7 +28,8 @@ class Host:
     def __init__(self) -> None:
         self.bridge = {"python": "python", "path": None}
         self.orders: queue.Queue[dict[str, Any]] = queue.Queue()
-        self.resizes: queue.Queue[list[list[Any]]] = queue.Queue()
+        self.resizes: queue.Queue[dict[str, list[Any]]] = queue.Queue()
+        self.replaced: queue.Queue[list[str]] = queue.Queue()
         self.says: queue.Queue[str | None] = queue.Queue()
         self.last, self._n = 0, 0
 
@@ -41,7 +42,9 @@ class Host:
             self.orders.put(message["place"])
             return {"scaling": self._n}
         if message["do"] == "resize":
-            self.resizes.put(message["tasks"])
+            self.resizes.put(message["members"])
+        if message["do"] == "replace":
+            self.replaced.put(message["members"])
         return {"archive": ""}
 
     def follow(self, _run: str, **_: Any) -> Host:
@@ -133,19 +136,33 @@ ONE = [Given("h0/0", 0, 2.0, None)]
 
 
 def test_processes_are_told_of_other_cores_once_and_those_that_come_later_too(job, host, heard):
+    host.event("started", name="worker-0", host="h0", site="h0/0", pid=6)
+    host.event("loss", version=1, loss=0.5)
+    heard.wait("progressed")
     job.want(A, amounts=ONE)
-    assert host.resizes.get(timeout=10) == [["h0/0", "worker", 2.0, None]]
+    assert host.resizes.get(timeout=10) == {"worker-0": [2.0, None]}
     host.event("resized", name="worker-0", cpus=2.0, memory_gb=None, cores=[0, 1], unable=[])
     heard.wait("resized")
-    host.event("started", name="worker-1", host="h0", pid=7)  # in the place of one that died
-    assert host.resizes.get(timeout=10) == [["h0/0", "worker", 2.0, None]]
+    host.event("left", name="worker-0", expected=False, reason="exit code 1")
+    host.event("started", name="worker-1", host="h0", site="h0/0", pid=7)  # in the place of one that died
+    assert host.resizes.get(timeout=10) == {"worker-1": [2.0, None]}
     job.want(B, amounts=ONE)
     assert asked(host) == B
     host.event("scaled", scaling=1)
-    assert host.resizes.get(timeout=10) == [["h0/0", "worker", 2.0, None]]
+    assert host.resizes.get(timeout=10) == {"worker-1": [2.0, None]}
     job.want(B)
-    assert host.resizes.get(timeout=10) == []
+    assert host.resizes.get(timeout=10) == {}
     assert host.resizes.empty()
+
+
+def test_a_repair_waits_until_the_scaling_before_it_is_done(job, host, heard):
+    job.want(B)
+    assert asked(host) == B
+    host.event("started", name="ps-0", host="h1", site="h1/0", pid=8)
+    job.repair([(Role.WORKER, "h1/0", 1), (Role.PS, "h1/0", 1)], [(Role.PS, 0)])
+    assert host.replaced.empty()
+    host.event("scaled", scaling=1)
+    assert host.replaced.get(timeout=10) == ["ps-0"]
 
 
 def test_tasks_have_what_their_rows_of_a_placement_were_given():
@@ -153,8 +170,8 @@ def test_tasks_have_what_their_rows_of_a_placement_were_given():
     tasks = given(
         no_network(1), role=rows.role, group=rows.group, count=rows.count, cpus=rows.cpus, memory_gb=rows.memory_gb
     )
-    assert [each.cpus for each in tasks] == [24, 16, 16, None]
-    assert [n for n, *_ in by_row(tasks, "m0/0", 1, 4)] == [1, 2, 1]  # the fourth one was given nothing
+    assert [each.cpus for each in tasks] == [16, 16, 24, None]
+    assert [n for n, *_ in by_row(tasks, "m0/0", 1, 4)] == [2, 1, 1]  # the fourth one was given nothing
     assert not given(
         no_network(1), role=rows.role, group=rows.group, count=rows.count, cpus=np.full(3, np.nan, np.float32),
         memory_gb=rows.memory_gb,

@@ -90,17 +90,17 @@ CLICKS: Final = ("wide-deep", "xdeepfm")
 
 
 def canonical(name: str, *, thing: str = "model", more: tuple[str, ...] = ()) -> str:
-    """Return the name that a name or an alias stands for, in upper or lower case.
+    """Return the name that a name or an alias stands for, in upper or lower case, with "-" or "_" between its words.
 
-    >>> canonical("ResNet"), canonical("w&d")
-    ('resnet-50', 'wide-deep')
+    >>> canonical("ResNet"), canonical("w&d"), canonical("wide_deep")
+    ('resnet-50', 'wide-deep', 'wide-deep')
 
     Raises
     ------
     InputError
         If there is none; the message offers the nearest name.
     """
-    key = str(name).strip().lower()
+    key = str(name).strip().lower().replace("_", "-")
     key = _ALIASES.get(key, key)
     if key in NAMES or key in more:
         return key

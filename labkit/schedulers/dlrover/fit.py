@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from numba import njit
 from numpy.typing import ArrayLike
 from scipy.optimize import nnls
 
 from labkit.core.errors import InputError
-from labkit.core.resources import Floats
+from labkit.core.resources import Floats, Ints
 from labkit.schedulers.dlrover.plan import Plan
-from labkit.speed.bottleneck import Work
+from labkit.speed.bottleneck import SOFTNESS, Work
 
 _REST: Final = np.geomspace(0.05, 1.0, 120)
 """Parts of a worker's step that the rest may take: a grid."""
@@ -58,16 +59,49 @@ def measured_work(samples: Sequence[Sample]) -> Work:
     InputError
         If no sample tells used cores and a speed.
     """
-    good = _usable(samples)
-    compute = float(np.exp(np.mean([np.log(s.worker_cores / s.speed) for s in good])))
-    update = float(np.exp(np.mean([np.log(s.ps_cores / s.speed) for s in good])))
-    loads = [s.hottest_load * s.plan.n_ps for s in good if s.plan.n_ps > 1 and np.isfinite(s.hottest_load)]
-    hot = max(float(np.median(loads)), 1.0) if loads else 1.0
-    slowest = max(s.plan.n_workers / s.speed for s in good)
-    model = Work(compute, update, slowest * _REST, hot)
-    n, w, p, c = (np.array(column, np.float64)[:, None] for column in zip(*map(_gang, good), strict=True))
-    wrong = np.log(model.speed(n, worker_cores=w, n_ps=p, ps_cores=c) / [[s.speed] for s in good])
-    return replace(model, rest_s=float(slowest * _REST[int((wrong**2).sum(axis=0).argmin())]))
+    c, u, t, hot = works_of([_usable(samples)])[0].tolist()
+    return Work(c, u, t, hot)
+
+
+def works_of(samples: Sequence[Sequence[Sample]]) -> Floats:
+    """Return what `measured_work` does for many jobs at once, each with a usable sample or more, (J, 4): c, u, t, h."""
+    first = np.zeros(len(samples) + 1, np.int64)
+    np.cumsum([len(mine) for mine in samples], out=first[1:])
+    rows = [
+        (s.plan.n_workers, s.plan.worker_cores, s.plan.n_ps, s.plan.ps_cores, s.speed, s.worker_cores, s.ps_cores,
+         s.hottest_load)
+        for mine in samples
+        for s in mine
+    ]  # fmt: skip
+    return _works(np.array(rows, np.float64).reshape(-1, 8), first, _REST)
+
+
+@njit(cache=True)
+def _works(rows: Floats, first: Ints, rest: Floats) -> Floats:
+    """Return core-seconds, rest and hottest share of jobs whose samples are rows `first[j]:first[j + 1]`."""
+    told = np.empty((len(first) - 1, 4))
+    for j in range(len(first) - 1):
+        mine = rows[first[j] : first[j + 1]]
+        speed, loads = mine[:, 4], mine[:, 7] * mine[:, 2]
+        c, u = np.exp(np.mean(np.log(mine[:, 5] / speed))), np.exp(np.mean(np.log(mine[:, 6] / speed)))
+        several = loads[(mine[:, 2] > 1) & np.isfinite(loads)]
+        hot = max(np.median(several), 1.0) if len(several) else 1.0
+        slowest = np.max(mine[:, 0] / speed)
+        least, best = np.inf, slowest * rest[0]
+        known, alone = np.empty(len(mine)), np.empty(len(mine))  # inverse powers: of both kinds of cores, of the rest
+        for i in range(len(mine)):
+            n, w, p, s = mine[i, 0], mine[i, 1], mine[i, 2], mine[i, 3]
+            load = min(hot / p, 1.0) if p > 1 else 1.0
+            known[i] = ((n * w / c) ** -SOFTNESS + (s / (u * load)) ** -SOFTNESS) * speed[i] ** SOFTNESS
+            alone[i] = (n / slowest / speed[i]) ** -SOFTNESS
+        for part in rest:
+            wrong, power = 0.0, part**SOFTNESS
+            for i in range(len(mine)):
+                wrong += (np.log(known[i] + alone[i] * power) / SOFTNESS) ** 2
+            if wrong < least:
+                least, best = wrong, slowest * part
+        told[j] = c, u, best, hot
+    return told
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ class History:
     """Last final plans; it does not change, `noted` returns another one.
 
     >>> wide = Likeness("wide-deep", 512, "criteo")
-    >>> known = History().noted(wide, Plan(24, 3, 8, 16))
+    >>> known = History().noted({wide: Plan(24, 3, 8, 16)})
     >>> known.start(wide)[1], known.start(Likeness("wide-deep", 64, "mine"))[1], known.start(Likeness("dssm", 1, ""))
     ('the last plan of the same model, batch and dataset', 'the last plan of the same model', None)
     """
@@ -30,9 +30,9 @@ class History:
     alike: Mapping[Likeness, Plan] = field(default_factory=dict)
     of_model: Mapping[str, Plan] = field(default_factory=dict)
 
-    def noted(self, job: Likeness, plan: Plan) -> History:
-        """Return the history in which a job has ended with a plan."""
-        return History({**self.alike, job: plan}, {**self.of_model, job.model: plan})
+    def noted(self, plans: Mapping[Likeness, Plan]) -> History:
+        """Return the history in which jobs have ended with some plans, the last one last."""
+        return History({**self.alike, **plans}, {**self.of_model, **{job.model: plan for job, plan in plans.items()}})
 
     def start(self, job: Likeness) -> tuple[Plan, str] | None:
         """Return the plan to start a job with and where it is from; None: nothing is known (a cold start)."""

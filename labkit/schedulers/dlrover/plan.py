@@ -21,6 +21,9 @@ PS_CORES: Final = (4, 8, 12, 16, 24, 32)
 NO_SLOWER: Final = 0.01
 """A plan with fewer cores is taken where it is slower by less than this."""
 
+FASTER: Final = 1e-6
+"""A plan with more cores is looked at where it is faster by more than this."""
+
 
 class SpeedOfGangs(Protocol):
     """How fast a job is believed to be."""
@@ -32,31 +35,52 @@ class SpeedOfGangs(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How many workers and servers, and with how many cores each."""
+    """How many workers and servers, and with how many cores each.
+
+    Attributes
+    ----------
+    extra : tuple of (int, float)
+        Servers that have other cores than the rest: (task, cores), by task.
+    ps_memory_gb : float
+        GB of each server; 0: as declared.
+    beyond : int
+        How many of the workers are beyond the job's quota of cores: the first ones that others get.
+    """
 
     n_workers: int
     worker_cores: float
     n_ps: int
     ps_cores: float
+    extra: tuple[tuple[int, float], ...] = ()
+    ps_memory_gb: float = 0.0
+    beyond: int = 0
 
     @property
     def cores(self) -> float:
         """Cores in all."""
-        return self.n_workers * self.worker_cores + self.n_ps * self.ps_cores
+        more = sum(cores - self.ps_cores for _, cores in self.extra)
+        return self.n_workers * self.worker_cores + self.n_ps * self.ps_cores + more
+
+    def cores_of(self, task: int) -> float:
+        """Return the cores of one server."""
+        return dict(self.extra).get(task, self.ps_cores)
 
     def __str__(self) -> str:
-        return f"{self.n_workers} workers x {self.worker_cores:g} cores, {self.n_ps} PSs x {self.ps_cores:g}"
+        told = f"{self.n_workers} workers x {self.worker_cores:g} cores, {self.n_ps} PSs x {self.ps_cores:g}"
+        told += "".join(f", ps-{task} {cores:g}" for task, cores in self.extra)
+        told += f", {self.ps_memory_gb:.3g} GB each" if self.ps_memory_gb else ""
+        return told + (f", {self.beyond} workers beyond the quota" if self.beyond else "")
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Grid:
-    """Plans in columns (P,), by cores in all."""
+    """Plans in columns (P,), by cores in all; cores are whole numbers where the unit is one core."""
 
     n_workers: Ints
-    worker_cores: Ints
+    worker_cores: Ints | Floats
     n_ps: Ints
-    ps_cores: Ints
-    cores: Ints
+    ps_cores: Ints | Floats
+    cores: Ints | Floats
 
     def plan(self, i: int) -> Plan:
         """Return one of them."""
@@ -72,15 +96,23 @@ class Grid:
 
 @lru_cache(maxsize=64)
 def grid(
-    budget: int,
+    budget: float,
     *,
     max_workers: int = 200,
     max_ps: int = 200,
-    most_cores: int = 32,
+    most_cores: float = 32,
     worker_cores: tuple[int, ...] = WORKER_CORES,
     ps_cores: tuple[int, ...] = PS_CORES,
+    unit: float = 1.0,
 ) -> Grid:
     """Return every plan within a budget of cores, with at most so many tasks and so many cores in each.
+
+    Parameters
+    ----------
+    worker_cores, ps_cores : tuple of int
+        What a worker and a server may be given, in units.
+    unit : float
+        Cores that count as one: 0.1 for a grid in tenths of a core.
 
     Raises
     ------
@@ -91,25 +123,43 @@ def grid(
     --------
     >>> len(grid(200)), grid(12, max_workers=1).plan(0)
     (29855, Plan(n_workers=1, worker_cores=1.0, n_ps=1, ps_cores=4.0))
+    >>> grid(2.0, most_cores=1.0, unit=0.1).plan(-1)
+    Plan(n_workers=2, worker_cores=0.8, n_ps=1, ps_cores=0.4)
     """
-    workers = _pairs([c for c in worker_cores if c <= most_cores], max_workers, budget)
-    servers = _pairs([c for c in ps_cores if c <= most_cores], max_ps, budget)
+    within, most = in_units(budget, unit), in_units(most_cores, unit)
+    workers = pairs([c for c in worker_cores if c <= most], max_workers, within)
+    servers = pairs([c for c in ps_cores if c <= most], max_ps, within)
     cores = (workers[:, 0] * workers[:, 1])[:, None] + servers[:, 0] * servers[:, 1]
-    w, s = np.nonzero(cores <= budget)
+    w, s = np.nonzero(cores <= within)
     if not len(w):
         raise InputError(
-            f"a budget of {budget} cores with at most {most_cores} in a task holds no worker and server; expected "
-            f"{min(worker_cores) + min(ps_cores)} or more."
+            f"a budget of {budget:g} cores with at most {most_cores:g} in a task holds no worker and server; expected "
+            f"{(min(worker_cores) + min(ps_cores)) * unit:g} or more."
         )
     order = np.argsort(cores[w, s], kind="stable")
     w, s = w[order], s[order]
-    return Grid(workers[w, 0], workers[w, 1], servers[s, 0], servers[s, 1], cores[w, s])
+    sized = [_in_cores(column, unit) for column in (workers[w, 1], servers[s, 1], cores[w, s])]
+    return Grid(workers[w, 0], sized[0], servers[s, 0], sized[1], sized[2])
 
 
-def _pairs(ladder: Sequence[int], most: int, budget: int) -> Ints:
+def in_units(cores: float, unit: float) -> int:
+    """Return how many units some cores hold.
+
+    >>> in_units(0.3, 0.1), in_units(7.9, 1.0)
+    (3, 7)
+    """
+    return int(cores / unit + 1e-6)
+
+
+def _in_cores(units: Ints, unit: float) -> Ints | Floats:
+    """Return units as cores, whole numbers where the unit is one core; 3 x 0.1 is 0.3."""
+    return units if unit == 1 else np.round(units * unit, 9)
+
+
+def pairs(ladder: Sequence[int], most: int, budget: int) -> Ints:
     """Return (number, cores) of tasks that a budget holds, (n, 2)."""
-    pairs = [(n, c) for c in ladder for n in range(1, min(most, budget // c) + 1)]
-    return np.array(pairs, np.int32).reshape(-1, 2)
+    found = [(n, c) for c in ladder for n in range(1, min(most, budget // c) + 1)]
+    return np.array(found, np.int32).reshape(-1, 2)
 
 
 def search(model: SpeedOfGangs, plans: Grid) -> tuple[Plan, float]:
@@ -132,7 +182,7 @@ def frontier(model: SpeedOfGangs, plans: Grid) -> tuple[Ints, Floats]:
     starts = np.concatenate([[0], np.flatnonzero(last)[:-1] + 1])
     most = np.maximum.reduceat(speed, starts)
     before = np.concatenate([[0.0], np.maximum.accumulate(most)[:-1]])
-    better = most > before * (1 + 1e-9)
+    better = most > before * (1 + FASTER)
     ends = np.append(starts[1:], len(speed))
     best = [int(a + np.argmax(speed[a:b])) for a, b in zip(starts[better], ends[better], strict=True)]
     chosen = np.array(best, np.int32)

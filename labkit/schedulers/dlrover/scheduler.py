@@ -1,58 +1,36 @@
-"""The scheduler: what the stages decide for each job, which jobs get the cores, and where tasks go."""
+"""The scheduler: it looks at what runs, mends what is wrong, divides cores among jobs, and starts those that wait."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Final
+from typing import ClassVar
 
 import numpy as np
 
 from labkit.core.errors import InputError
 from labkit.core.events import Role
 from labkit.core.life import Context
-from labkit.core.placement import Placement, Reason
+from labkit.core.placement import Placement
 from labkit.core.protocols import Placer
-from labkit.core.resources import CPUS, GPUS, Floats, Ints
+from labkit.core.resources import CPUS, GPUS, Bools, Ints
 from labkit.core.snapshot import Snapshot
-from labkit.core.trial import Trial
 from labkit.placers import FirstFit
 from labkit.schedulers.base import start_in_order
-from labkit.schedulers.dlrover.carry import add, settle
-from labkit.schedulers.dlrover.fit import Sample, measured_work
-from labkit.schedulers.dlrover.history import History, Likeness
-from labkit.schedulers.dlrover.plan import NO_SLOWER, Grid, Plan, frontier, grid
-from labkit.schedulers.dlrover.select import choose
-from labkit.schedulers.dlrover.stages import JobState, Rules, Seen, Stage, look, may_change
+from labkit.schedulers.dlrover.adjust import Trouble
+from labkit.schedulers.dlrover.carry import Room
+from labkit.schedulers.dlrover.history import History
+from labkit.schedulers.dlrover.mend import Mender
+from labkit.schedulers.dlrover.plan import in_units
+from labkit.schedulers.dlrover.rules import USUAL, Rules
+from labkit.schedulers.dlrover.share import FEWER, TAKEN_BACK, Beliefs, Known, Wish, limits_of, wishes
+from labkit.schedulers.dlrover.sight import Sight
+from labkit.schedulers.dlrover.stages import JobState, Stage, look, may_change
+from labkit.schedulers.dlrover.start import COLD_CORES, cut, give_as_asked, likeness, start
+from labkit.schedulers.dlrover.turn import Decision, Turn
 from labkit.schedulers.recall import Recall
-from labkit.speed.bottleneck import Work
 
-COLD_CORES: Final = (32, 16, 8, 4, 2, 1)
-"""Cores of the worker and the server of a job that is sampled: the most that the text allows, fewer where that does
-not fit."""
-
-
-LEARNS: Final = 0.3
+LEARNS = 0.3
 """Part of a new measurement in what changes are believed to take."""
-
-PAYS: Final = 2.0
-"""Times the seconds of a change that it must save."""
-
-FEWER: Final = "as fast with fewer cores"
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """What the brain did to a job, and why."""
-
-    time_s: float
-    number: int
-    job: str
-    stage: Stage
-    plan: Plan
-    why: str
-
-    def __str__(self) -> str:
-        return f"{self.time_s:.0f} s, {self.job}: {self.plan} ({self.why})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,30 +50,31 @@ class Dlrover:
     """Find out how many workers, servers and cores each job needs, within a budget of cores [1]_.
 
     A job starts with the last final plan of its kind, or with one worker and one server of many cores. What they use
-    and how fast they are gives the core-seconds of a step (`fit`); the best of all plans within the budget (`plan`) is
+    and how fast they are gives the core-seconds of a step (`fit`); the best of all plans within the budget (`front`) is
     carried out and measured, and the job is estimated again. Where not all wishes fit, cores go where they gain most
-    (`select`). A job is changed at most once in `gap_s`. Rigid jobs, jobs with GPUs and jobs without servers are
-    started as they were asked for, in order of arrival, and left alone; so are jobs of which nothing can be measured.
+    (`select`). Meanwhile, and to its end, a job is watched (`adjust`, `memory`). It is changed at most once in `gap_s`.
+    Rigid jobs, jobs with GPUs and jobs without servers are started as they were asked for, in order of arrival, and
+    left alone; so are jobs of which nothing can be measured.
 
     Attributes
     ----------
-    total_cores : int
+    total_cores : float
         Most cores of one job: C_total of the text.
-    most_cores : int
+    most_cores : float
         Most cores of one task: C_max.
-    gap_s, patience_s, n_estimates
-        See `labkit.schedulers.dlrover.stages.Rules`.
-    min_gain : float
-        A plan that is faster by less than this part is not worth a change.
+    unit : float
+        Cores that count as one: plans are in such units, 0.1 for a machine with few cores.
     root : float
         What a job gains is its speed, as a part of that of its best plan, to the power of this: at 1 equal jobs get all
         or nothing, below they share.
     quantum_s, measure_every_s : float
         How often a session decides, and measures, at least.
+    rules : Rules
+        Every threshold; by name, each is an option of its own: `dlrover(gap_s=30, hot_use=0.9)`.
 
     Notes
     -----
-    What was decided, with reasons in words, are events of the run (`record.decisions`); `decisions` has the plans too.
+    `decisions` lists what was decided since the run began, with reasons in words.
 
     References
     ----------
@@ -104,250 +83,194 @@ class Dlrover:
 
     knows_types: ClassVar[bool] = False
 
-    total_cores: int = 200
-    most_cores: int = 32
-    gap_s: float = 60.0
-    patience_s: float = 300.0
-    n_estimates: int = 2
-    min_gain: float = 0.05
+    total_cores: float = 200.0
+    most_cores: float = 32.0
+    unit: float = 1.0
     root: float = 0.5
     quantum_s: float = 60.0
     measure_every_s: float = 30.0
     placer: Placer = FirstFit()
+    rules: Rules = USUAL
     decisions: list[Decision] = field(default_factory=list, init=False, repr=False)
+    past: History = field(default_factory=History, init=False, repr=False, compare=False)
+    """Final plans of runs before this one."""
     _memory: Recall[_State] = field(default_factory=lambda: Recall(_State()), init=False, repr=False)
-    _fronts: dict[tuple[int, int], tuple[Grid, Ints, Floats, Work]] = field(
-        default_factory=dict, init=False, repr=False
-    )
+    _beliefs: Beliefs = field(default_factory=Beliefs, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        for name, least in (("total_cores", 5), ("most_cores", 4), ("n_estimates", 0)):
-            if getattr(self, name) < least:
-                raise InputError(f"dlrover: {name} is {getattr(self, name)}; expected {least} or more.")
-        for name in ("gap_s", "patience_s", "min_gain"):
-            if not getattr(self, name) >= 0:
-                raise InputError(f"dlrover: {name} is {getattr(self, name)}; expected a number >= 0.")
-
-    @property
-    def rules(self) -> Rules:
-        """When jobs may be changed."""
-        return Rules(self.gap_s, self.patience_s, self.n_estimates)
+        if not 0 < self.unit < np.inf:
+            raise InputError(f"dlrover: unit is {self.unit}; expected cores > 0, 1 for whole cores.")
+        for name, least in (("total_cores", 5 * self.unit), ("most_cores", 4 * self.unit)):
+            if not getattr(self, name) >= least - 1e-9:
+                raise InputError(f"dlrover: {name} is {getattr(self, name)}; expected {least:g} or more.")
 
     def begin(self, context: Context) -> None:  # noqa: ARG002 - the brain knows nothing of jobs before they come
-        """Forget what was learnt of other jobs."""
-        self._memory.forget()
+        """Forget what was learnt of other jobs, but for `past`."""
+        self._memory = Recall(_State(history=self.past))
+        self._beliefs.forget()
         self.decisions.clear()
 
+    @property
+    def history(self) -> History:
+        """Final plans of jobs, of `past` and of this run."""
+        return self._memory.newest.history
+
     def schedule(self, snapshot: Snapshot) -> Placement:
-        """Return what starts, and which jobs get other tasks or cores."""
+        """Return what starts, which jobs get other tasks or cores, what is repaired, and why."""
         state = self._memory.before(snapshot)
         del self.decisions[state.n_decisions :]
-        if len(self._fronts) > 4 * len(state.jobs) + 64:
-            self._fronts.clear()
-        n_before = len(self.decisions)
         placement, state = self._decide(snapshot, state)
         self._memory.keep(replace(state, n_decisions=len(self.decisions)))
-        told = self.decisions[n_before:]
-        return replace(placement, reasons=tuple(Reason(each.number, f"{each.plan}: {each.why}") for each in told))
+        return placement
 
     def _decide(self, snapshot: Snapshot, state: _State) -> tuple[Placement, _State]:
-        trial = Trial(snapshot)
         jobs, table = snapshot.jobs.number, snapshot.table
-        mine = table.malleable[jobs] & (table.max_ps[jobs] > 0) & (table.worker_demand[jobs, GPUS] == 0)
+        gpus = table.worker_demand[jobs, GPUS] + table.ps_demand[jobs, GPUS]
+        mine: Bools = table.malleable[jobs] & (table.max_ps[jobs] > 0) & (gpus == 0)
         running = snapshot.holds(jobs)
+        sight = Sight.of(snapshot, jobs[mine & running])
+        room = Room(snapshot, sight.running)
         left_alone = jobs[~mine & ~running]
-        add(trial, start_in_order(snapshot, left_alone, self.placer, backfill=True))
-        active = frozenset(jobs.tolist())
+        started = start_in_order(snapshot, left_alone, self.placer, backfill=True)
+        room.take(started)
+        active, waiting = frozenset(jobs.tolist()), jobs[mine & ~running].tolist()
         states = {job: known for job, known in state.jobs.items() if job in active}
-        history, pause_s = state.history, state.pause_s
-        seen = self._seen(snapshot, jobs[mine & running])
-        sampled = False
-        for job, what in seen.items():
-            states[job], came = self._look(snapshot, states.get(job), what)
-            sampled |= bool(came)
-            if came == "gave up" and states[job].gave_up:
-                self._as_asked(snapshot, trial, states, job)
-            if came == "sampled":
-                pause_s += LEARNS * (states[job].pause_s - pause_s)
-            if came == "sampled" and states[job].stage == Stage.FINAL:
-                front = self._front(snapshot, job, states[job])
-                history = history.noted(_likeness(snapshot, job), _entry(front, len(front[1]) - 1))
-        waiting = jobs[mine & ~running].tolist()
+        turn = Turn(snapshot, room, self.rules, states, state.pause_s, decisions=self.decisions)
+        asked = np.setdiff1d(left_alone, started.set_jobs)
+        turn.reserved = float(table.gang_demand[asked, CPUS].sum()) + 2 * COLD_CORES[1] * self.unit * len(waiting)
+        history, sampled = self._look(turn, sight, state.history)
         stirred = sampled or bool(waiting) or active != state.active or state.unsettled
-        unsettled = False
-        if stirred:
-            reserved = self._reserved(snapshot, waiting, left_alone[trial.n_workers[left_alone] == 0])
-            unsettled = self._share(snapshot, trial, states, seen, reserved, pause_s)
-            for job in waiting:
-                self._start(snapshot, trial, states, history, job)
-        return trial.placement(), _State(states, history, active, unsettled, pause_s)
+        unsettled = stirred and self._share(turn, sight)
+        lost = snapshot.jobs.n_out_of_memory[:, Role.PS] if waiting else None
+        for job in waiting if stirred else ():
+            at = int(np.searchsorted(jobs, job))
+            n_lost = int(lost[at]) if lost is not None else 0
+            start(turn, history, job, most_cores=self.most_cores, unit=self.unit, n_lost=n_lost)
+        return room.placement(), _State(states, history, active, unsettled, turn.pause_s)
 
     # --- one job
 
-    def _seen(self, snapshot: Snapshot, jobs: Ints) -> dict[int, Seen]:
-        """Return what is known of the brain's jobs that run; those whose tasks differ in cores are left alone."""
-        running, columns = snapshot.running(jobs), snapshot.jobs
-        owner, cores = running.row_job(), running.cpus
-        if not len(cores):
-            cores = snapshot.demand[running.role, running.job[owner], CPUS]
-        least, most = np.full((2, len(running.job), 2), np.inf) * [[[1.0]], [[-1.0]]]
-        np.minimum.at(least, (owner, running.role), cores)
-        np.maximum.at(most, (owner, running.role), cores)
-        at = np.searchsorted(columns.number, running.job)  # numbers are by arrival
-        told: dict[int, Seen] = {}
-        for i in np.flatnonzero((least == most).all(axis=1)).tolist():
-            plan = Plan(int(running.n_workers[i]), float(most[i, 0]), int(running.n_ps[i]), float(most[i, 1]))
-            workers, servers = columns.used_cores[at[i]].tolist()
-            load = float(columns.hottest_load[at[i]])
-            sample = Sample(plan, float(columns.speed[at[i]]), workers, servers, load)
-            told[int(running.job[i])] = Seen(sample, float(columns.measured_s[at[i]]), float(columns.steps[at[i]]))
-        return told
+    def _look(self, turn: Turn, sight: Sight, history: History) -> tuple[History, bool]:
+        """Look at each job that runs; return the history, and whether there are new samples."""
+        states, rules, now_s = turn.states, self.rules, turn.now_s
+        suspects, fresh_s = self._suspects(turn, sight).tolist(), sight.measured_s.tolist()
+        mender = Mender(turn, sight, self.total_cores, self._largest(turn.snapshot), self.unit)
+        sampled, final = False, list[int]()
+        for i, job in enumerate(sight.running.job.tolist()):
+            known = states.get(job)
+            plan = sight.plan(i, known.plan if known else None)
+            if known is None:  # it ran before this brain came
+                known = JobState(Stage.SAMPLE, plan, now_s, steps=float(sight.steps[i]))
+            if known.plan is not plan:
+                known = replace(known, plan=plan)  # what it really has
+            states[job] = known
+            fresh = fresh_s[i] > max(known.watched_s, known.changed_s)
+            if fresh:
+                states[job] = replace(known, watched_s=fresh_s[i])
+                self._watch(mender, i, job, suspect=suspects[i])
+            if states[job].stage == Stage.FINAL:
+                continue
+            seen = sight.seen(i, plan)
+            states[job], came = look(states[job], seen, rules, now_s=now_s)
+            sampled |= bool(came)
+            if came == "gave up" and states[job].gave_up:
+                give_as_asked(turn, job)
+            if came == "sampled":
+                turn.pause_s += LEARNS * (states[job].pause_s - turn.pause_s)
+                final += [job] if states[job].stage == Stage.FINAL else []
+        return self._noted(turn, final, history), sampled
 
-    def _look(self, snapshot: Snapshot, known: JobState | None, seen: Seen) -> tuple[JobState, str]:
-        """Return the state of a job after a look at it, and what came of it."""
-        if known is None:  # it ran before this brain came
-            known = JobState(Stage.SAMPLE, seen.sample.plan, snapshot.now_s, steps=seen.steps)
-        return look(known, seen, self.rules, now_s=snapshot.now_s)
+    def _suspects(self, turn: Turn, sight: Sight) -> Bools:
+        """Return which jobs may be in trouble, (J,): the others need not be looked at one by one."""
+        suspects, final = sight.told_apart.copy(), dict[int, int]()
+        may_grow = self.rules.n_more > 0 and turn.spare_cores > 0
+        for i in np.flatnonzero(sight.idle(self.rules) & ~suspects).tolist() if may_grow else ():
+            job = int(sight.running.job[i])
+            state = turn.states.get(job)
+            if state is None or state.stage != Stage.FINAL or (Trouble.IDLE, -1) in state.watch.told:
+                continue
+            if may_change(state, self.rules, now_s=turn.now_s):
+                final[job] = i
+        for (job, i), known in zip(final.items(), self._known(turn, list(final)), strict=True):
+            plan, least = turn.states[job].plan, 1 + self.rules.min_gain
+            suspects[i] = known.speed(plan, more=self.rules.n_more) >= least * known.speed(plan)
+        return suspects
 
-    def _front(self, snapshot: Snapshot, job: int, state: JobState) -> tuple[Grid, Ints, Floats, Work]:
-        """Return the plans of a job, which of them are worth their cores, their speeds, and what was measured."""
-        key = job, hash(state.samples)
-        if key not in self._fronts:
-            table, work = snapshot.table, measured_work(state.samples)
-            plans = grid(
-                self.total_cores, max_workers=int(table.max_workers[job]), max_ps=int(table.max_ps[job]),
-                most_cores=self._largest(snapshot),
-            )  # fmt: skip
-            self._fronts[key] = plans, *frontier(work, plans), work
-        return self._fronts[key]
+    def _watch(self, mender: Mender, i: int, job: int, *, suspect: bool) -> None:
+        """Look after a job of which there is a new measurement."""
+        state = mender.turn.states[job]
+        if self.rules.watch_memory:
+            mender.foresee(i, job)
+        if suspect and not state.gave_up:
+            known = self._known(mender.turn, [job])[0] if state.samples else None
+            mender.watch(i, job, known)
+        elif state.watch.signs:
+            mender.turn.states[job] = replace(state, watch=replace(state.watch, signs={}))
 
-    def _largest(self, snapshot: Snapshot) -> int:
-        """Return the most cores that a task can have: of the largest group, at most `most_cores`."""
-        return max(min(int(snapshot.offered[:, CPUS].max()), self.most_cores), 4)
+    def _noted(self, turn: Turn, final: list[int], history: History) -> History:
+        """Return the history with the plans of jobs that are estimated for the last time."""
+        plans = {}
+        for job, known in zip(final, self._known(turn, final), strict=True):
+            best = known.front.plan(known.front.entry(len(known.front) - 1))
+            plans[likeness(turn.snapshot, job)] = turn.with_memory(job, best)
+        return history.noted(plans) if plans else history
+
+    def _known(self, turn: Turn, jobs: list[int]) -> list[Known]:
+        """Return what is believed of jobs that have samples."""
+        table = turn.snapshot.table
+        limits = limits_of(
+            table.max_workers[jobs], table.max_ps[jobs], total_cores=self.total_cores,
+            most_cores=self._largest(turn.snapshot), unit=self.unit,
+        )  # fmt: skip
+        return self._beliefs.of(turn.states, jobs, limits)
+
+    def _largest(self, snapshot: Snapshot) -> float:
+        """Return the most cores that a task can have: of the largest group, at most `most_cores`, in whole units."""
+        offered = in_units(float(snapshot.offered[:, CPUS].max()), self.unit) * self.unit
+        return max(min(offered, self.most_cores), 4 * self.unit)
 
     # --- the cluster
 
-    def _reserved(self, snapshot: Snapshot, waiting: list[int], left_alone: Ints) -> float:
-        """Return the cores that waiting jobs are to find: two tasks to sample, or the gang that was asked for."""
-        asked = float(snapshot.table.gang_demand[left_alone, CPUS].sum())
-        return asked + 2 * COLD_CORES[1] * len(waiting)
-
-    def _share(
-        self, snapshot: Snapshot, trial: Trial, states: dict[int, JobState], seen: dict[int, Seen], reserved: float,
-        pause_s: float,
-    ) -> bool:  # fmt: skip
+    def _share(self, turn: Turn, sight: Sight) -> bool:
         """Give jobs that may be changed the plans that gain most; tell whether some were not yet free to change."""
-        now_s = snapshot.now_s
-        movable = [job for job in seen if may_change(states[job], self.rules, now_s=now_s)]
-        fronts = {job: self._front(snapshot, job, states[job]) for job in movable}
+        states, now_s = turn.states, turn.now_s
+        running: Ints = sight.running.job
+        free = np.array([may_change(states[job], self.rules, now_s=now_s) for job in running.tolist()], np.bool_)
+        movable = running[free].tolist()
         held = sum(states[job].plan.cores for job in movable)
-        least = sum(float(plans.cores[which[0]]) for plans, which, _, _ in fronts.values())
-        budget = max(float(trial.free[:, CPUS].sum()) + held - reserved, least)
-        wishes = [(plans.cores[which], (speed / speed[-1]) ** self.root) for plans, which, speed, _ in fronts.values()]
-        chosen = dict(zip(movable, choose(wishes, budget=budget), strict=True))
-        wanted: list[tuple[float, int, Plan, str]] = []
-        for job, at in chosen.items():
-            left = float(snapshot.table.total_steps[job]) - seen[job].steps
-            plan, why = self._worth(states[job], fronts[job], at, left=left, pause_s=pause_s, wait=reserved > 0)
-            if plan is not None:
-                wanted.append((plan.cores - states[job].plan.cores, job, plan, why))
-        missing = reserved + sum(max(more, 0.0) for more, *_ in wanted) - float(trial.free[:, CPUS].sum())
-        for more, job, plan, why in sorted(wanted, key=lambda wish: wish[:2]):  # the ones that give most come first
-            if more < 0 and missing <= 0 and not why.endswith(FEWER):
+        free_cores = float(turn.room.free[:, CPUS].sum())
+        wanted = wishes(
+            self._known(turn, movable), [states[job] for job in movable], jobs=movable,
+            left=turn.snapshot.table.total_steps[movable] - sight.steps[free], rules=self.rules,
+            budget=free_cores + held - turn.reserved, pause_s=turn.pause_s, wait=turn.reserved > 0, root=self.root,
+        )  # fmt: skip
+        missing = turn.reserved + sum(max(wish.more, 0.0) for wish in wanted) - free_cores
+        for wish in sorted(wanted, key=lambda wish: (wish.more, wish.job)):  # the ones that give most come first
+            if wish.more < 0 and missing <= 0 and not wish.why.endswith(FEWER):
                 continue  # enough was given
-            got = settle(trial, job, plan, declared=_declared(snapshot, job))
-            if got is not None and got != states[job].plan:
-                missing += min(more, 0.0)
-                self._change(snapshot, states, job, got, why + _cut(plan, got))
-        return len(movable) < sum(bool(states[job].samples) and not states[job].gave_up for job in seen)
+            if self._carry_out(turn, wish):
+                missing += min(wish.more, 0.0)
+        if missing > 0:
+            self._take_back(turn, movable, missing)
+        return len(movable) < sum(bool(states[job].samples) and not states[job].gave_up for job in running.tolist())
 
-    def _worth(
-        self, state: JobState, front: tuple[Grid, Ints, Floats, Work], at: int, *, left: float,
-        pause_s: float, wait: bool,
-    ) -> tuple[Plan | None, str]:  # fmt: skip
-        """Return the plan of an entry of a job's wish and the reason for it; None: what it has is as good.
+    def _carry_out(self, turn: Turn, wish: Wish) -> bool:
+        """Give a job the plan that it is to have, as far as there is room, and tell whether that changed it."""
+        plan = turn.with_memory(wish.job, wish.plan)
+        got = turn.room.settle(wish.job, plan)
+        if got is None or got == turn.states[wish.job].plan:
+            return False
+        turn.change(wish.job, got, wish.why + cut(plan, got))
+        return True
 
-        A change must save twice the seconds that it takes; one that only frees cores may cost a job `min_gain` of the
-        time that it has left, unless others wait to start.
-        """
-        _, _, speed, work = front
-        plan, now = _entry(front, at), state.plan
-        has = float(work.speed(now.n_workers, worker_cores=now.worker_cores, n_ps=now.n_ps, ps_cores=now.ps_cores))
-        foretold, sample = float(speed[at]), state.samples[-1]
-        told = (
-            f"{sample.speed:.3g} steps/s with {sample.worker_cores:.3g} + {sample.ps_cores:.3g} cores in use; "
-            f"{foretold:.3g} foretold, {has:.3g} as it is"
-        )
-        if foretold >= (1 + self.min_gain) * has:
-            return (plan, told) if left / has - left / foretold >= PAYS * pause_s else (None, "")
-        if plan.cores > (1 - self.min_gain) * now.cores or not (wait or self.min_gain * left / has >= pause_s):
-            return None, ""
-        return plan, f"{told}: {FEWER if foretold >= (1 - self.min_gain) * has else 'others gain more by its cores'}"
-
-    def _start(self, snapshot: Snapshot, trial: Trial, states: dict[int, JobState], history: History, job: int) -> None:
-        """Start a job that waits: as it was, as its like ended, or small and with many cores, to be sampled."""
-        declared, table = _declared(snapshot, job), snapshot.table
-        asked = Plan(int(table.n_workers[job]), declared[0], int(table.n_ps[job]), declared[1])
-        known, past = states.get(job), history.start(_likeness(snapshot, job))
-        cold = [
-            (Plan(1, float(c), 1, float(c)), f"cold start: sampled with {c} cores each")
-            for c in COLD_CORES
-            if c <= self.most_cores
-        ]
-        tries = [
-            *cold,
-            (asked, "as asked: no room to sample it"),
-            (Plan(1, declared[0], 1, declared[1]), "as small as possible"),
-        ]
-        if past is not None:
-            within = replace(
-                past[0], n_workers=min(past[0].n_workers, int(table.max_workers[job])),
-                n_ps=min(past[0].n_ps, int(table.max_ps[job])),
-            )  # fmt: skip
-            tries.insert(0, (within, past[1]))
-        if known is not None:
-            tries.insert(0, (known.plan, "goes on with the plan that it had"))
-        for plan, why in tries:
-            got = settle(trial, job, plan, declared=declared)
-            if got is not None:
-                self._change(snapshot, states, job, got, why + _cut(plan, got))
+    def _take_back(self, turn: Turn, jobs: list[int], missing: float) -> None:
+        """Take workers beyond the quota of their jobs away, until those that wait find cores."""
+        for job in jobs:
+            plan = turn.states[job].plan
+            if missing <= 0:
                 return
-
-    def _as_asked(self, snapshot: Snapshot, trial: Trial, states: dict[int, JobState], job: int) -> None:
-        """Give a job of which nothing can be measured what the user asked for, if there is room."""
-        declared = _declared(snapshot, job)
-        asked = Plan(int(snapshot.table.n_workers[job]), declared[0], int(snapshot.table.n_ps[job]), declared[1])
-        got = settle(trial, job, asked, declared=declared, whole=True)
-        if got is not None and got != states[job].plan:
-            self._change(snapshot, states, job, got, f"no use of cores was measured in {self.patience_s:g} s: as asked")
-
-    def _change(self, snapshot: Snapshot, states: dict[int, JobState], job: int, plan: Plan, why: str) -> None:
-        """Note a change and its reason."""
-        known = states.get(job) or JobState(Stage.SAMPLE, plan, snapshot.now_s)
-        steps = float(snapshot.steps_done(np.array([job], np.int32))[0])
-        states[job] = replace(known, plan=plan, changed_s=snapshot.now_s, steps=steps)
-        name = str(snapshot.table.id[job])
-        self.decisions.append(Decision(snapshot.now_s, job, name, states[job].stage, plan, why))
-
-
-def _entry(front: tuple[Grid, Ints, Floats, Work], at: int) -> Plan:
-    """Return the plan of an entry of a wish: the one with the fewest cores of those that are hardly slower."""
-    plans, which, speed, _ = front
-    return plans.plan(int(which[np.argmax(speed >= (1 - NO_SLOWER) * speed[at])]))
-
-
-def _declared(snapshot: Snapshot, job: int) -> tuple[float, float]:
-    """Return the cores that a worker and a server of a job declare."""
-    return float(snapshot.demand[Role.WORKER, job, CPUS]), float(snapshot.demand[Role.PS, job, CPUS])
-
-
-def _likeness(snapshot: Snapshot, job: int) -> Likeness:
-    """Return by what a job is like others; traces name no dataset, so that of a user's jobs counts as one."""
-    table = snapshot.table
-    batch = float(np.nan_to_num(table.samples_per_step[job]))
-    return Likeness(table.models[table.model[job]], batch, table.users[table.user[job]])
-
-
-def _cut(plan: Plan, got: Plan) -> str:
-    """Return what to say where not all workers of a plan found room."""
-    return "" if got == plan else f"; room for {got.n_workers} of {plan.n_workers} workers"
+            if plan.beyond and turn.states[job].changed_s < turn.now_s:
+                got = turn.room.settle(job, replace(plan, n_workers=plan.n_workers - plan.beyond, beyond=0))
+                if got is not None:
+                    missing -= plan.cores - got.cores
+                    turn.change(job, got, f"{plan.beyond} workers go: {TAKEN_BACK}")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 import numpy as np
+from numba import njit
 
 from labkit.core.resources import Floats, Ints
 
-Wish = tuple[Ints, Floats]
+Wish = tuple[Ints | Floats, Floats]
 """Cores, rising, and what a job would gain with so many, rising: (F,) each."""
 
 
@@ -23,46 +23,63 @@ def choose(wishes: Sequence[Wish], *, budget: float) -> list[int]:
     >>> choose([([1, 3], [0.4, 1.0]), ([1, 2], [0.5, 0.6])], budget=4)
     [1, 0]
     """
-    chosen, left = [], float(budget)
-    for cores, _ in wishes:
-        fits = len(cores) > 0 and cores[0] <= left
-        chosen.append(0 if fits else -1)
-        left -= float(cores[0]) if fits else 0.0
-    blocked = {i for i, at in enumerate(chosen) if at < 0}
-    for _, i, corner in _steps(wishes):
-        more = float(wishes[i][0][corner] - wishes[i][0][chosen[i]])
-        if i in blocked:
-            continue
-        if more > left:
-            blocked.add(i)
-            continue
-        chosen[i], left = corner, left - more
-    for i, (cores, _) in enumerate(wishes):
-        if chosen[i] >= 0:
-            best = int(np.searchsorted(cores, cores[chosen[i]] + left, side="right")) - 1
-            left -= float(cores[best] - cores[chosen[i]])
-            chosen[i] = best
+    if not wishes:
+        return []
+    first = np.zeros(len(wishes) + 1, np.int64)
+    np.cumsum([len(cores) for cores, _ in wishes], out=first[1:])
+    cores, gain = (np.concatenate([np.asarray(w[i], np.float64) for w in wishes]) for i in (0, 1))
+    chosen: list[int] = _chosen(cores, gain, first, float(budget)).tolist()
     return chosen
 
 
-def _steps(wishes: Sequence[Wish]) -> list[tuple[float, int, int]]:
-    """Return (-gain per core, job, corner) of all steps, the best first; those of a job are in order."""
-    steps = []
-    for i, (cores, gain) in enumerate(wishes):
-        corners = _hull(np.asarray(cores, np.float64), np.asarray(gain, np.float64))
-        for a, b in pairwise(corners):
-            steps.append((-float((gain[b] - gain[a]) / (cores[b] - cores[a])), i, b))
-    return sorted(steps)
+@njit(cache=True)
+def _chosen(cores: Floats, gain: Floats, first: Ints, budget: float) -> Ints:
+    """Return the entry of each job's wish, which is rows `first[j]:first[j + 1]`; -1: none."""
+    n_jobs, left = len(first) - 1, budget
+    chosen, blocked = np.zeros(n_jobs, np.int64), np.zeros(n_jobs, np.bool_)
+    for j in range(n_jobs):
+        a = first[j]
+        if first[j + 1] > a and cores[a] <= left:
+            left -= cores[a]
+        else:
+            chosen[j], blocked[j] = -1, True
+    owner, corner, worth = _steps(cores, gain, first)
+    for step in np.argsort(-worth, kind="mergesort"):  # of equal ones the first jobs', in order along each hull
+        j, to = owner[step], corner[step]
+        if blocked[j]:
+            continue
+        more = cores[first[j] + to] - cores[first[j] + chosen[j]]
+        if more > left:
+            blocked[j] = True
+        else:
+            chosen[j] = to
+            left -= more
+    for j in range(n_jobs):
+        if chosen[j] >= 0:
+            mine = cores[first[j] : first[j + 1]]
+            best = np.searchsorted(mine, mine[chosen[j]] + left, side="right") - 1
+            left -= mine[best] - mine[chosen[j]]
+            chosen[j] = best
+    return chosen
 
 
-def _hull(cores: Floats, gain: Floats) -> list[int]:
-    """Return the corners of the upper hull, from the first entry to the last."""
-    corners: list[int] = []
-    for i in range(len(cores)):
-        while len(corners) >= 2:
-            a, b = corners[-2], corners[-1]
-            if (gain[b] - gain[a]) * (cores[i] - cores[a]) > (gain[i] - gain[a]) * (cores[b] - cores[a]):
-                break
-            corners.pop()
-        corners.append(i)
-    return corners
+@njit(cache=True)
+def _steps(cores: Floats, gain: Floats, first: Ints) -> tuple[Ints, Ints, Floats]:
+    """Return all steps from corner to corner of the upper hulls: job, the corner that it leads to, gain per core."""
+    owner, corner, worth = np.empty(len(cores), np.int64), np.empty(len(cores), np.int64), np.empty(len(cores))
+    n, corners = 0, np.empty(len(cores), np.int64)
+    for j in range(len(first) - 1):
+        a, k = first[j], 0
+        for i in range(a, first[j + 1]):
+            while k >= 2:
+                p, q = corners[k - 2], corners[k - 1]
+                if (gain[q] - gain[p]) * (cores[i] - cores[p]) > (gain[i] - gain[p]) * (cores[q] - cores[p]):
+                    break
+                k -= 1
+            corners[k] = i
+            k += 1
+        for i in range(1, k):
+            p, q = corners[i - 1], corners[i]
+            owner[n], corner[n], worth[n] = j, q - a, (gain[q] - gain[p]) / (cores[q] - cores[p])
+            n += 1
+    return owner[:n], corner[:n], worth[:n]

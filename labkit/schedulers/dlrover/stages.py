@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from labkit.schedulers.dlrover.adjust import Watch
 from labkit.schedulers.dlrover.fit import Sample
+from labkit.schedulers.dlrover.memory import Point
 from labkit.schedulers.dlrover.plan import Plan
+from labkit.schedulers.dlrover.rules import Rules
 
 
 class Stage(StrEnum):
@@ -37,6 +40,14 @@ class JobState:
         Steps that it had done when it was changed last.
     pause_s : float
         Seconds that its last measured change took: those in which no steps were made; NaN: not known.
+    watched_s : float
+        When the newest measurement was made of those that were looked at.
+    watch : Watch
+        Its troubles.
+    points : tuple of Point
+        The memory of its servers.
+    n_lost : int
+        How often a server of it had run out of memory when it was started last.
     """
 
     stage: Stage
@@ -46,6 +57,10 @@ class JobState:
     gave_up: bool = False
     steps: float = 0.0
     pause_s: float = float("nan")
+    watched_s: float = -1.0
+    watch: Watch = field(default_factory=Watch)
+    points: tuple[Point, ...] = ()
+    n_lost: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,41 +72,29 @@ class Seen:
     steps: float
 
 
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """When a job may be changed.
-
-    Attributes
-    ----------
-    gap_s : float
-        Seconds between two changes of a job, at least; a sample takes as long.
-    patience_s : float
-        Seconds without a usable sample after which a job goes on as the user asked.
-    n_estimates : int
-        Times that a job is estimated again after its first plan.
-    """
-
-    gap_s: float = 60.0
-    patience_s: float = 300.0
-    n_estimates: int = 2
-
-
 def look(state: JobState, seen: Seen, rules: Rules, *, now_s: float) -> tuple[JobState, str]:
     """Return the state after a look at a job that runs, and what came of it: "sampled", "gave up" or nothing.
 
-    A sample counts when it was taken after the last change, and the gap is over.
+    A sample counts when it was taken after the last change, and the gap is over, and no task of it is in trouble.
     """
-    state = replace(state, plan=seen.sample.plan)  # what it really has
     if state.stage == Stage.FINAL or now_s < state.changed_s + rules.gap_s:
         return state, ""
-    if seen.sample.usable and seen.measured_s > state.changed_s:
+    given_up = now_s >= state.changed_s + rules.patience_s
+    troubled = any(sign not in state.watch.told for sign in state.watch.signs)
+    if seen.sample.usable and seen.measured_s > state.changed_s and (given_up or not troubled):
         samples = (*state.samples, seen.sample)
         stage = Stage.ESTIMATE if len(samples) <= rules.n_estimates else Stage.FINAL
         pause_s = max(now_s - state.changed_s - (seen.steps - state.steps) / seen.sample.speed, 0.0)
         return replace(state, stage=stage, samples=samples, pause_s=pause_s), "sampled"
-    if now_s >= state.changed_s + rules.patience_s:
+    if given_up:
         return replace(state, stage=Stage.FINAL, gave_up=not state.samples), "gave up"
     return state, ""
+
+
+def balanced(state: JobState) -> JobState:
+    """Return the state of a job whose blocks were moved: loads of before count no more, and it is estimated again."""
+    samples = tuple(replace(sample, hottest_load=float("nan")) for sample in state.samples)
+    return replace(state, samples=samples[-1:], stage=Stage.ESTIMATE if samples else Stage.SAMPLE)
 
 
 def may_change(state: JobState, rules: Rules, *, now_s: float) -> bool:

@@ -96,6 +96,14 @@ def test_plans_keep_the_limits_and_no_faster_plan_has_fewer_cores():
     assert along[-1] == speeds.max()
 
 
+def test_a_grid_in_tenths_of_a_core_is_the_grid_in_cores_but_for_the_unit():
+    whole, tenths = grid(20, most_cores=10), grid(2.0, most_cores=1.0, unit=0.1)
+    for name in ("n_workers", "n_ps"):
+        assert np.array_equal(getattr(whole, name), getattr(tenths, name))
+    for name in ("worker_cores", "ps_cores", "cores"):
+        assert np.array_equal(np.round(getattr(whole, name) * 0.1, 9), getattr(tenths, name))
+
+
 def test_the_closed_form_is_table_1():
     assert closed_form(2.5, 5.7, budget=200) == Plan(24, 3, 8, 16)
     assert closed_form(19.4, 3.1, budget=200) == Plan(8, 20, 2, 16)
@@ -121,7 +129,7 @@ def test_samples_that_are_all_equal_or_tell_nothing():
 
 def test_history_prefers_the_same_dataset_to_the_same_model():
     mine, others = Likeness("wide-deep", 512, "mine"), Likeness("wide-deep", 512, "others")
-    history = History().noted(mine, Plan(24, 3, 8, 16)).noted(others, Plan(8, 2, 2, 16))
+    history = History().noted({mine: Plan(24, 3, 8, 16)}).noted({others: Plan(8, 2, 2, 16)})
     assert history.start(mine) == (Plan(24, 3, 8, 16), "the last plan of the same model, batch and dataset")
     assert history.start(Likeness("wide-deep", 64, "new")) == (Plan(8, 2, 2, 16), "the last plan of the same model")
     assert history.start(Likeness("xdeepfm", 512, "mine")) is None

@@ -48,7 +48,7 @@ def run(jobs: Jobs, **options: object) -> tuple[Dlrover, RunRecord]:
 @pytest.mark.parametrize("model", ["wide-deep", "xdeepfm"])
 def test_a_job_finds_its_resources_within_three_minutes(model):
     """One sample of 60 s and two re-estimates; the budget is C_total = 200."""
-    brain, record = run(jobs_of([model], steps=50_000))
+    brain, record = run(jobs_of([model], steps=50_000), n_more=0)
     best = grid(200, max_workers=60, max_ps=16).speed(WORK[model]).max()
     changes = [row for row in brain.decisions if row.job == "0"]
     assert changes[0].plan == Plan(1, 32, 1, 32)
@@ -72,7 +72,7 @@ def test_the_next_job_of_a_kind_starts_where_the_last_one_ended():
 def test_no_job_is_changed_twice_within_a_minute_and_each_reason_is_told():
     brain, record = run(labkit.read(SMALL))
     for name in {row.job for row in brain.decisions}:
-        times = [row.time_s for row in brain.decisions if row.job == name]
+        times = [row.time_s for row in brain.decisions if row.job == name and row.changes]
         assert min(np.diff(times), default=60) >= 60
     assert all(row.why for row in brain.decisions)
     changes = np.isin(record.events["kind"], [Kind.PLACED, Kind.RESIZED]).sum()
@@ -111,6 +111,17 @@ def test_what_is_asked_twice_is_answered_and_told_once():
         assert np.array_equal(first.count, again.count)
         assert np.array_equal(first.cpus, again.cpus, equal_nan=True)
         session.step(again)
+
+
+def test_plans_of_a_small_machine_are_in_parts_of_a_core():
+    """Cores are given in single precision: 0.3 must not come back as another plan."""
+    brain, _ = run(jobs_of(["wide-deep"], steps=3000), total_cores=2.0, most_cores=1.0, unit=0.1)
+    assert brain.decisions[0].plan == Plan(1, 0.8, 1, 0.8)
+    last = brain.decisions[-1].plan
+    assert last.cores - last.beyond * last.worker_cores <= 2.0 + 1e-9
+    for cores in (last.worker_cores, last.ps_cores):
+        assert cores == round(cores, 1)
+    assert len({row.plan for row in brain.decisions}) == len(brain.decisions)
 
 
 def test_a_job_of_which_nothing_is_measured_goes_on_as_its_user_asked():
@@ -206,6 +217,8 @@ def test_the_cluster_of_the_trace_holds_512_cores():
     ("name", "complaint"),
     [
         ("dlrover(total_cores=2)", r"dlrover: total_cores is 2; expected 5 or more\."),
+        ("dlrover(most_cores=0.2,unit=0.1)", r"dlrover: most_cores is 0\.2; expected 0\.4 or more\."),
+        ("dlrover(unit=0.0)", r"dlrover: unit is 0\.0; expected cores > 0, 1 for whole cores\."),
         ("dlrover(gap_s=-1.0)", r"dlrover: gap_s is -1\.0; expected a number >= 0\."),
         ("autoscale(step=0)", r"autoscale: step is 0; expected a number of workers >= 1\."),
         ("autoscale(threshold=-1.0)", r"autoscale: threshold is -1\.0; expected a number >= 0\."),

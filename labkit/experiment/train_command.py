@@ -8,17 +8,41 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from labkit.core.errors import InputError
 from labkit.elastic.deaths import RESTARTS, WITHIN_S
 
 if TYPE_CHECKING:
     from labkit.elastic import Result
 
 
+STEPS, AUTO_STEPS = 100, 5000
+
+
 def train(
+    context: typer.Context,
     model: Annotated[str, typer.Argument(help="One of `labkit.elastic.models.available()`, or the start of its name.")],
     workers: Annotated[int, typer.Option(help="Workers at the beginning.")] = 2,
     servers: Annotated[int, typer.Option(help="Parameter servers at the beginning.")] = 2,
-    steps: Annotated[int, typer.Option(help="Updates of the parameters.")] = 100,
+    steps: Annotated[
+        int | None, typer.Option(help="Updates of the parameters; else 100, with --auto 5000.", show_default=False)
+    ] = None,
+    auto: Annotated[
+        bool,
+        typer.Option(
+            "--auto", help="It finds its own workers, servers and cores while it trains (asynchronously), and says why."
+        ),
+    ] = False,
+    cores: Annotated[
+        float | None, typer.Option(help="With --auto: cores to share; else all of this machine.", show_default=False)
+    ] = None,
+    history: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --auto: final plans of earlier runs; else plans.jsonl in the folder of runs.",
+            metavar="FILE",
+            show_default=False,
+        ),
+    ] = None,
     at: Annotated[
         list[str] | None,
         typer.Option(help="STEP:+1ps or SECONDSs:-1worker; as often as you like.", metavar="WHEN:WHAT"),
@@ -57,7 +81,11 @@ def train(
         float, typer.Option("--patience", help="A worker may take so long for one gradient.", metavar="SECONDS")
     ] = 300.0,
     folder: Annotated[
-        Path | None, typer.Option(help="Keep events, logs and checkpoints here, and go on from them.")
+        Path | None,
+        typer.Option(
+            help="Keep events, logs and checkpoints here, and go on from them. With --auto: where runs are kept, else "
+            "runs; labkit attach goes on with one."
+        ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the model and the order of samples.", min=0)] = 0,
     on_nan: Annotated[
@@ -71,6 +99,23 @@ def train(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """Train a model, with servers and workers that come and go while it trains."""
+    if auto:
+        from labkit.experiment.auto_command import refuse_beside, train_auto
+        from labkit.testbed.training import Training
+
+        refuse_beside(context)
+        how = Training(
+            width=width, samples=samples, seed=seed, batch=batch, optimizer=optimizer, lr=lr, lease_s=lease_s,
+            save_every=save_every,
+        )  # fmt: skip
+        train_auto(
+            model, steps=AUTO_STEPS if steps is None else steps, cores=cores, workers=workers, servers=servers,
+            training=how, folder=folder or Path("runs"), history=history, as_json=as_json,
+        )  # fmt: skip
+        return
+    if cores is not None or history is not None:
+        raise InputError(f"--{'history' if cores is None else 'cores'} goes with --auto: labkit train {model} --auto.")
+    steps = STEPS if steps is None else steps
     from labkit.elastic import models, start
     from labkit.elastic.data import dataset
     from labkit.elastic.network import ports_of

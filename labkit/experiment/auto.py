@@ -1,0 +1,162 @@
+"""A job on this machine that finds its own workers, servers and cores: `labkit train MODEL --auto`.
+
+The scheduler, the session and the backend are those of a run on machines; its only host is this machine, and its only
+job the one that is asked for. So it has a folder of its own, `labkit watch` shows it, and `labkit attach` goes on with
+it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from labkit.core.errors import InputError
+from labkit.core.jobs import Jobs
+from labkit.core.protocols import Scheduler
+from labkit.core.resources import amounts
+from labkit.experiment.deploy import Telling, run_opened
+from labkit.experiment.history import FILE
+from labkit.experiment.opener import LEASE_S, Opener
+from labkit.experiment.session import Observer
+from labkit.results.record import RunRecord
+
+if TYPE_CHECKING:
+    from labkit.testbed.training import Training
+
+UNITS: Final = 40
+"""Into so many parts the brain cuts the cores that there are to share."""
+LEAST_UNIT: Final = 0.01
+"""Cores: less cannot be held (1 ms of each 100 ms)."""
+GAP_S, LOOK_S, PATIENCE_S = 8.0, 2.0, 40.0
+"""Between two changes of the job; between two looks at it; until it is given up to measure it."""
+MOST_WORKERS, MOST_SERVERS = 8, 4
+PLACE: Final = "here"
+"""Folder of the inventory and the agent, beside the runs."""
+
+
+def brain_for(cores: float) -> str:
+    """Return the scheduler for so many cores of this machine, as a name with options.
+
+    >>> brain_for(2.0)[:43]
+    'dlrover(total_cores=2, most_cores=2, unit=0'
+    """
+    unit = max(cores / UNITS, LEAST_UNIT)
+    return (
+        f"dlrover(total_cores={cores:g}, most_cores={cores:g}, unit={unit:g}, gap_s={GAP_S:g}, "
+        f"patience_s={PATIENCE_S:g}, quantum_s={LOOK_S:g}, measure_every_s={LOOK_S:g}, "
+        "watch_memory=False)"
+    )
+
+
+def job_of(
+    model: str, *, steps: int, cores: float, workers: int, servers: int, batch: int, max_workers: int, max_servers: int
+) -> Jobs:
+    """Return the job as a trace of one, asynchronous, with the cores shared evenly by the tasks that are asked for.
+
+    Raises
+    ------
+    InputError
+        If it has no servers, or makes no sense otherwise.
+    """
+    for name, n in (("steps", steps), ("workers", workers), ("servers", servers), ("batch", batch)):
+        if n < 1:
+            of = "; what has no parameter servers cannot configure itself" if name == "servers" else ""
+            raise InputError(f"--auto with {n} {name}; expected at least one{of}.")
+    each = amounts(cpus=math.floor(1e4 * cores / (workers + servers)) / 1e4)
+    return Jobs.of(
+        name=model, id=[model], model=model, user="generated", arrival_s=[0.0], total_steps=[steps],
+        samples_per_step=batch, n_workers=workers, n_ps=servers, max_workers=max(workers, max_workers),
+        max_ps=max(servers, max_servers), worker_demand=each, ps_demand=each, sync=False,
+    )  # fmt: skip
+
+
+def opener_of(
+    model: str,
+    *,
+    steps: int,
+    cores: float | None = None,
+    workers: int = 2,
+    servers: int = 1,
+    max_workers: int = MOST_WORKERS,
+    max_servers: int = MOST_SERVERS,
+    scheduler: Scheduler | str | None = None,
+    folder: str | Path = "runs",
+    history: str | Path | None = None,
+    lease_s: float = LEASE_S,
+    training: Training | None = None,
+) -> Opener:
+    """Return a run that may begin; parameters and errors are those of `auto`."""
+    from labkit.elastic import models
+    from labkit.testbed.here import inventory
+    from labkit.testbed.training import Training
+
+    training = training or Training()
+    name = models.size_of(model, width=training.widths.get(model, training.width)).name
+    root = Path(folder)
+    hosts = inventory(root / PLACE, cores=cores)
+    there = float(hosts.cluster().capacity.sum(axis=0)[1])
+    jobs = job_of(
+        name, steps=steps, cores=there, workers=workers, servers=servers, batch=training.batch,
+        max_workers=max_workers, max_servers=max_servers,
+    )  # fmt: skip
+    return Opener.of(
+        jobs, inventory=hosts, scheduler=brain_for(there) if scheduler is None else scheduler, folder=root,
+        name="dlrover" if scheduler is None else None, training=training.changed(network="local"),
+        lease_s=lease_s, history=root / FILE if history is None else Path(history),
+    )  # fmt: skip
+
+
+def auto(
+    model: str,
+    *,
+    steps: int,
+    progress: bool = False,
+    observers: Sequence[Observer] = (),
+    telling: Telling | None = None,
+    **options: Any,
+) -> RunRecord:
+    """Train a model on this machine until its steps are done; its workers, servers and cores are found on the way.
+
+    Parameters
+    ----------
+    model : str
+        One of `labkit.elastic.models.available()`, or the start of its name.
+    steps : int
+        Updates of the parameters.
+    progress : bool
+        Show a progress bar.
+    observers : sequence of callables
+        Each is called with every batch of events.
+    telling : callable, optional
+        Is called with the list of reasons of decisions, which grows, and returns one more observer.
+    options
+        cores : float, optional
+            What there is to share; by default all that this process may use.
+        workers, servers : int
+            What it gets where nothing can be measured: cores shared evenly.
+        max_workers, max_servers : int
+            The most that it may get.
+        scheduler : Scheduler or str, optional
+            By default the brain, with seconds and parts of cores that suit this machine: `brain_for`.
+        folder : path
+            Where runs are kept, each in a folder of its own.
+        history : path, optional
+            Final plans of earlier runs; by default plans.jsonl in the folder of runs.
+        lease_s : float
+            Seconds that the job trains on without a sign of life from this process.
+        training : Training, optional
+            How it trains: batch, width, samples, optimizer.
+
+    Returns
+    -------
+    RunRecord
+        As of any run.
+
+    Raises
+    ------
+    InputError
+        If it cannot train, there are not so many cores, or the folder cannot be written; nothing has been started then.
+    """
+    return run_opened(opener_of(model, steps=steps, **options), progress=progress, observers=observers, telling=telling)

@@ -1,0 +1,156 @@
+"""Which plans jobs get: what each would gain, and what is worth a change; for many jobs at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from labkit.core.resources import Bools, Floats, Ints
+from labkit.schedulers.dlrover.fit import Sample, works_of
+from labkit.schedulers.dlrover.front import Front, Limits, fronts
+from labkit.schedulers.dlrover.plan import Plan
+from labkit.schedulers.dlrover.rules import Rules
+from labkit.schedulers.dlrover.select import choose
+from labkit.schedulers.dlrover.stages import JobState
+from labkit.speed.bottleneck import SOFTNESS, Work
+
+FEWER: Final = "as fast with fewer cores"
+TAKEN_BACK: Final = "others need the cores beyond its quota"
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Known:
+    """What is believed of a job: from which samples, its work, and the plans that are worth their cores."""
+
+    samples: tuple[Sample, ...]
+    work: Floats
+    front: Front
+    _speeds: dict[tuple[Plan, int], float] = field(default_factory=dict)
+
+    def speed(self, plan: Plan, *, more: int = 0) -> float:
+        """Return the steps/s that are believed of a plan with so many more workers, as `believed` does for many."""
+        if (plan, more) not in self._speeds:
+            self._speeds[plan, more] = self._speed(plan, plan.n_workers + more)
+        return self._speeds[plan, more]
+
+    def _speed(self, plan: Plan, n: int) -> float:
+        c, u, t, hot = self.work.tolist()
+        most = max((cores for _, cores in plan.extra), default=plan.ps_cores)
+        hot = max(hot * plan.ps_cores / most, 1.0) if most > plan.ps_cores else hot
+        load = min(hot / plan.n_ps, 1.0) if plan.n_ps > 1 else 1.0
+        taken_s = (c / (n * plan.worker_cores), u * load / plan.ps_cores, t / n)
+        longest = max(taken_s)
+        return float(1 / (longest * sum((each / longest) ** SOFTNESS for each in taken_s) ** (1 / SOFTNESS)))
+
+
+@dataclass(eq=False, slots=True)
+class Beliefs:
+    """Fronts of jobs, made when their samples are new."""
+
+    _known: dict[int, Known] = field(default_factory=dict)
+
+    def of(self, states: Mapping[int, JobState], jobs: Sequence[int], limits: Sequence[Limits]) -> list[Known]:
+        """Return what is believed of some jobs, all of which have samples."""
+        known = self._known
+        new = [i for i, job in enumerate(jobs) if job not in known or known[job].samples is not states[job].samples]
+        if new:
+            works = works_of([states[jobs[i]].samples for i in new])
+            for i, work, front in zip(new, works, fronts(works, [limits[i] for i in new]), strict=True):
+                known[jobs[i]] = Known(states[jobs[i]].samples, work, front)
+        if len(known) > 4 * len(states) + 64:
+            self._known = {job: each for job, each in known.items() if job in states}
+        return [self._known[job] for job in jobs]
+
+    def forget(self) -> None:
+        """Begin anew."""
+        self._known.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """A plan that a job is to have, and why; `more`: cores that it takes beside those that it has."""
+
+    job: int
+    plan: Plan
+    why: str
+    more: float
+
+
+def believed(works: Floats, plans: Sequence[Plan]) -> Floats:
+    """Return the steps/s that are believed of plans, (J,), of jobs with works (J, 4)."""
+    n, w, p, s = np.array([(q.n_workers, q.worker_cores, q.n_ps, q.ps_cores) for q in plans], np.float64).T
+    c, u, t, hot = works.T
+    most = np.array([max((cores for _, cores in q.extra), default=q.ps_cores) for q in plans])
+    evened = np.where(most > s, np.maximum(hot * s / most, 1.0), hot)  # as if the load were that much less
+    return Work(c, u, t, evened).speed(n, worker_cores=w, n_ps=p, ps_cores=s)
+
+
+def wishes(
+    known: Sequence[Known], states: Sequence[JobState], *, jobs: Sequence[int], left: Floats, budget: float,
+    rules: Rules, pause_s: float, wait: bool, root: float,
+) -> list[Wish]:  # fmt: skip
+    """Return the changes that are worth it, of jobs that may be changed, within a budget of cores for all of them.
+
+    Parameters
+    ----------
+    left : array
+        (J,) steps that are left.
+    pause_s : float
+        Seconds that a change takes.
+    wait : bool
+        Whether others wait to start.
+    root : float
+        What a job gains is its speed, as a part of that of its best plan, to the power of this.
+    """
+    if not known:
+        return []
+    wanted = [(each.front.cores, (each.front.speed / each.front.speed[-1]) ** root) for each in known]
+    least = sum(float(each.front.cores[0]) for each in known)
+    at = choose(wanted, budget=max(budget, least))
+    now = believed(np.array([each.work for each in known]), [state.plan for state in states])
+    foretold = np.array([each.front.speed[i] for each, i in zip(known, at, strict=True)])
+    entries = [each.front.entry(i) for each, i in zip(known, at, strict=True)]
+    cores = np.array([each.front.cores[i] for each, i in zip(known, entries, strict=True)])
+    held = np.array([state.plan.cores for state in states])
+    special = np.array([bool(state.plan.extra or state.plan.beyond) for state in states])
+    faster, fewer = _worth(now, foretold, cores, held, left, special, rules=rules, pause_s=pause_s, wait=wait)
+    told = []
+    for i in np.flatnonzero(faster | fewer).tolist():
+        why = _why(states[i].samples[-1], float(foretold[i]), float(now[i]))
+        if fewer[i]:
+            why += f": {FEWER if foretold[i] >= (1 - rules.min_gain) * now[i] else 'others gain more by its cores'}"
+        told.append(Wish(jobs[i], known[i].front.plan(entries[i]), why, float(cores[i] - held[i])))
+    return told
+
+
+def _worth(
+    now: Floats, foretold: Floats, cores: Floats, held: Floats, left: Floats, special: Bools, *, rules: Rules,
+    pause_s: float, wait: bool,
+) -> tuple[Bools, Bools]:  # fmt: skip
+    """Return which plans are worth a change because they are faster, and which because they free cores, (J,) each.
+
+    A change must save `pays` times the seconds that it takes; one that only frees cores may cost a job `min_gain` of
+    the time that it has left, unless others wait to start. Cores that a job was given beyond its plan are not freed
+    unless others wait.
+    """
+    left_s = left / np.maximum(now, 1e-12)
+    faster = foretold >= (1 + rules.min_gain) * now
+    pays = left_s - left / np.maximum(foretold, 1e-12) >= rules.pays * pause_s
+    frees = (cores <= (1 - rules.min_gain) * held) & (wait | (~special & (rules.min_gain * left_s >= pause_s)))
+    return faster & pays, ~faster & frees
+
+
+def _why(sample: Sample, foretold: float, now: float) -> str:
+    return (
+        f"{sample.speed:.3g} steps/s with {sample.worker_cores:.3g} + {sample.ps_cores:.3g} cores in use; "
+        f"{foretold:.3g} foretold, {now:.3g} as it is"
+    )
+
+
+def limits_of(max_workers: Ints, max_ps: Ints, *, total_cores: float, most_cores: float, unit: float) -> list[Limits]:
+    """Return the limits of jobs that differ in the tasks that are useful to them."""
+    pairs = zip(max_workers.tolist(), max_ps.tolist(), strict=True)
+    return [Limits(total_cores, workers, servers, most_cores, unit) for workers, servers in pairs]

@@ -1,0 +1,108 @@
+"""One decision while it is made: what is seen and free, what is remembered of jobs, and what was decided so far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from labkit.core.events import Role
+from labkit.core.resources import CPUS, MEMORY_GB
+from labkit.core.snapshot import Snapshot
+from labkit.schedulers.dlrover.carry import Room
+from labkit.schedulers.dlrover.memory import foreseen_gb
+from labkit.schedulers.dlrover.plan import Plan
+from labkit.schedulers.dlrover.rules import Rules
+from labkit.schedulers.dlrover.stages import JobState, Stage
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What the brain did to a job, or left undone (`changes` is False), and why."""
+
+    time_s: float
+    number: int
+    job: str
+    stage: Stage
+    plan: Plan
+    why: str
+    changes: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.time_s:.0f} s, {self.job}: {f'{self.plan} ({self.why})' if self.changes else self.why}"
+
+
+@dataclass(eq=False, slots=True)
+class Turn:
+    """What the steps of a decision share.
+
+    Attributes
+    ----------
+    states : dict
+        What is remembered of each job, changed as the decision is made.
+    pause_s : float
+        Seconds that changes were seen to take.
+    reserved : float
+        Cores that waiting jobs are to find.
+    """
+
+    snapshot: Snapshot
+    room: Room
+    rules: Rules
+    states: dict[int, JobState]
+    pause_s: float = 0.0
+    reserved: float = 0.0
+    decisions: list[Decision] = field(default_factory=list)
+    _steps: dict[int, float] = field(init=False)
+
+    def __post_init__(self) -> None:
+        jobs = self.snapshot.jobs
+        self._steps = dict(zip(jobs.number.tolist(), jobs.steps.tolist(), strict=True))
+
+    @property
+    def now_s(self) -> float:
+        """The time of the decision."""
+        return self.snapshot.now_s
+
+    @property
+    def spare_cores(self) -> float:
+        """Cores that are free and that nobody waits for."""
+        return max(float(self.room.free[:, CPUS].sum()) - self.reserved, 0.0)
+
+    def declared(self, job: int) -> tuple[float, float]:
+        """Return the cores that a worker and a server of a job declare."""
+        demand = self.snapshot.demand
+        return float(demand[Role.WORKER, job, CPUS]), float(demand[Role.PS, job, CPUS])
+
+    def ps_gb(self, job: int, plan: Plan) -> float:
+        """Return the GB of each server of a plan."""
+        return plan.ps_memory_gb or float(self.snapshot.demand[Role.PS, job, MEMORY_GB])
+
+    def with_memory(self, job: int, plan: Plan) -> Plan:
+        """Return a plan whose servers hold what those of a job will hold when it is done, as far as that is known."""
+        state, least = self.states[job], self.ps_gb(job, plan)
+        points, gb = state.points, state.plan.ps_memory_gb if plan.n_ps <= state.plan.n_ps else 0.0
+        if self.rules.watch_memory and len(points) > 1:
+            total = foreseen_gb(points, float(self.snapshot.table.total_steps[job]))
+            uneven = points[-1].part * state.plan.n_ps
+            gb = self.rules.memory_margin * max(total, points[-1].total_gb) * uneven / plan.n_ps
+        return replace(plan, ps_memory_gb=round(gb, 3)) if gb > least else plan
+
+    def steps(self, job: int) -> float:
+        """Return the steps that a job has done."""
+        return self._steps[job]
+
+    def change(self, job: int, plan: Plan, why: str) -> None:
+        """Note that a job is changed now, and why."""
+        known = self.states.get(job) or JobState(Stage.SAMPLE, plan, self.now_s)
+        repaired = known.plan is plan and job in self.states
+        self.states[job] = replace(known, plan=plan, changed_s=self.now_s, steps=self.steps(job))
+        self._tell(job, why, told=why if repaired else f"{plan}: {why}", changes=True)
+
+    def tell(self, job: int, why: str) -> None:
+        """Note why a job is left as it is."""
+        self._tell(job, why, told=why, changes=False)
+
+    def _tell(self, job: int, why: str, *, told: str, changes: bool) -> None:
+        state = self.states[job]
+        name = str(self.snapshot.table.id[job])
+        self.decisions.append(Decision(self.now_s, job, name, state.stage, state.plan, why, changes))
+        self.room.explain(job, told)
