@@ -64,6 +64,10 @@ COMMANDS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "traces list": ("", ("labkit traces list",)),
     "traces info": ("", ("labkit traces info demo",)),
     "traces fetch": ("", ("labkit traces fetch philly",)),
+    "traces import": (
+        "",
+        ("labkit traces import jobs.csv", "labkit traces import jobs.csv --yes --map duration=run:min"),
+    ),
     "clusters": (DATA, ("labkit clusters",)),
     "schedulers": (DATA, ("labkit schedulers",)),
     "doctor": (MACHINE, ("labkit doctor", "labkit doctor --hosts testbed/hosts.toml")),
