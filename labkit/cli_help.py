@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 import typer
+from typer.models import CommandInfo, TyperInfo
 
 from labkit.core.errors import InputError
 from labkit.release import EVERYTHING
@@ -74,7 +75,8 @@ COMMANDS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
 def arrange(app: typer.Typer, *, within: str = "") -> None:
     """Give the commands of an application their panel and examples; one that the table does not know comes last."""
     order = {name: position for position, name in enumerate(COMMANDS)}
-    for entry in (*app.registered_commands, *app.registered_groups):
+    entries: list[CommandInfo | TyperInfo] = [*app.registered_commands, *app.registered_groups]
+    for entry in entries:
         name = f"{within} {named(entry)}".strip()
         if name not in COMMANDS:
             continue
@@ -108,7 +110,7 @@ def lacking(package: str) -> InputError:
     return InputError(f"the package {package.partition('.')[0]} is missing; {EVERYTHING}")
 
 
-def named(entry: typer.models.CommandInfo | typer.models.TyperInfo) -> str:
+def named(entry: CommandInfo | TyperInfo) -> str:
     """Return what to type for a command or a group of commands."""
     callback = getattr(entry, "callback", None)
     name = entry.name or (callback.__name__ if callback is not None else "")
