@@ -13,6 +13,7 @@ import typer
 
 from labkit import cli_help, early, release
 from labkit.cli_data import clusters, schedulers, traces
+from labkit.cli_import import traces_import
 from labkit.cli_sweep import sweep
 from labkit.cli_train import train_policy
 from labkit.core.errors import ComparisonError, LabkitError
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(pretty_exceptions_enable=False)
 app.add_typer(traces, name="traces")
+traces.command("import")(traces_import)
 app.command()(clusters)
 app.command()(schedulers)
 app.command()(train)
@@ -125,11 +127,16 @@ def compare(
     ] = DEMO_SCHEDULERS,
     cluster: Cluster = "gavel-36x3",
     throughputs: Annotated[
-        Path | None, typer.Option(help="Measured speeds: Gavel's JSON, or a table by (PS, workers).")
+        Path | None,
+        typer.Option(
+            help="Speeds: a CSV by model, gpus and type, or by type alone; Gavel's JSON; a table by (PS, workers)."
+        ),
     ] = None,
     speed: Annotated[
         str,
-        typer.Option(help="auto, bottleneck, dl2, gavel, measured, step-time, recorded, or your own: module:Class."),
+        typer.Option(
+            help="auto, bottleneck, dl2, flops (a guess), gavel, measured, step-time, recorded, or own: module:Class."
+        ),
     ] = "auto",
     interference: Interference = "none",
     load: Annotated[float, typer.Option(help="2: jobs arrive twice as fast.")] = 1.0,

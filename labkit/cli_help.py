@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 import typer
-from typer.models import CommandInfo, TyperInfo
 
 from labkit.core.errors import InputError
 from labkit.release import EVERYTHING
@@ -72,10 +71,16 @@ COMMANDS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
 """Each command in the order of the help: its panel, and examples that can be typed as they are."""
 
 
+Entry = typer.models.CommandInfo | typer.models.TyperInfo
+
+
 def arrange(app: typer.Typer, *, within: str = "") -> None:
     """Give the commands of an application their panel and examples; one that the table does not know comes last."""
     order = {name: position for position, name in enumerate(COMMANDS)}
-    entries: list[CommandInfo | TyperInfo] = [*app.registered_commands, *app.registered_groups]
+    entries: list[typer.models.CommandInfo | typer.models.TyperInfo] = [
+        *app.registered_commands,
+        *app.registered_groups,
+    ]
     for entry in entries:
         name = f"{within} {named(entry)}".strip()
         if name not in COMMANDS:
@@ -110,7 +115,7 @@ def lacking(package: str) -> InputError:
     return InputError(f"the package {package.partition('.')[0]} is missing; {EVERYTHING}")
 
 
-def named(entry: CommandInfo | TyperInfo) -> str:
+def named(entry: Entry) -> str:
     """Return what to type for a command or a group of commands."""
     callback = getattr(entry, "callback", None)
     name = entry.name or (callback.__name__ if callback is not None else "")

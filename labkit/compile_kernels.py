@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from labkit import kernel_cache, placers, schedulers
+from labkit.core import Jobs
 from labkit.experiment import Experiment, every_slot
 from labkit.simulator import Faults, Losses, Overheads, Variation
 from labkit.speed.dl2 import fitted
@@ -67,6 +68,14 @@ def _schedulers() -> None:
     for name in schedulers.available():
         few.run(name)
     few.run("gavel_las(published=True)")
+
+
+def _classics() -> None:
+    """Run one of the schedulers that decide in compiled code; the others need no more of it."""
+    jobs, cluster = Jobs.of(arrival_s=[0.0, 1.0], total_steps=[2.0, 2.0], duration_s=2.0), build("no_network(1)")
+    session = Experiment.of(jobs, cluster=cluster, speed="recorded").session(schedulers.make("srtf"))
+    session.compiled = True
+    session.run(schedulers.make("srtf"))
 
 
 def _pods() -> None:
@@ -150,9 +159,20 @@ def _runtime() -> None:
     import labkit.elastic.kernels  # noqa: F401
 
 
-PARTS: tuple[Callable[[], None], ...] = (_schedulers, _pods, _slots, _runtime)
+PARTS: tuple[Callable[[], None], ...] = (_schedulers, _classics, _pods, _slots, _runtime)
 if find_spec("torch") is not None:  # without it nothing is trained
-    PARTS = (_gangs_in_pods, _flat, _schedulers, _gangs, _tasks_in_pods, _pods, _slots, _environments, _runtime)
+    PARTS = (
+        _gangs_in_pods,
+        _flat,
+        _schedulers,
+        _classics,
+        _gangs,
+        _tasks_in_pods,
+        _pods,
+        _slots,
+        _environments,
+        _runtime,
+    )
 
 
 if __name__ == "__main__":

@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 import errno
+import mmap
 from typing import Final
 
 _SAID: Final = ("can't allocate memory", "Cannot allocate memory")
 """By torch on processors, and by the kernel."""
+
+_NO_THREAD: Final = "can't start new thread"
+"""By Python, for want of memory for a stack, or of a thread."""
+STACK_BYTES: Final = 8 << 20
+
+
+def _room_for_a_stack() -> bool:
+    try:
+        mmap.mmap(-1, STACK_BYTES).close()
+    except OSError:
+        return False
+    return True
 
 
 def is_memory(error: BaseException | None) -> bool:
@@ -21,6 +34,8 @@ def is_memory(error: BaseException | None) -> bool:
         if isinstance(error, OSError) and error.errno == errno.ENOMEM:
             return True
         if isinstance(error, RuntimeError) and any(said in str(error) for said in _SAID):
+            return True
+        if isinstance(error, RuntimeError) and _NO_THREAD in str(error) and not _room_for_a_stack():
             return True
         error = error.__cause__
     return False

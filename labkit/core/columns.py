@@ -62,6 +62,10 @@ class Columns:
             raise self._wrong_length(key, len(values), "give one for each")
         return np.array([str(value) for value in values], dtype=object)
 
+    def texts(self, key: str, values: Sequence[str] | str) -> NDArray[np.object_]:
+        """Return (N,) strings from one for all, or a column."""
+        return self.names(key, [values] * self.n if isinstance(values, str) else values)
+
     def categories(self, key: str, values: Sequence[str] | str) -> tuple[tuple[str, ...], Ints]:
         """Return the distinct values in order of first sight, and each one's index (N,)."""
         if isinstance(values, str):

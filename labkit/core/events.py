@@ -115,7 +115,8 @@ class Quantity(IntEnum):
     STEP_S = 2
     """Seconds from one step of a worker to its next, with all that it waits for; of all tasks: the largest."""
     COMPUTE_S = 3
-    """Seconds of it in which the worker computes its gradient; of all tasks: the largest, of the slowest worker."""
+    """Seconds of it in which the worker computes its gradient; of a PS: seconds that an update of the size of the whole
+    model takes it, whatever its load; of all tasks: the largest, of the slowest."""
     LOAD = 4
     """Part of the job's gradient bytes that a PS takes in, 0 to 1; of all tasks: the largest, of the hottest PS."""
 
@@ -241,24 +242,44 @@ def asides(placement: Placement, happened: Events, *, time_s: float) -> list[Eve
     return parts
 
 
+LARGE: Final = 4096
+"""Batches with as many events are kept as they are until somebody looks at the log: it need not grow for each."""
+
+
 class EventLog:
     """An event table that grows by appending batches."""
 
     def __init__(self) -> None:
         self._rows = np.empty(1024, dtype=EVENT)
         self._bytes = _bytes_of(self._rows)
-        self._n = 0
+        self._parts: list[Events] = []
+        self._n, self._n_joined = 0, 0
 
     def append(self, batch: Events) -> None:
-        """Add a batch at the end."""
-        end = self._n + len(batch)
+        """Add a batch at the end; a large one is not to be changed from then on."""
+        if len(batch) >= LARGE:
+            self._parts.append(batch)
+            self._n += len(batch)
+            return
+        if self._parts:
+            self._join()
+        self._add(batch, room_for=2 * len(self._rows))
+        self._n = self._n_joined
+
+    def _join(self) -> None:
+        parts, self._parts = self._parts, []
+        for part in parts:
+            self._add(part, room_for=self._n)
+
+    def _add(self, batch: Events, *, room_for: int) -> None:
+        end = self._n_joined + len(batch)
         if end > len(self._rows):
-            self._rows = np.empty(max(end, 2 * len(self._rows)), dtype=EVENT)
+            self._rows = np.empty(max(end, room_for), dtype=EVENT)
             grown = _bytes_of(self._rows)
-            grown[: self._n] = self._bytes[: self._n]
+            grown[: self._n_joined] = self._bytes[: self._n_joined]
             self._bytes = grown
-        self._bytes[self._n : end] = _bytes_of(batch)
-        self._n = end
+        self._bytes[self._n_joined : end] = _bytes_of(batch)
+        self._n_joined = end
 
     def __len__(self) -> int:
         return self._n
@@ -266,6 +287,8 @@ class EventLog:
     @property
     def rows(self) -> Events:
         """All events so far, a read-only view."""
+        if self._parts:
+            self._join()
         view = self._rows[: self._n]
         view.flags.writeable = False
         return view

@@ -42,6 +42,7 @@ _ALONE: Final[tuple[tuple[str, Callable[[Column], Bools], str], ...]] = (
     ("ps_memory_base_gb", _no_amount, "GB >= 0"),
     ("ps_memory_growth_gb", _no_amount, "GB >= 0"),
     ("home", lambda pod: pod < -1, "a pod >= 0, or -1 for any"),
+    ("priority", lambda priority: ~np.isfinite(priority), "a finite number"),
 )
 """Columns that are checked by themselves: the name, which values are wrong, and what was expected."""
 

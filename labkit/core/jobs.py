@@ -91,9 +91,17 @@ class Jobs:
         trains for `total_steps` whatever its loss.
     home : array
         (N,) the pod (partition of the cluster) where the job arrives; -1: it may go anywhere.
+    device_type : array of str
+        (N,) the kind of GPU that the job demands; "": any.
+    measured_on : array of str
+        (N,) the kind of GPU on which `duration_s` was recorded; "": not known.
+    priority : array
+        (N,) what the trace says; a higher number is more urgent. For schedulers that look at it.
     ps_memory_base_gb, ps_memory_growth_gb : array
         (N,) memory that all parameter servers of a job hold together at its beginning, and what they take more of in
         each 1,000 steps; 0: as much as is declared. Only the simulator may look.
+    notes : tuple of str
+        What a reader of figures about these jobs has to know: what was guessed, left out or fallen back to.
     """
 
     name: str
@@ -119,8 +127,12 @@ class Jobs:
     slo_s: Floats
     loss_delta: Floats
     home: Ints
+    device_type: NDArray[np.object_]
+    measured_on: NDArray[np.object_]
+    priority: Floats
     ps_memory_base_gb: Floats
     ps_memory_growth_gb: Floats
+    notes: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -147,8 +159,12 @@ class Jobs:
         slo_s: ArrayLike = np.nan,
         loss_delta: ArrayLike = np.nan,
         home: ArrayLike = -1,
+        device_type: Sequence[str] | str = "",
+        measured_on: Sequence[str] | str = "",
+        priority: ArrayLike = 0.0,
         ps_memory_base_gb: ArrayLike = 0.0,
         ps_memory_growth_gb: ArrayLike = 0.0,
+        notes: Sequence[str] = (),
     ) -> Self:
         """Return jobs from columns or scalars, sorted by arrival (ties keep their order).
 
@@ -188,8 +204,12 @@ class Jobs:
             slo_s=of.numbers("slo_s", slo_s),
             loss_delta=of.numbers("loss_delta", loss_delta),
             home=of.counts("home", home),
+            device_type=of.texts("device_type", device_type),
+            measured_on=of.texts("measured_on", measured_on),
+            priority=of.numbers("priority", priority),
             ps_memory_base_gb=of.numbers("ps_memory_base_gb", ps_memory_base_gb),
             ps_memory_growth_gb=of.numbers("ps_memory_growth_gb", ps_memory_growth_gb),
+            notes=tuple(notes),
         )
         faults = jobs.faults()
         if faults:
@@ -296,7 +316,7 @@ class Jobs:
         """Return jobs from a table with the columns of `to_frame`; only arrival_s and total_steps must be there."""
         from labkit.core.errors import unknown
 
-        plain = {f.name for f in fields(cls)} - {"name", "models", "users", "worker_demand", "ps_demand"}
+        plain = {f.name for f in fields(cls)} - {"name", "notes", "models", "users", "worker_demand", "ps_demand"}
         demands = {f"{role}_{r}" for role in ("worker", "ps") for r in ("gpus", "cpus", "memory_gb")}
         for column in frame.columns:
             if column not in plain | demands:

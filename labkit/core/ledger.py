@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numba import njit
@@ -114,6 +114,26 @@ class Ledger:
     def completed(self, batch: Events) -> Events:
         """Return a batch that is yet to be folded, with who was forwarded by it (FORWARDED) where it does not tell."""
         return with_forwarding(batch, pod=self.pod, cluster=self.cluster) if self._some_at_home else batch
+
+    @property
+    def some_at_home(self) -> bool:
+        """Tell whether any job belongs to a pod."""
+        return self._some_at_home
+
+    def columns(self, *, n_tasks: int) -> dict[str, Any]:
+        """Return the columns that `_fold` works on, for kernels that call it; there is room for so many more tasks.
+
+        What is folded there makes snapshots stale as well.
+        """
+        self.version += 1
+        self.book.ensure(n_tasks)
+        book = self.book
+        own = {"belief": self.belief, "counts": self._counts, "active": self._active, "waiting": self._waiting}
+        own |= {"up": self.up, "group_machine": self._group_machine, "capacity": self._capacity}
+        return own | {
+            "held": book.held, "tasks": book.tasks, "spare": book.spare, "free": book.free, "demand": book.demand,
+            "steps_then": self._steps_then,
+        }  # fmt: skip
 
     @property
     def use(self) -> Use:

@@ -16,7 +16,6 @@ TROUBLED: Final = np.dtype(
 """A task that works at a part of its pace, or has `load` times the mean share of its job's updates; `at`: the position
 of its job in `Running.job`, `task`: its number within the role, in the order of the job's rows."""
 
-
 _NO_TROUBLES: Final = np.empty(0, TROUBLED)
 
 
@@ -45,7 +44,7 @@ class Running:
         (P,) cores and GB of each task of a row, where a decision gave any task other ones than declared; empty: all
         have what was declared.
     troubles : array
-        Of dtype `TROUBLED`: what is wrong with single tasks. Only a simulator knows, and only models with
+        Of dtype `TROUBLED`, each of another task: what is wrong with it. Only a simulator knows, and only models with
         `troubles = True` can show it.
     """
 

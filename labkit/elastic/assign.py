@@ -151,6 +151,32 @@ def assign(sizes: Sequence[int], *, n_servers: int, load: ArrayLike | None = Non
     return owner
 
 
+def by_tensor(sizes: Sequence[int], tensors: Sequence[int], n_servers: int) -> list[int]:
+    """Return the server of each block, whole parameters in turn, as `tf.train.replica_device_setter` does.
+
+    How large they are does not count, so that one server may have most of the load. Every server has a block.
+
+    Parameters
+    ----------
+    sizes : sequence of int
+        (B,) of each block.
+    tensors : sequence of int
+        (B,) number of the parameter that each block belongs to.
+    n_servers : int
+        At least 1, at most B.
+
+    Examples
+    --------
+    >>> by_tensor([4, 4, 4, 1], [0, 1, 1, 2], n_servers=2)
+    [0, 1, 1, 0]
+    """
+    weight = _weights(sizes, n_servers, None)
+    turn = {tensor: i % n_servers for i, tensor in enumerate(sorted(set(tensors)))}
+    owner = np.array([turn[tensor] for tensor in tensors], np.int32)
+    _share(owner, weight, np.asarray(sizes, np.float64), n_servers)
+    return [int(server) for server in owner]
+
+
 def reassign(
     owner: Mapping[int, Server], sizes: Sequence[int], servers: Sequence[Server], *, load: ArrayLike | None = None
 ) -> dict[int, Server]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -40,6 +41,9 @@ FEW_BLOCKS: Final = 8
 
 MOST_BLOCKS: Final = 80_000
 """Of which a controller can tell in one frame who has and who follows them: 320 GB of parameters."""
+
+BLOCKS, TENSOR = "blocks", "tensor"
+"""What servers are given at the beginning: blocks, even by their bytes, or whole parameters in turn."""
 
 LINE: Final = 16
 """Numbers in a cache line: blocks begin at multiples of it."""
@@ -102,6 +106,12 @@ class Layout:
     def sizes(self) -> tuple[int, ...]:
         """(B,) numbers in each block."""
         return tuple(n for _, n in self.extents)
+
+    @property
+    def tensors(self) -> tuple[int, ...]:
+        """(B,) number of the parameter in which each block begins."""
+        firsts = [param.first for param in self.params]
+        return tuple(bisect_right(firsts, first) - 1 for first, _ in self.extents)
 
     @cached_property
     def digest(self) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from labkit.elastic.blocks import Vector
+from labkit.elastic.growing import copied
 from labkit.elastic.lending import Place
 from labkit.elastic.store import Block, Updates
 from labkit.elastic.transport import Channel, ClosedError
@@ -62,8 +63,11 @@ class Keeping:
     def apply(self, param: Any, grad: Any, state: Mapping[str, Any], **how: Any) -> None:
         """See Updates."""
         if not all(_is_out(channel, number) for channel, number in self.sent):
-            self.block.params = self.buffer(param.nbytes)
-            np.copyto(self.block.params, param)
+            if self.block.pages is None:
+                self.block.params = self.buffer(param.nbytes)
+                np.copyto(self.block.params, param)
+            else:
+                self.block.params = copied(param, self.block.pages)
         self.sent.clear()
         self.optimizer.apply(self.block.params, grad, state, **how)
 

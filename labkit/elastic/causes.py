@@ -14,6 +14,8 @@ NO_MEMORY: Final = 12
 """Exit code of a process that could not get memory, and ended itself."""
 OOM_KILLED: Final = 137
 """Told in place of -9 where the kernel has killed a process for its memory; what container runtimes call it, too."""
+FAILED: Final = 70
+"""Exit code of a controller that failed while its job goes on: another one takes over (EX_SOFTWARE of sysexits.h)."""
 BY_FORCE: Final = 3
 """Exit code of a process whose watchdog ended it."""
 UNSEEN: Final = -1

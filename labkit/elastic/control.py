@@ -6,12 +6,15 @@ import contextlib
 import faulthandler
 import fcntl
 import json
+import math
 import os
 import queue
 import signal
+import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,11 +26,12 @@ from typing import Any, TextIO
 from labkit.core.errors import InputError, LabkitError
 from labkit.core.events import Cause
 from labkit.elastic import fault
-from labkit.elastic.causes import BY_FORCE, NO_MEMORY, OOM_KILLED, of_exit, told
+from labkit.elastic.blocks import TENSOR
+from labkit.elastic.causes import BY_FORCE, FAILED, NO_MEMORY, OOM_KILLED, of_exit, told
 from labkit.elastic.checkpoint import check_blocks
 from labkit.elastic.commands import Command, End, Keep, Load, Note, Over, Start, Tell
 from labkit.elastic.controller import Controller
-from labkit.elastic.crew import Terms
+from labkit.elastic.crew import Member, Terms
 from labkit.elastic.deaths import RESTARTS, WITHIN_S
 from labkit.elastic.failure import last_line
 from labkit.elastic.homes import Homes, Secrets
@@ -55,13 +59,15 @@ from labkit.elastic.transport import (
     RemoteError,
     TransportError,
 )
+from labkit.elastic.usage import EVERY_S, Gauge, Reading, Used, heard, readings
+from labkit.oom import is_memory
 
 PLAN, EVENTS, STATE, LOCK = "plan.json", "events.jsonl", "controller.json", "controller.lock"
 LEASES = "leases.jsonl"
 """Journal of the shard service."""
 
 
-TICKS_OF_A_LEASE = 4
+TICKS_OF_A_LEASE = 12
 MEANINGS = {
     NO_MEMORY: "out of memory", OOM_KILLED: "out of memory: killed by the kernel", BY_FORCE: "ended by its watchdog",
 }  # fmt: skip
@@ -178,6 +184,14 @@ class Control:
         self.losses = Losses(self.spec.n_shards)
         self.amounts: dict[str, Amounts] = {}
         """What members are to have, by name."""
+        self.gauge, self.meter = Gauge(), Gauge()
+        """What members use, for a status and for events: they are told at times of their own."""
+        self.elsewhere: dict[str, Reading] = {}
+        """What members on other hosts have used, as their launchers told last."""
+        self.used: dict[str, Used] = {}
+        self._next_look_s = self._next_measure_s = 0.0
+        self.short_gb = math.inf
+        """Memory of the last process that ran out of it; infinite: none did."""
         self.left_at: dict[str, float] = {}
         self.absences: dict[str, int] = {}
         """How often a process was without a connection."""
@@ -209,6 +223,7 @@ class Control:
                 seed=self.spec.seed,
                 lease_s=self.lease.base_s,
                 sites={site.name: site.host for site in self.sites.values()},
+                tensors=self.spec.layout.tensors if self.spec.partition == TENSOR else (),
             ),
             reassign=reassign,
             journal=None if self.spec.sync else self._journal,
@@ -256,10 +271,17 @@ class Control:
     # --- the loop
 
     def run(self) -> None:
-        """Run the job to its end; where that fails, leave nobody behind."""
+        """Run the job to its end; where this process fails, another one goes on with the members, who train on.
+
+        Its exit code says so, and controller.log why. Before the job has begun, nobody is left behind.
+        """
         try:
             self._run()
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, Exception) and (self.folder / STATE).exists():
+                traceback.print_exc()
+                sys.stderr.flush()
+                os._exit(NO_MEMORY if is_memory(error) else FAILED)
             for name in set(self.pids) - self.ended:
                 self._launcher(name).kill(name)
             for there in self.there.values():
@@ -272,13 +294,14 @@ class Control:
         self._begin()
         while self.over is None or set(self.pids) - self.ended:
             try:
-                item = self.inbox.get(timeout=None if self.spec.sync else self.lease.base_s / TICKS_OF_A_LEASE)
+                item = self.inbox.get(timeout=self._pause_s())
                 self.machine.now_s = time.monotonic()
                 getattr(self, f"_{item[0]}")(*item[1:])
             except queue.Empty:
                 pass
             if not self.spec.sync:
                 self._tick()
+            self._measure()
         self._write(now(), "over", self._verdict())
         for there in self.there.values():
             there.end()
@@ -287,6 +310,11 @@ class Control:
         self.homes.close()
         self.writer.shutdown()
         self.events.close()
+
+    def _pause_s(self) -> float:
+        """Return for how long nothing is due."""
+        look_s = min(EVERY_S, self.spec.measure_every_s or EVERY_S)
+        return look_s if self.spec.sync else min(look_s, self.lease.base_s / TICKS_OF_A_LEASE)
 
     def _verdict(self) -> dict[str, Any]:
         """Return how the job has ended; no cause where it is as it should be."""
@@ -360,6 +388,38 @@ class Control:
             self._next_tick_s = now_s + self.lease.base_s / TICKS_OF_A_LEASE
             self._carry_out(self.machine.tick(list(self.channels), now_s=now_s))
 
+    # --- what members use
+
+    def _measure(self) -> None:
+        """Look at what members use once a second, and tell it in events where the job asks for that."""
+        now_s, every_s = time.monotonic(), self.spec.measure_every_s
+        due = bool(every_s) and now_s >= self._next_measure_s
+        if not due and now_s < self._next_look_s:
+            return
+        found = self._readings()
+        if now_s >= self._next_look_s:
+            self._next_look_s = now_s + EVERY_S
+            self.used = self.gauge.used(found)
+        if due:
+            self._next_measure_s = now_s + every_s
+            self._tell_used(self.meter.used(found))
+
+    def _readings(self) -> dict[str, Reading]:
+        """Return what each member that runs has used so far, here and on other hosts."""
+        here = {
+            name: pid for name, pid in self.pids.items()
+            if name not in self.ended and not isinstance(self._launcher(name), There)
+        }  # fmt: skip
+        away = {name: one for name, one in self.elsewhere.items() if name in self.pids and name not in self.ended}
+        return {**readings(here), **away}
+
+    def _tell_used(self, found: dict[str, Used]) -> None:
+        when = now()
+        for name, used in found.items():
+            limit = self.amounts.get(name, Amounts())
+            columns = {**used._asdict(), "most_cores": limit.cpus, "most_gb": limit.memory_gb}
+            self._write(when, "used", {"name": name, **columns})
+
     def _watch(self, parent: int) -> None:
         """Wait for the end of the process that started the job: it ends with it."""
         wait_for_end(parent)
@@ -409,6 +469,8 @@ class Control:
             there.ended(meta["name"], meta["code"])
         elif event == "unable" and not there.wait(meta["name"], timeout_s=0):
             self._unable(meta["name"], meta["why"])
+        elif event == "used":
+            self.elsewhere.update(heard(meta.get("readings")))
         elif event == "leaving":
             there.channel = None
             self._host_missed(there, there.turn)
@@ -449,7 +511,7 @@ class Control:
             if mean is not None:
                 self._write(when, "loss", {"version": int(meta["version"]), "loss": encoded(mean)})
             return
-        if event != "loss":
+        if event not in ("loss", "loads"):
             self._write(when, event, {"name": name, **meta})
         self._carry_out(self.machine.reported(name, event, {**meta, "now_s": time.monotonic()}))
 
@@ -552,7 +614,8 @@ class Control:
             self.codes[name] = code
             return
         self.ended.add(name)
-        self.amounts.pop(name, None)
+        self._note_shortage(self.amounts.pop(name, Amounts()), of_exit(code))
+        self.elsewhere.pop(name, None)
         self._await_no_more(name)
         self.doorstep.pop(name, None)
         self.homes.clear(name)
@@ -562,6 +625,11 @@ class Control:
         if cause == Cause.KILLED:
             cause = self.why.pop(name, cause)
         self._carry_out(self.machine.left(name, reason=reason, by_itself=code > 0, cause=cause, code=code))
+
+    def _note_shortage(self, had: Amounts, cause: Cause) -> None:
+        """Note what a process had that ran out of memory: with more, the next one may not."""
+        if cause == Cause.OUT_OF_MEMORY:
+            self.short_gb = had.memory_gb or 0.0
 
     def _unloaded(self, name: str, era: int, why: str) -> None:
         """Replace a server that does not take a block of the checkpoint: training would wait for it."""
@@ -594,17 +662,24 @@ class Control:
             return {}
         if asked.get("do") == "resize":
             return self._resized(asked.get("amounts"))
-        if asked.get("do") != "scale":
-            raise InputError(f"a request '{str(asked.get('do'))[:40]}'; expected scale, resize, status or stop.")
+        if asked.get("do") not in ("scale", "balance"):
+            told = f"a request '{str(asked.get('do'))[:40]}'; expected scale, balance, resize, status or stop."
+            raise InputError(told)
         ask = str(asked.get("ask", ""))
         if ask not in self.asked:
-            commands = self.machine.scale(
-                servers=asked.get("servers", 0), workers=asked.get("workers", 0), replace=asked.get("replace", ()),
-                place=asked.get("place"), strategy=str(asked.get("strategy")),
-            )  # fmt: skip
+            commands = self._scaled(asked)
             self.asked = {**dict(list(self.asked.items())[-REQUESTS_KNOWN:]), ask: self.machine.n_asked}
             self._carry_out(commands)
         return {"scaling": self.asked[ask]}
+
+    def _scaled(self, asked: dict[str, Any]) -> list[Command]:
+        strategy = str(asked.get("strategy"))
+        if asked.get("do") == "balance":
+            return self.machine.balance(strategy=strategy)
+        return self.machine.scale(
+            servers=asked.get("servers", 0), workers=asked.get("workers", 0), replace=asked.get("replace", ()),
+            place=asked.get("place"), strategy=strategy,
+        )  # fmt: skip
 
     def _resized(self, asked: Any) -> dict[str, Any]:
         """Let members have other cores and memory; one that is still to join, once it has."""
@@ -616,6 +691,8 @@ class Control:
             if name not in there:
                 raise InputError(f"no '{str(name)[:40]}' to resize; there are {', '.join(sorted(there))}.")
             amounts[name] = Amounts(*given)
+        if any(one.memory_gb is None or one.memory_gb > self.short_gb for one in amounts.values()):
+            self.machine.fed()
         self.amounts.update(amounts)
         for name in amounts:
             self._resize(name)
@@ -629,9 +706,15 @@ class Control:
         """Return where the job is: progress, and who is there to stay."""
         machine = self.machine
         stay = (*machine.of("server"), *machine.of("worker"))
-        members = [[m.name, m.role, m.site, self.pids.get(m.name, 0), m.joined] for m in stay]
+        members = [self._seat(m) for m in stay]
         lost = list(self.lost)
         return {"phase": machine.phase, "step": machine.progress, "loss": self.loss, "members": members, "lost": lost}
+
+    def _seat(self, member: Member) -> list[Any]:
+        """Return a member, where it sits, what it uses and what it may."""
+        used, limit = self.used.get(member.name, Used()), self.amounts.get(member.name, Amounts())
+        where = [member.name, member.role, member.site, self.pids.get(member.name, 0), member.joined]
+        return [*where, used.cores, used.memory_gb, limit.cpus, limit.memory_gb]
 
     # --- commands
 
@@ -675,7 +758,7 @@ class Control:
             self._expect_host(launcher, leases=PATIENCE_LEASES)
         try:
             launcher.start(order)  # who is started for somebody who died is missed: not gently
-        except OSError as error:
+        except (OSError, RuntimeError, MemoryError, subprocess.SubprocessError) as error:
             self.inbox.put(("unable", command.name, f"cannot be started: {error}"))
             self.inbox.put(("ended", command.name, -1))
         else:

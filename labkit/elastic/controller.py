@@ -10,6 +10,7 @@ from typing import Any
 
 from labkit.core.errors import InputError
 from labkit.core.events import Cause
+from labkit.elastic.assign import by_tensor
 from labkit.elastic.causes import read, told
 from labkit.elastic.commands import Command, End, Keep, Load, Note, Over, Tell
 from labkit.elastic.crew import Member, Reassign, Terms, left
@@ -68,12 +69,13 @@ class Controller(Hosts):
             "members": [[m.name, m.role, m.address, m.leaving, m.site, m.came] for m in self.members.values()],
             "lost": sorted(self.lost),
             "owner": sorted(self.owner.items()), "moves": sorted(self.moves.items()), "era": self.era,
-            "phase": self.phase, "saved": self.saved, "deaths": self.deaths.state(), "numbers": self._numbers,
+            "phase": self.phase, "saved": self.saved, "deaths": self.deaths.state(),
+            "shortages": self.shortages.state(), "numbers": self._numbers,
             "n_scalings": self._n_scalings, "failure": self.failure, "cause": told(self.cause),
             "scaling": [s.number for s in waiting if not s.repair and s.again() is None],
             "again": [[s.number, s.place, s.strategy, s.last] for s in waiting if s.again() is not None],
             "repairs": [[] if s.new else s.at for s in waiting if s.repair],
-            **self._standby_state(),
+            "load": self.load, **self._standby_state(),
         }  # fmt: skip
 
     def take_over(
@@ -95,8 +97,9 @@ class Controller(Hosts):
             self.members[name] = Member(name, role, address, leaving=leaving, site=site, came=came)
         self.lost = set(state["lost"])
         self.owner, self.moves = dict(state["owner"]), dict(state["moves"])
-        self.era, self.saved = state["era"], state["saved"]
+        self.era, self.saved, self.load = state["era"], state["saved"], state.get("load")
         self.deaths.take_over(state["deaths"])
+        self.shortages.take_over(state.get("shortages", ()))
         self._take_over_standby(state)
         self._numbers, self._n_scalings = dict(state["numbers"]), state["n_scalings"]
         self._reserve(names)
@@ -208,6 +211,7 @@ class Controller(Hosts):
             return self._rejoined(member)
         if not member.came:
             self.deaths.joined()
+            self.shortages.joined()
         member.joined, member.came, member.address = True, True, address
         if self.phase == "taking_over":
             self._tell(name, do="tell")
@@ -288,6 +292,7 @@ class Controller(Hosts):
         if take is not None and name in self.members and columns.get("era", self.era) == self.era:
             take(self.members[name], columns)
             self.deaths.reached(self.progress)
+            self.shortages.reached(self.progress)
         self._go_on()
         return self._taken()
 
@@ -300,6 +305,10 @@ class Controller(Hosts):
         else:
             self._end("")
         return self._taken()
+
+    def fed(self) -> None:
+        """Note that a process may have more memory than one that ran out of it: those shortages count no more."""
+        self.shortages.forgive()
 
     def give_up(self, why: str) -> list[Command]:
         """End the job: it cannot go on."""
@@ -326,12 +335,18 @@ class Controller(Hosts):
         self.era += 1
         self.phase = "loading"
         servers = self._with_blocks(m.name for m in self.of("server"))
-        self.owner = self._reassign({}, self.terms.sizes, servers)
+        self.owner = self._first_owners(servers)
         self.moves = dict.fromkeys(self.owner, 0)
         self._unfollow()
         for server in servers:
             self._tell(server, do="era", era=self.era)
         self._out.append(Load(self.era, dict(self.owner)))
+
+    def _first_owners(self, servers: Sequence[str]) -> dict[int, str]:
+        """Return who is to have which block: by measured load once there is one, by whole parameters, or by bytes."""
+        if self.load is None and self.terms.tensors:
+            return dict(enumerate(servers[s] for s in by_tensor(self.terms.sizes, self.terms.tensors, len(servers))))
+        return self._reassign({}, self.terms.sizes, servers, load=self.load)
 
     def loaded(self, version: int, *, queue: Mapping[str, Any] | None = None) -> list[Command]:
         """All blocks of a checkpoint are with their owners; `queue` is what it says of the shard service."""
@@ -377,6 +392,7 @@ class Controller(Hosts):
 
     def _on_ready(self, member: Member, columns: Mapping[str, Any]) -> None:
         member.ready = member.begun = True
+        self._unmoved.discard(member.name)
         member.version = int(columns["version"])
         scaling = self.scaling
         if scaling is not None and member.name in scaling.waiting:
@@ -412,9 +428,10 @@ class Controller(Hosts):
         """Save a checkpoint of asynchronous training when it is time, and the last one when all is done."""
         assert self.leases is not None
         every, settled = self.terms.save_every, self.scaling is None or self.scaling.phase == "registration"
-        due = every and self.progress >= self.saved + every
+        due = bool(every) and self.progress >= self.saved + every
+        due = due and not self._unmoved  # who was stuck may be so still: nobody waits for it twice
         if self.phase == "training" and self.saving is None and settled and (due or self.leases.done):
-            self._save_still()
+            self._save_still(needed=self.leases.done)
 
     def copied(self, version: int) -> list[Command]:
         """Note that copies of all blocks at a version are here."""
@@ -563,7 +580,8 @@ class Controller(Hosts):
     def _died(self, member: Member, why: str, *, cause: Cause) -> None:
         if self.phase == "over":
             return
-        enough = self.deaths.note(f"{member.name} ({why})", now_s=self.now_s, joined=member.came)
+        deaths = self.shortages if cause == Cause.OUT_OF_MEMORY else self.deaths
+        enough = deaths.note(f"{member.name} ({why})", now_s=self.now_s, joined=member.came)
         if enough:
             self._end(enough, cause=cause)
             return

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from labkit.core.events import Cause
 from labkit.elastic.causes import told
 from labkit.elastic.commands import HERE, Command, Role, Start, Tell
-from labkit.elastic.deaths import RESTARTS, WITHIN_S, Deaths
+from labkit.elastic.deaths import RESTARTS, WITHIN_S, Deaths, shortages
 from labkit.elastic.places import Sitter, fewest
 from labkit.elastic.speeds import Speeds
 
@@ -39,6 +39,8 @@ class Terms:
         Of asynchronous training: the dataset, samples of an update, the order, and how long a lease lasts.
     sites : mapping
         The host of each site where members may sit.
+    tensors : sequence of int
+        Of each block the parameter that it belongs to, if servers are to have whole ones at first; else empty.
     """
 
     sizes: Sequence[int]
@@ -54,6 +56,7 @@ class Terms:
     seed: int = 0
     lease_s: float = 3.0
     sites: Mapping[str, str] = field(default_factory=lambda: {HERE: HERE})
+    tensors: Sequence[int] = ()
 
 
 @dataclass(slots=True)
@@ -84,8 +87,20 @@ def left(
     return {"name": member.name, "role": member.role, "expected": expected, **why}
 
 
-Reassign = Callable[[Mapping[int, str], Sequence[int], Sequence[str]], dict[int, str]]
-"""From owners, sizes and the servers there will be to owners: as few bytes as possible move."""
+class Reassign(Protocol):
+    """From owners, sizes and the servers there will be to owners: few bytes move, and loads are level."""
+
+    def __call__(
+        self,
+        owner: Mapping[int, str],
+        sizes: Sequence[int],
+        servers: Sequence[str],
+        /,
+        *,
+        load: Sequence[float] | None = None,
+    ) -> dict[int, str]:
+        """Return the server of each block; `load` is what each costs its server, without it its size."""
+        ...
 
 
 class Crew:
@@ -108,9 +123,13 @@ class Crew:
         self.phase = "starting"
         self.progress = 0
         self.deaths = Deaths(restarts=terms.restarts, within_s=terms.restarts_within_s)
+        self.shortages = shortages(terms.restarts_within_s)
+        """Of memory: they are no crashes."""
         self.now_s = 0.0
         """When what it is told now happens; whoever tells it has a clock."""
         self._numbers = {"server": 0, "worker": 0}
+        self.load: list[float] | None = None
+        """Of each block, as it was measured when blocks were last balanced; None: they never were."""
         self._claimed: set[int] = set()
         """Blocks of which a controller that takes over has heard."""
         self.lost: set[str] = set()

@@ -9,6 +9,8 @@ from typing import Any, Final
 from labkit.core.errors import InputError
 
 RESTARTS: Final = 10
+SHORTAGES: Final = 10
+"""Times that memory may run out, within the same time and without a step forward, while nobody raises its limit."""
 WITHIN_S: Final = 600.0
 
 
@@ -54,16 +56,27 @@ class Deaths:
         Deaths that a job outlives.
     within_s : float
         Seconds for which a death counts.
+    how : str
+        What they did, for the message.
+    remedy : str
+        What is more than the limit, and what could be done.
     """
 
-    def __init__(self, *, restarts: int = RESTARTS, within_s: float = WITHIN_S) -> None:
-        self._restarts, self._within_s = restarts, within_s
+    def __init__(
+        self, *, restarts: int = RESTARTS, within_s: float = WITHIN_S, how: str = "died", remedy: str = ""
+    ) -> None:
+        self._restarts, self._within_s, self._how = restarts, within_s, how
+        self._remedy = remedy or f"more than restarts={restarts}."
         self._known: list[Death] = []
         self._furthest = 0
 
     def reached(self, step: int) -> None:
         """Note how many updates are complete."""
         self._furthest = max(self._furthest, step)
+
+    def forgive(self) -> None:
+        """Forget them all: what they died of was changed."""
+        self._known.clear()
 
     def joined(self) -> None:
         """Note that a process has joined."""
@@ -86,8 +99,8 @@ class Deaths:
         if n <= self._restarts:
             return ""
         return (
-            f"{n} process{'es' * (n > 1)} died within {self._within_s:g} s without a step forward, the last of them "
-            f"{what}; more than restarts={self._restarts}."
+            f"{n} process{'es' * (n > 1)} {self._how} within {self._within_s:g} s without a step forward, the last of "
+            f"them {what}; {self._remedy}"
         )
 
     def _counts(self, death: Death, now_s: float) -> bool:
@@ -102,3 +115,13 @@ class Deaths:
         """Go on where another controller was."""
         self._known = [Death(*row) for row in rows]
         self._furthest = max((death.furthest for death in self._known), default=0)
+
+
+def shortages(within_s: float) -> Deaths:
+    """Return the count of processes that ran out of memory: no crashes, and they need no restarts of the user's.
+
+    >>> shortages(60.0).note("ps-1", now_s=0.0, joined=True)
+    ''
+    """
+    remedy = "give them more memory (Job.resize), or spread the blocks over more servers."
+    return Deaths(restarts=SHORTAGES, within_s=within_s, how="ran out of memory", remedy=remedy)

@@ -200,7 +200,7 @@ def fork(
         return None
     try:
         return _forked(order, files, settings, wait=wait, patience_s=patience_s)
-    except (ForkError, OrderError, OSError) as error:
+    except (ForkError, OrderError, OSError, RuntimeError, subprocess.SubprocessError) as error:
         _not_before_s[0] = time.monotonic() + AGAIN_S
         tell(f"processes are started without a fork server, which takes seconds each: {error}")
         return None

@@ -14,7 +14,7 @@ from labkit.elastic.flat import Flat
 from labkit.elastic.losses import NotFiniteError, check_finite, encoded
 from labkit.elastic.protocol import Kind, at, era_and_version
 from labkit.elastic.transport import Channel, FrameError, Head, Message, TransportError
-from labkit.elastic.worker import Extent, Halted
+from labkit.elastic.worker import Extent, Halted, unlimited
 
 LEASES_TOLD = 3
 """Without a controller a worker ends the lease that it has and the one that it asked for; no more."""
@@ -69,6 +69,8 @@ class FreeWorker:
         Tells the controller an event and its columns.
     finite : bool
         Whether a loss that is NaN or infinite ends training, before its gradient goes anywhere.
+    keep : callable
+        See `Worker`.
     """
 
     def __init__(
@@ -83,8 +85,9 @@ class FreeWorker:
         channel_of: Callable[[str], Channel],
         report: Callable[..., None],
         finite: bool = True,
+        keep: Callable[[], bool] = unlimited,
     ) -> None:
-        self._finite = finite
+        self._finite, self._keep = finite, keep
         self.flat, self.extents, self.batch, self.number = flat, extents, batch, number
         self._alone_s = ALONE_LEASES * lease_s
         self._until_s = math.inf  # when it stops without a controller
@@ -210,10 +213,16 @@ class FreeWorker:
         self._until_s = min(self._until_s, time.monotonic() + self._alone_s)
 
     def _told_leases(self, meta: dict[str, Any]) -> None:
-        """Go on with what is still its own: the controller is back, or it with the controller."""
+        """Go on with what is its own: the controller is back, or it with the controller.
+
+        A lease of which this worker does not know was granted when the word of it was lost: nobody else will have it.
+        """
         if meta["era"] == self._era:
             self._until_s = math.inf
-            self._pieces = deque(piece for piece in self._pieces if piece.token in meta["tokens"])
+            mine = [piece for piece in self._pieces if piece.token in meta["tokens"]]
+            known = {piece.token for piece in self._pieces} | self._done.keys()
+            new = [piece for piece in (Piece(*grant) for grant in meta.get("grants", ())) if piece.token not in known]
+            self._pieces = deque([*mine, *new])
 
     def _told_hold(self, meta: dict[str, Any]) -> None:
         self._hold, self._n_holds = meta["number"], self._n_holds + 1
@@ -376,6 +385,8 @@ class FreeWorker:
         self.busy = None
         if self._finite:
             self._check_loss(float(loss.detach()), epoch=epoch, start=start)
+        while self._keep():
+            self._check()
         return float(loss.detach())
 
     def _check_loss(self, loss: float, *, epoch: int, start: int) -> None:

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from labkit.core.errors import InputError
+from labkit.elastic.blocks import BLOCKS, TENSOR
 from labkit.elastic.fork_place import ForkError, Settings
+from labkit.elastic.limits import check_choice
 from labkit.elastic.losses import CONTINUE, STOP
 from labkit.elastic.models.sizes import whole
 from labkit.elastic.optimizers import OPTIMIZERS, optimizer
@@ -26,10 +28,10 @@ def checked_counts(**given: Any) -> list[int]:
     return [whole(name, value, least=-(2**63)) for name, value in given.items()]
 
 
-def check_seconds(*, lease_s: Any, loads_every_s: Any = 0.0, **given: Any) -> None:
-    """Raise InputError unless these are seconds above 0 (`loads_every_s` may be 0), and a lease that can be kept."""
-    if loads_every_s:
-        given["loads_every_s"] = loads_every_s
+def check_seconds(*, lease_s: Any, loads_every_s: Any = 0.0, measure_every_s: Any = 0.0, **given: Any) -> None:
+    """Raise InputError unless these are seconds above 0 (those between events may be 0), and a lease can be kept."""
+    rates = {"loads_every_s": loads_every_s, "measure_every_s": measure_every_s}
+    given.update({name: value for name, value in rates.items() if value})
     for name, value in {"lease_s": lease_s, **given}.items():
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or not isfinite(value) or not value > 0:
@@ -43,11 +45,15 @@ def check_variables() -> None:
         Settings.read(os.environ)
     except ForkError as error:
         raise InputError(str(error)) from None
+    check_choice()
 
 
-def check_words(*, on_nan: Any, resume: Any) -> None:
+def check_words(*, on_nan: Any, resume: Any, partition: Any = BLOCKS) -> None:
     """Raise InputError for a word that says nothing."""
-    for name, value, known in (("on_nan", on_nan, (STOP, CONTINUE)), ("resume", resume, (EXACT, ANYWAY))):
+    for name, value, known in (
+        ("on_nan", on_nan, (STOP, CONTINUE)), ("resume", resume, (EXACT, ANYWAY)),
+        ("partition", partition, (BLOCKS, TENSOR)),
+    ):  # fmt: skip
         if value not in known:
             raise InputError(f"{name} is {value!r}; expected {known[0]!r} or {known[1]!r}.")
 

@@ -32,6 +32,7 @@ from labkit.elastic.protocol import Kind
 from labkit.elastic.sites import NOWHERE_ELSE
 from labkit.elastic.transport import Channel, Handler, Lease, Message, TransportError, connect, private_folder
 from labkit.elastic.transport.certificates import write_private
+from labkit.elastic.usage import EVERY_S, readings, told
 from labkit.elastic.ways import Ways
 
 ARCHIVE, LOCK = "home.tar", "host.lock"
@@ -73,6 +74,7 @@ class Host:
         self.why = "the job is over"
         self.channel: Channel | None = None
         self.here: set[str] = set()
+        self._every_s, self._next_look_s = min(EVERY_S, self.spec.measure_every_s or EVERY_S), 0.0
         self.processes = Processes(folder, ended=lambda name, code: self.inbox.put(("ended", name, code)))
         for name, pid in running(folder).items():  # of a launcher that was killed
             self.here.add(name)
@@ -83,8 +85,10 @@ class Host:
         try:
             self._join()
             while not self.over.is_set():
-                item = self.inbox.get()
-                getattr(self, f"_{item[0]}")(*item[1:])
+                with contextlib.suppress(queue.Empty):
+                    item = self.inbox.get(timeout=self._every_s)
+                    getattr(self, f"_{item[0]}")(*item[1:])
+                self._measure()
         finally:
             self._clear()
 
@@ -93,6 +97,15 @@ class Host:
         self.why = why
         self.over.set()
         self.inbox.put(("alone", None))  # wakes the loop
+
+    def _measure(self) -> None:
+        """Tell the controller what members have used so far, now and then."""
+        now_s = time.monotonic()
+        if now_s >= self._next_look_s:
+            self._next_look_s = now_s + self._every_s
+            found = readings({name: self.processes.pids[name] for name in self.here})
+            if found:
+                self._report("used", readings=told(found))
 
     # --- the connection
 

@@ -23,8 +23,8 @@ import numpy as np
 from labkit.core.errors import InputError, LabkitError
 from labkit.core.events import Cause
 from labkit.elastic import forks
-from labkit.elastic.blocks import MOST_BLOCKS, Vector, layout, pack, unpack
-from labkit.elastic.causes import of_exit, read
+from labkit.elastic.blocks import BLOCKS, MOST_BLOCKS, Vector, layout, pack, unpack
+from labkit.elastic.causes import FAILED, NO_MEMORY, of_exit, read
 from labkit.elastic.control import EVENTS, LEASES, LOCK, LOST_KNOWN, STATE, Plan, records
 from labkit.elastic.deaths import check_restarts
 from labkit.elastic.errors import JobError, NotDoneError, OverError
@@ -70,13 +70,21 @@ class RunningError(InputError):
 
 
 class Seat(NamedTuple):
-    """A member of a job and where it sits; `pid` is that on its host, 0 while nobody knows."""
+    """A member of a job, where it sits, and what it uses; `pid` is that on its host, 0 while nobody knows.
+
+    `cores` are those in use of late (over a second or so), `memory_gb` what is resident; None while it is not known, or
+    where the host does not tell. `most_cores` and `most_gb` are what `Job.resize` gave it; None: no limit.
+    """
 
     name: str
     role: str
     site: str
     pid: int
     joined: bool
+    cores: float | None = None
+    memory_gb: float | None = None
+    most_cores: float | None = None
+    most_gb: float | None = None
 
 
 class Lost(NamedTuple):
@@ -144,10 +152,10 @@ class Job:
         return process
 
     def _attend(self) -> None:
-        """Start the controller again if it was killed, unless that happens too often: training went on meanwhile."""
+        """Start the controller again if it was killed or failed, unless too often: training went on meanwhile."""
         deaths: list[float] = []
         try:
-            while self._process.wait() < 0 and not self._closing:
+            while ((code := self._process.wait()) < 0 or code in (FAILED, NO_MEMORY)) and not self._closing:
                 now_s = time.monotonic()
                 deaths = [when for when in deaths if when > now_s - self._plan.restarts_within_s] + [now_s]
                 if len(deaths) > self._plan.restarts:
@@ -201,6 +209,29 @@ class Job:
         seats = {site: list(numbers) for site, numbers in place.items()}
         said = self._line.ask("scale", servers=0, workers=0, replace=[], place=seats, strategy=strategy)
         return int(said["scaling"])
+
+    def balance(self, *, strategy: str = "handover") -> int:
+        """Spread the blocks over the servers anew, by the gradient bytes that come for each, while training goes on.
+
+        Returns as soon as the request is taken. Its event `assignment` tells the part of the load that each server has
+        `before` and `after`; where that is level already, nothing moves. Later scalings go by the same loads.
+
+        Parameters
+        ----------
+        strategy : str
+            handover or suspend.
+
+        Returns
+        -------
+        int
+            Number of the scaling, a column of its events.
+
+        Raises
+        ------
+        InputError
+            If there is no such strategy; the job goes on as it was.
+        """
+        return int(self._line.ask("balance", strategy=strategy)["scaling"])
 
     def resize(self, amounts: Mapping[str, tuple[float | None, float | None]]) -> None:
         """Give members other cores and memory while they go on: no process is started anew.
@@ -506,6 +537,8 @@ def start(
     sites: Sequence[Site] = (),
     place: Mapping[str, Sequence[int]] | None = None,
     loads_every_s: float = 0.0,
+    measure_every_s: float = 0.0,
+    partition: str = BLOCKS,
     **options: Any,
 ) -> Job:
     """Start a job and return at once.
@@ -569,6 +602,12 @@ def start(
         (workers, servers) by name of the site, instead of `workers` and `servers`; without it they sit on the first.
     loads_every_s : float
         Each server tells this often, in an event `served`, how many bytes of gradients have come since; 0: never.
+    measure_every_s : float
+        Events `used` tell this often the cores that each process used since, and the GB that it has; 0: never. A status
+        tells it anyway.
+    partition : str
+        What servers have at the beginning: "blocks", even by their bytes; or "tensor", whole parameters in turn, as
+        TensorFlow places them: then one server may have most of the load, until `Job.balance`.
 
     Raises
     ------
@@ -582,8 +621,11 @@ def start(
         raise InputError(
             f"save_every is {save_every}; expected steps between two checkpoints, or 0 for the last state alone."
         )
-    check_seconds(lease_s=lease_s, start_s=start_s, patience_s=patience_s, loads_every_s=loads_every_s)
-    check_words(on_nan=on_nan, resume=resume)
+    check_seconds(
+        lease_s=lease_s, start_s=start_s, patience_s=patience_s, loads_every_s=loads_every_s,
+        measure_every_s=measure_every_s,
+    )  # fmt: skip
+    check_words(on_nan=on_nan, resume=resume, partition=partition)
     check_variables()
     check_optimizer(optimizer, options, arguments=signature(start).parameters)
     folder = checked_folder(folder)
@@ -617,7 +659,8 @@ def start(
         start_s=start_s, patience_s=patience_s,
         devices=tuple(devices), sync=sync, n_samples=len(data), reach=asdict(reach),
         sites=[asdict(site) for site in places], on_nan=on_nan, paths=module_paths(),
-        loads_every_s=float(loads_every_s),
+        loads_every_s=float(loads_every_s), measure_every_s=float(measure_every_s),
+        partition=partition,
     )  # fmt: skip
     if network != Network.LOCAL:
         spec = replace(spec, scheme=network)

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from labkit.elastic import forks
-from labkit.elastic.causes import UNSEEN, OomWatch
+from labkit.elastic.causes import OOM_KILLED, UNSEEN, OomWatch
 from labkit.elastic.commands import Role
+from labkit.elastic.control_groups import trees_here
 from labkit.elastic.gpus import bound_to, devices_of
 from labkit.elastic.homes import MEMBERS
 from labkit.elastic.protocol import Kind
@@ -211,7 +212,12 @@ class Processes:
 
     def _gone(self, name: str, code: int) -> None:
         self._devices.pop(name, None)
-        self._ended(name, self._oom.explained(code))
+        pid = self.pids.get(name, 0)
+        trees = trees_here()
+        for_memory = code == -signal.SIGKILL and trees is not None and trees.oom_kills(pid) > 0
+        if trees is not None and pid:
+            trees.remove(pid)
+        self._ended(name, OOM_KILLED if for_memory else self._oom.explained(code))
 
     def adopt(self, name: str, pid: int, site: Site) -> None:  # noqa: ARG002
         """Watch a member that another process had started."""

@@ -132,6 +132,11 @@ class Leases:
         """Return the leases that a worker holds."""
         return [lease.token for lease in self.service.held if lease.worker == worker]
 
+    def grants(self, worker: str) -> list[Grant]:
+        """Return what a worker holds and may do, as `ask` told it."""
+        held = [lease for lease in self.service.held if lease.worker == worker and lease.token not in self._beyond]
+        return [grant for lease in held if (grant := self._cut(lease)) is not None]
+
     def leave(self, worker: str, *, died: bool = False) -> None:
         """Take back what a worker has that is gone; if it died, what it was at counts as tried."""
         self._waiting.pop(worker, None)

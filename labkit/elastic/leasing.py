@@ -63,6 +63,8 @@ class Leasing(Scaler):
         """Enter an update of an asynchronous worker in the ledger, and let others have what it makes free."""
         assert self.leases is not None
         now_s, before = columns["now_s"], self.leases.n_done
+        self._unmoved.discard(member.name)
+        self._step_s[member.name] = float(columns.get("compute_s", 0.0)) + float(columns.get("wait_s", 0.0))
         fate = self.leases.commit(columns["token"], until=columns["until"], now_s=now_s)
         self.progress = self.leases.n_done
         if fate is not Fate.COMMITTED:
@@ -83,25 +85,30 @@ class Leasing(Scaler):
             self._end(_poisoned(error))
 
     def _tell_leases(self, name: str) -> None:
-        """Tell a worker that was away what is still its own."""
+        """Tell a worker that was away what is its own: some it may have lost since, of some it may never have heard."""
         if self.leases is not None:
-            self._tell(name, do="leases", era=self.era, tokens=self.leases.tokens(name))
+            grants = [list(grant[1:]) for grant in self.leases.grants(name)]
+            self._tell(name, do="leases", era=self.era, tokens=self.leases.tokens(name), grants=grants)
 
     def _forget_worker(self, name: str, *, died: bool = False) -> None:
         """Take back what somebody has who is gone; samples that kill whoever reads them are found out."""
         if self._still is not None:
             self._still.waiting.discard(name)
+        self._unmoved.discard(name)
+        self._step_s.pop(name, None)
         if self.leases is not None:
             self.leases.leave(name, died=died)
 
     def tick(self, alive: Iterable[str], *, now_s: float) -> list[Command]:
-        """Renew the leases of workers that are alive, and take back those that have expired."""
+        """Renew the leases of workers that are alive, take back those that have expired, and end idle standstills."""
+        self.now_s = now_s
         if self.leases is not None:
             late = self.leases.tick([name for name in alive if name in self.members], now_s=now_s)
             for lease in late:
                 self._out.append(Note("expired", {"name": lease.worker, "token": lease.token}))
                 self._tell(str(lease.worker), do="lost", token=lease.token)
             self._serve(now_s)
+            self._give_up_still(now_s)
         return self._taken()
 
 

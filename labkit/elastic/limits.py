@@ -1,8 +1,16 @@
 """Cores and memory of a process that runs: what this host can limit, and without a restart.
 
-Affinity limits the number of cores and needs no rights: a process has whole cores, and shares them with whoever else
-has them. A control group (cgroup v2) limits shares of cores and memory; it needs a folder of the tree in
-`/sys/fs/cgroup` that this user may write.
+Four ways, each behind `Limits`; `LABKIT_LIMITS` chooses one by name, else it is the first of these that is there:
+
+v2, v1
+    A control group, of cgroup v2 or v1: shares of cores, and memory. They need folders that this user may write.
+brake
+    No rights: the process keeps to a share of cores by waiting (`elastic/brake.py`), and ends itself when it finds that
+    it has more memory than it may.
+affinity
+    No rights: whole cores only, and no memory. Chosen by name only.
+
+All of them give whole cores by affinity beside it.
 """
 
 from __future__ import annotations
@@ -11,20 +19,20 @@ import contextlib
 import math
 import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
 from labkit.core.errors import InputError
+from labkit.elastic.brake import Brake
+from labkit.elastic.control_groups import LEAST_CPUS, Trees, gb, trees_here
+from labkit.elastic.usage import GB, resident_bytes
 
-PERIOD_US: Final = 100_000
-"""Of `cpu.max`: the kernel's own default."""
-GB: Final = 1_000_000_000
-TREE: Final = Path("/sys/fs/cgroup")
-FOLDER: Final = "LABKIT_CGROUP"
-"""Environment variable that names a folder of the tree of control groups."""
-CONTROLLERS: Final = frozenset({"cpu", "memory"})
+CHOICE: Final = "LABKIT_LIMITS"
+"""Environment variable that names the way."""
+BRAKE, AFFINITY, V1, V2 = "brake", "affinity", "v1", "v2"
+WAYS: Final = (V2, V1, BRAKE, AFFINITY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +63,9 @@ class Amounts:
 class Limits(Protocol):
     """A way to limit a process that runs."""
 
+    how: str
+    """Its name: one of `WAYS`."""
+
     def apply(self, pid: int, amounts: Amounts) -> list[str]:
         """Limit a process from now on; return what of it cannot be had here, a sentence each.
 
@@ -63,6 +74,17 @@ class Limits(Protocol):
         ProcessLookupError
             If there is no such process.
         """
+        ...
+
+    def keep(self, *, most_s: float = math.inf) -> bool:
+        """Wait, in a thread of the limited process that has just done a piece of work, as long as the limit asks.
+
+        Return whether more is to be waited than `most_s`. At once where the kernel limits.
+        """
+        ...
+
+    def exceeded(self) -> str:
+        """Return why this process is to end, which has more memory than it may; empty if the kernel sees to that."""
         ...
 
 
@@ -77,105 +99,183 @@ class Affinity:
         Cores among which it chooses; those of the calling process by default.
     """
 
+    how = AFFINITY
+
     def __init__(self, allowed: Iterable[int] | None = None) -> None:
         self.allowed = frozenset(os.sched_getaffinity(0) if allowed is None else allowed)
 
     def apply(self, pid: int, amounts: Amounts) -> list[str]:
         """Limit the cores of a process: a part of a core counts as one."""
-        n = len(self.allowed) if amounts.cpus is None else math.ceil(amounts.cpus)
-        give(pid, chosen(min(n, len(self.allowed)), self.allowed, but=pid))
-        unable = [f"{n} cores: {len(self.allowed)} are there"] if n > len(self.allowed) else []
-        if amounts.cpus is not None and amounts.cpus != n:
-            unable.append(f"{amounts.cpus:g} cores: it has {min(n, len(self.allowed))}, for affinity gives whole ones")
+        unable = self.whole(pid, amounts.cpus)
+        if amounts.cpus is not None and amounts.cpus != math.ceil(amounts.cpus):
+            n = min(math.ceil(amounts.cpus), len(self.allowed))
+            unable.append(f"{amounts.cpus:g} cores: it has {n}, for affinity gives whole ones")
         if amounts.memory_gb is not None:
             unable.append(f"{amounts.memory_gb:g} GB: memory is not limited here, for want of a control group")
         return unable
 
+    def whole(self, pid: int, cpus: float | None) -> list[str]:
+        """Give a process whole cores, as many as it takes for so many; return what is not there."""
+        n = len(self.allowed) if cpus is None else math.ceil(cpus)
+        give(pid, chosen(min(n, len(self.allowed)), self.allowed, but=pid))
+        return [f"{n} cores: {len(self.allowed)} are there"] if n > len(self.allowed) else []
 
-class ControlGroup:
-    """Cores and memory by a control group of its own (cgroup v2), and whole cores by affinity beside it.
+    def keep(self, *, most_s: float = math.inf) -> bool:  # noqa: ARG002
+        """Wait for nothing."""
+        return False
+
+    def exceeded(self) -> str:
+        """Return nothing: memory is not limited."""
+        return ""
+
+
+class ControlGroup(Affinity):
+    """Shares of cores, and memory, by control groups of its own.
+
+    Pages that a process had before it was first limited stay with the group that it was in: the kernel does not move
+    them. So the limit that is written is what is left for new ones.
 
     Parameters
     ----------
-    folder : Path
-        Of the tree, in which groups are made; no process may sit in it itself.
-    affinity : Affinity, optional
-        Which cores it may have.
+    trees : Trees
+        In which groups are made.
+    allowed : iterable of int, optional
+        See `Affinity`.
+    resident : callable
+        Returns the bytes that a process has.
     """
 
-    def __init__(self, folder: Path, *, affinity: Affinity | None = None) -> None:
-        self.folder, self._affinity = folder, affinity or Affinity()
+    def __init__(
+        self, trees: Trees, *, allowed: Iterable[int] | None = None,
+        resident: Callable[[int], int] = resident_bytes,
+    ) -> None:  # fmt: skip
+        super().__init__(allowed)
+        self.trees, self.how, self._resident = trees, f"v{trees.version}", resident
+        self._brought: dict[int, int] = {}
 
     def apply(self, pid: int, amounts: Amounts) -> list[str]:
         """Limit the cores and memory of a process."""
-        whole = Amounts(None if amounts.cpus is None else math.ceil(amounts.cpus))
-        unable = self._affinity.apply(pid, whole)
-        group = self.folder / f"labkit-{pid}"
+        unable = self.whole(pid, amounts.cpus)
+        unable += too_few(amounts.cpus)
+        has = _resident_of(pid, self._resident)
+        room, why = room_for(amounts.memory_gb, has)
+        unable += why
+        if amounts.memory_gb is not None and self.trees.memory is None:
+            unable.append(f"{amounts.memory_gb:g} GB: there is no control group for memory that may be written here")
         try:
-            if not group.exists():
-                self._sweep()
-                (self.folder / "cgroup.subtree_control").write_text("+cpu +memory")
-                group.mkdir()
-            (group / "cpu.max").write_text(
-                "max" if amounts.cpus is None else f"{max(round(amounts.cpus * PERIOD_US), 1000)} {PERIOD_US}"
-            )
-            (group / "memory.max").write_text(
-                "max" if amounts.memory_gb is None else f"{round(amounts.memory_gb * GB)}"
-            )
-            (group / "cgroup.procs").write_text(str(pid))
+            self.trees.make(pid)
+            self.trees.limit_cpus(pid, amounts.cpus)
+            if pid not in self._brought:
+                self.trees.enter(pid)
+                self._brought[pid] = has or 0
+            if amounts.memory_gb is None:
+                self.trees.limit_memory(pid, None)
+            elif room:
+                self.trees.limit_memory(pid, gb(amounts.memory_gb) - self._brought[pid])
         except OSError as error:
-            unable.append(f"a control group in {self.folder}: {error.strerror}")
+            unable.append(f"a control group in {self.trees.cpu}: {error.strerror}")
         return unable
 
-    def _sweep(self) -> None:
-        """Remove the groups of processes that have ended."""
-        for group in self.folder.glob("labkit-*"):
-            if not Path("/proc", group.name.removeprefix("labkit-")).exists():
-                with contextlib.suppress(OSError):
-                    group.rmdir()
 
+class Braked(Affinity):
+    """A share of cores that this process keeps to by waiting; memory that it looks at now and then.
 
-def limits_here(*, tree: Path = TREE, own: Path = Path("/proc/self/cgroup")) -> Limits:
-    """Return the best way that this host and user have."""
-    folder = writable_group(tree=tree, own=own)
-    return Affinity() if folder is None else ControlGroup(folder)
-
-
-def writable_group(*, tree: Path = TREE, own: Path = Path("/proc/self/cgroup")) -> Path | None:
-    """Return a folder of the tree of control groups in which this user may make groups with cores and memory.
-
-    That which `LABKIT_CGROUP` names, or else the uppermost one above this process: a process may only be moved within
-    a tree of which the user may write the top. None where there is none.
+    Parameters
+    ----------
+    brake : Brake, optional
+        Of this process.
+    want : str
+        What was asked for and is not there, to be told.
     """
-    named = os.environ.get(FOLDER)
-    if named:
-        return Path(named) if _usable(Path(named)) else None
-    try:
-        lines = own.read_text().splitlines()
-    except OSError:
-        return None
-    mine = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), None)
-    if mine is None:
-        return None
-    at = tree / mine
-    above = [parent for parent in at.parents if parent != tree and parent.is_relative_to(tree)]
-    return next((folder for folder in reversed(above) if _usable(folder)), None)
+
+    how = BRAKE
+
+    def __init__(
+        self, *, allowed: Iterable[int] | None = None, brake: Brake | None = None, want: str = "",
+        resident: Callable[[int], int] = resident_bytes,
+    ) -> None:  # fmt: skip
+        super().__init__(allowed)
+        self._brake, self._want, self._resident = brake or Brake(), want, resident
+        self._most: float | None = None
+
+    def apply(self, pid: int, amounts: Amounts) -> list[str]:
+        """Limit this process; another one can only be given whole cores."""
+        if pid != os.getpid():
+            return super().apply(pid, amounts)
+        unable = [*([self._want] if self._want else []), *self.whole(pid, amounts.cpus), *too_few(amounts.cpus)]
+        self._brake.limit(None if amounts.cpus is None else max(amounts.cpus, LEAST_CPUS))
+        has = _resident_of(pid, self._resident)
+        room, why = room_for(amounts.memory_gb, has)
+        unable += why
+        if amounts.memory_gb is None:
+            self._most = None
+        elif has is None:
+            unable.append(f"{amounts.memory_gb:g} GB: this host does not tell how much memory a process has")
+        elif room:
+            self._most = amounts.memory_gb
+            unable.append(f"{amounts.memory_gb:g} GB: not held by the kernel; it ends itself soon after it has more")
+        return unable
+
+    def keep(self, *, most_s: float = math.inf) -> bool:
+        """Wait until the share is kept."""
+        return self._brake.keep(most_s=most_s)
+
+    def exceeded(self) -> str:
+        """Return why this process is to end, if it has more memory than it may."""
+        most, has = self._most, _resident_of(os.getpid(), self._resident)
+        if most is None or has is None or has <= gb(most):
+            return ""
+        return f"it has {has / GB:.3g} GB, and may have {most:g}"
 
 
-def _usable(folder: Path) -> bool:
+def _resident_of(pid: int, resident: Callable[[int], int]) -> int | None:
     try:
-        there = set((folder / "cgroup.controllers").read_text().split())
-        sits = (folder / "cgroup.procs").read_text().strip()
-    except OSError:
-        return False
-    files = ("cgroup.subtree_control", "cgroup.procs")
-    return not sits and there >= CONTROLLERS and all(os.access(folder / file, os.W_OK) for file in (*files, "."))
+        return resident(pid)
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def too_few(cpus: float | None) -> list[str]:
+    """Return what is told of a share of a core below the least."""
+    few = cpus is not None and cpus < LEAST_CPUS
+    return [f"{cpus:g} cores: it has {LEAST_CPUS:g}, the least that can be given"] if few else []
+
+
+def room_for(memory_gb: float | None, has: int | None) -> tuple[bool, list[str]]:
+    """Return whether a process fits into a limit, and what is told where it does not: it would end at once."""
+    if memory_gb is None or has is None or gb(memory_gb) > has:
+        return True, []
+    return False, [f"{memory_gb:g} GB: it has {has / GB:.3g} already; its limit of memory stays as it was"]
+
+
+def limits_here() -> Limits:
+    """Return the way that `LABKIT_LIMITS` names, or else the best that this host and user have."""
+    wish = os.environ.get(CHOICE, "")
+    if wish == AFFINITY:
+        return Affinity()
+    if wish == BRAKE:
+        return Braked()
+    trees = trees_here(versions={V1: (1,), V2: (2,)}.get(wish, (2, 1)))
+    if trees is not None:
+        return ControlGroup(trees)
+    want = f"control groups ({wish}): this user may make none here; the process limits itself"
+    return Braked(want=want if wish else "")
+
+
+def check_choice() -> None:
+    """Raise InputError unless `LABKIT_LIMITS` is not set, or names a way."""
+    wish = os.environ.get(CHOICE, "")
+    if wish and wish not in WAYS:
+        raise InputError(f"{CHOICE} is '{wish}'; expected one of {', '.join(WAYS)}, or nothing.")
 
 
 def told() -> str:
     """Return what can be limited on this host, for people."""
-    folder = writable_group()
-    return "whole cores, not memory" if folder is None else f"cores and memory, in {folder}"
+    here = limits_here()
+    if isinstance(here, ControlGroup):
+        what = "cores and memory" if here.trees.memory is not None else "cores, not memory"
+        return f"{what}, in {' and '.join(map(str, here.trees.folders))}"
+    return "cores, by waiting; memory is watched, not held" if here.how == BRAKE else "whole cores, not memory"
 
 
 def give(pid: int, cores: Iterable[int]) -> None:

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any
 from labkit.core.errors import InputError, LabkitError
 from labkit.core.events import Cause
 from labkit.elastic import fault
-from labkit.elastic.blocks import Layout, Param
+from labkit.elastic.blocks import BLOCKS, Layout, Param
 from labkit.elastic.causes import NO_MEMORY, told
 from labkit.elastic.gpus import local_name
 from labkit.elastic.launch import end_orphans
-from labkit.elastic.limits import Amounts, limits_here
+from labkit.elastic.limits import BRAKE, Amounts, limits_here
 from labkit.elastic.losses import STOP
 from labkit.elastic.network import Reach, Refusals, claimed
 from labkit.elastic.protocol import Kind
@@ -53,6 +53,12 @@ CONTROLLER = "controller.sock"
 CHECKPOINTS = "checkpoints"
 SEEK_LEASES = 2
 """Leases that a process tries to reach a server again before it says that it cannot."""
+BLOCKS_OF_A_NOTICE = 400
+"""So that what is told of blocks fits into frames."""
+KEEP_S = 0.25
+"""Seconds at a time that a worker waits for the sake of its share of cores: it may be told to stop meanwhile."""
+LOOK_AT_MEMORY_S = 0.25
+"""Between two looks at the memory of a process that limits itself."""
 PATIENCE_LEASES = 10
 """Leases that a process goes on without a controller before it ends itself."""
 LOOKS = 10
@@ -99,6 +105,10 @@ class Spec:
         Where the process that started the job finds modules.
     loads_every_s : float
         Seconds between two events in which a server tells the gradient bytes that have come; 0: it does not.
+    measure_every_s : float
+        Seconds between two events that tell what each process uses; 0: there are none.
+    partition : str
+        "blocks" or "tensor": see `labkit.elastic.blocks`.
     """
 
     params: list[tuple[str, int, list[int]]]
@@ -121,6 +131,8 @@ class Spec:
     on_nan: str = STOP
     paths: list[str] = field(default_factory=list)
     loads_every_s: float = 0.0
+    measure_every_s: float = 0.0
+    partition: str = BLOCKS
 
     @property
     def places(self) -> dict[str, Site]:
@@ -222,6 +234,7 @@ class Member:
         self.met = threading.Lock()
         self.controller: Channel | None = None
         self.limits = limits_here()
+        self._watched = False
 
     def report(self, event: str, **columns: Any) -> None:
         """Tell the controller; what it does not hear it asks for when it is back.
@@ -304,9 +317,19 @@ class Member:
         """Limit this process to other cores and memory from now on, tell of it, and return them."""
         amounts = Amounts(order["cpus"], order["memory_gb"])
         unable = self.limits.apply(os.getpid(), amounts)
-        cores = sorted(os.sched_getaffinity(0))
-        self.report("resized", cpus=amounts.cpus, memory_gb=amounts.memory_gb, cores=cores, unable=unable)
+        cores, how = sorted(os.sched_getaffinity(0)), self.limits.how
+        self.report("resized", cpus=amounts.cpus, memory_gb=amounts.memory_gb, cores=cores, how=how, unable=unable)
+        if amounts.memory_gb is not None and self.limits.how == BRAKE and not self._watched:
+            self._watched = True
+            threading.Thread(target=self._watch_memory, name="memory", daemon=True).start()
         return amounts
+
+    def _watch_memory(self) -> None:
+        """End this process when it has more memory than it may, where the kernel does not see to that."""
+        while not self.over.wait(LOOK_AT_MEMORY_S):
+            why = self.limits.exceeded()
+            if why:
+                self.exhausted(MemoryError(why))
 
     def meet(self, name: str, address: str, handler: Handler) -> None:
         """Connect to a server before it is needed."""
@@ -432,15 +455,19 @@ class ServerMember(Member):
 
         def welcome(peer: Peer) -> Handler:
             _, role = claimed(peer)
-            return Arrivals(self.server, role=role, ended=self._ended_by_peer, exhausted=self.exhausted)
+            return Arrivals(
+                self.server, role=role, ended=self._ended_by_peer, exhausted=self.exhausted, keep=self._let_wait
+            )
 
         self._welcome = welcome
-        self._arrivals = Arrivals(self.server, role="server", ended=self.ended, exhausted=self.exhausted)
+        self._arrivals = Arrivals(
+            self.server, role="server", ended=self.ended, exhausted=self.exhausted, keep=self._let_wait
+        )
         self._known: dict[str, Callable[[Mapping[str, Any]], Any]] = {
             "install": self._install, "meet": self._meet_server, "era": self._begin_era, "tell": self._tell_all,
             "hand_over": self._hand_over, "take_back": self._take_back, "copy": self._copy_at,
             "seek": self._seek_server, "forget": self._forget, "follow": self._follow, "own": self._own,
-            "unfollow": self._unfollow, "resize": self.resize,
+            "unfollow": self._unfollow, "resize": self.resize, "loads": self._tell_each_load,
         }  # fmt: skip
         self.ways.reserve()
 
@@ -450,6 +477,10 @@ class ServerMember(Member):
             with contextlib.suppress(TransportError):  # the next controller asks again
                 channel.send(Kind.SNAPSHOT, *vectors, meta=card, block=block, step=step)
 
+    def _let_wait(self) -> None:
+        """Let a connection wait for the sake of this server's share of cores, but not for half a lease."""
+        self.limits.keep(most_s=self.lease.base_s / 2)
+
     def _ended_by_peer(self, channel: Channel, reason: TransportError | None) -> None:
         self.broke(channel, reason)
         self._check_memory(reason)
@@ -458,7 +489,7 @@ class ServerMember(Member):
         """Carry out one order."""
         try:
             self._known[order["do"]](order)
-        except (MemoryError, OSError) as error:
+        except (MemoryError, OSError, RuntimeError) as error:
             if not is_memory(error):
                 raise
             self.exhausted(error)
@@ -547,6 +578,14 @@ class ServerMember(Member):
             self.report("served", bytes=taken - before if taken >= before else taken)  # an era begins at 0
             before = taken
 
+    def _tell_each_load(self, order: Mapping[str, Any]) -> None:
+        """Tell the load of each block, as a request to balance them asks."""
+        loads = [[block, round(per_s, 1)] for block, per_s in self.server.loads()]
+        for i in range(0, max(len(loads), 1), BLOCKS_OF_A_NOTICE):
+            last = i + BLOCKS_OF_A_NOTICE >= len(loads)
+            columns = {"number": order["number"], "loads": loads[i : i + BLOCKS_OF_A_NOTICE], "last": last}
+            self.report("loads", **columns, era=self.server.era)
+
     def _end_orphans(self) -> None:
         """End those who should have ended by now: a worker may hold its interpreter's lock, and its watchdog up."""
         self.watchdog.free()
@@ -583,6 +622,7 @@ class WorkerMember(Member):
         common: dict[str, Any] = {
             "extents": [(first, n) for first, n in self.spec.extents], "channel_of": self._channel,
             "report": self.report, "finite": self.spec.on_nan == STOP,
+            "keep": partial(self.limits.keep, most_s=KEEP_S),
         }  # fmt: skip
         spec = self.spec
         lender = Lender() if spec.sync and spec.scheme == Scheme.SHM else None
@@ -696,7 +736,8 @@ class WorkerMember(Member):
             cause = Cause.OUT_OF_MEMORY if is_memory(error) else Cause.ERROR
             self.report("failed", why=f"{named}{error}"[:2000], cause=told(cause))
             if self.controller is not None:
-                self.controller.flush(timeout_s=self.lease.base_s)
+                with contextlib.suppress(TransportError, TimeoutError):
+                    self.controller.flush(timeout_s=self.lease.base_s)
             raise
 
     def _watch(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +23,10 @@ def check_strategy(name: str) -> None:
         raise unknown("strategy", name, STRATEGIES)
 
 
+STILL_LEASES = 0.25
+"""For a checkpoint others stand still for so much of a lease, and"""
+STILL_STEPS = 2
+"""so many steps of the slowest worker; then they go on without one."""
 MARGIN = 2
 """Versions from now at which something is to happen that everybody must hear of first."""
 
@@ -32,7 +37,8 @@ class Scaling:
 
     `phase` runs through the published steps: registration, assignment, migration, update. `repair` tells that nobody
     asked for it: a server died that others followed; those that come for such sit `at` these sites. `hold` is the
-    version at which workers stand still. With `last`, the job ends instead, once its state is saved.
+    version at which workers stand still. With `last`, the job ends instead, once its state is saved. With `by_load`
+    nobody comes or goes: servers tell how much each block is used, and blocks move so that servers are used alike.
     """
 
     servers: int = 0
@@ -50,6 +56,7 @@ class Scaling:
     place: Place | None = None
     at: tuple[str, ...] = ()
     last: bool = False
+    by_load: bool = False
 
     def again(self) -> Scaling | None:
         """Return the same request anew, if it means the same later: it says how things are to be, not what to add."""
@@ -83,6 +90,8 @@ class Standstill:
     waiting: set[str]
     then: Callable[[], None]
     begun: bool = False
+    until_s: float = math.inf
+    """When it is given up if somebody still moves."""
 
 
 class Scaler(Standby):
@@ -97,6 +106,12 @@ class Scaler(Standby):
         self._restarted: Scaling | None = None
         self._still: Standstill | None = None
         self._n_stills = 0
+        self._step_s: dict[str, float] = {}
+        """How long the last step of each asynchronous worker took."""
+        self._unmoved: set[str] = set()
+        """Workers that did not come to stand still for a checkpoint, and have not been heard of since."""
+        self._heard: dict[int, float] = {}
+        """Load of each block, while servers tell it."""
 
     @property
     def n_asked(self) -> int:
@@ -138,6 +153,22 @@ class Scaler(Standby):
         self._n_scalings += 1
         asked.number = self._n_scalings
         self.queue.append(asked)
+        self._go_on()
+        return self._taken()
+
+    def balance(self, *, strategy: str) -> list[Command]:
+        """Spread the blocks over the servers that are there, by how many bytes of gradients come for each.
+
+        Raises
+        ------
+        InputError
+            If there is no such strategy, or none by which blocks alone can move.
+        """
+        check_strategy(strategy)
+        if strategy == "checkpoint":
+            raise InputError("strategy 'checkpoint' to balance servers; expected handover or suspend: nobody restarts.")
+        self._n_scalings += 1
+        self.queue.append(Scaling(strategy=strategy, number=self._n_scalings, by_load=True))
         self._go_on()
         return self._taken()
 
@@ -206,6 +237,12 @@ class Scaler(Standby):
         scaling.new = [self._launch(role, site) for role, site in change.starts]
         starting = [m.name for m in self.of("server") if not m.joined]  # of a controller that died
         scaling.waiting = {*scaling.new, *starting}
+        if scaling.by_load:
+            self._heard.clear()
+            for server in self.of("server"):
+                if server.joined:
+                    self._tell(server.name, do="loads", number=scaling.number)
+                    scaling.waiting.add(("loads", server.name))
 
     def _change(self, scaling: Scaling) -> Change:
         """Return who is to start where, and who goes."""
@@ -270,12 +307,35 @@ class Scaler(Standby):
         if not servers:
             self._strand(scaling, "all servers died that were to stay")
             return
-        after = self._reassign(self.owner, self.terms.sizes, servers)
+        shares: dict[str, Any] = {}
+        if scaling.by_load:
+            if not sum(self._heard.values()):
+                self._drop(scaling, "no gradients have come to the servers yet, so that there is no load to go by")
+                return
+            self.load = [self._heard.get(block, 0.0) for block in range(len(self.terms.sizes))]
+            shares["before"] = self._shares(self.owner)
+        after = self._reassign(self.owner, self.terms.sizes, servers, load=self.load)
+        if scaling.by_load:
+            shares["after"] = self._shares(after)
         scaling.moves = {block: name for block, name in after.items() if self.owner[block] != name}
         moved = sum(self.terms.sizes[block] for block in scaling.moves)
-        self._phase(
-            scaling, "assignment", blocks=len(scaling.moves), parameters=moved, new=scaling.new, going=scaling.going
-        )
+        columns = {"blocks": len(scaling.moves), "parameters": moved, "new": scaling.new, "going": scaling.going}
+        self._phase(scaling, "assignment", **columns, **shares)
+
+    def _shares(self, owner: Mapping[int, str]) -> dict[str, float]:
+        """Return the part of the measured load that each server has."""
+        load, total = self.load or [], sum(self.load or []) or 1.0
+        names = sorted(set(owner.values()))
+        return {name: round(sum(load[b] for b, whose in owner.items() if whose == name) / total, 4) for name in names}
+
+    def _on_loads(self, member: Member, columns: Mapping[str, Any]) -> None:
+        """Note what a server tells of its blocks."""
+        scaling = self.scaling
+        if scaling is None or scaling.number != columns["number"]:
+            return
+        self._heard.update({int(block): float(per_s) for block, per_s in columns["loads"]})
+        if columns["last"]:
+            scaling.waiting.discard(("loads", member.name))
 
     def _with_blocks(self, servers: Iterable[str]) -> list[str]:
         """Return servers that are to have blocks, the oldest: after deaths there may be more servers than blocks."""
@@ -429,21 +489,36 @@ class Scaler(Standby):
 
     # --- asynchronous training knows no version of all blocks but while nobody moves
 
-    def _stand_still(self, then: Callable[[], None]) -> None:
+    def _stand_still(self, then: Callable[[], None], *, until_s: float = math.inf) -> None:
         """Let all workers stand still, and then do something; `_walk_on` ends it."""
         waiting = {m.name for m in self.members.values() if m.role == "worker" and m.ready}
         self._n_stills += 1
-        self._still = Standstill(self._n_stills, waiting, then)
+        self._still = Standstill(self._n_stills, waiting, then, until_s=until_s)
         self._tell_workers(do="hold", number=self._n_stills)
 
     def _walk_on(self) -> None:
         self._still = None
         self._tell_workers(do="go_on")
 
-    def _save_still(self) -> None:
-        """Save a checkpoint while everybody stands still."""
+    def _save_still(self, *, needed: bool = False) -> None:
+        """Save a checkpoint while everybody stands still; one that is not `needed` is given up for who is stuck."""
         self.saving = self.progress
-        self._stand_still(self._copy_still)
+        until_s = math.inf
+        if not needed and (self.scaling is None or self.scaling.phase != "saving"):
+            step_s = max(self._step_s.values(), default=0.0)
+            until_s = self.now_s + STILL_LEASES * self.terms.lease_s + STILL_STEPS * step_s
+        self._stand_still(self._copy_still, until_s=until_s)
+
+    def _give_up_still(self, now_s: float) -> None:
+        """Let all go on without a checkpoint if somebody does not come to stand still: it may be stuck."""
+        still = self._still
+        if still is None or still.begun or now_s < still.until_s:
+            return
+        self._unmoved = {name for name in still.waiting if name in self.members}
+        version, names = self.saving, ", ".join(sorted(self._unmoved))
+        self._out.append(Note("unsaved", {"version": version, "why": f"{names} did not come to stand still for it"}))
+        self.saving = None
+        self._walk_on()
 
     def _copy_still(self) -> None:
         if self.scaling is not None and self.scaling.phase == "saving":
@@ -502,6 +577,7 @@ class Scaler(Standby):
         scaling.going = [name for name in scaling.going if name != member.name]
 
     def _on_holds(self, member: Member, columns: Mapping[str, Any]) -> None:
+        self._unmoved.discard(member.name)
         if self._still is not None and columns.get("number") == self._still.number:
             self._still.waiting.discard(member.name)
 

@@ -15,9 +15,11 @@ import numpy as np
 from labkit.elastic import fault
 from labkit.elastic.blocks import Vector
 from labkit.elastic.careful import Keeping, Stamping
+from labkit.elastic.growing import Growing
 from labkit.elastic.lending import Crates, Shelf
 from labkit.elastic.pace import Pace, departures
 from labkit.elastic.protocol import Kind, at, era_and_version
+from labkit.elastic.rate import Rate
 from labkit.elastic.shadows import Ask, Follower, Shadows
 from labkit.elastic.store import Block, Pushed, Updates
 from labkit.elastic.transport import AccessError, Channel, FrameError, Handler, Head, Message, TransportError
@@ -57,6 +59,8 @@ class Slot:
     """Who follows it."""
     taken_bytes: int = 0
     """Of gradients, so far."""
+    rate: Rate = field(default_factory=lambda: Rate(now_s=time.monotonic()))
+    """Of their bytes, since this server has the block."""
     asks: list[Ask] = field(default_factory=list)
     """Who wants to hear of a version that it has not made."""
 
@@ -163,6 +167,7 @@ class Server:
                 return
             grad = np.frombuffer(message.payload, np.float32)
             slot.taken_bytes += grad.nbytes
+            slot.rate.add(grad.nbytes, now_s=time.monotonic())
             if self.sync:
                 node = Node.unpack(message.head.offset)
                 what = block.push(
@@ -186,6 +191,11 @@ class Server:
         """Return the bytes of gradients that were taken in, of all blocks that are known in this era."""
         return sum(slot.taken_bytes for slot in self.slots())
 
+    def loads(self) -> list[tuple[int, float]]:
+        """Return (block, bytes of gradients per second) of every block that it owns."""
+        now_s = time.monotonic()
+        return [(s.number, s.rate.per_s(now_s)) for s in self.slots() if s.block is not None and s.shadow is None]
+
     def _recycle(self, block: Block) -> None:
         while block.freed:
             buffer = block.freed.pop()
@@ -195,7 +205,8 @@ class Server:
         """Return the optimizer, with regard for whoever still reads the parameters as they are."""
         if block.place is not None:
             return Stamping(self.optimizer, block.place)
-        return Keeping(self.optimizer, block, slot.sent, self.buffer) if slot.sent else self.optimizer
+        chosen = self.optimizer if block.pages is None else Growing(self.optimizer, block.pages)
+        return Keeping(chosen, block, slot.sent, self.buffer) if slot.sent else chosen
 
     def _elsewhere(self, slot: Slot, channel: Channel, message: Message) -> None:
         notice = None if message.head.kind == Kind.BESIDE else slot.notice(int(message.meta.get("moves", 0)))
@@ -269,7 +280,7 @@ class Server:
         for version in sorted(block.due) if slot.shadow is None else ():
             if version <= block.version:
                 block.due.discard(version)
-                self._copy(slot.number, at(self.era, block.version), [v.copy() for v in block.vectors()], block.card())
+                self._copy(slot.number, at(self.era, block.version), block.copies(), block.card())
         self.shadows.advanced(slot, block)
         if slot.leaving is not None and slot.leaving[1] <= block.version:
             self._hand_over(slot, block, slot.leaving[0])
@@ -310,6 +321,7 @@ class Server:
             self._unshelve(here)
             self._shelve(block)
         slot.block, slot.gone, slot.leaving = block, None, None
+        slot.rate = Rate(now_s=time.monotonic())
         return block
 
     def settle(self, slot: Slot) -> None:
@@ -334,7 +346,7 @@ class Server:
         block.buffer = self.buffer
         block.place = None if self.shelf is None else self.shelf.take(block.params)
         if block.place is not None:
-            block.params = block.place.params
+            block.params, block.pages = block.place.params, None
 
     def _unshelve(self, block: Block | None) -> None:
         """Use the place of a block for another one: this one is of no use any more, and on its way to nobody."""
@@ -501,7 +513,7 @@ class Server:
                 if block is None:
                     continue
                 if not self.sync:
-                    self._copy(slot.number, at(self.era, version), [v.copy() for v in block.vectors()], block.card())
+                    self._copy(slot.number, at(self.era, version), block.copies(), block.card())
                 elif slot.shadow is not None:  # to be made, or told to be late, should it become the owner
                     block.due = {version, *(due for due in block.due if due >= version)}
                 elif block.version > version:
@@ -545,8 +557,9 @@ class Arrivals(Handler):
         role: str,
         ended: Callable[[Channel, TransportError | None], None] | None = None,
         exhausted: Callable[[BaseException], None] | None = None,
+        keep: Callable[[], object] | None = None,
     ) -> None:
-        self._server, self._role, self._ended, self._exhausted = server, role, ended, exhausted
+        self._server, self._role, self._ended, self._exhausted, self._keep = server, role, ended, exhausted, keep
 
     def opened(self, channel: Channel) -> None:
         """Note a worker."""
@@ -566,10 +579,12 @@ class Arrivals(Handler):
         """Take a message; without the memory for it a block may be half changed, and the server cannot go on."""
         try:
             self._take(channel, message)
-        except (MemoryError, OSError) as error:
+        except (MemoryError, OSError, RuntimeError) as error:
             if is_memory(error):
                 self.exhausted(error)
             raise
+        if self._keep is not None:
+            self._keep()  # what comes next waits in the connection: a server that may use less answers later
 
     def _take(self, channel: Channel, message: Message) -> None:
         kind = message.head.kind

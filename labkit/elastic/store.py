@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from labkit.elastic.blocks import Vector
+from labkit.elastic.growing import Pages, copies, grown
 from labkit.elastic.tree import Node, parents
 
 if TYPE_CHECKING:
@@ -83,6 +84,8 @@ class Block:
     """Where a buffer of so many bytes comes from."""
     place: Place | None = None
     """Where workers on this host read the parameters."""
+    pages: Pages | None = None
+    """Those in use, of a block that takes memory only for them (`labkit.elastic.growing`); None: it is kept whole."""
 
     def push(self, grad: Vector, *, step: int, node: Node, n_shards: int, optimizer: Updates) -> Pushed:
         """Take the sum of some logical gradients of a step; with the last one, make the update.
@@ -163,6 +166,10 @@ class Block:
         """Return the parameters, then the optimizer's vectors in order of their names."""
         return [self.params, *(self.state[name] for name in sorted(self.state))]
 
+    def copies(self) -> list[Vector]:
+        """Return copies of `vectors` that take no more memory than they do."""
+        return copies(self.vectors(), self.pages)
+
     def card(self) -> dict[str, Any]:
         """Return what else moves with it."""
         return {
@@ -172,9 +179,9 @@ class Block:
 
     @classmethod
     def arrived(cls, number: int, payload: memoryview, card: dict[str, Any]) -> Block:
-        """Return a block as it was elsewhere; the bytes are copied."""
+        """Return a block as it was elsewhere; the bytes are copied, pages that are all zero left out."""
         names = card["names"]
-        rows = np.frombuffer(payload, np.float32).reshape(1 + len(names), -1).copy()
+        rows, pages = grown(np.frombuffer(payload, np.float32).reshape(1 + len(names), -1))
         return cls(
             number=number,
             params=rows[0],
@@ -183,4 +190,5 @@ class Block:
             moves=card["moves"],
             seen=dict(card["seen"]),
             due=set(card["due"]),
+            pages=pages,
         )

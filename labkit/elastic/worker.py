@@ -30,6 +30,11 @@ Extent = tuple[int, int]
 """First number of a block in the flat vector, and how many."""
 
 
+def unlimited() -> bool:
+    """Wait for nothing: no limit asks for it."""
+    return False
+
+
 class Halted(Exception):  # noqa: N818 - not a failure: training goes on elsewhere
     """What is under way is of no use any more: training goes back to a checkpoint, or ends."""
 
@@ -82,6 +87,9 @@ class Worker:
         Tells the controller an event and its columns.
     finite : bool
         Whether a loss that is NaN or infinite ends training, before its gradient goes anywhere.
+    keep : callable
+        Lets this thread wait, after a piece of work, for as long as a limit of cores asks, but not for long; tells
+        whether more is to be waited.
     """
 
     def __init__(
@@ -95,8 +103,9 @@ class Worker:
         channel_of: Callable[[str], Channel],
         report: Callable[..., None],
         finite: bool = True,
+        keep: Callable[[], bool] = unlimited,
     ) -> None:
-        self._finite = finite
+        self._finite, self._keep = finite, keep
         self.flat, self.extents, self.n_shards, self.n_steps = flat, extents, n_shards, n_steps
         self._loss_of, self._channel_of, self._report = loss_of, channel_of, report
         self._changed = threading.Condition()
@@ -388,6 +397,8 @@ class Worker:
             self.busy = None
             if self._finite:
                 self._check_loss(version, node.first)
+            while self._keep():
+                self._check()
             return gradient
         left, right = (self._sum(half, version) for half in halves(node))
         np.add(left, right, out=left)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from labkit.core.cluster import Cluster
+from labkit.core.device_types import unmet_types
 from labkit.core.jobs import Jobs
 from labkit.core.life import Traits
 from labkit.core.protocols import Scheduler, SpeedModel
@@ -85,13 +86,14 @@ def caveats(
     speeds : str
         The speed model in words.
     """
-    traits, found = Traits.of(scheduler), []
+    traits, found = Traits.of(scheduler), [*jobs.notes, *unmet_types(jobs, cluster)]
     if traits.lives_on_types and types_alike(jobs, cluster, speed=speed):
         kinds, source = ", ".join(cluster.device_types), speeds.partition(";")[0]
         so = "by price alone" if traits.pays is not None else "as its agnostic version would"
         found.append(
             f"{name} lives on differences in speed between device types, and here {kinds} are equally fast (speeds: "
-            f"{source}); so it decides {so}. --throughputs FILE gives measured speeds."
+            f"{source}); so it decides {so}. --throughputs FILE gives measured or relative "
+            "speeds, --speed flops guesses them."
         )
     if traits.oracle and jobs.malleable.any():
         found.append(

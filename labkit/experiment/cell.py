@@ -40,7 +40,7 @@ PARTS: Final[dict[str, tuple[Callable[..., Any], dict[str, str]]]] = {
 }
 """What makes a run less than ideal: option of a cell -> attribute."""
 
-OF_SPEED: Final = ("speed", "throughputs", "strict", "interference", "sharding", "troubles", "checkpoint_s")
+OF_SPEED: Final = ("speed", "throughputs", "strict", "interference", "sharding", "troubles")
 FILES: Final = ("throughputs", "interference", "troubles")
 """Those that may name a file."""
 OF_JOBS: Final = ("first", "load", "epoch_error")
@@ -170,6 +170,10 @@ def disturbances(options: Mapping[str, Any]) -> dict[str, Any]:
         made["cadence"] = every_slot(options["slot_s"])
     if options.get("overheads") is not None:
         made["overheads"] = Overheads.published(str(options["overheads"]))
+    if options.get("checkpoint_s") is not None and options.get("mtbf_s") is None:  # for jobs out of memory alone
+        options = dict(options)
+        made["checkpoint_s"] = options.pop("checkpoint_s")
+        _number("checkpoint_s", made["checkpoint_s"])
     for part, (build, names) in PARTS.items():
         given = {names[name]: value for name, value in options.items() if name in names and value is not None}
         if not given:

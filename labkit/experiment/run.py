@@ -34,7 +34,7 @@ from labkit.experiment.fluid import fluid
 from labkit.experiment.profile import slower_on_slowest_type
 from labkit.experiment.profiled import interference_of, profiled
 from labkit.experiment.session import Observer, Session
-from labkit.experiment.speeds import declared, speed_model
+from labkit.experiment.speeds import declared, speed_model, with_steps
 from labkit.results.bound import BOUND
 from labkit.results.notes import AMOUNTS_COUNT, TYPES_DIFFER
 from labkit.results.record import RunInfo, RunRecord, State
@@ -149,7 +149,9 @@ class Experiment:
         if cluster is None:
             raise InputError("neither a cluster nor a profile is given; cluster='demo', say, or profile=FILE.")
         cluster = cluster if isinstance(cluster, Cluster) else presets.build(cluster)
+        scaled = ""
         if isinstance(speed, str):
+            jobs, scaled = with_steps(jobs, cluster, kind=speed, throughputs=throughputs)
             speed = speed_model(
                 jobs, cluster, kind=speed, throughputs=throughputs, strict=strict, interference=known,
                 sharding=sharding,
@@ -169,6 +171,7 @@ class Experiment:
         jobs, has_its_own = declared(jobs, speed), isinstance(speed, ProfiledSpeed)
         said = speeds_in_words(jobs, cluster, speed=speed, source=throughputs)
         said += "" if known is None else f"; interference{' told to schedulers' * has_its_own}: {known}"
+        said += f"; {scaled}" if scaled else ""
         said += f"; {sharding} sharding" * (sharding != "dynamic")
         told = interference_of(speed) if known is None else known
         if isinstance(options.get("overheads"), str):

@@ -18,10 +18,13 @@ from labkit.core.repairs import refuse_reasons
 from labkit.core.resources import GPUS, Bools
 from labkit.core.snapshot import Snapshot
 from labkit.experiment.cadence import Cadence, at_events
+from labkit.experiment.classic import Stretches
 
 Observer = Callable[[Events], None]
 MEASURED = int(Kind.MEASURED)  # numbers of numpy are compared with a member of an enumeration ten times as slowly
 UNITS = ("GPUs", "cores", "GB of memory")
+MANY_JOBS = 2000
+"""Jobs from which on a run is handed to compiled code by default."""
 STALLS = ("raise", "stop")
 """What a session does where nothing will ever happen."""
 
@@ -46,6 +49,10 @@ class Session:
         Slots in which nothing happens before a session with slots counts as stalled.
     on_stall : str
         "raise": a stall raises StalledError; "stop": it ends the session, as a policy that learns may well do nothing.
+    compiled : bool, optional
+        Let `run` hand plain stretches to compiled code (`labkit.experiment.classic`): the events are the same,
+        observers hear of a stretch in one batch, and each of its decisions counts with its share of the time. By
+        default runs of many jobs do: with few it takes longer to load that code.
     reasons : list of str, optional
         Texts that earlier events of the run name; those of new decisions are added to this very list.
 
@@ -53,6 +60,8 @@ class Session:
     ----------
     log : EventLog
         All that happened so far.
+    compiled : bool
+        Whether `run` hands plain stretches to compiled code.
     reasons : list of str
         Why decisions changed jobs: the texts that EXPLAINED events name by number.
     decide_s : list of float
@@ -86,6 +95,7 @@ class Session:
         observers: Sequence[Observer] = (),
         patience: int = 1000,
         on_stall: str = "raise",
+        compiled: bool | None = None,
         reasons: list[str] | None = None,
     ) -> None:
         if on_stall not in STALLS:
@@ -102,7 +112,8 @@ class Session:
         self.decide_s: list[float] = []
         self.n_decisions = 0
         self.stalled = ""
-        self._n_quiet, self._patience, self._on_stall = 0, patience, on_stall
+        self.n_quiet, self.patience, self._on_stall = 0, patience, on_stall
+        self.compiled = len(backend.jobs) >= MANY_JOBS if compiled is None else compiled
         self.observers = list(observers)
         self.reasons: list[str] = [] if reasons is None else reasons
         self._number_of = {text: number for number, text in enumerate(self.reasons)}
@@ -157,8 +168,8 @@ class Session:
         self._note(joined([happened, why]) if len(why) else happened)
         self.n_decisions += 1
         self._advance()
-        self._n_quiet = self._n_quiet + 1 if len(self.log) <= n_before + 1 + len(why) else 0
-        if self._n_quiet > (0 if math.isinf(self.cadence.slot_s) else self._patience) and not self.done:
+        self.n_quiet = self.n_quiet + 1 if len(self.log) <= n_before + 1 + len(why) else 0
+        if self.n_quiet > (0 if math.isinf(self.cadence.slot_s) else self.patience) and not self.done:
             self._refuse_standstill()
         if not (self.cadence.when_empty and n_active):  # else the next decision may see the empty cluster
             self._wait_for_work()
@@ -178,13 +189,35 @@ class Session:
             Stop before the first decision that is due then or later; another `run` goes on as if there had been none.
         """
         clock, decide_s = time.perf_counter, self.decide_s.append
+        stretches = Stretches.of(self, scheduler) if self.compiled else None
         while not self.done and self.now_s < until_s:
+            if stretches is not None and stretches.go(until_s):
+                continue
             snapshot = self.snapshot()
             began = clock()
             placement = scheduler.schedule(snapshot)
             decide_s(clock() - began)
             self.step(placement, who=f"{type(scheduler).__name__}.schedule()")
         return self.log.rows
+
+    def went(self, happened: Events, *, n_decisions: int, n_quiet: int, took_s: float, stands: bool) -> None:
+        """Take note of a stretch that compiled code went through, and that the ledger knows of already.
+
+        `stands`: nothing may ever happen again, as after a step of which that is true.
+        """
+        self.n_decisions, self.n_quiet = self.n_decisions + n_decisions, n_quiet
+        self.decide_s += [took_s / max(n_decisions, 1)] * n_decisions
+        self._tell(happened)
+        if not stands:
+            return
+        try:
+            self._refuse_standstill()
+        except StalledError as error:
+            if self._on_stall == "raise":
+                raise
+            self.stalled = str(error)
+            return
+        self._wait_for_work()
 
     def _explained(self, placement: Placement, happened: Events) -> Events:
         """Return why a decision changed jobs, at its moment; nothing of a recording, which tells it itself."""
@@ -206,6 +239,9 @@ class Session:
             return
         happened = self.ledger.completed(happened)
         self.ledger.fold(happened)
+        self._tell(happened)
+
+    def _tell(self, happened: Events) -> None:
         self.log.append(happened)
         for observer in self.observers:
             observer(happened)
@@ -281,8 +317,7 @@ def refuse_unfit(backend: Backend, runs_on: Bools) -> None:
     """
     jobs, cluster = backend.jobs, backend.cluster
     asked = np.column_stack([jobs.worker_demand, jobs.ps_demand, runs_on, jobs.n_workers, jobs.n_ps])
-    _, first_of_kind = np.unique(asked, axis=0, return_index=True)
-    for number in np.sort(first_of_kind):
+    for number in _firsts(asked):
         usable = runs_on[number, cluster.group_type]
         for role, demand, n in (
             ("worker", jobs.worker_demand[number], jobs.n_workers[number]),
@@ -299,6 +334,13 @@ def refuse_unfit(backend: Backend, runs_on: Bools) -> None:
                     f"drop the job."
                 )
         _refuse_gang(backend, int(number))
+
+
+def _firsts(rows: np.ndarray) -> np.ndarray:
+    """Return where each distinct row is first, in their order; many are like the one before, and sorting takes time."""
+    other = np.flatnonzero(np.append(True, (rows[1:] != rows[:-1]).any(axis=1))[: len(rows)])
+    _, first = np.unique(rows[other], axis=0, return_index=True)
+    return other[np.sort(first)]
 
 
 def _refuse_gang(backend: Backend, number: int) -> None:

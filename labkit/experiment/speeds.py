@@ -13,9 +13,10 @@ from labkit.core.outside import find, from_packages
 from labkit.core.protocols import SpeedModel
 from labkit.core.resources import GPUS
 from labkit.speed.interference.levels import Level
+from labkit.workloads.own_speeds import TypeSpeeds, guessed_speeds, in_steps, is_speeds, read_speeds
 from labkit.workloads.shipped import located
 
-KINDS = ("auto", "bottleneck", "dl2", "gavel", "measured", "profiled", "recorded", "step-time")
+KINDS = ("auto", "bottleneck", "dl2", "flops", "gavel", "measured", "profiled", "recorded", "step-time")
 
 
 def speed_model(
@@ -39,11 +40,12 @@ def speed_model(
         "bottleneck": DLRover's models on CPU cores, for asynchronous jobs with servers.
         "recorded": the trace's own durations. "auto": the first of gavel, dl2, bottleneck, step-time and recorded that
         knows all models and device types, dl2 only for jobs whose steps are samples, as in DL2's traces; measured where
-        `throughputs` is not JSON. `package.module:Name`, or the name of an
+        `throughputs` is not JSON, and gavel where it is a CSV of speeds by type. "flops": a guess, recorded durations
+        scaled by the published FLOPS of device types. `package.module:Name`, or the name of an
         entry point of the group `labkit.speeds`: what that returns when it is called with jobs and cluster.
     throughputs : path, optional
-        Gavel's JSON, a table of measured speeds, or a testbed's profile; or the name of public ones that were fetched,
-        as gavel-throughputs or dl2-speeds.
+        Gavel's JSON, a table of measured speeds, a CSV of speeds by type, or a testbed's profile; or the name of public
+        ones that were fetched, as gavel-throughputs or dl2-speeds.
     strict : bool
         Refuse throughputs that would have to be estimated.
     interference : Level, optional
@@ -103,12 +105,8 @@ def _with_interference(
 
 
 def _labkits(kind: str, jobs: Jobs, cluster: Cluster, *, throughputs: str | Path | None, strict: bool) -> SpeedModel:
-    if kind == "gavel":
-        from labkit.speed.gavel import GavelSpeed
-        from labkit.workloads.gavel import Throughputs
-
-        table = None if throughputs is None else Throughputs.read(throughputs)
-        return GavelSpeed(jobs, cluster, throughputs=table, strict=strict)
+    if kind in ("gavel", "flops"):
+        return _by_type(kind, jobs, cluster, throughputs, strict=strict)
     if kind == "dl2":
         return _fitted(jobs, cluster, throughputs, strict=strict)
     if kind == "measured":
@@ -130,6 +128,34 @@ def _labkits(kind: str, jobs: Jobs, cluster: Cluster, *, throughputs: str | Path
     from labkit.speed.recorded import Recorded
 
     return Recorded(jobs, cluster)
+
+
+def _by_type(kind: str, jobs: Jobs, cluster: Cluster, throughputs: str | Path | None, *, strict: bool) -> SpeedModel:
+    from labkit.speed.gavel import GavelSpeed
+    from labkit.workloads.gavel import Throughputs
+
+    given = type_speeds(jobs, cluster, kind=kind, throughputs=throughputs)
+    if given is not None:
+        return GavelSpeed(jobs, cluster, throughputs=given.table, strict=strict, said=given.said)
+    table = None if throughputs is None else Throughputs.read(throughputs)
+    return GavelSpeed(jobs, cluster, throughputs=table, strict=strict)
+
+
+def type_speeds(jobs: Jobs, cluster: Cluster, *, kind: str, throughputs: str | Path | None) -> TypeSpeeds | None:
+    """Return the speeds by device type that somebody gives, or that FLOPS tell; None if neither is asked for."""
+    if kind == "flops":
+        if throughputs is not None:
+            raise InputError(f"speed model 'flops' is a guess, and {throughputs} is given too; leave --speed out.")
+        return guessed_speeds(jobs, cluster.device_types)
+    if throughputs is None or kind not in ("auto", "gavel") or not is_speeds(throughputs):
+        return None
+    return read_speeds(throughputs, jobs=jobs)
+
+
+def with_steps(jobs: Jobs, cluster: Cluster, *, kind: str, throughputs: str | Path | None) -> tuple[Jobs, str]:
+    """Return jobs whose steps suit speeds in steps/s by type, and what is to be said of it: `in_steps`."""
+    by_type = type_speeds(jobs, cluster, kind=kind, throughputs=throughputs)
+    return (jobs, "") if by_type is None else in_steps(jobs, by_type)
 
 
 def _fitted(jobs: Jobs, cluster: Cluster, throughputs: str | Path | None, *, strict: bool) -> SpeedModel:
@@ -180,7 +206,7 @@ def _fitting(jobs: Jobs, cluster: Cluster, throughputs: str | Path | None) -> st
     """Return the kind of speed model that knows these jobs."""
     if throughputs is not None:
         if not str(throughputs).endswith(".json"):
-            return "measured"
+            return "gavel" if is_speeds(throughputs) else "measured"
         return "profiled" if _is_profile(throughputs) else "gavel"
     from labkit.workloads.gavel import Throughputs
 

@@ -11,6 +11,7 @@ from labkit.core.snapshot import Snapshot
 from labkit.placers import ByNetwork
 from labkit.schedulers import published as dl2
 from labkit.schedulers.base import start_in_order
+from labkit.schedulers.rule import BY_ARRIVAL, NEVER, Rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,10 @@ class Fifo:
     placer: Placer = ByNetwork()
     backfill: bool = False
     published: bool = False
+
+    def rule(self) -> Rule | None:
+        """Return how compiled code decides the same."""
+        return NEVER if self.published else Rule(BY_ARRIVAL, preempts=False, backfill=self.backfill)
 
     def schedule(self, snapshot: Snapshot) -> Placement:
         """Return which jobs start."""

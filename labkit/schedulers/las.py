@@ -13,6 +13,7 @@ from labkit.core.protocols import Placer
 from labkit.core.snapshot import Snapshot
 from labkit.placers import ByNetwork
 from labkit.schedulers.base import run_in_order
+from labkit.schedulers.rule import BY_QUEUE, Rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,10 @@ class Las:
     def __post_init__(self) -> None:
         if not self.threshold_gpu_s > 0:
             raise InputError(f"las: threshold_gpu_s is {self.threshold_gpu_s}; expected GPU-seconds > 0.")
+
+    def rule(self) -> Rule:
+        """Return how compiled code decides the same."""
+        return Rule(BY_QUEUE, preempts=True, backfill=True, threshold_gpu_s=self.threshold_gpu_s)
 
     def schedule(self, snapshot: Snapshot) -> Placement:
         """Return which jobs start and which stop."""

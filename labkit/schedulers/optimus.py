@@ -148,6 +148,8 @@ class Optimus:
             return dl2.optimus(snapshot, self.speeds)
         fit = self._fit if self._table is snapshot.table and self._fit is not None else self._begin(snapshot.table)
         jobs, table = snapshot.jobs, snapshot.table
+        if not table.malleable.any() and _all_have_theirs(snapshot):
+            return Placement.nothing()
         if table.malleable.any():
             kind = self._kind[jobs.number]
             self._learn(snapshot, fit, kind)
@@ -208,3 +210,11 @@ class Optimus:
             speed = fit.table(int(k)) if self._true is None else self._true[k]
             seconds[k] = 1 / np.maximum(speed, PINCH * max(float(speed.max()), 1e-300))
         return seconds
+
+
+def _all_have_theirs(snapshot: Snapshot) -> bool:
+    """Tell whether every active job holds the gang that it asked for; rigid ones can have no other."""
+    jobs = snapshot.jobs
+    if snapshot.n_running < len(jobs):
+        return False
+    return bool((jobs.n_workers == jobs.asked_workers).all() and (jobs.n_ps == jobs.asked_ps).all())

@@ -10,6 +10,7 @@ from labkit.core.protocols import Placer
 from labkit.core.snapshot import Snapshot
 from labkit.placers import ByNetwork
 from labkit.schedulers.base import start_in_order
+from labkit.schedulers.rule import BY_DURATION, Rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,10 @@ class Sjf:
 
     placer: Placer = ByNetwork()
     backfill: bool = False
+
+    def rule(self) -> Rule:
+        """Return how compiled code decides the same."""
+        return Rule(BY_DURATION, preempts=False, backfill=self.backfill)
 
     def schedule(self, snapshot: Snapshot) -> Placement:
         """Return which jobs start."""

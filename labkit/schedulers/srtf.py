@@ -13,6 +13,7 @@ from labkit.core.snapshot import Snapshot
 from labkit.placers import ByNetwork
 from labkit.schedulers import published as dl2
 from labkit.schedulers.base import run_in_order
+from labkit.schedulers.rule import BY_REMAINING, NEVER, Rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,10 @@ class Srtf:
 
     placer: Placer = ByNetwork()
     published: bool = False
+
+    def rule(self) -> Rule | None:
+        """Return how compiled code decides the same."""
+        return NEVER if self.published else Rule(BY_REMAINING, preempts=True, backfill=True)
 
     def schedule(self, snapshot: Snapshot) -> Placement:
         """Return which jobs start and which stop."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from labkit.core import checks
@@ -135,7 +137,7 @@ class Simulator:
         """Return the troubles and the memory of jobs, of which the speed model must know."""
         if not 0 <= self._checkpoint_s < np.inf:
             raise InputError(f"checkpoint_s is {self._checkpoint_s}; expected seconds >= 0, 0: nothing is lost.")
-        some, growing = troubles is not None and len(troubles) > 0, grows(self.jobs)
+        some, growing = troubles is not None, grows(self.jobs)
         if not (some or growing.any()):
             return None, None
         model = self.speed
@@ -147,7 +149,7 @@ class Simulator:
             )
         memory = GrowingMemory(self.jobs, model) if growing.any() else None
         self._detail = DetailedMeasuring(self.jobs, model, memory)
-        return ActiveTroubles(troubles, self.jobs) if troubles is not None and some else None, memory
+        return None if troubles is None else ActiveTroubles(troubles, self.jobs), memory
 
     @property
     def now_s(self) -> float:
@@ -159,6 +161,37 @@ class Simulator:
         """True when nothing will happen unless a scheduler starts a job."""
         arrived = self._counts[state.NEXT_ARRIVAL] == len(self.jobs)
         return bool(arrived and not self._counts[state.N_RUNNING] and self._machine_up.all())
+
+    def plain_overheads(self) -> Floats | None:
+        """Return that starts take no time, (1, 3), where nothing disturbs jobs and their speeds are local; else None.
+
+        A run like that can be handed to compiled code in stretches: `labkit.experiment.classic`.
+        """
+        disturbed = (
+            self._variation,
+            self._faults,
+            self._losses,
+            self._every_s,
+            self._changes,
+            self._troubles,
+            self._memory,
+        )
+        plain = all(part is None for part in disturbed) and self.speed.local and np.isinf(self._lease_s)
+        return self._overhead_s if plain and not self._overhead_s.any() else None
+
+    def columns(self, *, n_tasks: int) -> dict[str, Any]:
+        """Return the columns that the kernels of `state` work on; there is room for so many more tasks."""
+        self._book.ensure(n_tasks)
+        book = self._book
+        own = {"truth": self._truth, "running": self._running, "counts": self._counts, "others": self._others}
+        own |= {"first_row": self._first_row, "mate": self._mate}
+        return own | {
+            "held": book.held, "tasks": book.tasks, "spare": book.spare, "free": book.free, "demand": book.demand,
+        }  # fmt: skip
+
+    def has_moved(self, now_s: float) -> None:
+        """Take note that kernels have moved the columns on to a moment."""
+        self._now_s = now_s
 
     def apply(self, placement: Placement) -> Events:
         """Carry out a decision at once; its overheads follow in `advance`.
@@ -239,12 +272,17 @@ class Simulator:
             changed, speeds, costs, self._changes is not None and np.isinf(self._lease_s), self._now_s, self._truth,
             self._running, self._counts, self._out, n,
         )  # fmt: skip
-        for job in starting if self._troubles is not None else ():
-            begins = self._truth["phase"][job] == state.STARTING
-            self._troubles.starts(job, float(self._truth["ready_s"][job]) if begins else self._now_s)
+        self._count_from(starting)
         if not self.speed.local and costs.any():  # the changed ones may not run yet
             return n, self._retime_all()
         return n, self._retime(others, speeds[len(changed) :]) if len(others) else NO_EVENTS
+
+    def _count_from(self, starting: list[int]) -> None:
+        """Count the seconds of troubles from the first start of jobs, which is over when their overhead is."""
+        if self._troubles is not None:
+            for job in starting:
+                begins = self._truth["phase"][job] == state.STARTING
+                self._troubles.starts(job, float(self._truth["ready_s"][job]) if begins else self._now_s)
 
     def _renew(self, changed: Ints) -> list[int]:
         """Let jobs that start again have new processes; return those that start for the first time."""

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from labkit.core.cluster import Cluster
+from labkit.core.device_types import may_run_on
 from labkit.core.errors import InputError, unknown
 from labkit.core.events import Role
 from labkit.core.jobs import Jobs
@@ -200,7 +201,7 @@ class Bottleneck:
         owner = running.row_job()
         c, u = (self._column(name)[running.job][owner] for name in ("compute_core_s", "update_core_s"))
         updates = speeds * self._updates_per_step[self.jobs.model[running.job]]
-        alone = np.bincount(owner, np.where(running.role == Role.WORKER, rates * running.count, 0.0), len(running.job))
+        alone = _summed(owner, np.where(running.role == Role.WORKER, rates * running.count, 0.0), len(running.job))
         own = self._own(rates, updates, alone, running.n_workers, owner)
         worker = running.role == Role.WORKER
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -222,7 +223,7 @@ class Bottleneck:
         worker, number = role == Role.WORKER, running.job[at]
         of_row = self._cores(running)
         rate, cores = rates[row] * pace, of_row[row]
-        alone = np.bincount(at, np.where(worker, rate, 0.0), len(running.job))
+        alone = _summed(at, np.where(worker, rate, 0.0), len(running.job))
         c, u = (self._column(name)[number] for name in ("compute_core_s", "update_core_s"))
         loads = np.full(len(at), np.nan)
         loads[~worker] = np.concatenate(
@@ -246,8 +247,8 @@ class Bottleneck:
         return np.asarray(rates * part)
 
     def runs_on(self) -> Bools:
-        """Return which jobs can run on which device types at all: all of them, (N, T)."""
-        return np.ones((len(self.jobs), len(self.cluster.device_types)), np.bool_)
+        """Return which jobs can run on which device types at all: all that they allow, (N, T)."""
+        return may_run_on(self.jobs, self.cluster)
 
     def durations_s(self) -> Floats:
         """Return the seconds of each job's steps with the gang and cores that it asked for, (N,).
@@ -298,9 +299,9 @@ class Bottleneck:
     def _computing(self, running: Running, rates: Floats, owner: Ints) -> Floats:
         """Return the updates/s that the workers of each job compute, (J,)."""
         rows = running.troubles[running.troubles["role"] == Role.WORKER]
+        compute = _summed(owner, rates * running.count, len(running.job))
         if not len(rows) and self.sharding == "dynamic":
-            return np.bincount(owner, rates * running.count, len(running.job))
-        compute = np.bincount(owner, rates * running.count, len(running.job))
+            return compute
         slowest = np.full(len(running.job), np.inf)
         working = running.role == Role.WORKER
         np.minimum.at(slowest, owner[working], rates[working])
@@ -350,6 +351,11 @@ class Bottleneck:
             np.maximum.at(loads, of_task, each)
             update[j] = (cores[of_task] / np.maximum(work.update_core_s * each, 1e-300)).min()
         return loads, update
+
+
+def _summed(owner: Ints, values: Floats, n: int) -> Floats:
+    """Return the sum of the values of each of n owners, (n,)."""
+    return np.asarray(np.bincount(owner, values, n), np.float64)
 
 
 def _of_servers(running: Running, j: int) -> list[tuple[int, int, int, float, float]]:

@@ -10,6 +10,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from labkit.core.cluster import Cluster
+from labkit.core.device_types import may_run_on
 from labkit.core.errors import InputError
 from labkit.core.jobs import Jobs
 from labkit.core.resources import GPUS, Bools, Floats, Ints
@@ -40,6 +41,8 @@ class GavelSpeed:
         The published figures by default.
     strict : bool
         Refuse numbers of GPUs that were not measured, instead of estimating them (`Throughputs.steps_per_s`).
+    said : str
+        Where the figures are from, for headers of runs.
     placement : bool
         A gang of several GPUs whose workers on a device type sit on more machines than needed runs at the figures of
         "<type>_unconsolidated" [1]_, where there are such; off by default, as in the published simulator. A job that
@@ -77,7 +80,10 @@ class GavelSpeed:
         throughputs: Throughputs | None = None,
         strict: bool = False,
         placement: bool = False,
+        said: str = "",
     ) -> None:
+        if said:
+            self.in_words = said
         table = Throughputs.published() if throughputs is None else throughputs
         types = cluster.device_types
         refuse_samples(jobs, what="Gavel's table")
@@ -86,6 +92,7 @@ class GavelSpeed:
         self._alone = table.steps_per_s(
             jobs.model_names().tolist(), n_gpus=jobs.n_workers * gpus_each, device_types=types, strict=strict
         )
+        self._alone = np.where(may_run_on(jobs, cluster), self._alone, 0.0)
         kinds, kind = np.unique(np.stack([jobs.model.astype(np.float64), gpus_each]), axis=1, return_inverse=True)
         self._kind: Ints = kind.reshape(-1).astype(np.int32)
         self._by_workers = _by_workers(jobs, kinds, table, types)

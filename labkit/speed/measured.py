@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from labkit.core.cluster import Cluster
+from labkit.core.device_types import may_run_on
 from labkit.core.errors import InputError, ProfileError, unknown
 from labkit.core.jobs import Jobs, told
 from labkit.core.resources import Bools, Floats, Ints
@@ -251,8 +252,8 @@ class MeasuredSpeed:
         return speeds
 
     def runs_on(self) -> Bools:
-        """Return which jobs can run on which device types: the table knows no types, so all of them, (N, T)."""
-        return np.ones((len(self.jobs), len(self.cluster.device_types)), np.bool_)
+        """Return which jobs can run on which device types: the table knows no types, so all that they allow, (N, T)."""
+        return may_run_on(self.jobs, self.cluster)
 
     def durations_s(self) -> Floats:
         """Return seconds each job takes with the gang it asked for, (N,); NaN where that gang makes no progress."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from labkit.core.cluster import Cluster
+from labkit.core.device_types import may_run_on
 from labkit.core.errors import InputError
 from labkit.core.jobs import Jobs
 from labkit.core.resources import Bools, Floats
@@ -35,7 +36,8 @@ class Recorded:
         self._per_worker: Floats = jobs.total_steps / jobs.duration_s / jobs.n_workers
         self._needs_ps: Bools | None = jobs.n_ps > 0 if (jobs.n_ps > 0).any() else None
         self._durations_s, self._most_workers = jobs.duration_s, jobs.max_workers
-        self._shape = len(jobs), len(cluster.device_types)
+        self._allowed = may_run_on(jobs, cluster)
+        self._asked = jobs.n_workers
 
     def speeds(self, running: Running) -> Floats:
         """Return steps per second of each job, (J,)."""
@@ -44,9 +46,13 @@ class Recorded:
             speeds[self._needs_ps[running.job] & (running.n_ps == 0)] = 0.0
         return speeds
 
+    def asked_speeds(self) -> Floats:
+        """Return steps/s of each job with the gang that it asked for, which are the same wherever it sits, (N,)."""
+        return np.asarray(self._per_worker * self._asked)
+
     def runs_on(self) -> Bools:
-        """Return which jobs can run on which device types at all: all of them, (N, T)."""
-        return np.ones(self._shape, np.bool_)
+        """Return which jobs can run on which device types at all: all that they allow, (N, T)."""
+        return self._allowed.copy()
 
     def durations_s(self) -> Floats:
         """Return the recorded seconds of each job, (N,)."""

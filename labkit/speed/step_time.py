@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from labkit.core.cluster import Cluster
+from labkit.core.device_types import may_run_on
 from labkit.core.errors import InputError, unknown
 from labkit.core.events import Role
 from labkit.core.jobs import Jobs
@@ -110,7 +111,7 @@ class StepTime:
 
     def runs_on(self) -> Bools:
         """Return which jobs can run on which device types at all, (N, T)."""
-        return self.type_speed > 0
+        return (self.type_speed > 0) & may_run_on(self.jobs, self.cluster)
 
     def durations_s(self) -> Floats:
         """Return the seconds of each job's declared steps, (N,).

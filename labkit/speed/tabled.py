@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from labkit.core.cluster import Cluster
+from labkit.core.device_types import may_run_on
 from labkit.core.errors import InputError
 from labkit.core.jobs import Jobs
 from labkit.core.resources import Bools, Floats, Ints
@@ -43,8 +44,8 @@ class Tabled:
         return self._at(self.row[running.job], running.n_ps, running.n_workers)
 
     def runs_on(self) -> Bools:
-        """Return which jobs can run on which device types: all of them, (N, T)."""
-        return np.ones((len(self.jobs), len(self.cluster.device_types)), np.bool_)
+        """Return which jobs can run on which device types: all that they allow, (N, T)."""
+        return may_run_on(self.jobs, self.cluster)
 
     def durations_s(self) -> Floats:
         """Return seconds each job takes with the gang it asked for, (N,); NaN where that makes no progress."""

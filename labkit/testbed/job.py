@@ -41,7 +41,7 @@ ORDERS: Final = {
     "resize": '{"do": "resize", "tasks": [["a/0", "worker", 2.0, null]]} -> {"members": 3}',
     "stop": '{"do": "stop", "save": true} -> {}',
     "host_home": '{"do": "host_home", "host": "b"} -> {"archive": a tar, in base64}',
-    "status": '{"do": "status"} -> {"phase", "step", "loss", "members": [{"name", "role", "site", "pid", "joined"}]}',
+    "status": '{"do": "status"} -> {"phase", "step", "loss", "members": [{"name", "pid", "cores", ...}]}',
 }
 PREDECESSOR_S: Final = 20.0
 """Seconds that a start waits for the end of a job that is still running in the folder: its parent was killed."""

@@ -2,80 +2,20 @@
 
 from __future__ import annotations
 
-import re
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
-
-import numpy as np
+from typing import Any, Final
 
 from labkit.core.errors import LabkitError
 from labkit.core.events import Events, Kind, Quantity, Role, events, joined
+from labkit.elastic.heard import Heard, Member
 from labkit.testbed.hosts import Hosts
 
-MEMBER: Final = re.compile(r"(worker|ps)-(\d{1,9})")
 MB_PER_GB: Final = 1000.0
 
 Sampled = Mapping[str, Mapping[str, Any]]
 """What the agent of each host said."""
-
-
-class Member(NamedTuple):
-    """A worker or PS of a job."""
-
-    role: Role
-    number: int
-
-    @classmethod
-    def of(cls, name: object) -> Member | None:
-        """Return the member of a name such as worker-3; None: no member has such a name.
-
-        >>> Member.of("ps-2"), Member.of("ps-two")
-        (Member(role=<Role.PS: 1>, number=2), None)
-        """
-        found = MEMBER.fullmatch(str(name))
-        if found is None or int(found[2]) > np.iinfo(np.int32).max:
-            return None
-        return cls(Role.WORKER if found[1] == "worker" else Role.PS, int(found[2]))
-
-
-@dataclass(slots=True)
-class Heard:
-    """What the events of one job told since it was last measured."""
-
-    where: dict[Member, tuple[str, int]] = field(default_factory=dict)
-    """Host and process number."""
-    compute_s: dict[Member, list[float]] = field(default_factory=lambda: defaultdict(list))
-    step_s: dict[Member, list[float]] = field(default_factory=lambda: defaultdict(list))
-    n_bytes: dict[Member, float] = field(default_factory=lambda: defaultdict(float))
-
-    def note(self, event: Mapping[str, Any]) -> None:
-        """Take note of an event of the elastic runtime, which `event_of` has checked."""
-        member = Member.of(event.get("name"))
-        if member is None:
-            return
-        if event["event"] == "started":
-            self.where[member] = str(event["host"]), int(event["pid"])
-        elif event["event"] == "left":
-            self.where.pop(member, None)
-        elif event["event"] == "stepped":
-            self.compute_s[member].append(float(event["compute_s"]))
-            self.step_s[member].append(float(event["compute_s"]) + float(event["wait_s"]))
-        elif event["event"] == "served":
-            self.n_bytes[member] += float(event["bytes"])
-
-    def taken(self) -> dict[tuple[Member, Quantity], float]:
-        """Return paces and loads since the last time, and forget what they came from."""
-        found = {(m, Quantity.COMPUTE_S): float(np.mean(s)) for m, s in self.compute_s.items() if m in self.where}
-        found |= {(m, Quantity.STEP_S): float(np.mean(s)) for m, s in self.step_s.items() if m in self.where}
-        total = sum(self.n_bytes.values())
-        if total > 0:
-            found |= {(m, Quantity.LOAD): n / total for m, n in self.n_bytes.items() if m in self.where}
-        for each in (self.compute_s, self.step_s, self.n_bytes):
-            each.clear()
-        return found
 
 
 class Measuring:

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from labkit.core.events import Cause
 from labkit.elastic.causes import read
+from labkit.elastic.heard import Member
 from labkit.testbed.agent.shapes import readable
-from labkit.testbed.measuring import Member
 
 REPORT_S: Final = 1.0
 """Between two reports of a job."""

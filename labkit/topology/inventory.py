@@ -7,7 +7,7 @@ import re
 import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final
@@ -29,6 +29,8 @@ Positive = Annotated[float, Gt(0)]
 Amount = Annotated[float, Ge(0)]
 MAX_PER_HOST = 1024
 """The most GPUs, and the most sockets, that a host is believed to have."""
+MAX_HOSTS: Final = 10_000
+"""The most hosts that an inventory is believed to list."""
 MAX_PODS: Final = 1024
 """The most schedulers that are believed to share a testbed."""
 
@@ -92,8 +94,8 @@ def from_inventory(path: str | Path) -> Cluster:
     Parameters
     ----------
     path : str or Path
-        A TOML file with one [[hosts]] table per host; its keys are the attributes of `Host`. A table [ssh] for all
-        hosts may stand beside them.
+        A TOML file with one [[hosts]] table per host; its keys are the attributes of `Host`. `count = 4` in one
+        stands for four such hosts, with a number after their name. A table [ssh] for all hosts may stand beside them.
 
     Raises
     ------
@@ -159,6 +161,8 @@ def parse(path: str | Path) -> Content:
     from pydantic import TypeAdapter, ValidationError
 
     rows, ssh, faults = _tables(path)
+    rows, counts, wrong = _counted(rows)
+    faults += wrong
     hosts: list[Host] = []
     try:
         hosts = TypeAdapter(list[Host]).validate_python(rows, strict=False)
@@ -166,12 +170,45 @@ def parse(path: str | Path) -> Content:
         faults += [_fault(rows, dict(fault)) for fault in error.errors()]
     faults += [fault for number, row in enumerate(rows, start=1) for fault in _not_finite(number, row)]
     names = Counter(str(row.get("name", "")) for row in rows if isinstance(row, dict))
+    if hosts and not faults:
+        hosts = [one for host, count in zip(hosts, counts, strict=True) for one in _numbered(host, count)]
+        names = Counter(host.name for host in hosts)
     faults += [
         f"host name '{name}' occurs {times} times; names must be unique"
         for name, times in names.items()
         if times > 1 and name
     ]
     return Content(hosts, ssh, [*faults, *_empty_pods(hosts)])
+
+
+def _counted(rows: Sequence[Any]) -> tuple[list[Any], list[int], list[str]]:
+    """Return the [[hosts]] tables without their `count`, the counts, and what is wrong with these."""
+    plain: list[Any] = []
+    counts: list[int] = []
+    faults: list[str] = []
+    for number, row in enumerate(rows, start=1):
+        count = row.get("count", 1) if isinstance(row, dict) else 1
+        where = f"host {number} ({row.get('name', '')})" if isinstance(row, dict) else ""
+        plain.append({key: value for key, value in row.items() if key != "count"} if isinstance(row, dict) else row)
+        if type(count) is not int or not 1 <= count <= MAX_HOSTS:
+            faults.append(f"{where}: count is {count!r}; expected a whole number from 1 to {MAX_HOSTS:,}")
+            count = 1
+        elif count > 1 and isinstance(row.get("ssh"), dict) and "address" in row["ssh"]:
+            faults.append(f"{where}: count is {count}, and they have one ssh.address; give each host its own table")
+        counts.append(count)
+    if sum(counts) > MAX_HOSTS:
+        faults.append(f"it counts {sum(counts):,} hosts; expected {MAX_HOSTS:,} at most")
+    return plain, counts, faults
+
+
+def _numbered(host: Host, count: int) -> list[Host]:
+    """Return so many hosts that are alike, with a number after the name of each; the host itself if it is one.
+
+    >>> [host.name for host in _numbered(Host("gpu", gpus=8, cpus=64, memory_gb=512), 2)]
+    ['gpu1', 'gpu2']
+    """
+    digits = len(str(count))
+    return [host] if count == 1 else [replace(host, name=f"{host.name}{i:0{digits}}") for i in range(1, count + 1)]
 
 
 def _empty_pods(hosts: Sequence[Host]) -> list[str]:
@@ -214,7 +251,7 @@ def _fault(rows: list[Any], fault: dict[str, Any]) -> str:
     number, *keys = fault["loc"]
     row = rows[number]
     name = f" ({row['name']})" if isinstance(row, dict) and row.get("name") else ""
-    return fault_told(f"host {number + 1}{name}", keys, fault, known=[field.name for field in fields(Host)])
+    return fault_told(f"host {number + 1}{name}", keys, fault, known=[*(field.name for field in fields(Host)), "count"])
 
 
 def fault_told(where: str, keys: Sequence[object], fault: Mapping[str, Any], *, known: Sequence[str]) -> str:

@@ -91,6 +91,7 @@ def info(path: str | Path, *, format: str | None = None, n_gpus: float | None = 
         ("models", _top(jobs.models, jobs.model)),
         ("users", _top(jobs.users, jobs.user)),
     ]
+    lines += [("note", note) for note in jobs.notes]
     return "\n".join(f"{name:<9} {text}" for name, text in lines)
 
 

@@ -13,6 +13,7 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from labkit.core.device_types import type_index
 from labkit.core.errors import InputError, unknown
 from labkit.core.files import refuse_unreadable
 from labkit.core.jobs import MAX_FAULTS_TOLD, told
@@ -21,7 +22,7 @@ from labkit.core.resources import Bools, Floats, Ints
 PUBLISHED: Final = Path(__file__).with_name("gavel_throughputs.csv")
 _KEY: Final = re.compile(r"""^\(['"](.+)['"], (\d{1,4})\)$""")
 
-Entries = dict[tuple[str, int], dict[Any, Any]]
+Entries = Mapping[tuple[str, int], Mapping[Any, Any]]
 
 
 class EstimatedThroughput(UserWarning):
@@ -45,6 +46,8 @@ class Throughputs:
     shared : array or None
         (K, S, K, T) steps/s of the first job when each of its GPUs is shared with a job of the second model and the
         same number of GPUs; NaN: not measured. None: this table has no pairs.
+    in_proportion : bool
+        Speeds grow with the number of GPUs by definition, so that none is said to be estimated.
 
     References
     ----------
@@ -57,6 +60,7 @@ class Throughputs:
     n_gpus: Ints
     alone: Floats
     shared: Floats | None = None
+    in_proportion: bool = False
 
     @classmethod
     def published(cls) -> Self:
@@ -90,10 +94,11 @@ class Throughputs:
             faults.append('it has no throughputs; expected {device type: {"(\'MODEL\', GPUs)": {"null": steps/s}}}')
         if faults:
             raise InputError(told(str(path), faults))
-        return cls._of(entries)
+        return cls.of_entries(entries)
 
     @classmethod
-    def _of(cls, entries: Mapping[str, Entries]) -> Self:
+    def of_entries(cls, entries: Mapping[str, Entries]) -> Self:
+        """Return a table from {device type: {(model, GPUs): {None: steps/s, (partner, GPUs): [steps/s, steps/s]}}}."""
         keys = dict.fromkeys(key for jobs in entries.values() for key in jobs)
         models = tuple(dict.fromkeys(model for model, _ in keys))
         counts = sorted({n for _, n in keys})
@@ -173,7 +178,7 @@ class Throughputs:
         return np.nan_to_num(rates), exact
 
     def _tell(self, estimated: Floats, *, strict: bool, warn: bool) -> None:
-        if not estimated.shape[1] or not (strict or warn):
+        if self.in_proportion or not estimated.shape[1] or not (strict or warn):
             return
         by_count: dict[float, list[str]] = {}
         for k, n in estimated.T:
@@ -221,10 +226,16 @@ class Throughputs:
 
     def _type_index(self, types: Sequence[str]) -> NDArray[np.intp]:
         place = {name.lower(): t for t, name in enumerate(self.device_types)}
-        for name in types:
-            if name.lower() not in place:
+        whole = tuple(
+            "" if name.endswith("_unconsolidated") else name for name in self.device_types
+        )  # v100_unconsolidated is no kind of GPU
+        found = np.array(
+            [place.get(name.lower(), t) for name, t in zip(types, type_index(types, whole), strict=True)], np.intp
+        )
+        for name, t in zip(types, found, strict=True):
+            if t < 0:
                 raise unknown("device type in the throughputs", name, self.device_types)
-        return np.array([place[name.lower()] for name in types], np.intp)
+        return found
 
 
 @cache
@@ -254,7 +265,7 @@ def _parsed(kind: str, jobs: object, faults: list[str]) -> Entries:
     if not isinstance(jobs, dict):
         faults.append(f"{kind}: holds a {type(jobs).__name__}; expected {{\"('MODEL', GPUs)\": ...}}")
         return {}
-    parsed: Entries = {}
+    parsed: dict[tuple[str, int], dict[Any, Any]] = {}
     for text, others in jobs.items():
         key = _key(text)
         if key is None or not isinstance(others, dict):

@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 
 from labkit.core.errors import InputError
+from labkit.core.events import Cause
 from labkit.elastic.assign import reassign
 from labkit.elastic.commands import Command, End, Load, Note, Over, Start, Tell
 from labkit.elastic.controller import Controller
 from labkit.elastic.crew import Terms
+from labkit.elastic.deaths import SHORTAGES
 
 
 class Play:
@@ -622,3 +624,55 @@ def test_names_of_processes_that_the_state_does_not_know_are_never_given_again()
     play.tell(era=1)
     play.done(play.machine.scale(servers=1, workers=1, strategy="handover"))
     assert [s.name for s in play.all(Start)][-2:] == ["ps-5", "worker-3"]
+
+
+def test_want_of_memory_is_no_crash_until_it_comes_again_and_again_with_no_more_of_it() -> None:
+    play = Play(servers=2, workers=1, restarts=0)
+    play.train()
+
+    def starve() -> None:
+        server = play.machine.of("server")[-1].name
+        play.done(play.machine.left(server, reason="exit code 137: out of memory", cause=Cause.OUT_OF_MEMORY))
+        play.join()
+
+    for _ in range(SHORTAGES):
+        starve()
+    assert not play.all(Over)
+    play.machine.fed()
+    for _ in range(SHORTAGES):
+        starve()
+    assert not play.all(Over)
+    starve()
+    (over,) = play.all(Over)
+    assert over.cause == Cause.OUT_OF_MEMORY
+    assert "processes ran out of memory within" in over.failure
+
+
+def test_a_checkpoint_waits_for_a_stuck_worker_a_part_of_a_lease_and_is_not_tried_again_before_that_one_moves() -> None:
+    play = Play(servers=2, workers=2, sync=False, n_samples=640, batch=8, save_every=1, lease_s=4.0)
+    play.train()
+
+    def wants(name: str, now_s: float) -> dict[str, Any]:
+        before = len(play.told("lease"))
+        play.done(play.machine.reported(name, "wants", {"now_s": now_s}))
+        token, _, start, _ = play.told("lease")[before].what["lease"]
+        return {"token": token, "until": start + 8, "loss": 0.5, "staleness": 0, "compute_s": 0.1, "wait_s": 0.0}
+
+    def stepped(name: str, columns: dict[str, Any], now_s: float) -> None:
+        play.done(play.machine.reported(name, "stepped", {**columns, "now_s": now_s}))
+
+    everybody = ["worker-0", "worker-1"]
+    play.machine.now_s = 10.0
+    stuck = wants("worker-1", 10.0)
+    stepped("worker-0", wants("worker-0", 10.0), 10.0)
+    assert [tell.to for tell in play.told("hold")] == everybody
+    play.done(play.machine.reported("worker-0", "holds", {"number": 1}))
+    play.done(play.machine.tick(everybody, now_s=10.9))
+    assert "unsaved" not in play.notes()
+    play.done(play.machine.tick(everybody, now_s=11.3))
+    assert play.notes().count("unsaved") == 1
+    assert "worker-0" in [tell.to for tell in play.told("go_on")]
+    stepped("worker-0", wants("worker-0", 11.4), 11.4)
+    assert len(play.told("hold")) == 2
+    stepped("worker-1", stuck, 11.6)
+    assert len(play.told("hold")) == 4

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from labkit.elastic.deaths import Deaths
+from labkit.elastic.deaths import SHORTAGES, Deaths, shortages
 
 
 def died(deaths: Deaths, n: int, *, now_s: float = 0.0, joined: bool = True) -> str:
@@ -56,3 +56,13 @@ def test_the_next_controller_knows_what_counts() -> None:
     other.take_over(one.state())
     other.reached(7)
     assert died(other, 1)
+
+
+def test_want_of_memory_has_a_count_of_its_own_which_is_forgiven_when_there_is_more() -> None:
+    count = shortages(60)
+    assert not died(count, SHORTAGES)
+    count.forgive()
+    assert not died(count, SHORTAGES)
+    told = died(count, 1)
+    assert told.startswith(f"{SHORTAGES + 1} processes ran out of memory within 60 s without a step forward, the last")
+    assert told.endswith("give them more memory (Job.resize), or spread the blocks over more servers.")

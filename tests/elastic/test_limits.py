@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +14,10 @@ import pytest
 
 from labkit.core.errors import InputError
 from labkit.elastic import Job, limits, models, start
+from labkit.elastic.control_groups import Trees, old_trees, writable_group
 from labkit.elastic.data import dataset
-from labkit.elastic.limits import Affinity, Amounts, ControlGroup, chosen, give, limits_here, writable_group
+from labkit.elastic.limits import Affinity, Amounts, Braked, ControlGroup, chosen, give
+from labkit.elastic.usage import cpu_s
 
 ALL = sorted(os.sched_getaffinity(0))
 NAME = "dssm"
@@ -102,9 +105,9 @@ def tree(tmp_path: Path) -> Path:
 def test_a_control_group_gets_a_share_of_cores_and_memory(tree: Path, process: int) -> None:
     own = tree / "self"
     own.write_text("0::/user-1/app/session\n")
-    way = limits_here(tree=tree, own=own)
-    assert isinstance(way, ControlGroup)
-    assert way.folder == tree / "user-1"
+    folder = writable_group(tree=tree, own=own)
+    assert folder == tree / "user-1"
+    way = ControlGroup(Trees(folder, folder, version=2), resident=lambda _: 0)
     assert not way.apply(process, Amounts(0.5, 2))
     group = tree / "user-1" / f"labkit-{process}"
     assert (tree / "user-1" / "cgroup.subtree_control").read_text() == "+cpu +memory"
@@ -154,7 +157,7 @@ def test_a_running_job_is_resized_without_a_restart_and_to_the_same_bits(sync: b
             if event["event"] == "resized":
                 resized[event["name"]] = event["cores"]
                 assert all(cores == set(event["cores"]) for cores in allowed(pids[event["name"]]))
-                assert bool(event["unable"]) == (event["name"] == "ps-0")
+                assert event["how"].startswith("v") or bool(event["unable"]) == (event["name"] == "ps-0")
             if len(resized) == 3:
                 break
         assert len(resized["worker-0"]) == len(resized["ps-0"]) == 1
@@ -162,3 +165,83 @@ def test_a_running_job_is_resized_without_a_restart_and_to_the_same_bits(sync: b
         result = job.wait(timeout_s=60)
     assert [event["event"] for event in result.events].count("started") == 3
     assert digest in ("", result.digest)
+
+
+def test_a_share_of_a_core_is_kept_without_rights_and_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    with begin(sync=True, steps=200) as job:
+        digest = job.wait(timeout_s=90).digest
+    monkeypatch.setenv(limits.CHOICE, limits.BRAKE)
+    with begin(sync=True, steps=200) as job:
+        pid, began, spent = 0, 0.0, 0.0
+        for event in job.events():
+            if event["event"] == "loss" and not pid:
+                pid = next(seat.pid for seat in job.status().members if seat.name == "worker-0")
+                job.resize({"worker-0": (0.05, None), "ps-0": (0.1, None)})
+            elif event["event"] == "resized" and event["name"] == "worker-0":
+                assert (event["how"], event["unable"]) == ("brake", [])
+                began, spent = time.monotonic(), cpu_s(pid)
+            elif event["event"] == "loss" and event["version"] == 120:
+                used = (cpu_s(pid) - spent) / (time.monotonic() - began)
+                assert 0 < used < 0.07
+                assert next(seat for seat in job.status().members if seat.name == "worker-0").most_cores == 0.05
+                job.resize({"worker-0": (None, None), "ps-0": (None, None)})
+        assert job.wait(timeout_s=90).digest == digest
+
+
+def test_what_no_process_can_live_with_is_told_and_it_keeps_what_it_has(process: int) -> None:
+    way = Braked(resident=lambda _: 2_000_000_000)
+    assert way.apply(os.getpid(), Amounts(0.001, 1.5)) == [
+        "0.001 cores: it has 0.01, the least that can be given",
+        "1.5 GB: it has 2 already; its limit of memory stays as it was",
+    ]
+    assert not way.exceeded()
+    assert way.apply(os.getpid(), Amounts(None, 2.5)) == [
+        "2.5 GB: not held by the kernel; it ends itself soon after it has more"
+    ]
+    assert not way.exceeded()
+    way._resident = lambda _: 2_600_000_000
+    assert way.exceeded() == "it has 2.6 GB, and may have 2.5"
+
+    def hidden(_: int) -> int:
+        raise FileNotFoundError("/proc")
+
+    assert Braked(resident=hidden).apply(os.getpid(), Amounts(None, 1.0)) == [
+        "1 GB: this host does not tell how much memory a process has"
+    ]
+    way.apply(os.getpid(), Amounts())
+    assert Braked().apply(process, Amounts(0.5)) == ["0.5 cores: it has 1, for affinity gives whole ones"]
+
+
+def test_a_way_that_is_none_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(limits.CHOICE, "v3")
+    with pytest.raises(InputError, match="LABKIT_LIMITS is 'v3'; expected one of v2, v1, brake, affinity, or nothing"):
+        begin(sync=True)
+
+
+OLD_MOUNTS = """\
+31 23 0:28 / {root} rw,relatime - tmpfs tmpfs rw,mode=755
+32 31 0:29 /docker/1 {root}/cpu rw,relatime - cgroup cgroup rw,cpu,cpuacct
+35 31 0:32 / {root}/memory rw,relatime - cgroup cgroup rw,memory
+"""
+
+
+def test_groups_of_the_old_kind_are_made_below_ones_own_wherever_they_are_mounted(tmp_path: Path) -> None:
+    own, mounts = tmp_path / "self", tmp_path / "mountinfo"
+    own.write_text("5:memory:/api/labkit-7\n3:cpu,cpuacct:/docker/1/app\n0::/\n")
+    mounts.write_text(OLD_MOUNTS.format(root=tmp_path))
+    assert old_trees(own=own, mounts=mounts) is None
+    for group in ("cpu/app", "memory/api"):
+        (tmp_path / group).mkdir(parents=True)
+        (tmp_path / group / "cgroup.procs").write_text("")
+    trees = old_trees(own=own, mounts=mounts)
+    assert trees is not None
+    assert trees.folders == [tmp_path / "cpu/app", tmp_path / "memory/api"]
+    way = ControlGroup(trees, resident=lambda _: 500_000_000)
+    pid = os.getpid()
+    assert not way.apply(pid, Amounts(0.5, 2.0))
+    assert (trees.cpu / f"labkit-{pid}" / "cpu.cfs_quota_us").read_text() == "50000"
+    assert (tmp_path / "memory/api" / f"labkit-{pid}" / "memory.limit_in_bytes").read_text() == "1500000000"
+    (tmp_path / "memory/api" / f"labkit-{pid}" / "memory.oom_control").write_text("under_oom 0\noom_kill 1\n")
+    assert trees.oom_kills(pid) == 1
+    assert not way.apply(pid, Amounts())
+    assert (trees.cpu / f"labkit-{pid}" / "cpu.cfs_quota_us").read_text() == "-1"

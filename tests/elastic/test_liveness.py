@@ -18,13 +18,16 @@ from typing import Any
 import pytest
 
 from labkit.core.errors import InputError
-from labkit.elastic import JobError, start
+from labkit.core.events import Cause
+from labkit.elastic import JobError, models, start
+from labkit.elastic.data import dataset
 from labkit.elastic.errors import NoAnswerError, NotDoneError
-from labkit.elastic.fault import Fault
+from labkit.elastic.fault import Fault, write
 from labkit.elastic.launch import running
 from labkit.elastic.line import Line
 from labkit.elastic.member import CONTROLLER
 from labkit.elastic.protocol import Kind
+from labkit.elastic.shards import prove
 from labkit.elastic.transport import Access, Address, Handler, Lease, connect
 from tests.elastic import user
 from tests.elastic.chaos import probe
@@ -261,3 +264,39 @@ def test_a_server_that_runs_out_of_memory_is_told_by_that_name_and_costs_no_bit(
         assert any(e["event"] == "no_memory" and e["name"] == victim for e in story.events)
         assert any(e["event"] == "dropped" for e in story.events) == (victim == "ps-1")
         assert not [p for p in story.pids.values() if alive(p)]
+
+
+def trained() -> tuple[Any, Any, Any]:
+    """Return a small model, its samples and its loss."""
+    return models.build("dssm", width=0.05), dataset("dssm", n=256, width=0.05), models.loss("dssm")
+
+
+@pytest.mark.parametrize("point", ["controller.tell.lease", "controller.written"])
+def test_a_controller_that_fails_is_followed_by_another_and_training_goes_on(tmp_path: Path, point: str) -> None:
+    folder = tmp_path / "job"
+    folder.mkdir(mode=0o700)
+    write(folder, [Fault("controller", point, count=3, what="ENOMEM")])
+    with start(
+        *trained(), steps=60, batch=32,
+        workers=2, servers=1, optimizer="sgd", lr=0.05, sync=False, folder=folder, lease_s=2.0,
+    ) as job:  # fmt: skip
+        result = job.wait(timeout_s=90)
+        assert "a fault on purpose" in (folder / "controller.log").read_text()
+    told = [event["event"] for event in result.events]
+    assert told.count("taken_over") == 1
+    assert told.count("started") == 3
+    prove(result.ledger, n_samples=256, epochs=7)
+
+
+def test_a_controller_that_fails_again_and_again_ends_the_job_with_one_line(tmp_path: Path) -> None:
+    folder = tmp_path / "job"
+    folder.mkdir(mode=0o700)
+    write(folder, [Fault("controller", "controller.tell.*", count=1, what="ENOMEM") for _ in range(20)])
+    with pytest.raises(JobError) as told, start(
+        *trained(), steps=60, batch=32,
+        workers=1, servers=1, optimizer="sgd", lr=0.05, sync=False, folder=folder, lease_s=2.0, restarts=1,
+    ) as job:  # fmt: skip
+        job.wait(timeout_s=90)
+    assert "the controller died: MemoryError: no memory is left" in str(told.value)
+    assert "\n" not in str(told.value)
+    assert told.value.cause == Cause.OUT_OF_MEMORY

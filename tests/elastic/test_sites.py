@@ -22,7 +22,7 @@ from labkit.elastic.sites import Site
 from labkit.elastic.transport import Access, Address, Authority, Certificates, TransportError, connect
 from tests.elastic import two_hosts
 from tests.elastic.transport.ends import WITHIN_S, Noting
-from tests.elastic.two_hosts import HALF, SITES, Bed, bed
+from tests.elastic.two_hosts import HALF, SITES, STEPS, Bed, bed
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -93,6 +93,17 @@ def test_members_listen_at_their_sites_address_with_the_cores_and_devices_of_the
         assert words[1:] == ("worker", "worker-1", "b/0", "cpu")
         assert Path(words.home).parent.parent == run.homes[0]
         run.result()
+
+
+def test_what_members_on_other_hosts_use_is_told_by_their_launchers(tmp_path: Path) -> None:
+    with bed(tmp_path, measure_every_s=0.5, steps=2 * STEPS) as run:
+        told = run.until(lambda e: e["event"] == "used" and e["name"] == "ps-1" and bool(e["cores"]), n=6)
+        assert 0.05 < told["memory_gb"] < 8
+        seats = {seat.name: seat for seat in run.job.status().members}
+        assert set(seats) == {"ps-0", "ps-1", "worker-0", "worker-1"}
+        assert all(seat.memory_gb and seat.cores is not None and seat.cores < 8 for seat in seats.values())
+        run.result()
+        assert not run.left_behind()
 
 
 def test_a_host_gets_keys_of_its_own_members_only_and_all_of_them_are_private(tmp_path: Path) -> None:

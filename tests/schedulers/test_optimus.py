@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labkit.core import Role
+from labkit.core import Jobs, Kind, Role
 from labkit.experiment import Experiment, every_slot
-from labkit.schedulers import make
-from labkit.schedulers.marginal_gain import best_move
+from labkit.schedulers import make, optimus
+from labkit.schedulers.marginal_gain import allocate, best_move
 from labkit.simulator import Losses, loss_targets
 from labkit.workloads import catalogue_jobs, with_epoch_error
 from tests.schedulers import dl2
@@ -154,3 +154,14 @@ def test_a_move_that_does_not_fit_gives_way_to_a_smaller_one():
     speed[1] = [0, 1.0, 1.5, 6.0]
     assert move(speed, 1, 1, look_ahead=2)[1:] == (2, 0)
     assert move(speed, 1, 1, look_ahead=2, left=(1.0, 99.0))[1:] == (1, 0)
+
+
+def test_nothing_is_weighed_while_rigid_jobs_all_hold_their_gangs(monkeypatch):
+    """Every 600 s it is asked; of 40 times only those at an arrival or completion, or with a job waiting, take work."""
+    jobs = Jobs.of(arrival_s=[0, 100], total_steps=[24000, 24000], duration_s=24000, n_workers=[4, 4])
+    experiment = Experiment.of(jobs, cluster="no_network(2)", speed="recorded")
+    asked = []
+    monkeypatch.setattr(optimus, "allocate", lambda *columns: asked.append(1) or allocate(*columns))
+    record = experiment.run("optimus")
+    assert (record.events["kind"] == Kind.DECIDED).sum() > 40
+    assert len(asked) == 2  # the arrivals

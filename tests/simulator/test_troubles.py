@@ -304,6 +304,26 @@ def test_troubles_that_never_come_change_no_bit_of_the_log():
     assert kept[0].tobytes() == kept[1].tobytes()
 
 
+class Repairs:
+    """First come, first served; repairs random tasks at random moments, and says so."""
+
+    quantum_s = 70.0
+
+    def __init__(self, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+
+    def schedule(self, snapshot: Snapshot) -> Placement:
+        trial = Trial(snapshot)
+        for job in snapshot.jobs.number[snapshot.jobs.running].tolist():
+            if self.rng.random() < 0.3:
+                role = int(self.rng.integers(2))
+                trial.replace(job, role, int(self.rng.integers((trial.n_workers, trial.n_ps)[role][job])))
+            elif self.rng.random() < 0.3:
+                trial.balance(job)
+            trial.explain(job, f"draw {self.rng.integers(3)}")
+        return Placement.joined([make("fifo").schedule(snapshot), trial.placement()])
+
+
 @given(
     seed=st.integers(0, 10**6), paces=st.lists(st.floats(0.05, 1.0), min_size=1, max_size=4),
     sharding=st.sampled_from(["dynamic", "static"]), error=st.sampled_from([0.0, 0.3]),
@@ -318,7 +338,9 @@ def test_whatever_goes_wrong_steps_are_neither_lost_nor_made_twice_and_the_log_r
     ]  # fmt: skip
     jobs = jobs_of(3, steps=[400, 800, 1200], ps_memory_growth_gb=rng.choice([0.0, 10.0, 40.0], 3))
     options = {"sharding": sharding, "variation": Variation(50, error=error) if error else None}
-    records = [run(jobs, WORKERS, troubles=Troubles.of(rows), measure_every_s=40, **options) for _ in range(2)]
+    records = [
+        run(jobs, WORKERS, Repairs(seed), troubles=Troubles.of(rows), measure_every_s=40, **options) for _ in range(2)
+    ]
     assert records[0].events.tobytes() == records[1].events.tobytes()
     ends = records[0].events[np.isin(records[0].events["kind"], [Kind.COMPLETED, Kind.DROPPED])]
     assert sorted(ends["job"]) == [0, 1, 2]

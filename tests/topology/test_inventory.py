@@ -121,3 +121,17 @@ def test_the_example_that_ships_is_a_cluster():
     cluster = build(str(EXAMPLE))
     assert cluster.machines == ("gpu-a", "gpu-b", "gpu-c", "cpu-a")
     assert cluster.gpus_of_type().tolist() == [8, 4, 0]
+
+
+def test_hosts_with_a_count_are_numbered_and_bounded(write):
+    alike = '[[hosts]]\nname = "gpu"\ncount = {}\ngpus = 8\ncpus = 64\nmemory_gb = 512\n'
+    cluster = from_inventory(write(alike.format(12)))
+    assert cluster.machines[0] == "gpu01"
+    assert len(cluster.machines) == 12
+    for count in ("0", "-1", "1.5", "true", '"4"', "1000000000"):
+        with pytest.raises(InputError, match=r"host 1 \(gpu\): count is .*; expected a whole number from 1 to 10,000"):
+            from_inventory(write(alike.format(count)))
+    with pytest.raises(InputError, match="give each host its own table"):
+        from_inventory(write(alike.format(2) + '[hosts.ssh]\naddress = "10.0.0.1"\n'))
+    with pytest.raises(InputError, match="host name 'gpu1' occurs 2 times"):
+        from_inventory(write(alike.format(2) + alike.format(1).replace('"gpu"', '"gpu1"')))

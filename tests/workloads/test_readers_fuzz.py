@@ -15,6 +15,8 @@ from labkit.core.errors import TraceError
 from labkit.core.jobs import Jobs
 from labkit.workloads.readers import FORMATS, read, write
 
+from .exports import PODS, SACCT
+
 SEEDS = {
     "csv": b"arrival_s,total_steps,model,n_workers,n_ps,max_workers,sync,duration_s\n"
     b"0,10,a,1,1,4,True,\n5,3,b,2,0,2,False,7\n",
@@ -43,6 +45,8 @@ SEEDS = {
     "alibaba-2020": b"j1,i1,u1,Terminated,100.0,200.0\nj2,i2,u2,Failed,50.0,\n",
     "google-2011": b"0,,7,0,,0,u,0,0,0.2,0.5,0.01,0\n10,,7,0,3,1,u,0,0,0.2,0.5,0.01,0\n"
     b"99,,7,0,3,4,u,0,0,0.2,0.5,0.01,0\n",
+    "sacct": SACCT.encode(),
+    "kubernetes": json.dumps({"apiVersion": "v1", "items": PODS, "kind": "List"}).encode(),
 }
 TASKS = b"j1,worker,2.0,Terminated,112.0,195.0,400.0,20.0,50.0,T4\nj2,ps,1.0,Failed,50.0,70.0,600.0,2.0,,\n"
 PIECES = st.sampled_from(

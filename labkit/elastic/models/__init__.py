@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
+from labkit.core.errors import InputError
 from labkit.elastic.models.sizes import CLICKS, NAMES, SMALL, Size, canonical, size_of, whole
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def available() -> list[str]:
     return sorted(NAMES)
 
 
-def build(name: str, *, width: float = 1.0, seed: int = 0) -> nn.Module:
+def build(name: str, *, width: float = 1.0, seed: int = 0, growing: bool = False) -> nn.Module:
     """Return a model with its first parameters.
 
     Parameters
@@ -65,18 +66,24 @@ def build(name: str, *, width: float = 1.0, seed: int = 0) -> nn.Module:
         Scale of its layers; 1 is the published size, `SMALL` trains a step in milliseconds on one core.
     seed : int
         The same seed gives the same parameters, and nobody else's random numbers change.
+    growing : bool
+        Whether embeddings take memory on servers only as their rows are used, in asynchronous training; of models that
+        predict clicks.
 
     Raises
     ------
     InputError
-        If there is no such model, the width is not a number above 0 and up to 8, or the seed is no whole number.
+        If there is no such model, the width is not a number above 0 and up to 8, the seed is no whole number, or the
+        model has no table that could grow.
     """
     import torch
 
     size, seed = size_of(name, width=width), whole("seed", seed)
+    if growing and size.name not in CLICKS:
+        raise InputError(f"a growing {size.name}; only {' and '.join(CLICKS)} have tables that grow.")
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        return _make(size)
+        return _make(size, **({"growing": True} if growing else {}))
 
 
 def n_parameters(name: str, *, width: float = 1.0) -> int:
@@ -114,7 +121,7 @@ def learning_rate(name: str) -> float:
     return _LEARNING_RATES.get(canonical(name, more=("digits-like",)), 0.01)
 
 
-def _make(size: Size) -> nn.Module:
+def _make(size: Size, **options: bool) -> nn.Module:
     file, kind = _CLASSES[size.name]
-    model: nn.Module = getattr(import_module(f"{__name__}.{file}"), kind)(size)
+    model: nn.Module = getattr(import_module(f"{__name__}.{file}"), kind)(size, **options)
     return model

@@ -15,12 +15,30 @@ from labkit.elastic.models.sizes import Size
 
 EMBEDDING, HIDDEN, INTERACTIONS, N_INTERACTION_LAYERS = 10, 400, 200, 3
 
+STD = 0.1
+"""Of an embedding at its beginning."""
+
+
+def beginning(features: Tensor, n: int) -> Tensor:
+    """Return n numbers of each feature (...) by which its embedding begins: (..., n), evenly spread, of deviation STD.
+
+    >>> numbers = beginning(torch.arange(1000), 10)
+    >>> tuple(numbers.shape), round(float(numbers.std()), 2), abs(float(numbers.mean())) < 0.01
+    ((1000, 10), 0.1, True)
+    """
+    mixed = features.long().unsqueeze(-1) * n + torch.arange(n, device=features.device)
+    for factor in (1_103_515_245, 747_796_405):
+        mixed = (mixed * factor + 12_345) & 0x7FFF_FFFF
+        mixed = mixed ^ (mixed >> 15)
+    return (mixed.double() * (2 / 2**31) - 1).float() * (STD * 3**0.5)
+
 
 class WideDeep(nn.Module):
     """Log-odds of a click (B,) from features (B, fields): a weight of each, plus what two layers make of them."""
 
-    def __init__(self, size: Size) -> None:
+    def __init__(self, size: Size, *, growing: bool = False) -> None:
         super().__init__()
+        self.growing = growing
         hidden = size.units(HIDDEN, at_least=16)
         self.wide = nn.Embedding(size.n_words, 1)
         self.embed = nn.Embedding(size.n_words, EMBEDDING)
@@ -33,11 +51,23 @@ class WideDeep(nn.Module):
         )
         he_weights(self)
         nn.init.zeros_(self.wide.weight)
-        nn.init.normal_(self.embed.weight, std=0.1)
+        if growing:
+            nn.init.zeros_(self.embed.weight)
+        else:
+            nn.init.normal_(self.embed.weight, std=STD)
 
     def forward(self, features: Tensor) -> Tensor:
         """Return the log-odds."""
-        return self.log_odds(features, self.embed(features))
+        return self.log_odds(features, self.embedded(features))
+
+    def embedded(self, features: Tensor) -> Tensor:
+        """Return the embeddings of features (B, fields): (B, fields, EMBEDDING).
+
+        Of a growing table a row is what was learned of a feature, from zero on; with what it begins follows from its
+        number. So a row that no sample has had yet is zero, and takes no memory (`labkit.elastic.growing`).
+        """
+        learned: Tensor = self.embed(features)
+        return learned + beginning(features, EMBEDDING) if self.growing else learned
 
     def log_odds(self, features: Tensor, embedded: Tensor) -> Tensor:
         """Return the log-odds from features and their embeddings (B, fields, EMBEDDING)."""
@@ -48,8 +78,8 @@ class WideDeep(nn.Module):
 class XDeepFM(WideDeep):
     """Wide&Deep plus products of features: a layer mixes each of its inputs times each field, per dimension."""
 
-    def __init__(self, size: Size) -> None:
-        super().__init__(size)
+    def __init__(self, size: Size, *, growing: bool = False) -> None:
+        super().__init__(size, growing=growing)
         n, n_fields = size.units(INTERACTIONS, at_least=8), size.length
         n_inputs = [n_fields] + [n] * (N_INTERACTION_LAYERS - 1)
         self.mix = nn.ParameterList(torch.empty(n, k * n_fields) for k in n_inputs)
@@ -59,7 +89,7 @@ class XDeepFM(WideDeep):
 
     def forward(self, features: Tensor) -> Tensor:
         """Return the log-odds."""
-        fields = self.embed(features)
+        fields = self.embedded(features)
         found, x = [], fields
         for weights in self.mix:
             products = torch.einsum("bid,bjd->bijd", x, fields).flatten(1, 2)  # (B, inputs x fields, EMBEDDING)

@@ -163,12 +163,21 @@ class Listener:
                 self._connections.add(connection)
                 self._greeting[threading.current_thread()] = None  # the connection closes the socket from now on
                 late = self._closed
-            connection.start()
+            self._start(connection, sock)
             if late:
                 connection.close()
         finally:
             with self._lock:
                 self._greeting.pop(threading.current_thread(), None)
+
+    def _start(self, connection: Connection, sock: socket.socket) -> None:
+        """Let a connection begin; where no thread is left for it, it ends, and the peer dials again."""
+        try:
+            connection.start()
+        except RuntimeError as error:
+            sock.close()
+            self._forget(connection)
+            self._count("full", str(error))
 
     def _count(self, reason: str, why: str) -> None:
         with self._lock:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.core.cluster import Cluster
+from labkit.core.device_types import may_run_on
 from labkit.core.jobs import Jobs
 from labkit.core.resources import Bools, Floats, Ints
 from labkit.core.running import Running
@@ -180,8 +181,8 @@ class ProfiledSpeed:
         return counts
 
     def runs_on(self) -> Bools:
-        """Return which jobs can run on which device types: all, (N, T)."""
-        return np.ones((len(self.jobs), len(self.cluster.device_types)), np.bool_)
+        """Return which jobs can run on which device types: all that they allow, (N, T)."""
+        return may_run_on(self.jobs, self.cluster)
 
     def durations_s(self) -> Floats:
         """Return seconds that each job takes with the gang it asked for, alone on one host, (N,)."""

@@ -15,8 +15,13 @@ from labkit.workloads.readers.files import bytes_of, lines_of
 from labkit.workloads.readers.gavel import read_gavel, read_gavel_old
 from labkit.workloads.readers.google2011 import read_google_2011
 from labkit.workloads.readers.helios import read_helios
+from labkit.workloads.readers.kubernetes import is_pods, read_kubernetes
+from labkit.workloads.readers.mapped import read_mapped
+from labkit.workloads.readers.mapping import sidecar
 from labkit.workloads.readers.own import read_csv, read_parquet, write
 from labkit.workloads.readers.philly import read_philly_csv, read_philly_log
+from labkit.workloads.readers.sacct import read_sacct
+from labkit.workloads.readers.sacct_files import separator_of
 from labkit.workloads.shipped import located
 
 __all__ = [
@@ -29,9 +34,12 @@ __all__ = [
     "read_gavel_old",
     "read_google_2011",
     "read_helios",
+    "read_kubernetes",
+    "read_mapped",
     "read_parquet",
     "read_philly_csv",
     "read_philly_log",
+    "read_sacct",
     "sniff",
     "write",
 ]
@@ -47,6 +55,9 @@ FORMATS: Final[dict[str, Callable[[str | Path], Jobs]]] = {
     "alibaba-2020": read_alibaba_2020,
     "alibaba-2023": read_alibaba_2023,
     "google-2011": read_google_2011,
+    "sacct": read_sacct,
+    "kubernetes": read_kubernetes,
+    "mapped": read_mapped,
 }
 """Name of each format and its reader."""
 
@@ -98,24 +109,35 @@ def sniff(path: str | Path) -> str:
     path = located(path)
     if path.is_dir():
         return _sniff_folder(path)
+    if sidecar(path).exists():
+        return "mapped"
     raw = bytes_of(path, expected=f"a trace ({', '.join(FORMATS)}), or the name of one that `labkit traces list` shows")
     if raw[:4] == b"PAR1":
         return "parquet"
     if b"\0" in raw[:4096]:
         raise TraceError(f"{path}: binary data; expected a trace as text or Parquet ({', '.join(FORMATS)}).")
-    first = next((line for _, line in lines_of(raw[: 1 << 16].decode("utf-8-sig", "replace"))), "")
-    found = _sniff_line(first)
+    head = raw[: 1 << 16].decode("utf-8-sig", "replace")
+    first = next((line for _, line in lines_of(head)), "")
+    found = _sniff_object(head) if first.lstrip().startswith("{") else _sniff_line(first)
     if found is None:
         raise TraceError(
             f"{path}: line 1 is '{first[:60]}'; expected the first line of a trace ({', '.join(FORMATS)}). "
-            "Name the format with --format."
+            f"Name the format with --format, or tell what its columns mean: labkit traces import {path}"
         )
     return found
 
 
+def _sniff_object(head: str) -> str:
+    if is_pods(head):
+        return "kubernetes"
+    return "sacct" if '"jobs"' in head else "philly-log"
+
+
 def _sniff_line(line: str) -> str | None:
-    if line.lstrip().startswith(("[", "{")):
+    if line.lstrip().startswith("["):
         return "philly-log"
+    if separator_of(line) is not None or "jobid" in line.lower().split():
+        return "sacct"
     names = {name.strip().strip('"') for name in line.split(",")}
     for kind, columns in _HEADERS.items():
         if names >= set(columns):

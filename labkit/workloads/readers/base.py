@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 MAX_NUMBER: Final = 1e15
 """The largest number that a reader believes."""
 
+QUOTED: Final = ",;"
+"""Separators in whose files a cell may stand in quotes."""
+
 _CLOCK: Final = "%Y-%m-%d %H:%M:%S"
 _CONTROL: Final = r"[\x00-\x1f\x7f]"
 
@@ -41,10 +44,12 @@ class Table:
         Where line numbers come from.
     header : bool
         The first line that is not blank is a header.
+    unit : str
+        What a row is called in messages.
     """
 
-    def __init__(self, path: Path, frame: pd.DataFrame, *, text: str, header: bool) -> None:
-        self.path, self.frame, self._text, self._header = path, frame, text, header
+    def __init__(self, path: Path, frame: pd.DataFrame, *, text: str, header: bool, unit: str = "line") -> None:
+        self.path, self.frame, self._text, self._header, self._unit = path, frame, text, header, unit
         self._faults: list[tuple[int, str]] = []
 
     def __len__(self) -> int:
@@ -65,7 +70,7 @@ class Table:
             value = values[row]
             shown = f"{value:g}" if isinstance(value, float) and abs(value) > MAX_NUMBER else _shown(value)
             found = "is missing" if _blank(value) else f"is '{shown}'"
-            self._faults.append((row, f"line {self.line(row)}: {column} {found}; expected {expected}"))
+            self._faults.append((row, f"{self._unit} {self.line(row)}: {column} {found}; expected {expected}"))
 
     def numbers(
         self,
@@ -198,7 +203,7 @@ def table_of(
         "usecols": list(columns),
         "dtype": dict.fromkeys(names, "str"),
         "skiprows": 1 if header else 0,
-        "quoting": csv.QUOTE_NONE if separator == "\t" else csv.QUOTE_MINIMAL,
+        "quoting": csv.QUOTE_MINIMAL if separator in QUOTED else csv.QUOTE_NONE,
     }
     return Table(path, _frame(path, text, options, expected=expected), text=text, header=header)
 
@@ -225,7 +230,7 @@ def _frame(path: Path, text: str, options: dict[str, Any], *, expected: str) -> 
 
 def _check_widths(path: Path, text: str, *, separator: str, n_cells: int) -> None:
     lines = lines_of(text)
-    quoted = separator != "\t" and '"' in text
+    quoted = separator in QUOTED and '"' in text
     faults = []
     for number, line in lines:
         n = len(_cells(line, separator)) if quoted else line.count(separator) + 1
@@ -237,8 +242,13 @@ def _check_widths(path: Path, text: str, *, separator: str, n_cells: int) -> Non
         raise TraceError(told(str(path), faults))
 
 
+def header_of(line: str, separator: str) -> list[str]:
+    """Return the names of columns in the first line of a table; "" for one without a name."""
+    return _cells(line, separator)
+
+
 def _cells(line: str, separator: str) -> list[str]:
-    if separator == "\t" or '"' not in line:
+    if separator not in QUOTED or '"' not in line:
         return line.split(separator)
     return next(csv.reader([line], delimiter=separator))
 

@@ -1,0 +1,320 @@
+"""A stretch of a run in compiled code: decide, let time pass, decide again."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numba import njit
+
+from labkit.core import ledger
+from labkit.core.book import release
+from labkit.core.events import Events, Kind
+from labkit.core.resources import Ints
+from labkit.experiment.classic.decide import all_fit, key_of, run_by_order, start_waiting
+from labkit.experiment.classic.nouns import (
+    DONE,
+    FULL,
+    N_DEAD,
+    N_DECISIONS,
+    N_ENDS,
+    N_ORDERED,
+    N_ROWS,
+    N_SET,
+    N_TASKS,
+    N_TOUCHED,
+    PAUSED,
+    QUIET,
+    STANDS,
+    UNSURE,
+    Belief,
+    Queue,
+    Room,
+    Trace,
+    Truth,
+    Work,
+)
+from labkit.experiment.classic.queue import add, remove
+from labkit.experiment.classic.room import fill, mark, restore
+from labkit.simulator import state
+
+_ARRIVED, _DECIDED, _PLACED = int(Kind.ARRIVED), int(Kind.DECIDED), int(Kind.PLACED)
+_PREEMPTED, _COMPLETED = int(Kind.PREEMPTED), int(Kind.COMPLETED)
+
+
+# --- the heap of ends
+
+
+@njit(cache=True, _nrt=False)
+def _push(work: Work, at_s: float, j: int) -> None:
+    i = work.numbers[N_ENDS]
+    work.numbers[N_ENDS] += 1
+    while i > 0 and work.ends_s[(i - 1) >> 1] > at_s:
+        work.ends_s[i], work.ends[i] = work.ends_s[(i - 1) >> 1], work.ends[(i - 1) >> 1]
+        i = (i - 1) >> 1
+    work.ends_s[i], work.ends[i] = at_s, j
+
+
+@njit(cache=True, _nrt=False)
+def _pop(work: Work) -> None:
+    n = work.numbers[N_ENDS] - 1
+    work.numbers[N_ENDS] = n
+    at_s, j = work.ends_s[n], work.ends[n]
+    i = 0
+    while 2 * i + 1 < n:
+        child = 2 * i + 1
+        if child + 1 < n and work.ends_s[child + 1] < work.ends_s[child]:
+            child += 1
+        if work.ends_s[child] >= at_s:
+            break
+        work.ends_s[i], work.ends[i] = work.ends_s[child], work.ends[child]
+        i = child
+    work.ends_s[i], work.ends[i] = at_s, j
+
+
+@njit(cache=True, _nrt=False)
+def _await(truth: Truth, work: Work, j: int) -> None:
+    """Note when a job that runs ends."""
+    if truth.truth[j].phase != state.RUNNING or not truth.truth[j].next_s < np.inf:
+        return
+    if work.numbers[N_ENDS] == len(work.ends):  # moments that are over fill it
+        work.numbers[N_ENDS] = 0
+        for i in range(truth.counts[state.N_RUNNING]):
+            other = truth.running[i]
+            if other != j and truth.truth[other].phase == state.RUNNING and truth.truth[other].next_s < np.inf:
+                _push(work, truth.truth[other].next_s, other)
+    _push(work, truth.truth[j].next_s, j)
+
+
+@njit(cache=True, _nrt=False)
+def _next_end_s(truth: Truth, work: Work) -> float:
+    """Return when the next job ends; what is out of date leaves the heap."""
+    while work.numbers[N_ENDS]:
+        at = truth.truth[work.ends[0]]
+        if at.phase == state.RUNNING and at.next_s == work.ends_s[0]:
+            return float(work.ends_s[0])
+        _pop(work)
+    return np.inf
+
+
+# --- what happens
+
+
+@njit(cache=True, _nrt=False)
+def _fold(batch: Events, mind: Belief, space: Room, trace: Trace, work: Work) -> None:
+    """Let the ledger take note of a batch, and the room with it."""
+    for i in range(len(batch)):
+        kind = batch[i].kind
+        if kind == _PLACED:
+            mark(space, work.numbers, batch[i].group)
+        if kind in (_PLACED, _PREEMPTED, _COMPLETED):
+            task = mind.held[batch[i].job].first
+            while task >= 0:
+                mark(space, work.numbers, mind.tasks[task].group)
+                task = mind.tasks[task].next
+    ledger._fold(
+        batch, mind.belief, mind.counts, mind.active, mind.waiting, mind.up, mind.group_machine, mind.capacity,
+        mind.held, mind.tasks, mind.spare, mind.free, mind.demand, mind.steps_then,
+    )  # fmt: skip
+    restore(space, mind, trace.group_type, work.numbers)
+
+
+@njit(cache=True, _nrt=True)  # `carry_out` allocates
+def _apply(  # noqa: C901 - each of the jobs that are set is looked at before and after
+    truth: Truth, mind: Belief, trace: Trace, space: Room, queue: Queue, work: Work, by: int, threshold: float,
+    preempts: bool, now_s: float, out: Events,
+) -> None:  # fmt: skip
+    """Carry the decision out, in truth and in belief."""
+    numbers = work.numbers
+    first, n_set, n_tasks = numbers[N_ROWS], numbers[N_SET], numbers[N_TASKS]
+    for i in range(n_set):
+        truth.first_row[work.set_jobs[i]] = -2
+    for p in range(n_tasks - 1, -1, -1):
+        truth.first_row[work.job[p]] = p
+    n, n_changed = state.carry_out(
+        work.set_jobs[:n_set], work.job[:n_tasks], work.role[:n_tasks], work.group[:n_tasks], work.count[:n_tasks],
+        work.nothing, work.nothing, now_s, truth.truth, truth.running, truth.counts, truth.held, truth.tasks,
+        truth.spare, truth.free, truth.demand, truth.first_row, truth.mate, work.changed, truth.others, out[first:],
+    )  # fmt: skip
+    changed = work.changed[:n_changed]
+    for i in range(n_changed):
+        work.speeds[i] = trace.speed[changed[i]]
+    n = state.begin(
+        changed, work.speeds[:n_changed], truth.overheads, False, now_s, truth.truth, truth.running, truth.counts,
+        out[first:], n,
+    )  # fmt: skip
+    for i in range(n_set):
+        j = work.set_jobs[i]
+        if mind.belief[j].phase == ledger.WAITING:
+            remove(queue, trace.kind[j], j)
+    _fold(out[first : first + n], mind, space, trace, work)
+    numbers[N_ROWS] = first + n
+    for j in changed:
+        _await(truth, work, j)
+        if preempts and not work.in_order[j]:
+            work.in_order[j] = True
+            work.ordered[numbers[N_ORDERED]] = j
+            numbers[N_ORDERED] += 1
+    for i in range(n_set):
+        j = work.set_jobs[i]
+        if mind.belief[j].phase == ledger.WAITING:
+            add(queue, trace.kind[j], j, key_of(by, j, trace, mind, now_s, threshold))
+
+
+@njit(cache=True, _nrt=False)
+def _end(truth: Truth, trace: Trace, work: Work, j: int, now_s: float, out: Events, n: int) -> int:
+    """Complete a job; it stays in the list of those that run until the next `_tidy`."""
+    kind = state._end(truth.truth, j, now_s, trace.true_steps)
+    n = state.write(out, n, now_s, kind, j, truth.truth[j].steps, 0.0, -1, -1)
+    release(truth.held, truth.tasks, truth.spare, truth.free, truth.demand, j)
+    work.numbers[N_DEAD] += 1
+    for r in range(len(work.asked)):
+        work.asked[r] -= trace.gang[trace.kind[j], r]
+    return n
+
+
+@njit(cache=True, _nrt=False)
+def _tidy(truth: Truth, work: Work) -> None:
+    """Take the jobs that are over out of the list of those that run."""
+    n = 0
+    for i in range(truth.counts[state.N_RUNNING]):
+        j = truth.running[i]
+        if truth.truth[j].phase != state.DONE:
+            truth.running[n] = j
+            n += 1
+    truth.counts[state.N_RUNNING] = n
+    work.numbers[N_DEAD] = 0
+
+
+@njit(cache=True, _nrt=False)
+def _pass(  # noqa: C901 - a branch for each thing that happens
+    truth: Truth, mind: Belief, trace: Trace, space: Room, queue: Queue, work: Work, by: int, threshold: float,
+    now_s: float, until_s: float, out: Events,
+) -> float:  # fmt: skip
+    """Let time pass until jobs complete or arrive, or until a moment; return the time then. See `state.run_until`."""
+    counts, first = truth.counts, work.numbers[N_ROWS]
+    end_s = _next_end_s(truth, work)
+    at = end_s
+    if counts[state.NEXT_ARRIVAL] < len(trace.arrival_s):
+        at = min(at, trace.arrival_s[counts[state.NEXT_ARRIVAL]])
+    if at > until_s or at == np.inf:
+        return max(now_s, until_s) if until_s < np.inf else now_s
+    now_s = max(now_s, at)
+    n = first
+    if end_s <= at:
+        j = work.ends[0]
+        _pop(work)
+        if _next_end_s(truth, work) > at:
+            n = _end(truth, trace, work, j, at, out, n)
+        else:  # several at once, in order of start
+            for i in range(counts[state.N_RUNNING]):
+                j = truth.running[i]
+                if truth.truth[j].phase == state.RUNNING and truth.truth[j].next_s <= at:
+                    n = _end(truth, trace, work, j, at, out, n)
+        queue.stuck[:] = False
+        if 2 * work.numbers[N_DEAD] > counts[state.N_RUNNING] + 64:
+            _tidy(truth, work)
+    arrived = n
+    while counts[state.NEXT_ARRIVAL] < len(trace.arrival_s) and trace.arrival_s[counts[state.NEXT_ARRIVAL]] <= at:
+        j = counts[state.NEXT_ARRIVAL]
+        truth.truth[j].phase = state.WAITING
+        n = state.write(out, n, at, _ARRIVED, j, np.nan, np.nan, -1, -1)
+        counts[state.NEXT_ARRIVAL] += 1
+        for r in range(len(work.asked)):
+            work.asked[r] += trace.gang[trace.kind[j], r]
+    _fold(out[first:n], mind, space, trace, work)
+    for i in range(arrived, n):
+        j = out[i].job
+        add(queue, trace.kind[j], j, key_of(by, j, trace, mind, now_s, threshold))
+    work.numbers[N_ROWS] = n
+    return now_s
+
+
+@njit(cache=True, _nrt=False)
+def _set_up(
+    truth: Truth, mind: Belief, trace: Trace, space: Room, queue: Queue, work: Work, by: int, threshold: float,
+    preempts: bool, now_s: float, active: Ints,
+) -> None:  # fmt: skip
+    """Make heap, queue, order and room from what the simulator and the ledger have."""
+    work.numbers[N_ENDS] = work.numbers[N_ORDERED] = work.numbers[N_DEAD] = work.numbers[N_ROWS] = 0
+    work.in_order[:] = False
+    work.asked[:] = 0.0
+    queue.stuck[:] = False
+    for k in range(len(queue.lo)):
+        queue.lo[k] = queue.hi[k] = queue.base[k]
+    fill(space, mind.free, trace.group_type)
+    work.numbers[N_TOUCHED] = 0
+    for i in range(truth.counts[state.N_RUNNING]):
+        _await(truth, work, truth.running[i])
+    for j in active:
+        for r in range(len(work.asked)):
+            work.asked[r] += trace.gang[trace.kind[j], r]
+        if mind.belief[j].phase == ledger.WAITING:
+            add(queue, trace.kind[j], j, key_of(by, j, trace, mind, now_s, threshold))
+        elif preempts:
+            work.in_order[j] = True
+            work.ordered[work.numbers[N_ORDERED]] = j
+            work.numbers[N_ORDERED] += 1
+
+
+@njit(cache=True, _nrt=False)
+def _decide(
+    trace: Trace, mind: Belief, space: Room, queue: Queue, work: Work, by: int, threshold: float, preempts: bool,
+    backfill: bool, now_s: float,
+) -> bool:  # fmt: skip
+    """Decide; tell whether the answer is sure."""
+    if not preempts:
+        return start_waiting(space, trace, queue, work, not backfill, True)
+    if all_fit(trace, work):
+        return start_waiting(space, trace, queue, work, False, False)
+    return run_by_order(space, trace, queue, work, mind, by, now_s, threshold, ledger.HOLDING)
+
+
+@njit(cache=True, _nrt=False)
+def stretch(  # noqa: C901 - the loop of a session, a way out for each reason
+    truth: Truth, mind: Belief, trace: Trace, space: Room, queue: Queue, work: Work, by: int, threshold: float,
+    preempts: bool, backfill: bool, slot_s: float, patience: int, now_s: float, until_s: float, soft: int,
+    active: Ints, out: Events,
+) -> tuple[int, float]:  # fmt: skip
+    """Decide and let time pass, as `Session.run` does; return why it ended, and the time.
+
+    `out` gets the events; it has room for `soft` rows and whatever one decision may bring.
+    """
+    numbers = work.numbers
+    _set_up(truth, mind, trace, space, queue, work, by, threshold, preempts, now_s, active)
+    code = DONE
+    while mind.counts[ledger.N_DONE] < len(trace.arrival_s):
+        if now_s >= until_s:
+            code = PAUSED
+            break
+        if numbers[N_ROWS] > soft:
+            code = FULL
+            break
+        counts = mind.counts
+        if counts[ledger.N_SEEN] == counts[ledger.N_DONE] + counts[ledger.N_HOLDING]:
+            numbers[N_SET] = numbers[N_TASKS] = 0  # nobody waits
+        elif not _decide(trace, mind, space, queue, work, by, threshold, preempts, backfill, now_s):
+            code = UNSURE
+            break
+        before = numbers[N_ROWS]
+        if numbers[N_SET]:
+            _apply(truth, mind, trace, space, queue, work, by, threshold, preempts, now_s, out)
+        else:  # as `Ledger.fold` takes note of it
+            if numbers[N_TOUCHED]:
+                restore(space, mind, trace.group_type, numbers)
+            numbers[N_ROWS] = state.write(out, before, now_s, _DECIDED, -1, 0.0, np.nan, -1, -1)
+            mind.counts[ledger.N_DECIDED] += 1
+        numbers[N_DECISIONS] += 1
+        slot_end_s = np.inf
+        if slot_s < np.inf:
+            slot_end_s = slot_s * (math.floor(now_s / slot_s + 1e-9) + 1)  # Cadence.next_slot_s
+        now_s = _pass(truth, mind, trace, space, queue, work, by, threshold, now_s, slot_end_s, out)
+        numbers[QUIET] = numbers[QUIET] + 1 if numbers[N_ROWS] <= before + 1 else 0
+        over = mind.counts[ledger.N_DONE] == len(trace.arrival_s)
+        if numbers[QUIET] > patience and not over and _next_end_s(truth, work) == np.inf:
+            code = STANDS
+            break
+        if mind.counts[ledger.N_SEEN] == mind.counts[ledger.N_DONE] and not over:
+            now_s = _pass(truth, mind, trace, space, queue, work, by, threshold, now_s, np.inf, out)
+    _tidy(truth, work)
+    return code, now_s

@@ -1,0 +1,199 @@
+"""The session's side of `labkit.experiment.classic`: which runs are plain, and one stretch of one."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING, Final, Self
+
+import numpy as np
+from numba import njit
+
+from labkit.core.capacity import arrays_of, fits_one_type
+from labkit.core.events import EVENT, copied
+from labkit.core.protocols import Scheduler
+from labkit.core.resources import GPUS, Bools, Floats, Ints
+from labkit.experiment.classic.loop import stretch
+from labkit.experiment.classic.nouns import (
+    FULL,
+    N_DECISIONS,
+    N_ROWS,
+    QUIET,
+    STANDS,
+    UNSURE,
+    Belief,
+    Trace,
+    Truth,
+    Work,
+)
+from labkit.experiment.classic.queue import empty_queue
+from labkit.experiment.classic.room import empty_room
+from labkit.schedulers.rule import Rule, rule_of
+from labkit.simulator import Simulator
+
+if TYPE_CHECKING:
+    from labkit.experiment.session import Session
+
+MOST_KINDS: Final = 64
+"""As many kinds of gangs without room as `labkit.placers.kernels` remembers."""
+MOST_TASKS: Final = 1 << 20
+ROWS: Final = 1 << 15
+"""Events after which a stretch ends, so that observers hear of it."""
+
+
+class Stretches:
+    """Stretches of one run under one scheduler in compiled code; `of` returns None where the run is not plain."""
+
+    def __init__(self, session: Session, rule: Rule, trace: Trace, overheads: Floats) -> None:
+        self._session, self._rule, self._trace, self._overheads = session, rule, trace, overheads
+        n_jobs, n_groups = len(trace.kind), len(trace.group_type)
+        self._space = empty_room(n_groups, len(trace.budget), trace.runs_on.shape[1])
+        self._queue = empty_queue(trace.kind, len(trace.n_workers))
+        self._work = _work(n_jobs, n_tasks=_most_tasks(trace, session) + 2 * n_groups, n_resources=len(trace.budget))
+        self._out = np.empty(ROWS + len(self._work.job) + 4 * n_jobs + 8, EVENT)
+
+    @classmethod
+    def of(cls, session: Session, scheduler: Scheduler) -> Self | None:
+        """Return what runs stretches of a session under a scheduler; None: step by step it is."""
+        rule = rule_of(scheduler, session.backend.cluster)
+        backend, cadence = session.backend, session.cadence
+        if rule is None or not cadence.events or cadence.gap_s or cadence.when_empty or type(backend) is not Simulator:
+            return None
+        trace = _trace(session)
+        overheads = backend.plain_overheads()
+        if trace is None or overheads is None or session.ledger.some_at_home or not session.ledger.up.all():
+            return None
+        return cls(session, rule, trace, overheads)
+
+    def go(self, until_s: float) -> bool:
+        """Run until `until_s`, or as far as it is plain; return False where the next decision is not."""
+        session, ledger = self._session, self._session.ledger
+        backend = session.backend
+        assert isinstance(backend, Simulator)
+        active = ledger.active()
+        if not len(active) or _shared(session, active):
+            return False
+        began = time.perf_counter()
+        rule, cadence, numbers = self._rule, session.cadence, self._work.numbers
+        numbers[QUIET], numbers[N_DECISIONS] = session.n_quiet, 0
+        truth = Truth(**backend.columns(n_tasks=2 * len(self._work.job)), overheads=self._overheads)
+        mind = Belief(**ledger.columns(n_tasks=2 * len(self._work.job)))
+        patience = 0 if math.isinf(cadence.slot_s) else session.patience
+        code, now_s = stretch(
+            truth, mind, self._trace, self._space, self._queue, self._work, rule.key, rule.threshold_gpu_s,
+            rule.preempts, rule.backfill, cadence.slot_s, patience, backend.now_s, float(until_s), ROWS, active,
+            self._out,
+        )  # fmt: skip
+        backend.has_moved(now_s)
+        n_decisions = int(numbers[N_DECISIONS])
+        session.went(
+            copied(self._out[: numbers[N_ROWS]]), n_decisions=n_decisions, n_quiet=int(numbers[QUIET]),
+            took_s=time.perf_counter() - began, stands=code == STANDS,
+        )  # fmt: skip
+        return bool(code != UNSURE and (n_decisions or code != FULL))
+
+
+def _shared(session: Session, active: Ints) -> bool:
+    """Tell whether a job shares its GPUs, or was given other amounts than it declared."""
+    held = session.ledger.book.held[active]
+    return bool((held["partner"] >= 0).any() or held["n_given"].any())
+
+
+def _trace(session: Session) -> Trace | None:
+    """Return what never changes in a run, or None where its jobs are not plain."""
+    jobs, cluster = session.backend.jobs, session.backend.cluster
+    asked = getattr(getattr(session.backend, "speed", None), "asked_speeds", None)
+    if asked is None or not len(jobs) or jobs.n_ps.any() or not (jobs.worker_demand[:, GPUS] > 0).all():
+        return None
+    speed, duration_s = np.ascontiguousarray(asked()), np.ascontiguousarray(jobs.duration_s, np.float64)
+    if not (np.isfinite(speed).all() and (speed > 0).all() and np.isfinite(duration_s).all()):
+        return None
+    demand = np.ascontiguousarray(jobs.worker_demand, np.float64)
+    runs_on = np.ascontiguousarray(session.runs_on)
+    kind, first = _kinds(np.ascontiguousarray(jobs.n_workers, np.int64), demand, runs_on, MOST_KINDS)
+    if len(first) > MOST_KINDS:
+        return None
+    of, arrays = jobs.declared, arrays_of(cluster)
+    n_workers, worker, on = jobs.n_workers[first].astype(np.int64), demand[first], runs_on[first]
+    several = len(cluster.device_types) > 1
+    mixes = [several and not fits_one_type(arrays, on[k], worker[k], n_workers[k]) for k in range(len(first))]
+    budget = arrays.capacity[session.ledger.up[cluster.group_machine]].sum(axis=0)
+    return Trace(
+        arrival_s=np.ascontiguousarray(jobs.arrival_s, np.float64).copy(),
+        duration_s=duration_s.copy(),
+        total_steps=np.array(of.total_steps, np.float64),
+        true_steps=np.array(jobs.true_steps, np.float64),
+        speed=speed,
+        kind=kind,
+        n_workers=n_workers,
+        worker=worker,
+        gang=np.array(of.gang_demand[first], np.float64),
+        runs_on=on,
+        mixes=np.array(mixes, np.bool_),
+        group_type=cluster.group_type.astype(np.int32),
+        budget=budget,
+        whole=_whole(worker) and _whole(arrays.capacity),
+    )
+
+
+def _whole(amounts: Floats) -> bool:
+    return bool((amounts == np.floor(amounts)).all() and amounts.max(initial=0.0) < 2**40)
+
+
+def _most_tasks(trace: Trace, session: Session) -> int:
+    """Return how many tasks the cluster holds at most: each has some part of a GPU."""
+    offered = session.backend.cluster.capacity[:, GPUS] / trace.worker[:, GPUS].min()
+    return int(min(offered.sum() + len(offered), MOST_TASKS))
+
+
+def _work(n_jobs: int, *, n_tasks: int, n_resources: int) -> Work:
+    return Work(
+        numbers=np.zeros(9, np.int64),
+        asked=np.zeros(n_resources),
+        ends_s=np.empty(n_jobs + 1),
+        ends=np.empty(n_jobs + 1, np.int32),
+        ordered=np.empty(n_jobs, np.int32),
+        in_order=np.zeros(n_jobs, np.bool_),
+        run_key=np.empty(n_jobs),
+        set_jobs=np.empty(n_jobs, np.int32),
+        job=np.empty(n_tasks, np.int32),
+        role=np.empty(n_tasks, np.int8),
+        group=np.empty(n_tasks, np.int32),
+        count=np.empty(n_tasks, np.int32),
+        start=np.empty(n_jobs, np.int32),
+        stop=np.empty(n_jobs, np.int32),
+        changed=np.empty(n_jobs, np.int32),
+        speeds=np.empty(n_jobs),
+        left=np.empty(n_resources),
+        nothing=np.empty(0, np.float32),
+    )
+
+
+@njit(cache=True)
+def _kinds(n_workers: Ints, demand: Floats, runs_on: Bools, most: int) -> tuple[Ints, Ints]:
+    """Return the kind of each job (N,), and the first job of each kind; with more than `most` kinds it gives up."""
+    kind, first, n = np.zeros(len(n_workers), np.int32), np.empty(most + 1, np.int32), 0
+    k = 0
+    for j in range(len(n_workers)):
+        for turn in range(n + 1):  # most often it is like the one before
+            k = (kind[j - 1] + turn) % n if turn < n else n
+            if k == n:
+                break
+            o = first[k]
+            if n_workers[o] == n_workers[j] and _alike(demand[o], demand[j]) and np.all(runs_on[o] == runs_on[j]):
+                break
+        if k == n:
+            first[n] = j
+            n += 1
+            if n > most:
+                break
+        kind[j] = k
+    return kind, first[:n]
+
+
+@njit(cache=True)
+def _alike(one: Floats, other: Floats) -> bool:
+    alike = True
+    for r in range(len(one)):
+        alike = alike and one[r] == other[r]
+    return alike

@@ -1,0 +1,230 @@
+"""Slurm's accounting: what `sacct --parsable2` or `sacct --json` prints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from labkit.core.bounds import MAX_TASKS
+from labkit.core.jobs import Jobs
+from labkit.core.resources import Bools, Floats
+from labkit.workloads.readers.base import Table, from_zero, names_of, per_gpu
+from labkit.workloads.readers.sacct_files import sacct_table
+from labkit.workloads.readers.tally import Read, Tally
+from labkit.workloads.readers.times import moments_s, spans_s, without_offset
+from labkit.workloads.readers.tres import gpus_of, read_tres
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+REQUEUED: Final = frozenset({"REQUEUED", "PREEMPTED", "NODE_FAIL", "BOOT_FAIL"})
+"""States after which another row of the same id is the same job, which ran again."""
+
+UNDER_WAY: Final = frozenset({"RUNNING", "SUSPENDED", "COMPLETING", "RESIZING", "STOPPED", "SIGNALING", "STAGE_OUT"})
+"""States of a job that had not ended when the file was written."""
+
+REMEDY: Final = "sacct's AllocTRES tells GPUs where slurm.conf has AccountingStorageTRES=gres/gpu"
+
+ENDED_BADLY: Final = {"FAILED": "failed", "TIMEOUT": "timed out", "CANCELLED": "were cancelled",
+                      "OUT_OF_MEMORY": "ran out of memory"}  # fmt: skip
+
+
+def read_sacct(path: str | Path, *, cpu_jobs: bool = False) -> Jobs:
+    """Return the GPU jobs of a Slurm export that ran; `cpu_jobs` adds those without GPUs.
+
+    A job is a rigid gang of one worker per GPU, its cores and memory shared among them; its steps are its seconds; its
+    name is its model, who submitted it its user. What was guessed, merged or left out stands in `Jobs.notes`.
+
+    Raises
+    ------
+    TraceError
+        Every fault, with line and column.
+    """
+    return sacct(path, cpu_jobs=cpu_jobs).jobs
+
+
+def sacct(path: str | Path, *, cpu_jobs: bool = False) -> Read:
+    """Return the jobs of a Slurm export, and what became of its rows."""
+    table = sacct_table(Path(path))
+    tally = Tally(len(table), noun="rows")
+    steps = table.frame["JobID"].astype("str").str.contains(".", regex=False).to_numpy(np.bool_)
+    tally.leave_out(steps, "of steps (.batch, .extern, srun)")
+    rows = _columns(table, ~steps)
+    table.check()
+    rows = _ran(rows, tally)
+    tally.refuse_none(path, REMEDY)
+    rows = _heterogeneous(_requeued(rows, tally), tally)
+    if not cpu_jobs:
+        idle = (rows["gpus"] == 0).to_numpy()
+        tally.leave_out(idle, "without GPUs")
+        rows = rows[~idle]
+    tally.refuse_none(path, REMEDY)
+    _remark(rows, tally, table)
+    return Read(_jobs(rows, name=Path(path).name, notes=tally.notes()), tally)
+
+
+def _columns(table: Table, which: Bools) -> pd.DataFrame:
+    """Return what is known of the rows that are no steps, with faults of all that is looked at noted."""
+    import pandas as pd
+
+    frame, given = table.frame, set(table.frame.columns)
+    ids = table.texts("JobID")
+    rows = pd.DataFrame({"id": ids, "row": np.arange(len(table))})
+    for name, column in (("submit_s", "Submit"), ("start_s", "Start"), ("end_s", "End")):
+        rows[name] = moments_s(table, column) if column in given else np.nan
+    spans = next((column for column in ("ElapsedRaw", "Elapsed") if column in given), None)
+    rows["elapsed_s"] = spans_s(table, spans) if spans else np.nan
+    states = frame["State"].astype("str").str.upper().str.extract(r"^\s*([A-Z_]+)")[0].fillna("UNKNOWN")
+    rows["state"] = states.to_numpy(dtype=object) if "State" in given else "COMPLETED"
+    for name, column in (("alloc", "AllocTRES"), ("req", "ReqTRES")):
+        rows[name] = names_of(frame[column]) if column in given else ""
+    rows["cpus"] = _first_number(table, ("AllocCPUS", "NCPUS", "ReqCPUS"))
+    rows["restarts"] = _first_number(table, ("Restarts",))
+    rows["priority"] = np.nan_to_num(_first_number(table, ("Priority",)))
+    rows["user"] = _first_name(frame, ("User", "Account", "UID", "Partition"), otherwise="user")
+    rows["model"] = _first_name(frame, ("JobName",), otherwise="job")
+    return _with_resources(rows[which], table)
+
+
+def _with_resources(rows: pd.DataFrame, table: Table) -> pd.DataFrame:
+    """Add gpus, kind (of GPU, allocated), asked (kind of GPU, requested), cpus and memory_gb."""
+    rows = rows.copy()
+    got = {text: read_tres(text) for text in set(rows["alloc"]) | set(rows["req"])}
+    wrong = [row for row, text in zip(rows["row"], rows["alloc"], strict=True) if got[text] is None]
+    wrong_too = [row for row, text in zip(rows["row"], rows["req"], strict=True) if got[text] is None]
+    for column, where in (("AllocTRES", wrong), ("ReqTRES", wrong_too)):
+        if where:
+            bad = np.zeros(len(table), np.bool_)
+            bad[where] = True
+            table.fault(bad, column, expected="resources like cpu=8,mem=64G,node=1,gres/gpu:a100=4")
+    known = {text: tres or {} for text, tres in got.items()}
+    gpus = {text: gpus_of(tres) for text, tres in known.items()}
+    used = np.where((rows["alloc"] != "").to_numpy(), rows["alloc"], rows["req"])
+    rows["n_gpus"] = [gpus[text][0] for text in used]
+    rows["gpus"] = np.minimum(rows["n_gpus"].to_numpy(np.float64), MAX_TASKS).astype(np.int64)
+    rows["kind"] = [gpus[text][1] for text in rows["alloc"]]
+    rows["asked"] = [gpus[text][1] for text in rows["req"]]
+    rows["requested"] = (rows["alloc"] == "").to_numpy() & (rows["gpus"] > 0).to_numpy()
+    cpus = np.array([known[text].get("cpu", np.nan) for text in used])
+    rows["cpus"] = np.where(np.isnan(cpus), rows["cpus"], cpus)
+    rows["memory_gb"] = [known[text].get("mem", 0.0) for text in used]
+    return rows
+
+
+def _ran(rows: pd.DataFrame, tally: Tally) -> pd.DataFrame:
+    """Return the rows that ran for at least a second, with `duration_s` and what it rests on."""
+    rows = rows.copy()
+    between = (rows["end_s"] - rows["start_s"]).to_numpy(np.float64)
+    elapsed = rows["elapsed_s"].to_numpy(np.float64)
+    rows["duration_s"] = np.where(np.isnan(elapsed), between, elapsed)
+    waiting = (rows["state"] == "PENDING").to_numpy() | (rows["start_s"].isna().to_numpy() & ~(elapsed > 0))
+    tally.leave_out(waiting, "never started (pending, or cancelled before)")
+    open_ended = np.isnan(rows["duration_s"].to_numpy()) & ~waiting
+    tally.leave_out(open_ended, "without a known end (End is Unknown, and there is no Elapsed)")
+    short = ~waiting & ~open_ended & ~(rows["duration_s"] > 0).to_numpy()
+    tally.leave_out(short, "of 0 seconds")
+    no_submit = rows["submit_s"].isna().to_numpy() & ~waiting & ~open_ended & ~short
+    rows["guessed_arrival"] = no_submit & ~rows["start_s"].isna().to_numpy()
+    rows["submit_s"] = rows["submit_s"].fillna(rows["start_s"])
+    lost = no_submit & rows["submit_s"].isna().to_numpy()
+    tally.leave_out(lost, "without a time of submission")
+    ran: pd.DataFrame = rows[~(waiting | open_ended | short | lost)]
+    return ran
+
+
+def _requeued(rows: pd.DataFrame, tally: Tally) -> pd.DataFrame:
+    """Merge the attempts of a requeued job (`sacct --duplicates`) into its last one, with its first arrival."""
+    rows = rows.sort_values(["id", "submit_s", "row"], kind="stable")
+    again = rows["id"].duplicated().to_numpy()
+    before = rows["state"].shift(1).isin(list(REQUEUED)).to_numpy()
+    begins = ~(again & before)
+    run = np.cumsum(begins)  # rows of one number are attempts of one job
+    rows = rows.assign(submit_s=rows["submit_s"].groupby(run).transform("min"))
+    last = np.r_[run[1:] != run[:-1], True] if len(run) else np.empty(0, np.bool_)
+    tally.merge(~last, "of earlier attempts of requeued jobs (only the time of the last attempt counts)")
+    rows = rows[last].copy()
+    nth = rows.groupby("id").cumcount().to_numpy()
+    tally.remark(nth > 0, "number of an earlier job, as after a reset of Slurm's numbers; '#2' was added")
+    rows["id"] = [f"{name}#{i + 1}" if i else name for name, i in zip(rows["id"], nth, strict=True)]
+    return rows.sort_values("row")
+
+
+def _heterogeneous(rows: pd.DataFrame, tally: Tally) -> pd.DataFrame:
+    """Merge the components of heterogeneous jobs (12+0, 12+1, ...) into one gang each."""
+    parts = rows["id"].str.fullmatch(r"\d+\+\d+(#\d+)?").to_numpy(np.bool_)
+    if not parts.any():
+        return rows
+    whole = rows["id"].where(~parts, rows["id"].str.replace(r"\+\d+", "", regex=True))
+    largest = rows["duration_s"].groupby(whole).transform("max")
+    for column in ("gpus", "n_gpus", "cpus", "memory_gb"):
+        rows = rows.assign(**{column: rows[column].groupby(whole).transform("sum")})
+    rows = rows.assign(id=whole, duration_s=largest, submit_s=rows["submit_s"].groupby(whole).transform("min"))
+    repeated = rows["id"].duplicated().to_numpy()
+    tally.merge(repeated, "of heterogeneous jobs")
+    return rows[~repeated]
+
+
+def _remark(rows: pd.DataFrame, tally: Tally, table: Table) -> None:
+    """Note what was guessed of the jobs that are left."""
+    state = rows["state"]
+    under_way = state.isin(list(UNDER_WAY)) | (
+        rows["end_s"].isna() & rows["elapsed_s"].notna() & ("End" in table.frame)
+    )
+    tally.remark(
+        under_way,
+        "not ended when the file was written, so that their durations are too short (the time that they had run)",
+    )
+    badly = [f"{int((state == name).sum()):,} {said}" for name, said in ENDED_BADLY.items() if (state == name).any()]
+    if badly:
+        tally.remark(state.isin(list(ENDED_BADLY)), f"not completed, and count as they ran ({', '.join(badly)})")
+    tally.remark(rows["guessed_arrival"], "no time of submission, so that they arrive when they started")
+    tally.remark(rows["requested"], "no AllocTRES, so that they have the GPUs that they requested")
+    tally.remark(rows["n_gpus"] > MAX_TASKS, f"cut to {MAX_TASKS:,} GPUs")
+    if "Restarts" in table.frame and not table.frame["JobID"].duplicated().any():
+        tally.remark(
+            rows["restarts"] > 0,
+            "requeued, which resets Submit, so that they arrive too late (sacct --duplicates tells the first time)",
+        )
+    if (column := table.frame.get("Submit")) is not None and without_offset(column).any():
+        tally.remark(
+            len(rows),
+            "times in the time zone of the host of sacct, which the file does not tell, so that gaps are wrong at a "
+            "change of clocks (TZ=UTC sacct ... has none)",
+        )
+
+
+def _jobs(rows: pd.DataFrame, *, name: str, notes: list[str]) -> Jobs:
+    gpus = rows["gpus"].to_numpy(np.int32)
+    workers, demand = per_gpu(
+        gpus, cpus=rows["cpus"].to_numpy(np.float64), memory_gb=rows["memory_gb"].to_numpy(np.float64)
+    )
+    duration_s = rows["duration_s"].to_numpy(np.float64)
+    return Jobs.of(
+        name=name,
+        id=rows["id"].tolist(),
+        model=rows["model"].tolist(),
+        user=rows["user"].tolist(),
+        arrival_s=from_zero(rows["submit_s"].to_numpy(np.float64)),
+        total_steps=duration_s,
+        duration_s=duration_s,
+        n_workers=workers,
+        worker_demand=demand,
+        device_type=rows["asked"].tolist(),
+        measured_on=rows["kind"].tolist(),
+        priority=rows["priority"].to_numpy(np.float64),
+        notes=notes,
+    )
+
+
+def _first_number(table: Table, columns: tuple[str, ...]) -> Floats:
+    column = next((name for name in columns if name in table.frame.columns), None)
+    return np.full(len(table), np.nan) if column is None else table.numbers(column, low=0, blank_ok=True)
+
+
+def _first_name(frame: pd.DataFrame, columns: tuple[str, ...], *, otherwise: str) -> NDArray[Any]:
+    column = next((name for name in columns if name in frame.columns), None)
+    names = [otherwise] * len(frame) if column is None else names_of(frame[column], blank=otherwise)
+    return np.array(names, dtype=object)

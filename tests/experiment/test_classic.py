@@ -1,0 +1,143 @@
+"""Stretches in compiled code tell the same story as the readable path, event by event."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from labkit.core import Cluster, Jobs, StalledError
+from labkit.core.events import EVENT, EventLog, Events, events
+from labkit.core.protocols import Scheduler
+from labkit.experiment import Session, at_events
+from labkit.schedulers import make
+from labkit.schedulers.fifo import Fifo
+from labkit.schedulers.rule import rule_of
+from labkit.simulator import Overheads, Simulator
+from labkit.speed.recorded import Recorded
+from labkit.topology import no_network
+from labkit.topology.servers import Server
+
+SCHEDULERS = ("fifo", "fifo(backfill=True)", "sjf", "sjf(backfill=True)", "srtf", "las", "las(threshold_gpu_s=40)")
+
+
+def random_cluster(rng: np.random.Generator, *, whole: bool) -> Cluster:
+    """Return a few machines of one to three types, with one or two sockets."""
+    kinds = []
+    for t in range(rng.integers(1, 4)):
+        gpus = float(rng.integers(1, 5))
+        cores = 2 * gpus + float(rng.integers(0, 5))
+        sockets = ((gpus, cores if whole else 1.1 * cores, 64.0),) * int(rng.integers(1, 3))
+        kinds.append((int(rng.integers(1, 4)), Server(f"server{t}", sockets, device_type=("v100", "p100", "k80")[t])))
+    return no_network(sum(n for n, _ in kinds), servers=kinds)
+
+
+def random_jobs(rng: np.random.Generator, cluster: Cluster, *, whole: bool) -> Jobs:
+    """Return jobs of a few kinds in bursts, with ties in arrivals and durations, some of which outlive their steps."""
+    n = int(rng.integers(1, 40))
+    demands = np.array([[1.0, 1, 0], [1, 2, 8], [1, 0, 0]])
+    if not whole:
+        demands = np.array([[0.3, 0.7, 1.1], [0.5, 1, 0.1], [1, 0.2, 3.3]])
+    duration_s = rng.choice([5.0, 10.0, 10.0 / 3, 60.0, 700.0], n)
+    steps = rng.choice([10.0, 7.0, 100.0], n)
+    n_workers = rng.choice([1, 1, 2, 3, 4], n)
+    return Jobs.of(
+        arrival_s=np.sort(rng.choice([0.0, 1, 2.5, 30, 31, 600, 5000], n)), total_steps=steps,
+        true_steps=steps * rng.choice([1.0, 1.0, 0.5, 1.7], n), duration_s=duration_s,
+        n_workers=np.minimum(n_workers, int(cluster.n_gpus)), worker_demand=demands[rng.integers(0, 3, n)],
+    )  # fmt: skip
+
+
+def session(jobs: Jobs, cluster: Cluster, scheduler: Scheduler, *, compiled: bool | None, **options: object) -> Session:
+    simulator = Simulator(jobs, cluster, speed=Recorded(jobs, cluster))
+    cadence = at_events(quantum_s=getattr(scheduler, "quantum_s", np.inf))
+    return Session(simulator, cadence=cadence, compiled=compiled, **options)  # type: ignore[arg-type]
+
+
+def test_every_classic_scheduler_has_a_rule_where_it_places_by_first_fit() -> None:
+    assert all(rule_of(make(name), no_network(2)) is not None for name in SCHEDULERS)
+    assert rule_of(make("fifo(published=True)"), no_network(2)) is None
+    assert rule_of(make("tetris"), no_network(2)) is None
+
+
+def test_a_scheduler_that_decides_otherwise_than_its_parent_has_no_rule() -> None:
+    class Lazy(Fifo):
+        def schedule(self, snapshot):  # type: ignore[no-untyped-def]
+            return super().schedule(snapshot)
+
+    assert rule_of(Lazy(), no_network(2)) is None
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+@pytest.mark.parametrize("whole", [True, False])
+@given(seed=st.integers(0, 2**32 - 1))
+def test_a_compiled_run_has_the_events_of_the_readable_one(name: str, whole: bool, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    cluster = random_cluster(rng, whole=whole)
+    jobs = random_jobs(rng, cluster, whole=whole)
+    runs = [session(jobs, cluster, make(name), compiled=compiled) for compiled in (False, True)]
+    told = [run.run(make(name)).tobytes() for run in runs]
+    assert told[0] == told[1]
+    assert runs[0].n_decisions == runs[1].n_decisions == len(runs[1].decide_s)
+    assert runs[0].ledger.belief.tobytes() == runs[1].ledger.belief.tobytes()
+    assert (runs[0].ledger.book.free == runs[1].ledger.book.free).all()
+
+
+@given(seed=st.integers(0, 2**32 - 1))
+def test_paths_may_take_turns_within_a_run(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    cluster = random_cluster(rng, whole=True)
+    jobs = random_jobs(rng, cluster, whole=True)
+    names = rng.choice(SCHEDULERS, 6)
+    told = []
+    for compiled in (False, True):
+        run = session(jobs, cluster, make("las"), compiled=compiled)
+        for turn, name in enumerate(names):
+            run.run(make(name), until_s=[2.0, 4, 30, 100, 700, np.inf][turn])
+            run.compiled = not run.compiled if compiled else False
+        told.append(run.log.rows.tobytes())
+    assert told[0] == told[1]
+
+
+def test_a_compiled_run_stalls_as_the_readable_one_does() -> None:
+    cluster = no_network(1)
+    jobs = Jobs.of(arrival_s=[0, 0], total_steps=[60, 60], duration_s=60, n_workers=4)
+    told = []
+    for compiled in (False, True):
+        run = session(jobs, cluster, make("fifo"), compiled=compiled, on_stall="stop")
+        run.ledger.book.free[:] = 0.0  # what is believed to be free never suffices
+        told.append((run.run(make("fifo")).tobytes(), run.stalled, run.done))
+    assert told[0] == told[1]
+    assert told[0][1].startswith("2 jobs wait for ever")
+    run = session(jobs, cluster, make("fifo"), compiled=True)
+    run.ledger.book.free[:] = 0.0
+    with pytest.raises(StalledError, match="2 jobs wait"):
+        run.run(make("fifo"))
+
+
+def test_observers_hear_of_all_events_in_order() -> None:
+    rng = np.random.default_rng(5)
+    cluster = random_cluster(rng, whole=True)
+    jobs = random_jobs(rng, cluster, whole=True)
+    heard: list[Events] = []
+    run = session(jobs, cluster, make("srtf"), compiled=True, observers=[heard.append])
+    rows = run.run(make("srtf"))
+    assert np.concatenate(heard).tobytes() == rows.tobytes()
+
+
+def test_a_run_with_overheads_is_left_to_the_readable_path() -> None:
+    jobs, cluster = Jobs.of(arrival_s=[0, 1], total_steps=[60, 60], duration_s=60), no_network(1)
+    slow = Simulator(jobs, cluster, speed=Recorded(jobs, cluster), overheads=Overheads(start_s=5))
+    assert slow.plain_overheads() is None
+    assert Session(slow, compiled=True).run(make("fifo"))["time_s"][-1] == 66
+
+
+def test_a_log_joins_large_batches_when_it_is_looked_at() -> None:
+    log, batches = EventLog(), [events(n) for n in (3, 5000, 4096, 2, 9000, 1)]
+    for i, batch in enumerate(batches):
+        batch["job"] = i
+        log.append(batch)
+        assert len(log) == sum(map(len, batches[: i + 1]))
+    assert log.rows.dtype == EVENT
+    assert log.rows.tobytes() == np.concatenate(batches).tobytes()

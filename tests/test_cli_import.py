@@ -1,0 +1,84 @@
+"""From an export of one's own cluster to a comparison, in a clean folder."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+
+from .workloads.exports import SACCT, TABLE
+
+CLUSTER = """
+[[hosts]]
+name = "a"
+gpus = 8
+cpus = 128
+memory_gb = 1024
+device_type = "a100"
+
+[[hosts]]
+name = "v"
+count = 2
+gpus = 4
+cpus = 64
+memory_gb = 512
+device_type = "v100"
+"""
+
+
+def labkit(*words: str, cwd, **options) -> subprocess.CompletedProcess[str]:
+    options = {"capture_output": True, "stdin": subprocess.DEVNULL, **options}
+    return subprocess.run([sys.executable, "-m", "labkit.cli", *words], cwd=cwd, text=True, **options)
+
+
+def test_a_slurm_export_is_compared_as_it_is(tmp_path):
+    (tmp_path / "export.txt").write_text(SACCT)
+    (tmp_path / "my.toml").write_text(CLUSTER)
+    words = ("compare", "export.txt", "--cluster", "my.toml", "--schedulers", "srtf,fifo")
+    done = labkit(*words, "--speed", "flops", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "5 jobs of export.txt on my: 3 machines, 16 GPUs (8 a100, 8 v100)" in done.stdout
+    assert "speeds: a guess: as published peak TFLOPS (a100 312, v100 125)" in done.stdout
+    assert done.stdout.count("note: left out of 12 rows: 2 of steps") == 1
+
+
+def test_import_proposes_keeps_nothing_unasked_and_then_compare_just_works(tmp_path):
+    (tmp_path / "jobs.csv").write_text(TABLE)
+    refused = labkit("compare", "jobs.csv", "--cluster", "demo", "--schedulers", "fifo", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "labkit traces import jobs.csv" in refused.stderr
+    shown = labkit("traces", "import", "jobs.csv", cwd=tmp_path)
+    assert shown.returncode == 1
+    assert "run_time_min  min   sure      60 | 30 | 5" in shown.stdout
+    assert "not used: exit_code" in shown.stdout
+    assert "3 jobs of 5 rows" in shown.stdout
+    assert not (tmp_path / "jobs.csv.labkit.toml").exists()
+    kept = labkit("traces", "import", "jobs.csv", "--yes", "--map", "arrival=startTime", cwd=tmp_path)
+    assert kept.returncode == 0, kept.stderr
+    assert 'arrival = "startTime"' in (tmp_path / "jobs.csv.labkit.toml").read_text()
+    done = labkit("compare", "jobs.csv", "--cluster", "demo", "--schedulers", "fifo", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "3 jobs of jobs.csv" in done.stdout
+
+
+def test_in_a_terminal_import_asks(tmp_path):
+    (tmp_path / "jobs.csv").write_text(TABLE)
+    ours, theirs = pty.openpty()
+    os.write(ours, b"y\n")
+    done = labkit("traces", "import", "jobs.csv", cwd=tmp_path, stdin=theirs)
+    os.close(ours)
+    os.close(theirs)
+    assert done.returncode == 0, done.stderr
+    assert "Read it so from now on?" in done.stdout
+    assert (tmp_path / "jobs.csv.labkit.toml").exists()
+
+
+def test_what_needs_no_import_is_said(tmp_path):
+    (tmp_path / "export.txt").write_text(SACCT)
+    done = labkit("traces", "import", "export.txt", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "of format sacct, which needs no import" in done.stdout
+    refused = labkit("traces", "import", "export.txt", "--map", "arrival=Submit", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "leave --map out" in refused.stderr

@@ -1,0 +1,321 @@
+"""Exports of one's own cluster: each row is a job or is accounted for, and what was guessed is told."""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from labkit.core.errors import InputError, TraceError
+from labkit.core.resources import CPUS, GPUS, MEMORY_GB
+from labkit.workloads import info, read
+from labkit.workloads.readers import read_sacct, sniff
+from labkit.workloads.readers.kubernetes import kubernetes
+from labkit.workloads.readers.mapped import mapped, proposed, table
+from labkit.workloads.readers.mapping import FIELDS, ColumnMap, Source, keep, named, sidecar
+from labkit.workloads.readers.sacct import sacct
+from labkit.workloads.readers.tres import gpus_of, read_tres
+
+from .exports import PODS, SACCT, SACCT_HEADER, SACCT_JSON, SACCT_ROWS, TABLE, pod
+
+
+def put(tmp_path, name, content):
+    path = Path(tmp_path) / name
+    path.write_text(content if isinstance(content, str) else json.dumps(content), "utf-8")
+    return path
+
+
+def by_id(jobs):
+    return {name: jobs[i] for i, name in enumerate(jobs.id.tolist())}
+
+
+def conserved(read):
+    """Tell whether jobs, rows that are part of them, and rows that were left out are all rows."""
+    tally = read.tally
+    gone = sum(tally.left_out.values()) + sum(tally.merged.values())
+    return len(read.jobs) == tally.n_jobs == tally.n_rows - gone
+
+
+def attempt(reading):
+    """Return what is read and no refusal, or nothing and the refusal."""
+    try:
+        return reading(), ""
+    except InputError as error:
+        return None, str(error)
+
+
+# Slurm
+
+
+def test_a_slurm_export_gives_its_gpu_jobs_with_what_they_were_allocated(tmp_path):
+    path = put(tmp_path, "export.txt", SACCT)
+    assert sniff(path) == "sacct"
+    jobs = read(path)
+    found = by_id(jobs)
+    assert list(found) == ["100", "101_1", "101_2", "104", "105"]
+    assert [found[name].n_workers for name in found] == [4, 1, 1, 2, 3]
+    assert jobs.duration_s.tolist() == [3600, 7200, 26 * 3600, 7200, 3600]
+    assert jobs.arrival_s.tolist() == [0, 300, 300, 600, 41 * 60]
+    assert jobs.measured_on.tolist() == ["a100", "v100", "v100", "", ""]
+    assert jobs.device_type.tolist() == ["", "v100", "", "", ""]  # only what was requested is a demand
+    assert jobs.gang_demand[0].tolist() == [4, 32, 256]
+    assert jobs.worker_demand[1, MEMORY_GB] == pytest.approx(64000 / 1024)
+    assert jobs.priority.tolist() == [100, 50, 50, 50, 50]
+    assert found["100"].user == "ann"
+    assert found["100"].model == "bert"
+
+
+def test_each_row_of_a_slurm_export_is_told_with_its_reason(tmp_path):
+    read_ = sacct(put(tmp_path, "export.txt", SACCT))
+    assert conserved(read_)
+    assert list(read_.tally.left_out.values()) == [2, 2, 1]  # steps, never started, without GPUs
+    assert list(read_.tally.merged.values()) == [1, 1]  # an earlier attempt, a component
+    told = "\n".join(read_.jobs.notes)
+    assert "not ended when the file was written" in told
+    assert "1 failed" in told
+    assert "time zone" in told
+    assert "note      left out of 12 rows" in info(put(tmp_path, "export.txt", SACCT))
+    assert len(read_sacct(put(tmp_path, "export.txt", SACCT), cpu_jobs=True)) == 6
+
+
+def test_a_requeued_job_arrives_when_it_first_did_and_a_number_used_anew_is_another_job(tmp_path):
+    rows = [row for row in SACCT_ROWS if row.startswith("104")]
+    anew = rows[0].replace("REQUEUED", "COMPLETED")
+    assert sacct(put(tmp_path, "a", "\n".join([SACCT_HEADER, *rows]))).jobs.id.tolist() == ["104"]
+    jobs = sacct(put(tmp_path, "b", "\n".join([SACCT_HEADER, anew, rows[1]]))).jobs
+    assert jobs.id.tolist() == ["104", "104#2"]
+    assert any("number of an earlier job" in note for note in jobs.notes)
+
+
+def test_sacct_json_of_either_age_says_the_same_as_its_text(tmp_path):
+    path = put(tmp_path, "x.json", SACCT_JSON)
+    assert sniff(path) == "sacct"
+    jobs = read(path)
+    assert jobs.id.tolist() == ["100", "101_7"]
+    assert jobs.gang_demand[0].tolist() == [4, 32, 256]
+    assert jobs.duration_s.tolist() == [3600, 7200]
+    assert jobs.arrival_s.tolist() == [0, 300]
+    assert jobs.measured_on.tolist() == ["a100", ""]
+    assert not any("time zone" in note for note in jobs.notes)  # seconds since 1970 have none
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda text: text.replace("|AllocTRES|ReqTRES", "|Alloc|Req"), "column AllocTRES is missing"),
+        (lambda text: text.replace("02:00:00|FAILED", "2 hours|FAILED"), "5: Elapsed is '2 hours'; expected a span"),
+        (lambda text: text.replace("gres/gpu:v100=1,gres/gpu=1,mem=64G", "gpus: 1"), "6: AllocTRES is 'cpu=8,gpus: 1'"),
+        (lambda text: text.replace("2024-03-01T08:05:00", "Ystday 08:05"), "5: Submit is 'Ystday 08:05'; expected"),
+        (lambda text: text.replace("|sweep|", "|sw|eep|"), "line 5: 13 cells; expected 12"),
+        (lambda _: "JobID           State\n------- -------\n12 COMPLETED\n", "aligned with spaces.*sacct -a -X -P"),
+        (lambda _: SACCT_HEADER + "\n" + SACCT_ROWS[6], "none of 1 rows is a job with GPUs that ran.*1 without GPUs"),
+    ],
+)  # fmt: skip
+def test_a_faulty_slurm_export_names_line_column_and_remedy(tmp_path, change, told):
+    with pytest.raises(TraceError, match=told):
+        read(put(tmp_path, "export.txt", change(SACCT)))
+
+
+def test_times_with_an_offset_are_moments(tmp_path):
+    text = SACCT.replace("2024-03-01T08:00:00", "2024-03-01T09:00:00+01:00")
+    assert read(put(tmp_path, "export.txt", text)).arrival_s.tolist()[:2] == [0, 300]
+
+
+def test_resources_are_read_with_their_units():
+    assert read_tres("mem=1T,cpu=2") == {"mem": 1024.0, "cpu": 2.0}
+    assert read_tres("cpu=two") is None
+    assert gpus_of({"gres/gpu:a100": 2, "gres/gpu:v100": 1}) == (3, "a100")
+
+
+# Kubernetes
+
+
+def test_pods_of_a_job_are_one_gang_as_wide_as_ran_at_once(tmp_path):
+    path = put(tmp_path, "pods.json", {"apiVersion": "v1", "items": PODS, "kind": "List"})
+    assert sniff(path) == "kubernetes"
+    read_ = kubernetes(path)
+    jobs, found = read_.jobs, by_id(read_.jobs)
+    assert sorted(found) == ["lab/alone", "lab/bert", "lab/mpi", "lab/retry", "lab/tf"]
+    assert {name.removeprefix("lab/"): job.n_workers for name, job in found.items()} == {
+        "bert": 16, "tf": 1, "retry": 1, "mpi": 2, "alone": 1,
+    }  # fmt: skip
+    assert found["lab/bert"].duration_s == 3600
+    assert found["lab/retry"].duration_s == 30 * 60  # both attempts, one after the other
+    assert found["lab/alone"].duration_s == 40 * 60  # until the last moment in the file, 09:10
+    assert found["lab/tf"].n_ps == 1
+    assert found["lab/bert"].user == "team-a"
+    assert found["lab/mpi"].user == "lab"
+    bert, tf = jobs.id.tolist().index("lab/bert"), jobs.id.tolist().index("lab/tf")
+    assert jobs.device_type[bert] == "NVIDIA-A100"
+    assert jobs.priority[tf] == 7
+    assert jobs.gang_demand[bert].tolist() == [16, 8, 32]
+    assert conserved(read_)
+
+
+def test_slices_of_gpus_are_parts_of_them(tmp_path):
+    mig = pod("m", ran=("08:00:00", "09:00:00"))
+    mig["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/mig-3g.20gb"] = "1"
+    jobs = kubernetes(put(tmp_path, "p.json", {"apiVersion": "v1", "items": [mig]})).jobs
+    assert jobs.worker_demand[0, GPUS] == pytest.approx(3 / 7)
+    assert any("slices of GPUs" in note for note in jobs.notes)
+
+
+def test_faulty_pods_are_named(tmp_path):
+    bad = pod("bad", gpus=1, ran=("08:00:00", "09:00:00"))
+    bad["metadata"]["creationTimestamp"] = "yesterday"
+    with pytest.raises(TraceError, match=r"pod 2 \(bad\): metadata.creationTimestamp is 'yesterday'; expected a time"):
+        kubernetes(put(tmp_path, "p.json", {"apiVersion": "v1", "items": [PODS[0], bad]}))
+
+
+# Any table
+
+
+def test_columns_are_proposed_by_name_and_values_and_remembered_beside_the_file(tmp_path):
+    path = put(tmp_path, "jobs.csv", TABLE)
+    with pytest.raises(TraceError, match="labkit traces import"):
+        read(path)
+    frame, separator = table(path)
+    mapping = proposed(frame, separator)
+    assert separator == ";"
+    assert {name: source.column for name, source in mapping.sources.items()} == {
+        "arrival": "submit_time", "start": "startTime", "duration": "run_time_min", "gpus": "gpu_num", "user": "owner",
+        "id": "job_id", "measured_on": "gpu_type", "memory": "mem_mb",
+    }  # fmt: skip
+    assert mapping.sources["duration"].unit == "min"
+    assert mapping.sources["memory"].unit == "mb"
+    keep(mapping, path)
+    assert sniff(path) == "mapped"
+    jobs = read(path)
+    assert jobs.id.tolist() == ["a", "b", "d"]
+    assert jobs.duration_s.tolist() == [3600, 1800, 300]
+    assert jobs.arrival_s.tolist() == [0, 60, 1800]
+    assert jobs.n_workers.tolist() == [4, 1, 2]
+    assert jobs.gang_demand[0, MEMORY_GB] == pytest.approx(16)
+    assert np.isfinite(jobs.worker_demand[:, CPUS]).all()
+    told = "\n".join(jobs.notes)
+    assert "left out of 5 rows: 1 without a duration (never started, or not ended), 1 without GPUs." in told
+    assert "no time of submission, so that they arrive when they started: 1 of 3 jobs." in told
+
+
+def test_what_a_user_names_stands_and_what_is_misspelt_is_told(tmp_path):
+    frame, separator = table(put(tmp_path, "jobs.csv", TABLE))
+    mapping = proposed(frame, separator, told=named("arrival=startTime,duration=run_time_min:h"))
+    assert mapping.sources["arrival"] == Source("startTime", "s")
+    assert mapping.sources["duration"] == Source("run_time_min", "h")
+    assert "start" not in mapping.sources  # a column means one thing
+    for text, told in (
+        ("arrivel=x", "unknown field of a trace 'arrivel'. Did you mean 'arrival'"),
+        ("arrival", "expected FIELD=COLUMN"),
+        ("duration=run:weeks", "unknown unit of duration 'weeks'"),
+    ):
+        with pytest.raises(InputError, match=re.escape(told)):
+            named(text)
+    with pytest.raises(InputError, match=r"unknown column 'submit'\. Did you mean 'submit_time'"):
+        proposed(frame, separator, told=named("arrival=submit"))
+
+
+def test_a_table_without_arrivals_or_durations_is_refused_with_its_columns(tmp_path):
+    path = put(tmp_path, "jobs.csv", TABLE)
+    with pytest.raises(InputError, match="no column tells how long jobs ran; name it: --map duration=COLUMN"):
+        mapped(path, ColumnMap(";", {"arrival": Source("submit_time")}))
+
+
+@pytest.mark.parametrize(
+    "text", ["[columns", "x = 1", '[columns]\narrivel = "a"', 'separator = ""\n[columns]\nid = "a"']
+)
+def test_a_broken_mapping_beside_a_file_is_told_with_the_remedy(tmp_path, text):
+    path = put(tmp_path, "jobs.csv", TABLE)
+    sidecar(path).write_text(text)
+    with pytest.raises(TraceError, match=r"labkit\.toml.*labkit traces import"):
+        read(path)
+
+
+def test_milliseconds_since_1970_are_seen_by_their_size(tmp_path):
+    path = put(tmp_path, "t.csv", "submitted_at,runtime,gpus\n1709280000000,60,1\n1709280005000,30,2\n")
+    frame, separator = table(path)
+    mapping = proposed(frame, separator)
+    assert mapping.sources["arrival"].unit == "ms"
+    assert mapped(path, mapping).jobs.arrival_s.tolist() == [0, 5]
+
+
+# Whatever the rows, none is lost
+
+STAMPS = st.sampled_from(["2024-03-01T08:00:00", "2024-03-01T09:30:00", "Unknown", "None", ""])
+STATES = st.sampled_from(
+    ["COMPLETED", "RUNNING", "PENDING", "CANCELLED by 7", "REQUEUED", "NODE_FAIL", "TIMEOUT", "odd", ""]
+)
+IDS = st.sampled_from(["1", "2", "2_1", "2_[3-4]", "3+0", "3+1", "1.batch", "1.extern", "2.0", "4"])
+TRES = st.sampled_from(["", "cpu=4", "cpu=4,gres/gpu=2", "gres/gpu:a100=1,mem=4G", "gres/gpu=0"])
+SPANS = st.sampled_from(["00:00:00", "01:00:00", "2-00:00:01", "", "12:30"])
+SLURM = st.lists(st.tuples(IDS, STAMPS, STAMPS, STAMPS, SPANS, STATES, TRES, TRES), min_size=1, max_size=12)
+
+
+@settings(max_examples=150)
+@given(SLURM)
+def test_jobs_and_left_out_rows_of_a_slurm_export_are_all_rows(rows):
+    header = "JobID|Submit|Start|End|Elapsed|State|AllocTRES|ReqTRES"
+    with tempfile.TemporaryDirectory() as folder:
+        path = put(folder, "x", "\n".join([header, *("|".join(row) for row in rows)]))
+        for cpu_jobs in (False, True):
+            read_, refusal = attempt(lambda some=cpu_jobs: sacct(path, cpu_jobs=some))
+            assert "none of" in refusal if read_ is None else conserved(read_)
+            assert read_ is None or read_.tally.n_rows == len(rows)
+
+
+TIMES = st.sampled_from(
+    [None, ("08:00:00", None), ("08:00:00", "08:00:00"), ("08:00:00", "09:00:00"), ("08:30:00", "08:45:00")]
+)
+LABELS = st.sampled_from(
+    [None, {"job-name": "a"}, {"ray.io/cluster": "a"}, {"volcano.sh/job-name": "b", "volcano.sh/task-spec": "ps"}]
+)
+OWNERS = st.sampled_from([None, ("Job", "a"), ("ReplicaSet", "r")])
+PHASES = st.sampled_from(["Succeeded", "Failed", "Running", "Pending", "Unknown"])
+
+
+@settings(max_examples=150)
+@given(st.lists(st.tuples(LABELS, OWNERS, st.integers(0, 3), TIMES, PHASES), min_size=1, max_size=10))
+def test_jobs_and_left_out_pods_are_all_pods(drawn):
+    pods = [
+        pod(f"p{i}", labels=labels, owner=owner, gpus=gpus, ran=ran, phase=phase)
+        for i, (labels, owner, gpus, ran, phase) in enumerate(drawn)
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        path = put(folder, "x", {"apiVersion": "v1", "items": pods})
+        read_, refusal = attempt(lambda: kubernetes(path))
+        assert "none of" in refusal if read_ is None else conserved(read_)
+        assert read_ is None or read_.tally.n_rows == len(pods)
+
+
+CELLS = st.sampled_from(
+    ["", "0", "1", "2.5", "-1", "60", "2024-03-01 08:00:00", "2024-03-01T08:00:00Z", "a100", "01:00:00"]
+)
+
+
+@settings(max_examples=150)
+@given(st.lists(st.tuples(*[CELLS] * 5), min_size=1, max_size=8), st.sampled_from(sorted(FIELDS)))
+def test_jobs_and_left_out_rows_of_a_mapped_table_are_all_rows(rows, fifth):
+    names = ["arrival", "start", "end", "gpus", fifth]
+    with tempfile.TemporaryDirectory() as folder:
+        path = put(folder, "x.csv", "\n".join([",".join(f"c{i}" for i in range(5)), *(",".join(row) for row in rows)]))
+        mapping = ColumnMap(",", {name: Source(f"c{i}") for i, name in enumerate(names)})
+        read_, refusal = attempt(lambda: mapped(path, mapping))
+        assert str(path) in refusal if read_ is None else conserved(read_)
+
+
+@settings(max_examples=150)
+@given(st.text(st.characters(codec="utf-8"), max_size=200))
+def test_any_text_is_proposed_and_read_or_refused(text):
+    with tempfile.TemporaryDirectory() as folder:
+        path = put(folder, "x.csv", text)
+        try:
+            frame, separator = table(path)
+            mapping = proposed(frame, separator)
+            mapped(path, mapping)
+        except InputError:
+            return
