@@ -94,7 +94,7 @@ def _save_figure(records: list[RunRecord], path: Path) -> Path:
 def compare(
     trace: Workload,
     schedulers: Annotated[
-        str, typer.Option(help="Names, with options in brackets: fifo,drf(placer=pack); your own: module:Class.")
+        str, typer.Option(help="Names, with options in brackets: fifo,drf(placer=pack); your own: file.py:Class.")
     ] = DEMO_SCHEDULERS,
     cluster: Cluster = "gavel-36x3",
     throughputs: Annotated[
@@ -102,7 +102,7 @@ def compare(
     ] = None,
     speed: Annotated[
         str,
-        typer.Option(help="auto, bottleneck, dl2, gavel, measured, step-time, recorded, or your own: module:Class."),
+        typer.Option(help="auto, bottleneck, dl2, gavel, measured, step-time, recorded, or your own: file.py:Class."),
     ] = "auto",
     interference: Interference = "none",
     load: Annotated[float, typer.Option(help="2: jobs arrive twice as fast.")] = 1.0,
