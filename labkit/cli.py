@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from labkit import early
+from labkit import cli_new, early
 from labkit.cli_sweep import sweep
 from labkit.cli_train import train_policy
 from labkit.core.errors import ComparisonError, LabkitError
@@ -43,6 +43,7 @@ app.command()(fidelity)
 app.command()(profile)
 app.command()(simulate)
 app.add_typer(bed_app, name="bed")
+app.add_typer(cli_new.app, name="new")
 
 DEMO_SCHEDULERS = "fifo,srtf,las,drf,tetris,optimus"
 Trace = Annotated[Path, typer.Argument(help="A trace in any format that `labkit traces info` reads.", metavar="TRACE")]

@@ -111,7 +111,8 @@ def _read(file: Path, *, name: str, what: str) -> ModuleType:
     if (beside := str(path.parent)) not in sys.path:
         sys.path.append(beside)
     spec = importlib.util.spec_from_file_location(called, path)
-    assert spec is not None and spec.loader is not None  # it ends in .py
+    assert spec is not None  # it ends in .py
+    assert spec.loader is not None
     module = sys.modules[called] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)

@@ -1,0 +1,31 @@
+"""`labkit new`: a part of one's own to begin with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(help="Begin a scheduler of your own: file, test and notebook.", no_args_is_help=True)
+
+
+@app.callback()
+def new() -> None:
+    """Begin a part of your own: its file, its test, and a notebook; each works as it is."""
+
+
+@app.command()
+def scheduler(
+    name: Annotated[str, typer.Argument(help="Of the file, such as smallest_first; the class is SmallestFirst.")],
+    folder: Annotated[Path, typer.Option(help="Where the files go.")] = Path(),
+) -> None:
+    """Write NAME.py, test_NAME.py and NAME.ipynb; what is there is never overwritten."""
+    from labkit.templates import new_scheduler
+
+    code, test, notebook = new_scheduler(name, folder=folder)
+    kind = "".join(part[:1].upper() + part[1:] for part in name.split("_"))
+    print(f"{code}: the scheduler\n{test}: what is claimed of it\n{notebook}: a run, and FIFO beside it on ten seeds\n")
+    print("Try it:")
+    print(f"  labkit compare 'poisson(80, per_hour=12)' --cluster demo --schedulers 'fifo,{code}:{kind}' --seeds 5")
+    print(f"  pytest {test}")
