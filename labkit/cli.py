@@ -42,8 +42,8 @@ app.command()(watch)
 app.command()(fidelity)
 app.command()(profile)
 app.command()(simulate)
-app.add_typer(bed_app, name="bed")
-app.add_typer(cli_new.app, name="new")
+for part, called in ((bed_app, "bed"), (cli_new.app, "new")):
+    app.add_typer(part, name=called)
 
 DEMO_SCHEDULERS = "fifo,srtf,las,drf,tetris,optimus"
 Trace = Annotated[Path, typer.Argument(help="A trace in any format that `labkit traces info` reads.", metavar="TRACE")]
@@ -116,12 +116,35 @@ def compare(
     restart: Annotated[float, typer.Option(help="Seconds that a restart from a checkpoint takes.")] = 0.0,
     rescale: Annotated[float, typer.Option(help="Seconds that a change of a running gang takes.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Of a generated trace, and of the simulator.", min=0)] = 0,
+    seeds: Annotated[
+        str | None,
+        typer.Option(help="Several seeds, with paired differences: 10 (seeds 0 to 9), 5-9, or 1,4,9.", metavar="SEEDS"),
+    ] = None,
+    against: Annotated[
+        str | None, typer.Option(help="With --seeds: the scheduler that others are compared with; else the first one.")
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="With --seeds: processes, by default one per core; 0: in this process.", min=0)
+    ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse throughputs that were not measured.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line and scheduler.")] = False,
     report: Annotated[Path | None, typer.Option(help="Write an HTML report to this file.")] = None,
     runs: Annotated[Path | None, typer.Option(help="Keep the runs, each in a folder of its own, in here.")] = None,
 ) -> None:
     """Simulate several schedulers on one trace and compare them."""
+    if seeds is not None:
+        from labkit.cli_seeds import compare_on_seeds
+
+        _refuse_unwritable(report, runs)
+        compare_on_seeds(
+            str(trace), format=format, report=report, runs=runs, command=command_line(sys.argv), cluster=cluster,
+            schedulers=schedulers, seeds=seeds, against=against, workers=workers, as_json=as_json, speed=speed,
+            throughputs=throughputs, strict=strict, interference=interference, load=load, slot_s=slot, first=first,
+            start_s=start, restart_s=restart, rescale_s=rescale,
+        )  # fmt: skip
+        return
+    if against is not None or workers is not None:
+        raise typer.BadParameter("--against and --workers go with --seeds N.")
     import numpy as np
 
     from labkit.experiment.cadence import every_slot

@@ -25,7 +25,9 @@ def scheduler(
 
     code, test, notebook = new_scheduler(name, folder=folder)
     kind = "".join(part[:1].upper() + part[1:] for part in name.split("_"))
-    print(f"{code}: the scheduler\n{test}: what is claimed of it\n{notebook}: a run, and FIFO beside it on ten seeds\n")
-    print("Try it:")
-    print(f"  labkit compare 'poisson(80, per_hour=12)' --cluster demo --schedulers 'fifo,{code}:{kind}' --seeds 5")
+    print(f"{code}: the scheduler\n{test}: what is claimed of it\n{notebook}: a run, and FIFO beside it on ten seeds")
+    print("\nTry it:")
+    print(
+        f"  labkit compare 'poisson(40, per_hour=30)' --cluster 'no_network(2)' --schedulers 'fifo,{code}:{kind}' --seeds 5"
+    )
     print(f"  pytest {test}")

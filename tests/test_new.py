@@ -33,7 +33,7 @@ def test_scheduler_test_and_notebook_work_as_they_are(tmp_path):
     code = "\n".join(
         cell["source"].replace("%load_ext", "# %load_ext") for cell in cells if cell["cell_type"] == "code"
     )
-    (tmp_path / "cells.py").write_text(code.replace("seeds=10", "seeds=2").replace("poisson(80", "poisson(20"))
+    (tmp_path / "cells.py").write_text(code.replace("seeds=10", "seeds=2").replace("poisson(40", "poisson(20"))
     done = run("cells.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 

@@ -53,7 +53,7 @@ def table(records: Sequence[RunRecord]) -> page.Table:
     rows = []
     for _, row in numbers.iterrows():
         values = {name: float(row[name]) for name in units}
-        cells = [page.Cell(_said(values[name] / units[name][0], name), values[name] == best[name]) for name in units]
+        cells = [_cell(values[name], name, scale=units[name][0], best=best[name]) for name in units]
         rows.append((str(row["label"]), cells))
     headings = [f"{heading}{units[name][1]}" for name, heading, _ in columns]
     return page.Table(headings, rows, pale=cut.tolist(), notes=_table_notes(records, cut=bool(cut.any())))
@@ -88,6 +88,10 @@ def _best(column: pd.Series[Any], *, higher: bool | None) -> float:
     if higher is None or known.nunique() < 2:
         return np.nan
     return float(known.max() if higher else known.min())
+
+
+def _cell(value: float, name: str, *, scale: float, best: float) -> page.Cell:
+    return page.Cell(_said(value / scale, name), value == best, value / scale)
 
 
 def _said(value: float, name: str) -> str:

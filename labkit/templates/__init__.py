@@ -60,9 +60,9 @@ def new_scheduler(name: str, *, folder: str | Path = ".") -> list[Path]:
 
 
 def notebook(text: str) -> str:
-    """Return a notebook as JSON, from text whose cells begin with `# %%` or `# %% [markdown]`.
+    r"""Return a notebook as JSON, from text whose cells begin with `# %%` or `# %% [markdown]`.
 
-    >>> [cell["cell_type"] for cell in json.loads(notebook("# %% [markdown]\\nTitle\\n# %%\\n1 + 1\\n"))["cells"]]
+    >>> [cell["cell_type"] for cell in json.loads(notebook("# %% [markdown]\nTitle\n# %%\n1 + 1\n"))["cells"]]
     ['markdown', 'code']
     """
     cells: list[dict[str, Any]] = []
