@@ -25,9 +25,7 @@ def scheduler(
 
     code, test, notebook = new_scheduler(name, folder=folder)
     kind = "".join(part[:1].upper() + part[1:] for part in name.split("_"))
-    print(f"{code}: the scheduler\n{test}: what is claimed of it\n{notebook}: a run, and FIFO beside it on ten seeds")
-    print("\nTry it:")
-    print(
-        f"  labkit compare 'poisson(40, per_hour=30)' --cluster 'no_network(2)' --schedulers 'fifo,{code}:{kind}' --seeds 5"
-    )
-    print(f"  pytest {test}")
+    told = {code: "the scheduler", test: "what is claimed of it", notebook: "a run, and ten seeds with FIFO"}
+    print("\n".join(f"{path}: {what}" for path, what in told.items()))
+    where = "'poisson(40, per_hour=30)' --cluster 'no_network(2)'"
+    print(f"\nTry it:\n  labkit compare {where} --schedulers 'fifo,{code}:{kind}' --seeds 5\n  pytest {test}")

@@ -16,7 +16,6 @@ import altair as alt
 
 from labkit.plots.theme import as_svg, colours
 
-
 GROWN: Final = 1.4
 """A figure may be so many times as large as it was drawn, on a wide page."""
 

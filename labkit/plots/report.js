@@ -10,7 +10,7 @@
     box.style.display = "none";
     figure.appendChild(box);
     vegaEmbed(box, spec, options).then(function () {
-      box.querySelector("svg").style.maxWidth = still.style.maxWidth;
+      box.querySelector("svg.marks").style.maxWidth = still.style.maxWidth;
       still.remove();
       box.style.display = "";
       figure.classList.add("live");

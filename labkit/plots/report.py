@@ -95,7 +95,7 @@ def write_report(
         lead=_lead(records),
         shown=[] if about_two else conclusion(records, seeds=seeds),
         cards=_first_cards(records, pairs),
-        table=report_table.table(records),
+        table=report_table.table(records, lead=_alone(records, seeds)),
         sections=[*over, *_fidelity(pairs, last=not about_two, lead=pair_note), *_sections(records)],
         provenance=_provenance(records),
         command=command or records[0].info.command,
@@ -123,6 +123,14 @@ def _lead(records: Sequence[RunRecord]) -> str:
 def _speeds(record: RunRecord) -> str:
     said = str(record.info.config.get("speeds", ""))
     return f"{said} (of the simulation, not of the testbed)" if said and record.info.backend == "testbed" else said
+
+
+def _alone(records: Sequence[RunRecord], seeds: pd.DataFrame | None) -> str:
+    """Return of which seed the table and the figures of single runs are, where there are others too."""
+    told = sorted({record.info.seed for record in records})
+    if seeds is None or len(told) > 1 or seeds["seed"].nunique() < 2:
+        return ""
+    return f"This table, the cards above, and all figures but those over seeds are of seed {told[0]} alone."
 
 
 def _about(records: Sequence[RunRecord], pairs: Sequence[tuple[RunRecord, RunRecord]]) -> bool:

@@ -17,6 +17,9 @@ from labkit.results.record import RunRecord
 MOST_ROWS: Final = 60_000
 """Rows of a page at most; it stays small enough to send around."""
 
+DIGITS: Final = 3
+"""Behind the point; times are told to a millisecond."""
+
 _SHELL: Final = (
     '<div id="jobs"><div class="tools"></div><div class="wide"><table><thead><tr></tr></thead><tbody></tbody></table>'
     '</div><p class="note told">The table needs the page\'s script.</p>'
@@ -47,4 +50,4 @@ def jobs_csv(by_name: Mapping[str, RunRecord]) -> str:
         told = record.table.assign(**late)
         told.insert(0, "run", name)
         parts.append(told)
-    return pd.concat(parts).to_csv(index=False, float_format="%.10g")
+    return pd.concat(parts).round(DIGITS).round({"gpu_s": 1}).to_csv(index=False, float_format="%.12g")

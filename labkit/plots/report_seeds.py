@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pandas as pd
@@ -12,13 +13,16 @@ from labkit.core.text import time_unit
 from labkit.plots import page
 from labkit.plots.sweep import plot_sweep
 from labkit.results.bound import BOUND_LABEL
-from labkit.results.record import RunRecord
+from labkit.results.record import RunInfo, RunRecord
 from labkit.results.sweeps import cell_table, comparison
 
 NOTE = (
-    "Intervals (95 %, Student's t) are over seeds. Schedulers see the same traces, so they are compared seed by seed; an "
-    "interval of the difference that leaves out 0 is a difference that these seeds show."
+    "Intervals (95 %, Student's t) are over seeds. Schedulers see the same traces, so they are compared seed by seed; "
+    "an interval of the difference that leaves out 0 is a difference that these seeds show."
 )
+
+OF_RUN: Final = ("cadence", "overheads", "variation", "faults", "interference", "speeds")
+"""What the configuration of a run tells that is not its scheduler's."""
 
 
 def table_of(records: Sequence[RunRecord]) -> pd.DataFrame | None:
@@ -26,25 +30,27 @@ def table_of(records: Sequence[RunRecord]) -> pd.DataFrame | None:
     infos = [record.info for record in records]
     cells = {(info.scheduler, info.seed) for info in infos}
     schedulers, seeds = ({cell[i] for cell in cells} for i in (0, 1))
-    one_setting = (
-        len({(_without_seed(info.trace), info.cluster, len(r.jobs)) for info, r in zip(infos, records, strict=True)})
-        == 1
-    )
-    if len(seeds) < 2 or len(cells) != len(records) or len(cells) != len(schedulers) * len(seeds) or not one_setting:
-        return None
-    if not all(record.complete for record in records):
+    is_whole = len(cells) == len(records) == len(schedulers) * len(seeds) and all(run.complete for run in records)
+    if len(seeds) < 2 or len(set(map(_setting, infos))) > 1 or not is_whole:
         return None
     order = list(dict.fromkeys(info.scheduler for info in infos))
     axes: dict[str, Sequence[Any]] = {"trace": [_without_seed(infos[0].trace)], "cluster": [infos[0].cluster]}
-    axes |= {"scheduler": order, "seed": sorted(info.seed for info in infos)}
+    axes |= {"scheduler": order, "seed": sorted(seeds)}
     rows = [
         {
-            "keys": {"trace": axes["trace"][0], "cluster": info.cluster, "scheduler": info.scheduler, "seed": info.seed},
+            "keys": {"trace": axes["trace"][0], "cluster": info.cluster, "scheduler": info.scheduler,
+                     "seed": info.seed},
             "error": "", "run": "", "metrics": record.summary, **_bound(record),
         }
         for info, record in zip(infos, records, strict=True)
     ]  # fmt: skip
     return cell_table(rows, axes=axes)
+
+
+def _setting(info: RunInfo) -> str:
+    """Return what must be the same in runs whose seeds are compared, as text."""
+    told = [_without_seed(info.trace), info.cluster, info.backend, *(info.config.get(name) for name in OF_RUN)]
+    return json.dumps(told, sort_keys=True, default=str)
 
 
 def _without_seed(trace: str) -> str:

@@ -39,8 +39,8 @@ OF_ALL_JOBS: Final = (
 """Means nothing beside other runs unless all jobs are done."""
 
 
-def table(records: Sequence[RunRecord]) -> page.Table:
-    """Return a row per run; what a run that was cut short did is not compared with others."""
+def table(records: Sequence[RunRecord], *, lead: str = "") -> page.Table:
+    """Return a row per run, with a note in front; what a run that was cut short did is not compared with others."""
     numbers = compare(records)
     numbers["n_missing"] = numbers["n_trace"] - numbers["n_done"]
     cut = numbers["n_missing"] > 0
@@ -56,7 +56,8 @@ def table(records: Sequence[RunRecord]) -> page.Table:
         cells = [_cell(values[name], name, scale=units[name][0], best=best[name]) for name in units]
         rows.append((str(row["label"]), cells))
     headings = [f"{heading}{units[name][1]}" for name, heading, _ in columns]
-    return page.Table(headings, rows, pale=cut.tolist(), notes=_table_notes(records, cut=bool(cut.any())))
+    told = [*filter(None, [lead]), *_table_notes(records, cut=bool(cut.any()))]
+    return page.Table(headings, rows, pale=cut.tolist(), notes=told)
 
 
 def _table_notes(records: Sequence[RunRecord], *, cut: bool) -> list[str]:

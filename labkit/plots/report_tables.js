@@ -106,6 +106,7 @@
       table.tHead.rows[0].replaceChildren(...columns.map(function (name, i) {
         const cell = document.createElement("th");
         cell.scope = "col";
+        if (i < 2) cell.className = "word";
         cell.setAttribute("aria-sort", order && order[0] === i ? (order[1] ? "descending" : "ascending") : "none");
         cell.append(button(heading(name), () => {}));
         return cell;

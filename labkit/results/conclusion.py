@@ -26,12 +26,13 @@ def conclusion(records: Sequence[RunRecord], *, seeds: pd.DataFrame | None = Non
     Parameters
     ----------
     records : sequence of RunRecord
-        One run for each scheduler.
+        One run for each scheduler; with several seeds, those of one of them.
     seeds : DataFrame, optional
         The same schedulers on several seeds: from `labkit.sweep`.
     """
-    told = over_seeds(seeds) if seeds is not None else one_run_each(records)
-    return [*told, *_aims(records)]
+    if seeds is None:
+        return [*one_run_each(records), *_aims(records)]
+    return [*over_seeds(seeds), *(f"On seed {records[0].info.seed} alone: {said}" for said in _aims(records))]
 
 
 def over_seeds(table: pd.DataFrame, *, metric: str = "mean_jct_s", level: float = 0.95) -> list[str]:
@@ -48,6 +49,7 @@ def over_seeds(table: pd.DataFrame, *, metric: str = "mean_jct_s", level: float 
     what = _words(metric)
     told = [f"On {int(best['n'])} seeds {best['scheduler']} has the lowest {what}: {_of(best, metric)}."]
     apart = sweep_differences(table, metric=metric, base=str(best["scheduler"]), level=level)
+    apart = apart[apart["scheduler"].isin(whole["scheduler"])]
     told += _against(apart, str(best["scheduler"]), level=level)
     if failed := [str(name) for name in means.loc[means["n_failed"] > 0, "scheduler"]]:
         told.append(f"Not compared, for runs of it failed: {', '.join(failed)}.")
