@@ -15,6 +15,7 @@ import typer
 from labkit import cli_new, early
 from labkit.cli_sweep import sweep
 from labkit.cli_train import train_policy
+from labkit.cli_tune import tune
 from labkit.core.errors import ComparisonError, LabkitError
 from labkit.core.files import refuse_closed, refuse_unwritable
 from labkit.elastic.command import train
@@ -35,6 +36,7 @@ traces_app = typer.Typer(help="Describe, list and download traces of jobs.", no_
 app.add_typer(traces_app, name="traces")
 app.command()(train)
 app.command()(sweep)
+app.command()(tune)
 app.command()(train_policy)
 app.command()(run)
 app.command()(attach)

@@ -6,13 +6,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from labkit.cli_swept import exit_if_failed, seeds_of, tell
-from labkit.core.calls import literal
-from labkit.core.errors import InputError, unknown
+from labkit.core.errors import unknown
 from labkit.core.files import refuse_unwritable
 from labkit.core.text import split_names
 
@@ -61,6 +60,7 @@ def sweep(
 ) -> None:
     """Simulate schedulers x seeds x traces x clusters x parameters; resumable."""
     from labkit.experiment.grid import Grid
+    from labkit.experiment.parameters import parameter
     from labkit.experiment.sweeping import sweep as run_all
     from labkit.results.sweeps import refuse_unknown_metric
 
@@ -84,20 +84,6 @@ def sweep(
         figure.parent.mkdir(parents=True, exist_ok=True)
         plot_sweep(table, metric=metric, base=base).save(figure)
     exit_if_failed(table, keys=grid.axes, rest="; cells.jsonl has all of them")
-
-
-def parameter(text: str) -> tuple[str, list[Any]]:
-    """Return the name and the values of a parameter.
-
-    >>> parameter("placer=pack,spread"), parameter("load=1,1.5")
-    (('placer', ['pack', 'spread']), ('load', [1, 1.5]))
-    """
-    name, equals, values = text.partition("=")
-    if not (equals and name.strip().isidentifier() and values.strip()):
-        raise InputError(f"--set '{text}' cannot be read; expected NAME=A,B,..., such as placer=pack,spread.")
-    if name.strip() in ("trace", "cluster", "scheduler", "schedulers", "seed", "seeds"):
-        raise InputError(f"--set '{text}': {name.strip()} has an option of its own; see `labkit sweep --help`.")
-    return name.strip(), [literal(value) for value in split_names(values)]
 
 
 def _base(against: str | None, grid: Grid) -> str:

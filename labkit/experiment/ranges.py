@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from labkit.core.calls import literal
@@ -63,6 +63,10 @@ class Range:
                 f"--param '{text}' is empty; expected a lower end{' > 0' * bool(scale)} below the upper one."
             )
         return cls(name, low, high, bool(scale))
+
+    def fitting(self, own: Any) -> Range:
+        """Return the range for an option that has such a value by itself: fractions are searched where it has one."""
+        return replace(self, low=float(self.low), high=float(self.high)) if isinstance(own, float) else self
 
     def holds(self, value: Value) -> bool:
         """Return whether a value may be proposed."""

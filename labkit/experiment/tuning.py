@@ -27,8 +27,8 @@ from labkit.experiment.ranges import Range, Value
 from labkit.experiment.sweeping import sweep
 from labkit.results import files
 from labkit.results.lock import RunLock
-from labkit.results.sweeps import refuse_unknown_metric
-from labkit.schedulers import open_options
+from labkit.results.sweeps import refuse_unknown_metric, sweep_differences
+from labkit.schedulers import make, open_options
 
 if TYPE_CHECKING:
     import optuna
@@ -58,6 +58,10 @@ class Tuned:
         The seeds of the trials, and of the check.
     edges : tuple of str
         Options whose best value is at an end of their range.
+    name : str
+        The scheduler with the best options.
+    metric, highest : str, bool
+        What was searched.
     """
 
     trials: pd.DataFrame
@@ -66,6 +70,23 @@ class Tuned:
     searched: tuple[int, ...]
     check_seeds: tuple[int, ...]
     edges: tuple[str, ...]
+    name: str
+    metric: str
+    highest: bool
+
+    @property
+    def verdict(self) -> str:
+        """Whether the best is better on seeds that were not searched, in one sentence."""
+        (row,) = sweep_differences(self.checked, metric=self.metric, base=DEFAULT).to_dict("records")
+        if not row["n"] or np.isnan(row["low"]):
+            return "The check says nothing: it needs two seeds on which both ran."
+        low, high, change = (100 * row[name] / row["base"] for name in ("low", "high", "mean"))
+        n_better = row["n"] - row["n_lower"] if self.highest else row["n_lower"]
+        told = f"{change:+.1f} % ({low:+.1f} to {high:+.1f} %, 95 %), better on {n_better} of {row['n']} seeds"
+        if low <= 0 <= high:
+            return f"On the other seeds the best is not told apart from the scheduler as it is: {told}."
+        is_better = (low > 0) == self.highest
+        return f"On the other seeds the best is {'better' if is_better else 'worse'}: {told}."
 
 
 def tune(
@@ -119,18 +140,19 @@ def tune(
     refuse_unknown_metric(metric)
     searched, checked = tuple(seeds), tuple(check_seeds)
     _refuse_overlap(searched, checked)
-    _refuse_unknown(scheduler, ranges)
+    own = _own_values(scheduler, ranges)
+    ranges = [each.fitting(own[each.name]) for each in ranges]
     grid = Grid(schedulers={TUNED: scheduler}, trace=trace, cluster=cluster, seeds=searched, **options)
     inputs = Inputs.of(grid)
     check(grid, inputs)
     up = metric in HIGHEST if highest is None else highest
     asked = {
-        "scheduler": scheduler, "ranges": [repr(each) for each in ranges], "metric": metric, "highest": up, "seed": seed,
-        "axes": dict(grid.axes), "meanings": inputs.meanings(grid),
+        "scheduler": scheduler, "ranges": [repr(each) for each in ranges], "metric": metric, "highest": up,
+        "seed": seed, "axes": dict(grid.axes), "meanings": inputs.meanings(grid),
     }  # fmt: skip
     with _Folder(folder, asked) as path:
         study = _study(optuna, path, up=up)
-        if not study.trials and (own := _own_values(scheduler, ranges)):
+        if not study.trials and all(each.holds(own[each.name]) for each in ranges):
             study.enqueue_trial(own)
         run = _Trial(scheduler, trace, cluster, searched, metric, options)
         while len(_ended(study)) < n_trials:
@@ -143,7 +165,7 @@ def tune(
     both = {DEFAULT: scheduler, TUNED: _with(scheduler, best)}
     told = _quiet(Grid(schedulers=both, trace=trace, cluster=cluster, seeds=checked, **options))
     edges = tuple(each.name for each in ranges if each.at_edge(best[each.name]))
-    return Tuned(trials, best, told, searched, checked, edges)
+    return Tuned(trials, best, told, searched, checked, edges, both[TUNED], metric, up)
 
 
 @dataclass(frozen=True)
@@ -241,29 +263,32 @@ def _with(scheduler: str, values: dict[str, Value]) -> str:
     return f"{name}({', '.join(part for part in (given, told) if part)})"
 
 
-def _own_values(scheduler: str, ranges: Sequence[Range]) -> dict[str, Value]:
-    """Return the options that a scheduler has by itself; nothing where one of them cannot be proposed."""
-    own = open_options(scheduler)
-    given = {each.name: own[each.name] for each in ranges}
-    told = {
-        each.name: next((v for v in each.values if _same(given[each.name], v)), given[each.name]) for each in ranges
-    }
-    return told if all(each.holds(told[each.name]) for each in ranges) else {}
+def _own_values(scheduler: str, ranges: Sequence[Range]) -> dict[str, Any]:
+    """Return what a scheduler gives by itself to the options that are searched, parts of it by their names.
 
-
-def _same(own: Any, value: Value) -> bool:
-    return isinstance(value, str) and type(own).__name__.lower() == value.replace("_", "")
-
-
-def _refuse_unknown(scheduler: str, ranges: Sequence[Range]) -> None:
+    Raises
+    ------
+    InputError
+        If there are none, or one is no option of the scheduler, or stands in its name already.
+    """
     known = open_options(scheduler)
+    if not ranges:
+        raise InputError(
+            f"nothing to search; name options with --param, of {', '.join(known) or 'which none is left'}."
+        )
     for each in ranges:
         if each.name not in known:
             raise unknown(f"open option of {scheduler}", each.name, known)
-    if not ranges:
-        raise InputError(
-            f"nothing to search; name options with --param, of {', '.join(known) or 'which there are none'}."
-        )
+    made = make(scheduler)
+    own = {each.name: getattr(made, each.name, known[each.name]) for each in ranges}
+    return {
+        each.name: next((v for v in each.values if _is_named(own[each.name], v)), own[each.name]) for each in ranges
+    }
+
+
+def _is_named(part: Any, name: Value) -> bool:
+    """Return whether a part, such as a placer, is the one of a name."""
+    return isinstance(name, str) and type(part).__name__.lower() == name.replace("_", "")
 
 
 def _refuse_overlap(searched: Sequence[int], checked: Sequence[int]) -> None:
