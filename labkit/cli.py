@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from labkit import cli_new, early
+from labkit import cli_new, cli_runs, early
+from labkit.cli_figure import figure
 from labkit.cli_sweep import sweep
 from labkit.cli_train import train_policy
 from labkit.cli_tune import tune
@@ -37,6 +38,8 @@ app.add_typer(traces_app, name="traces")
 app.command()(train)
 app.command()(sweep)
 app.command()(tune)
+app.command()(figure)
+app.command()(cli_runs.report)
 app.command()(train_policy)
 app.command()(run)
 app.command()(attach)
@@ -44,7 +47,7 @@ app.command()(watch)
 app.command()(fidelity)
 app.command()(profile)
 app.command()(simulate)
-for part, called in ((bed_app, "bed"), (cli_new.app, "new")):
+for part, called in ((bed_app, "bed"), (cli_new.app, "new"), (cli_runs.app, "runs")):
     app.add_typer(part, name=called)
 
 DEMO_SCHEDULERS = "fifo,srtf,las,drf,tetris,optimus"
@@ -245,20 +248,6 @@ def command_line(words: list[str]) -> str:
     import shlex
 
     return shlex.join(["labkit", *words[1:]])
-
-
-@app.command()
-def report(
-    runs: Annotated[list[str], typer.Argument(help="Folders of runs, or their ids under --root.", metavar="RUN...")],
-    root: Annotated[Path, typer.Option(help="Where runs are kept.")] = Path("runs"),
-    out: Annotated[Path, typer.Option(help="The file to write.")] = Path("reports/report.html"),
-) -> None:
-    """Write one HTML file about some runs; it needs no network."""
-    from labkit.plots.report import write_report
-    from labkit.results.store import load
-
-    records = [load(run, root=root) for run in runs]
-    print(write_report(records, out, title=", ".join(runs), command=command_line(sys.argv)).resolve())
 
 
 @app.command()

@@ -107,8 +107,8 @@ def tune(
 ) -> Tuned:
     """Search options of a scheduler for the best mean of a metric, and check the best on seeds that were not searched.
 
-    The first trial has the options that the scheduler has by itself, where they are within the ranges. A trial that
-    fails is told and left out; the others stay.
+    The first trial has those values that the scheduler has by itself and that are within the ranges. A trial that fails
+    is told and left out; the others stay.
 
     Parameters
     ----------
@@ -152,8 +152,8 @@ def tune(
     }  # fmt: skip
     with _Folder(folder, asked) as path:
         study = _study(optuna, path, up=up)
-        if not study.trials and all(each.holds(own[each.name]) for each in ranges):
-            study.enqueue_trial(own)
+        if not study.trials:
+            study.enqueue_trial({each.name: own[each.name] for each in ranges if each.holds(own[each.name])})
         run = _Trial(scheduler, trace, cluster, searched, metric, options)
         while len(_ended(study)) < n_trials:
             _next(optuna, study, ranges, run, seed=seed, after_each=after_each)
@@ -327,7 +327,8 @@ class _Folder:
 
     def __init__(self, folder: str | Path, asked: dict[str, Any]) -> None:
         self._path = Path(folder)
-        self._asked = {**asked, "digest": hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()}
+        plain = json.loads(json.dumps(asked))  # as it is read back
+        self._asked = {**plain, "digest": hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()}
 
     def __enter__(self) -> Path:
         plan = self._path / PLAN

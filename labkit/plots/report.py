@@ -180,7 +180,7 @@ def _sections(records: Sequence[RunRecord]) -> list[page.Section]:
         page.Section("The cluster over time", [plot_utilisation(steps)], _without_gpus(records[0])),
         page.Section("Where the time goes", [plot_overheads(tables)], cut),
     ]
-    rho = _rho(whole)
+    rho = rho_of(whole)
     if rho["rho"].notna().any():
         note = " ".join(filter(None, [_RHO, cut]))
         sections.append(page.Section("Fairness", [plot_fairness(rho, limit=MOST_MARKS)], note))
@@ -240,7 +240,8 @@ _RHO = (
 )
 
 
-def _rho(by_name: dict[str, RunRecord]) -> pd.DataFrame:
+def rho_of(by_name: Mapping[str, RunRecord]) -> pd.DataFrame:
+    """Return the finish-time fairness of each job of some runs: scheduler, rho."""
     parts = []
     for name, record in by_name.items():
         until_s = float(record.events["time_s"].max()) if len(record.events) else 0.0
