@@ -28,7 +28,7 @@ def figure(
         Figure, typer.Option(help="What to draw; seeds: paired differences of runs of several seeds.")
     ] = Figure.JCT,
     columns: Annotated[int, typer.Option(help="1 (3.35 in wide) or 2 (7 in).", min=1, max=2)] = 1,
-    height: Annotated[float | None, typer.Option(help="Inches of the plotted area, where it is one panel.")] = None,
+    height: Annotated[float | None, typer.Option(help="Inches of the plotted area of each panel.")] = None,
     root: Annotated[Path, typer.Option(help="Where runs are kept.")] = Path("runs"),
 ) -> None:
     """Draw runs for a paper: vector graphics in a column's width, no type smaller than 7 pt."""

@@ -46,7 +46,7 @@ def for_paper(chart: alt.TopLevelMixin, *, columns: int = 1, height_in: float | 
     columns : int
         1 (3.35 in) or 2 (7 in).
     height_in : float, optional
-        Of the plotted area of a single panel; by default in proportion.
+        Of the plotted area of each panel; by default in proportion.
 
     Raises
     ------
@@ -137,7 +137,8 @@ def _walk(part: Any) -> None:
         if isinstance(name, str) and name.endswith("ontSize") and isinstance(value, int | float):
             part[name] = TITLE_PT if name.startswith("title") else SMALLEST_PT
         elif name == "legend" and isinstance(value, dict):
-            value |= {"orient": "bottom", "symbolSize": 40, "symbolStrokeWidth": 1.5, "title": None}
+            value |= {"orient": "bottom", "symbolSize": 40, "symbolStrokeWidth": 1.5}
+            value |= {"title": None} if value.get("title") == "Scheduler" else {}
             value.setdefault("direction", "horizontal")
             value.setdefault("columns", 4)
         elif name == "mark" and isinstance(value, dict):
@@ -179,8 +180,9 @@ def _size(part: Any, width: float, *, height_in: float | None, columns: int) -> 
         return
     part["width"] = width
     height = part.get("height")
-    if isinstance(height, dict) and "step" in height:
+    if height_in is not None and height is not None:
+        part["height"] = height_in * POINTS
+    elif isinstance(height, dict) and "step" in height:
         part["height"] = {"step": height["step"] * STEP}
     elif isinstance(height, int | float):
-        most = TALLEST * WIDTH_IN[columns] * POINTS
-        part["height"] = min(height * SHORTER[columns], most) if height_in is None else height_in * POINTS
+        part["height"] = min(height * SHORTER[columns], TALLEST * WIDTH_IN[columns] * POINTS)
