@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from labkit.core.jobs import Jobs
-from labkit.core.protocols import Running
 from labkit.core.resources import Ints
+from labkit.core.running import Running
 from labkit.solvers.maxmin import max_min_rates
 from labkit.speed.step_time import StepTime
 from labkit.topology import fat_tree

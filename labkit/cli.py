@@ -23,6 +23,7 @@ from labkit.elastic.command import train
 from labkit.experiment.command import Interference, attach, run
 from labkit.experiment.fidelity_command import fidelity
 from labkit.experiment.profile_command import profile, simulate
+from labkit.experiment.truth_options import Checkpoint, Published, Sharding, Troubles, overheads_of
 from labkit.experiment.watch import watch
 from labkit.testbed.bed.command import app as bed_app
 
@@ -120,6 +121,10 @@ def compare(
     start: Annotated[float, typer.Option(help="Seconds that a first start takes.")] = 0.0,
     restart: Annotated[float, typer.Option(help="Seconds that a restart from a checkpoint takes.")] = 0.0,
     rescale: Annotated[float, typer.Option(help="Seconds that a change of a running gang takes.")] = 0.0,
+    overheads: Published = None,
+    troubles: Troubles = "none",
+    sharding: Sharding = "dynamic",
+    checkpoint: Checkpoint = 0.0,
     seed: Annotated[int, typer.Option(help="Of a generated trace, and of the simulator.", min=0)] = 0,
     seeds: Annotated[
         str | None,
@@ -153,7 +158,6 @@ def compare(
     import numpy as np
 
     from labkit.experiment.cadence import every_slot
-    from labkit.simulator import Overheads
     from labkit.workloads import scaled
     from labkit.workloads.expressions import trace as jobs_of
 
@@ -162,7 +166,8 @@ def compare(
     jobs = scaled(jobs, load=load) if load != 1 else jobs
     options: dict[str, Any] = {"speed": speed, "throughputs": throughputs, "strict": strict, "seed": seed}
     options["interference"] = interference
-    options["overheads"] = Overheads(start_s=start, restart_s=restart, rescale_s=rescale)
+    options["overheads"] = overheads_of(overheads, start_s=start, restart_s=restart, rescale_s=rescale)
+    options |= {"troubles": troubles, "sharding": sharding, "checkpoint_s": checkpoint}
     options["cadence"] = None if slot is None else every_slot(slot)
     _compare(
         jobs, cluster=cluster, schedulers=schedulers, report=report, command=sys.argv, options=options,

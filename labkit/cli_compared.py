@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from labkit.results.record import RunRecord
 
 JSON_KEYS = (
@@ -14,6 +16,7 @@ JSON_KEYS = (
 )  # fmt: skip
 COLUMNS = {
     "label": "scheduler",
+    "n_done": "done",
     "mean_jct_s": "mean JCT",
     "median_jct_s": "median JCT",
     "p95_jct_s": "p95 JCT",
@@ -27,13 +30,15 @@ COLUMNS = {
     "wall_s": "took",
 }
 OPTIONAL: dict[str, Callable[[float], str]] = {
+    "n_done": "{:,.0f}".format,
     "utilisation": "{:.0%}".format,
     "dollars": "${:,.2f}".format,
     "in_time": "{:.0%}".format,
     "n_forwarded": "{:,.0f}".format,
     "times_bound": "{:.3g}".format,
 }
-"""Columns that are left out where no run has a number for them (or nobody forwards), and how they are written."""
+"""Columns that are left out where no run has a number for them (or nobody forwards, or all jobs are done), and how they
+are written."""
 
 
 def as_json_row(record: RunRecord) -> dict[str, Any]:
@@ -88,17 +93,30 @@ def _prices(record: RunRecord) -> str:
     return f"prices: {', '.join(told)} per GPU and hour" if told else ""
 
 
+def _compared(records: list[RunRecord]) -> tuple[pd.DataFrame, int]:
+    """Return a row for each run, without columns that say nothing here, and the row of the best one; -1: none.
+
+    The best one has the least mean JCT of those that did the most jobs.
+    """
+    from labkit.results.metrics import compare as as_table
+
+    frame = as_table(records)
+    most = frame["mean_jct_s"][frame["n_done"] == frame["n_done"].max()]
+    if not frame["n_forwarded"].any():
+        frame["n_forwarded"] = float("nan")
+    if not frame["n_unfinished"].any():
+        frame["n_done"] = float("nan")
+    return frame, int(most.idxmin()) if most.notna().any() else -1
+
+
 def print_table(records: list[RunRecord]) -> None:
-    """Print a row for each run, the best mean JCT in bold, and below which mean JCT no scheduler can be."""
+    """Print a row for each run, the best one in bold, and below which mean JCT no scheduler can be."""
     from rich.table import Table
 
     from labkit.cli_table import numbers, show, words
     from labkit.core.text import time_unit
-    from labkit.results.metrics import compare as as_table
 
-    frame = as_table(records)
-    if not frame["n_forwarded"].any():
-        frame["n_forwarded"] = float("nan")
+    frame, best = _compared(records)
     table = Table(box=None, header_style="bold")
     cells = []
     for column, heading in COLUMNS.items():
@@ -115,7 +133,6 @@ def print_table(records: list[RunRecord]) -> None:
             numbers(table, f"{heading}\n({unit})")
             shown = [f"{value / scale:,.2f}" for value in frame[column]]
         cells.append(shown)
-    best = frame["mean_jct_s"].idxmin() if frame["mean_jct_s"].notna().any() else -1
     for i, row in enumerate(zip(*cells, strict=True)):
         table.add_row(*row, style="bold" if i == best else None)
     show(table)

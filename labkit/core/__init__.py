@@ -7,12 +7,15 @@ from labkit.core.cluster import Cluster, Network
 from labkit.core.errors import InputError, LabkitError, PlacementError, ProfileError, StalledError, TraceError
 from labkit.core.events import EVENT, Cause, EventLog, Events, Kind, Quantity, Role
 from labkit.core.jobs import Job, Jobs
-from labkit.core.placement import Gangs, Placement
-from labkit.core.protocols import Backend, Placer, Running, Scheduler, SpeedModel
+from labkit.core.placement import Gangs, Placement, Reason, Repair, repairs_of
+from labkit.core.protocols import Backend, Placer, Scheduler, SpeedModel
+from labkit.core.running import Running
 
 if TYPE_CHECKING:
+    from labkit.core.job_columns import JobColumns
     from labkit.core.ledger import Ledger
-    from labkit.core.snapshot import JobColumns, Snapshot
+    from labkit.core.part import Part
+    from labkit.core.snapshot import Snapshot
     from labkit.core.trial import Trial
 
 __all__ = [
@@ -31,11 +34,14 @@ __all__ = [
     "LabkitError",
     "Ledger",
     "Network",
+    "Part",
     "Placement",
     "PlacementError",
     "Placer",
     "ProfileError",
     "Quantity",
+    "Reason",
+    "Repair",
     "Role",
     "Running",
     "Scheduler",
@@ -44,9 +50,16 @@ __all__ = [
     "StalledError",
     "TraceError",
     "Trial",
+    "repairs_of",
 ]
 
-_WITH_KERNELS = {"JobColumns": "snapshot", "Ledger": "ledger", "Snapshot": "snapshot", "Trial": "trial"}
+_WITH_KERNELS = {
+    "JobColumns": "job_columns",
+    "Ledger": "ledger",
+    "Part": "part",
+    "Snapshot": "snapshot",
+    "Trial": "trial",
+}
 
 
 def __getattr__(name: str) -> Any:

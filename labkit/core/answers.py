@@ -9,9 +9,10 @@ from numba import njit
 
 from labkit.core.errors import InputError, PlacementError
 from labkit.core.jobs import Jobs
-from labkit.core.placement import Placement
-from labkit.core.protocols import ChangeModel, Running, SpeedModel
+from labkit.core.placement import REPAIR, Placement, Reason
+from labkit.core.protocols import ChangeModel, SpeedModel
 from labkit.core.resources import Floats, Ints
+from labkit.core.running import Running
 
 _FLOAT: Final = np.dtype(np.float64)
 _AMOUNT: Final = np.dtype(np.float32)
@@ -25,7 +26,8 @@ def placement_of(answer: object, *, who: str) -> Placement:
     Raises
     ------
     PlacementError
-        If it is no placement, or its columns are no arrays of whole numbers (amounts: of float32) of one length.
+        If it is no placement, its columns are no arrays of whole numbers (amounts: of float32) of one length, its
+        repairs are not of dtype `REPAIR`, or its reasons are no `Reason`s.
     """
     if not isinstance(answer, Placement):
         raise PlacementError(
@@ -54,7 +56,25 @@ def placement_of(answer: object, *, who: str) -> Placement:
             f"{who} returns a placement that sets {len(answer.set_jobs)} jobs and has {len(answer.partner)} partners; "
             "expected one for each, -1 for none, or no partners at all."
         )
+    _refuse_unsound(answer, who=who)
     return answer
+
+
+def _refuse_unsound(answer: Placement, *, who: str) -> None:
+    """Raise if repairs or reasons are of another kind."""
+    repairs, reasons = answer.repairs, answer.reasons
+    if not (isinstance(repairs, np.ndarray) and repairs.ndim == 1 and repairs.dtype == REPAIR):
+        raise PlacementError(
+            f"{who} returns a placement whose repairs are {_shown(repairs)}; expected an array as repairs_of makes it."
+        )
+    sound = isinstance(reasons, tuple) and all(
+        isinstance(each, Reason) and isinstance(each.job, int | np.integer) and isinstance(each.text, str)
+        for each in reasons
+    )
+    if not sound:
+        raise PlacementError(
+            f"{who} returns a placement whose reasons are {_shown(reasons)}; expected a tuple of Reason(job, text)."
+        )
 
 
 def speeds_of(model: SpeedModel, running: Running, *, jobs: Jobs) -> Floats:

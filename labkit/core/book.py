@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from labkit.core.cluster import Cluster
 from labkit.core.jobs import Jobs
-from labkit.core.protocols import Running
 from labkit.core.resources import CPUS, GPUS, MEMORY_GB, Amounts, Floats, Ints
+from labkit.core.running import Running
 
 TASK: Final = np.dtype(
     [

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from labkit.core.book import Records
 from labkit.core.capacity import SLACK
+from labkit.core.job_columns import OVERDUE_FRACTION
 from labkit.core.ledger import DONE
 from labkit.core.resources import GPUS, Bools, Floats, Ints
-from labkit.core.snapshot import OVERDUE_FRACTION
 
 WORKER: Final = 0
 PS: Final = 1

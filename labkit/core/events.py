@@ -18,7 +18,7 @@ from labkit.core.resources import Ints
 if TYPE_CHECKING:
     import pandas as pd
 
-    from labkit.core.placement import Placement
+    from labkit.core.placement import Placement, Repairs
 
 Events = NDArray[Any]
 """A structured array of dtype `EVENT`."""
@@ -74,6 +74,11 @@ class Kind(IntEnum):
     """A job was placed with all of its tasks outside the pod that it belonged to: the one where it arrived
     (`Jobs.home`), or where it was forwarded to before. It belongs to pod `value` from now on, where most of these tasks
     sit."""
+    REPAIRED = 21
+    """A task was replaced where it was, or the blocks of a job's servers were spread anew (`task` -1); value: a
+    `Repair`. A job that trains is rescaled with it."""
+    EXPLAINED = 22
+    """Why a decision changed a job; value: the number of its text in the run's list of reasons."""
 
 
 NEWS: Final = (Kind.ARRIVED, Kind.COMPLETED, Kind.FAILED, Kind.LEFT, Kind.JOINED, Kind.DROPPED)
@@ -110,7 +115,8 @@ class Quantity(IntEnum):
     STEP_S = 2
     """Seconds from one step of a worker to its next, with all that it waits for; of all tasks: the largest."""
     COMPUTE_S = 3
-    """Seconds of it in which the worker computes its gradient; of all tasks: the largest, of the slowest worker."""
+    """Seconds of it in which the worker computes its gradient; of a PS: seconds that an update of the size of the whole
+    model takes it, whatever its load; of all tasks: the largest, of the slowest."""
     LOAD = 4
     """Part of the job's gradient bytes that a PS takes in, 0 to 1; of all tasks: the largest, of the hottest PS."""
 
@@ -195,6 +201,22 @@ def relaxed(jobs: Ints, *, time_s: float) -> Events:
     """Return that a goal of each of some jobs was given up."""
     rows = events(len(jobs))
     rows["time_s"], rows["kind"], rows["job"] = time_s, Kind.RELAXED, jobs
+    return rows
+
+
+def explained(jobs: Sequence[int], texts: Sequence[int], *, time_s: float) -> Events:
+    """Return why each of some jobs was changed: the numbers of the texts."""
+    rows = events(len(jobs))
+    rows["time_s"], rows["kind"], rows["job"], rows["value"] = time_s, Kind.EXPLAINED, jobs, texts
+    return rows
+
+
+def repaired(repairs: Repairs, *, time_s: float) -> Events:
+    """Return that tasks were repaired, in the order of the decision."""
+    rows = events(len(repairs))
+    rows["time_s"], rows["kind"], rows["value"] = time_s, Kind.REPAIRED, repairs["kind"]
+    for name in ("job", "role", "task"):
+        rows[name] = repairs[name]
     return rows
 
 

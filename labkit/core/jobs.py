@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from labkit.core.columns import Columns
-from labkit.core.errors import TraceError
+from labkit.core.errors import TraceError, TruthError
+from labkit.core.job_faults import faults_of
 from labkit.core.resources import CPUS, GPUS, MEMORY_GB, Bools, Floats, Ints, amounts
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from labkit.core.declared import DeclaredJobs
-
 MAX_FAULTS_TOLD = 20
+
+TRUTH = {
+    "true_steps": "total_steps, or snapshot.jobs.remaining_steps",
+    "ps_memory_base_gb": "snapshot.jobs.used_memory_gb",
+    "ps_memory_growth_gb": "snapshot.jobs.used_memory_gb",
+}
+"""Columns that only a backend may read, and what a scheduler reads instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +91,9 @@ class Jobs:
         trains for `total_steps` whatever its loss.
     home : array
         (N,) the pod (partition of the cluster) where the job arrives; -1: it may go anywhere.
+    ps_memory_base_gb, ps_memory_growth_gb : array
+        (N,) memory that all parameter servers of a job hold together at its beginning, and what they take more of in
+        each 1,000 steps; 0: as much as is declared. Only the simulator may look.
     """
 
     name: str
@@ -110,6 +119,8 @@ class Jobs:
     slo_s: Floats
     loss_delta: Floats
     home: Ints
+    ps_memory_base_gb: Floats
+    ps_memory_growth_gb: Floats
 
     @classmethod
     def of(
@@ -136,6 +147,8 @@ class Jobs:
         slo_s: ArrayLike = np.nan,
         loss_delta: ArrayLike = np.nan,
         home: ArrayLike = -1,
+        ps_memory_base_gb: ArrayLike = 0.0,
+        ps_memory_growth_gb: ArrayLike = 0.0,
     ) -> Self:
         """Return jobs from columns or scalars, sorted by arrival (ties keep their order).
 
@@ -175,6 +188,8 @@ class Jobs:
             slo_s=of.numbers("slo_s", slo_s),
             loss_delta=of.numbers("loss_delta", loss_delta),
             home=of.counts("home", home),
+            ps_memory_base_gb=of.numbers("ps_memory_base_gb", ps_memory_base_gb),
+            ps_memory_growth_gb=of.numbers("ps_memory_growth_gb", ps_memory_growth_gb),
         )
         faults = jobs.faults()
         if faults:
@@ -184,62 +199,7 @@ class Jobs:
 
     def faults(self) -> list[str]:
         """Return what is wrong with these jobs, a line each."""
-        if not len(self):
-            return ["it has no jobs; a trace needs at least one"]
-        checks: list[tuple[Bools, str, NDArray[Any], str]] = [
-            (~np.isfinite(self.arrival_s) | (self.arrival_s < 0), "arrival_s", self.arrival_s, "seconds >= 0"),
-            (~np.isfinite(self.total_steps) | (self.total_steps <= 0), "total_steps", self.total_steps, "> 0"),
-            (~np.isfinite(self.true_steps) | (self.true_steps <= 0), "true_steps", self.true_steps, "> 0"),
-            (
-                ~np.isfinite(self.steps_per_epoch) | (self.steps_per_epoch <= 0),
-                "steps_per_epoch",
-                self.steps_per_epoch,
-                "> 0",
-            ),
-            (
-                np.isinf(self.samples_per_step) | (self.samples_per_step <= 0),
-                "samples_per_step",
-                self.samples_per_step,
-                "> 0, or none where a step is a parameter update",
-            ),
-            (
-                ~self._counts_alike(),
-                "samples_per_step",
-                self.samples_per_step,
-                "that of the other jobs of its model; count the steps of all of them alike",
-            ),
-            (np.isinf(self.duration_s) | (self.duration_s <= 0), "duration_s", self.duration_s, "> 0 or unknown"),
-            (self.n_workers < 1, "n_workers", self.n_workers, ">= 1"),
-            (self.n_ps < 0, "n_ps", self.n_ps, ">= 0"),
-            (self.max_workers < self.n_workers, "max_workers", self.max_workers, ">= n_workers"),
-            (self.max_ps < self.n_ps, "max_ps", self.max_ps, ">= n_ps"),
-            (_negative(self.worker_demand), "worker_demand", self.worker_demand, "amounts >= 0"),
-            (_negative(self.ps_demand), "ps_demand", self.ps_demand, "amounts >= 0"),
-            (~(self.weight > 0), "weight", self.weight, "> 0"),
-            (self.slo_s <= 0, "slo_s", self.slo_s, "> 0 or none"),
-            (self.loss_delta <= 0, "loss_delta", self.loss_delta, "> 0 or none"),
-            (self.home < -1, "home", self.home, "a pod >= 0, or -1 for any"),
-        ]
-        faults = [
-            f"job {self.id[i]}: {column} is {values[i]}; expected {expected}"
-            for bad, column, values, expected in checks
-            for i in np.flatnonzero(bad)
-        ]
-        names, counts = np.unique(self.id.astype(str), return_counts=True)
-        faults += [
-            f"job id '{name}' occurs {n} times; ids must be unique"
-            for name, n in zip(names, counts, strict=True)
-            if n > 1
-        ]
-        return faults
-
-    def _counts_alike(self) -> Bools:
-        """Tell which jobs have steps of the size that the last job of their model has, (N,)."""
-        of_model = np.full(len(self.models), np.nan)
-        of_model[self.model] = self.samples_per_step
-        mine, theirs = self.samples_per_step, of_model[self.model]
-        alike: Bools = (mine == theirs) | (np.isnan(mine) & np.isnan(theirs))
-        return alike
+        return faults_of({f.name: getattr(self, f.name) for f in fields(self)})
 
     def __len__(self) -> int:
         return len(self.arrival_s)
@@ -309,8 +269,6 @@ class Jobs:
     @cached_property
     def declared(self) -> DeclaredJobs:
         """What schedulers see of these jobs: all columns but those of the truth; always the same object."""
-        from labkit.core.declared import DeclaredJobs
-
         return DeclaredJobs.without_truth(self)
 
     def model_names(self) -> NDArray[np.object_]:
@@ -356,8 +314,78 @@ class Jobs:
         return cls.of(name=name, **given)
 
 
-def _negative(demand: Floats) -> Bools:
-    return np.asarray((~(demand >= 0) | np.isinf(demand)).any(axis=1), dtype=np.bool_)
+class DeclaredJobs(Jobs):
+    """Jobs without the columns of the truth, and without a way back to them; `Jobs.declared` makes it.
+
+    Raises
+    ------
+    TruthError
+        When a column of the truth is read.
+    """
+
+    def __init__(self, **columns: Any) -> None:
+        for name, column in columns.items():
+            object.__setattr__(self, name, column)
+
+    @classmethod
+    def without_truth(cls, jobs: Jobs) -> DeclaredJobs:
+        """Return the declared columns of some jobs."""
+        return cls(**cls._columns_of(jobs))
+
+    @property
+    def true_steps(self) -> NoReturn:  # that it cannot be read is what this class is for
+        """Refuse."""
+        raise _refused("true_steps")
+
+    @property
+    def ps_memory_base_gb(self) -> NoReturn:
+        """Refuse."""
+        raise _refused("ps_memory_base_gb")
+
+    @property
+    def ps_memory_growth_gb(self) -> NoReturn:
+        """Refuse."""
+        raise _refused("ps_memory_growth_gb")
+
+    @property
+    def declared(self) -> DeclaredJobs:  # nothing is to be kept: it is what it returns
+        """These jobs."""
+        return self
+
+    def take(self, which: ArrayLike) -> Self:
+        """Return the jobs that an index or a mask names, in that order."""
+        return type(self)(**self._columns_of(self.as_if_true().take(which)))
+
+    def with_columns(self, **columns: Any) -> Self:
+        """Return a copy with some columns replaced."""
+        return type(self)(**self._columns_of(self.as_if_true().with_columns(**columns)))
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return one row per job."""
+        return self.as_if_true().to_frame().drop(columns=list(TRUTH))
+
+    def as_if_true(self) -> Jobs:
+        """Return jobs of which every declaration is right."""
+        nothing = np.zeros(len(self))
+        truth: dict[str, Any] = {
+            "true_steps": self.total_steps,
+            "ps_memory_base_gb": nothing,
+            "ps_memory_growth_gb": nothing,
+        }
+        return Jobs(**self._columns_of(self), **truth)
+
+    @staticmethod
+    def _columns_of(jobs: Jobs) -> Mapping[str, Any]:
+        return {f.name: getattr(jobs, f.name) for f in fields(jobs) if f.name not in TRUTH}
+
+    def __repr__(self) -> str:
+        return f"<what is declared of {len(self)} jobs of {self.name}>"
+
+
+def _refused(column: str) -> TruthError:
+    return TruthError(
+        f"a scheduler cannot read {column}: what a job really needs is the simulator's secret; read {TRUTH[column]}."
+    )
 
 
 def told(name: str, faults: Sequence[str]) -> str:

@@ -101,7 +101,7 @@ class Ledger:
             self._capacity, self.book.held, self.book.tasks, self.book.spare, self.book.free, self.book.demand,
             self._steps_then,
         )  # fmt: skip
-        if heard & HEARD_USE:
+        if heard & HEARD_USE or (self._use is not None and self._use.knows_tasks):
             self.use.note(batch)
         if heard & HEARD_FORWARDED:
             told = batch[batch["kind"] == _FORWARDED]

@@ -10,29 +10,42 @@ from numpy.typing import NDArray
 from labkit.core.book import Records
 from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError
-from labkit.core.protocols import Running
+from labkit.core.job_columns import JobColumns
 from labkit.core.resources import Amounts, Bools, Floats, Ints
-from labkit.core.snapshot import JobColumns, Snapshot
+from labkit.core.running import Running
+from labkit.core.snapshot import Snapshot
 from labkit.core.trial import Trial
 
 
 class Part(Snapshot):
-    """A snapshot in which only one pod has machines, and only some jobs are there; see `Snapshot.within`.
+    """A snapshot in which only one pod has machines, and only some jobs are there.
 
-    Nothing is free outside, and no machine is up there; numbers of jobs, machines, groups and links are those of the
-    whole cluster.
+    Schedulers and placers take it like the whole; device groups keep their numbers, so that what they answer can be
+    carried out as it is. Nothing is free outside, and no machine is up there; numbers of jobs, machines, groups and
+    links are those of the whole cluster.
 
-    Attributes
+    Parameters
     ----------
     whole : Snapshot
         What it is a part of.
     pod : int
         Which partition of the cluster.
+    jobs : array, optional
+        Numbers of the active jobs that it sees; by default those that belong there (`pod_of`) and hold no tasks, and
+        those that hold tasks there.
+    trial : Trial, optional
+        Show the pod with the tasks as they would be: what other decisions of this moment have taken. The columns of
+        `jobs` stay as they are. A job that got tasks in it cannot be placed anew here.
+
+    Attributes
+    ----------
     groups : array
         Device groups of the pod.
-    trial : Trial or None
-        Tasks are shown as they would be there; the columns of `jobs` stay as they are. A job that got tasks in it
-        cannot be placed anew here.
+
+    Raises
+    ------
+    InputError
+        If the cluster has no such pod.
     """
 
     def __init__(self, whole: Snapshot, pod: int, *, jobs: Ints | None = None, trial: Trial | None = None) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
-from typing import Final, Self
+from enum import IntEnum
+from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -15,6 +16,40 @@ _NONE: Final[Ints] = np.empty(0, np.int32)
 _NEVER: Final[Bools] = np.empty(0, np.bool_)
 _NO_ROLE: Final = np.empty(0, np.int8)
 _DECLARED: Final[Amounts] = np.empty(0, np.float32)
+
+REPAIR: Final = np.dtype([("job", np.int32), ("role", np.int8), ("task", np.int32), ("kind", np.int8)])
+"""One repair of a job that holds tasks: of which task of a role (-1: of all), and what is done (`Repair`)."""
+Repairs = NDArray[Any]
+"""A structured array of dtype `REPAIR`."""
+
+
+class Repair(IntEnum):
+    """What can be done about the tasks of a job where they are."""
+
+    REPLACE = 0
+    """Another process takes the place of one task, on the same host and with the same amounts."""
+    BALANCE = 1
+    """The blocks of all parameter servers (role PS, task -1) are spread anew by their measured load."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a decision changes a job, in words."""
+
+    job: int
+    text: str
+
+
+def repairs_of(rows: Iterable[tuple[int, int, int, int]]) -> Repairs:
+    """Return repairs, each a job, a role, a task and a `Repair`.
+
+    >>> repairs_of([(3, 1, 0, Repair.REPLACE), (4, 1, -1, Repair.BALANCE)])["job"].tolist()
+    [3, 4]
+    """
+    return np.array([tuple(int(number) for number in row) for row in rows], REPAIR)
+
+
+_NO_REPAIRS: Final[Repairs] = repairs_of(())
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -108,6 +143,12 @@ class Placement:
     cpus, memory_gb : array
         (P,) cores and GB of each task of a row; NaN: as declared; empty: all as declared. A job that runs, and has the
         same tasks in the same places with other amounts, goes on without a restart.
+    repairs : array
+        Of dtype `REPAIR` (`repairs_of` makes one): what is to be done about tasks where they are. A job that is
+        repaired need not be among `set_jobs`; one that is in both is placed first, and its tasks are those it holds
+        then, numbered within the role from 0 in the order of its rows.
+    reasons : tuple of Reason
+        Why this decision changes a job, in words, one for each job or several; empty: not told.
     """
 
     set_jobs: Ints
@@ -121,6 +162,8 @@ class Placement:
     cpus: Amounts = field(default_factory=lambda: _DECLARED)
     memory_gb: Amounts = field(default_factory=lambda: _DECLARED)
     doubts: Ints = field(default_factory=lambda: _NONE)
+    repairs: Repairs = field(default_factory=lambda: _NO_REPAIRS)
+    reasons: tuple[Reason, ...] = ()
 
     @classmethod
     def nothing(cls) -> Self:
@@ -139,6 +182,8 @@ class Placement:
         partner: ArrayLike | None = None,
         cpus: ArrayLike | None = None,
         memory_gb: ArrayLike | None = None,
+        repairs: Repairs | None = None,
+        reasons: Iterable[Reason] = (),
     ) -> Self:
         """Return a placement from columns or scalars."""
         rows = np.atleast_1d(np.asarray(job, np.int32))
@@ -152,18 +197,24 @@ class Placement:
             _NONE if partner is None else _column(partner, len(named)),
             cpus=_amounts(cpus, len(rows)),
             memory_gb=_amounts(memory_gb, len(rows)),
+            repairs=_NO_REPAIRS if repairs is None else repairs,
+            reasons=tuple(reasons),
         )
 
     @classmethod
     def joined(cls, parts: Iterable[Placement]) -> Self:
-        """Return the placement that does what several do, each of which sets other jobs.
+        """Return the placement that does what several do, each of which sets other jobs, with all reasons.
 
         >>> one, other = Placement.of([0], job=[0], group=3), Placement.of([2])
         >>> Placement.joined([one, other]).set_jobs.tolist()
         [0, 2]
         """
         given, nothing = list(parts), cls.nothing()
-        columns = {f.name: [getattr(nothing, f.name), *(getattr(p, f.name) for p in given)] for f in fields(cls)}
+        columns = {
+            f.name: [getattr(nothing, f.name), *(getattr(p, f.name) for p in given)]
+            for f in fields(cls)
+            if f.name != "reasons"
+        }
         for name, none, of in _OPTIONAL:
             if any(map(len, columns[name])):
                 columns[name][1:] = [
@@ -171,7 +222,8 @@ class Placement:
                     for part, mine in zip(given, columns[name][1:], strict=True)
                 ]
         joined = {name: np.concatenate(column) for name, column in columns.items()}
-        return cls(**{**joined, "role": joined["role"].astype(np.int8)})
+        reasons = tuple(reason for part in given for reason in part.reasons)
+        return cls(**{**joined, "role": joined["role"].astype(np.int8)}, reasons=reasons)
 
     def __len__(self) -> int:
         return len(self.job)

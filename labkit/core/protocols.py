@@ -2,64 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
-
-import numpy as np
-from numpy.typing import NDArray
 
 from labkit.core.cluster import Cluster
 from labkit.core.events import Events
 from labkit.core.jobs import Jobs
 from labkit.core.placement import Gangs, Placement
 from labkit.core.resources import Bools, Floats, Ints
+from labkit.core.running import EachTask, Running, TaskUse
 
 if TYPE_CHECKING:
     from labkit.core.snapshot import Snapshot
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Running:
-    """The tasks of running jobs, for a speed model.
-
-    Attributes
-    ----------
-    job : array
-        (J,) job numbers.
-    first : array
-        (J + 1,) tasks of job `job[j]` are rows `first[j]:first[j + 1]` of the columns below.
-    role, group, count : array
-        (P,) how many tasks of a role sit in a device group.
-    n_workers, n_ps : array
-        (J,) tasks of each job by role.
-    partner : array
-        (J,) number of the job with which each one shares its GPUs, or -1; empty: nobody shares.
-    changing : array
-        (J,) what is under way: 0 nothing, 1 a start (it does not train yet), 2 a rescale (it trains with these tasks
-        until that is over); empty: nobody changes. For a `ChangeModel` only.
-    n_new : array
-        (J,) processes that are started by that.
-    cpus, memory_gb : array
-        (P,) cores and GB of each task of a row, where a decision gave any task other ones than declared; empty: all
-        have what was declared.
-    """
-
-    job: Ints
-    first: Ints
-    role: NDArray[np.int8]
-    group: Ints
-    count: Ints
-    n_workers: Ints
-    n_ps: Ints
-    partner: Ints = field(default_factory=lambda: np.empty(0, np.int32))
-    changing: Ints = field(default_factory=lambda: np.empty(0, np.int32))
-    n_new: Ints = field(default_factory=lambda: np.empty(0, np.int32))
-    cpus: Floats = field(default_factory=lambda: np.empty(0))
-    memory_gb: Floats = field(default_factory=lambda: np.empty(0))
-
-    def row_job(self) -> Ints:
-        """Return the position in `job` that each task row belongs to, (P,)."""
-        return np.repeat(np.arange(len(self.job), dtype=np.int32), np.diff(self.first))
 
 
 @runtime_checkable
@@ -69,6 +22,7 @@ class SpeedModel(Protocol):
     A model with an attribute `pairs = True` knows how fast jobs are that share their GPUs (`running.partner`); with any
     other, a placement that pairs jobs is refused. One with `amounts = True` looks at the cores and memory that tasks
     were given (`running.cpus`); with any other, a run in which a scheduler gives some tells that they change no speed.
+    One with `troubles = True` is a `TroubleModel`; with any other, a simulation of slow and hot tasks is refused.
 
     Attributes
     ----------
@@ -110,32 +64,23 @@ class ChangeModel(Protocol):
         ...
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class TaskUse:
-    """What one task of each row of `Running` uses, and how fast it is, (P,) each; NaN: not known, or not of its role.
-
-    Attributes
-    ----------
-    cores : array
-        Cores in use, mean over time.
-    step_s, compute_s : array
-        Of a worker: seconds between two of its steps, and those in which it computes its gradient.
-    load : array
-        Of a parameter server: part of the job's gradient bytes that it takes in.
-    """
-
-    cores: Floats
-    step_s: Floats
-    compute_s: Floats
-    load: Floats
-
-
 @runtime_checkable
 class UseModel(Protocol):
     """A speed model that also knows what tasks use: what the simulator measures comes from it."""
 
     def use(self, running: Running) -> TaskUse:
         """Return what the tasks of running jobs use at the speeds that the model gives them."""
+        ...
+
+
+@runtime_checkable
+class TroubleModel(UseModel, Protocol):
+    """A speed model that tells tasks of a job apart: it knows slow and hot ones, and what each of them uses."""
+
+    troubles: bool
+
+    def each(self, running: Running) -> EachTask:
+        """Return what every single task uses."""
         ...
 
 

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Final
 
 import numpy as np
-from numba import njit
-from numpy.typing import NDArray
 
 from labkit.core.book import AS_DECLARED, taken_by
-from labkit.core.capacity import MANY, SLACK, room
+from labkit.core.capacity import SLACK
 from labkit.core.errors import PlacementError
 from labkit.core.events import Role
-from labkit.core.placement import Placement
-from labkit.core.protocols import Running
+from labkit.core.placement import Placement, Reason, Repair, repairs_of
 from labkit.core.resources import CPUS, GPUS, MEMORY_GB, Amounts, Bools, Floats, Ints
+from labkit.core.running import Running
 from labkit.core.snapshot import Snapshot
-
-_Given = tuple[float, float]
-"""Cores and GB that a task is given, in single precision; -1: as declared."""
-_Tasks = dict[tuple[int, int, _Given], int]
-"""(role, device group, amounts) -> tasks of one job."""
-_DECLARED: Final[_Given] = (-1.0, -1.0)
+from labkit.core.trial_rows import (
+    DECLARED,
+    Given,
+    GivenTasks,
+    amount_given,
+    amounts_of_rows,
+    changed_amounts,
+    merged,
+    rooms,
+    take_room,
+)
 
 
 class Trial:
@@ -73,10 +75,12 @@ class Trial:
         self._partner: Ints = held["partner"].copy()
         self._n_given: Ints = held["n_given"]
         self.free: Floats = snapshot.free.copy()
-        self._before: dict[int, _Tasks] = {}
-        self._now: dict[int, _Tasks] = {}
-        self._given: dict[tuple[int, int], _Given] = {}
+        self._before: dict[int, GivenTasks] = {}
+        self._now: dict[int, GivenTasks] = {}
+        self._given: dict[tuple[int, int], Given] = {}
         """(job, role) -> what the next tasks are given, where it is not what was declared."""
+        self._repairs: list[tuple[int, int, int, int]] = []
+        self._reasons: list[Reason] = []
         for job in without:
             self.clear(int(job))
 
@@ -86,7 +90,7 @@ class Trial:
         0 on machines that are away, and for tasks with GPUs where the job does not run. Of a job that shares its GPUs:
         how many of its workers with as many of its partner's.
         """
-        return _rooms(self.free, self.demand_of(job, role), self.runs_on(job), self._group_type, self._up)
+        return rooms(self.free, self.demand_of(job, role), self.runs_on(job), self._group_type, self._up)
 
     def add(self, job: int, role: int, group: int, n: int = 1) -> None:
         """Put n more tasks of a job into a device group; of a job that shares its GPUs, its partner's workers too.
@@ -98,7 +102,7 @@ class Trial:
         """
         demand, runs_on = self.demand_of(job, role), self.runs_on(job)
         valid = 0 <= group < len(self.free) and n >= 1
-        if not valid or not _take(self.free, demand, runs_on, self._group_type, self._up, group, n):
+        if not valid or not take_room(self.free, demand, runs_on, self._group_type, self._up, group, n):
             raise self._refused(job, group, n)
         self._count(job, role, group, n)
 
@@ -146,12 +150,14 @@ class Trial:
         PlacementError
             If an amount is not finite and > 0, or the tasks do not fit then; nothing has changed in that case.
         """
-        cores, gb = _amount(job, "cpus", cpus), _amount(job, "memory_gb", memory_gb)
+        cores, gb = amount_given(job, "cpus", cpus), amount_given(job, "memory_gb", memory_gb)
         tasks = self._tasks(job)
         chosen = [(key, n) for key, n in tasks.items() if key[0] == role and group in (None, key[1])]
         moved: dict[int, Floats] = {}
         for (_, at, given), n in chosen:
-            more = self._demand_given(job, role, _changed(given, cores, gb)) - self._demand_given(job, role, given)
+            more = self._demand_given(job, role, changed_amounts(given, cores, gb)) - self._demand_given(
+                job, role, given
+            )
             moved[at] = moved.get(at, 0.0) + n * more
         for at, more in moved.items():
             if ((self.free[at] - more < -SLACK) & (more > 0)).any():
@@ -161,10 +167,10 @@ class Trial:
         for key, _ in chosen:
             del tasks[key]
         for (_, at, given), n in chosen:
-            key = (role, at, _changed(given, cores, gb))
+            key = (role, at, changed_amounts(given, cores, gb))
             tasks[key] = tasks.get(key, 0) + n
         if group is None:
-            self._given[job, role] = _changed(self._next(job, role), cores, gb)
+            self._given[job, role] = changed_amounts(self._next(job, role), cores, gb)
 
     def clear(self, job: int) -> None:
         """Take all tasks of a job away; one that shared its GPUs leaves them to the other."""
@@ -179,6 +185,18 @@ class Trial:
         if partner >= 0:
             self._tasks(partner)
             self._partner[job] = self._partner[partner] = -1
+
+    def replace(self, job: int, role: int, task: int) -> None:
+        """Let another process take the place of a task of a job, by its number within the role."""
+        self._repairs.append((job, role, task, Repair.REPLACE))
+
+    def balance(self, job: int) -> None:
+        """Let the blocks of a job's parameter servers be spread anew by their measured load."""
+        self._repairs.append((job, Role.PS, -1, Repair.BALANCE))
+
+    def explain(self, job: int, text: str) -> None:
+        """Say why the decision changes a job; it becomes an event of the run (EXPLAINED)."""
+        self._reasons.append(Reason(job, text))
 
     def pair(self, job: int, partner: int) -> None:
         """Let two jobs share GPUs from now on: their workers are added together.
@@ -238,20 +256,20 @@ class Trial:
         n_rows = np.empty(len(jobs), np.int64)
         n_rows[~here], n_rows[here] = np.diff(first), [len(counted) for counted, _ in mine]
         changed = np.repeat(here, n_rows)
-        role, group, count = (_merged(changed, old, rows[:, i]) for i, old in enumerate(kept))
+        role, group, count = (merged(changed, old, rows[:, i]) for i, old in enumerate(kept))
         ends = np.append(0, np.cumsum(n_rows)).astype(np.int32)
         taken = AS_DECLARED
         old = self._snapshot.amounts_of(jobs[~here])
         new = np.concatenate([np.empty((0, 2), np.float32), *(given for _, given in mine)])
         if len(old[0]) or not np.isnan(new).all():
-            amounts = [_merged(changed, column if len(column) else np.full(first[-1], np.nan, np.float32), new[:, i])
+            amounts = [merged(changed, column if len(column) else np.full(first[-1], np.nan, np.float32), new[:, i])
                        for i, column in enumerate(old)]  # fmt: skip
             taken = taken_by(self._demand, np.repeat(jobs, n_rows), role, *amounts)
         held = (self.n_workers[jobs], self.n_ps[jobs], self._partner[jobs])
         return Running(jobs, ends, role, group, count, *held, cpus=taken[0], memory_gb=taken[1])
 
     def placement(self) -> Placement:
-        """Return the decision that makes it so: the jobs whose tasks or partners are others than before."""
+        """Return the decision that makes it so: the jobs whose tasks or partners are others, repairs and reasons."""
         partner = self._snapshot.held_by_all["partner"]
         changed = [
             job for job, tasks in self._now.items() if tasks != self._before[job] or self._partner[job] != partner[job]
@@ -265,20 +283,21 @@ class Trial:
             changed, job=np.repeat(np.array(changed, np.int32), [len(counted) for counted, _ in mine]), role=rows[:, 0],
             group=rows[:, 1], count=rows[:, 2], cpus=cpus, memory_gb=memory_gb,
             partner=self._partner[changed] if (self._partner[changed] >= 0).any() else None,
+            repairs=repairs_of(self._repairs), reasons=self._reasons,
         )  # fmt: skip
 
     # --- inside
 
-    def _tasks(self, job: int) -> _Tasks:
+    def _tasks(self, job: int) -> GivenTasks:
         """Return the tasks of a job, from now on kept here."""
         mine = self._now.get(job)
         if mine is None:
             mine = {}
             number = np.array([job], np.int32)
             _, roles, groups, counts = self._snapshot.tasks_of(number)
-            given = [_DECLARED] * len(roles)
+            given = [DECLARED] * len(roles)
             if self._n_given[job]:
-                given = _told(self._demand[roles, job], *self._snapshot.amounts_of(number))
+                given = amounts_of_rows(self._demand[roles, job], *self._snapshot.amounts_of(number))
             for role, group, each, n in zip(roles.tolist(), groups.tolist(), given, counts.tolist(), strict=True):
                 mine[role, group, each] = mine.get((role, group, each), 0) + n
             self._now[job], self._before[job] = mine, dict(mine)
@@ -291,10 +310,10 @@ class Trial:
         given[given < 0] = np.nan
         return np.array([(role, group, n) for (role, group, _), n in tasks], np.int32).reshape(-1, 3), given
 
-    def _demand_given(self, job: int, role: int, given: _Given) -> Floats:
+    def _demand_given(self, job: int, role: int, given: Given) -> Floats:
         """Return what one task of a role of a job takes with some amounts, (R,)."""
         demand: Floats = self._demand[role, job]
-        if given == _DECLARED:
+        if given == DECLARED:
             return demand
         sized = demand.copy()
         for r, amount in zip((CPUS, MEMORY_GB), given, strict=True):
@@ -311,9 +330,9 @@ class Trial:
         both[GPUS] = demand[GPUS]
         return both
 
-    def _next(self, job: int, role: int) -> _Given:
+    def _next(self, job: int, role: int) -> Given:
         """Return the amounts that one more task of a role is given."""
-        return self._given.get((job, role), _DECLARED) if self._given else _DECLARED
+        return self._given.get((job, role), DECLARED) if self._given else DECLARED
 
     def _count(self, job: int, role: int, group: int, n: int) -> None:
         """Note n more tasks of a job in a group, and of a worker's partner."""
@@ -334,7 +353,7 @@ class Trial:
                 self._note(job, role, group, -k, given)
                 n -= k
 
-    def _note(self, job: int, role: int, group: int, n: int, given: _Given) -> None:
+    def _note(self, job: int, role: int, group: int, n: int, given: Given) -> None:
         tasks = self._tasks(job)
         at = (role, group, given)
         left = tasks.get(at, 0) + n
@@ -370,61 +389,3 @@ class Trial:
             f"job {job} finds no room for {n} more tasks in device group {group}, where {free[0]:g} GPUs, {free[1]:g} "
             f"cores and {free[2]:g} GB would be free; take a group where Trial.room() is as large."
         )
-
-
-def _amount(job: int, name: str, amount: float | None) -> float | None:
-    """Return an amount in single precision, -1 for what was declared (NaN)."""
-    if amount is None:
-        return None
-    if amount != amount:
-        return -1.0
-    if not 0 < amount < np.inf:
-        raise PlacementError(
-            f"tasks of job {job} are to be given {name}={amount:g}; expected a finite amount > 0, or NaN for what was "
-            "declared."
-        )
-    return float(np.float32(amount))
-
-
-def _changed(given: _Given, cpus: float | None, memory_gb: float | None) -> _Given:
-    return given[0] if cpus is None else cpus, given[1] if memory_gb is None else memory_gb
-
-
-def _told(declared: Floats, cpus: Amounts, memory_gb: Amounts) -> list[_Given]:
-    """Return the amounts of rows of tasks; -1 where they are what was declared, (P, R)."""
-    given = np.column_stack([cpus, memory_gb])
-    alike = np.isnan(given) | (given == declared[:, [CPUS, MEMORY_GB]].astype(np.float32))
-    return [(a, b) for a, b in np.where(alike, np.float32(-1), given).tolist()]
-
-
-def _merged(changed: Bools, kept: NDArray[Any], new: NDArray[Any]) -> NDArray[Any]:
-    """Return one column of two: rows of jobs that are kept, and of those that changed."""
-    column = np.empty(len(changed), kept.dtype)
-    column[~changed], column[changed] = kept, new
-    return column
-
-
-@njit(cache=True)
-def _rooms(free: Floats, demand: Floats, runs_on: Bools, group_type: Ints, up: Bools) -> Ints:
-    rooms = np.zeros(len(free), np.int32)
-    for g in range(len(free)):
-        rooms[g] = _room(free, demand, runs_on, group_type, up, g)
-    return rooms
-
-
-@njit(cache=True)
-def _room(free: Floats, demand: Floats, runs_on: Bools, group_type: Ints, up: Bools, group: int) -> int:
-    if not up[group] or (demand[GPUS] > 0 and not runs_on[group_type[group]]):
-        return 0
-    return room(free[group], demand, MANY)
-
-
-@njit(cache=True)
-def _take(
-    free: Floats, demand: Floats, runs_on: Bools, group_type: Ints, up: Bools, group: int, n: int
-) -> bool:  # fmt: skip
-    if _room(free, demand, runs_on, group_type, up, group) < n:
-        return False
-    for r in range(free.shape[1]):
-        free[group, r] -= n * demand[r]
-    return True

@@ -2,14 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from labkit.core.events import Events, Kind, Quantity, Role
-from labkit.core.resources import Floats
+from labkit.core.placement import Repair
+from labkit.core.resources import Floats, Ints
 
 ROLES: Final = len(Role)
+_GONE: Final = tuple(
+    int(kind) for kind in (Kind.PLACED, Kind.PREEMPTED, Kind.COMPLETED, Kind.FAILED, Kind.DROPPED)
+)  # fmt: skip
+"""After these, what was told of a job's single tasks is of tasks that are no more."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class TaskMeasures:
+    """What was measured last of single tasks, T of them, in order of job, role and task.
+
+    Attributes
+    ----------
+    job, role, task : array
+        (T,) which task: its number within job and role, in the order of the job's rows.
+    at_s : array
+        (T,) when the newest of its measurements was made.
+    values : array
+        (T, quantities) by `Quantity`; NaN: not known.
+    """
+
+    job: Ints
+    role: NDArray[np.int8]
+    task: Ints
+    at_s: Floats
+    values: Floats
+
+    def __len__(self) -> int:
+        return len(self.job)
 
 
 class Use:
@@ -34,11 +66,50 @@ class Use:
         self.newest: Floats = np.full((n, ROLES, len(Quantity)), np.nan)
         self.peak_gb: Floats = np.full((n, ROLES), np.nan)
         self.at_s: Floats = np.full(n, np.nan)
+        self._tasks: dict[int, dict[tuple[int, int], Floats]] = {}
+        """job -> (role, task) -> when it was measured, and by quantity."""
+
+    @property
+    def knows_tasks(self) -> bool:
+        """True where something is told of single tasks: then events tell which of it to forget."""
+        return bool(self._tasks)
+
+    def of_tasks(self, jobs: Iterable[int]) -> TaskMeasures:
+        """Return what is told of single tasks of some jobs."""
+        told = [
+            (job, *key, values) for job in sorted(set(jobs)) for key, values in sorted(self._tasks.get(job, {}).items())
+        ]
+        values = np.array([row[3] for row in told], np.float64).reshape(-1, 1 + len(Quantity))
+        keys = np.array([row[:3] for row in told], np.int32).reshape(-1, 3)
+        return TaskMeasures(keys[:, 0], keys[:, 1].astype(np.int8), keys[:, 2], values[:, 0], values[:, 1:])
 
     def note(self, batch: Events) -> None:
-        """Take note of measurements; other events are passed over."""
+        """Take note of measurements, and forget those of tasks that are no more; other events are passed over."""
+        self._note_tasks(batch)
         rows = batch[(batch["kind"] == Kind.MEASURED) & (batch["task"] < 0)]
         self.newest[rows["job"], rows["role"], rows["quantity"]] = rows["value"]
         self.at_s[rows["job"]] = rows["time_s"]
         memory = rows[rows["quantity"] == Quantity.MEMORY_GB]
         np.fmax.at(self.peak_gb, (memory["job"], memory["role"]), memory["value"])
+
+    def _note_tasks(self, batch: Events) -> None:
+        measured = (batch["kind"] == Kind.MEASURED) & (batch["task"] >= 0)
+        if not (self._tasks or measured.any()):
+            return
+        for row in batch[measured | np.isin(batch["kind"], (*_GONE, int(Kind.REPAIRED)))]:
+            job, key = int(row["job"]), (int(row["role"]), int(row["task"]))
+            if row["kind"] == Kind.MEASURED:
+                values = self._tasks.setdefault(job, {}).setdefault(key, np.full(1 + len(Quantity), np.nan))
+                values[0], values[1 + row["quantity"]] = row["time_s"], row["value"]
+            elif row["kind"] == Kind.REPAIRED:
+                self._forget(job, key, balanced=row["value"] == Repair.BALANCE)
+            else:
+                self._tasks.pop(job, None)
+
+    def _forget(self, job: int, key: tuple[int, int], *, balanced: bool) -> None:
+        """Forget a task that was replaced, or all servers of a job whose blocks were spread anew."""
+        known = self._tasks.get(job, {})
+        for other in [other for other in known if other == key or (balanced and other[0] == Role.PS)]:
+            del known[other]
+        if not known:
+            self._tasks.pop(job, None)

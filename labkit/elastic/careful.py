@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from labkit.elastic.blocks import Vector
 from labkit.elastic.lending import Place
-from labkit.elastic.store import Block, Updates, Vector
+from labkit.elastic.store import Block, Updates
 from labkit.elastic.transport import Channel, ClosedError
 
 

@@ -6,14 +6,15 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Protocol, Self
 
 from labkit.core.errors import InputError
-from labkit.elastic.disk import Buffer
+from labkit.elastic.blocks import Layout
+from labkit.elastic.disk import Buffer, Disk
 from labkit.elastic.manifest import (
     FILE,
     QUEUE,
@@ -22,17 +23,48 @@ from labkit.elastic.manifest import (
     CheckpointError,
     Entry,
     Manifest,
+    SavedBlock,
     WriteError,
     bytes_of,
     check_sum,
     file_of,
     name_of,
 )
-
-if TYPE_CHECKING:
-    from labkit.elastic.checkpoint import Checkpoints
+from labkit.elastic.optimizers import Optimizer
 
 _SERVER: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
+
+
+class Saved(Protocol):
+    """A checkpoint that was read and found good."""
+
+    @property
+    def blocks(self) -> Mapping[int, SavedBlock]:
+        """Its blocks, by number."""
+
+
+class CheckpointFolder(Protocol):
+    """Where checkpoints are kept, as whoever writes one needs it; see `labkit.elastic.checkpoint.Checkpoints`."""
+
+    folder: Path
+    disk: Disk
+    layout: Layout
+    optimizer: Optimizer
+    training: Mapping[str, Any]
+    in_work: set[Path]
+    verified: set[int]
+
+    def load(self, step: int) -> Saved:
+        """Return the checkpoint of a step; BadCheckpointError if it is not as it was written."""
+
+    def set_aside(self, step: int) -> None:
+        """Let nobody find the checkpoint of a step."""
+
+    def prune(self) -> None:
+        """Remove what is older than those that are kept."""
+
+    def write_error(self, step: int, error: OSError) -> WriteError:
+        """Return what is told where the system cannot write."""
 
 
 class Draft:
@@ -41,7 +73,7 @@ class Draft:
     As a context it is abandoned unless it was committed. Any error abandons it.
     """
 
-    def __init__(self, home: Checkpoints, step: int, *, mixed: bool) -> None:
+    def __init__(self, home: CheckpointFolder, step: int, *, mixed: bool) -> None:
         self.step, self.mixed, self._home, self._disk = step, mixed, home, home.disk
         self.folder = home.folder / f".partial-{name_of(step)}-{os.getpid()}-{os.urandom(4).hex()}"
         self._entries: list[Entry] = []

@@ -7,7 +7,6 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from labkit.core.errors import InputError
 
@@ -15,9 +14,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from labkit.elastic.lending import Lender
-
-Vector = NDArray[np.float32]
+    from labkit.elastic.blocks import Vector
+from labkit.elastic.lending import Lender
 
 
 class Flat:

@@ -9,7 +9,8 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from labkit.elastic.flat import Flat, Vector
+from labkit.elastic.blocks import Vector
+from labkit.elastic.flat import Flat
 from labkit.elastic.losses import NotFiniteError, check_finite, encoded
 from labkit.elastic.protocol import Kind, at, era_and_version
 from labkit.elastic.transport import Channel, FrameError, Head, Message, TransportError

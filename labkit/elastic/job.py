@@ -23,7 +23,7 @@ import numpy as np
 from labkit.core.errors import InputError, LabkitError
 from labkit.core.events import Cause
 from labkit.elastic import forks
-from labkit.elastic.blocks import MOST_BLOCKS, layout, pack, unpack
+from labkit.elastic.blocks import MOST_BLOCKS, Vector, layout, pack, unpack
 from labkit.elastic.causes import of_exit, read
 from labkit.elastic.control import EVENTS, LEASES, LOCK, LOST_KNOWN, STATE, Plan, records
 from labkit.elastic.deaths import check_restarts
@@ -53,7 +53,7 @@ from labkit.elastic.program import Program, module_paths
 from labkit.elastic.resume import check_resume, losses_before
 from labkit.elastic.shards import ShardService, check_batch
 from labkit.elastic.sites import Site, checked_sites, hosts_of, launcher_name
-from labkit.elastic.store import Block, Vector
+from labkit.elastic.store import Block
 from labkit.elastic.transport import Lease, TransportError, new_token, private_folder
 
 if TYPE_CHECKING:

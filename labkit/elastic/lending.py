@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.core.errors import InputError
-from labkit.elastic.store import Vector
+from labkit.elastic.blocks import Vector
 from labkit.elastic.transport import Channel, Region
 
 LINE = 16

@@ -16,12 +16,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from labkit.core.errors import InputError, LabkitError
+from labkit.elastic.blocks import Vector
 from labkit.elastic.disk import Buffer
-
-Vector = NDArray[np.float32]
 
 FORMAT: Final = 1
 """Raw float32, little-endian: of each block its parameters, then its state in order of names."""

@@ -16,11 +16,9 @@ from math import isfinite
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
-from numpy.typing import NDArray
 
 from labkit.core.errors import InputError, unknown
-
-Vector = NDArray[np.float32]
+from labkit.elastic.blocks import Vector
 
 
 @runtime_checkable

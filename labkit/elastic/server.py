@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 
 from labkit.elastic import fault
+from labkit.elastic.blocks import Vector
 from labkit.elastic.careful import Keeping, Stamping
 from labkit.elastic.lending import Crates, Shelf
 from labkit.elastic.pace import Pace, departures
 from labkit.elastic.protocol import Kind, at, era_and_version
 from labkit.elastic.shadows import Ask, Follower, Shadows
-from labkit.elastic.store import Block, Pushed, Updates, Vector
+from labkit.elastic.store import Block, Pushed, Updates
 from labkit.elastic.transport import AccessError, Channel, FrameError, Handler, Head, Message, TransportError
 from labkit.elastic.tree import Node
 from labkit.oom import is_memory

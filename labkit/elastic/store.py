@@ -8,14 +8,12 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from labkit.elastic.blocks import Vector
 from labkit.elastic.tree import Node, parents
 
 if TYPE_CHECKING:
     from labkit.elastic.lending import Place
-
-Vector = NDArray[np.float32]
 
 
 class Updates(Protocol):

@@ -13,7 +13,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from labkit.elastic import fault
-from labkit.elastic.flat import Flat, Vector
+from labkit.elastic.blocks import Vector
+from labkit.elastic.flat import Flat
 from labkit.elastic.followers import Beside
 from labkit.elastic.lending import fetch
 from labkit.elastic.losses import NotFiniteError, check_finite, encoded

@@ -40,13 +40,17 @@ PARTS: Final[dict[str, tuple[Callable[..., Any], dict[str, str]]]] = {
 }
 """What makes a run less than ideal: option of a cell -> attribute."""
 
-OF_SPEED: Final = ("speed", "throughputs", "strict", "interference")
+OF_SPEED: Final = ("speed", "throughputs", "strict", "interference", "sharding", "troubles")
+FILES: Final = ("throughputs", "interference", "troubles")
+"""Those that may name a file."""
 OF_JOBS: Final = ("first", "load", "epoch_error")
-OPTIONS: Final = (*OF_JOBS, "slot_s", *OF_SPEED, *(name for _, names in PARTS.values() for name in names))
+OPTIONS: Final = (*OF_JOBS, "slot_s", "overheads", *OF_SPEED, *(name for _, names in PARTS.values() for name in names))
 """Parameters that belong to the run; every other one is an option of the schedulers."""
 
-RANDOM: Final = {"mtbf_s": "machines fail", "speed_error": "speeds vary", "straggler_probability": "jobs are slowed",
-                 "epoch_error": "jobs are longer or shorter than declared"}  # fmt: skip
+RANDOM: Final = {
+    "mtbf_s": "machines fail", "speed_error": "speeds vary", "straggler_probability": "jobs are slowed",
+    "troubles": "tasks are slow or hot", "epoch_error": "jobs are longer or shorter than declared",
+}  # fmt: skip
 EPOCH_STREAM: Final = 3
 """The simulator has streams 0, 1 and 2 of a seed."""
 
@@ -121,7 +125,7 @@ def _record(cell: Cell, inputs: Inputs) -> RunRecord:
     label = str(cell.keys["scheduler"])
     scheduler = inputs.scheduler(label, **theirs, **_seed_of(label, inputs, theirs, cell.seed))
     with ExitStack() as stack:
-        for name in ("throughputs", "interference"):
+        for name in FILES:
             if mine.get(name) is not None and str(mine[name]) in inputs.files:
                 mine[name] = stack.enter_context(inputs.file(str(mine[name])))
         jobs = jobs_of(inputs.jobs(str(cell.keys["trace"]), seed=cell.seed), mine, seed=cell.seed)
@@ -164,10 +168,18 @@ def disturbances(options: Mapping[str, Any]) -> dict[str, Any]:
     if options.get("slot_s") is not None:
         _number("slot_s", options["slot_s"])
         made["cadence"] = every_slot(options["slot_s"])
+    if options.get("overheads") is not None:
+        made["overheads"] = Overheads.published(str(options["overheads"]))
+    if options.get("checkpoint_s") is not None and options.get("mtbf_s") is None:  # for jobs out of memory alone
+        options = dict(options)
+        made["checkpoint_s"] = options.pop("checkpoint_s")
+        _number("checkpoint_s", made["checkpoint_s"])
     for part, (build, names) in PARTS.items():
         given = {names[name]: value for name, value in options.items() if name in names and value is not None}
         if not given:
             continue
+        if part in made:
+            raise InputError(f"overheads and {next(iter(given))} are given; expected one of them.")
         try:
             made[part] = build(**given)
         except TypeError as error:

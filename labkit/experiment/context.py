@@ -13,8 +13,9 @@ from labkit.core.answers import speeds_of
 from labkit.core.cluster import Cluster
 from labkit.core.jobs import Jobs
 from labkit.core.life import Context, Measure
-from labkit.core.protocols import Running, SpeedModel
+from labkit.core.protocols import SpeedModel
 from labkit.core.resources import Floats
+from labkit.core.running import Running
 from labkit.experiment.profile import measure_profile
 from labkit.experiment.rehearsal import rehearse
 from labkit.speed.alone import compact
@@ -46,7 +47,7 @@ def context(
         measure=measurer(told, cluster, speed=speed),
         profile=partial(measure_profile, told, cluster, speed=speed),
         rng=np.random.default_rng([seed, SCHEDULERS]),
-        rehearse=partial(rehearse, cluster),
+        rehearse=partial(rehearse, cluster, context),
         interference=interference,
     )
 

@@ -87,7 +87,9 @@ def deploy(
     backend, writer = opener.open()
     with writer, backend:
         rows = _run(experiment, opener.scheduler, backend, opener.name, writer, observers=observers, progress=progress)
-    return RunRecord(info=writer.info, jobs=experiment.jobs, cluster=experiment.cluster, events=rows)
+    return RunRecord(
+        info=writer.info, jobs=experiment.jobs, cluster=experiment.cluster, events=rows, reasons=writer.reasons
+    )  # fmt: skip
 
 
 def attach(
@@ -142,7 +144,9 @@ def attach(
             experiment, made, backend, record.info.scheduler, writer, observers=observers, progress=progress,
             n_written=len(record.events),
         )  # fmt: skip
-    return RunRecord(info=writer.info, jobs=record.jobs, cluster=experiment.cluster, events=rows)
+    return RunRecord(
+        info=writer.info, jobs=record.jobs, cluster=experiment.cluster, events=rows, reasons=writer.reasons
+    )  # fmt: skip
 
 
 def _hosts(memory: Memory, record: RunRecord) -> Inventory:
@@ -209,6 +213,6 @@ def _run(
         watchers = [write, *observers]
         if progress:
             watchers.append(stack.enter_context(ProgressBar(name, total=len(experiment.jobs))))
-        session = experiment.session(scheduler, observers=watchers, backend=backend)
+        session = experiment.session(scheduler, observers=watchers, backend=backend, reasons=writer.reasons)
         rows = session.run(scheduler)
     return rows if len(rows) else NO_EVENTS

@@ -9,8 +9,9 @@ import numpy as np
 
 from labkit.core.cluster import Cluster
 from labkit.core.jobs import Jobs
-from labkit.core.protocols import Running, SpeedModel
+from labkit.core.protocols import SpeedModel
 from labkit.core.resources import GPUS, Bools, Floats
+from labkit.core.running import Running
 from labkit.experiment.profile import measure_profile
 from labkit.speed.fastest import fastest
 

@@ -25,6 +25,11 @@ class OnMachines:
     ----------
     opener : Opener
         What begins then.
+
+    Attributes
+    ----------
+    reasons : list of str
+        Why decisions change jobs; whoever runs the session gives it the same list.
     """
 
     live = True
@@ -35,6 +40,7 @@ class OnMachines:
         self._backend: SshBackend | None = None
         self._writer: RunWriter | None = None
         self._n_over = 0
+        self.reasons: list[str] = []
 
     @property
     def now_s(self) -> float:
@@ -59,6 +65,12 @@ class OnMachines:
         """Wait until `until_s`, until there are news, or for a second."""
         return self._noted(self._opened().advance(until_s, stop_at_event=stop_at_event))
 
+    def note(self, happened: Events) -> None:
+        """Write down why decisions changed jobs: a session tells that, not the hosts."""
+        why = happened[happened["kind"] == Kind.EXPLAINED]
+        if self._writer is not None and len(why):
+            self._writer.append(why)
+
     def close(self) -> None:
         """End what is left of the run on the hosts, and say how it ended."""
         if self._backend is not None:
@@ -71,6 +83,7 @@ class OnMachines:
     def _opened(self) -> SshBackend:
         if self._backend is None:
             self._backend, self._writer = self._opener.open()
+            self._writer.reasons = self.reasons
         return self._backend
 
     def _noted(self, happened: Events) -> Events:

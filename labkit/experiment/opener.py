@@ -83,6 +83,8 @@ class Opener:
         self.asked = scheduler if isinstance(scheduler, str) else ""
         self.training = _measured(training or Training(), experiment.measured_every_s(self.scheduler))
         _refuse_leases(self.scheduler, self.name)
+        if experiment.troubles is not None:
+            raise InputError("troubles are those of a simulation; jobs on machines have their own: leave them out.")
         self.training.check(experiment.jobs)
         refuse_unfit(experiment.simulator(), experiment.speed.runs_on())
 

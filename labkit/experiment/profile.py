@@ -9,8 +9,9 @@ from labkit.core.cluster import Cluster
 from labkit.core.events import Role
 from labkit.core.jobs import Jobs
 from labkit.core.life import Profile
-from labkit.core.protocols import Running, SpeedModel
+from labkit.core.protocols import SpeedModel
 from labkit.core.resources import GPUS, Bools, Floats, Ints
+from labkit.core.running import Running
 from labkit.schedulers.gavel.profile import room_for
 from labkit.speed.alone import compact
 

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from labkit.experiment.command import AsJson, Hosts, Interference, tell
+from labkit.experiment.truth_options import Checkpoint, Published, Sharding, Troubles
 
 Trace = Annotated[Path, typer.Argument(help="A trace in any format that `labkit traces info` reads.", metavar="TRACE")]
 
@@ -23,6 +24,10 @@ def simulate(
         str | None, typer.Option(help="Another cluster than the profile's: a preset, an expression, or hosts.toml.")
     ] = None,
     interference: Interference = "none",
+    overheads: Published = None,
+    troubles: Troubles = "none",
+    sharding: Sharding = "dynamic",
+    checkpoint: Checkpoint = 0.0,
     folder: Annotated[Path, typer.Option(help="Where runs are kept, each in a folder of its own.")] = Path("runs"),
     seed: Annotated[int, typer.Option(help="Of the simulator.", min=0)] = 0,
     as_json: AsJson = False,
@@ -37,7 +42,8 @@ def simulate(
     shown = not as_json and sys.stderr.isatty()
     record = run(
         trace, cluster=cluster, scheduler=scheduler, profile=profile, folder=folder, seed=seed, progress=shown,
-        interference=interference,
+        interference=interference, troubles=troubles, sharding=sharding, checkpoint_s=checkpoint,
+        **({} if overheads is None else {"overheads": overheads}),
     )  # fmt: skip
     tell(record, folder=folder, as_json=as_json)
 

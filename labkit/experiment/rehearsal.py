@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from labkit.core.cluster import Cluster
 from labkit.core.events import Kind
 from labkit.core.jobs import Jobs
-from labkit.core.life import begin
+from labkit.core.life import Context, begin
 from labkit.core.protocols import Scheduler, SpeedModel
 from labkit.experiment.cadence import every_slot
 from labkit.experiment.session import Session
@@ -21,14 +22,20 @@ LONGEST: Final = 200
 """Slots of a rehearsal."""
 
 
-def rehearse(cluster: Cluster, jobs: Jobs, scheduler: Scheduler, *, speed: SpeedModel, slot_s: float) -> float:
+def rehearse(
+    cluster: Cluster,
+    context: Callable[..., Context],
+    jobs: Jobs,
+    scheduler: Scheduler,
+    *,
+    speed: SpeedModel,
+    slot_s: float,
+) -> float:  # fmt: skip
     """Return the mean JCT in seconds of jobs under a scheduler, on an empty cluster; `speed` is what is believed.
 
     It is decided each slot. Where the scheduler never gets some of the jobs done, they count as done at the end, which
-    is after `LONGEST` slots at most.
+    is after `LONGEST` slots at most. `context(jobs, cluster, speed=, seed=)` returns what the scheduler is told.
     """
-    from labkit.experiment.context import context  # it offers rehearsals itself
-
     begin(scheduler, context(jobs, cluster, speed=speed, seed=0))
     session = Session(
         Simulator(jobs, cluster, speed=speed), cadence=every_slot(slot_s), runs_on=speed.runs_on(), patience=PATIENCE,

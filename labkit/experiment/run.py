@@ -40,8 +40,9 @@ from labkit.results.notes import AMOUNTS_COUNT, TYPES_DIFFER
 from labkit.results.record import RunInfo, RunRecord, State
 from labkit.results.store import RunWriter
 from labkit.schedulers import named
-from labkit.simulator import Faults, Losses, Overheads, Replay, Simulator, Variation
+from labkit.simulator import Faults, Losses, Overheads, Replay, Simulator, Troubles, Variation
 from labkit.simulator.measuring import check_every
+from labkit.simulator.troubles import troubles as troubles_of
 from labkit.speed.interference.levels import Level, level
 from labkit.speed.profiled import ProfiledSpeed, TestbedProfile
 from labkit.topology import presets
@@ -53,8 +54,12 @@ KINDS: Final[dict[str, tuple[type, str]]] = {
     "variation": (Variation, "Variation(period_s=600, error=0.1)"),
     "faults": (Faults, "Faults(mtbf_s=86400, mttr_s=600, checkpoint_s=60)"),
     "losses": (Losses, "Losses()"),
+    "troubles": (Troubles, "Troubles.drawn(jobs, rng=rng)"),
 }
 """What makes a run less than ideal, and its cadence: the type of each, and an example."""
+
+TROUBLE_STREAM: Final = 4
+"""The simulator has streams 0, 1 and 2 of a seed, epochs of a sweep stream 3."""
 
 SAME_SPEED: Final = 1.05
 """Device types on which no job is slower by more than this are told apart by nobody."""
@@ -74,6 +79,11 @@ class Experiment:
         When to decide; None: at every event, and at least every `quantum_s` of a scheduler that has one.
     overheads, variation, faults, losses
         What makes the run less than ideal.
+    troubles : Troubles or None
+        Tasks that are slow or hot.
+    checkpoint_s : float or None
+        How far apart the checkpoints are to which jobs fall back that run out of memory; None: nothing is lost, or as
+        `faults` has it.
     seed : int
         Of the simulator's generator.
     believed : SpeedModel or None
@@ -97,6 +107,8 @@ class Experiment:
     variation: Variation | None = None
     faults: Faults | None = None
     losses: Losses | None = None
+    troubles: Troubles | None = None
+    checkpoint_s: float | None = None
     seed: int = 0
     believed: SpeedModel | None = None
     speeds: str = ""
@@ -119,12 +131,16 @@ class Experiment:
         strict: bool = False,
         profile: TestbedProfile | str | Path | None = None,
         interference: Level | str | Path | None = None,
+        sharding: str = "dynamic",
+        troubles: Troubles | str | Path | None = None,
         **options: Any,
     ) -> Experiment:
         """Return an experiment; a trace may be a path, a cluster a preset or an expression, a speed model a name.
 
         A profile of a testbed (`labkit profile`) gives cluster, speeds and overheads, unless they are given too.
         Interference is a level by name ("none", "mild", "calibrated") or a file (`labkit.speed.interference.level`).
+        Troubles are a CSV file or parts of the jobs ("hot_ps=0.13,slow_ps=0.06"), drawn with the seed; overheads may be
+        named ("dlrover"). With `sharding="static"` workers have their samples in advance, for speeds that know of it.
         """
         jobs, known = jobs_of(jobs), level(interference)
         refuse_unknown(options, known=[*inspect.signature(cls.of).parameters, *(field.name for field in fields(cls))])
@@ -135,10 +151,16 @@ class Experiment:
         cluster = cluster if isinstance(cluster, Cluster) else presets.build(cluster)
         if isinstance(speed, str):
             speed = speed_model(
-                jobs, cluster, kind=speed, throughputs=throughputs, strict=strict, interference=known
+                jobs, cluster, kind=speed, throughputs=throughputs, strict=strict, interference=known,
+                sharding=sharding,
             )  # fmt: skip
         elif not isinstance(speed, SpeedModel):
             raise InputError(f"speed is {speed!r}; expected a SpeedModel, or a name such as 'auto' or 'gavel'.")
+        elif sharding != "dynamic":
+            raise InputError(
+                f"sharding '{sharding}' and a speed model ({type(speed).__name__}) are given; Bottleneck takes "
+                "sharding='static' itself."
+            )
         elif known is not None and not (known.measured and isinstance(speed, ProfiledSpeed)):
             raise InputError(
                 f"interference '{known}' and a speed model ({type(speed).__name__}) are given; expected one of them: "
@@ -147,8 +169,16 @@ class Experiment:
         jobs, has_its_own = declared(jobs, speed), isinstance(speed, ProfiledSpeed)
         said = speeds_in_words(jobs, cluster, speed=speed, source=throughputs)
         said += "" if known is None else f"; interference{' told to schedulers' * has_its_own}: {known}"
+        said += f"; {sharding} sharding" * (sharding != "dynamic")
         told = interference_of(speed) if known is None else known
-        return cls(jobs=jobs, cluster=cluster, speed=speed, interference=told, **{"speeds": said, **options})
+        if isinstance(options.get("overheads"), str):
+            options["overheads"] = Overheads.published(options["overheads"])
+        rng = np.random.default_rng(np.random.SeedSequence(_seed(options), spawn_key=(TROUBLE_STREAM,)))
+        some = troubles_of(troubles, jobs, rng=rng)
+        said += "" if some is None else f"; troubles: {some.said}"
+        return cls(
+            jobs=jobs, cluster=cluster, speed=speed, interference=told, troubles=some, **{"speeds": said, **options}
+        )  # fmt: skip
 
     def measured_every_s(self, scheduler: Scheduler) -> float | None:
         """Return how often a run of a scheduler is measured; None: never, as where jobs hold slices of time."""
@@ -168,16 +198,24 @@ class Experiment:
             variation=self.variation,
             faults=self.faults,
             losses=self.losses,
+            troubles=self.troubles,
+            checkpoint_s=self.checkpoint_s,
             measure_every_s=measure_every_s,
             rng=np.random.default_rng(self.seed),
         )
 
     def session(
-        self, scheduler: Scheduler, *, observers: Sequence[Observer] = (), backend: Backend | None = None
+        self,
+        scheduler: Scheduler,
+        *,
+        observers: Sequence[Observer] = (),
+        backend: Backend | None = None,
+        reasons: list[str] | None = None,
     ) -> Session:
         """Return a session at time 0, with the cadence that suits the scheduler, after its pre-runs if it has any.
 
-        It runs on `backend`, by default on a fresh simulator, with leases if the scheduler has a `lease_s`.
+        It runs on `backend`, by default on a fresh simulator, with leases if the scheduler has a `lease_s`. Why it
+        changes jobs is added to `reasons`.
         """
         believed, runs_on = self.believed or self.speed, self.speed.runs_on()
         shape = len(self.jobs), len(self.cluster.device_types)
@@ -193,12 +231,13 @@ class Experiment:
             every_s = self.measured_every_s(scheduler)
             refuse_endless(self.jobs, every_s=min(cadence.slot_s, lease_s or math.inf, period_s, every_s or math.inf))
             backend = self.simulator(lease_s=lease_s, measure_every_s=every_s)
-        return Session(backend, cadence=cadence, runs_on=runs_on, observers=observers)
+        return Session(backend, cadence=cadence, runs_on=runs_on, observers=observers, reasons=reasons)
 
     def config(self, scheduler: Scheduler) -> dict[str, Any]:
         """Return the options of a run, as JSON can hold them."""
         parts: dict[str, Any] = {"scheduler": scheduler, "cadence": self.cadence, "overheads": self.overheads}
-        parts |= {"variation": self.variation, "faults": self.faults}
+        parts |= {"variation": self.variation, "faults": self.faults, "troubles": self.troubles}
+        parts |= {"checkpoint_s": self.checkpoint_s}
         parts |= {"measure_every_s": self.measured_every_s(scheduler)}
         if (profile := getattr(self.speed, "profile", None)) is not None:
             parts["profile"] = f"{profile.name}, {profile.made.at}"
@@ -289,17 +328,17 @@ class Experiment:
         info = self.info(scheduler, name=called)
         if np.isfinite(self.bound_jct_s):  # of simulated runs alone: machines are not bound by a model
             info = replace(info, config={**info.config, BOUND: self.bound_jct_s})
-        watchers = list(observers)
+        watchers, reasons = list(observers), list[str]()
         with ExitStack() as stack:
             if progress:
                 watchers.append(stack.enter_context(ProgressBar(called, total=len(self.jobs))))
             if folder is not None:
                 writer = RunWriter.create(folder, info=info, jobs=self.jobs, cluster=self.cluster, numbered=True)
-                info = writer.info
+                info, reasons = writer.info, writer.reasons
                 watchers.append(stack.enter_context(writer).append)
             compiled = stack.enter_context(kernel_cache.watched())
             began = time.perf_counter()
-            session = self.session(scheduler, observers=watchers)
+            session = self.session(scheduler, observers=watchers, reasons=reasons)
             for note in info.config.get("notes", ()):
                 warnings.warn(note, Caveat, stacklevel=4)
             rows = session.run(scheduler)
@@ -307,7 +346,7 @@ class Experiment:
             if (rows["kind"] == Kind.FELL_BACK).any():
                 warnings.warn(fell_back(called, scheduler), Caveat, stacklevel=4)
         info = replace(info, state=State.DONE, wall_s=wall_s)
-        return RunRecord(info=info, jobs=self.jobs, cluster=self.cluster, events=rows)
+        return RunRecord(info=info, jobs=self.jobs, cluster=self.cluster, events=rows, reasons=reasons)
 
 
 def simulate(
@@ -382,7 +421,8 @@ def replay(record: RunRecord, *, runs_on: Bools | None = None) -> Session:
     >>> bool((again["job"] == record.events["job"]).all())
     True
     """
-    return Session(Replay(record.jobs, record.cluster, recorded=record.events), runs_on=runs_on)
+    backend = Replay(record.jobs, record.cluster, recorded=record.events)
+    return Session(backend, runs_on=runs_on, reasons=list(record.reasons))
 
 
 class ProgressBar:
@@ -408,6 +448,12 @@ class ProgressBar:
 
     def __exit__(self, *_: object) -> None:
         self._bar.close()
+
+
+def _seed(options: Mapping[str, Any]) -> int:
+    """Return the seed of an experiment; one that is none is told later, with the other options."""
+    seed = options.get("seed", 0)
+    return int(seed) if isinstance(seed, int | np.integer) and seed >= 0 else 0
 
 
 def _plain(part: Any) -> Any:

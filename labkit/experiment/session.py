@@ -10,10 +10,11 @@ import numpy as np
 
 from labkit.core.answers import placement_of
 from labkit.core.errors import InputError, StalledError
-from labkit.core.events import NEWS, EventLog, Events, Kind
+from labkit.core.events import NEWS, NO_EVENTS, EventLog, Events, Kind, explained, joined
 from labkit.core.ledger import HOLDING, Ledger
 from labkit.core.placement import Placement
 from labkit.core.protocols import Backend, Scheduler
+from labkit.core.repairs import refuse_reasons
 from labkit.core.resources import GPUS, Bools
 from labkit.core.snapshot import Snapshot
 from labkit.experiment.cadence import Cadence, at_events
@@ -45,11 +46,15 @@ class Session:
         Slots in which nothing happens before a session with slots counts as stalled.
     on_stall : str
         "raise": a stall raises StalledError; "stop": it ends the session, as a policy that learns may well do nothing.
+    reasons : list of str, optional
+        Texts that earlier events of the run name; those of new decisions are added to this very list.
 
     Attributes
     ----------
     log : EventLog
         All that happened so far.
+    reasons : list of str
+        Why decisions changed jobs: the texts that EXPLAINED events name by number.
     decide_s : list of float
         Wall-clock seconds that each decision of `run` took.
     stalled : str
@@ -81,6 +86,7 @@ class Session:
         observers: Sequence[Observer] = (),
         patience: int = 1000,
         on_stall: str = "raise",
+        reasons: list[str] | None = None,
     ) -> None:
         if on_stall not in STALLS:
             raise InputError(f"on_stall is {on_stall!r}; expected {STALLS[0]!r} or {STALLS[1]!r}.")
@@ -98,6 +104,8 @@ class Session:
         self.stalled = ""
         self._n_quiet, self._patience, self._on_stall = 0, patience, on_stall
         self.observers = list(observers)
+        self.reasons: list[str] = [] if reasons is None else reasons
+        self._number_of = {text: number for number, text in enumerate(self.reasons)}
         self._note(backend.advance(0.0, stop_at_event=False))
         self._wait_for_work()
 
@@ -142,10 +150,14 @@ class Session:
 
     def _step(self, placement: Placement, who: str) -> None:
         n_before, n_active = len(self.log), self.ledger.n_active
-        self._note(self.backend.apply(placement_of(placement, who=who)))
+        placement = placement_of(placement, who=who)
+        refuse_reasons(placement, len(self.backend.jobs))
+        happened = self.backend.apply(placement)
+        why = self._explained(placement, happened) if placement.reasons else NO_EVENTS
+        self._note(joined([happened, why]) if len(why) else happened)
         self.n_decisions += 1
         self._advance()
-        self._n_quiet = self._n_quiet + 1 if len(self.log) <= n_before + 1 else 0
+        self._n_quiet = self._n_quiet + 1 if len(self.log) <= n_before + 1 + len(why) else 0
         if self._n_quiet > (0 if math.isinf(self.cadence.slot_s) else self._patience) and not self.done:
             self._refuse_standstill()
         if not (self.cadence.when_empty and n_active):  # else the next decision may see the empty cluster
@@ -173,6 +185,21 @@ class Session:
             decide_s(clock() - began)
             self.step(placement, who=f"{type(scheduler).__name__}.schedule()")
         return self.log.rows
+
+    def _explained(self, placement: Placement, happened: Events) -> Events:
+        """Return why a decision changed jobs, at its moment; nothing of a recording, which tells it itself."""
+        if getattr(self.backend, "recorded", False):
+            return NO_EVENTS
+        texts = [self._numbered(reason.text) for reason in placement.reasons]
+        at_s = float(happened["time_s"][-1]) if len(happened) else self.backend.now_s
+        return explained([reason.job for reason in placement.reasons], texts, time_s=at_s)
+
+    def _numbered(self, text: str) -> int:
+        """Return the number of a text, which is added where it is new."""
+        number = self._number_of.setdefault(text, len(self.reasons))
+        if number == len(self.reasons):
+            self.reasons.append(text)
+        return number
 
     def _note(self, happened: Events) -> None:
         if not len(happened):

@@ -25,6 +25,7 @@ def speed_model(
     throughputs: str | Path | None = None,
     strict: bool = False,
     interference: Level | None = None,
+    sharding: str = "dynamic",
 ) -> SpeedModel:
     """Return the truth about speeds that a simulation of these jobs on this cluster uses.
 
@@ -46,18 +47,41 @@ def speed_model(
     interference : Level, optional
         How co-located jobs slow each other; only "step-time", which "auto" then is, can have it. A testbed's profile in
         `throughputs` has its own: beside it a measured one is told to schedulers alone.
+    sharding : str
+        "static": workers have their shares of the samples in advance; only "bottleneck" can have it. Else "dynamic".
 
     Raises
     ------
     InputError
         If the kind is not known, or it does not know a model or a device type.
     """
+    if sharding != "dynamic":
+        return _sharded(jobs, cluster, sharding, kind=kind, throughputs=throughputs, interference=interference)
     if interference is not None and not (interference.measured and _is_profile(throughputs)):
         return _with_interference(jobs, cluster, interference, kind=kind, throughputs=throughputs, strict=strict)
     if kind not in KINDS:
         return _own(kind, jobs, cluster)
     kind = _fitting(jobs, cluster, throughputs) if kind == "auto" else kind
     return _labkits(kind, jobs, cluster, throughputs=throughputs, strict=strict)
+
+
+def _sharded(
+    jobs: Jobs, cluster: Cluster, sharding: str, *, kind: str, throughputs: str | Path | None,
+    interference: Level | None,
+) -> SpeedModel:  # fmt: skip
+    """Return speeds of jobs whose samples are divided among workers in another way than on demand."""
+    from labkit.speed.bottleneck import SHARDING, Bottleneck
+
+    if sharding not in SHARDING:
+        raise unknown("sharding", sharding, SHARDING)
+    found = _fitting(jobs, cluster, throughputs) if kind == "auto" else kind
+    asked = "interference" if interference is not None else f"speed '{found}'"
+    if asked != "speed 'bottleneck'":
+        raise InputError(
+            f"sharding '{sharding}' needs speed 'bottleneck', which tells workers apart; {asked} does not. Leave one "
+            "of them out."
+        )
+    return Bottleneck(jobs, cluster, sharding=sharding)
 
 
 def _with_interference(

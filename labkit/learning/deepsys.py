@@ -16,8 +16,8 @@ import numpy as np
 from labkit.core.cluster import Cluster
 from labkit.core.events import Role
 from labkit.core.jobs import Jobs
-from labkit.core.protocols import Running
 from labkit.core.resources import Floats, Ints
+from labkit.core.running import Running
 from labkit.experiment.speeds import speed_model
 from labkit.schedulers.pods.predictor import N_FEATURES, Beside, Predictor, features, model_gb, model_kind
 from labkit.speed.interference.levels import level

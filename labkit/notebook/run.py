@@ -8,7 +8,7 @@ import math
 import threading
 import time
 import traceback
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from dataclasses import replace
 from typing import Any, Final
 
@@ -19,6 +19,7 @@ from labkit.core.errors import InputError, LabkitError, StoppedError, unknown
 from labkit.core.events import Events, Kind, joined
 from labkit.core.protocols import Backend, Scheduler
 from labkit.experiment import Experiment, Session
+from labkit.experiment.machines import OnMachines
 from labkit.notebook.board import Board
 from labkit.results import RunInfo, RunRecord, State
 from labkit.schedulers import named
@@ -102,6 +103,7 @@ class LiveRun(traitlets.HasTraits):
         self._backend = backend or experiment.simulator()
         self._paced = Paced(self._backend, speedup=speedup)
         self._heard: list[Events] = []
+        self._reasons: list[str] = []
         self._n_folded, self._folded_at = 0, 0.0
         self._info: RunInfo | None = None
         self._listeners: list[Listener] = []
@@ -228,7 +230,10 @@ class LiveRun(traitlets.HasTraits):
         wall_s = self._wall_s if self._ended else time.monotonic() - self._began
         info = replace(self._info or self._new_info(), state=state, wall_s=wall_s)
         rows = joined(heard)
-        return RunRecord(info=info, jobs=self.experiment.jobs, cluster=self.experiment.cluster, events=rows)
+        return RunRecord(
+            info=info, jobs=self.experiment.jobs, cluster=self.experiment.cluster, events=rows,
+            reasons=self._reasons[:],
+        )  # fmt: skip
 
     def _new_info(self) -> RunInfo:
         info = self.experiment.info(self._scheduler, name=self.name)
@@ -275,8 +280,13 @@ class LiveRun(traitlets.HasTraits):
 
     def _run(self) -> str:
         self._info = self._new_info()
-        observers: Sequence[Callable[[Events], None]] = [self._hear]
-        session = self.experiment.session(self._scheduler, observers=observers, backend=self._paced)
+        observers: list[Callable[[Events], None]] = [self._hear]
+        if isinstance(self._backend, OnMachines):
+            observers.append(self._backend.note)
+            self._backend.reasons = self._reasons
+        session = self.experiment.session(
+            self._scheduler, observers=observers, backend=self._paced, reasons=self._reasons
+        )  # fmt: skip
         while not session.done and self._may_go(session):
             session.step(self._scheduler.schedule(session.snapshot()))
         return "done" if session.done else "stopped"

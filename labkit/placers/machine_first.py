@@ -9,9 +9,10 @@ from numba import njit
 
 from labkit.core.capacity import ClusterArrays, arrays_of, room, rooms
 from labkit.core.events import Role
+from labkit.core.job_columns import OVERDUE_FRACTION
 from labkit.core.placement import Gangs, Placement
 from labkit.core.resources import Bools, Floats, Ints
-from labkit.core.snapshot import OVERDUE_FRACTION, Snapshot
+from labkit.core.snapshot import Snapshot
 from labkit.placers.base import of_one_type, place_by, settled
 from labkit.placers.kernels import PACK
 

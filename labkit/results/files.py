@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -116,13 +116,32 @@ def read_cluster(path: Path) -> Cluster:
         raise InputError(f"{path} does not describe a cluster: {error!r}.") from error
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def write_reasons(path: Path, reasons: Sequence[str]) -> None:
+    """Write why decisions changed jobs: the texts that events name by number."""
+    write_text(path, json.dumps(list(reasons), indent=0, ensure_ascii=False) + "\n")
+
+
+def read_reasons(path: Path) -> list[str]:
+    """Read why decisions changed jobs; none where the run has no such file, as nobody told why."""
+    if not path.exists():
+        return []
+    told = _json(path)
+    if not (isinstance(told, list) and all(isinstance(text, str) for text in told)):
+        raise InputError(f"{path} does not hold reasons; expected a list of texts.")
+    return told
+
+
+def _json(path: Path) -> Any:
     try:
-        row = json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError(f"{path} is missing; the folder is not a whole run.") from None
     except ValueError as error:
         raise InputError(f"{path} is not JSON ({error}); the run cannot be read.") from error
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    row = _json(path)
     if not isinstance(row, dict):
         raise InputError(f"{path} holds a {type(row).__name__}; expected an object.")
     return row

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from labkit.core.events import Doubt, Events, Kind
+from labkit.core.events import Cause, Doubt, Events, Kind
 from labkit.core.text import time_unit
 from labkit.results.record import RunRecord, labels
 
@@ -22,7 +22,8 @@ def notes(records: Sequence[RunRecord]) -> list[str]:
 
     What was noted when they began (`labkit.experiment.caveats`); fallbacks that decided in the place of a policy; gangs
     that were placed with fewer tasks than their scheduler gave them; cores or memory that were given and change no
-    speed; schedulers that give a job GPUs of any type although types differ in speed.
+    speed; schedulers that give a job GPUs of any type although types differ in speed; jobs that were given up, so that
+    means are over the others.
     """
     named = list(zip(labels(records), records, strict=True))
     told = list(dict.fromkeys(note for record in records for note in record.info.config.get("notes", ())))
@@ -34,6 +35,7 @@ def notes(records: Sequence[RunRecord]) -> list[str]:
                 "found no room for more in the right places."
             )
         told += fallbacks(record.events, name=label, fallback=fallback_of(record))
+        told += given_up(record, name=label)
     told += [_unseen(label, record) for label, record in named if _gives_in_vain(record)]
     times = {label: float(record.info.config.get(TYPES_DIFFER, 1.0)) for label, record in named}
     unaware = [label for label, slower in times.items() if slower > 1]
@@ -43,6 +45,19 @@ def notes(records: Sequence[RunRecord]) -> list[str]:
             f"{max(times.values()):.3g} times slower on one type than on another; gavel_ schedulers look at that."
         )
     return told
+
+
+def given_up(record: RunRecord, *, name: str) -> list[str]:
+    """Return a sentence if jobs were given up: how many, and why."""
+    rows = record.events[record.events["kind"] == Kind.DROPPED]
+    if not len(rows):
+        return []
+    causes = [(cause, int((rows["cause"] == cause).sum())) for cause in Cause]
+    why = ", ".join(f"{n} {cause.name.lower().replace('_', ' ')}" for cause, n in causes if n)
+    return [
+        f"{name}: {len(rows)} of {len(record.jobs)} jobs were given up{f' ({why})' * bool(why)}; its JCTs are those of "
+        "the others."
+    ]
 
 
 WHY = {

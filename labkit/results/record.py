@@ -79,6 +79,8 @@ class RunRecord:
     jobs: Jobs
     cluster: Cluster
     events: Events
+    reasons: Sequence[str] = ()
+    """Why decisions changed jobs: the texts that EXPLAINED events name by number; `decisions` has both together."""
 
     @cached_property
     def table(self) -> pd.DataFrame:
@@ -107,6 +109,13 @@ class RunRecord:
         from labkit.results.use import failures
 
         return failures(self.events, self.jobs, self.cluster)
+
+    @cached_property
+    def decisions(self) -> pd.DataFrame:
+        """Why decisions changed jobs, as far as schedulers told: `labkit.results.decisions.decisions`."""
+        from labkit.results.decisions import decisions
+
+        return decisions(self.events, self.jobs, self.reasons)
 
     @property
     def n_done(self) -> int:

@@ -1,10 +1,10 @@
 """Runs on disk: a folder each, written so that a crash loses at most the last second.
 
-`runs/<id>/` holds `run.json` (what was asked), `jobs.parquet`, `cluster.json`, and the events in numbered parts
-`events-00000.parquet`, ...; a joined file, `events-00000-00041.parquet`, is in the place of 42 parts. While a run goes
-on, each 32 files of one size are joined, so that a day of a part each second is about a hundred files; a run that has
-ended has one. Every file is written under another name, synced and renamed: it is whole, or not there. `.writer` is
-locked by the process that writes.
+`runs/<id>/` holds `run.json` (what was asked), `jobs.parquet`, `cluster.json`, `reasons.json` (why decisions changed
+jobs, where schedulers tell), and the events in numbered parts `events-00000.parquet`, ...; a joined file,
+`events-00000-00041.parquet`, is in the place of 42 parts. While a run goes on, each 32 files of one size are joined, so
+that a day of a part each second is about a hundred files; a run that has ended has one. Every file is written under
+another name, synced and renamed: it is whole, or not there. `.writer` is locked by the process that writes.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from labkit.results.lock import RunLock
 from labkit.results.record import RunInfo, RunRecord, State
 
 FLUSH_S = 1.0
+REASONS = "reasons.json"
 FAN_IN = 32
 """Event files of one size that are joined into a larger one."""
 READS = 20
@@ -50,6 +51,9 @@ class RunWriter:
         `runs/<id>`.
     info : RunInfo
         As it stands in `run.json`.
+    reasons : list of str
+        Texts that events name by number: those so far. Give this very list to the session, which adds to it; a text is
+        on disk before the events that name it.
     """
 
     def __init__(
@@ -59,6 +63,8 @@ class RunWriter:
         self._clock, self._n_parts, self._pending, self._lock = clock, first_part, EventLog(), lock
         self._began_s = self._flushed_s = clock()
         self._is_first = False
+        self.reasons = files.read_reasons(folder / REASONS)
+        self._n_reasons = len(self.reasons)
 
     @classmethod
     def create(
@@ -152,6 +158,9 @@ class RunWriter:
 
     def flush(self) -> None:
         """Write what was appended since the last time."""
+        if len(self.reasons) > self._n_reasons:
+            files.write_reasons(self.folder / REASONS, self.reasons)
+            self._n_reasons = len(self.reasons)
         if len(self._pending):
             files.write_events(self.folder / f"events-{self._n_parts:05d}.parquet", self._pending.rows)
             self._n_parts += 1
@@ -258,6 +267,7 @@ def load(path: Path | str, *, root: Path | str = "runs") -> RunRecord:
         jobs=files.read_jobs(folder / "jobs.parquet"),
         cluster=files.read_cluster(folder / "cluster.json"),
         events=RunTail(folder).news(),
+        reasons=files.read_reasons(folder / REASONS),  # after the events: theirs are written before them
     )
 
 

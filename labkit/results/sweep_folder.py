@@ -97,6 +97,7 @@ class SweepFolder:
         _remove(scratch)
         info = replace(record.info, run=run)
         with RunWriter.create(scratch, info=info, jobs=record.jobs, cluster=record.cluster) as writer:
+            writer.reasons += record.reasons
             writer.append(record.events)
         files.write_info(scratch / run / "run.json", info)  # with the time that it really took
         _remove(target)

@@ -8,10 +8,11 @@ from typing import ClassVar
 import numpy as np
 from numba import njit
 
+from labkit.core.job_columns import OVERDUE_FRACTION
 from labkit.core.placement import Placement
 from labkit.core.protocols import Placer
 from labkit.core.resources import Bools, Floats, Ints
-from labkit.core.snapshot import OVERDUE_FRACTION, Snapshot
+from labkit.core.snapshot import Snapshot
 from labkit.placers import ByNetwork, Pack
 from labkit.schedulers import published as dl2
 from labkit.schedulers.base import asked, capacity, place

@@ -10,15 +10,20 @@ from labkit.core.book import Book, release
 from labkit.core.cluster import Cluster
 from labkit.core.complaints import complaint
 from labkit.core.errors import InputError, PlacementError, StalledError
-from labkit.core.events import EVENT, NO_EVENTS, Cause, Events, Kind, asides, copied, events, joined
+from labkit.core.events import EVENT, NO_EVENTS, Cause, Events, Kind, asides, copied, events, joined, repaired
 from labkit.core.jobs import Jobs
 from labkit.core.placement import Placement
-from labkit.core.protocols import ChangeModel, Running, SpeedModel
+from labkit.core.protocols import ChangeModel, SpeedModel, TroubleModel
+from labkit.core.repairs import refuse_repairs
 from labkit.core.resources import Floats, Ints
+from labkit.core.running import Running
 from labkit.simulator import state
+from labkit.simulator.active_troubles import ActiveTroubles
 from labkit.simulator.changes import Changes
 from labkit.simulator.disturbances import Faults, Losses, Overheads, Variation
-from labkit.simulator.measuring import Measuring, check_every
+from labkit.simulator.measuring import DetailedMeasuring, Measuring, check_every
+from labkit.simulator.memory import GrowingMemory, grows
+from labkit.simulator.troubles import Troubles
 
 MOST_FAILURES = 100_000, 1_000
 """Failures of machines on end, in all and for each machine, during which some job completes, or none ever will."""
@@ -46,6 +51,12 @@ class Simulator:
     overheads, variation, faults, losses
         What makes the run less than ideal; none by default. Without overheads, a speed model that knows what starts and
         rescales take (`ChangeModel`) tells them.
+    troubles : Troubles, optional
+        Tasks that are slow or hot, for a speed model that can show them (`TroubleModel`).
+    checkpoint_s : float, optional
+        Jobs that run out of memory fall back to their newest checkpoint; they are this far apart from a job's start on.
+        0: nothing is lost; None: as `faults` has it, else nothing. Jobs whose memory grows (`ps_memory_growth_gb`) need
+        a `TroubleModel` too.
     measure_every_s : float, optional
         Measure what tasks use and how fast they are each so many seconds (MEASURED events); None: never.
     rng : Generator
@@ -63,6 +74,8 @@ class Simulator:
         variation: Variation | None = None,
         faults: Faults | None = None,
         losses: Losses | None = None,
+        troubles: Troubles | None = None,
+        checkpoint_s: float | None = None,
         measure_every_s: float | None = None,
         rng: np.random.Generator | None = None,
     ) -> None:
@@ -103,6 +116,8 @@ class Simulator:
         check_every(measure_every_s)
         self._every_s = measure_every_s
         self._measuring = Measuring(jobs, speed)
+        self._checkpoint_s = (faults.checkpoint_s if faults else 0.0) if checkpoint_s is None else checkpoint_s
+        self._troubles, self._memory = self._known_troubles(troubles)
         self._machine_next_s = np.full(cluster.n_machines, np.inf)
         self._machine_up = np.ones(cluster.n_machines, dtype=np.bool_)
         self._n_failures, self._n_done_before = 0, 0
@@ -115,6 +130,24 @@ class Simulator:
         if overheads is not None or self.speed.local or not isinstance(self.speed, ChangeModel):
             return None
         return Changes(self.speed, self._book, self._truth, jobs=self.jobs)
+
+    def _known_troubles(self, troubles: Troubles | None) -> tuple[ActiveTroubles | None, GrowingMemory | None]:
+        """Return the troubles and the memory of jobs, of which the speed model must know."""
+        if not 0 <= self._checkpoint_s < np.inf:
+            raise InputError(f"checkpoint_s is {self._checkpoint_s}; expected seconds >= 0, 0: nothing is lost.")
+        some, growing = troubles is not None, grows(self.jobs)
+        if not (some or growing.any()):
+            return None, None
+        model = self.speed
+        if not (getattr(model, "troubles", False) and isinstance(model, TroubleModel) and model.local):
+            what = "slow and hot tasks" if some else f"memory that grows, as of job {self.jobs.id[growing.argmax()]}"
+            raise InputError(
+                f"{type(model).__name__} knows nothing of {what}; take speed 'bottleneck', or leave "
+                f"{'the troubles' if some else 'ps_memory_growth_gb'} out."
+            )
+        memory = GrowingMemory(self.jobs, model) if growing.any() else None
+        self._detail = DetailedMeasuring(self.jobs, model, memory)
+        return None if troubles is None else ActiveTroubles(troubles, self.jobs), memory
 
     @property
     def now_s(self) -> float:
@@ -133,8 +166,8 @@ class Simulator:
         Raises
         ------
         PlacementError
-            If it names an unknown job, overfills a device group or pairs jobs of which the speed model knows nothing;
-            nothing is changed then.
+            If it names an unknown job, overfills a device group, pairs jobs of which the speed model knows nothing or
+            repairs what is not there; nothing is changed then.
         """
         happened = self._carry_out(placement)
         if beside := asides(placement, happened, time_s=self._now_s):
@@ -144,12 +177,12 @@ class Simulator:
         return happened
 
     def _carry_out(self, placement: Placement) -> Events:
-        n_set = len(placement.set_jobs)
-        if not n_set and not len(placement):
+        n_set, n_repairs = len(placement.set_jobs), len(placement.repairs)
+        if not n_set and not len(placement) and not n_repairs:
             decided = copied(_DECIDED)
             decided["time_s"] = self._now_s
             return decided
-        self._room_for(1 + len(placement) + 3 * n_set)
+        self._room_for(1 + len(placement) + 3 * n_set + 3 * n_repairs)
         self._book.ensure(len(placement))
         book = self._book
         self._refuse_pairs(placement)
@@ -161,35 +194,72 @@ class Simulator:
         if fault != checks.OK:
             self._first_row[:] = self._mate[:] = -1
             raise PlacementError(complaint(fault, where, placement, self.jobs, self.cluster, book.free))
-        before = self._changes.note(placement.set_jobs) if self._changes else {}
+        if n_repairs:
+            self._refuse_repairs(placement)
+        touched = np.union1d(placement.set_jobs, placement.repairs["job"]) if n_repairs else placement.set_jobs
+        before = self._changes.note(touched) if self._changes else {}
         changed = np.empty(n_set, np.int32)
         n, n_changed = state.carry_out(
             placement.set_jobs, placement.job, placement.role, placement.group, placement.count, placement.cpus,
             placement.memory_gb, self._now_s, self._truth, self._running, self._counts, book.held, book.tasks,
             book.spare, book.free, book.demand, self._first_row, self._mate, changed, self._others, self._out,
         )  # fmt: skip
-        others = NO_EVENTS
-        if n_changed or self._counts[state.N_OTHERS]:
-            costs = self._changes.costs(changed[:n_changed], before) if self._changes else self._overhead_s
-            n, others = self._begin(changed[:n_changed], n, costs)
+        others, changed = NO_EVENTS, changed[:n_changed]
+        if n_repairs:
+            n, changed = self._repair(placement, changed, n)
+        if len(changed) or self._counts[state.N_OTHERS]:
+            costs = self._changes.costs(changed, before, placement.repairs) if self._changes else self._overhead_s
+            n, others = self._begin(changed, n, costs)
         elif n > 1 and not self.speed.local:
             others = self._retime_all()
         happened = copied(self._out[:n])
         return joined([happened, others]) if len(others) else happened
+
+    def _repair(self, placement: Placement, changed: Ints, n: int) -> tuple[int, Ints]:
+        """Repair tasks where they are; return the events written, and the jobs that are to be rescaled or started."""
+        rows = repaired(placement.repairs, time_s=self._now_s)
+        self._out[n : n + len(rows)] = rows
+        if self._troubles is not None:
+            self._troubles.repaired(placement.repairs)
+        more = np.setdiff1d(placement.repairs["job"], changed).astype(np.int32)
+        for job in more.tolist():
+            state.settle(self._truth, job, self._now_s)
+        return n + len(rows), np.concatenate([changed, more])
 
     def _begin(self, changed: Ints, n: int, costs: Floats) -> tuple[int, Events]:
         """Start or rescale jobs, and slow down those beside them; return the events written and those of the others."""
         others = self._unpaired() if self.speed.local else self._ready()
         if len(others):
             others = np.setdiff1d(others, changed)
+        starting = self._renew(changed) if self._troubles is not None else []
+        if self._memory is not None:
+            self._memory.note(self._tasks_of(np.concatenate([changed, others])))
         speeds = self._speeds(np.concatenate([changed, others]) if len(others) else changed)
         n = state.begin(
             changed, speeds, costs, self._changes is not None and np.isinf(self._lease_s), self._now_s, self._truth,
             self._running, self._counts, self._out, n,
         )  # fmt: skip
+        self._count_from(starting)
         if not self.speed.local and costs.any():  # the changed ones may not run yet
             return n, self._retime_all()
         return n, self._retime(others, speeds[len(changed) :]) if len(others) else NO_EVENTS
+
+    def _count_from(self, starting: list[int]) -> None:
+        """Count the seconds of troubles from the first start of jobs, which is over when their overhead is."""
+        if self._troubles is not None:
+            for job in starting:
+                begins = self._truth["phase"][job] == state.STARTING
+                self._troubles.starts(job, float(self._truth["ready_s"][job]) if begins else self._now_s)
+
+    def _renew(self, changed: Ints) -> list[int]:
+        """Let jobs that start again have new processes; return those that start for the first time."""
+        assert self._troubles is not None
+        waiting = changed[self._truth["phase"][changed] == state.WAITING]
+        first = self._truth["n_starts"][waiting] == 0
+        for job in waiting[~first].tolist():
+            self._troubles.renewed(job)
+        numbers: list[int] = waiting[first].tolist()
+        return numbers
 
     def _grant(self) -> Events:
         """Give a lease to every job that holds tasks, except in an overhead: there it comes when they are ready."""
@@ -249,7 +319,8 @@ class Simulator:
         return speeds_of(self.speed, self._tasks_of(jobs), jobs=self.jobs)
 
     def _tasks_of(self, jobs: Ints) -> Running:
-        return self._book.running(jobs)
+        running = self._book.running(jobs)
+        return running if self._troubles is None else self._troubles.with_troubles(running)
 
     def _in_phase(self, phase: int) -> Ints:
         jobs: Ints = self._running[: self._counts[state.N_RUNNING]]
@@ -306,9 +377,14 @@ class Simulator:
     # --- disturbances
 
     def _next_disturbance_s(self) -> float:
+        due_s = np.inf
+        if self._memory is not None:
+            due_s = self._memory.next(self._truth, self._running[: self._counts[state.N_RUNNING]])[0]
+        if self._troubles is not None:
+            due_s = min(due_s, self._troubles.next_s)
         if self._variation is None and self._faults is None and self._losses is None and self._every_s is None:
-            return np.inf
-        return float(min(self._due_s.min(), self._machine_next_s.min()))
+            return due_s
+        return float(min(due_s, self._due_s.min(), self._machine_next_s.min()))
 
     def _hopeless(self) -> bool:
         """Tell whether no job will ever arrive or complete, and no machine fail or return."""
@@ -330,9 +406,14 @@ class Simulator:
             self._truth["factor"] = self._variation.factors(len(self.jobs), rng=self._variation_rng)
             jobs = self._in_phase(state.RUNNING)
             batches.append(self._retime(jobs, self._truth["base_speed"][jobs]))
+        if self._troubles is not None and self._troubles.next_s <= self._now_s:
+            batches.append(self._begin_troubles(self._troubles))
         if self._every_s is not None and self._due_s[2] <= self._now_s:
             self._due_s[2] += self._every_s
             batches.append(self._measure())
+        while self._memory is not None and (due := self._next_out_of_memory(self._memory)) >= 0:
+            batches.append(self._run_out(self._memory, due))
+            news = True
         while self._faults and self._machine_next_s.min() <= self._now_s:
             batches.append(self._fail_or_return(self._faults, int(self._machine_next_s.argmin())))
             news = True
@@ -343,7 +424,37 @@ class Simulator:
         jobs = jobs[self._truth["speed"][jobs] > 0]
         at = self._truth[jobs]
         running = self._tasks_of(jobs)
+        if self._troubles is not None or self._memory is not None:
+            steps = at["steps"] + at["speed"] * (self._now_s - at["since_s"])
+            return self._detail.rows(running, factor=at["factor"], steps=steps, now_s=self._now_s)
         return self._measuring.rows(running, speeds=at["speed"], factor=at["factor"], now_s=self._now_s)
+
+    def _begin_troubles(self, troubles: ActiveTroubles) -> Events:
+        """Let troubles that are due begin; jobs that hold tasks go on at the speed that they have with them."""
+        jobs = troubles.begin(self._now_s)
+        jobs = jobs[self._book.held["first"][jobs] >= 0]
+        if not len(jobs):
+            return NO_EVENTS
+        if self._memory is not None:
+            self._memory.note(self._tasks_of(jobs))
+        return self._retime(jobs, self._speeds(jobs))
+
+    def _next_out_of_memory(self, memory: GrowingMemory) -> int:
+        """Return a job whose server runs out of memory now; -1: there is none."""
+        due_s, job = memory.next(self._truth, self._running[: self._counts[state.N_RUNNING]])
+        return job if due_s <= self._now_s else -1
+
+    def _run_out(self, memory: GrowingMemory, job: int) -> Events:
+        """Let a job lose its tasks, as a server has no more memory; for good where more of the same would not help."""
+        failed = memory.told(job, machines=self._group_machine, now_s=self._now_s)
+        self._counts[state.N_OTHERS] = 0
+        given_up = memory.ran_out(job)
+        lost = self._lose(np.array([job], np.int32), 0.0 if given_up else self._checkpoint_s)
+        lost["machine"], lost["cause"] = failed["machine"], Cause.OUT_OF_MEMORY
+        if given_up:
+            lost["kind"] = Kind.DROPPED
+            self._truth["phase"][job] = state.DONE
+        return joined([failed, lost, self._retime_unpaired()])
 
     def _report_losses(self, losses: Losses) -> Events:
         jobs = self._in_phase(state.RUNNING)
@@ -396,12 +507,17 @@ class Simulator:
         book = self._book
         running = self._running[: self._counts[state.N_RUNNING]]
         jobs = running[state.on_groups(self._running, self._counts, book.held, book.tasks, groups)].copy()
+        return self._lose(jobs, faults.checkpoint_s)
+
+    def _lose(self, jobs: Ints, checkpoint_s: float) -> Events:
+        """Take all tasks from jobs, which fall back to checkpoints so many seconds apart; 0: nothing is lost."""
+        book = self._book
         batch = events(len(jobs))
         for row, job in zip(batch, jobs, strict=True):
             at = self._truth[job]
             state.settle(self._truth, job, self._now_s)
-            if faults.checkpoint_s > 0:
-                lost_s = (self._now_s - at["started_s"]) % faults.checkpoint_s
+            if checkpoint_s > 0:
+                lost_s = (self._now_s - at["started_s"]) % checkpoint_s
                 at["steps"] = max(at["started_steps"], at["steps"] - at["speed"] * lost_s)
             at["phase"], at["next_s"], at["speed"] = state.WAITING, np.inf, 0.0
             if book.held["partner"][job] >= 0:
@@ -412,6 +528,14 @@ class Simulator:
             row["time_s"], row["kind"], row["job"] = self._now_s, Kind.FAILED, job
             row["value"], row["speed"] = at["steps"], 0.0
         return batch
+
+    def _refuse_repairs(self, placement: Placement) -> None:
+        """Raise if a placement, which was checked otherwise, repairs what is not there."""
+        try:
+            refuse_repairs(placement, self._book.held, self.jobs)
+        except PlacementError:
+            self._first_row[:] = self._mate[:] = -1
+            raise
 
     def _refuse_pairs(self, placement: Placement) -> None:
         """Raise if a placement pairs jobs in a way that no kernel can look at."""

@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 from labkit.core.answers import rates_of
 from labkit.core.book import Book, Records
 from labkit.core.jobs import Jobs
-from labkit.core.protocols import ChangeModel, Running
+from labkit.core.placement import Repair, Repairs
+from labkit.core.protocols import ChangeModel
 from labkit.core.resources import Floats, Ints
+from labkit.core.running import Running
 from labkit.simulator import state
 
 
@@ -58,11 +60,15 @@ class Changes:
         training = [int(j) for j in jobs if self._truth["phase"][j] in (state.RUNNING, state.RESCALING)]
         return {j: self._before.get(j) or self._held(j) for j in training}
 
-    def costs(self, changed: Ints, before: Mapping[int, Tasks]) -> Floats:
-        """Return the seconds of start, restart and rescale of jobs that hold other tasks now, (J, 3)."""
+    def costs(self, changed: Ints, before: Mapping[int, Tasks], repairs: Repairs) -> Floats:
+        """Return the seconds of start, restart and rescale of jobs that hold other tasks now or are repaired, (J, 3).
+
+        Each task that is replaced is a process that is started.
+        """
+        replaced = repairs["job"][repairs["kind"] == Repair.REPLACE].tolist()
         for j in changed.tolist():
             old, new = before.get(j, NOTHING).by_place(), self._held(j).by_place()
-            self._n_new[j] = sum(max(n - old.get(place, 0), 0) for place, n in new.items())
+            self._n_new[j] = sum(max(n - old.get(place, 0), 0) for place, n in new.items()) + replaced.count(j)
             if j in before:
                 self._before[j] = before[j]
             else:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Self
+from typing import Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.core.errors import InputError
+from labkit.core.errors import InputError, unknown
 from labkit.core.jobs import Jobs
 from labkit.core.resources import Floats
 
@@ -49,6 +50,22 @@ class Overheads:
         _refuse_negative(self, start_s=self.start_s, restart_s=self.restart_s, rescale_s=self.rescale_s)
         if math.inf in (self.start_s, self.restart_s, self.rescale_s):
             raise InputError(f"{self} never ends; expected seconds.")
+
+    @classmethod
+    def published(cls, name: str) -> Self:
+        """Return what starts and changes take where a system's paper tells it.
+
+        >>> Overheads.published("dlrover")
+        Overheads(start_s=120.0, restart_s=120.0, rescale_s=120.0)
+        """
+        if name not in PUBLISHED:
+            raise unknown("overheads", name, PUBLISHED)
+        return cls(*PUBLISHED[name])
+
+
+PUBLISHED: Final[Mapping[str, tuple[float, float, float]]] = {"dlrover": (120.0, 120.0, 120.0)}
+"""Overheads as published, by name. DLRover (section 6.3): about 20 s to launch pods and 100 s to initialise training,
+each time that a job is started or changed; the 60 s that it names beside them pass in training: they are a sample."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
@@ -9,8 +10,10 @@ import numpy as np
 from labkit.core.errors import InputError
 from labkit.core.events import NO_EVENTS, Events, Kind, Quantity, Role, events, joined
 from labkit.core.jobs import Jobs
-from labkit.core.protocols import Running, SpeedModel, TaskUse, UseModel
-from labkit.core.resources import MEMORY_GB, Floats, Ints
+from labkit.core.protocols import SpeedModel, TroubleModel, UseModel
+from labkit.core.resources import MEMORY_GB, Bools, Floats, Ints
+from labkit.core.running import EachTask, Running, TaskUse
+from labkit.simulator.memory import GrowingMemory
 
 _TOLD: Final = (
     (Quantity.CORES, Role.WORKER), (Quantity.CORES, Role.PS), (Quantity.MEMORY_GB, Role.WORKER),
@@ -100,3 +103,105 @@ class Measuring:
         rows["kind"], rows["role"], rows["quantity"] = Kind.MEASURED, role, quantity
         rows["job"], rows["value"] = jobs[known], values[known]
         return rows
+
+
+class DetailedMeasuring:
+    """Measures jobs whose tasks may differ: all tasks of a role together, and single ones where they differ.
+
+    Parameters
+    ----------
+    jobs : Jobs
+        Of the run.
+    speed : TroubleModel
+        The truth.
+    memory : GrowingMemory, optional
+        What servers hold.
+    """
+
+    def __init__(self, jobs: Jobs, speed: TroubleModel, memory: GrowingMemory | None) -> None:
+        self._jobs, self._speed, self._memory = jobs, speed, memory
+
+    def rows(self, running: Running, *, factor: Floats, steps: Floats, now_s: float) -> Events:
+        """Return what is measured of running jobs.
+
+        Of each job, role and quantity a row of all tasks. Then rows of single tasks: of all tasks of a role where some
+        are slower than others, else of those that use another amount or have another load than most.
+
+        Parameters
+        ----------
+        running : Running
+            Jobs that train, J of them, with their troubles.
+        factor, steps : array
+            (J,) what part of their speed the model does not know of, and the steps that they have done.
+        now_s : float
+            When that is.
+        """
+        if not len(running.job):
+            return NO_EVENTS
+        each = self._speed.each(running)
+        values = self._values(running, each, factor, steps)
+        parts = [_of_all(quantity, role, values[quantity], each, running) for quantity, role in (*_TOLD, _UPDATING)]
+        told = _differing(values, each)
+        for quantity, column in values.items():
+            mine = np.flatnonzero(told & ~np.isnan(column))
+            rows = events(len(mine))
+            rows["kind"], rows["quantity"] = Kind.MEASURED, quantity
+            rows["job"], rows["role"], rows["task"] = running.job[each.at[mine]], each.role[mine], each.task[mine]
+            rows["value"] = column[mine]
+            parts.append(rows)
+        batch = joined(parts)
+        batch["time_s"] = now_s
+        return batch
+
+    def _values(self, running: Running, each: EachTask, factor: Floats, steps: Floats) -> dict[Quantity, Floats]:
+        """Return what is measured of each single task, by quantity, (K,) each."""
+        number, part = running.job[each.at], factor[each.at]
+        demand = np.stack([self._jobs.worker_demand[:, MEMORY_GB], self._jobs.ps_demand[:, MEMORY_GB]])
+        memory = demand[each.role, number]
+        memory = np.where(memory > 0, memory, np.nan)
+        if self._memory is not None:
+            grown = self._memory.used(number, each.use.load, steps[each.at])
+            memory = np.where(np.isnan(grown), memory, grown)
+        return {
+            Quantity.CORES: each.use.cores * part,
+            Quantity.MEMORY_GB: memory,
+            Quantity.STEP_S: each.use.step_s / part,
+            Quantity.COMPUTE_S: each.use.compute_s / part,
+            Quantity.LOAD: each.use.load,
+        }
+
+
+_UPDATING: Final = (Quantity.COMPUTE_S, Role.PS)
+
+
+def _of_all(quantity: Quantity, role: Role, values: Floats, each: EachTask, running: Running) -> Events:
+    """Return what is told of all tasks of a role of each job together."""
+    mine = (each.role == role) & ~np.isnan(values)
+    owner, known = each.at[mine], np.bincount(each.at[mine], minlength=len(running.job)) > 0
+    together = np.bincount(owner, values[mine], len(running.job))
+    if quantity != Quantity.CORES:
+        together = np.full(len(running.job), -np.inf)
+        np.maximum.at(together, owner, values[mine])
+    return Measuring._told(quantity, role, np.where(known, together, np.nan), running.job)
+
+
+def _differing(values: Mapping[Quantity, Floats], each: EachTask) -> Bools:
+    """Return of which single tasks rows are told, (K,)."""
+    group = each.at * len(Role) + each.role
+    differs, slow = np.zeros(len(group), np.bool_), np.zeros(len(group), np.bool_)
+    if not len(group):
+        return differs
+    begins = np.append(0, np.flatnonzero(np.diff(group)) + 1)
+    sizes = np.diff(np.append(begins, len(group)))
+    for quantity, column in values.items():
+        middle = column[np.lexsort((column, group))][begins + (sizes - 1) // 2]
+        usual = np.repeat(middle, sizes)
+        other = np.abs(column - usual) > ALIKE * np.abs(usual)
+        differs |= other
+        if quantity == Quantity.COMPUTE_S:
+            slow = np.repeat(np.maximum.reduceat(other, begins), sizes)
+    return differs | slow
+
+
+ALIKE: Final = 1e-9
+"""Values that differ by less than this part are told as one."""

@@ -53,6 +53,11 @@ class Paced:
         """Whether the backend inside comes back without news, to tell how far jobs are."""
         return bool(getattr(self.inner, "live", False))
 
+    @property
+    def recorded(self) -> bool:
+        """Whether the backend inside tells a recording, in which decisions change nothing."""
+        return bool(getattr(self.inner, "recorded", False))
+
     def set_speedup(self, speedup: float) -> None:
         """Go on at another pace from now on."""
         speedup = _positive(speedup)

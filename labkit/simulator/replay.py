@@ -23,7 +23,14 @@ class Replay:
         As in the recorded run.
     recorded : Events
         The whole event table.
+
+    Attributes
+    ----------
+    recorded : bool
+        True: what a scheduler answers changes nothing, and why it would is no event.
     """
+
+    recorded = True
 
     def __init__(self, jobs: Jobs, cluster: Cluster, *, recorded: Events) -> None:
         self.jobs, self.cluster, self._rows = jobs, cluster, recorded.copy()

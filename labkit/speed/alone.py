@@ -7,8 +7,8 @@ import numpy as np
 from labkit.core.cluster import Cluster
 from labkit.core.events import Role
 from labkit.core.jobs import Jobs
-from labkit.core.protocols import Running
 from labkit.core.resources import GPUS, Floats, Ints
+from labkit.core.running import Running
 
 
 def compact(jobs: Jobs, cluster: Cluster, *, which: Ints, device_type: int) -> tuple[Running, Ints]:

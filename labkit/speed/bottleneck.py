@@ -8,17 +8,18 @@ from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from labkit.core.cluster import Cluster
-from labkit.core.errors import InputError
+from labkit.core.errors import InputError, unknown
 from labkit.core.events import Role
 from labkit.core.jobs import Jobs
-from labkit.core.protocols import Running, TaskUse
 from labkit.core.resources import CPUS, Bools, Floats, Ints
+from labkit.core.running import EachTask, Running, TaskUse
 from labkit.speed.alone import compact
 from labkit.speed.units import samples_of_step
 
+SHARDING: Final = ("dynamic", "static")
 SOFTNESS: Final = 8.0
 """Exponent p of softmin(x) = (sum x^-p)^(-1/p): towards infinity it is the minimum."""
 
@@ -128,7 +129,9 @@ class Bottleneck:
     """Steps/s of jobs that train asynchronously with parameter servers on CPU cores, as `Work` has it.
 
     Workers of one job may have different cores: each computes at softmin(w / c, 1 / t), and the servers take the sum.
-    So may servers: the slowest for its load is the limit. Machines and networks do not matter, only cores.
+    So may servers: the slowest for its load is the limit. Machines and networks do not matter, only cores. A task that
+    is slow (`running.troubles`) computes, or takes updates in, at its pace; a hot server has so many times the mean
+    load, and the others share the rest as before.
 
     Parameters
     ----------
@@ -138,20 +141,29 @@ class Bottleneck:
         Where they run.
     work : mapping, optional
         The work of a parameter update by the name of the model; by default that of DLRover's two models.
+    sharding : str
+        "dynamic": workers take samples as fast as they are. "static": each has as many of them in advance, so that a
+        job of n workers comes to its end n times as fast as its slowest one; a worker that is faster is idle at last,
+        and what it uses is told as the mean over its job.
 
     Raises
     ------
     InputError
-        If the work of a model is not known, or a job is synchronous or has no server.
+        If the work of a model is not known, a job is synchronous or has no server, or the sharding is neither.
     """
 
     local = True
     amounts = True
+    troubles = True
 
-    def __init__(self, jobs: Jobs, cluster: Cluster, *, work: Mapping[str, Work] | None = None) -> None:
+    def __init__(
+        self, jobs: Jobs, cluster: Cluster, *, work: Mapping[str, Work] | None = None, sharding: str = "dynamic"
+    ) -> None:
         from labkit.workloads import catalogue
 
-        self.jobs, self.cluster = jobs, cluster
+        if sharding not in SHARDING:
+            raise unknown("sharding", sharding, SHARDING)
+        self.jobs, self.cluster, self.sharding = jobs, cluster, sharding
         names = [name if work and name in work else catalogue.model(name).name for name in jobs.models]
         known = WORK if work is None else work
         for name in names:
@@ -188,9 +200,8 @@ class Bottleneck:
         owner = running.row_job()
         c, u = (self._column(name)[running.job][owner] for name in ("compute_core_s", "update_core_s"))
         updates = speeds * self._updates_per_step[self.jobs.model[running.job]]
-        alone = np.bincount(owner, np.where(running.role == Role.WORKER, rates * running.count, 0.0), len(running.job))
-        part = np.divide(updates, alone, out=np.zeros(len(updates)), where=alone > 0)[owner]
-        own = rates * part  # steps/s of one worker of a row, held up by the servers
+        alone = _summed(owner, np.where(running.role == Role.WORKER, rates * running.count, 0.0), len(running.job))
+        own = self._own(rates, updates, alone, running.n_workers, owner)
         worker = running.role == Role.WORKER
         with np.errstate(divide="ignore", invalid="ignore"):
             return TaskUse(
@@ -199,6 +210,40 @@ class Bottleneck:
                 compute_s=np.where(worker, 1 / rates, np.nan),
                 load=np.where(worker, np.nan, loads),
             )
+
+    def each(self, running: Running) -> EachTask:
+        """Return what every single task uses, troubles and all."""
+        at, role, task, row = _tasks_of(running)
+        speeds, rates, _ = self._told(running)
+        updates = speeds * self._updates_per_step[self.jobs.model[running.job]]
+        pace = np.ones(len(at))
+        for trouble in running.troubles:
+            pace[(at == trouble["at"]) & (role == trouble["role"]) & (task == trouble["task"])] *= trouble["pace"]
+        worker, number = role == Role.WORKER, running.job[at]
+        of_row = self._cores(running)
+        rate, cores = rates[row] * pace, of_row[row]
+        alone = _summed(at, np.where(worker, rate, 0.0), len(running.job))
+        c, u = (self._column(name)[number] for name in ("compute_core_s", "update_core_s"))
+        loads = np.full(len(at), np.nan)
+        loads[~worker] = np.concatenate(
+            [np.empty(0), *(self._loads(running, j, of_row) for j in range(len(running.job)))]
+        )
+        own = self._own(rate, updates, alone, running.n_workers, at)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            use = TaskUse(
+                cores=np.where(worker, own * c, updates[at] * u * loads),
+                step_s=np.where(worker, 1 / own, np.nan),
+                compute_s=np.where(worker, 1 / rate, u / (cores * pace)),
+                load=loads,
+            )
+        return EachTask(at, role, task, row, use)
+
+    def _own(self, rates: Floats, updates: Floats, alone: Floats, n_workers: Ints, owner: Ints) -> Floats:
+        """Return updates/s of each worker, held up by the servers, or by the shares that all were given."""
+        if self.sharding == "static":
+            return np.where(rates > 0, updates[owner] / np.maximum(n_workers, 1)[owner], 0.0)
+        part = np.divide(updates, alone, out=np.zeros(len(updates)), where=alone > 0)[owner]
+        return np.asarray(rates * part)
 
     def runs_on(self) -> Bools:
         """Return which jobs can run on which device types at all: all of them, (N, T)."""
@@ -244,11 +289,45 @@ class Bottleneck:
         worker = running.role == Role.WORKER
         with np.errstate(divide="ignore"):
             rates = np.where(worker, softmin(cores / c, 1 / t), 0.0)
-        compute = np.bincount(owner, rates * running.count, len(running.job))
+        compute = self._computing(running, rates, owner)
         loads, update = self._servers(running, cores)
         works = (running.n_workers > 0) & (running.n_ps > 0) & (compute > 0) & (update > 0)
         updates = np.where(works, softmin(np.where(works, compute, 1.0), np.where(works, update, 1.0)), 0.0)
         return updates / self._updates_per_step[self.jobs.model[running.job]], rates, loads
+
+    def _computing(self, running: Running, rates: Floats, owner: Ints) -> Floats:
+        """Return the updates/s that the workers of each job compute, (J,)."""
+        rows = running.troubles[running.troubles["role"] == Role.WORKER]
+        compute = _summed(owner, rates * running.count, len(running.job))
+        if not len(rows) and self.sharding == "dynamic":
+            return compute
+        slowest = np.full(len(running.job), np.inf)
+        working = running.role == Role.WORKER
+        np.minimum.at(slowest, owner[working], rates[working])
+        for at, _, task, pace, _ in rows.tolist():
+            mine = np.flatnonzero(working & (owner == at))
+            ends = np.cumsum(running.count[mine])
+            if task < (ends[-1] if len(ends) else 0):
+                rate = rates[mine[np.searchsorted(ends, task, side="right")]]
+                compute[at] -= rate * (1 - pace)
+                slowest[at] = min(slowest[at], rate * pace)
+        if self.sharding == "static":
+            return np.where(running.n_workers > 0, running.n_workers * slowest, 0.0)
+        return compute
+
+    def _loads(self, running: Running, j: int, of_row: Floats) -> Floats:
+        """Return the part of the updates that each server of one job has, in order; `of_row`: cores of a task (P,)."""
+        first, end = running.first[j], running.first[j + 1]
+        rows = first + np.flatnonzero(running.role[first:end] == Role.PS)
+        count = running.count[rows]
+        cores = np.repeat(of_row[rows], count)
+        loads = np.empty(len(cores))
+        loads[np.argsort(-cores, kind="stable")] = self._work[self.jobs.model[running.job[j]]].loads(len(cores))
+        hot = np.zeros(len(cores))
+        for _, _, task, _, load in _of_servers(running, j):
+            if load > 1 and task < len(cores):
+                hot[task] = max(hot[task], load / len(cores))
+        return _heated(loads, hot)
 
     def _servers(self, running: Running, cores: Floats) -> tuple[Floats, Floats]:
         """Return the mean load of a server of each row, (P,), and the updates/s that servers can take in, (J,)."""
@@ -261,6 +340,53 @@ class Bottleneck:
             work = self._work[self.jobs.model[number]]
             order = rows[np.argsort(-cores[rows], kind="stable")]  # blocks that are hot are where the cores are
             of_task, each = np.repeat(order, running.count[order]), work.loads(n)
+            if len(running.troubles) and (troubles := _of_servers(running, j)):
+                each, of_task, paces = self._loads(running, j, cores), np.repeat(rows, running.count[rows]), np.ones(n)
+                for _, _, task, pace, _ in troubles:
+                    paces[task : task + 1] *= pace
+                np.maximum.at(loads, of_task, each)
+                update[j] = (cores[of_task] * paces / np.maximum(work.update_core_s * each, 1e-300)).min()
+                continue
             np.maximum.at(loads, of_task, each)
             update[j] = (cores[of_task] / np.maximum(work.update_core_s * each, 1e-300)).min()
         return loads, update
+
+
+def _summed(owner: Ints, values: Floats, n: int) -> Floats:
+    """Return the sum of the values of each of n owners, (n,)."""
+    return np.asarray(np.bincount(owner, values, n), np.float64)
+
+
+def _of_servers(running: Running, j: int) -> list[tuple[int, int, int, float, float]]:
+    """Return the troubles of the servers of one job: at, role, task, pace, load."""
+    rows = running.troubles
+    found: list[tuple[int, int, int, float, float]] = rows[(rows["at"] == j) & (rows["role"] == Role.PS)].tolist()
+    return found
+
+
+def _heated(loads: Floats, hot: Floats) -> Floats:
+    """Return loads of which some (not 0) are set; the others share what is left as they did before.
+
+    >>> _heated(np.array([0.25, 0.25, 0.25, 0.25]), np.array([0.5, 0, 0, 0])).round(3)
+    array([0.5  , 0.167, 0.167, 0.167])
+    """
+    heated, total = hot > 0, float(hot.sum())
+    if not heated.any():
+        return loads
+    if total >= 1 or heated.all():
+        return np.asarray(hot / total)
+    rest: Floats = np.where(heated, 0.0, loads)
+    return np.asarray(np.where(heated, hot, rest * (1 - total) / rest.sum()))
+
+
+def _tasks_of(running: Running) -> tuple[Ints, NDArray[np.int8], Ints, Ints]:
+    """Return job position, role, number within the role and row of every single task, in order of the three, (K,)."""
+    row = np.repeat(np.arange(len(running.role), dtype=np.int32), running.count)
+    at, role = running.row_job()[row], running.role[row]
+    order = np.lexsort((row, role, at))
+    at, role, row = at[order], role[order], row[order]
+    key = at * len(Role) + role
+    begins = np.append(0, np.flatnonzero(np.diff(key)) + 1) if len(key) else np.empty(0, np.int64)
+    sizes = np.diff(np.append(begins, len(key)))
+    task = (np.arange(len(key)) - np.repeat(begins, sizes)).astype(np.int32)
+    return at, role, task, row

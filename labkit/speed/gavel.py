@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError
 from labkit.core.jobs import Jobs
-from labkit.core.protocols import Running
 from labkit.core.resources import GPUS, Bools, Floats, Ints
+from labkit.core.running import Running
 from labkit.speed.units import refuse_samples
 from labkit.workloads.gavel import Throughputs
 

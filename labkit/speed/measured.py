@@ -14,8 +14,8 @@ from numpy.typing import ArrayLike, NDArray
 from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError, ProfileError, unknown
 from labkit.core.jobs import Jobs, told
-from labkit.core.protocols import Running
 from labkit.core.resources import Bools, Floats, Ints
+from labkit.core.running import Running
 from labkit.speed.measured_files import read_rows
 from labkit.speed.units import samples_of_step
 

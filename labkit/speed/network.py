@@ -10,8 +10,8 @@ import numpy as np
 from labkit.core.cluster import Cluster, Network
 from labkit.core.events import Role
 from labkit.core.jobs import Jobs
-from labkit.core.protocols import Running
 from labkit.core.resources import Bools, Floats, Ints
+from labkit.core.running import Running
 from labkit.solvers.maxmin import equal_share_rates, max_min_rates
 
 Share = Literal["max-min", "equal"]

@@ -7,8 +7,8 @@ import numpy as np
 from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError
 from labkit.core.jobs import Jobs
-from labkit.core.protocols import Running
 from labkit.core.resources import Bools, Floats
+from labkit.core.running import Running
 
 
 class Recorded:

@@ -2,23 +2,40 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 
+from labkit.core.cluster import Cluster
 from labkit.core.events import Role
-from labkit.core.protocols import Running
+from labkit.core.jobs import Jobs
 from labkit.core.resources import CPUS, Bools, Floats, Ints
+from labkit.core.running import Running
 from labkit.solvers.maxmin import equal_share_rates, max_min_rates
 from labkit.speed.interference.model import MODELS
 from labkit.speed.interference.use import Interference
 from labkit.speed.network import Tasks, flows_of, rates_inside
 
-if TYPE_CHECKING:
-    from labkit.speed.step_time import StepTime
-
 LEAST: Final = 65_536
 """Flows that are kept before those of jobs that are gone are dropped."""
+
+
+class Timed(Protocol):
+    """What is read of a model that is timed anew change by change: of `labkit.speed.step_time.StepTime`."""
+
+    cluster: Cluster
+    jobs: Jobs
+    slowdown: Any
+    cpu: Any
+    local: bool
+    compute_s: Floats
+    model_bytes: Floats
+    updates_per_step: Floats
+    type_s: Floats
+
+    @property
+    def share(self) -> str:
+        """How flows share a link."""
 
 
 class Retiming:
@@ -48,7 +65,7 @@ class Retiming:
     _n_flows: int
     _most: int
 
-    def __init__(self, model: StepTime) -> None:
+    def __init__(self, model: Timed) -> None:
         cluster, n = model.cluster, len(model.jobs)
         self.model = model
         self._solve = max_min_rates if model.share == "max-min" else equal_share_rates
@@ -58,7 +75,7 @@ class Retiming:
         self._machine = np.ascontiguousarray(cluster.group_machine, np.int32)
         self._type = np.ascontiguousarray(cluster.group_type, np.int32)
         self._group_cores = np.ascontiguousarray(cluster.capacity[:, CPUS], np.float64)
-        self._type_s = np.ascontiguousarray(model._type_s, np.float64)
+        self._type_s = np.ascontiguousarray(model.type_s, np.float64)
         self._sync, self._no_ps = np.asarray(model.jobs.sync, np.bool_), np.asarray(model.jobs.n_ps == 0, np.bool_)
         self._hops = 0
         self._use(model.slowdown)
@@ -195,7 +212,7 @@ class Retiming:
         self._bus = self._bus if fitted.pcie_ is None else np.asarray(fitted.pcie_, np.float64)
 
 
-def knows(model: StepTime) -> bool:
+def knows(model: Timed) -> bool:
     """Tell whether a model's speeds can be kept up to date change by change."""
     slowdown = model.slowdown
     fitted = type(slowdown) is Interference and (slowdown.model.cpu_ is not None or slowdown.model.pcie_ is not None)

@@ -13,8 +13,8 @@ from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError, unknown
 from labkit.core.events import Role
 from labkit.core.jobs import Jobs
-from labkit.core.protocols import Running, TaskUse
 from labkit.core.resources import CPUS, Bools, Floats
+from labkit.core.running import Running, TaskUse
 from labkit.speed.alone import compact
 from labkit.speed.cpu import CpuModel
 from labkit.speed.network import Flows, Share, Tasks, bandwidth_gbps, flows_of
@@ -88,7 +88,7 @@ class StepTime:
         self.type_speed = _column("type_speed", type_speed, (len(jobs), len(cluster.device_types)))
         self.local = cluster.network is None and slowdown is None
         with np.errstate(divide="ignore"):
-            self._type_s = 1 / self.type_speed
+            self.type_s = 1 / self.type_speed
         self.amounts = cpu is not None
         self._cpu = {} if cpu is None else {f: _column(f, getattr(cpu, f), (len(jobs),)) for f in cpu.__slots__}
 
@@ -138,7 +138,7 @@ class StepTime:
                 with np.errstate(divide="ignore", invalid="ignore"):
                     exchange_s = np.nan_to_num(2 * part * self.model_bytes * 8e-9 / pcie, posinf=np.inf)
                     sync = jobs.sync | ring
-                    step_s = self.compute_s * np.where(sync, 1 / w, 1.0) * self._type_s[:, kind] + exchange_s
+                    step_s = self.compute_s * np.where(sync, 1 / w, 1.0) * self.type_s[:, kind] + exchange_s
                     best = np.maximum(best, np.where(sync, 1.0, w) / step_s)
         fastest: Floats = best / self.updates_per_step
         return fastest
@@ -197,7 +197,7 @@ class StepTime:
         job = running.job[workers.job]
         part = np.where(sync, 1 / np.maximum(workers.count, 1), 1.0)[workers.job]
         kind = self.cluster.group_type[workers.group]
-        seconds: Floats = self.compute_s[job] * part * self._type_s[job, kind]
+        seconds: Floats = self.compute_s[job] * part * self.type_s[job, kind]
         if self.slowdown is not None and not alone:
             slower = self.slowdown(running)
             seconds *= slower[workers.job] if len(slower) == len(running.job) else slower[workers.row]

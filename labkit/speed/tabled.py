@@ -7,8 +7,8 @@ import numpy as np
 from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError
 from labkit.core.jobs import Jobs
-from labkit.core.protocols import Running
 from labkit.core.resources import Bools, Floats, Ints
+from labkit.core.running import Running
 from labkit.speed.by_counts import ByCounts
 from labkit.speed.measured import ByGang
 from labkit.speed.units import samples_of_step

@@ -18,6 +18,7 @@ from labkit.core.events import NEWS, NO_EVENTS, Cause, Events, Kind, asides, joi
 from labkit.core.jobs import Jobs
 from labkit.core.ledger import DONE, HOLDING, Ledger
 from labkit.core.placement import Placement
+from labkit.core.repairs import refuse_repairs
 from labkit.testbed.agent.wire import Refused, check_name
 from labkit.testbed.amounts import given
 from labkit.testbed.happenings import Happenings
@@ -212,6 +213,12 @@ class SshBackend:
         self._first_row[:] = self._mate[:] = -1
         if fault != checks.OK:
             raise PlacementError(complaint(fault, where, placement, self.jobs, self.cluster, book.free))
+        refuse_repairs(placement, book.held, self.jobs)
+        if len(placement.repairs):
+            raise PlacementError(
+                f"the placement repairs {len(placement.repairs)} tasks of job "
+                f"{self.jobs.id[placement.repairs['job'][0]]}; jobs on machines cannot be repaired: place it anew."
+            )
 
     def _set(self, number: int, placement: Placement) -> list[Events]:
         """Bring about the gang of one job; return what is to be told at once."""

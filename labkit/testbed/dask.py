@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
-from labkit.elastic.transport.address import private_folder
 from labkit.elastic.transport.certificates import Authority, Certificates
+from labkit.elastic.transport.folders import private_folder
 from labkit.testbed.answers import Answers
 from labkit.testbed.errors import FleetError
 from labkit.testbed.fleet import Fleet

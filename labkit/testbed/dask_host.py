@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from labkit.core.errors import InputError, LabkitError
-from labkit.elastic.transport.address import private_folder
 from labkit.elastic.transport.certificates import write_private
+from labkit.elastic.transport.folders import private_folder
 from labkit.testbed.bed.processes import Process, end, process, processes
 
 PLAN, LEADER, LOG = "plan.json", "leader.json", "log"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from labkit.core import Backend, Events, Kind, Ledger, Placement, PlacementError, Snapshot
+from labkit.core import Backend, Events, Kind, Ledger, Placement, PlacementError, Repair, Snapshot, repairs_of
 from labkit.core.resources import GPUS
 from labkit.testing.failures import name_of, require
 from labkit.testing.scenes import Chaos
@@ -15,7 +15,7 @@ MAX_DECISIONS = 2000
 _ENDS = (Kind.COMPLETED, Kind.DROPPED)
 _NEEDS_TASKS = (
     Kind.STARTED, Kind.RESCALED, Kind.RESIZED, Kind.PROGRESSED, Kind.PAUSED, Kind.PREEMPTED, Kind.FAILED, Kind.MEASURED,
-    Kind.TASK_FAILED,
+    Kind.TASK_FAILED, Kind.REPAIRED,
 )  # fmt: skip
 
 
@@ -112,6 +112,9 @@ def _refuses_the_impossible(backend: Backend, snapshot: Snapshot) -> None:
             ("a count of 0", Placement.of([job], job=[job], group=[0], count=0)),
             ("tasks without cores", Placement.of([job], job=[job], group=[0], cpus=0)),
             ("more tasks than a device group holds", Placement.of([job], job=[job], group=[0], count=most)),
+            ("a repair of a task that is not there", Placement.of([], repairs=repairs_of([(job, 0, 10**6, 0)]))),
+            ("blocks spread over workers", Placement.of([], repairs=repairs_of([(job, 0, -1, Repair.BALANCE)]))),
+            ("a repair of a job that does not exist", Placement.of([], repairs=repairs_of([(10**6, 0, 0, 0)]))),
             ("a job that shares with itself", Placement.of([job], job=[job], group=[0], partner=[job])),
         ]
     if len(active) > 1:

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from labkit.core import Jobs, Kind, Placement, PlacementError, Scheduler, Snapshot, StalledError
-from labkit.core.declared import TRUTH
 from labkit.core.errors import TruthError
+from labkit.core.jobs import TRUTH
 from labkit.core.life import Context, Traits, begin
 from labkit.experiment import Cadence, Session, at_events, every_slot
 from labkit.experiment.context import context

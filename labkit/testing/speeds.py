@@ -7,8 +7,8 @@ from dataclasses import fields
 import numpy as np
 
 from labkit.core import Cluster, Jobs, SpeedModel
-from labkit.core.protocols import Running
 from labkit.core.resources import Floats, Ints
+from labkit.core.running import Running
 from labkit.placers import FirstFit, Spread
 from labkit.testing.failures import name_of, require
 from labkit.testing.placements import counts

@@ -95,6 +95,34 @@ def dlrover_small() -> Jobs:
     )  # fmt: skip
 
 
+def dlrover_mix() -> Jobs:
+    """Return 80 jobs like those of DLRover's section 6.4: more cores and memory than most need, and too few for some.
+
+    Servers hold 15 to 50 % of what is declared at their beginning; of a quarter of the jobs they grow, to 40 to 110 %
+    by the end. Which servers are hot or slow is no part of a trace: `--troubles hot_ps=0.13,slow_ps=0.06`.
+    """
+    rng = np.random.default_rng(64)
+    n = 80
+    wide = rng.random(n) < 0.6
+    worker_cores = np.where(wide, rng.choice([4, 8, 12], n), rng.choice([12, 16, 24], n)).astype(np.float64)
+    server_cores = rng.choice([4, 8, 16], n).astype(np.float64)
+    server_gb, n_ps = rng.choice([8, 16], n).astype(np.float64), rng.choice([2, 4], n)
+    steps = (np.where(wide, 300_000, 90_000) * rng.lognormal(0, 0.6, n)).round(-3)
+    all_gb = n_ps * server_gb
+    base_gb = (all_gb * rng.uniform(0.15, 0.5, n)).round(2)
+    at_end_gb = np.where(rng.random(n) < 0.25, all_gb * rng.uniform(0.4, 1.1, n), base_gb)
+    nothing, ones = np.zeros(n), np.ones(n)
+    return Jobs.of(
+        name="dlrover-mix", id=[f"mix-{k:02d}" for k in range(n)],
+        model=[("wide-deep" if w else "xdeepfm") for w in wide], user=[f"team-{k}" for k in rng.integers(0, 12, n)],
+        arrival_s=np.sort(rng.uniform(0, 172_800, n)).round(), sync=False, total_steps=steps,
+        n_workers=rng.choice([2, 4, 8], n), n_ps=n_ps, max_workers=60, max_ps=16,
+        worker_demand=np.stack([nothing, worker_cores, 4 * ones], axis=1),
+        ps_demand=np.stack([nothing, server_cores, server_gb], axis=1), ps_memory_base_gb=base_gb,
+        ps_memory_growth_gb=(1000 * np.maximum(at_end_gb - base_gb, 0.0) / steps).round(4),
+    )  # fmt: skip
+
+
 TRACES: Final[dict[str, Callable[[], Jobs]]] = {
     "demo.csv": demo,
     "gavel-small.trace": gavel_small,
@@ -103,6 +131,7 @@ TRACES: Final[dict[str, Callable[[], Jobs]]] = {
     "testbed.csv": testbed,
     "fidelity.csv": fidelity,
     "dlrover-small.csv": dlrover_small,
+    "dlrover-mix.csv": dlrover_mix,
 }
 """Each file in `traces/` and its recipe."""
 

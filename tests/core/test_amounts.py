@@ -10,8 +10,8 @@ from numba import njit
 from labkit.core import Jobs, Ledger, Placement, PlacementError, Role, Snapshot, Trial
 from labkit.core.answers import placement_of
 from labkit.core.book import Book, hold, release
+from labkit.core.job_columns import JobColumns
 from labkit.core.resources import CPUS, MEMORY_GB, Floats, amounts
-from labkit.core.snapshot import JobColumns
 from labkit.testing.strategies import rngs
 from labkit.topology import no_network
 from labkit.topology.servers import Server

@@ -12,6 +12,7 @@ import pytest
 
 from labkit.core import Jobs, LabkitError, Placement, Snapshot
 from labkit.core.errors import TruthError
+from labkit.core.jobs import TRUTH
 from labkit.core.life import Context
 from labkit.experiment import Experiment, Session, replay, simulate
 from labkit.placers import FirstFit
@@ -103,7 +104,7 @@ def test_the_declared_jobs_are_jobs_in_all_else() -> None:
     assert declared.take([2, 0]).weight.tolist() == [3, 1]
     assert declared.with_columns(weight=np.array([5.0, 6.0, 7.0])).weight.tolist() == [5, 6, 7]
     assert "true_steps" not in declared.to_frame()
-    assert declared.to_frame().equals(JOBS.to_frame().drop(columns="true_steps"))
+    assert declared.to_frame().equals(JOBS.to_frame().drop(columns=list(TRUTH)))
     assert repr(declared) == "<what is declared of 3 jobs of jobs>"
     assert not hasattr(declared, "true_steps")
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 
 from labkit.core import Jobs, Kind, Ledger, Placement, Role, Snapshot
-from labkit.core.declared import TRUTH
 from labkit.core.errors import StaleSnapshotError
 from labkit.core.events import events
-from labkit.core.snapshot import OVERDUE_FRACTION, JobColumns
+from labkit.core.job_columns import OVERDUE_FRACTION, JobColumns
+from labkit.core.jobs import TRUTH
 from labkit.experiment import Cadence, Session, every_slot
 from labkit.schedulers import make
 from labkit.simulator import Simulator

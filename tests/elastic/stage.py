@@ -17,13 +17,14 @@ from typing import Any
 import numpy as np
 
 from labkit.elastic.assign import reassign
+from labkit.elastic.blocks import Vector
 from labkit.elastic.commands import Command, End, Keep, Load, Note, Over, Start, Tell
 from labkit.elastic.controller import Controller
 from labkit.elastic.crew import Terms
 from labkit.elastic.optimizers import optimizer
 from labkit.elastic.protocol import Kind, at, era_and_version
 from labkit.elastic.server import Arrivals, Server
-from labkit.elastic.store import Block, Vector
+from labkit.elastic.store import Block
 from labkit.elastic.transport import ClosedError, Handler, Head, Message, Peer, PeerLostError, RemoteError
 from labkit.elastic.tree import Node, halves
 from labkit.elastic.worker import FromServers, Worker

@@ -10,8 +10,9 @@ import pytest
 from labkit.core.cluster import Cluster
 from labkit.core.jobs import Jobs
 from labkit.core.life import Profile
-from labkit.core.protocols import Running, SpeedModel
+from labkit.core.protocols import SpeedModel
 from labkit.core.resources import Bools, Floats, amounts
+from labkit.core.running import Running
 from labkit.experiment.profile import measure_profile
 from labkit.speed.gavel import GavelSpeed
 from labkit.speed.recorded import Recorded

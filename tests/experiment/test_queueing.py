@@ -11,9 +11,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from labkit.core import Jobs, Kind
-from labkit.core.protocols import Running
+from labkit.core.job_columns import OVERDUE_FRACTION
 from labkit.core.resources import Bools, Floats
-from labkit.core.snapshot import OVERDUE_FRACTION
+from labkit.core.running import Running
 from labkit.experiment import Session, every_slot
 from labkit.schedulers import make
 from labkit.simulator import Simulator

@@ -7,8 +7,8 @@ import pytest
 
 from labkit.core import Cluster, Gangs, Jobs, Placement, Placer, Snapshot
 from labkit.core.errors import InputError
-from labkit.core.protocols import Running
 from labkit.core.resources import Floats
+from labkit.core.running import Running
 from labkit.placers import LeastInterference, Pack, Spread
 from labkit.placers.least_interference import default_model
 from labkit.schedulers import make

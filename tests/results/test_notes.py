@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
+import labkit
 from labkit.core import Jobs, Placement, Snapshot
+from labkit.core.resources import amounts
 from labkit.experiment import compare
 from labkit.placers import FirstFit
 from labkit.plots.report import write_report
@@ -70,3 +72,12 @@ def test_cores_that_change_no_speed_are_told_and_those_that_do_are_not() -> None
     cpu = CpuModel(compute_core_s=4.0, worker_cores=4, update_core_s=0.1, ps_cores=4)
     speed = StepTime(jobs, cluster, compute_s=[0.0], model_bytes=[1e6], cpu=cpu)
     assert notes(compare(jobs, cluster=cluster, speed=speed, schedulers=[Generous()])) == []
+
+
+def test_jobs_that_were_given_up_are_told_with_their_causes():
+    jobs = Jobs.of(
+        arrival_s=[0, 0], total_steps=100_000, model="xdeepfm", n_ps=1, sync=False, ps_memory_growth_gb=[1.0, 0.0],
+        worker_demand=amounts(cpus=8), ps_demand=amounts(cpus=8, memory_gb=8),
+    )  # fmt: skip
+    record = labkit.simulate(jobs, cluster="dlrover-512", scheduler="static")
+    assert notes([record]) == ["static: 1 of 2 jobs were given up (1 out of memory); its JCTs are those of the others."]

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from labkit.core.errors import InputError
-from labkit.core.events import Events, events, from_frame, to_frame
+from labkit.core.events import Events, events, explained, from_frame, to_frame
 from labkit.results import RunInfo, RunWriter, State, files, free_id, known_runs, load
 from labkit.results.lock import writer_of
 from labkit.results.store import RunTail
@@ -397,3 +397,44 @@ def test_a_full_disk_leaves_no_half_written_file(tmp_path, monkeypatch):
         writer.flush()
     assert not list(writer.folder.glob("*events*"))
     assert same(load(tmp_path / "r1").events, events())
+
+
+def why(job: int, number: int, time_s: float) -> Events:
+    return explained([job], [number], time_s=time_s)
+
+
+def test_reasons_come_back_with_their_run_and_are_on_disk_before_the_events_that_name_them(tmp_path):
+    clock = Clock()
+    writer = begin(tmp_path, clock=clock)
+    writer.reasons.append("it is slow")
+    writer.append(why(1, 0, 5.0))
+    clock.now_s = 2.0
+    writer.append(why(2, 0, 6.0))
+    record = load(tmp_path / "r1")
+    assert record.reasons == ["it is slow"]
+    assert record.decisions.to_dict("list") == {
+        "time_s": [5.0, 6.0], "job": [str(record.jobs.id[1]), str(record.jobs.id[2])], "reason": ["it is slow"] * 2,
+    }  # fmt: skip
+    writer.close(State.STOPPED)
+    with RunWriter.attach(tmp_path / "r1") as again:
+        assert again.reasons == ["it is slow"]
+        again.reasons.append("it is hot")
+        again.append(why(0, 1, 7.0))
+    assert load(tmp_path / "r1").decisions["reason"].tolist() == ["it is slow", "it is slow", "it is hot"]
+
+
+def test_a_run_without_reasons_has_none_and_damage_is_named(tmp_path):
+    with begin(tmp_path) as writer:
+        writer.append(by_hand())
+    assert load(tmp_path / "r1").reasons == []
+    assert load(tmp_path / "r1").decisions.empty
+    (tmp_path / "r1" / "reasons.json").write_text("[1]")
+    with pytest.raises(InputError, match=r"reasons.json does not hold reasons; expected a list of texts"):
+        load(tmp_path / "r1")
+    (tmp_path / "r1" / "reasons.json").write_text("[")
+    with pytest.raises(InputError, match=r"reasons.json is not JSON"):
+        load(tmp_path / "r1")
+    (tmp_path / "r1" / "reasons.json").unlink()
+    lost = replace(load(tmp_path / "r1"), events=why(0, 3, 1.0))
+    with pytest.raises(InputError, match="reason 3 is named by an event, and the run has 0 of them"):
+        _ = lost.decisions

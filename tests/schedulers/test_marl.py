@@ -18,7 +18,8 @@ from labkit.schedulers.marl.candidates import SLACK, Gang, candidates, found_of
 from labkit.schedulers.marl.network import FEATURES, WAITING, Net, Scene, best_of, desk_of, gang_of, plain, weigh
 from labkit.schedulers.marl.scenes import declared_speed, scene_of
 from labkit.schedulers.marl.weights import FILES, Weights, load, shipped
-from labkit.speed.what_if import N_SEEN, learned, put, renew
+from labkit.speed.what_if import put, renew
+from labkit.speed.what_if_state import N_SEEN, learned
 from labkit.topology import build
 from labkit.workloads.expressions import trace
 

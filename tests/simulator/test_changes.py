@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from labkit.core import Jobs, Placement
+from labkit.core import Jobs, Placement, Repair, repairs_of
 from labkit.core.events import Events, Kind
 from labkit.core.resources import amounts
 from labkit.simulator import Overheads, Simulator
@@ -141,3 +141,26 @@ def test_overheads_that_are_given_count_instead() -> None:
     made.apply(gang(1, 1))
     rows = run(made)
     assert at(rows, Kind.STARTED, 0) + at(rows, Kind.STARTED, 1) == pytest.approx([1.0, 1.0])
+
+
+def test_a_replaced_task_is_one_process_that_is_started_and_its_job_goes_on_meanwhile() -> None:
+    """As with one newcomer: 2 s of the core, a quarter of it."""
+    made = simulator(0.0)
+    made.apply(gang(0, 1))
+    run(made, 5.0)  # it has made 10 steps
+    rows = made.apply(Placement.of([], repairs=repairs_of([(0, 0, 0, Repair.REPLACE)])))
+    assert [Kind(kind).name for kind in rows["kind"]] == ["DECIDED", "REPAIRED", "PROGRESSED"]
+    rows = run(made)
+    assert at(rows, Kind.RESCALED) == pytest.approx([13.0])
+    assert at(rows, Kind.COMPLETED) == pytest.approx([13.0 + (100 - 10 - 8 * 7.5) / 10])
+
+
+def test_blocks_that_are_spread_anew_start_no_process() -> None:
+    made = simulator(0.0, steps=1000)
+    made.apply(Placement.of([0], job=[0, 0], role=[0, 1], group=[0, 0], count=[1, 2]))
+    run(made, 30.0)
+    asked = []
+    made.speed.change_s = lambda jobs, *, n_new: asked.append(n_new.tolist()) or np.zeros((len(jobs), 3))  # type: ignore[attr-defined, method-assign]
+    made.apply(Placement.of([], repairs=repairs_of([(0, 1, -1, Repair.BALANCE)])))
+    made.apply(Placement.of([], repairs=repairs_of([(0, 1, 0, Repair.REPLACE), (0, 1, 1, Repair.REPLACE)])))
+    assert asked == [[0], [2]]

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from labkit.core import Cluster, InputError, Jobs, Kind, Ledger, PlacementError, Snapshot, StalledError
 from labkit.core.placement import Placement
-from labkit.core.protocols import Running
 from labkit.core.resources import Bools, Floats
+from labkit.core.running import Running
 from labkit.experiment import Session, at_events, every_slot
 from labkit.schedulers import make
 from labkit.simulator import Faults, Losses, Overheads, Simulator, Variation

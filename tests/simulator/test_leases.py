@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from labkit.core import InputError, Jobs, Kind, Placement, Snapshot
-from labkit.core.protocols import Running
 from labkit.core.resources import Bools, Floats
+from labkit.core.running import Running
 from labkit.experiment import Experiment, Session
 from labkit.results import compare, gantt, job_table, summary
 from labkit.schedulers import make

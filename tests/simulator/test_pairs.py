@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from labkit.core import Jobs, Kind, Placement, PlacementError
-from labkit.core.protocols import Running
 from labkit.core.resources import GPUS, Bools, Floats, amounts
+from labkit.core.running import Running
 from labkit.experiment import Session, every_slot
 from labkit.notebook.board import Board
 from labkit.results import gantt, heat_map, job_table, utilisation

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from labkit.core import Events, Jobs, Kind, Placement
 from labkit.core.events import events
-from labkit.core.protocols import Running
 from labkit.core.resources import Bools, Floats
+from labkit.core.running import Running
 from labkit.simulator import Simulator
 from labkit.speed.recorded import Recorded
 from labkit.testing import ConformanceError, check_backend, check_speed_model

@@ -9,8 +9,8 @@ import pytest
 
 from labkit.core import Jobs
 from labkit.core.errors import InputError
-from labkit.core.protocols import Running
 from labkit.core.resources import amounts
+from labkit.core.running import Running
 from labkit.experiment.speeds import speed_model
 from labkit.speed.bottleneck import WORK, Bottleneck, Work, softmin
 from labkit.testing import check_speed_model

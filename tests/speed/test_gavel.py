@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError
 from labkit.core.jobs import Jobs
-from labkit.core.protocols import Running, SpeedModel
+from labkit.core.protocols import SpeedModel
 from labkit.core.resources import amounts
+from labkit.core.running import Running
 from labkit.speed.gavel import GavelSpeed
 from labkit.testing import check_speed_model
 from labkit.workloads.gavel import EstimatedThroughput, Throughputs

@@ -7,7 +7,7 @@ import pytest
 
 from labkit.core import Jobs
 from labkit.core.errors import InputError
-from labkit.core.protocols import Running
+from labkit.core.running import Running
 from labkit.experiment import Experiment
 from labkit.placers import FirstFit, LeastInterference, Pack, Spread
 from labkit.schedulers.fifo import Fifo

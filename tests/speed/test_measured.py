@@ -12,7 +12,8 @@ import pytest
 from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError, ProfileError
 from labkit.core.jobs import Jobs
-from labkit.core.protocols import Running, SpeedModel
+from labkit.core.protocols import SpeedModel
+from labkit.core.running import Running
 from labkit.speed.measured import MeasuredSpeed, SpeedTable
 
 Shared = Callable[[str], Path]

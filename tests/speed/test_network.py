@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit.core.events import Role
-from labkit.core.protocols import Running
+from labkit.core.running import Running
 from labkit.speed.network import Tasks, bandwidth_gbps, ps_flows, ring_flows
 from labkit.topology import fat_tree, single_switch
 

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from labkit.core import Jobs
 from labkit.core.errors import InputError, ProfileError
-from labkit.core.protocols import ChangeModel, Running
+from labkit.core.protocols import ChangeModel
 from labkit.core.resources import amounts
+from labkit.core.running import Running
 from labkit.experiment import simulate
 from labkit.experiment.speeds import speed_model
 from labkit.simulator import Overheads

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError
 from labkit.core.jobs import Jobs
-from labkit.core.protocols import Running, SpeedModel
+from labkit.core.protocols import SpeedModel
+from labkit.core.running import Running
 from labkit.speed.recorded import Recorded
 
 ONE = Cluster(

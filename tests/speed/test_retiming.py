@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from labkit.core import Cluster, Jobs
-from labkit.core.protocols import Running
+from labkit.core.running import Running
 from labkit.speed.contention import profile
 from labkit.speed.interference import Interference, InterferenceModel, level
 from labkit.speed.interference.model import MODELS

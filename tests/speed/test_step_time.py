@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from labkit.core.errors import InputError
 from labkit.core.events import Role
 from labkit.core.jobs import Jobs
-from labkit.core.protocols import Running, SpeedModel
+from labkit.core.protocols import SpeedModel
 from labkit.core.resources import amounts
+from labkit.core.running import Running
 from labkit.speed.cpu import CpuModel
 from labkit.speed.step_time import StepTime, step_time
 from labkit.topology import bcube, build, fat_tree, leaf_spine, no_network, single_switch, vl2

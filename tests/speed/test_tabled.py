@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from labkit.core import InputError
-from labkit.core.protocols import Running
 from labkit.core.resources import Ints
+from labkit.core.running import Running
 from labkit.learning.settings import Setting
 from labkit.speed.analytic import analytic
 from labkit.speed.dl2 import THETA, FittedTable, fitted

@@ -8,23 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit.core import InputError, Jobs
-from labkit.core.protocols import Running
 from labkit.core.resources import amounts
+from labkit.core.running import Running
 from labkit.speed.interference import MODELS, Interference, InterferenceModel, TaskUse
 from labkit.speed.step_time import StepTime
-from labkit.speed.what_if import (
-    Facts,
-    Slow,
-    Tasks,
-    facts_of,
-    fill,
-    put,
-    seconds_more,
-    slow_of,
-    speed_of,
-    take,
-    tasks_of,
-)
+from labkit.speed.what_if import fill, put, seconds_more, speed_of, take
+from labkit.speed.what_if_state import Facts, Slow, Tasks, facts_of, slow_of, tasks_of
 from labkit.topology import build
 
 CLUSTER = build("leaf_spine(2, 2, 3, gbps=(10, 1000))")  # above the network cards there is room for all

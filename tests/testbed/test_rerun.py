@@ -10,16 +10,19 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from labkit.core import Placement, Reason, Snapshot
 from labkit.core.errors import InputError
-from labkit.core.events import Kind
-from labkit.experiment import Session, attach
+from labkit.core.events import Events, Kind
+from labkit.experiment import Session, attach, deploy
 from labkit.results.record import RunRecord, State
 from labkit.results.store import load
+from labkit.schedulers import make
 from labkit.testbed.agents import agent_of
 from labkit.testbed.backend import SshBackend
 from labkit.testbed.bed import Bed
@@ -293,6 +296,33 @@ def test_two_writers_are_refused_and_after_ctrl_c_attach_goes_on_from_the_checkp
     assert "goes on from its newest checkpoint" in (folder / "notes.txt").read_text()
     with pytest.raises(InputError, match="is over; labkit report"):
         attach(folder)
+
+
+class Explains:
+    """First come, first served, with a reason for each start."""
+
+    def __init__(self, why: str) -> None:
+        self.why = why
+
+    def schedule(self, snapshot: Snapshot) -> Placement:
+        placement = make("fifo").schedule(snapshot)
+        return replace(placement, reasons=tuple(Reason(job, self.why) for job in placement.set_jobs.tolist()))
+
+
+def test_reasons_of_a_run_that_was_stopped_are_there_when_another_goes_on(two: Bed, runs: Path) -> None:
+    def stop(rows: Events) -> None:
+        if (rows["kind"] == Kind.PROGRESSED).any():
+            raise KeyboardInterrupt
+
+    options = {"inventory": two.inventory, "name": "mine", "folder": runs, "training": TINY, "lease_s": 5.0}
+    with pytest.raises(KeyboardInterrupt):
+        deploy(jobs_of(1, steps=400), scheduler=Explains("it came first"), observers=[stop], **options)
+    (folder,) = runs.iterdir()
+    assert load(folder).decisions["reason"].tolist() == ["it came first"]
+    record = attach(folder, scheduler=Explains("it was stopped"))
+    goes_on(record)
+    assert record.decisions["reason"].tolist() == ["it came first", "it was stopped"]
+    assert load(folder).decisions.equals(record.decisions)
 
 
 def test_a_laptop_that_is_stopped_for_longer_than_the_lease_goes_on_when_it_wakes(two: Bed, runs: Path) -> None:

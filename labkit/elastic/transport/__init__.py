@@ -3,7 +3,7 @@
 `Listener` waits at an `Address`, `connect` goes to one; both need an `Access` and a `Handler`. Linux only.
 """
 
-from labkit.elastic.transport.address import Access, Address, Scheme, new_token, private_folder
+from labkit.elastic.transport.address import Access, Address, Scheme, new_token
 from labkit.elastic.transport.certificates import Authority, Certificates
 from labkit.elastic.transport.channel import Buffer, Channel, Handler, Message, Peer
 from labkit.elastic.transport.connection import Connection
@@ -20,6 +20,7 @@ from labkit.elastic.transport.errors import (
     TransportError,
     UnreachableError,
 )
+from labkit.elastic.transport.folders import private_folder
 from labkit.elastic.transport.frames import FIRST_KIND, LAST_KIND, Head, slices
 from labkit.elastic.transport.listen import Listener, bound
 from labkit.elastic.transport.proxy import Proxy

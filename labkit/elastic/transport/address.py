@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import os
 import secrets
-import stat
 from dataclasses import dataclass, field
 from enum import StrEnum
-from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from labkit.core.errors import unknown
-from labkit.elastic.transport.errors import AccessError, AddressError
+from labkit.elastic.transport.certificates import Certificates
+from labkit.elastic.transport.errors import AddressError
 from labkit.unix_sockets import UNIX_PATH_BYTES, fits
-
-if TYPE_CHECKING:
-    from labkit.elastic.transport.certificates import Certificates
 
 TOKEN_BYTES = 32
 
@@ -125,22 +121,3 @@ class Access:
 def new_token() -> bytes:
     """Return a fresh secret from the operating system."""
     return secrets.token_bytes(TOKEN_BYTES)
-
-
-def private_folder(path: Path) -> Path:
-    """Return a folder that only its owner can enter, made with mode 0700 if it is not there.
-
-    Raises
-    ------
-    AccessError
-        If it belongs to somebody else, others can enter it, or it is a link.
-    """
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = path.lstat()
-    if not stat.S_ISDIR(found.st_mode):
-        raise AccessError(f"{path} is no folder of its own; sockets and keys go into a folder, not a link to one.")
-    if found.st_uid != os.getuid():
-        raise AccessError(f"{path} belongs to uid {found.st_uid}, not to uid {os.getuid()}; give another folder.")
-    if stat.S_IMODE(found.st_mode) & 0o077:
-        raise AccessError(f"{path} has mode {stat.S_IMODE(found.st_mode):04o}; 0700 is needed: chmod 700 {path}")
-    return path

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from labkit.core.errors import InputError
-from labkit.elastic.transport.address import private_folder
 from labkit.elastic.transport.errors import AccessError
+from labkit.elastic.transport.folders import private_folder
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey

@@ -12,11 +12,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from labkit.elastic.transport.address import Access, Address, Scheme, private_folder
+from labkit.elastic.transport.address import Access, Address, Scheme
 from labkit.elastic.transport.channel import Handler, Peer
 from labkit.elastic.transport.connection import Connection
 from labkit.elastic.transport.dial import opened
 from labkit.elastic.transport.errors import AddressError, TransportError
+from labkit.elastic.transport.folders import private_folder
 from labkit.elastic.transport.greeting import Greeting
 from labkit.elastic.transport.intake import Intake
 from labkit.elastic.transport.terms import DEFAULT_LEASE, DEFAULT_LIMITS, GREETING_LIMITS, Counts, Lease, Limits

@@ -14,21 +14,8 @@ from numba import njit
 from labkit.core.resources import Floats, Ints
 from labkit.schedulers.marl.candidates import hold
 from labkit.schedulers.marl.network import FEATURES, N_TOP, Desk, Net, Scene, best_of, drawn, gang_of, weigh
-from labkit.speed.what_if import (
-    N_SEEN,
-    PCIE_UNIT,
-    WORKER,
-    Facts,
-    Slow,
-    Tasks,
-    put,
-    renew,
-    seconds_more,
-    slowdown,
-    speed_of,
-    take,
-    touched,
-)
+from labkit.speed.what_if import put, renew, seconds_more, slowdown, speed_of, take, touched
+from labkit.speed.what_if_state import N_SEEN, PCIE_UNIT, WORKER, Facts, Slow, Tasks
 
 DONE = 1e-9
 """Part of its steps that a job may lack when it ends: rounding."""

@@ -10,7 +10,7 @@ import numpy as np
 from labkit.core.errors import InputError
 from labkit.core.events import Role
 from labkit.core.life import Context
-from labkit.core.placement import Placement
+from labkit.core.placement import Placement, Reason
 from labkit.core.protocols import Placer
 from labkit.core.resources import CPUS, GPUS, Floats, Ints
 from labkit.core.snapshot import Snapshot
@@ -45,6 +45,7 @@ class Decision:
     """What the brain did to a job, and why."""
 
     time_s: float
+    number: int
     job: str
     stage: Stage
     plan: Plan
@@ -94,7 +95,7 @@ class Dlrover:
 
     Notes
     -----
-    `decisions` lists what was decided since the run began, with reasons in words.
+    What was decided, with reasons in words, are events of the run (`record.decisions`); `decisions` has the plans too.
 
     References
     ----------
@@ -143,9 +144,11 @@ class Dlrover:
         del self.decisions[state.n_decisions :]
         if len(self._fronts) > 4 * len(state.jobs) + 64:
             self._fronts.clear()
+        n_before = len(self.decisions)
         placement, state = self._decide(snapshot, state)
         self._memory.keep(replace(state, n_decisions=len(self.decisions)))
-        return placement
+        told = self.decisions[n_before:]
+        return replace(placement, reasons=tuple(Reason(each.number, f"{each.plan}: {each.why}") for each in told))
 
     def _decide(self, snapshot: Snapshot, state: _State) -> tuple[Placement, _State]:
         trial = Trial(snapshot)
@@ -324,7 +327,7 @@ class Dlrover:
         steps = float(snapshot.steps_done(np.array([job], np.int32))[0])
         states[job] = replace(known, plan=plan, changed_s=snapshot.now_s, steps=steps)
         name = str(snapshot.table.id[job])
-        self.decisions.append(Decision(snapshot.now_s, name, states[job].stage, plan, why))
+        self.decisions.append(Decision(snapshot.now_s, job, name, states[job].stage, plan, why))
 
 
 def _entry(front: tuple[Grid, Ints, Floats, Work], at: int) -> Plan:

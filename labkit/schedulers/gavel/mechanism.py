@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -16,18 +15,9 @@ from labkit.core.snapshot import Snapshot
 from labkit.placers import Pack
 from labkit.schedulers.gavel.estimator import NEWS, Estimator, refuse_options
 from labkit.schedulers.gavel.prices import PRICES, refuse_odd_prices
-from labkit.schedulers.gavel.problem import Allocation, Problem
+from labkit.schedulers.gavel.problem import Policy
 from labkit.schedulers.gavel.profile import declared_profile
 from labkit.schedulers.gavel.run import STAY, Run
-
-
-@runtime_checkable
-class Policy(Protocol):
-    """From a problem to an allocation."""
-
-    def allocate(self, problem: Problem) -> Allocation:
-        """Return the fraction of time that each job should spend in each column."""
-        ...
 
 
 @dataclass(eq=False)

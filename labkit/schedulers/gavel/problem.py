@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import Protocol, Self, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -199,3 +199,12 @@ class Allocation:
             gpus = gpus + problem.n_gpus[self.pairs[:, 0]] @ self.pair_share
         held: Floats = gpus @ problem.use
         return held
+
+
+@runtime_checkable
+class Policy(Protocol):
+    """From a problem to an allocation."""
+
+    def allocate(self, problem: Problem) -> Allocation:
+        """Return the fraction of time that each job should spend in each column."""
+        ...

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 import numpy as np
 
 from labkit.core.jobs import Jobs
 from labkit.core.life import Profile
 from labkit.core.placement import Gangs, Placement
+from labkit.core.protocols import Placer
 from labkit.core.resources import GPUS, Bools, Floats, Ints
 from labkit.core.snapshot import Snapshot
 from labkit.schedulers.gavel.base import known_speed
 from labkit.schedulers.gavel.equal import proportional_speed
 from labkit.schedulers.gavel.greedy import draws
 from labkit.schedulers.gavel.prices import prices_of
-from labkit.schedulers.gavel.problem import Allocation, Problem, Sharing
+from labkit.schedulers.gavel.problem import Allocation, Policy, Problem, Sharing
 from labkit.schedulers.gavel.published import PublishedRounds
 from labkit.schedulers.gavel.rounds import changes, choose, hold, note_placed, owe, owe_pairs
-
-if TYPE_CHECKING:
-    from labkit.schedulers.gavel.mechanism import Gavel
 
 NO_GPU: Final = 1e-3
 """GPUs that a job without any counts as."""
@@ -39,6 +38,25 @@ MIXED: Final = -1
 """Device type of a column that takes GPUs of all types."""
 
 
+class RoundOptions(Protocol):
+    """How rounds are run: what `Run` reads of a `Gavel`, whose docstring explains each."""
+
+    policy: Policy
+    placer: Placer
+    round_s: float
+    recompute_s: float | None
+    space_sharing: bool
+    placement: bool
+    fill: bool | None
+    aware_rounds: bool | None
+    stay: float | None
+    patience: float
+    published: bool
+    ideal: bool
+    seed: int
+    prices: Mapping[str, float]
+
+
 class Run:
     """The mechanism's memory; columns over all N jobs of a table, V columns of a problem.
 
@@ -48,11 +66,11 @@ class Run:
         The first one of the run.
     profile : Profile
         What was measured of its jobs.
-    options : Gavel
+    options : RoundOptions
         How to go about it.
     """
 
-    def __init__(self, snapshot: Snapshot, *, profile: Profile, options: Gavel) -> None:
+    def __init__(self, snapshot: Snapshot, *, profile: Profile, options: RoundOptions) -> None:
         table, cluster = snapshot.table, snapshot.cluster
         n = len(table)
         self.table: Jobs = table

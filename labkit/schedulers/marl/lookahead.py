@@ -15,7 +15,7 @@ from labkit.schedulers.marl.queue import place_waiting
 from labkit.schedulers.marl.scenes import declared_speed, scene_of
 from labkit.schedulers.marl.scheduler import Known, beyond_pods, placement, show
 from labkit.schedulers.pods.room import refuse_pods_without_gpus
-from labkit.speed.what_if import slow_of
+from labkit.speed.what_if_state import slow_of
 
 
 @dataclass(eq=False)

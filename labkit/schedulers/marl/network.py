@@ -9,7 +9,8 @@ from numba import njit
 
 from labkit.core.resources import CPUS, GPUS, Bools, Floats, Ints
 from labkit.schedulers.marl.candidates import MOST, Found, Gang, Room, candidates, found_of
-from labkit.speed.what_if import N_SEEN, WORKER, Facts, Slow, Tasks, seconds_more
+from labkit.speed.what_if import seconds_more
+from labkit.speed.what_if_state import N_SEEN, WORKER, Facts, Slow, Tasks
 
 FEATURES: Final = (
     "own_slowdown", "others", "machines", "empty", "gpus_left", "cores_left", "stranded", "at_home", "pod_free",

@@ -8,7 +8,8 @@ from numba import njit
 from labkit.core.resources import Floats, Ints
 from labkit.schedulers.marl.candidates import hold
 from labkit.schedulers.marl.network import Desk, Net, Scene, best_of, gang_of, weigh
-from labkit.speed.what_if import Slow, put, renew
+from labkit.speed.what_if import put, renew
+from labkit.speed.what_if_state import Slow
 
 
 @njit(cache=True, error_model="numpy")

@@ -23,7 +23,8 @@ from labkit.schedulers.marl.scenes import declared_speed, scene_of
 from labkit.schedulers.marl.weights import load
 from labkit.schedulers.pods.room import refuse_pods_without_gpus
 from labkit.speed.interference.use import TaskUse
-from labkit.speed.what_if import Slow, fill, learned
+from labkit.speed.what_if import fill
+from labkit.speed.what_if_state import Slow, learned
 
 
 class Known(NamedTuple):

@@ -10,6 +10,7 @@ import numpy as np
 
 from labkit.core.errors import InputError, unknown
 from labkit.core.life import Context, begin_placer
+from labkit.core.part import Part
 from labkit.core.placement import Placement
 from labkit.core.pods import n_pods
 from labkit.core.protocols import Placer
@@ -94,7 +95,7 @@ class Partitioned:
         started: list[Placement] = []
 
         def start(pod: int, jobs: Ints) -> None:
-            part = snapshot.within(pod, trial=room.trial)
+            part = Part(snapshot, pod, trial=room.trial)
             answer = place(placer, part, asked(part, jobs))
             room.take(answer, pod)
             started.append(answer)

@@ -10,8 +10,8 @@ import numpy as np
 from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError
 from labkit.core.jobs import Jobs
-from labkit.core.protocols import Running
 from labkit.core.resources import CPUS, Floats
+from labkit.core.running import Running
 from labkit.speed.interference.load import slowdowns
 from labkit.speed.interference.model import InterferenceModel
 

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from labkit.core.cluster import Cluster
 from labkit.core.jobs import Jobs
-from labkit.core.protocols import Running
 from labkit.core.resources import Bools, Floats, Ints
+from labkit.core.running import Running
 from labkit.speed.profiled.beyond import Beyond
 from labkit.speed.profiled.grid import Grid
 from labkit.speed.profiled.nouns import TestbedProfile

@@ -23,8 +23,9 @@ _TEXT: Final = ("id", "model", "user")
 _COUNTS: Final = {"n_workers": 1, "max_workers": 1, "n_ps": 0, "max_ps": 0, "home": -1}
 _POSITIVE: Final = ("total_steps", "true_steps", "steps_per_epoch", "weight")
 _OPTIONAL: Final = ("samples_per_step", "duration_s", "slo_s", "loss_delta")
+_AMOUNTS: Final = ("ps_memory_base_gb", "ps_memory_growth_gb")
 _DEMANDS: Final = tuple(f"{role}_{r}" for role in ("worker", "ps") for r in ("gpus", "cpus", "memory_gb"))
-KNOWN: Final = frozenset((*_TEXT, *_COUNTS, *_POSITIVE, *_OPTIONAL, *_DEMANDS, "arrival_s", "sync"))
+KNOWN: Final = frozenset((*_TEXT, *_COUNTS, *_POSITIVE, *_OPTIONAL, *_AMOUNTS, *_DEMANDS, "arrival_s", "sync"))
 REQUIRED: Final = ("arrival_s", "total_steps")
 EXPECTED: Final = "a labkit trace with columns arrival_s, total_steps and any of those in docs/trace-formats.md"
 
@@ -154,6 +155,8 @@ def _compact(frame: pd.DataFrame) -> pd.DataFrame:
         "ps_memory_gb": 0.0,
         "n_ps": 0,
         "n_workers": 1,
+        "ps_memory_base_gb": 0.0,
+        "ps_memory_growth_gb": 0.0,
     }
     idle = [name for name, value in defaults.items() if bool(np.all(frame[name] == value))]
     idle += [name for name in _OPTIONAL if frame[name].isna().all()]

@@ -1,0 +1,271 @@
+"""Columns over the active jobs, as a scheduler sees them: gathered when they are first read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from labkit.core.book import Records
+from labkit.core.errors import StaleSnapshotError
+from labkit.core.events import Quantity, Role
+from labkit.core.ledger import HOLDING, Ledger
+from labkit.core.resources import CPUS, GPUS, MEMORY_GB, Bools, Floats, Ints
+
+OVERDUE_FRACTION = 0.01
+"""A job that outlived its declared steps is believed to have this fraction of them left."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """One active job, for people."""
+
+    number: int
+    id: str
+    model: str
+    arrival_s: float
+    remaining_steps: float
+    remaining_s: float
+    attained_gpu_s: float
+    n_workers: int
+    n_ps: int
+    speed: float
+
+
+def _declared(column: str, told: str) -> cached_property[Any]:
+    """Return a column of what was declared, gathered for the active jobs."""
+
+    def gather(jobs: JobColumns) -> NDArray[Any]:
+        gathered: NDArray[Any] = getattr(jobs._jobs, column)[jobs.number]
+        return gathered
+
+    gather.__doc__ = told
+    return cached_property(gather)
+
+
+class JobColumns:
+    """Columns over the J active jobs, in order of arrival.
+
+    A column is gathered when it is first read and kept. Names follow `labkit.core.jobs.Jobs`: each declared column
+    (`arrival_s`, `weight`, `worker_demand`, ...) is there for the active jobs. `asked_workers`, `asked_ps` are the gang
+    that was asked for; `n_workers`, `n_ps` what a job holds now.
+    """
+
+    def __init__(self, ledger: Ledger, now_s: float, *, number: Ints | None = None) -> None:
+        self._ledger, self._version, self._now_s = ledger, ledger.version, now_s
+        self._jobs = ledger.jobs
+        self.number: Ints = ledger.active() if number is None else number
+        """(J,) job numbers."""
+
+    def _fresh(self) -> Ledger:
+        if self._ledger.version != self._version:
+            raise StaleSnapshotError(
+                "this snapshot is of an earlier decision; read what you need before the next step, "
+                "or keep its columns with snapshot.freeze()."
+            )
+        return self._ledger
+
+    def _believed(self, field: str) -> NDArray[Any]:
+        column: NDArray[Any] = self._fresh().belief[field][self.number]
+        return column
+
+    def _held(self, field: str) -> Ints:
+        held: Records = self._fresh().book.held
+        column: Ints = held[field][self.number]
+        return column
+
+    def __len__(self) -> int:
+        return len(self.number)
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The distinct model names."""
+        return self._jobs.models
+
+    @property
+    def users(self) -> tuple[str, ...]:
+        """The distinct users."""
+        return self._jobs.users
+
+    # --- declared
+
+    id: cached_property[NDArray[np.object_]] = _declared("id", "(J,) as the trace names them.")
+    model: cached_property[Ints] = _declared("model", "(J,) index into `models`.")
+    user: cached_property[Ints] = _declared("user", "(J,) index into `users`.")
+    arrival_s: cached_property[Floats] = _declared("arrival_s", "(J,) seconds.")
+    total_steps: cached_property[Floats] = _declared("total_steps", "(J,) steps.")
+    steps_per_epoch: cached_property[Floats] = _declared("steps_per_epoch", "(J,) steps of one epoch.")
+    samples_per_step: cached_property[Floats] = _declared(
+        "samples_per_step", "(J,) samples that a step trains on; NaN: a step is a parameter update."
+    )
+    duration_s: cached_property[Floats] = _declared("duration_s", "(J,) seconds with the asked gang.")
+    asked_workers: cached_property[Ints] = _declared("n_workers", "(J,) workers asked for.")
+    asked_ps: cached_property[Ints] = _declared("n_ps", "(J,) parameter servers asked for.")
+    max_workers: cached_property[Ints] = _declared("max_workers", "(J,) most useful workers.")
+    max_ps: cached_property[Ints] = _declared("max_ps", "(J,) most useful parameter servers.")
+    worker_demand: cached_property[Floats] = _declared("worker_demand", "(J, R) of one worker.")
+    ps_demand: cached_property[Floats] = _declared("ps_demand", "(J, R) of one parameter server.")
+    gang_demand: cached_property[Floats] = _declared("gang_demand", "(J, R) of the asked gang.")
+    malleable: cached_property[Bools] = _declared("malleable", "(J,) True for jobs that train with other gangs too.")
+    sync: cached_property[Bools] = _declared("sync", "(J,) True for synchronous training.")
+    weight: cached_property[Floats] = _declared("weight", "(J,) shares.")
+    slo_s: cached_property[Floats] = _declared("slo_s", "(J,) seconds after arrival to be done by; NaN: none.")
+    loss_delta: cached_property[Floats] = _declared(
+        "loss_delta",
+        "(J,) fraction by which the loss falls in an epoch when a job has converged; NaN: it counts steps.",
+    )
+
+    home: cached_property[Ints] = _declared("home", "(J,) pod where each job arrived; -1: it may go anywhere.")
+
+    # --- what has happened
+
+    @cached_property
+    def pod(self) -> Ints:
+        """(J,) pod that each job belongs to: its home, or where it was forwarded to; -1: it may go anywhere."""
+        pod: Ints = self._fresh().pod[self.number]
+        return pod
+
+    @cached_property
+    def steps(self) -> Floats:
+        """(J,) done so far, as far as is known."""
+        return self._fresh().steps_done(self.number, self._now_s)
+
+    @cached_property
+    def remaining_steps(self) -> Floats:
+        """(J,) declared steps that are left, at least 1 % of all: a job may outlive its declaration."""
+        return np.maximum(self.total_steps - self.steps, OVERDUE_FRACTION * self.total_steps)
+
+    @cached_property
+    def epochs_left(self) -> Floats:
+        """(J,) declared epochs that are left."""
+        return self.remaining_steps / self.steps_per_epoch
+
+    @cached_property
+    def remaining_s(self) -> Floats:
+        """(J,) declared seconds that are left with the asked gang."""
+        return self.duration_s * (self.remaining_steps / self.total_steps)
+
+    @cached_property
+    def attained_gpu_s(self) -> Floats:
+        """(J,) GPU-seconds held so far; half of them while two jobs share their GPUs."""
+        return self._fresh().attained_gpu_s(self.number, self._now_s)
+
+    @cached_property
+    def first_start_s(self) -> Floats:
+        """(J,) when each job first began to train, in seconds; NaN: it has not."""
+        return self._believed("first_start_s")
+
+    @cached_property
+    def n_slots_run(self) -> Ints:
+        """(J,) times between two decisions in which each job held tasks."""
+        return self._fresh().slots_run(self.number)
+
+    @cached_property
+    def n_workers(self) -> Ints:
+        """(J,) workers held now."""
+        return self._held("n_workers")
+
+    @cached_property
+    def n_ps(self) -> Ints:
+        """(J,) parameter servers held now."""
+        return self._held("n_ps")
+
+    @cached_property
+    def partner(self) -> Ints:
+        """(J,) number of the job with which each one shares its GPUs; -1: none."""
+        return self._held("partner")
+
+    @cached_property
+    def held(self) -> Floats:
+        """(J, R) what each job's tasks take now; of the GPUs that two jobs share, half."""
+        workers = self.n_workers[:, None] * self.worker_demand
+        workers[:, GPUS] *= np.where(self.partner >= 0, 0.5, 1.0)
+        held = workers + self.n_ps[:, None] * self.ps_demand
+        if self._held("n_given").any():
+            tasks = self._fresh().book.running(self.number)
+            declared = self._ledger.book.demand[tasks.role, self.number[tasks.row_job()]]
+            for r, taken in ((CPUS, tasks.cpus), (MEMORY_GB, tasks.memory_gb)):
+                held[:, r] += np.bincount(tasks.row_job(), tasks.count * (taken - declared[:, r]), len(self.number))
+        return held
+
+    @cached_property
+    def dominant_share(self) -> Floats:
+        """(J,) largest fraction of any resource of the cluster that each job's tasks take now, as DRF counts it."""
+        there = self._ledger.cluster.capacity.sum(axis=0)
+        shares = np.divide(self.held, there, out=np.zeros_like(self.held), where=there > 0)
+        return np.asarray(shares.max(axis=1, initial=0.0))
+
+    @cached_property
+    def running(self) -> Bools:
+        """(J,) True for jobs that hold tasks."""
+        phase: Bools = self._believed("phase") == HOLDING
+        return phase
+
+    @cached_property
+    def speed(self) -> Floats:
+        """(J,) steps per second as measured last; 0 for a job that does not run, NaN where not yet measured."""
+        return self._believed("speed")
+
+    # --- what was measured, if it was asked for; NaN where it never was
+
+    def _measured(self, quantity: Quantity) -> Floats:
+        """Return a quantity of all tasks of each role, (J, 2)."""
+        column: Floats = self._fresh().use.newest[self.number, :, quantity]
+        return column
+
+    @cached_property
+    def measured_s(self) -> Floats:
+        """(J,) when each job was measured last, in seconds; a gang may be another one since."""
+        return self._fresh().use.at_s[self.number]
+
+    @cached_property
+    def used_cores(self) -> Floats:
+        """(J, 2) cores in use, of all workers and of all parameter servers."""
+        return self._measured(Quantity.CORES)
+
+    @cached_property
+    def used_memory_gb(self) -> Floats:
+        """(J, 2) memory in use, of the worker and of the parameter server that use most."""
+        return self._measured(Quantity.MEMORY_GB)
+
+    @cached_property
+    def peak_memory_gb(self) -> Floats:
+        """(J, 2) the most memory that a worker and a parameter server of each job were ever measured to use."""
+        return self._fresh().use.peak_gb[self.number]
+
+    @cached_property
+    def slowest_step_s(self) -> Floats:
+        """(J,) seconds between two steps of the slowest worker, with all that it waits for."""
+        return self._measured(Quantity.STEP_S)[:, Role.WORKER]
+
+    @cached_property
+    def slowest_compute_s(self) -> Floats:
+        """(J,) seconds in which the slowest worker computes its gradient."""
+        return self._measured(Quantity.COMPUTE_S)[:, Role.WORKER]
+
+    @cached_property
+    def hottest_load(self) -> Floats:
+        """(J,) part of a job's gradient bytes that its busiest parameter server takes in, 0 to 1."""
+        return self._measured(Quantity.LOAD)[:, Role.PS]
+
+    def __getitem__(self, j: int) -> JobView:
+        number = int(self.number[j])
+        return JobView(
+            number=number,
+            id=str(self._jobs.id[number]),
+            model=self._jobs.models[self._jobs.model[number]],
+            arrival_s=float(self.arrival_s[j]),
+            remaining_steps=float(self.remaining_steps[j]),
+            remaining_s=float(self.remaining_s[j]),
+            attained_gpu_s=float(self.attained_gpu_s[j]),
+            n_workers=int(self.n_workers[j]),
+            n_ps=int(self.n_ps[j]),
+            speed=float(self.speed[j]),
+        )
+
+    def __iter__(self) -> Iterator[JobView]:
+        return (self[j] for j in range(len(self)))
