@@ -74,7 +74,7 @@ def notebook(text: str) -> str:
     return json.dumps({"cells": cells, "metadata": METADATA, "nbformat": 4, "nbformat_minor": 5}, indent=1) + "\n"
 
 
-_CODE: Final = {"cell_type": "code", "execution_count": None, "outputs": []}
+_CODE: Final[dict[str, Any]] = {"cell_type": "code", "execution_count": None, "outputs": []}
 
 
 def _filled(template: str, words: dict[str, str]) -> str:
