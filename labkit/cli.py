@@ -150,7 +150,8 @@ def compare(
             str(trace), format=format, report=report, runs=runs, command=command_line(sys.argv), cluster=cluster,
             schedulers=schedulers, seeds=seeds, against=against, workers=workers, as_json=as_json, speed=speed,
             throughputs=throughputs, strict=strict, interference=interference, load=load, slot_s=slot, first=first,
-            start_s=start, restart_s=restart, rescale_s=rescale,
+            start_s=start, restart_s=restart, rescale_s=rescale, overheads=overheads, troubles=troubles,
+            sharding=sharding, left_out={"--checkpoint": checkpoint, "--seed": seed},
         )  # fmt: skip
         return
     if against is not None or workers is not None:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from labkit.cli_swept import exit_if_failed, seeds_of, tell
-from labkit.core.errors import unknown
+from labkit.core.errors import InputError, unknown
 
 USUAL: Final = {
     "speed": "auto", "interference": "none", "load": 1.0, "throughputs": None, "strict": False, "slot_s": None,
     "first": None, "start_s": 0.0, "restart_s": 0.0, "rescale_s": 0.0,
+    "overheads": None, "troubles": "none", "sharding": "dynamic",
 }  # fmt: skip
 """Options of runs, and their values where nothing was typed."""
 
@@ -30,6 +32,7 @@ def compare_on_seeds(
     workers: int | None,
     as_json: bool,
     command: str,
+    left_out: Mapping[str, float],
     **options: Any,
 ) -> None:
     """Simulate, print a row per scheduler and what they show, and write the report.
@@ -47,6 +50,8 @@ def compare_on_seeds(
 
     given = {name: value for name, value in options.items() if value != USUAL[name]}
     jobs = trace if format is None else jobs_of(trace, format=format)
+    if odd := next((name for name, value in left_out.items() if value), None):
+        raise InputError(f"{odd} does not go with --seeds; leave it out, or take a single --seed.")
     names = [str(name) for name in schedulers_of(schedulers)]
     if against is not None and against not in names:
         raise unknown("scheduler to compare --against", against, names)
