@@ -85,7 +85,7 @@ def _print_table(told: pd.DataFrame, *, metric: str, base: str) -> None:
         print(f"{BOUND_LABEL}: no scheduler can be below it ({WHAT})")
 
 
-def _lower_on(row: dict[str, Any]) -> str:
+def _lower_on(row: dict[Any, Any]) -> str:
     """Return on how many of the seeds that both have a scheduler was below the one that it is compared with."""
     return "" if row["n_pairs"] != row["n_pairs"] else f"{row['n_lower']:.0f} of {row['n_pairs']:.0f}"
 

@@ -45,7 +45,7 @@ def over_seeds(table: pd.DataFrame, *, metric: str = "mean_jct_s", level: float 
     whole = means[means["n_failed"] == 0]
     if whole.empty:
         return ["No scheduler completed on every seed; nothing can be compared."]
-    best = whole.loc[whole["mean"].idxmin()]
+    best = whole.iloc[int(whole["mean"].to_numpy().argmin())]
     what = _words(metric)
     told = [f"On {int(best['n'])} seeds {best['scheduler']} has the lowest {what}: {_of(best, metric)}."]
     apart = sweep_differences(table, metric=metric, base=str(best["scheduler"]), level=level)
