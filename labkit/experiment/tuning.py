@@ -160,7 +160,8 @@ def tune(
     trials = _table(study, ranges)
     if trials["value"].isna().all():
         raise SweepError(f"every trial failed; the last: {trials['error'].iloc[-1]}")
-    row = trials["value"].idxmax() if up else trials["value"].idxmin()
+    values = trials["value"].to_numpy(np.float64)
+    row = int(np.nanargmax(values) if up else np.nanargmin(values))
     best = {each.name: study.trials[int(trials["trial"][row])].params[each.name] for each in ranges}
     both = {DEFAULT: scheduler, TUNED: _with(scheduler, best)}
     told = _quiet(Grid(schedulers=both, trace=trace, cluster=cluster, seeds=checked, **options))
@@ -307,7 +308,7 @@ def _study(optuna: Any, path: Path, *, up: bool) -> optuna.Study:
         study: optuna.Study = optuna.create_study(
             storage=storage, study_name="tune", load_if_exists=True, direction="maximize" if up else "minimize"
         )
-    return study
+    return study  # type: ignore[no-any-return]
 
 
 def _optuna() -> Any:
