@@ -128,7 +128,7 @@ def lacking(package: str) -> InputError:
     """Return the error for a package that an extra of labkit brings.
 
     >>> str(lacking("altair"))
-    "the package altair is missing; pip install 'labkit[lab]'"
+    "the package altair is missing; pip install 'cluster-labkit[lab]'"
     """
     return InputError(f"the package {package.partition('.')[0]} is missing; {EVERYTHING}")
 

@@ -7,8 +7,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
-DISTRIBUTION: Final = "labkit"
+DISTRIBUTION: Final = "cluster-labkit"
 """What to give pip; the package that is imported is `labkit`."""
+
+ON_HOSTS: Final = "labkit"
+"""What the wheel is called that a testbed's hosts get; it is on no index."""
 
 EVERYTHING: Final = f"pip install '{DISTRIBUTION}[lab]'"
 """How to get what notebooks, figures, training and machines need."""
@@ -25,7 +28,15 @@ def version() -> str:
         said = tomllib.loads(project.read_text("utf-8")).get("project", {})
         if said.get("name") == DISTRIBUTION:
             return str(said["version"])
-    try:
-        return metadata.version(DISTRIBUTION)
-    except metadata.PackageNotFoundError:  # copied without its metadata
-        return "of unknown version"
+    found = installed()
+    return found["Version"] if found is not None else "of unknown version"
+
+
+def installed() -> metadata.PackageMetadata | None:
+    """Return the metadata of the labkit that is installed; None where its files were only copied."""
+    for name in (DISTRIBUTION, ON_HOSTS):
+        try:
+            return metadata.metadata(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return None

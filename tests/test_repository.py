@@ -28,7 +28,7 @@ def direct_dependencies() -> list[Requirement]:
     project = PROJECT["project"]
     groups = [project["dependencies"], *project["optional-dependencies"].values()]
     found = [Requirement(line) for group in groups for line in group]
-    return [requirement for requirement in found if requirement.name != "labkit"]
+    return [requirement for requirement in found if requirement.name != PROJECT["project"]["name"]]
 
 
 def pins() -> dict[str, str]:

@@ -13,7 +13,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("labkit", "numpy", "pandas", "numba", "scipy", "networkx", "altair")
+from labkit import release
+
+PACKAGES = ("numpy", "pandas", "numba", "scipy", "networkx", "altair")
 
 
 @cache
@@ -35,7 +37,7 @@ def _git(folder: Path, *words: str) -> str:
 @cache
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that numbers depend on."""
-    found = {"python": platform.python_version()}
+    found = {"python": platform.python_version(), "labkit": release.version()}
     for package in PACKAGES:
         try:
             found[package] = version(package)

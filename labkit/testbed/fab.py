@@ -18,6 +18,7 @@ from invoke.exceptions import Exit
 
 from labkit import early
 from labkit.core.errors import LabkitError, unknown
+from labkit.release import EVERYTHING
 from labkit.testbed.fleet import Fleet
 from labkit.testbed.inventory import Inventory
 from labkit.testbed.shown import plain
@@ -84,7 +85,7 @@ def _told(error: BaseException) -> Exit:
         sys.stderr.close()
         return Exit(code=BROKEN_PIPE)
     if isinstance(error, ImportError):
-        return Exit(f"fab: {error.name or error} is missing; pip install 'labkit[lab]'.", code=WRONG)
+        return Exit(f"fab: {error.name or error} is missing; {EVERYTHING}.", code=WRONG)
     if isinstance(error, OSError) and not isinstance(error, LabkitError):
         where = f"{error.filename or 'a file'}: {error.strerror or error}"
         return Exit(f"fab: {where}; check the path and who may write there.", code=WRONG)

@@ -14,11 +14,11 @@ import tomllib
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from labkit import release
 from labkit.core.errors import InputError
 
 SUFFIXES = (".py", ".csv", ".js", ".css", ".json", ".safetensors", ".typed")
@@ -155,14 +155,12 @@ def _about(folder: Path) -> About:
     project = folder.parent / "pyproject.toml"
     if project.is_file():
         said: dict[str, Any] = tomllib.loads(project.read_text("utf-8")).get("project", {})
-        if said.get("name") == "labkit":
+        if said.get("name") == release.DISTRIBUTION:
             extras = said.get("optional-dependencies", {})
             optional = [f'{line}; extra == "{name}"' for name, lines in extras.items() for line in lines]
             return About(said["version"], said["requires-python"], (*said["dependencies"], *optional))
-    try:
-        found = metadata.metadata("labkit")
-    except metadata.PackageNotFoundError:
-        raise InputError(f"{folder} has neither pyproject.toml beside it nor metadata; install labkit.") from None
+    if (found := release.installed()) is None:
+        raise InputError(f"{folder} has neither pyproject.toml beside it nor metadata; install labkit.")
     return About(
         found["Version"].partition("+")[0], found["Requires-Python"], tuple(found.get_all("Requires-Dist") or ())
     )

@@ -1,4 +1,4 @@
-"""Hypothesis strategies for clusters, jobs and scenes; needs `pip install labkit[dev]`.
+"""Hypothesis strategies for clusters, jobs and scenes; needs `pip install 'cluster-labkit[dev]'`.
 
 Sizes are drawn (and shrunk) by Hypothesis, the rest follows from a drawn seed.
 """

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from labkit import unix_sockets
 from labkit.elastic import fork_order, fork_place, forks
+from labkit.release import installed
 
 
 @cache
@@ -23,10 +24,5 @@ def build() -> str:
 @cache
 def version() -> str:
     """Return labkit's version."""
-    from importlib.metadata import PackageNotFoundError
-    from importlib.metadata import version as installed
-
-    try:
-        return installed("labkit")
-    except PackageNotFoundError:  # run from its sources
-        return "unknown"
+    found = installed()
+    return found["Version"] if found is not None else "unknown"  # run from its sources
