@@ -38,20 +38,25 @@ class Front:
     ----------
     cores, speed : array
         Cores in all, and the steps/s that are believed.
-    n_workers, worker_cores, n_ps, ps_cores : array
-        The plans.
+    worker, server : array
+        The plans: rows of `workers` and `servers`, (n, 3) number, units of each and of all.
+    unit : float
+        Cores of a unit.
     """
 
     cores: Floats
     speed: Floats
-    n_workers: Ints
-    worker_cores: Floats
-    n_ps: Ints
-    ps_cores: Floats
+    worker: Ints
+    server: Ints
+    workers: Ints
+    servers: Ints
+    unit: float
 
     def plan(self, i: int) -> Plan:
         """Return one of the plans."""
-        return Plan(int(self.n_workers[i]), float(self.worker_cores[i]), int(self.n_ps[i]), float(self.ps_cores[i]))
+        n_workers, worker, _ = self.workers[self.worker[i]].tolist()
+        n_ps, server, _ = self.servers[self.server[i]].tolist()
+        return Plan(n_workers, round(worker * self.unit, 9), n_ps, round(server * self.unit, 9))
 
     def entry(self, at: int) -> int:
         """Return the plan with the fewest cores of those that are hardly slower than one of them."""
@@ -78,16 +83,11 @@ def fronts(works: Floats, limits: Sequence[Limits]) -> list[Front]:
         alike.setdefault(each, []).append(j)
     for each, which in alike.items():
         tables = _tables(each)
-        n, worker, server, speed = _fronts(np.ascontiguousarray(works[which], np.float64), *tables)
-        end = int(n.max())
-        workers, servers = tables[0][worker[:, :end]], tables[1][server[:, :end]]
-        cores, of_worker, of_server = (
-            np.round(units * each.unit, 9)
-            for units in (workers[..., 2] + servers[..., 2], workers[..., 1], servers[..., 1])
-        )
-        columns = (cores, speed, workers[..., 0], of_worker, servers[..., 0], of_server)
+        n, worker, server, speed, cores = _fronts(np.ascontiguousarray(works[which], np.float64), *tables)
+        cores = cores if each.unit == 1 else np.round(cores * each.unit, 9)
         for row, (j, k) in enumerate(zip(which, n.tolist(), strict=True)):
-            told[j] = Front(*(column[row, :k] for column in columns))  # type: ignore[arg-type]
+            mine = (column[row, :k] for column in (cores, speed, worker, server))
+            told[j] = Front(*mine, tables[0], tables[1], each.unit)
     return [front for front in told if front is not None]
 
 
@@ -113,12 +113,12 @@ def _power(x: float) -> float:
 @njit(cache=True)
 def _fronts(
     works: Floats, workers: Ints, servers: Ints, within: int, unit: float
-) -> tuple[Ints, Ints, Ints, Floats]:  # fmt: skip
-    """Return for each job the plans on its front (J,), rows of workers and of servers (J, within), and speeds."""
+) -> tuple[Ints, Ints, Ints, Floats, Floats]:  # fmt: skip
+    """Return for each job how many plans its front has (J,); rows of workers and servers, speeds, units (J, within)."""
     n_jobs = len(works)
     n = np.zeros(n_jobs, np.int32)
     worker, server = np.zeros((n_jobs, within + 1), np.int32), np.zeros((n_jobs, within + 1), np.int32)
-    speed = np.zeros((n_jobs, within + 1))
+    speed, units = np.zeros((n_jobs, within + 1)), np.zeros((n_jobs, within + 1))
     for j in range(n_jobs):
         c, u, t, hot = works[j, 0] / unit, works[j, 1] / unit, works[j, 2], works[j, 3]
         of_workers, which_workers = _best_workers(workers, within, c, t)
@@ -137,8 +137,9 @@ def _fronts(
                 best = least
                 worker[j, n[j]], server[j, n[j]] = which_workers[total - at], which_servers[at]
                 speed[j, n[j]] = 1 / np.sqrt(np.sqrt(np.sqrt(least)))
+                units[j, n[j]] = total
                 n[j] += 1
-    return n, worker, server, speed
+    return n, worker, server, speed, units
 
 
 @njit(cache=True)
