@@ -236,13 +236,13 @@ def _carry(
     before = np.empty((len(put), free.shape[1]))
     left = kinds[:, 1].copy()
     n_stay = _stay(free, up, old, had, kinds, demand, put, left)
-    still = left.copy()
+    still, usable = left.copy(), _usable(free, up, amounts[:, 0].min())
     for backward in (True, False):
         n = n_stay
         left[:] = still
         for i in range(len(kinds)):
             k = len(kinds) - 1 - i if backward else i
-            left[k], n = _spread(free, up, demand[k], k, left[k], put, before, n)
+            left[k], n = _spread(free, usable, demand[k], k, left[k], put, before, n)
         if _enough(kinds, left, whole):
             return _told(put[:n], kinds, amounts)
         for i in range(n - 1, n_stay - 1, -1):
@@ -255,8 +255,11 @@ def _carry(
 @njit(cache=True)
 def _takes(declared: Floats, role: Ints, amounts: Floats) -> Floats:
     """Return what tasks of some roles (K,) take with some cores and GB (K, 2), and else as declared, (K, R)."""
-    takes = declared[role]
-    takes[:, CPUS], takes[:, MEMORY_GB] = amounts[:, 0], amounts[:, 1]
+    takes = np.empty((len(role), declared.shape[1]))
+    for k in range(len(role)):
+        for r in range(declared.shape[1]):
+            takes[k, r] = declared[role[k], r]
+        takes[k, CPUS], takes[k, MEMORY_GB] = amounts[k, 0], amounts[k, 1]
     return takes
 
 
@@ -295,22 +298,21 @@ def _enough(kinds: Ints, left: Ints, whole: bool) -> bool:
 
 @njit(cache=True)
 def _spread(
-    free: Floats, up: Bools, demand: Floats, kind: int, n: int, put: Ints, before: Floats, rows: int
+    free: Floats, usable: Ints, demand: Floats, kind: int, n: int, put: Ints, before: Floats, rows: int
 ) -> tuple[int, int]:
     """Put up to n tasks where there is the most room; return how many found none, and the rows of `put` in use.
 
-    `before` has what was free of a row's group until then.
+    `before` has what was free of a row's group until then. No group has more room than the one before it had, and those
+    ahead of that one have less: one with as much may come next, without a search.
     """
+    i, most = -1, MANY
     while n > 0:
-        most, at = 0, -1
-        for g in range(len(free)):
-            if up[g] and free[g, CPUS] + SLACK >= (most + 1) * demand[CPUS]:
-                here = room(free[g], demand, MANY)
-                if here > most:
-                    most, at = here, g
-        if at < 0:
+        i = _as_roomy(free, usable, demand, i + 1, most) if most < MANY else -1
+        if i < 0:
+            i, most = _roomiest(free, usable, demand)
+        if i < 0:
             break
-        some = min(n, most)
+        at, some = usable[i], min(n, most)
         put[rows, 0], put[rows, 1], put[rows, 2] = kind, at, some
         before[rows] = free[at]
         rows += 1
@@ -320,13 +322,58 @@ def _spread(
 
 
 @njit(cache=True)
+def _usable(free: Floats, up: Bools, cores: float) -> Ints:
+    """Return the groups that are up and have so many cores free."""
+    groups, n = np.empty(len(free), np.int32), 0
+    for g in range(len(free)):
+        groups[n] = g
+        n += up[g] and free[g, CPUS] + SLACK >= cores
+    return groups[:n]
+
+
+@njit(cache=True)
+def _as_roomy(free: Floats, usable: Ints, demand: Floats, start: int, n: int) -> int:
+    """Return the first of some groups from `start` on that holds n tasks; -1: none."""
+    for i in range(start, len(usable)):
+        g = usable[i]
+        if free[g, CPUS] + SLACK >= n * demand[CPUS] and room(free[g], demand, MANY) >= n:
+            return i
+    return -1
+
+
+@njit(cache=True)
+def _roomiest(free: Floats, usable: Ints, demand: Floats) -> tuple[int, int]:
+    """Return which of some groups holds the most tasks, and how many; -1: none holds any."""
+    most, at = 0, -1
+    for i in range(len(usable)):
+        g = usable[i]
+        if free[g, CPUS] + SLACK >= (most + 1) * demand[CPUS]:
+            here = room(free[g], demand, MANY)
+            if here > most:
+                most, at = here, i
+    return at, most
+
+
+@njit(cache=True)
+def _comes_before(put: Ints, i: int, j: int) -> bool:
+    """Tell whether a row comes before another one: by kind, and then by group."""
+    return put[i, 0] < put[j, 0] or (put[i, 0] == put[j, 0] and put[i, 1] < put[j, 1])
+
+
+@njit(cache=True)
 def _told(put: Ints, kinds: Ints, amounts: Floats) -> tuple[Ints, Floats, int]:
     """Return what was put as rows by kind and group, each group once, their cores and GB, and the number of workers."""
-    order = np.argsort(put[:, 0] * (put[:, 1].max() + 1) + put[:, 1], kind="mergesort")
+    order = np.arange(len(put))
+    for i in range(1, len(put)):  # few, and nearly in order
+        j = i
+        while j and _comes_before(put, i, order[j - 1]):
+            order[j] = order[j - 1]
+            j -= 1
+        order[j] = i
     rows, sized = np.empty((len(put), 3), np.int32), np.empty((len(put), 2))
     n, n_workers, kind = 0, 0, -1
     for i in order:
-        k, g, count = put[i]
+        k, g, count = put[i, 0], put[i, 1], put[i, 2]
         if n and k == kind and rows[n - 1, 1] == g:
             rows[n - 1, 2] += count
         else:

@@ -32,9 +32,17 @@ def choose(wishes: Sequence[Wish], *, budget: float) -> list[int]:
     return at
 
 
-@njit(cache=True)
 def chosen(cores: Floats, gain: Floats, first: Ints, budget: float) -> Ints:
     """Return the entry of each job's wish, which is rows `first[j]:first[j + 1]`, as `choose` does; -1: none."""
+    owner, corner, worth = _steps(cores, gain, first)
+    order = np.argsort(-worth, kind="stable")  # of equal ones the first jobs', in order along each hull
+    at: Ints = _taken(cores, first, owner[order], corner[order], budget)
+    return at
+
+
+@njit(cache=True)
+def _taken(cores: Floats, first: Ints, owner: Ints, corner: Ints, budget: float) -> Ints:
+    """Return the entry of each job's wish (J,), which is a row of `cores`, after steps that are taken in order."""
     n_jobs, left = len(first) - 1, budget
     at, blocked = np.zeros(n_jobs, np.int64), np.zeros(n_jobs, np.bool_)
     for j in range(n_jobs):
@@ -43,8 +51,7 @@ def chosen(cores: Floats, gain: Floats, first: Ints, budget: float) -> Ints:
             left -= cores[a]
         else:
             at[j], blocked[j] = -1, True
-    owner, corner, worth = _steps(cores, gain, first)
-    for step in np.argsort(-worth, kind="mergesort"):  # of equal ones the first jobs', in order along each hull
+    for step in range(len(owner)):
         j, to = owner[step], corner[step]
         if blocked[j]:
             continue

@@ -198,6 +198,40 @@ def test_the_autoscaler_adds_workers_while_they_are_worth_it_and_takes_the_last_
     assert workers_over_time("autoscale", jobs_of(["wide-deep"], steps=60_000, **many)) == [1, 5, 9, 5, 0]
 
 
+def test_the_autoscaler_adds_one_worker_at_a_time_to_xdeepfm_and_as_many_as_are_set_to_others():
+    """Section 6.3: 4 for Wide&Deep and 1 for xDeepFM."""
+    few = {"n_workers": 1, "ps_demand": amounts(cpus=32, memory_gb=8)}
+    assert workers_over_time("autoscale", jobs_of(["xdeepfm"], steps=4_000, **few))[:3] == [1, 2, 3]
+    two = "autoscale(steps=(('wide-deep',2),))"
+    assert workers_over_time(two, jobs_of(["wide-deep"], steps=60_000, **few))[:3] == [1, 3, 5]
+
+
+def test_bounded_optimus_moves_each_job_by_so_many_tasks_at_most():
+    """Section 6.3: +4 workers and +2 servers for Wide&Deep, one of each for xDeepFM; other jobs move freely."""
+    bounds = {"wide-deep": (4, 2), "xdeepfm": (1, 1)}
+    for bounded in (bounds, {"wide-deep": (4, 2)}):
+        told = ",".join(f"('{model}',{w},{s})" for model, (w, s) in bounded.items())
+        jobs = jobs_of(["wide-deep", "xdeepfm"], steps=30_000, n_workers=1)
+        session = Experiment.of(jobs, cluster="dlrover-512").session(policy := make(f"optimus(max_move=({told},))"))
+        held, most = np.zeros((2, 2), int), np.zeros((2, 2), int)
+        while not session.done:
+            session.step(policy.schedule(session.snapshot()))
+            book = session.ledger.book.held
+            now = np.column_stack([book["n_workers"], book["n_ps"]]).astype(int)
+            moved = np.where((now > 0).any(axis=1, keepdims=True), np.abs(now - np.maximum(held, 1)), 0)
+            most, held = np.maximum(most, moved), now
+        assert most[0].tolist() <= [4, 2]
+        assert most[0, 1] <= 2
+        assert most[0, 0] > 1
+        assert (most[1].max() <= 1) == ("xdeepfm" in bounded)
+
+
+@pytest.mark.parametrize("moves", ["('wide-deep',0,2)", "('wide-deep',4)"])
+def test_moves_that_cannot_be_are_refused(moves):
+    with pytest.raises(InputError, match=r"optimus: max_move of wide-deep is .*; expected workers and servers >= 1"):
+        make(f"optimus(max_move=({moves},))")
+
+
 def test_static_gives_what_was_set_or_what_is_well_tuned():
     jobs = jobs_of(["wide-deep"], steps=21_000)
     asked = labkit.simulate(jobs, cluster="dlrover-512", scheduler="static").summary["mean_jct_s"]
