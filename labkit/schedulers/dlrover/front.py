@@ -144,10 +144,10 @@ def _fronts(
         for total in range(2, within + 1):
             least, at = together[total], size[total]
             if least < best * (1 - SOFTNESS * FASTER):
-                best = least
                 worker[n], server[n] = which_workers[total - at], which_servers[at]
                 power[n], units[n] = least, total
                 n += 1
+            best = min(best, least)
         first[j + 1] = n
     return first, worker[:n], server[:n], power[:n], units[:n]
 

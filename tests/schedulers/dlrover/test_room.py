@@ -9,6 +9,7 @@ from labkit.core import Jobs, Role
 from labkit.core.resources import CPUS, MEMORY_GB, amounts
 from labkit.experiment import Experiment
 from labkit.experiment.session import Session
+from labkit.schedulers import make
 from labkit.schedulers.dlrover.carry import Room
 from labkit.schedulers.dlrover.plan import Plan
 from labkit.topology import no_network
@@ -24,7 +25,7 @@ def session_of(n_jobs: int = 2, **columns: object) -> Session:
         "worker_demand": amounts(cpus=4, memory_gb=4), "ps_demand": amounts(cpus=8, memory_gb=8),
     } | columns  # fmt: skip
     jobs = Jobs.of(arrival_s=np.zeros(n_jobs), total_steps=1e6, model=["wide-deep"] * n_jobs, **given)
-    return Experiment.of(jobs, cluster=no_network(N_MACHINES, servers=DLROVER)).session("fifo")
+    return Experiment.of(jobs, cluster=no_network(N_MACHINES, servers=DLROVER)).session(make("dlrover"))
 
 
 def room_of(session: Session) -> Room:
