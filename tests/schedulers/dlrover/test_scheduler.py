@@ -207,7 +207,7 @@ def test_the_autoscaler_adds_one_worker_at_a_time_to_xdeepfm_and_as_many_as_are_
 
 
 def most_moved(scheduler: str) -> list[list[int]]:
-    """Return the most workers and servers by which each of two jobs changed at once; a start counts from one of each."""
+    """Return the most workers and servers by which each of two jobs changed at once, from one of each on."""
     jobs = jobs_of(["wide-deep", "xdeepfm"], steps=[400_000, 100_000], n_workers=1)
     session = Experiment.of(jobs, cluster="dlrover-512").session(policy := make(scheduler))
     held, most = np.ones((2, 2), int), np.zeros((2, 2), int)
