@@ -357,7 +357,8 @@ def _roomiest(free: Floats, usable: Ints, demand: Floats) -> tuple[int, int]:
 @njit(cache=True)
 def _comes_before(put: Ints, i: int, j: int) -> bool:
     """Tell whether a row comes before another one: by kind, and then by group."""
-    return put[i, 0] < put[j, 0] or (put[i, 0] == put[j, 0] and put[i, 1] < put[j, 1])
+    before: bool = put[i, 0] < put[j, 0] or (put[i, 0] == put[j, 0] and put[i, 1] < put[j, 1])
+    return before
 
 
 @njit(cache=True)
@@ -372,8 +373,8 @@ def _told(put: Ints, kinds: Ints, amounts: Floats) -> tuple[Ints, Floats, int]:
         order[j] = i
     rows, sized = np.empty((len(put), 3), np.int32), np.empty((len(put), 2))
     n, n_workers, kind = 0, 0, -1
-    for i in order:
-        k, g, count = put[i, 0], put[i, 1], put[i, 2]
+    for at in order:
+        k, g, count = put[at, 0], put[at, 1], put[at, 2]
         if n and k == kind and rows[n - 1, 1] == g:
             rows[n - 1, 2] += count
         else:
