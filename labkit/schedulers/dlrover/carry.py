@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import groupby
+from typing import Final
 
 import numpy as np
 from numba import njit
@@ -19,6 +20,10 @@ from labkit.schedulers.dlrover.plan import Plan
 
 Rows = tuple[Ints, Floats]
 """Tasks of a job: role, group and count, (P, 3), and cores and GB of each task, (P, 2)."""
+
+_NOTHING: Final[Rows] = (np.empty((0, 3), np.int32), np.empty((0, 2)))
+_WORKER: Final = int(Role.WORKER)
+_PS: Final = int(Role.PS)
 
 
 @dataclass(eq=False)
@@ -46,7 +51,14 @@ class Room:
         self.free = self.snapshot.free.copy()
         self._up: Bools = self.snapshot.up[self.snapshot.cluster.group_machine]
         self._demand = self.snapshot.demand
-        self._at = {job: i for i, job in enumerate(self.running.job.tolist())}
+        running = self.running
+        self._at = {job: i for i, job in enumerate(running.job.tolist())}
+        self._first: list[int] = running.first.tolist()
+        self._tasks: Ints = np.column_stack([running.role, running.group, running.count]).astype(np.int32)
+        if len(running.cpus):
+            self._amounts: Floats = np.column_stack([running.cpus, running.memory_gb]).astype(np.float64)
+        else:
+            self._amounts = self._demand[running.role, running.job[running.row_job()]][:, [CPUS, MEMORY_GB]]
 
     def take(self, placement: Placement) -> None:
         """Let other jobs, which wait, have the tasks of a placement, as they declare them."""
@@ -60,14 +72,11 @@ class Room:
 
     def _held(self, job: int) -> Rows:
         """Return the tasks that a job has before this decision."""
-        if job not in self._at:
-            return np.empty((0, 3), np.int32), np.empty((0, 2))
-        i, running = self._at[job], self.running
-        mine = slice(int(running.first[i]), int(running.first[i + 1]))
-        rows = np.column_stack([running.role[mine], running.group[mine], running.count[mine]]).astype(np.int32)
-        if len(running.cpus):
-            return rows, np.column_stack([running.cpus[mine], running.memory_gb[mine]])
-        return rows, self._demand[rows[:, 0], job][:, [CPUS, MEMORY_GB]]
+        i = self._at.get(job)
+        if i is None:
+            return _NOTHING
+        mine = slice(self._first[i], self._first[i + 1])
+        return self._tasks[mine], self._amounts[mine]
 
     def settle(self, job: int, plan: Plan, *, whole: bool = False) -> Plan | None:
         """Give a job the tasks of a plan and return what it got; None: nothing, and all is as it was.
@@ -76,21 +85,16 @@ class Room:
         workers, or the other way round where that does not do. Where not all workers fit it gets fewer, unless the plan
         must be given as a whole.
         """
-        wanted = self._wanted(job, plan)
-        kinds = np.array([(role, n) for role, n, _, _ in wanted], np.int32)
-        amounts = np.array([(cores, gb) for _, _, cores, gb in wanted])
-        demand = self._demand[kinds[:, 0], job].copy()
-        demand[:, [CPUS, MEMORY_GB]] = amounts
-        old, old_amounts = self.rows(job)
-        taken = self._demand[old[:, 0], job].copy()
-        taken[:, [CPUS, MEMORY_GB]] = old_amounts
-        counts = _carry(self.free, self._up, old, taken, kinds, demand, whole)
-        if not len(counts):
+        kinds, amounts = self._wanted(job, plan)
+        given = _carry(self.free, self._up, *self.rows(job), kinds, amounts, self._demand[:, job], whole)
+        if not len(given[0]):
             return None
-        kind, group = np.nonzero(counts)
-        given = np.column_stack([kinds[kind, 0], group, counts[kind, group]]).astype(np.int32), amounts[kind]
-        self._note(job, given)
-        return replace(plan, n_workers=int(given[0][given[0][:, 0] == Role.WORKER, 2].sum()))
+        self._given[job] = given[:2]
+        return plan if given[2] == plan.n_workers else replace(plan, n_workers=given[2])
+
+    def holds_one_more(self, job: int, cores: float) -> bool:
+        """Tell whether there is room for one more worker of a job, with so many cores."""
+        return bool(_has_room(self.free, self._up, self._demand[Role.WORKER, job], cores))
 
     def resize(self, job: int, role: Role, cores: Mapping[int, float]) -> bool:
         """Give some tasks of a job, by number, other cores where they are, and tell whether these were there."""
@@ -110,7 +114,7 @@ class Room:
         if (self.free[:, CPUS] - more < -SLACK)[more > 0].any():
             return False
         self.free[:, CPUS] -= more
-        self._note(job, (np.array(new, np.int32), np.array(sized)))
+        self._given[job] = np.array(new, np.int32), np.array(sized)
         return True
 
     def remember(self, job: int, gb: float) -> bool:
@@ -124,7 +128,7 @@ class Room:
             return False
         self.free[:, MEMORY_GB] -= more
         amounts[mine, 1] = gb
-        self._note(job, (rows, amounts))
+        self._given[job] = rows, amounts
         return True
 
     def replace(self, job: int, role: Role, task: int) -> None:
@@ -160,76 +164,123 @@ class Room:
             repairs=repairs, reasons=self._reasons,
         )  # fmt: skip
 
-    def _wanted(self, job: int, plan: Plan) -> list[tuple[int, int, float, float]]:
-        """Return the tasks of a plan: role, number, cores and GB of each, workers first; servers in their order."""
-        declared = self._demand[:, job, MEMORY_GB]
-        gb = plan.ps_memory_gb or float(declared[Role.PS])
-        tasks = [(int(Role.WORKER), plan.n_workers, plan.worker_cores, float(declared[Role.WORKER]))]
+    def _wanted(self, job: int, plan: Plan) -> tuple[Ints, Floats]:
+        """Return the tasks of a plan: role and number, (K, 2), cores and GB of each, (K, 2).
+
+        Workers come first; servers are in their order.
+        """
+        gb = plan.ps_memory_gb or self._demand[Role.PS, job, MEMORY_GB]
+        kinds = [(_WORKER, plan.n_workers)]
+        amounts = [(plan.worker_cores, self._demand[Role.WORKER, job, MEMORY_GB])]
         done = 0
         for task, cores in plan.extra:
-            tasks += [(int(Role.PS), task - done, plan.ps_cores, gb), (int(Role.PS), 1, cores, gb)]
+            if task > done:
+                kinds.append((_PS, task - done))
+                amounts.append((plan.ps_cores, gb))
+            kinds.append((_PS, 1))
+            amounts.append((cores, gb))
             done = task + 1
-        tasks.append((int(Role.PS), plan.n_ps - done, plan.ps_cores, gb))
-        return [each for each in tasks if each[1]]
-
-    def _note(self, job: int, rows: Rows) -> None:
-        self._given[job] = rows
+        if plan.n_ps > done:
+            kinds.append((_PS, plan.n_ps - done))
+            amounts.append((plan.ps_cores, gb))
+        return np.array(kinds, np.int32), np.array(amounts, np.float64)
 
     def _as_before(self, job: int, given: Rows) -> bool:
         """Tell whether a job would have what it has."""
-        if job not in self._at:
-            return False
         rows, amounts = self._held(job)
-        return bool(np.array_equal(rows, given[0]) and (np.abs(amounts - given[1]) < 1e-5).all())
+        if len(rows) != len(given[0]) or rows.tobytes() != given[0].tobytes():
+            return False
+        return bool((np.abs(amounts - given[1]) < 1e-5).all())
+
+
+@njit(cache=True)
+def _has_room(free: Floats, up: Bools, declared: Floats, cores: float) -> bool:
+    """Tell whether some group holds one more task: with so many cores, and else as declared (R,)."""
+    for g in range(len(free)):
+        if up[g] and free[g, CPUS] + SLACK >= cores:
+            fits = True
+            for r in range(len(declared)):
+                fits &= r == CPUS or free[g, r] + SLACK >= declared[r]
+            if fits:
+                return True
+    return False
 
 
 @njit(cache=True)
 def _carry(
-    free: Floats, up: Bools, old: Ints, taken: Floats, kinds: Ints, demand: Floats, whole: bool
-) -> Ints:  # fmt: skip
-    """Take a job's old tasks out of `free` (G, R) and put new ones in; return how many are where, (K, G); empty: no.
+    free: Floats, up: Bools, old: Ints, taken: Floats, kinds: Ints, amounts: Floats, declared: Floats, whole: bool
+) -> tuple[Ints, Floats, int]:  # fmt: skip
+    """Take a job's old tasks out of `free` (G, R), put new ones in, and return these; none: `free` is as it was.
 
     Parameters
     ----------
-    old : array
-        (P, 3) role, group and count of what it has, each of which takes `taken` (P, R).
-    kinds : array
-        (K, 2) role and number of tasks that are wanted, each of which takes `demand` (K, R).
+    old, taken : array
+        (P, 3) role, group and count of what it has, and the cores and GB of each such task (P, 2).
+    kinds, amounts : array
+        (K, 2) role and number of tasks that are wanted, and the cores and GB of each (K, 2).
+    declared : array
+        (2, R) what a worker and a server take of all else.
     whole : bool
         Whether fewer workers than wanted will not do.
+
+    Returns
+    -------
+    tuple
+        Role, group and count of the new tasks (N, 3), their cores and GB (N, 2), and how many are workers.
     """
-    before = free.copy()
+    demand, had = _takes(declared, kinds[:, 0], amounts), _takes(declared, old[:, 0], taken)
+    held = free[old[:, 1]]  # by row: a group that comes twice has the same amounts in both
     for p in range(len(old)):
-        free[old[p, 1]] += old[p, 2] * taken[p]
-    counts = np.zeros((len(kinds), len(free)), np.int64)
+        free[old[p, 1]] += old[p, 2] * had[p]
+    put = np.empty((len(old) + kinds[:, 1].sum(), 3), np.int64)  # kind, group and count
+    before = np.empty((len(put), free.shape[1]))
     left = kinds[:, 1].copy()
-    _stay(free, up, old, taken, kinds, demand, counts, left)
-    staying, still, rest = free.copy(), counts.copy(), left.copy()
+    n_stay = _stay(free, up, old, had, kinds, demand, put, left)
+    still, usable = left.copy(), _usable(free, up, amounts[:, 0].min())
     for backward in (True, False):
-        free[:], counts[:], left[:] = staying, still, rest
+        n = n_stay
+        left[:] = still
         for i in range(len(kinds)):
             k = len(kinds) - 1 - i if backward else i
-            left[k] = _spread(free, up, demand[k], left[k], counts[k])
+            left[k], n = _spread(free, usable, demand[k], k, left[k], put, before, n)
         if _enough(kinds, left, whole):
-            return counts
-    free[:] = before
-    return np.zeros((0, 0), np.int64)
+            return _told(put[:n], kinds, amounts)
+        for i in range(n - 1, n_stay - 1, -1):
+            free[put[i, 1]] = before[i]
+    for p in range(len(old)):
+        free[old[p, 1]] = held[p]
+    return np.empty((0, 3), np.int32), np.empty((0, 2)), 0
+
+
+@njit(cache=True)
+def _takes(declared: Floats, role: Ints, amounts: Floats) -> Floats:
+    """Return what tasks of some roles (K,) take with some cores and GB (K, 2), and else as declared, (K, R)."""
+    takes = np.empty((len(role), declared.shape[1]))
+    for k in range(len(role)):
+        for r in range(declared.shape[1]):
+            takes[k, r] = declared[role[k], r]
+        takes[k, CPUS], takes[k, MEMORY_GB] = amounts[k, 0], amounts[k, 1]
+    return takes
 
 
 @njit(cache=True)
 def _stay(
-    free: Floats, up: Bools, old: Ints, taken: Floats, kinds: Ints, demand: Floats, counts: Ints, left: Ints
-) -> None:  # fmt: skip
-    """Let tasks that stay as large stay where they are."""
+    free: Floats, up: Bools, old: Ints, had: Floats, kinds: Ints, demand: Floats, put: Ints, left: Ints
+) -> int:  # fmt: skip
+    """Let tasks that stay as large stay where they are, and return how many rows of `put` that takes."""
+    rows = 0
     for p in range(len(old)):
         g = old[p, 1]
         for k in range(len(kinds)):
-            if up[g] and kinds[k, 0] == old[p, 0] and np.abs(demand[k] - taken[p]).max() < 1e-5:
+            if up[g] and kinds[k, 0] == old[p, 0] and np.abs(demand[k] - had[p]).max() < 1e-5:
                 n = min(left[k], old[p, 2])
-                counts[k, g] += n
-                left[k] -= n
-                free[g] -= n * demand[k]
+                if n > 0:
+                    put[rows, 0], put[rows, 1], put[rows, 2] = k, g, n
+                    rows += 1
+                    left[k] -= n
+                    free[g] -= n * demand[k]
                 break
+    return rows
 
 
 @njit(cache=True)
@@ -246,19 +297,89 @@ def _enough(kinds: Ints, left: Ints, whole: bool) -> bool:
 
 
 @njit(cache=True)
-def _spread(free: Floats, up: Bools, demand: Floats, n: int, counts: Ints) -> int:
-    """Put up to n tasks where there is the most room, and return how many found none."""
+def _spread(
+    free: Floats, usable: Ints, demand: Floats, kind: int, n: int, put: Ints, before: Floats, rows: int
+) -> tuple[int, int]:
+    """Put up to n tasks where there is the most room; return how many found none, and the rows of `put` in use.
+
+    `before` has what was free of a row's group until then. No group has more room than the one before it had, and those
+    ahead of that one have less: one with as much may come next, without a search.
+    """
+    i, most = -1, MANY
     while n > 0:
-        most, at = 0, -1
-        for g in range(len(free)):
-            if up[g] and free[g, CPUS] + SLACK >= (most + 1) * demand[CPUS]:
-                here = room(free[g], demand, MANY)
-                if here > most:
-                    most, at = here, g
-        if at < 0:
-            return n
-        some = min(n, most)
-        counts[at] += some
+        i = _as_roomy(free, usable, demand, i + 1, most) if most < MANY else -1
+        if i < 0:
+            i, most = _roomiest(free, usable, demand)
+        if i < 0:
+            break
+        at, some = usable[i], min(n, most)
+        put[rows, 0], put[rows, 1], put[rows, 2] = kind, at, some
+        before[rows] = free[at]
+        rows += 1
         free[at] -= some * demand
         n -= some
-    return 0
+    return n, rows
+
+
+@njit(cache=True)
+def _usable(free: Floats, up: Bools, cores: float) -> Ints:
+    """Return the groups that are up and have so many cores free."""
+    groups, n = np.empty(len(free), np.int32), 0
+    for g in range(len(free)):
+        groups[n] = g
+        n += up[g] and free[g, CPUS] + SLACK >= cores
+    return groups[:n]
+
+
+@njit(cache=True)
+def _as_roomy(free: Floats, usable: Ints, demand: Floats, start: int, n: int) -> int:
+    """Return the first of some groups from `start` on that holds n tasks; -1: none."""
+    for i in range(start, len(usable)):
+        g = usable[i]
+        if free[g, CPUS] + SLACK >= n * demand[CPUS] and room(free[g], demand, MANY) >= n:
+            return i
+    return -1
+
+
+@njit(cache=True)
+def _roomiest(free: Floats, usable: Ints, demand: Floats) -> tuple[int, int]:
+    """Return which of some groups holds the most tasks, and how many; -1: none holds any."""
+    most, at = 0, -1
+    for i in range(len(usable)):
+        g = usable[i]
+        if free[g, CPUS] + SLACK >= (most + 1) * demand[CPUS]:
+            here = room(free[g], demand, MANY)
+            if here > most:
+                most, at = here, i
+    return at, most
+
+
+@njit(cache=True)
+def _comes_before(put: Ints, i: int, j: int) -> bool:
+    """Tell whether a row comes before another one: by kind, and then by group."""
+    before: bool = put[i, 0] < put[j, 0] or (put[i, 0] == put[j, 0] and put[i, 1] < put[j, 1])
+    return before
+
+
+@njit(cache=True)
+def _told(put: Ints, kinds: Ints, amounts: Floats) -> tuple[Ints, Floats, int]:
+    """Return what was put as rows by kind and group, each group once, their cores and GB, and the number of workers."""
+    order = np.arange(len(put))
+    for i in range(1, len(put)):  # few, and nearly in order
+        j = i
+        while j and _comes_before(put, i, order[j - 1]):
+            order[j] = order[j - 1]
+            j -= 1
+        order[j] = i
+    rows, sized = np.empty((len(put), 3), np.int32), np.empty((len(put), 2))
+    n, n_workers, kind = 0, 0, -1
+    for at in order:
+        k, g, count = put[at, 0], put[at, 1], put[at, 2]
+        if n and k == kind and rows[n - 1, 1] == g:
+            rows[n - 1, 2] += count
+        else:
+            rows[n, 0], rows[n, 1], rows[n, 2] = kinds[k, 0], g, count
+            sized[n] = amounts[k]
+            n, kind = n + 1, k
+        n_workers += count if kinds[k, 0] == 0 else 0
+    return rows[:n], sized[:n], n_workers

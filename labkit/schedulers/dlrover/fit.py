@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Final
 
 import numpy as np
@@ -45,7 +46,7 @@ class Sample:
     @property
     def usable(self) -> bool:
         """Whether constants can be had from it."""
-        return all(np.isfinite(x) and x > 0 for x in (self.speed, self.worker_cores, self.ps_cores))
+        return 0 < self.speed < inf and 0 < self.worker_cores < inf and 0 < self.ps_cores < inf
 
 
 def measured_work(samples: Sequence[Sample]) -> Work:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from numba import njit
@@ -30,6 +31,24 @@ class Limits:
     unit: float = 1.0
 
 
+class Tables(NamedTuple):
+    """Workers and servers that limits allow.
+
+    Attributes
+    ----------
+    kernel : tuple of array
+        Of workers and of servers: number, units of each and of all, (n, 3).
+    named : tuple of list
+        The same as number and cores of each.
+    within : int
+        Units in all.
+    """
+
+    kernel: tuple[Ints, Ints]
+    named: tuple[list[tuple[int, float]], list[tuple[int, float]]]
+    within: int
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class Front:
     """Plans of a job that are faster than all with no more cores, in columns (F,), by cores in all.
@@ -38,20 +57,20 @@ class Front:
     ----------
     cores, speed : array
         Cores in all, and the steps/s that are believed.
-    n_workers, worker_cores, n_ps, ps_cores : array
-        The plans.
+    worker, server : array
+        The plans: rows of the tables.
     """
 
     cores: Floats
     speed: Floats
-    n_workers: Ints
-    worker_cores: Floats
-    n_ps: Ints
-    ps_cores: Floats
+    worker: Ints
+    server: Ints
+    tables: Tables
 
     def plan(self, i: int) -> Plan:
         """Return one of the plans."""
-        return Plan(int(self.n_workers[i]), float(self.worker_cores[i]), int(self.n_ps[i]), float(self.ps_cores[i]))
+        workers, servers = self.tables.named
+        return Plan(*workers[self.worker[i]], *servers[self.server[i]])
 
     def entry(self, at: int) -> int:
         """Return the plan with the fewest cores of those that are hardly slower than one of them."""
@@ -78,67 +97,73 @@ def fronts(works: Floats, limits: Sequence[Limits]) -> list[Front]:
         alike.setdefault(each, []).append(j)
     for each, which in alike.items():
         tables = _tables(each)
-        n, worker, server, speed = _fronts(np.ascontiguousarray(works[which], np.float64), *tables)
-        end = int(n.max())
-        workers, servers = tables[0][worker[:, :end]], tables[1][server[:, :end]]
-        cores, of_worker, of_server = (
-            np.round(units * each.unit, 9)
-            for units in (workers[..., 2] + servers[..., 2], workers[..., 1], servers[..., 1])
+        first, worker, server, power, cores = _fronts(
+            np.ascontiguousarray(works[which], np.float64), *tables.kernel, tables.within, each.unit
         )
-        columns = (cores, speed, workers[..., 0], of_worker, servers[..., 0], of_server)
-        for row, (j, k) in enumerate(zip(which, n.tolist(), strict=True)):
-            told[j] = Front(*(column[row, :k] for column in columns))  # type: ignore[arg-type]
+        speed = 1 / np.sqrt(np.sqrt(np.sqrt(power)))
+        cores = cores if each.unit == 1 else np.round(cores * each.unit, 9)
+        for j, a, b in zip(which, first[:-1].tolist(), first[1:].tolist(), strict=True):
+            told[j] = Front(cores[a:b], speed[a:b], worker[a:b], server[a:b], tables)
     return [front for front in told if front is not None]
 
 
 @lru_cache(maxsize=256)
-def _tables(limits: Limits) -> tuple[Ints, Ints, int, float]:
-    """Return workers and servers (n, 3) that limits allow: number, units of each and of all; and the units in all."""
+def _tables(limits: Limits) -> Tables:
+    """Return workers and servers that limits allow."""
     within, most = in_units(limits.total_cores, limits.unit), in_units(limits.most_cores, limits.unit)
     tables = []
     for ladder, number in ((WORKER_CORES, limits.max_workers), (PS_CORES, limits.max_ps)):
         found = pairs([units for units in ladder if units <= most], number, within)
         tables.append(np.ascontiguousarray(np.column_stack([found, found.prod(axis=1)]).astype(np.int32)))
-    return tables[0], tables[1], within, limits.unit
+    named = [[(n, round(units * limits.unit, 9)) for n, units, _ in table.tolist()] for table in tables]
+    return Tables((tables[0], tables[1]), (named[0], named[1]), within)
 
 
 @njit(cache=True)
 def _power(x: float) -> float:
-    """Return the inverse of x to the exponent of the softmin, 8."""
+    """Return x to the exponent of the softmin, 8."""
     squared = x * x
     fourth = squared * squared
-    return 1.0 / (fourth * fourth)
+    return fourth * fourth
 
 
 @njit(cache=True)
 def _fronts(
     works: Floats, workers: Ints, servers: Ints, within: int, unit: float
-) -> tuple[Ints, Ints, Ints, Floats]:  # fmt: skip
-    """Return for each job the plans on its front (J,), rows of workers and of servers (J, within), and speeds."""
-    n_jobs = len(works)
-    n = np.zeros(n_jobs, np.int32)
-    worker, server = np.zeros((n_jobs, within + 1), np.int32), np.zeros((n_jobs, within + 1), np.int32)
-    speed = np.zeros((n_jobs, within + 1))
+) -> tuple[Ints, Ints, Ints, Floats, Floats]:  # fmt: skip
+    """Return the fronts of jobs: rows `first[j]:first[j + 1]` of workers, servers, inverse powers of speeds, units."""
+    n_jobs, n = len(works), 0
+    first, most = np.zeros(n_jobs + 1, np.int64), n_jobs * within
+    worker, server, power, units = np.empty(most, np.int32), np.empty(most, np.int32), np.empty(most), np.empty(most)
     for j in range(n_jobs):
         c, u, t, hot = works[j, 0] / unit, works[j, 1] / unit, works[j, 2], works[j, 3]
         of_workers, which_workers = _best_workers(workers, within, c, t)
         of_servers, which_servers = _best_servers(servers, within, u, hot)
-        sizes = np.flatnonzero(of_servers < np.inf)
+        together, size = _best_pairs(of_workers, of_servers)
         best = np.inf
         for total in range(2, within + 1):
-            least, at = np.inf, -1
-            for k in range(len(sizes)):
-                if sizes[k] >= total:
-                    break
-                both = of_workers[total - sizes[k]] + of_servers[sizes[k]]
-                if both < least:
-                    least, at = both, sizes[k]
+            least, at = together[total], size[total]
             if least < best * (1 - SOFTNESS * FASTER):
-                best = least
-                worker[j, n[j]], server[j, n[j]] = which_workers[total - at], which_servers[at]
-                speed[j, n[j]] = 1 / np.sqrt(np.sqrt(np.sqrt(least)))
-                n[j] += 1
-    return n, worker, server, speed
+                worker[n], server[n] = which_workers[total - at], which_servers[at]
+                power[n], units[n] = least, total
+                n += 1
+            best = min(best, least)
+        first[j + 1] = n
+    return first, worker[:n], server[:n], power[:n], units[:n]
+
+
+@njit(cache=True)
+def _best_pairs(of_workers: Floats, of_servers: Floats) -> tuple[Floats, Ints]:
+    """Return the least inverse power of workers and servers with so many units in all, and the units of the servers."""
+    best, which = np.full(len(of_workers), np.inf), np.zeros(len(of_workers), np.int64)
+    for size in range(1, len(of_servers)):
+        if of_servers[size] < np.inf:
+            for left in range(1, len(of_workers) - size):
+                both = of_workers[left] + of_servers[size]
+                better = both < best[left + size]
+                best[left + size] = both if better else best[left + size]
+                which[left + size] = size if better else which[left + size]
+    return best, which
 
 
 @njit(cache=True)
@@ -147,9 +172,9 @@ def _best_workers(workers: Ints, within: int, c: float, t: float) -> tuple[Float
     best, which = np.full(within + 1, np.inf), np.zeros(within + 1, np.int32)
     for i in range(len(workers)):
         n, w, total = workers[i, 0], workers[i, 1], workers[i, 2]
-        value = _power(n * w / c)
+        value = _power(c / (n * w))
         if t > 0:
-            value += _power(n / t)
+            value += _power(t / n)
         if value < best[total] * (1 - 1e-12):
             best[total], which[total] = value, i
     return best, which
@@ -162,7 +187,7 @@ def _best_servers(servers: Ints, within: int, u: float, hot: float) -> tuple[Flo
     for i in range(len(servers)):
         n, s, total = servers[i, 0], servers[i, 1], servers[i, 2]
         load = min(hot / n, 1.0) if n > 1 else 1.0
-        value = _power(s / (u * load))
+        value = _power(u * load / s)
         if value < best[total] * (1 - 1e-12):
             best[total], which[total] = value, i
     return best, which

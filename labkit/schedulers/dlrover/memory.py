@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
-
 KEPT: Final = 8
 """Points of a job that are kept."""
 
@@ -44,11 +42,11 @@ def foreseen_gb(points: Sequence[Point], total_steps: float) -> float:
     """
     if len(points) < 2:
         return float("nan")
-    steps = np.array([point.steps for point in points])
-    total = np.array([point.total_gb for point in points])
-    away = steps - steps.mean()
-    growth = max(float(away @ (total - total.mean()) / (away @ away)), 0.0)
-    return float(total[-1] + growth * max(total_steps - steps[-1], 0.0))
+    steps, total = [point.steps for point in points], [point.total_gb for point in points]
+    at, mean = sum(steps) / len(steps), sum(total) / len(total)
+    rise = sum((x - at) * (y - mean) for x, y in zip(steps, total, strict=True))
+    growth = max(rise / sum((x - at) ** 2 for x in steps), 0.0)
+    return total[-1] + growth * max(total_steps - steps[-1], 0.0)
 
 
 def after_out_of_memory(gb: float, n_ps: int, *, part: float, uneven: float = 0.2) -> tuple[float, int]:

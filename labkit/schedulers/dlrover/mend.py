@@ -56,7 +56,7 @@ class Mender:
 
         free = self.free_to_change(job)
         watch, action = adjust(state.watch, report, rules, foretold=foretold, free=free)
-        self.turn.states[job] = replace(state, watch=watch)
+        self.turn.states[job] = state._replace(watch=watch)
         if action is not None:
             self._do(job, state.plan, action)
 
@@ -108,6 +108,8 @@ class Mender:
 
     def _more(self, job: int, plan: Plan, action: Action) -> Plan:
         """Give a job more workers, and return the plan that came of it."""
+        if not self.turn.room.holds_one_more(job, plan.worker_cores):
+            return plan
         wanted = replace(plan, n_workers=plan.n_workers + action.more)
         got = self.turn.room.settle(job, wanted)
         if got is None or got.n_workers <= plan.n_workers:
@@ -123,10 +125,11 @@ class Mender:
     def foresee(self, i: int, job: int) -> None:
         """Note the memory of a job's servers, and give them more in time where it will not last to the end."""
         turn, state = self.turn, self.turn.states[job]
-        points = noted(state.points, *self.sight.points[i])
+        steps, gb, part = self.sight.points[i]
+        points = noted(state.points, steps, gb, part) if gb > 0 else state.points
         if points is state.points:
             return
-        turn.states[job] = replace(state, points=points)
+        turn.states[job] = state._replace(points=points)
         total_gb = foreseen_gb(points, float(turn.snapshot.table.total_steps[job]))
         limit = float(self.sight.ps_gb[i])
         fullest = total_gb * points[-1].part

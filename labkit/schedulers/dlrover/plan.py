@@ -58,8 +58,8 @@ class Plan:
     @property
     def cores(self) -> float:
         """Cores in all."""
-        more = sum(cores - self.ps_cores for _, cores in self.extra)
-        return self.n_workers * self.worker_cores + self.n_ps * self.ps_cores + more
+        cores = self.n_workers * self.worker_cores + self.n_ps * self.ps_cores
+        return cores + sum(more - self.ps_cores for _, more in self.extra) if self.extra else cores
 
     def cores_of(self, task: int) -> float:
         """Return the cores of one server."""

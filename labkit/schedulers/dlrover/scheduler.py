@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -18,6 +19,7 @@ from labkit.placers import FirstFit
 from labkit.schedulers.base import start_in_order
 from labkit.schedulers.dlrover.adjust import Trouble
 from labkit.schedulers.dlrover.carry import Room
+from labkit.schedulers.dlrover.front import Limits
 from labkit.schedulers.dlrover.history import History
 from labkit.schedulers.dlrover.mend import Mender
 from labkit.schedulers.dlrover.plan import in_units
@@ -41,6 +43,8 @@ class _State:
     history: History = field(default_factory=History)
     active: frozenset[int] = frozenset()
     unsettled: bool = False
+    watched_s: Mapping[int, float] = field(default_factory=dict)
+    """When the newest measurement of each job was made that was looked at."""
     pause_s: float = 0.0
     n_decisions: int = 0
 
@@ -138,74 +142,74 @@ class Dlrover:
         turn = Turn(snapshot, room, self.rules, states, state.pause_s, decisions=self.decisions)
         asked = np.setdiff1d(left_alone, started.set_jobs)
         turn.reserved = float(table.gang_demand[asked, CPUS].sum()) + 2 * COLD_CORES[1] * self.unit * len(waiting)
-        history, sampled = self._look(turn, sight, state.history)
+        history, sampled = self._look(turn, sight, state)
         stirred = sampled or bool(waiting) or active != state.active or state.unsettled
         unsettled = stirred and self._share(turn, sight)
-        lost = snapshot.jobs.n_out_of_memory[:, Role.PS] if waiting else None
-        for job in waiting if stirred else ():
-            at = int(np.searchsorted(jobs, job))
-            n_lost = int(lost[at]) if lost is not None else 0
+        lost = snapshot.jobs.n_out_of_memory[mine & ~running, Role.PS].tolist() if waiting else []
+        for job, n_lost in zip(waiting, lost, strict=True) if stirred else ():
             start(turn, history, job, most_cores=self.most_cores, unit=self.unit, n_lost=n_lost)
-        return room.placement(), _State(states, history, active, unsettled, turn.pause_s)
+        watched_s = dict(zip(sight.running.job.tolist(), sight.measured_s.tolist(), strict=True))
+        return room.placement(), _State(states, history, active, unsettled, watched_s, turn.pause_s)
 
     # --- one job
 
-    def _look(self, turn: Turn, sight: Sight, history: History) -> tuple[History, bool]:
+    def _look(self, turn: Turn, sight: Sight, before: _State) -> tuple[History, bool]:
         """Look at each job that runs; return the history, and whether there are new samples."""
         states, rules, now_s = turn.states, self.rules, turn.now_s
-        suspects, fresh_s = self._suspects(turn, sight).tolist(), sight.measured_s.tolist()
+        suspects, measured_s = self._suspects(turn, sight).tolist(), sight.measured_s.tolist()
         mender = Mender(turn, sight, self.total_cores, self._largest(turn.snapshot), self.unit)
-        sampled, final = False, list[int]()
+        came, final = set[str](), list[int]()
         for i, job in enumerate(sight.running.job.tolist()):
             known = states.get(job)
             plan = sight.plan(i, known.plan if known else None)
             if known is None:  # it ran before this brain came
-                known = JobState(Stage.SAMPLE, plan, now_s, steps=float(sight.steps[i]))
-            if known.plan is not plan:
-                known = replace(known, plan=plan)  # what it really has
-            states[job] = known
-            fresh = fresh_s[i] > max(known.watched_s, known.changed_s)
-            if fresh:
-                states[job] = replace(known, watched_s=fresh_s[i])
+                known = states[job] = JobState(Stage.SAMPLE, plan, now_s, steps=float(sight.steps[i]))
+            elif known.plan is not plan:
+                known = states[job] = known._replace(plan=plan)  # what it really has
+            if measured_s[i] > max(before.watched_s.get(job, -1.0), known.changed_s):
                 self._watch(mender, i, job, suspect=suspects[i])
-            if states[job].stage == Stage.FINAL:
-                continue
-            seen = sight.seen(i, plan)
-            states[job], came = look(states[job], seen, rules, now_s=now_s)
-            sampled |= bool(came)
-            if came == "gave up" and states[job].gave_up:
-                give_as_asked(turn, job)
-            if came == "sampled":
-                turn.pause_s += LEARNS * (states[job].pause_s - turn.pause_s)
-                final += [job] if states[job].stage == Stage.FINAL else []
-        return self._noted(turn, final, history), sampled
+                known = states[job]
+            if known.stage is not Stage.FINAL and now_s >= known.changed_s + rules.gap_s:
+                came.add(self._sample(turn, sight, i, job))
+                final += [job] if states[job].stage is Stage.FINAL and not states[job].gave_up else []
+        return self._noted(turn, final, before.history), bool(came - {""})
+
+    def _sample(self, turn: Turn, sight: Sight, i: int, job: int) -> str:
+        """Take a sample of a job, and return what came of it."""
+        seen = sight.seen(i, turn.states[job].plan)
+        state, came = look(turn.states[job], seen, self.rules, now_s=turn.now_s)
+        turn.states[job] = state
+        if came == "gave up" and state.gave_up:
+            give_as_asked(turn, job)
+        if came == "sampled":
+            turn.pause_s += LEARNS * (state.pause_s - turn.pause_s)
+        return came
 
     def _suspects(self, turn: Turn, sight: Sight) -> Bools:
         """Return which jobs may be in trouble, (J,): the others need not be looked at one by one."""
         suspects, final = sight.told_apart.copy(), dict[int, int]()
         may_grow = self.rules.n_more > 0 and turn.spare_cores > 0
+        jobs = sight.running.job.tolist()
         for i in np.flatnonzero(sight.idle(self.rules) & ~suspects).tolist() if may_grow else ():
-            job = int(sight.running.job[i])
-            state = turn.states.get(job)
-            if state is None or state.stage != Stage.FINAL or (Trouble.IDLE, -1) in state.watch.told:
+            state = turn.states.get(jobs[i])
+            if state is None or state.stage is not Stage.FINAL or (Trouble.IDLE, -1) in state.watch.told:
                 continue
             if may_change(state, self.rules, now_s=turn.now_s):
-                final[job] = i
+                final[jobs[i]] = i
         for (job, i), known in zip(final.items(), self._known(turn, list(final)), strict=True):
-            plan, least = turn.states[job].plan, 1 + self.rules.min_gain
-            suspects[i] = known.speed(plan, more=self.rules.n_more) >= least * known.speed(plan)
+            suspects[i] = known.gain(turn.states[job].plan, more=self.rules.n_more) >= 1 + self.rules.min_gain
         return suspects
 
     def _watch(self, mender: Mender, i: int, job: int, *, suspect: bool) -> None:
         """Look after a job of which there is a new measurement."""
-        state = mender.turn.states[job]
         if self.rules.watch_memory:
             mender.foresee(i, job)
+        state = mender.turn.states[job]
         if suspect and not state.gave_up:
             known = self._known(mender.turn, [job])[0] if state.samples else None
             mender.watch(i, job, known)
         elif state.watch.signs:
-            mender.turn.states[job] = replace(state, watch=replace(state.watch, signs={}))
+            mender.turn.states[job] = state._replace(watch=replace(state.watch, signs={}))
 
     def _noted(self, turn: Turn, final: list[int], history: History) -> History:
         """Return the history with the plans of jobs that are estimated for the last time."""
@@ -217,11 +221,13 @@ class Dlrover:
 
     def _known(self, turn: Turn, jobs: list[int]) -> list[Known]:
         """Return what is believed of jobs that have samples."""
-        table = turn.snapshot.table
-        limits = limits_of(
-            table.max_workers[jobs], table.max_ps[jobs], total_cores=self.total_cores,
-            most_cores=self._largest(turn.snapshot), unit=self.unit,
-        )  # fmt: skip
+
+        def limits(new: list[int]) -> list[Limits]:
+            table, most = turn.snapshot.table, self._largest(turn.snapshot)
+            return limits_of(
+                table.max_workers[new], table.max_ps[new], total_cores=self.total_cores, most_cores=most, unit=self.unit
+            )
+
         return self._beliefs.of(turn.states, jobs, limits)
 
     def _largest(self, snapshot: Snapshot) -> float:

@@ -28,39 +28,46 @@ def choose(wishes: Sequence[Wish], *, budget: float) -> list[int]:
     first = np.zeros(len(wishes) + 1, np.int64)
     np.cumsum([len(cores) for cores, _ in wishes], out=first[1:])
     cores, gain = (np.concatenate([np.asarray(w[i], np.float64) for w in wishes]) for i in (0, 1))
-    chosen: list[int] = _chosen(cores, gain, first, float(budget)).tolist()
-    return chosen
+    at: list[int] = chosen(cores, gain, first, float(budget)).tolist()
+    return at
+
+
+def chosen(cores: Floats, gain: Floats, first: Ints, budget: float) -> Ints:
+    """Return the entry of each job's wish, which is rows `first[j]:first[j + 1]`, as `choose` does; -1: none."""
+    owner, corner, worth = _steps(cores, gain, first)
+    order = np.argsort(-worth, kind="stable")  # of equal ones the first jobs', in order along each hull
+    at: Ints = _taken(cores, first, owner[order], corner[order], budget)
+    return at
 
 
 @njit(cache=True)
-def _chosen(cores: Floats, gain: Floats, first: Ints, budget: float) -> Ints:
-    """Return the entry of each job's wish, which is rows `first[j]:first[j + 1]`; -1: none."""
+def _taken(cores: Floats, first: Ints, owner: Ints, corner: Ints, budget: float) -> Ints:
+    """Return the entry of each job's wish (J,), which is a row of `cores`, after steps that are taken in order."""
     n_jobs, left = len(first) - 1, budget
-    chosen, blocked = np.zeros(n_jobs, np.int64), np.zeros(n_jobs, np.bool_)
+    at, blocked = np.zeros(n_jobs, np.int64), np.zeros(n_jobs, np.bool_)
     for j in range(n_jobs):
         a = first[j]
         if first[j + 1] > a and cores[a] <= left:
             left -= cores[a]
         else:
-            chosen[j], blocked[j] = -1, True
-    owner, corner, worth = _steps(cores, gain, first)
-    for step in np.argsort(-worth, kind="mergesort"):  # of equal ones the first jobs', in order along each hull
+            at[j], blocked[j] = -1, True
+    for step in range(len(owner)):
         j, to = owner[step], corner[step]
         if blocked[j]:
             continue
-        more = cores[first[j] + to] - cores[first[j] + chosen[j]]
+        more = cores[first[j] + to] - cores[first[j] + at[j]]
         if more > left:
             blocked[j] = True
         else:
-            chosen[j] = to
+            at[j] = to
             left -= more
     for j in range(n_jobs):
-        if chosen[j] >= 0:
+        if at[j] >= 0:
             mine = cores[first[j] : first[j + 1]]
-            best = np.searchsorted(mine, mine[chosen[j]] + left, side="right") - 1
-            left -= mine[best] - mine[chosen[j]]
-            chosen[j] = best
-    return chosen
+            best = np.searchsorted(mine, mine[at[j]] + left, side="right") - 1
+            left -= mine[best] - mine[at[j]]
+            at[j] = best
+    return at
 
 
 @njit(cache=True)

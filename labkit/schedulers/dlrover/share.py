@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
+from numba import njit
 
 from labkit.core.resources import Bools, Floats, Ints
 from labkit.schedulers.dlrover.fit import Sample, works_of
 from labkit.schedulers.dlrover.front import Front, Limits, fronts
-from labkit.schedulers.dlrover.plan import Plan
+from labkit.schedulers.dlrover.plan import NO_SLOWER, Plan
 from labkit.schedulers.dlrover.rules import Rules
-from labkit.schedulers.dlrover.select import choose
+from labkit.schedulers.dlrover.select import chosen
 from labkit.schedulers.dlrover.stages import JobState
 from labkit.speed.bottleneck import SOFTNESS, Work
 
@@ -29,12 +30,20 @@ class Known:
     work: Floats
     front: Front
     _speeds: dict[tuple[Plan, int], float] = field(default_factory=dict)
+    _gains: dict[int, tuple[Plan, float]] = field(default_factory=dict)
 
     def speed(self, plan: Plan, *, more: int = 0) -> float:
         """Return the steps/s that are believed of a plan with so many more workers, as `believed` does for many."""
         if (plan, more) not in self._speeds:
             self._speeds[plan, more] = self._speed(plan, plan.n_workers + more)
         return self._speeds[plan, more]
+
+    def gain(self, plan: Plan, *, more: int) -> float:
+        """Return how many times as fast a plan is believed to be with so many more workers."""
+        last = self._gains.get(more)
+        if last is None or last[0] is not plan:
+            last = self._gains[more] = plan, self.speed(plan, more=more) / self.speed(plan)
+        return last[1]
 
     def _speed(self, plan: Plan, n: int) -> float:
         c, u, t, hot = self.work.tolist()
@@ -52,14 +61,16 @@ class Beliefs:
 
     _known: dict[int, Known] = field(default_factory=dict)
 
-    def of(self, states: Mapping[int, JobState], jobs: Sequence[int], limits: Sequence[Limits]) -> list[Known]:
-        """Return what is believed of some jobs, all of which have samples."""
+    def of(
+        self, states: Mapping[int, JobState], jobs: Sequence[int], limits: Callable[[list[int]], list[Limits]]
+    ) -> list[Known]:  # fmt: skip
+        """Return what is believed of some jobs, all of which have samples; `limits` are asked for where it is new."""
         known = self._known
-        new = [i for i, job in enumerate(jobs) if job not in known or known[job].samples is not states[job].samples]
+        new = [job for job in jobs if job not in known or known[job].samples is not states[job].samples]
         if new:
-            works = works_of([states[jobs[i]].samples for i in new])
-            for i, work, front in zip(new, works, fronts(works, [limits[i] for i in new]), strict=True):
-                known[jobs[i]] = Known(states[jobs[i]].samples, work, front)
+            works = works_of([states[job].samples for job in new])
+            for job, work, front in zip(new, works, fronts(works, limits(new)), strict=True):
+                known[job] = Known(states[job].samples, work, front)
         if len(known) > 4 * len(states) + 64:
             self._known = {job: each for job, each in known.items() if job in states}
         return [self._known[job] for job in jobs]
@@ -83,7 +94,7 @@ def believed(works: Floats, plans: Sequence[Plan]) -> Floats:
     """Return the steps/s that are believed of plans, (J,), of jobs with works (J, 4)."""
     n, w, p, s = np.array([(q.n_workers, q.worker_cores, q.n_ps, q.ps_cores) for q in plans], np.float64).T
     c, u, t, hot = works.T
-    most = np.array([max((cores for _, cores in q.extra), default=q.ps_cores) for q in plans])
+    most = np.array([max(cores for _, cores in q.extra) if q.extra else q.ps_cores for q in plans])
     evened = np.where(most > s, np.maximum(hot * s / most, 1.0), hot)  # as if the load were that much less
     return Work(c, u, t, evened).speed(n, worker_cores=w, n_ps=p, ps_cores=s)
 
@@ -107,13 +118,18 @@ def wishes(
     """
     if not known:
         return []
-    wanted = [(each.front.cores, (each.front.speed / each.front.speed[-1]) ** root) for each in known]
-    least = sum(float(each.front.cores[0]) for each in known)
-    at = choose(wanted, budget=max(budget, least))
+    fronts_of = [each.front for each in known]
+    first = np.zeros(len(known) + 1, np.int64)
+    np.cumsum([len(front.cores) for front in fronts_of], out=first[1:])
+    all_cores, speed = (
+        np.concatenate(columns) for columns in zip(*((f.cores, f.speed) for f in fronts_of), strict=True)
+    )
+    gain = (speed / np.repeat(speed[first[1:] - 1], np.diff(first))) ** root
+    least = float(all_cores[first[:-1]].sum())
+    at = first[:-1] + np.maximum(chosen(all_cores, gain, first, max(budget, least)), 0)
     now = believed(np.array([each.work for each in known]), [state.plan for state in states])
-    foretold = np.array([each.front.speed[i] for each, i in zip(known, at, strict=True)])
-    entries = [each.front.entry(i) for each, i in zip(known, at, strict=True)]
-    cores = np.array([each.front.cores[i] for each, i in zip(known, entries, strict=True)])
+    foretold, frugal = speed[at], _frugal(speed, first, at)
+    cores, entries = all_cores[frugal], frugal - first[:-1]
     held = np.array([state.plan.cores for state in states])
     special = np.array([bool(state.plan.extra or state.plan.beyond) for state in states])
     faster, fewer = _worth(now, foretold, cores, held, left, special, rules=rules, pause_s=pause_s, wait=wait)
@@ -122,7 +138,17 @@ def wishes(
         why = _why(states[i].samples[-1], float(foretold[i]), float(now[i]))
         if fewer[i]:
             why += f": {FEWER if foretold[i] >= (1 - rules.min_gain) * now[i] else 'others gain more by its cores'}"
-        told.append(Wish(jobs[i], known[i].front.plan(entries[i]), why, float(cores[i] - held[i])))
+        told.append(Wish(jobs[i], known[i].front.plan(int(entries[i])), why, float(cores[i] - held[i])))
+    return told
+
+
+@njit(cache=True)
+def _frugal(speed: Floats, first: Ints, at: Ints) -> Ints:
+    """Return the row with the fewest cores of those of a job that are hardly slower than its row `at` (J,)."""
+    told = np.empty_like(at)
+    for j in range(len(at)):
+        mine = speed[first[j] : first[j + 1]]
+        told[j] = first[j] + np.searchsorted(mine, (1 - NO_SLOWER) * speed[at[j]])
     return told
 
 
@@ -152,5 +178,6 @@ def _why(sample: Sample, foretold: float, now: float) -> str:
 
 def limits_of(max_workers: Ints, max_ps: Ints, *, total_cores: float, most_cores: float, unit: float) -> list[Limits]:
     """Return the limits of jobs that differ in the tasks that are useful to them."""
-    pairs = zip(max_workers.tolist(), max_ps.tolist(), strict=True)
-    return [Limits(total_cores, workers, servers, most_cores, unit) for workers, servers in pairs]
+    pairs = list(zip(max_workers.tolist(), max_ps.tolist(), strict=True))
+    limits = {pair: Limits(total_cores, *pair, most_cores, unit) for pair in set(pairs)}
+    return [limits[pair] for pair in pairs]

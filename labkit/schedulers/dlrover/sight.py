@@ -60,7 +60,7 @@ class Sight:
         least, most = np.full((2, len(running.job), 2), np.inf) * [[[1.0]], [[-1.0]]]
         np.minimum.at(least, (self._owner, running.role), self._cores)
         np.maximum.at(most, (self._owner, running.role), self._cores)
-        self._alike: Bools = (least == most).all(axis=1)
+        self._equal: list[bool] = (least == most).all(axis=1).tolist()
         self._most = most
         gb = np.zeros(len(running.job))
         np.maximum.at(gb, self._owner, np.where(running.role == Role.PS, self._gb, 0.0))
@@ -68,23 +68,30 @@ class Sight:
         self._declared_gb: Floats = demand[Role.PS, running.job, MEMORY_GB]
         self._compute_s: Floats = columns.slowest_compute_s[self._at]
         self._told = self.snapshot.measured_tasks(running.job)
-        self._first_told = np.searchsorted(self._told.job, np.append(running.job, np.iinfo(np.int32).max))
+        first = np.searchsorted(self._told.job, np.append(running.job, np.iinfo(np.int32).max))
+        self._first_told: list[int] = first.tolist()
+        self.told_apart: Bools = first[1:] > first[:-1]
+        """Which jobs have tasks of which something of their own is told, (J,)."""
+
+    @cached_property
+    def _now(self) -> list[tuple[int, float, int, float, float]]:
+        """Workers, cores of each, servers, cores of each and their GB (0: as declared), of jobs with equal servers."""
+        gb = np.where(np.abs(self.ps_gb - self._declared_gb) < 1e-6, 0.0, _decimals(self.ps_gb))
+        worker, server = _decimals(self._most[:, Role.WORKER]), _decimals(self._most[:, Role.PS])
+        columns = (self.running.n_workers, worker, self.running.n_ps, server, gb)
+        return list(zip(*(column.tolist() for column in columns), strict=True))
 
     def plan(self, i: int, before: Plan | None = None) -> Plan:
         """Return the plan that a job has now: `before` itself where it is that."""
-        running = self.running
-        worker, server = self._most[i].tolist()
-        if not self._alike[i]:
+        if not self._equal[i]:
             return self._uneven(i, before)
-        now = int(running.n_workers[i]), _decimal(worker), int(running.n_ps[i]), _decimal(server)
-        gb = float(self.ps_gb[i])
-        gb = 0.0 if abs(gb - self._declared_gb[i]) < 1e-6 else _decimal(gb)
-        if before is not None and before.ps_memory_gb == gb and not before.extra and now == (
-            before.n_workers, before.worker_cores, before.n_ps, before.ps_cores
+        now = self._now[i]
+        if before is not None and not before.extra and now == (
+            before.n_workers, before.worker_cores, before.n_ps, before.ps_cores, before.ps_memory_gb
         ):  # fmt: skip
             return before
         beyond = before.beyond if before is not None and before.n_workers == now[0] else 0
-        return Plan(*now, ps_memory_gb=gb, beyond=beyond)
+        return Plan(*now[:4], ps_memory_gb=now[4], beyond=beyond)
 
     def _uneven(self, i: int, before: Plan | None) -> Plan:
         """Return the plan of a job with servers that differ; the fewest cores are those of the others."""
@@ -99,11 +106,16 @@ class Sight:
             before.beyond if before is not None and before.n_workers == running.n_workers[i] else 0,
         )  # fmt: skip
 
+    @cached_property
+    def _measured(self) -> list[tuple[float, float, float, float, float, float]]:
+        """Speed, cores in use of all workers and of all servers, hottest load, when, and steps, of each job."""
+        columns = (self.speed, self._used[:, 0], self._used[:, 1], self._load, self.measured_s, self.steps)
+        return list(zip(*(column.tolist() for column in columns), strict=True))
+
     def seen(self, i: int, plan: Plan) -> Seen:
         """Return what was measured of a job last."""
-        workers, servers = self._used[i].tolist()
-        sample = Sample(plan, float(self.speed[i]), workers, servers, float(self._load[i]))
-        return Seen(sample, float(self.measured_s[i]), float(self.steps[i]))
+        *sample, measured_s, steps = self._measured[i]
+        return Seen(Sample(plan, *sample), measured_s, steps)
 
     @cached_property
     def points(self) -> list[tuple[float, float, float]]:
@@ -117,11 +129,6 @@ class Sight:
         gb = np.where(declared, np.nan, self._memory)
         return list(zip(self.steps.tolist(), gb.tolist(), part.tolist(), strict=True))
 
-    @property
-    def told_apart(self) -> Bools:
-        """Which jobs have tasks of which something of their own is told, (J,)."""
-        return self._first_told[1:] > self._first_told[:-1]
-
     def idle(self, rules: Rules) -> Bools:
         """Return which jobs have servers that use too few of their cores, (J,)."""
         busiest = self._used[:, Role.PS] * np.fmax(self._load, 1 / self.running.n_ps) / self._most[:, Role.PS]
@@ -133,9 +140,10 @@ class Sight:
 
     def tasks(self, i: int, role: Role, plan: Plan) -> tuple[tuple[Task, ...], Task]:
         """Return the tasks of a role of a job of which something is told, and the usual one."""
-        a, b = self._first_told[i : i + 2].tolist()
-        told, n = self._told, plan.n_ps if role == Role.PS else plan.n_workers
-        limit = plan.ps_cores if role == Role.PS else plan.worker_cores
+        (a, b), told = self._first_told[i : i + 2], self._told
+        n, limit = (plan.n_ps, plan.ps_cores) if role == Role.PS else (plan.n_workers, plan.worker_cores)
+        if a == b:
+            return (), self._usual(i, role, n, limit, ())
         tasks = tuple(
             Task(number, plan.cores_of(number) if role == Role.PS else limit, *values)
             for its_role, number, values in zip(
@@ -148,10 +156,14 @@ class Sight:
             return tasks, Task(
                 -1, limit, *(_middle([getattr(t, q) for t in tasks]) for q in ("used", "load", "compute_s"))
             )
-        used = (float(self._used[i, role]) - sum(t.used for t in tasks if t.used == t.used)) / left
-        load = (1 - sum(t.load for t in tasks if t.load == t.load)) / left if role == Role.PS else NAN
-        compute_s = float(self._compute_s[i]) if role == Role.WORKER and not tasks else NAN
-        return tasks, Task(-1, limit, max(used, 0.0), load, compute_s)
+        return tasks, self._usual(i, role, left, limit, tasks)
+
+    def _usual(self, i: int, role: Role, n: int, limit: float, others: tuple[Task, ...]) -> Task:
+        """Return what the n tasks of a role of a job have in common of which nothing of their own is told."""
+        used = (self._measured[i][1 + role] - sum(t.used for t in others if t.used == t.used)) / n
+        load = (1 - sum(t.load for t in others if t.load == t.load)) / n if role == Role.PS else NAN
+        compute_s = float(self._compute_s[i]) if role == Role.WORKER and not others else NAN
+        return Task(-1, limit, max(used, 0.0), load, compute_s)
 
     def _of_tasks(self, i: int, role: Role, amounts: Floats) -> Floats:
         """Return an amount of each task of a role of a job, (n,), in the order of its rows."""
@@ -166,6 +178,15 @@ def _decimal(amount: float) -> float:
         return amount
     single = np.float32(amount)
     return float(str(single)) if single == amount else amount
+
+
+def _decimals(amounts: Floats) -> Floats:
+    """Return amounts as `_decimal` does each."""
+    parts = amounts != np.floor(amounts)
+    if parts.any():
+        amounts = amounts.copy()
+        amounts[parts] = [_decimal(amount) for amount in amounts[parts].tolist()]
+    return amounts
 
 
 def _middle(values: list[float]) -> float:

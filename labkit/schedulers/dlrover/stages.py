@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Final, NamedTuple
 
 from labkit.schedulers.dlrover.adjust import Watch
 from labkit.schedulers.dlrover.fit import Sample
@@ -20,9 +21,11 @@ class Stage(StrEnum):
     FINAL = "final"
 
 
-@dataclass(frozen=True, slots=True)
-class JobState:
-    """What is remembered of a job.
+UNWATCHED: Final = Watch()
+
+
+class JobState(NamedTuple):
+    """What is remembered of a job; a tuple, as a thousand may be replaced in one decision.
 
     Attributes
     ----------
@@ -40,8 +43,6 @@ class JobState:
         Steps that it had done when it was changed last.
     pause_s : float
         Seconds that its last measured change took: those in which no steps were made; NaN: not known.
-    watched_s : float
-        When the newest measurement was made of those that were looked at.
     watch : Watch
         Its troubles.
     points : tuple of Point
@@ -57,8 +58,7 @@ class JobState:
     gave_up: bool = False
     steps: float = 0.0
     pause_s: float = float("nan")
-    watched_s: float = -1.0
-    watch: Watch = field(default_factory=Watch)
+    watch: Watch = UNWATCHED
     points: tuple[Point, ...] = ()
     n_lost: int = 0
 
@@ -85,16 +85,16 @@ def look(state: JobState, seen: Seen, rules: Rules, *, now_s: float) -> tuple[Jo
         samples = (*state.samples, seen.sample)
         stage = Stage.ESTIMATE if len(samples) <= rules.n_estimates else Stage.FINAL
         pause_s = max(now_s - state.changed_s - (seen.steps - state.steps) / seen.sample.speed, 0.0)
-        return replace(state, stage=stage, samples=samples, pause_s=pause_s), "sampled"
+        return state._replace(stage=stage, samples=samples, pause_s=pause_s), "sampled"
     if given_up:
-        return replace(state, stage=Stage.FINAL, gave_up=not state.samples), "gave up"
+        return state._replace(stage=Stage.FINAL, gave_up=not state.samples), "gave up"
     return state, ""
 
 
 def balanced(state: JobState) -> JobState:
     """Return the state of a job whose blocks were moved: loads of before count no more, and it is estimated again."""
     samples = tuple(replace(sample, hottest_load=float("nan")) for sample in state.samples)
-    return replace(state, samples=samples[-1:], stage=Stage.ESTIMATE if samples else Stage.SAMPLE)
+    return state._replace(samples=samples[-1:], stage=Stage.ESTIMATE if samples else Stage.SAMPLE)
 
 
 def may_change(state: JobState, rules: Rules, *, now_s: float) -> bool:

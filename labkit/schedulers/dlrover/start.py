@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import chain
 from typing import Final
 
-from labkit.core.events import Role
-from labkit.core.resources import MEMORY_GB
 from labkit.core.snapshot import Snapshot
 from labkit.schedulers.dlrover.history import History, Likeness
 from labkit.schedulers.dlrover.memory import after_out_of_memory
@@ -34,7 +34,7 @@ def likeness(snapshot: Snapshot, job: int) -> Likeness:
 
 def cut(plan: Plan, got: Plan) -> str:
     """Return what to say where not all workers of a plan found room."""
-    return "" if got == plan else f"; room for {got.n_workers} of {plan.n_workers} workers"
+    return "" if got is plan else f"; room for {got.n_workers} of {plan.n_workers} workers"
 
 
 def start(turn: Turn, history: History, job: int, *, most_cores: float, unit: float, n_lost: int) -> bool:
@@ -43,7 +43,7 @@ def start(turn: Turn, history: History, job: int, *, most_cores: float, unit: fl
         got = turn.room.settle(job, plan)
         if got is not None:
             turn.change(job, got, why + cut(plan, got))
-            turn.states[job] = replace(turn.states[job], n_lost=n_lost)
+            turn.states[job] = turn.states[job]._replace(n_lost=n_lost)
             return True
     return False
 
@@ -57,28 +57,40 @@ def give_as_asked(turn: Turn, job: int) -> None:
 
 def _tries(
     turn: Turn, history: History, job: int, *, most_cores: float, unit: float, n_lost: int
-) -> list[tuple[Plan, str]]:  # fmt: skip
+) -> Iterable[tuple[Plan, str]]:  # fmt: skip
     """Return the plans to start a job with, and why, the best first."""
-    table, declared = turn.snapshot.table, turn.declared(job)
-    sizes = (round(units * unit, 9) for units in COLD_CORES)
-    tries = [(Plan(1, c, 1, c), f"cold start: sampled with {c:g} cores each") for c in sizes if c <= most_cores]
-    tries += [
-        (asked(turn, job), "as asked: no room to sample it"),
-        (Plan(1, declared[0], 1, declared[1]), "as small as possible"),
-    ]
+    known = turn.states.get(job)
+    tries = _usual_tries(turn, history, job, most_cores=most_cores, unit=unit)
+    if known is not None and n_lost > known.n_lost and turn.rules.watch_memory:
+        return chain([_after_out_of_memory(turn, job, known)], _roomier(turn, job, known, tries))
+    if known is not None:
+        return chain([(known.plan, "goes on with the plan that it had")], tries)
+    return tries
+
+
+def _usual_tries(
+    turn: Turn, history: History, job: int, *, most_cores: float, unit: float
+) -> Iterator[tuple[Plan, str]]:  # fmt: skip
+    """Make the plans to start a job with that has not run, one by one, as the first ones mostly do."""
     past = history.start(likeness(turn.snapshot, job))
     if past is not None:
-        n_workers, n_ps = min(past[0].n_workers, int(table.max_workers[job])), min(past[0].n_ps, int(table.max_ps[job]))
-        gb = past[0].ps_memory_gb
-        if gb and not gb > float(turn.snapshot.demand[Role.PS, job, MEMORY_GB]):
-            gb = 0.0
-        tries.insert(0, (replace(past[0], n_workers=n_workers, n_ps=n_ps, ps_memory_gb=gb), past[1]))
-    known = turn.states.get(job)
-    if known is not None and n_lost > known.n_lost and turn.rules.watch_memory:
-        return [_after_out_of_memory(turn, job, known), *_roomier(turn, job, known, tries)]
-    if known is not None:
-        tries.insert(0, (known.plan, "goes on with the plan that it had"))
-    return tries
+        yield _within(turn, job, past[0]), past[1]
+    for units in COLD_CORES:
+        c = round(units * unit, 9)
+        if c <= most_cores:
+            yield Plan(1, c, 1, c), f"cold start: sampled with {c:g} cores each"
+    yield asked(turn, job), "as asked: no room to sample it"
+    declared = turn.declared(job)
+    yield Plan(1, declared[0], 1, declared[1]), "as small as possible"
+
+
+def _within(turn: Turn, job: int, plan: Plan) -> Plan:
+    """Return another job's plan within what is useful to a job, and no less memory than it declares."""
+    table, gb = turn.snapshot.table, plan.ps_memory_gb
+    n_workers, n_ps = min(plan.n_workers, int(table.max_workers[job])), min(plan.n_ps, int(table.max_ps[job]))
+    if gb and not gb > turn.ps_gb(job, replace(plan, ps_memory_gb=0.0)):
+        gb = 0.0
+    return replace(plan, n_workers=n_workers, n_ps=n_ps, ps_memory_gb=gb)
 
 
 def _after_out_of_memory(turn: Turn, job: int, known: JobState) -> tuple[Plan, str]:
@@ -96,11 +108,11 @@ def _after_out_of_memory(turn: Turn, job: int, known: JobState) -> tuple[Plan, s
 
 
 def _roomier(
-    turn: Turn, job: int, known: JobState, tries: list[tuple[Plan, str]]
-) -> list[tuple[Plan, str]]:  # fmt: skip
+    turn: Turn, job: int, known: JobState, tries: Iterable[tuple[Plan, str]]
+) -> Iterable[tuple[Plan, str]]:  # fmt: skip
     """Return other plans for a job that ran out of memory: servers that hold in all at least twice what they had."""
     least = 2 * turn.ps_gb(job, known.plan) * known.plan.n_ps
     told = "; a PS ran out of memory"
-    return [
+    return (
         (replace(plan, ps_memory_gb=max(turn.ps_gb(job, plan), least / plan.n_ps)), why + told) for plan, why in tries
-    ]
+    )

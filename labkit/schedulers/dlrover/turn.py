@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from labkit.core.events import Role
-from labkit.core.resources import CPUS, MEMORY_GB
+from labkit.core.resources import CPUS, MEMORY_GB, Floats
 from labkit.core.snapshot import Snapshot
 from labkit.schedulers.dlrover.carry import Room
 from labkit.schedulers.dlrover.memory import foreseen_gb
@@ -52,9 +52,10 @@ class Turn:
     reserved: float = 0.0
     decisions: list[Decision] = field(default_factory=list)
     _steps: dict[int, float] = field(init=False)
+    _demand: Floats = field(init=False)
 
     def __post_init__(self) -> None:
-        jobs = self.snapshot.jobs
+        jobs, self._demand = self.snapshot.jobs, self.snapshot.demand
         self._steps = dict(zip(jobs.number.tolist(), jobs.steps.tolist(), strict=True))
 
     @property
@@ -69,17 +70,19 @@ class Turn:
 
     def declared(self, job: int) -> tuple[float, float]:
         """Return the cores that a worker and a server of a job declare."""
-        demand = self.snapshot.demand
-        return float(demand[Role.WORKER, job, CPUS]), float(demand[Role.PS, job, CPUS])
+        return float(self._demand[Role.WORKER, job, CPUS]), float(self._demand[Role.PS, job, CPUS])
 
     def ps_gb(self, job: int, plan: Plan) -> float:
         """Return the GB of each server of a plan."""
-        return plan.ps_memory_gb or float(self.snapshot.demand[Role.PS, job, MEMORY_GB])
+        return plan.ps_memory_gb or float(self._demand[Role.PS, job, MEMORY_GB])
 
     def with_memory(self, job: int, plan: Plan) -> Plan:
         """Return a plan whose servers hold what those of a job will hold when it is done, as far as that is known."""
-        state, least = self.states[job], self.ps_gb(job, plan)
+        state = self.states[job]
         points, gb = state.points, state.plan.ps_memory_gb if plan.n_ps <= state.plan.n_ps else 0.0
+        if not gb and len(points) < 2:
+            return plan
+        least = self.ps_gb(job, plan)
         if self.rules.watch_memory and len(points) > 1:
             total = foreseen_gb(points, float(self.snapshot.table.total_steps[job]))
             uneven = points[-1].part * state.plan.n_ps
@@ -94,7 +97,7 @@ class Turn:
         """Note that a job is changed now, and why."""
         known = self.states.get(job) or JobState(Stage.SAMPLE, plan, self.now_s)
         repaired = known.plan is plan and job in self.states
-        self.states[job] = replace(known, plan=plan, changed_s=self.now_s, steps=self.steps(job))
+        self.states[job] = known._replace(plan=plan, changed_s=self.now_s, steps=self.steps(job))
         self._tell(job, why, told=why if repaired else f"{plan}: {why}", changes=True)
 
     def tell(self, job: int, why: str) -> None:

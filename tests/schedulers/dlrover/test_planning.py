@@ -9,9 +9,10 @@ import pytest
 
 from labkit.core.errors import InputError
 from labkit.schedulers.dlrover.fit import Sample, fitted_sum, measured_work
+from labkit.schedulers.dlrover.front import Limits, fronts
 from labkit.schedulers.dlrover.history import History, Likeness
 from labkit.schedulers.dlrover.plan import Plan, closed_form, frontier, grid, search
-from labkit.speed.bottleneck import WORK
+from labkit.speed.bottleneck import WORK, Work
 from labkit.speed.cpu import CpuModel
 from tests.schedulers.dlrover.truths import Additive, Truth, observed, speed
 
@@ -94,6 +95,33 @@ def test_plans_keep_the_limits_and_no_faster_plan_has_fewer_cores():
     assert (np.diff(plans.cores[which]) > 0).all()
     assert (np.diff(along) > 0).all()
     assert along[-1] == speeds.max()
+
+
+@pytest.mark.parametrize("unit", [1.0, 0.1])
+def test_fronts_of_many_jobs_are_the_frontier_of_each(unit):
+    """The compiled one for the bottleneck, against every plan of the grid and any model of speed."""
+    rng, n = np.random.default_rng(5), 25
+    works = np.column_stack(
+        [rng.uniform(0.1, 3, n), rng.uniform(0.1, 0.6, n), rng.uniform(0.0, 0.2, n), rng.uniform(1, 1.5, n)]
+    )
+    limits = [
+        Limits(float(rng.integers(20, 200)) * unit, int(rng.integers(1, 60)), int(rng.integers(1, 16)), 32 * unit, unit)
+        for _ in range(n)
+    ]
+    for work, each, front in zip(works, limits, fronts(works, limits), strict=True):
+        plans = grid(
+            each.total_cores, max_workers=each.max_workers, max_ps=each.max_ps, most_cores=each.most_cores, unit=unit
+        )
+        truth = Work(*work.tolist())
+        which, along = frontier(truth, plans)
+        assert front.cores == pytest.approx(plans.cores[which])
+        assert front.speed == pytest.approx(along, rel=1e-6)
+        for i in (0, len(front) // 2, len(front) - 1):
+            assert speed(truth, front.plan(i)) == pytest.approx(front.speed[i], rel=1e-6)
+            assert front.plan(i).cores == pytest.approx(front.cores[i])
+        frugal = front.entry(len(front) - 1)
+        assert front.speed[frugal] >= 0.99 * front.speed[-1]
+        assert frugal == 0 or front.speed[frugal - 1] < 0.99 * front.speed[-1]
 
 
 def test_a_grid_in_tenths_of_a_core_is_the_grid_in_cores_but_for_the_unit():

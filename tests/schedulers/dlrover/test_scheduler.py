@@ -28,7 +28,7 @@ SMALL = Path(__file__).parents[3] / "traces" / "dlrover-small.csv"
 
 
 def jobs_of(
-    models: list[str], *, arrival_s: list[float] | None = None, steps: float = 200_000, **columns: object
+    models: list[str], *, arrival_s: list[float] | None = None, steps: float | list[float] = 200_000, **columns: object
 ) -> Jobs:
     given = {
         "n_workers": 4, "n_ps": 1, "max_workers": 60, "max_ps": 16, "sync": False,
@@ -196,6 +196,44 @@ def test_the_autoscaler_adds_workers_while_they_are_worth_it_and_takes_the_last_
     few, many = ({"n_workers": 1, "ps_demand": amounts(cpus=cores, memory_gb=8)} for cores in (8, 32))
     assert workers_over_time("autoscale", jobs_of(["wide-deep"], steps=60_000, **few)) == [1, 5, 1, 0]
     assert workers_over_time("autoscale", jobs_of(["wide-deep"], steps=60_000, **many)) == [1, 5, 9, 5, 0]
+
+
+def test_the_autoscaler_adds_one_worker_at_a_time_to_xdeepfm_and_as_many_as_are_set_to_others():
+    """Section 6.3: 4 for Wide&Deep and 1 for xDeepFM."""
+    few = {"n_workers": 1, "ps_demand": amounts(cpus=32, memory_gb=8)}
+    assert workers_over_time("autoscale", jobs_of(["xdeepfm"], steps=4_000, **few))[:3] == [1, 2, 3]
+    two = "autoscale(steps=(('wide-deep',2),))"
+    assert workers_over_time(two, jobs_of(["wide-deep"], steps=60_000, **few))[:3] == [1, 3, 5]
+
+
+def most_moved(scheduler: str) -> list[list[int]]:
+    """Return the most workers and servers by which each of two jobs changed at once, from one of each on."""
+    jobs = jobs_of(["wide-deep", "xdeepfm"], steps=[400_000, 100_000], n_workers=1)
+    session = Experiment.of(jobs, cluster="dlrover-512").session(policy := make(scheduler))
+    held, most = np.ones((2, 2), int), np.zeros((2, 2), int)
+    while not session.done:
+        session.step(policy.schedule(session.snapshot()))
+        book = session.ledger.book.held
+        now = np.column_stack([book["n_workers"], book["n_ps"]]).astype(int)
+        now = np.where(now.any(axis=1)[:, None], now, held)  # but for those that wait or are done
+        most, held = np.maximum(most, np.abs(now - held)), now
+    return most.tolist()
+
+
+def test_bounded_optimus_moves_a_job_by_so_many_tasks_at_once_at_most_and_others_freely():
+    """Section 6.3: 4 workers and 2 servers for Wide&Deep, one of each for xDeepFM, every three minutes."""
+    both = most_moved("optimus(max_move=(('wide-deep',4,2),('xdeepfm',1,1)),quantum_s=180.0)")
+    one = most_moved("optimus(max_move=(('xdeepfm',1,1),),quantum_s=180.0)")
+    assert both[0][0] == 4
+    assert both[0][1] <= 2
+    assert max(both[1]) == max(one[1]) == 1
+    assert one[0][0] > 4
+
+
+@pytest.mark.parametrize("moves", ["('wide-deep',0,2)", "('wide-deep',4)"])
+def test_moves_that_cannot_be_are_refused(moves):
+    with pytest.raises(InputError, match=r"optimus: max_move of wide-deep is .*; expected workers and servers >= 1"):
+        make(f"optimus(max_move=({moves},))")
 
 
 def test_static_gives_what_was_set_or_what_is_well_tuned():
