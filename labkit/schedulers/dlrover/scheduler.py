@@ -22,7 +22,7 @@ from labkit.schedulers.dlrover.history import History
 from labkit.schedulers.dlrover.mend import Mender
 from labkit.schedulers.dlrover.plan import in_units
 from labkit.schedulers.dlrover.rules import USUAL, Rules
-from labkit.schedulers.dlrover.share import FEWER, TAKEN_BACK, Beliefs, Known, Wish, limits_of, wishes
+from labkit.schedulers.dlrover.share import FEWER, TAKEN_BACK, Beliefs, Known, Wish, back_to, limits_of, wishes
 from labkit.schedulers.dlrover.sight import Sight
 from labkit.schedulers.dlrover.stages import JobState, Stage, look, may_change
 from labkit.schedulers.dlrover.start import COLD_CORES, cut, give_as_asked, likeness, start
@@ -212,6 +212,8 @@ class Dlrover:
         plans = {}
         for job, known in zip(final, self._known(turn, final), strict=True):
             best = known.front.plan(known.front.entry(len(known.front) - 1))
+            back = back_to(turn.states[job], float(known.front.speed[-1]), self.rules)
+            best = best if back is None else back.plan
             plans[likeness(turn.snapshot, job)] = turn.with_memory(job, best)
         return history.noted(plans) if plans else history
 

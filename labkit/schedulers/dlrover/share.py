@@ -18,6 +18,7 @@ from labkit.schedulers.dlrover.stages import JobState
 from labkit.speed.bottleneck import SOFTNESS, Work
 
 FEWER: Final = "as fast with fewer cores"
+BACK: Final = "the plan of then"
 TAKEN_BACK: Final = "others need the cores beyond its quota"
 
 
@@ -118,12 +119,36 @@ def wishes(
     special = np.array([bool(state.plan.extra or state.plan.beyond) for state in states])
     faster, fewer = _worth(now, foretold, cores, held, left, special, rules=rules, pause_s=pause_s, wait=wait)
     told = []
-    for i in np.flatnonzero(faster | fewer).tolist():
+    spare = budget - held.sum()
+    backs = {i: back for i, state in enumerate(states) if (back := back_to(state, float(foretold[i]), rules))}
+    for i in sorted({*np.flatnonzero(faster | fewer).tolist(), *backs}):
+        if (back := backs.get(i)) is not None:
+            last, more = states[i].samples[-1], back.plan.cores - float(held[i])
+            saved_s = left[i] / last.speed - left[i] / back.speed
+            if more <= spare + 1e-9 and saved_s >= rules.pays * pause_s:
+                told.append(
+                    Wish(jobs[i], back.plan, f"{last.speed:.3g} steps/s, {back.speed:.3g} before: {BACK}", more)
+                )
+            continue
         why = _why(states[i].samples[-1], float(foretold[i]), float(now[i]))
         if fewer[i]:
             why += f": {FEWER if foretold[i] >= (1 - rules.min_gain) * now[i] else 'others gain more by its cores'}"
         told.append(Wish(jobs[i], known[i].front.plan(entries[i]), why, float(cores[i] - held[i])))
     return told
+
+
+def back_to(state: JobState, foretold: float, rules: Rules) -> Sample | None:
+    """Return the sample of an earlier plan that is better than the newest one; None: there is none, or it may be beaten.
+
+    Measurements count here, and not what is believed of plans: that has led to the slower one. `foretold`: the steps/s
+    of the best of all plans.
+    """
+    if len(state.samples) < 2:
+        return None
+    last, best = state.samples[-1], max(state.samples, key=lambda sample: sample.speed)
+    slower = last.plan != best.plan and best.speed > (1 + rules.back) * last.speed
+    known = state.plan in (last.plan, best.plan)
+    return best if slower and known and foretold < (1 + rules.min_gain) * best.speed else None
 
 
 def _worth(
@@ -139,7 +164,7 @@ def _worth(
     left_s = left / np.maximum(now, 1e-12)
     faster = foretold >= (1 + rules.min_gain) * now
     pays = left_s - left / np.maximum(foretold, 1e-12) >= rules.pays * pause_s
-    frees = (cores <= (1 - rules.min_gain) * held) & (wait | (~special & (rules.min_gain * left_s >= pause_s)))
+    frees = (cores <= (1 - rules.frees) * held) & (wait | (~special & (rules.min_gain * left_s >= pause_s)))
     return faster & pays, ~faster & frees
 
 
