@@ -572,7 +572,7 @@ class ServerMember(Member):
         self.close()
 
     def _tell_loads(self) -> None:
-        """Tell now and then how many bytes of gradients have come, and how long updates take, if the job asks for it."""
+        """Tell now and then how many bytes of gradients came and how long updates took, if the job asks."""
         before, model_bytes = 0, 4 * self.spec.layout.n
         while not self.over.wait(self.spec.loads_every_s):
             taken = self.server.taken_bytes()

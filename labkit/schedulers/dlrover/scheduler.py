@@ -64,6 +64,8 @@ class Dlrover:
         Most cores of one task: C_max.
     unit : float
         Cores that count as one: plans are in such units, 0.1 for a machine with few cores.
+    few : bool
+        Of plans that are foretold to be as fast, take the one with the fewest tasks: where processes share a machine.
     root : float
         What a job gains is its speed, as a part of that of its best plan, to the power of this: at 1 equal jobs get all
         or nothing, below they share.
@@ -86,6 +88,7 @@ class Dlrover:
     total_cores: float = 200.0
     most_cores: float = 32.0
     unit: float = 1.0
+    few: bool = False
     root: float = 0.5
     quantum_s: float = 60.0
     measure_every_s: float = 30.0
@@ -222,7 +225,7 @@ class Dlrover:
         table = turn.snapshot.table
         limits = limits_of(
             table.max_workers[jobs], table.max_ps[jobs], total_cores=self.total_cores,
-            most_cores=self._largest(turn.snapshot), unit=self.unit,
+            most_cores=self._largest(turn.snapshot), unit=self.unit, few=self.few,
         )  # fmt: skip
         return self._beliefs.of(turn.states, jobs, limits)
 

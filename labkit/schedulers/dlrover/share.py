@@ -18,7 +18,7 @@ from labkit.schedulers.dlrover.stages import JobState
 from labkit.speed.bottleneck import SOFTNESS, Work
 
 FEWER: Final = "as fast with fewer cores"
-BACK: Final = "the plan of then"
+BACK: Final = "back to the plan of then"
 TAKEN_BACK: Final = "others need the cores beyond its quota"
 
 
@@ -126,9 +126,7 @@ def wishes(
             last, more = states[i].samples[-1], back.plan.cores - float(held[i])
             saved_s = left[i] / last.speed - left[i] / back.speed
             if more <= spare + 1e-9 and saved_s >= rules.pays * pause_s:
-                told.append(
-                    Wish(jobs[i], back.plan, f"{last.speed:.3g} steps/s, {back.speed:.3g} before: {BACK}", more)
-                )
+                told.append(Wish(jobs[i], back.plan, _slower(last, back), more))
             continue
         why = _why(states[i].samples[-1], float(foretold[i]), float(now[i]))
         if fewer[i]:
@@ -138,10 +136,10 @@ def wishes(
 
 
 def back_to(state: JobState, foretold: float, rules: Rules) -> Sample | None:
-    """Return the sample of an earlier plan that is better than the newest one; None: there is none, or it may be beaten.
+    """Return the sample of an earlier plan that a job goes back to; None: it goes on.
 
-    Measurements count here, and not what is believed of plans: that has led to the slower one. `foretold`: the steps/s
-    of the best of all plans.
+    It was faster than the newest one by `back`, and the best of all plans is foretold to be hardly better (`foretold`,
+    in steps/s). Measurements count here, and not what is believed of plans: that has led to the slower one.
     """
     if len(state.samples) < 2:
         return None
@@ -168,6 +166,10 @@ def _worth(
     return faster & pays, ~faster & frees
 
 
+def _slower(last: Sample, back: Sample) -> str:
+    return f"{last.speed:.3g} steps/s, {back.speed:.3g} were measured before: {BACK}"
+
+
 def _why(sample: Sample, foretold: float, now: float) -> str:
     return (
         f"{sample.speed:.3g} steps/s with {sample.worker_cores:.3g} + {sample.ps_cores:.3g} cores in use; "
@@ -175,7 +177,9 @@ def _why(sample: Sample, foretold: float, now: float) -> str:
     )
 
 
-def limits_of(max_workers: Ints, max_ps: Ints, *, total_cores: float, most_cores: float, unit: float) -> list[Limits]:
+def limits_of(
+    max_workers: Ints, max_ps: Ints, *, total_cores: float, most_cores: float, unit: float, few: bool = False
+) -> list[Limits]:
     """Return the limits of jobs that differ in the tasks that are useful to them."""
     pairs = zip(max_workers.tolist(), max_ps.tolist(), strict=True)
-    return [Limits(total_cores, workers, servers, most_cores, unit) for workers, servers in pairs]
+    return [Limits(total_cores, workers, servers, most_cores, unit, few) for workers, servers in pairs]
