@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from labkit.core import Placement, Repair, Role, repairs_of
+from labkit.core import InputError, Placement, Repair, Role, repairs_of
 from labkit.core.events import Events, Kind
 from labkit.core.placement import Reason
 from labkit.core.snapshot import Snapshot
@@ -57,7 +57,7 @@ def test_a_server_is_replaced_and_blocks_are_balanced_while_every_sample_counts_
 
 KEEPS_ITS_PLAN = (
     "dlrover(total_cores=0.8, most_cores=0.8, unit=0.04, gap_s=6, quantum_s=2, measure_every_s=2, min_gain=9, frees=1, "
-    "back=inf, n_more=0, watch_memory=False)"
+    "back=9, n_more=0, watch_memory=False)"
 )
 TWO_SERVERS = Plan(3, 0.12, 2, 0.16)
 
@@ -95,6 +95,8 @@ def test_a_server_at_a_quarter_of_its_cores_is_found_and_replaced_and_speed_come
         finally:
             run.stop()
             await run
+        with pytest.raises(InputError, match=r"is over \(stopped\): no process trains any more"):
+            run.members()
 
     asyncio.run(story())
 
