@@ -53,7 +53,7 @@ def _told(name: str, spent: dict[str, list[float]]) -> list[Row]:
 GOALS = {
     "labkit": 1.5,
     "labkit --help": 1.5,
-    "labkit compare demo, one scheduler": 3.0,
+    "labkit compare demo, one scheduler": 3.5,
     "labkit compare demo, six schedulers": 5.0,
 }
 

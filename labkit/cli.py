@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from labkit import cli_help, early, release
+from labkit import cli_help, cli_new, cli_runs, early, release
 from labkit.cli_data import clusters, schedulers, traces
+from labkit.cli_figure import figure
 from labkit.cli_import import traces_import
 from labkit.cli_sweep import sweep
 from labkit.cli_train import train_policy
+from labkit.cli_tune import tune
 from labkit.core.errors import ComparisonError, LabkitError
 from labkit.core.files import refuse_closed, refuse_unwritable
 from labkit.experiment.command import Interference, attach, run
@@ -35,6 +37,9 @@ app.command()(clusters)
 app.command()(schedulers)
 app.command()(train)
 app.command()(sweep)
+app.command()(tune)
+app.command()(figure)
+app.command()(cli_runs.report)
 app.command()(train_policy)
 app.command()(run)
 app.command()(attach)
@@ -48,6 +53,8 @@ except ModuleNotFoundError as error:  # installed without the extra `lab`
     cli_help.add_refused(app, "bed", missing=str(error.name))
 else:
     app.add_typer(bed_app, name="bed")
+for part, called in ((cli_new.app, "new"), (cli_runs.app, "runs")):
+    app.add_typer(part, name=called)
 
 DEMO_SCHEDULERS = "fifo,srtf,las,drf,tetris,optimus"
 Workload = Annotated[
@@ -121,7 +128,7 @@ def compare(
     schedulers: Annotated[
         str,
         typer.Option(
-            help="Names, with options in brackets: fifo,drf(placer=pack); your own: module:Class.",
+            help="Names, with options in brackets: fifo,drf(placer=pack); your own: file.py:Class.",
             autocompletion=cli_help.schedulers,
         ),
     ] = DEMO_SCHEDULERS,
@@ -135,7 +142,7 @@ def compare(
     speed: Annotated[
         str,
         typer.Option(
-            help="auto, bottleneck, dl2, flops (a guess), gavel, measured, step-time, recorded, or own: module:Class."
+            help="auto, bottleneck, dl2, flops (a guess), gavel, measured, step-time, recorded, or own: file.py:Class."
         ),
     ] = "auto",
     interference: Interference = "none",
@@ -153,12 +160,36 @@ def compare(
     sharding: Sharding = "dynamic",
     checkpoint: Checkpoint = 0.0,
     seed: Annotated[int, typer.Option(help="Of a generated trace, and of the simulator.", min=0)] = 0,
+    seeds: Annotated[
+        str | None,
+        typer.Option(help="Several seeds, with paired differences: 10 (seeds 0 to 9), 5-9, or 1,4,9.", metavar="SEEDS"),
+    ] = None,
+    against: Annotated[
+        str | None, typer.Option(help="With --seeds: the scheduler that others are compared with; else the first one.")
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="With --seeds: processes, by default one per core; 0: in this process.", min=0)
+    ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse throughputs that were not measured.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line and scheduler.")] = False,
     report: Annotated[Path | None, typer.Option(help="Write an HTML report to this file.")] = None,
     runs: Annotated[Path | None, typer.Option(help="Keep the runs, each in a folder of its own, in here.")] = None,
 ) -> None:
     """Simulate several schedulers on one trace and compare them."""
+    if seeds is not None:
+        from labkit.cli_seeds import compare_on_seeds
+
+        _refuse_unwritable(report, runs)
+        compare_on_seeds(
+            str(trace), format=format, report=report, runs=runs, command=command_line(sys.argv), cluster=cluster,
+            schedulers=schedulers, seeds=seeds, against=against, workers=workers, as_json=as_json, speed=speed,
+            throughputs=throughputs, strict=strict, interference=interference, load=load, slot_s=slot, first=first,
+            start_s=start, restart_s=restart, rescale_s=rescale, overheads=overheads, troubles=troubles,
+            sharding=sharding, left_out={"--checkpoint": checkpoint, "--seed": seed},
+        )  # fmt: skip
+        return
+    if against is not None or workers is not None:
+        raise typer.BadParameter("--against and --workers go with --seeds N.")
     import numpy as np
 
     from labkit.experiment.cadence import every_slot
@@ -260,19 +291,6 @@ def command_line(words: list[str]) -> str:
 
 
 @app.command()
-def report(
-    runs: Annotated[list[str], typer.Argument(help="Folders of runs, or their ids under --root.", metavar="RUN...")],
-    root: Annotated[Path, typer.Option(help="Where runs are kept.")] = Path("runs"),
-    out: Annotated[Path, typer.Option(help="The file to write.")] = Path("reports/report.html"),
-) -> None:
-    """Write one HTML file about some runs; it needs no network."""
-    from labkit.plots.report import write_report
-    from labkit.results.store import load
-
-    records = [load(run, root=root) for run in runs]
-    print(write_report(records, out, title=", ".join(runs), command=command_line(sys.argv)).resolve())
-
-
 @app.command()
 def doctor(
     hosts: Annotated[bool, typer.Option("--hosts", help="Examine the hosts of a testbed instead.")] = False,

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from labkit.core.bounds import MAX_CELLS
-from labkit.core.calls import literal
-from labkit.core.errors import InputError, unknown
+from labkit.cli_swept import exit_if_failed, seeds_of, tell
+from labkit.core.errors import unknown
 from labkit.core.files import refuse_unwritable
-from labkit.core.text import shortened, split_names
+from labkit.core.text import split_names
 
 if TYPE_CHECKING:
-    import pandas as pd
     from distributed import Client
 
     from labkit.experiment.grid import Grid
@@ -63,6 +60,7 @@ def sweep(
 ) -> None:
     """Simulate schedulers x seeds x traces x clusters x parameters; resumable."""
     from labkit.experiment.grid import Grid
+    from labkit.experiment.parameters import parameter
     from labkit.experiment.sweeping import sweep as run_all
     from labkit.results.sweeps import refuse_unknown_metric
 
@@ -79,47 +77,13 @@ def sweep(
             grid, folder=folder, workers=workers, client=client, keep=keep, strict=strict,
             progress=not as_json and sys.stderr.isatty(),
         )  # fmt: skip
-    _tell(table, metric=metric, base=base, as_json=as_json)
+    tell(table, metric=metric, base=base, as_json=as_json)
     if figure is not None:
         from labkit.plots.sweep import plot_sweep
 
         figure.parent.mkdir(parents=True, exist_ok=True)
         plot_sweep(table, metric=metric, base=base).save(figure)
-    _exit_if_failed(table, grid)
-
-
-def seeds_of(text: str) -> list[int]:
-    """Return seeds: how many, a range, or a list.
-
-    >>> seeds_of("3"), seeds_of("5-7"), seeds_of("1,4,9")
-    ([0, 1, 2], [5, 6, 7], [1, 4, 9])
-    """
-    try:
-        if "," in text:
-            return [int(part) for part in text.split(",") if part.strip()]
-        first, dash, last = text.partition("-")
-        asked = range(int(first), int(last) + 1) if dash else range(int(text))
-    except ValueError:
-        asked = range(0)
-    if asked.stop - asked.start > MAX_CELLS:  # len() takes no number beyond 64 bits
-        raise InputError(f"--seeds is {shortened(text)}; expected at most {MAX_CELLS:,} seeds.")
-    if not (seeds := list(asked)):
-        raise InputError(f"--seeds is '{text}'; expected how many (5), a range (5-9) or a list (1,4,9).")
-    return seeds
-
-
-def parameter(text: str) -> tuple[str, list[Any]]:
-    """Return the name and the values of a parameter.
-
-    >>> parameter("placer=pack,spread"), parameter("load=1,1.5")
-    (('placer', ['pack', 'spread']), ('load', [1, 1.5]))
-    """
-    name, equals, values = text.partition("=")
-    if not (equals and name.strip().isidentifier() and values.strip()):
-        raise InputError(f"--set '{text}' cannot be read; expected NAME=A,B,..., such as placer=pack,spread.")
-    if name.strip() in ("trace", "cluster", "scheduler", "schedulers", "seed", "seeds"):
-        raise InputError(f"--set '{text}': {name.strip()} has an option of its own; see `labkit sweep --help`.")
-    return name.strip(), [literal(value) for value in split_names(values)]
+    exit_if_failed(table, keys=grid.axes, rest="; cells.jsonl has all of them")
 
 
 def _base(against: str | None, grid: Grid) -> str:
@@ -144,71 +108,3 @@ def _client(address: str | None) -> Iterator[Client | None]:
 
     with connect(address) as client:
         yield client
-
-
-def _tell(table: pd.DataFrame, *, metric: str, base: str, as_json: bool) -> None:
-    from labkit.results.bound import BOUND_LABEL, WHAT
-    from labkit.results.sweeps import comparison
-
-    told = comparison(table, metric=metric, base=base)
-    speeds = list(table.attrs.get("speeds", ()))
-    if not as_json:
-        if speeds:
-            print(f"speeds: {' | '.join(speeds)}")
-        _print_table(told, metric=metric, base=base)
-        return
-    for row in told.astype(object).where(told.notna(), None).to_dict("records"):
-        what = {"what": WHAT} if row["scheduler"] == BOUND_LABEL else {}
-        print(json.dumps({"metric": metric, **row, "against": base, **what, "speeds": speeds}), flush=True)
-
-
-def _print_table(told: pd.DataFrame, *, metric: str, base: str) -> None:
-    from rich.table import Table
-
-    from labkit.cli_table import numbers, show, words
-    from labkit.core.text import time_unit
-    from labkit.results.bound import BOUND_LABEL, WHAT
-
-    scale, unit = time_unit(float(told["mean"].median())) if metric.endswith("_s") else (1.0, "")
-    what = metric.removesuffix("_s").replace("_", " ").replace("jct", "JCT") + (f" ({unit})" if unit else "")
-    bounded = bool(told["times_bound"].notna().any())
-    varying = [key for key in told.columns[: list(told.columns).index("n")] if len(set(told[key])) > 1]
-    shown = list(dict.fromkeys([*varying, "scheduler"]))
-    table = Table(box=None, header_style="bold")
-    for key in shown:
-        words(table, key)
-    numbers(table, "seeds", "failed", what, "95 % interval", f"against\n{base}", "95 % interval")
-    if bounded:
-        numbers(table, "times\nbound")
-    for row in told.to_dict("records"):
-        table.add_row(
-            *(str(row[key]) for key in shown), str(row["n"]), str(row["n_failed"] or ""),
-            f"{row['mean'] / scale:,.4g}", _interval(row["low"], row["high"], scale),
-            "" if row["relative"] != row["relative"] else f"{row['relative']:+.1%}",
-            _interval(row["relative_low"], row["relative_high"], 1.0, percent=True),
-            *([f"{row['times_bound']:.3f}" if row["times_bound"] == row["times_bound"] else ""] if bounded else []),
-        )  # fmt: skip
-    show(table)
-    if bounded:
-        print(f"{BOUND_LABEL}: no scheduler can be below it ({WHAT})")
-
-
-def _interval(low: float, high: float, scale: float, *, percent: bool = False) -> str:
-    if low != low:
-        return ""
-    if percent:
-        return f"{low:+.1%} to {high:+.1%}"
-    return f"{low / scale:,.4g} to {high / scale:,.4g}"
-
-
-def _exit_if_failed(table: pd.DataFrame, grid: Grid) -> None:
-    failed = table[table["error"] != ""]
-    if not len(failed):
-        return
-    keys = list(grid.axes)
-    for _, row in failed.head(10).iterrows():
-        told = ", ".join(f"{key} {row[key]}" for key in keys)
-        print(f"labkit: failed: {told}: {row['error']}", file=sys.stderr)
-    if len(failed) > 10:
-        print(f"labkit: and {len(failed) - 10} more; cells.jsonl has all of them", file=sys.stderr)
-    raise typer.Exit(1)

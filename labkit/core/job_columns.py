@@ -119,6 +119,13 @@ class JobColumns:
         "(J,) fraction by which the loss falls in an epoch when a job has converged; NaN: it counts steps.",
     )
 
+    device_type: cached_property[NDArray[np.object_]] = _declared(
+        "device_type", "(J,) device type that a job demands; '': any."
+    )
+    measured_on: cached_property[NDArray[np.object_]] = _declared(
+        "measured_on", "(J,) device type on which its seconds were recorded; '': not told."
+    )
+    priority: cached_property[Floats] = _declared("priority", "(J,) as its trace has it; larger: more urgent.")
     home: cached_property[Ints] = _declared("home", "(J,) pod where each job arrived; -1: it may go anywhere.")
 
     # --- what has happened

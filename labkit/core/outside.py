@@ -1,8 +1,10 @@
-"""Schedulers, placers and speed models of one's own, by name: `package.module:Name`, or an entry point of a package."""
+"""Schedulers, placers and speed models of one's own: `file.py:Name`, `package.module:Name`, or an entry point."""
 
 from __future__ import annotations
 
+import hashlib
 import importlib
+import importlib.util
 import re
 import sys
 from collections.abc import Mapping
@@ -18,7 +20,7 @@ from labkit.core.text import shortened
 GROUPS: Final = {"scheduler": "labkit.schedulers", "placer": "labkit.placers", "speed model": "labkit.speeds"}
 """What there may be of one's own, and the group of its entry points."""
 
-_NAME: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+_NAME: Final = re.compile(r"([A-Za-z_]\w*(\.[A-Za-z_]\w*)*|[^:]+\.py):[A-Za-z_]\w*")
 
 
 def is_outside(name: str) -> bool:
@@ -31,7 +33,7 @@ def is_outside(name: str) -> bool:
 
 
 def find(name: str, *, what: str) -> Any:
-    """Return what a name stands for that is not labkit's own: `package.module:Name`, or an entry point; None: neither.
+    """Return what a name stands for that is not labkit's own: in a file or module, or an entry point; None: neither.
 
     Raises
     ------
@@ -45,7 +47,10 @@ def find(name: str, *, what: str) -> Any:
 
 
 def load(name: str, *, what: str) -> Any:
-    """Return what `package.module:Name` stands for; the folder in which the program was started is looked at, too.
+    """Return what `file.py:Name` or `package.module:Name` stands for.
+
+    A file is read again where it has changed, and may import what stands beside it. For a module, the folder in which
+    the program was started is looked at, too.
 
     Parameters
     ----------
@@ -57,7 +62,7 @@ def load(name: str, *, what: str) -> Any:
     Raises
     ------
     InputError
-        If there is no such module or name in it, or its import fails; in one line.
+        If there is no such file, module or name in it, or its import fails; in one line.
 
     Examples
     --------
@@ -66,14 +71,57 @@ def load(name: str, *, what: str) -> Any:
     """
     if not _NAME.fullmatch(name):
         raise InputError(
-            f"{what} '{shortened(name)}' cannot be read; expected package.module:Name, such as mine:SmallestFirst."
+            f"{what} '{shortened(name)}' cannot be read; expected package.module:Name, such as mine:SmallestFirst, or "
+            "file.py:Name."
         )
     where, _, attribute = name.partition(":")
-    module = _imported(where, name=name, what=what)
+    file = file_of(name)
+    module = _imported(where, name=name, what=what) if file is None else _read(file, name=name, what=what)
     if not hasattr(module, attribute):
         public = [known for known in vars(module) if not known.startswith("_")]
-        raise unknown(f"{what} of module {where}", attribute, public)
+        raise unknown(f"{what} of {'module' if file is None else 'file'} {where}", attribute, public)
     return getattr(module, attribute)
+
+
+def file_of(name: str) -> Path | None:
+    """Return the file that a name points to, with or without options behind it; None: it names a module, or neither.
+
+    >>> file_of("mine/first.py:SmallestFirst(k=2)").as_posix(), file_of("mine:SmallestFirst"), file_of("srtf")
+    ('mine/first.py', None, None)
+    """
+    where, colon, _ = name.partition("(")[0].rpartition(":")
+    return Path(where.strip()).expanduser() if colon and where.strip().endswith(".py") else None
+
+
+def _read(file: Path, *, name: str, what: str) -> ModuleType:
+    """Return a file as a module; its name tells its contents, so that a changed file is another module.
+
+    A module that is only named by its path would hide one of the same name that is installed.
+    """
+    try:
+        source = file.read_bytes()
+    except OSError as error:
+        raise InputError(
+            f"{what} {name}: {file} cannot be read ({error.strerror}); expected a Python file, from {Path.cwd()}."
+        ) from None
+    path = file.resolve()
+    called = f"labkit_outside_{path.stem}_{hashlib.sha256(source).hexdigest()[:12]}"
+    if called in sys.modules:
+        return sys.modules[called]
+    if (beside := str(path.parent)) not in sys.path:
+        sys.path.append(beside)
+    spec = importlib.util.spec_from_file_location(called, path)
+    assert spec is not None  # it ends in .py
+    assert spec.loader is not None
+    module = sys.modules[called] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as error:
+        del sys.modules[called]
+        if not isinstance(error, Exception):
+            raise
+        raise _broken(error, f"{what} {name}: {file}") from error
+    return module
 
 
 def _imported(where: str, *, name: str, what: str) -> ModuleType:
@@ -90,8 +138,12 @@ def _imported(where: str, *, name: str, what: str) -> ModuleType:
             "installed package."
         ) from None
     except Exception as error:  # a user's module may raise anything
-        told = " ".join(f"{type(error).__name__}: {error}".split())
-        raise InputError(f"{what} {name}: module {where} cannot be imported: {shortened(told)}") from error
+        raise _broken(error, f"{what} {name}: module {where}") from error
+
+
+def _broken(error: Exception, which: str) -> InputError:
+    told = " ".join(f"{type(error).__name__}: {error}".split())
+    return InputError(f"{which} cannot be imported: {shortened(told)}")
 
 
 def from_packages(what: str) -> Mapping[str, EntryPoint]:

@@ -123,7 +123,7 @@ def failed(cell: Cell, error: BaseException) -> Outcome:
 def _record(cell: Cell, inputs: Inputs) -> RunRecord:
     mine, theirs = split(cell.keys)
     label = str(cell.keys["scheduler"])
-    scheduler = inputs.scheduler(label, **theirs, **_seed_of(inputs.schedulers[label], theirs, cell.seed))
+    scheduler = inputs.scheduler(label, **theirs, **_seed_of(label, inputs, theirs, cell.seed))
     with ExitStack() as stack:
         for name in FILES:
             if mine.get(name) is not None and str(mine[name]) in inputs.files:
@@ -199,10 +199,9 @@ def _number(name: str, value: Any) -> None:
         raise InputError(f"{name} is {value!r}; expected a number.")
 
 
-def _seed_of(scheduler: str | bytes, given: Mapping[str, Any], seed: int) -> dict[str, int]:
+def _seed_of(label: str, inputs: Inputs, given: Mapping[str, Any], seed: int) -> dict[str, int]:
     """Return the seed for a scheduler that takes one and was not given it."""
-    takes = isinstance(scheduler, str) and "seed" in open_options(scheduler) and "seed" not in given
-    return {"seed": seed} if takes else {}
+    return {"seed": seed} if "seed" not in given and inputs.takes_seed(label) else {}
 
 
 def _plain(summary: Mapping[str, float]) -> dict[str, float]:

@@ -17,9 +17,10 @@ from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError
 from labkit.core.files import refuse_unreadable
 from labkit.core.jobs import Jobs
+from labkit.core.outside import file_of
 from labkit.core.protocols import Scheduler
 from labkit.experiment.grid import Grid
-from labkit.schedulers import make
+from labkit.schedulers import make, open_options
 from labkit.speed.interference.levels import is_file, level
 from labkit.topology import presets
 from labkit.workloads import expressions
@@ -53,6 +54,7 @@ class Inputs:
         paths = [str(name) for name in grid.axes["cluster"] if str(name).endswith(".toml")]
         paths += [str(name) for name in grid.axes.get("throughputs", ()) if name is not None]
         paths += [str(name) for name in grid.axes.get("interference", ()) if is_file(name)]
+        paths += [str(file_of(what)) for what in schedulers.values() if isinstance(what, str) and file_of(what)]
         paths += [str(name) for name in grid.axes.get("troubles", ()) if name is not None and Path(str(name)).is_file()]
         made = cls(traces, schedulers, {path: _contents(path) for path in paths})
         for name in grid.axes["cluster"]:
@@ -77,12 +79,31 @@ class Inputs:
         """Return a fresh scheduler."""
         what = self.schedulers[label]
         if isinstance(what, str):
-            return make(what, **options)
+            with self.name(what) as name:
+                return make(name, **options)
         import cloudpickle
 
         made = cloudpickle.loads(what)
         scheduler: Scheduler = made(**options) if isinstance(made, type) else made
         return scheduler
+
+    def takes_seed(self, label: str) -> bool:
+        """Return whether a scheduler that has a name takes a seed which that does not give."""
+        what = self.schedulers[label]
+        if not isinstance(what, str):
+            return False
+        with self.name(what) as name:
+            return "seed" in open_options(name)
+
+    @contextmanager
+    def name(self, scheduler: str) -> Iterator[str]:
+        """Lend the name of a scheduler as it is good here: a file of a user's may have come with the sweep."""
+        source = file_of(scheduler)
+        if source is None:
+            yield scheduler
+            return
+        with self.file(str(source)) as path:
+            yield f"{path}{scheduler[scheduler.index('.py:') + 3 :]}"
 
     @contextmanager
     def file(self, path: str) -> Iterator[Path]:

@@ -48,7 +48,7 @@ def available() -> list[str]:
 
 
 def make(name: str) -> Placer:
-    """Return a placer by name; one's own by `package.module:Class`, or an entry point of the group `labkit.placers`.
+    """Return a placer by name; one's own by `file.py:Class`, or an entry point of the group `labkit.placers`.
 
     >>> make("pack"), make("labkit.placers.pack:Pack")
     (Pack(), Pack())

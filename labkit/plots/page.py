@@ -10,11 +10,14 @@ from functools import cache
 from html import escape
 from importlib.resources import files
 from itertools import count
-from typing import Any
+from typing import Any, Final
 
 import altair as alt
 
 from labkit.plots.theme import as_svg, colours
+
+GROWN: Final = 1.4
+"""A figure may be so many times as large as it was drawn, on a wide page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,8 @@ class Cell:
 
     text: str
     best: bool = False
+    value: float | None = None
+    """What it is sorted by, and what a CSV has; None: its text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +48,8 @@ class Table:
     pale: Sequence[bool] = ()
     notes: Sequence[str] = ()
     """Whether a row is not to be compared with others, and what to know of the numbers."""
+    name: str = "comparison"
+    """Of the CSV that it can be saved as."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +63,9 @@ class Section:
     last: bool = False
     cards: Sequence[Card] = ()
     lead: str = ""
+    table: Table | None = None
+    html: str = ""
+    """Behind the figures, already escaped."""
 
 
 def html(
@@ -67,24 +77,27 @@ def html(
     sections: Sequence[Section],
     provenance: Sequence[tuple[str, str]],
     command: str,
+    shown: Sequence[str] = (),
 ) -> str:
-    """Return the whole page; all text is escaped here, nothing before."""
+    """Return the whole page; `shown` is what the runs show, in sentences; all text is escaped here, nothing before."""
     numbers, shades = count(1), colours(label for label, _ in table.rows)
-    shown = [_section(section, numbers, shades) for section in sections if not section.folded and not section.last]
+    usual = [_section(section, numbers, shades) for section in sections if not section.folded and not section.last]
     deep = [_section(section, numbers, shades) for section in sections if section.folded]
     last = [_section(section, numbers, shades) for section in sections if section.last]
     body = [
         f'<header><p class="brand">labkit</p><h1>{escape(heading)}</h1><p class="lead">{escape(lead)}</p></header>',
+        _conclusion(shown),
         f'<div class="cards">{"".join(map(_card, cards))}</div>',
         f"<section><h2>Comparison</h2>{_table(table)}</section>",
-        *shown,
+        *usual,
         *(["<section><h2>Run by run</h2>", *deep, "</section>"] if deep else []),
         *last,
         _foot(provenance, command),
     ]
     return _PAGE.format(
-        title=escape(heading), style=_asset("report.css"), body="\n".join(body), vega=vega(), script=_asset("report.js")
-    )
+        title=escape(heading), style=_asset("report.css"), body="\n".join(body), vega=vega(),
+        script=_asset("report.js") + _asset("report_tables.js"),
+    )  # fmt: skip
 
 
 _PAGE = """<!DOCTYPE html>
@@ -107,6 +120,14 @@ _PAGE = """<!DOCTYPE html>
 """  # noqa: E501 - the policy forbids the browser every request; Vega compiles its expressions, hence unsafe-eval
 
 
+def _conclusion(shown: Sequence[str]) -> str:
+    if not shown:
+        return ""
+    first, *others = map(escape, shown)
+    rest = "".join(f"<p>{sentence}</p>" for sentence in others)
+    return f'<section class="conclusion"><h2>What this shows</h2><p class="first">{first}</p>{rest}</section>'
+
+
 def _card(card: Card) -> str:
     return (
         f'<div class="card"><div class="what">{escape(card.what)}</div><div class="number">{escape(card.number)}</div>'
@@ -115,19 +136,27 @@ def _card(card: Card) -> str:
 
 
 def _table(table: Table) -> str:
-    head = "".join(f"<th scope='col'>{escape(heading)}</th>" for heading in table.headings)
+    """Return a table that sorts by a click on a heading, and can be saved."""
+    head = "".join(
+        f'<th scope="col" aria-sort="none"><button type="button">{escape(heading)}</button></th>'
+        for heading in ("", *table.headings)
+    )
     rows = []
     shades = colours(label for label, _ in table.rows)
     for i, (label, cells) in enumerate(table.rows):
         dot = f'<span class="dot" style="background:{shades[label]}"></span>'
-        marked = "".join(f"<td{' class=best' if cell.best else ''}>{escape(cell.text)}</td>" for cell in cells)
         kind = " class=pale" if any(table.pale[i : i + 1]) else ""
-        rows.append(f"<tr{kind}><th scope='row'>{dot}{escape(label)}</th>{marked}</tr>")
+        rows.append(f"<tr{kind}><th scope='row'>{dot}{escape(label)}</th>{''.join(map(_cell, cells))}</tr>")
     notes = "".join(f'<p class="note">{escape(note)}</p>' for note in table.notes)
     return (
-        f'<div class="wide"><table><thead><tr><th></th>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
-        f"{notes}"
+        f'<div class="wide"><table class="sortable" data-name="{escape(table.name)}"><thead><tr>{head}</tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table></div>{notes}"
     )
+
+
+def _cell(cell: Cell) -> str:
+    value = "" if cell.value is None or cell.value != cell.value else f' data-value="{cell.value!r}"'
+    return f"<td{' class=best' if cell.best else ''}{value}>{escape(cell.text)}</td>"
 
 
 def _section(section: Section, numbers: Iterator[int], shades: dict[str, str]) -> str:
@@ -138,7 +167,8 @@ def _section(section: Section, numbers: Iterator[int], shades: dict[str, str]) -
         return f"<details><summary>{dot}{escape(section.heading)}</summary>{figures}{note}</details>"
     lead = f'<p class="note">{escape(section.lead)}</p>' if section.lead else ""
     cards = f'<div class="cards">{"".join(map(_card, section.cards))}</div>' if section.cards else ""
-    return f"<section><h2>{escape(section.heading)}</h2>{lead}{cards}{figures}{note}</section>"
+    table = _table(section.table) if section.table else ""
+    return f"<section><h2>{escape(section.heading)}</h2>{lead}{cards}{table}{figures}{note}{section.html}</section>"
 
 
 def _figure(chart: alt.Chart, *, number: int) -> str:
@@ -149,8 +179,11 @@ def _figure(chart: alt.Chart, *, number: int) -> str:
 
 
 def _at_home(svg: str, *, number: int) -> str:
-    """Return an SVG that may stand in a page: ids of its own, and no namespace declarations."""
+    """Return an SVG that may stand in a page: ids of its own, no namespace declarations, as wide as it reads well."""
     svg = re.sub(r' xmlns(:xlink)?="[^"]*"', "", svg)
+    svg = re.sub(
+        r'<svg([^>]*?) width="([\d.]+)"', rf'<svg\1 style="max-width:calc(\2px * {GROWN})" width="\2"', svg, count=1
+    )
     return re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>f{number}-", svg)
 
 

@@ -1,6 +1,8 @@
 // Puts a live chart in the place of each static one, when it comes into view; what fails to load stays static.
 (function () {
-  const options = { renderer: "canvas", actions: { export: true, source: false, compiled: false, editor: false } };
+  const dark = window.matchMedia("screen and (prefers-color-scheme: dark)").matches;
+  const actions = { export: true, source: false, compiled: false, editor: false };
+  const options = { renderer: "svg", tooltip: { theme: dark ? "dark" : "light" }, actions };
   function enliven(figure) {
     const spec = JSON.parse(figure.querySelector("script.spec").textContent);
     const box = document.createElement("div");
@@ -8,6 +10,7 @@
     box.style.display = "none";
     figure.appendChild(box);
     vegaEmbed(box, spec, options).then(function () {
+      box.querySelector("svg.marks").style.maxWidth = still.style.maxWidth;
       still.remove();
       box.style.display = "";
       figure.classList.add("live");
@@ -23,4 +26,12 @@
     });
   }, { rootMargin: "600px" });
   document.querySelectorAll("figure").forEach((figure) => seen.observe(figure));
+  // On paper everything is open, and closes again afterwards.
+  let opened = [];
+  window.addEventListener("beforeprint", function () {
+    opened = Array.from(document.querySelectorAll("details:not([open])")).filter((each) => each.closest("section"));
+    opened = opened.filter((each) => !each.closest(".vega-embed"));
+    opened.forEach((each) => { each.open = true; });
+  });
+  window.addEventListener("afterprint", () => opened.forEach((each) => { each.open = false; }));
 })();

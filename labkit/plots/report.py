@@ -13,7 +13,8 @@ import pandas as pd
 
 from labkit.core.errors import InputError
 from labkit.core.files import refuse_unwritable
-from labkit.plots import fidelity_page, page, report_table
+from labkit.plots import fidelity_page, page, report_jobs, report_seeds, report_table
+from labkit.plots.cost import cost_table, plot_cost
 from labkit.plots.fairness import plot_fairness
 from labkit.plots.forwarding import plot_forwarding
 from labkit.plots.gantt import plot_gantt, shared_ends
@@ -23,6 +24,8 @@ from labkit.plots.overheads import plot_overheads
 from labkit.plots.theme import human_s
 from labkit.plots.utilisation import plot_utilisation
 from labkit.results import RunRecord, compare, fair_share_s, forwarding, gantt, heat_map, jct_cdf, labels, utilisation
+from labkit.results.conclusion import conclusion
+from labkit.results.cost import prices_of
 
 MOST_RUNS_IN_DEPTH = 6
 """Gantt chart and heat-map are drawn for the first runs only."""
@@ -42,6 +45,8 @@ def write_report(
     command: str = "",
     pair: tuple[RunRecord, RunRecord] | None = None,
     pair_note: str = "",
+    seeds: pd.DataFrame | None = None,
+    base: str | None = None,
 ) -> Path:
     """Write one HTML file with everything about some runs; the file is whole or not there.
 
@@ -61,6 +66,11 @@ def write_report(
         among the runs.
     pair_note : str
         What the simulation of the pair rests on.
+    seeds : DataFrame, optional
+        The same schedulers on several seeds: a table of `labkit.sweep`. By default made of the records, where they are
+        of several seeds.
+    base : str, optional
+        The scheduler with which others are compared on the same seeds; else the first one.
 
     Returns
     -------
@@ -77,12 +87,16 @@ def write_report(
     target = Path(path)
     refuse_unwritable(target, endings=ENDINGS)
     pairs = fidelity_page.pairs(records) if pair is None else [pair]
+    seeds = report_seeds.table_of(records) if seeds is None else seeds
+    over = [] if seeds is None else [report_seeds.section(seeds, base=base)]
+    about_two = _about(records, pairs)
     text = page.html(
         heading=title,
         lead=_lead(records),
+        shown=[] if about_two else conclusion(records, seeds=seeds),
         cards=_first_cards(records, pairs),
-        table=report_table.table(records),
-        sections=[*_fidelity(pairs, last=not _about(records, pairs), lead=pair_note), *_sections(records)],
+        table=report_table.table(records, lead=_alone(records, seeds)),
+        sections=[*over, *_fidelity(pairs, last=not about_two, lead=pair_note), *_sections(records)],
         provenance=_provenance(records),
         command=command or records[0].info.command,
     )
@@ -109,6 +123,14 @@ def _lead(records: Sequence[RunRecord]) -> str:
 def _speeds(record: RunRecord) -> str:
     said = str(record.info.config.get("speeds", ""))
     return f"{said} (of the simulation, not of the testbed)" if said and record.info.backend == "testbed" else said
+
+
+def _alone(records: Sequence[RunRecord], seeds: pd.DataFrame | None) -> str:
+    """Return of which seed the table and the figures of single runs are, where there are others too."""
+    told = sorted({record.info.seed for record in records})
+    if seeds is None or len(told) > 1 or seeds["seed"].nunique() < 2:
+        return ""
+    return f"This table, the cards above, and all figures but those over seeds are of seed {told[0]} alone."
 
 
 def _about(records: Sequence[RunRecord], pairs: Sequence[tuple[RunRecord, RunRecord]]) -> bool:
@@ -158,14 +180,28 @@ def _sections(records: Sequence[RunRecord]) -> list[page.Section]:
         page.Section("The cluster over time", [plot_utilisation(steps)], _without_gpus(records[0])),
         page.Section("Where the time goes", [plot_overheads(tables)], cut),
     ]
-    rho = _rho(whole)
+    rho = rho_of(whole)
     if rho["rho"].notna().any():
         note = " ".join(filter(None, [_RHO, cut]))
         sections.append(page.Section("Fairness", [plot_fairness(rho, limit=MOST_MARKS)], note))
+    sections += _costs(whole)
+    sections.append(report_jobs.section(by_name))
     in_depth = list(by_name.items())[:MOST_RUNS_IN_DEPTH]
     each = 2 * MOST_MARKS // max(len(in_depth), 2)
     ends = shared_ends([record for _, record in in_depth])
     return sections + [_run(name, record, limit=each, ends=ends) for name, record in in_depth]
+
+
+def _costs(by_name: Mapping[str, RunRecord]) -> list[page.Section]:
+    """Return a section on dollars and deadlines where a scheduler is about cost, and jobs have SLOs."""
+    records = list(by_name.values())
+    prices = next((known for known in map(prices_of, records) if known), {})
+    if len(records) < 2 or any(set(record.cluster.device_types) - set(prices) for record in records):
+        return []
+    told = cost_table(by_name, prices=prices)
+    if told["violations"].isna().any():
+        return []
+    return [page.Section("Cost and deadlines", [plot_cost(told)])]
 
 
 def _without_gpus(record: RunRecord) -> str:
@@ -204,7 +240,8 @@ _RHO = (
 )
 
 
-def _rho(by_name: dict[str, RunRecord]) -> pd.DataFrame:
+def rho_of(by_name: Mapping[str, RunRecord]) -> pd.DataFrame:
+    """Return the finish-time fairness of each job of some runs: scheduler, rho."""
     parts = []
     for name, record in by_name.items():
         until_s = float(record.events["time_s"].max()) if len(record.events) else 0.0

@@ -39,8 +39,8 @@ OF_ALL_JOBS: Final = (
 """Means nothing beside other runs unless all jobs are done."""
 
 
-def table(records: Sequence[RunRecord]) -> page.Table:
-    """Return a row per run; what a run that was cut short did is not compared with others."""
+def table(records: Sequence[RunRecord], *, lead: str = "") -> page.Table:
+    """Return a row per run, with a note in front; what a run that was cut short did is not compared with others."""
     numbers = compare(records)
     numbers["n_missing"] = numbers["n_trace"] - numbers["n_done"]
     cut = numbers["n_missing"] > 0
@@ -53,10 +53,11 @@ def table(records: Sequence[RunRecord]) -> page.Table:
     rows = []
     for _, row in numbers.iterrows():
         values = {name: float(row[name]) for name in units}
-        cells = [page.Cell(_said(values[name] / units[name][0], name), values[name] == best[name]) for name in units]
+        cells = [_cell(values[name], name, scale=units[name][0], best=best[name]) for name in units]
         rows.append((str(row["label"]), cells))
     headings = [f"{heading}{units[name][1]}" for name, heading, _ in columns]
-    return page.Table(headings, rows, pale=cut.tolist(), notes=_table_notes(records, cut=bool(cut.any())))
+    told = [*filter(None, [lead]), *_table_notes(records, cut=bool(cut.any()))]
+    return page.Table(headings, rows, pale=cut.tolist(), notes=told)
 
 
 def _table_notes(records: Sequence[RunRecord], *, cut: bool) -> list[str]:
@@ -88,6 +89,10 @@ def _best(column: pd.Series[Any], *, higher: bool | None) -> float:
     if higher is None or known.nunique() < 2:
         return np.nan
     return float(known.max() if higher else known.min())
+
+
+def _cell(value: float, name: str, *, scale: float, best: float) -> page.Cell:
+    return page.Cell(_said(value / scale, name), value == best, value / scale)
 
 
 def _said(value: float, name: str) -> str:

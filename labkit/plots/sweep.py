@@ -87,7 +87,9 @@ def plot_sweep_differences(
     ends = [min(0.0, float(np.nanmin(found))), max(0.0, float(np.nanmax(found)))]
     room = 0.06 * max(ends[1] - ends[0], 1e-9)
     look = alt.Scale(domain=[round(ends[0] - room, 5), round(ends[1] + room, 5)], nice=False)
-    drawn = _layers(both, [name for name in names if name != base], axis=f"{axis}, minus that of {base}", scale=look)
+    others = [name for name in names if name != base]
+    shades = scheduler_colours(names)  # as in the figure of means
+    drawn = _layers(both, others, axis=f"{axis}, minus that of {base}", scale=look, shades=shades)
     zero = alt.Chart(both).mark_rule(strokeDash=[4, 3], color=INK, opacity=0.6).encode(x=alt.datum(0.0))
     note = f"a dot is a seed; left of 0 is less than {base}; an interval ({level:.0%}) without 0 is a clear difference"
     heading = f"Difference to {base} on the same seeds"
@@ -125,9 +127,11 @@ def _facets(drawn: alt.LayerChart, panels: list[str], *, heading: str, notes: li
     return chart
 
 
-def _layers(both: pd.DataFrame, names: list[str], *, axis: str, scale: alt.Scale) -> alt.LayerChart:
+def _layers(
+    both: pd.DataFrame, names: list[str], *, axis: str, scale: alt.Scale, shades: alt.Scale | None = None
+) -> alt.LayerChart:
     y = alt.Y("scheduler:N", sort=names, title=None, axis=name_axis(names))
-    colours = alt.Color("scheduler:N", scale=scheduler_colours(names), legend=None)
+    colours = alt.Color("scheduler:N", scale=shades or scheduler_colours(names), legend=None)
 
     def at(column: str) -> alt.X:
         return alt.X(f"{column}:Q", title=axis, scale=scale)

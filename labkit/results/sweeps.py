@@ -121,7 +121,8 @@ def sweep_differences(
     -------
     DataFrame
         One row per other scheduler and combination of all other keys: the keys but the seed; n (seeds on which neither
-        failed); mean, low, high of scheduler - base; base (its mean on these seeds); relative (mean / base).
+        failed); mean, low, high of scheduler - base; base (its mean on these seeds); relative (mean / base); n_lower
+        (seeds on which the scheduler is below the base).
     """
     import pandas as pd
 
@@ -131,7 +132,7 @@ def sweep_differences(
     if base not in names:
         raise unknown("scheduler of the sweep", str(base), names)
     setting = [key for key in keys_of(table) if key not in ("seed", "scheduler")]
-    columns = [*setting, "scheduler", "n", "mean", "low", "high", "base", "relative"]
+    columns = [*setting, "scheduler", "n", "mean", "low", "high", "base", "relative", "n_lower"]
     rows = []
     for keys, part in table.groupby(setting, sort=False, dropna=False):
         by_seed = part.set_index(["seed", "scheduler"])[metric].astype(np.float64).unstack("scheduler")  # noqa: PD010
@@ -142,7 +143,8 @@ def sweep_differences(
             delta = (pairs[name] - pairs[base]).to_numpy()
             mean, low, high = interval(delta, level=level)
             whole = float(pairs[base].mean()) if len(pairs) else np.nan
-            rows.append((*keys, name, len(pairs), mean, low, high, whole, mean / whole if whole else np.nan))
+            relative, n_lower = mean / whole if whole else np.nan, int((delta < 0).sum())
+            rows.append((*keys, name, len(pairs), mean, low, high, whole, relative, n_lower))
     return pd.DataFrame(rows, columns=columns)
 
 
@@ -152,15 +154,18 @@ def comparison(
     """Return means and differences side by side: what `labkit sweep` prints.
 
     Columns: those of `sweep_means`, then difference, difference_low, difference_high, relative, relative_low,
-    relative_high of scheduler - base on the same seeds, NaN for the base itself; times_bound (mean over that of the
+    relative_high of scheduler - base on the same seeds, n_pairs (seeds that both have) and n_lower (those on which the
+    scheduler is below), NaN for the base itself; times_bound (mean over that of the
     bound on the same seeds, NaN where there is none). The bound of the mean JCT is a row of its own, "(bound)".
     """
     table = with_bound(table) if metric == BOUNDED else table
     means = sweep_means(table, metric=metric, level=level)
     apart = sweep_differences(table, metric=metric, base=base, level=level)
     ends = {f"relative_{end}": apart[end] / apart["base"] for end in ("low", "high")}
-    apart = apart.assign(**ends).drop(columns=["n", "base"])
-    apart = apart.rename(columns={"mean": "difference", "low": "difference_low", "high": "difference_high"})
+    apart = apart.assign(**ends).drop(columns=["base"])
+    apart = apart.rename(
+        columns={"n": "n_pairs", "mean": "difference", "low": "difference_low", "high": "difference_high"}
+    )
     keys = [key for key in keys_of(table) if key != "seed"]
     joined = means.merge(apart, on=keys, how="left", sort=False)
     joined = joined[[*means.columns, *(name for name in apart.columns if name not in keys)]]

@@ -122,7 +122,7 @@ def available() -> list[str]:
 def make(name: str, **options: Any) -> Scheduler:
     """Return a scheduler by name; options may also stand in the name, and a placer may be a name too.
 
-    One's own is named `package.module:Class`, or by an entry point of the group `labkit.schedulers`.
+    One's own is named `file.py:Class` or `package.module:Class`, or by an entry point of the group `labkit.schedulers`.
 
     >>> make("las", threshold_gpu_s=60) == make("las(threshold_gpu_s=60)")
     True

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
+import io
 import json
+import re
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from labkit.core.errors import InputError
-from labkit.plots import page, report
+from labkit.plots import page, report, report_seeds
 from labkit.plots.report import write_report
 
 from .runs import SCHEDULERS, record, records
@@ -92,6 +98,35 @@ def test_every_figure_is_there_twice_as_svg_and_as_a_specification(written):
     assert all("$schema" in json.loads(spec) for spec in specs)
 
 
+def test_all_jobs_of_all_runs_are_in_the_page_as_csv(written):
+    text = written.read_text()
+    packed = re.search(r'<script type="text/plain">([^<]+)</script>', text)[1]
+    table = pd.read_csv(io.StringIO(gzip.decompress(base64.b64decode(packed)).decode()))
+    assert table.groupby("run", sort=False).size().to_dict() == dict.fromkeys(SCHEDULERS, 40)
+    srtf = table[table["run"] == "srtf"].reset_index(drop=True)
+    assert srtf["jct_s"].tolist() == pytest.approx(record("srtf").table["jct_s"].tolist(), abs=0.001)
+
+
+def test_a_report_opens_with_what_the_runs_show(written):
+    words = " ".join(Reader(written.read_text()).words)
+    assert words.index("has the shortest mean JCT") < words.index("Comparison")
+    assert "It is one run of each" in words
+
+
+def test_runs_of_several_seeds_are_told_with_intervals(tmp_path):
+    runs = [
+        replace(each, info=replace(each.info, seed=seed))
+        for seed in (1, 2, 3)
+        for each in (record("fifo", n=20 + seed), record("drf", n=20 + seed))
+    ]
+    words = " ".join(Reader(write_report(runs, tmp_path / "r.html").read_text()).words)
+    assert "Over 3 seeds" in words
+    assert "On 3 seeds " in words
+    assert "Difference to fifo on the same seeds" in write_report(runs, tmp_path / "r.html").read_text()
+    assert report_seeds.table_of(runs[:-1]) is None, "a scheduler lacks a seed"
+    assert report_seeds.table_of(records()) is None, "one seed"
+
+
 def test_ids_of_static_figures_do_not_clash(written):
     ids: list[str] = []
 
@@ -107,7 +142,7 @@ def test_hostile_names_stay_text(hostile):
     read = Reader(hostile.read_text())
     assert not read.handlers
     assert "img" not in read.tags
-    assert len(read.scripts) == 2 + read.tags.count("figure")
+    assert len(read.scripts) == 3 + read.tags.count("figure")  # Vega, the page's own, the packed jobs
     assert any("<img src=x" in word for word in read.words), "the name is shown as it is"
 
 
@@ -174,8 +209,59 @@ def test_in_a_browser_figures_come_alive_offline_and_hostile_names_do_nothing(br
     for figure in tab.locator("section > figure").all():
         figure.scroll_into_view_if_needed()
     tab.locator("section > details summary").first.click()
-    tab.wait_for_function("document.querySelectorAll('figure.live canvas').length == 7")
+    tab.wait_for_function("document.querySelectorAll('figure.live svg.marks').length == 7")
     assert tab.title() == HOSTILE
     assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
     assert errors == []
+    tab.close()
+
+
+@pytest.mark.browser
+def test_in_a_browser_tables_sort_the_jobs_are_found_and_saved(browser, written):
+    tab = browser.new_page(viewport={"width": 1000, "height": 1300}, color_scheme="dark")
+    tab.goto(written.as_uri())
+    table = tab.locator("table.sortable")
+    means = {run.info.scheduler: run.summary["mean_jct_s"] for run in records()}
+    ranked = sorted(means, key=means.__getitem__)
+    table.get_by_role("button", name="Mean JCT").click()
+    assert table.locator("tbody th").all_inner_texts() == ranked
+    table.get_by_role("button", name="Mean JCT").click()
+    assert table.locator("tbody th").all_inner_texts() == ranked[::-1]
+    jobs = tab.locator("#jobs")
+    assert jobs.locator("tbody tr").count() == 25
+    jobs.get_by_role("button", name="Show 500 more").click()
+    assert jobs.locator(".told").inner_text() == "40 of 40 jobs shown"
+    jobs.locator("input").fill("job-0007")
+    assert jobs.locator("tbody th").all_inner_texts() == ["job-0007"]
+    jobs.locator("input").fill("")
+    jobs.locator("select").select_option("drf")
+    jobs.get_by_role("button", name="JCT (s)").click()
+    assert jobs.locator("tbody th").first.inner_text() == record("drf").table.sort_values("jct_s")["id"].iloc[0]
+    with tab.expect_download() as saved:
+        jobs.get_by_role("button", name="Save all runs as CSV").click()
+    assert len(pd.read_csv(saved.value.path())) == 40 * len(SCHEDULERS)
+    with tab.expect_download() as saved:
+        tab.get_by_role("button", name="Save as CSV", exact=True).click()
+    assert pd.read_csv(saved.value.path())["Mean JCT (s)"].max() == pytest.approx(max(means.values()))
+    ink = tab.evaluate("getComputedStyle(document.querySelector('figure svg [fill=\"#1b2330\"]')).fill")
+    assert ink == "rgb(230, 234, 241)", "dark mode has light ink in figures"
+    tab.emulate_media(media="print")
+    assert tab.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert not tab.locator(".tools").first.is_visible()
+    tab.close()
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("width", [800, 1280])
+def test_in_a_browser_long_labels_fit(browser, tmp_path, width):
+    long = "las(quantum_s=60, threshold_gpu_s=36000, placer=" + "'own_package.module:Class'" * 2 + ")"
+    runs = [replace(each, info=replace(each.info, scheduler=long + str(i))) for i, each in enumerate(records())]
+    page_of_all = write_report(runs, tmp_path / "long.html", title=long)
+    tab = browser.new_page(viewport={"width": width, "height": 900})
+    tab.goto(page_of_all.as_uri())
+    assert tab.evaluate("document.documentElement.scrollWidth") == width
+    for box in tab.locator("table.sortable, .card, .conclusion").all():
+        assert box.evaluate("each => each.scrollWidth <= each.clientWidth + 1"), box.inner_text()[:40]
+    inside = "table => table.offsetWidth <= table.parentElement.clientWidth + 1"
+    assert tab.locator("table.sortable").evaluate(inside), "the comparison needs no scrolling"
     tab.close()

@@ -13,6 +13,8 @@ from labkit import placers, schedulers
 from labkit.core import InputError
 from labkit.core.outside import _offered
 from labkit.experiment import compare, simulate
+from labkit.experiment.grid import Grid
+from labkit.experiment.inputs import Inputs
 from labkit.workloads import read
 
 MINE = """
@@ -101,6 +103,9 @@ def test_placers_and_speed_models_are_named_alike(here: Path) -> None:
         ("broken_of_a_test:X", r"module broken_of_a_test cannot be imported: ZeroDivisionError: division by zero"),
         ("needy_of_a_test:X", r"needy_of_a_test needs the module no_such_package_at_all, which is not installed"),
         ("mine_of_a_test:", r"cannot be read; expected package.module:Name, such as mine:SmallestFirst"),
+        ("no/such.py:X", r"no/such.py cannot be read \(No such file or directory\); expected a Python file, from /"),
+        ("mine_of_a_test.py:Smalest", r"unknown scheduler of file mine_of_a_test.py 'Smalest'. Did you mean 'Smallest"),
+        ("broken_of_a_test.py:X", r"broken_of_a_test.py cannot be imported: ZeroDivisionError: division by zero"),
         (":X", r"cannot be read; expected package.module:Name"),
         ("os:path.join", r"cannot be read; expected package.module:Name"),
         ("mine_of_a_test:Nothing", r"is a class without schedule\(\)"),
@@ -148,9 +153,32 @@ def test_what_installed_packages_offer_has_a_name_of_its_own(package: None, requ
         schedulers.make("gone")
 
 
-def test_commands_take_it_too_and_the_workers_of_a_sweep(here: Path) -> None:
+def test_a_file_is_a_name_too_and_is_read_again_where_it_has_changed(here: Path) -> None:
+    (here / "sub").mkdir()
+    (here / "sub" / "beside_of_a_test.py").write_text("MOST = 7\n")
+    own = here / "sub" / "numpy.py"  # the name of a module that is installed hides nothing
+    own.write_text("from beside_of_a_test import MOST\n" + MINE)
+    made = schedulers.make("sub/numpy.py:SmallestFirst(placer=spread, most=5)")
+    assert (made.placer, made.most) == (placers.Spread(), 5)  # type: ignore[attr-defined]
+    assert made == schedulers.make(f"{own}:SmallestFirst(placer=spread, most=5)")
+    own.write_text(own.read_text().replace("k=3", "k=MOST"))
+    assert schedulers.make("sub/numpy.py:Plain").k == 7  # type: ignore[attr-defined]
+
+
+def test_a_file_goes_with_a_sweep_and_a_changed_one_is_another_sweep(here: Path) -> None:
+    grid = Grid(schedulers=["mine_of_a_test.py:Plain(k=2)"], trace="poisson(9, per_hour=60)", cluster="demo", seeds=1)
+    inputs = Inputs.of(grid)
+    mine = here / "mine_of_a_test.py"
+    mine.rename(here / "elsewhere.py")  # as on another host
+    assert inputs.scheduler("mine_of_a_test.py:Plain(k=2)").k == 2  # type: ignore[attr-defined]
+    mine.write_text(MINE + "\n")
+    assert Inputs.of(grid).meanings(grid) != inputs.meanings(grid)
+
+
+@pytest.mark.parametrize("suffix", ["", ".py"])
+def test_commands_take_it_too_and_the_workers_of_a_sweep(here: Path, suffix: str) -> None:
     command = [str(Path(sys.executable).with_name("labkit"))]
-    trace, own = str(ROOT / "traces" / "demo.csv"), "mine_of_a_test:SmallestFirst"
+    trace, own = str(ROOT / "traces" / "demo.csv"), f"mine_of_a_test{suffix}:SmallestFirst"
     told = subprocess.run(
         [*command, "compare", trace, "--cluster", "demo", "--schedulers", f"fifo,{own}", "--json", "--runs", "runs"],
         capture_output=True, text=True, check=True, cwd=here,

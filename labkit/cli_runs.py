@@ -1,0 +1,165 @@
+"""`labkit runs`: what is in runs/: list, filter, compare, remove."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from labkit.results.shelf import Shelved
+
+app = typer.Typer(help="List, compare and remove the runs that were kept.", invoke_without_command=True)
+
+Names = Annotated[list[str] | None, typer.Argument(help="Ids of runs; else all that the filters leave.", metavar="RUN")]
+Root = Annotated[Path, typer.Option(help="Where runs are kept.")]
+Scheduler = Annotated[str | None, typer.Option(help="Only runs whose scheduler's name has this in it.")]
+Trace = Annotated[str | None, typer.Option(help="Only runs whose trace's name has this in it.")]
+State = Annotated[str | None, typer.Option(help="Only runs that are running, done, stopped or failed.")]
+
+
+def report(
+    runs: Annotated[list[str], typer.Argument(help="Folders of runs, or their ids under --root.", metavar="RUN...")],
+    root: Annotated[Path, typer.Option(help="Where runs are kept.")] = Path("runs"),
+    out: Annotated[Path, typer.Option(help="The file to write.")] = Path("reports/report.html"),
+) -> None:
+    """Write one HTML file about some runs; it needs no network."""
+    from labkit.plots.report import write_report
+    from labkit.results.store import load
+
+    records = [load(run, root=root) for run in runs]
+    print(write_report(records, out, title=", ".join(runs), command=shlex.join(["labkit", *sys.argv[1:]])).resolve())
+
+
+@app.callback()
+def runs(context: typer.Context) -> None:
+    """List the runs in runs/ (`labkit runs`), compare some in a report, or remove them."""
+    if context.invoked_subcommand is None:
+        show()
+
+
+@app.command("list")
+def show(
+    scheduler: Scheduler = None,
+    trace: Trace = None,
+    state: State = None,
+    root: Root = Path("runs"),
+    most: Annotated[int, typer.Option(help="The newest so many.", min=1)] = 50,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line and run.")] = False,
+) -> None:
+    """List runs, the newest first."""
+    from labkit.results.shelf import chosen, mean_jct, shelved
+
+    found = chosen(shelved(root), scheduler=scheduler, trace=trace, state=state)
+    rows = [(each, *mean_jct(each, root=root)) for each in found[:most]]
+    if as_json:
+        for row in rows:
+            print(json.dumps(_as_json(*row)))
+        return
+    if not rows:
+        print(f"no such run in {root}; begin one with 'labkit compare ... --runs {root}' or 'labkit run'")
+        return
+    _print(rows)
+    if len(found) > most:
+        print(f"and {len(found) - most} older ones: --most {len(found)}")
+
+
+def _as_json(each: Shelved, n_done: int, n_jobs: int, mean_jct_s: float) -> dict[str, Any]:
+    info = each.info
+    named = ("scheduler", "trace", "cluster", "seed", "backend", "state", "started")
+    told = {name: None if info is None else getattr(info, name) for name in named}
+    mean = None if mean_jct_s != mean_jct_s else mean_jct_s
+    return {"run": each.run, **told, "n_done": n_done, "n_jobs": n_jobs, "mean_jct_s": mean, "error": each.why}
+
+
+def _print(rows: list[tuple[Shelved, int, int, float]]) -> None:
+    from rich.table import Table
+
+    from labkit.cli_table import numbers, show, words
+    from labkit.core.text import human_s
+
+    table = Table(box=None, header_style="bold")
+    for heading in ("run", "scheduler", "trace"):
+        words(table, heading)
+    numbers(table, "seed", "state", "started", "jobs done", "mean JCT")
+    for each, n_done, n_jobs, mean_s in rows:
+        if each.info is None:
+            table.add_row(each.run, "cannot be read", "", "", "", "", "", "")
+            continue
+        info = each.info
+        state = info.state if info.backend == "simulator" else f"{info.state} ({info.backend})"
+        done = f"{n_done:,} of {n_jobs:,}"
+        table.add_row(
+            each.run, info.scheduler, info.trace, str(info.seed), state, info.started[:16].replace("T", " "), done,
+            human_s(mean_s),
+        )  # fmt: skip
+    show(table)
+    for each, *_ in rows:
+        if each.why:
+            print(f"note: {each.why}")
+
+
+@app.command()
+def compare(
+    names: Names = None,
+    scheduler: Scheduler = None,
+    trace: Trace = None,
+    state: State = "done",
+    root: Root = Path("runs"),
+    out: Annotated[Path, typer.Option(help="The file to write.")] = Path("reports/runs.html"),
+    show_it: Annotated[bool | None, typer.Option("--open/--no-open", help="Open it; else in a terminal only.")] = None,
+) -> None:
+    """Write a report of several runs, and open it in the browser."""
+    from labkit.core.errors import InputError
+    from labkit.plots.report import write_report
+    from labkit.results.shelf import chosen, shelved
+    from labkit.results.store import load
+
+    only = None if names else state
+    found = chosen(shelved(root), names=names or (), scheduler=scheduler, trace=trace, state=only)
+    if not found:
+        raise InputError(f"no such run in {root}; 'labkit runs' lists what is there.")
+    records = [load(root / each.run) for each in found]
+    command = " ".join(["labkit", "report", *(each.run for each in found), "--root", str(root), "--out", str(out)])
+    about = ", ".join(dict.fromkeys(record.info.trace or record.jobs.name for record in records))
+    written = write_report(records, out, title=f"{len(records)} runs of {about}", command=command)
+    print(written.resolve())
+    if sys.stdout.isatty() if show_it is None else show_it:
+        typer.launch(str(written.resolve()))
+
+
+@app.command()
+def remove(
+    names: Names = None,
+    scheduler: Scheduler = None,
+    trace: Trace = None,
+    state: State = None,
+    root: Root = Path("runs"),
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Remove runs for good; it asks first. What is no run in the folder is never touched."""
+    from labkit.core.errors import InputError
+    from labkit.results.shelf import chosen, refuse_unremovable, shelved, size_of
+    from labkit.results.shelf import remove as remove_all
+
+    if not names and scheduler is trace is state is None:
+        raise InputError("which runs? Name them, or give --scheduler, --trace or --state.")
+    picked = [
+        each.run for each in chosen(shelved(root), names=names or (), scheduler=scheduler, trace=trace, state=state)
+    ]
+    if not picked:
+        print(f"no such run in {root}; nothing was removed")
+        return
+    refuse_unremovable(picked, root=root)
+    size_mb = sum(size_of(run, root=root) for run in picked) / 1e6
+    told = f"{len(picked)} runs ({size_mb:,.1f} MB) in {root}: {', '.join(picked[:8])}{', ...' * (len(picked) > 8)}"
+    if not yes:
+        if not sys.stdin.isatty():
+            raise InputError(f"would remove {told}; say so with --yes.")
+        typer.confirm(f"Remove {told}?", abort=True)
+    remove_all(picked, root=root)
+    print(f"removed {told}")

@@ -1,0 +1,150 @@
+"""`labkit tune`: search the options of a scheduler, and check what was found on other seeds."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from labkit.cli_swept import seeds_of, tell
+
+if TYPE_CHECKING:
+    from labkit.experiment.ranges import Range
+    from labkit.experiment.tuning import Tuned
+
+SHOWN = 5
+"""Trials that are told, the best first."""
+
+
+def tune(
+    scheduler: Annotated[str, typer.Argument(help="A name, with the options that stay in brackets, or file.py:Class.")],
+    trace: Annotated[str, typer.Option(help="A generator such as 'poisson(80, per_hour=12)', or a file.")],
+    param: Annotated[
+        list[str],
+        typer.Option(help="NAME=LOW:HIGH, NAME=LOW:HIGH:log, or NAME=A,B,...; as often as you like.", metavar="RANGE"),
+    ],
+    cluster: Annotated[str, typer.Option(help="A preset, an expression or hosts.toml.")] = "gavel-36x3",
+    metric: Annotated[str, typer.Option(help="What to search the lowest mean of.")] = "mean_jct",
+    highest: Annotated[bool | None, typer.Option("--highest/--lowest", help="Or the highest.")] = None,
+    trials: Annotated[int, typer.Option(help="How many, those that are done among them.", min=1)] = 30,
+    seeds: Annotated[str, typer.Option(help="That each trial runs on: 3 (0 to 2), 5-9, or 1,4,9.")] = "3",
+    check: Annotated[str, typer.Option(help="Other seeds, on which the best is checked.")] = "100-109",
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="A parameter of the runs, as of `labkit sweep`.", metavar="NAME=A")
+    ] = None,
+    folder: Annotated[
+        Path | None, typer.Option(help="Where trials are kept, else tunes/SCHEDULER; the same call goes on from there.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the search.", min=0)] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """Search a scheduler's options on some seeds (Optuna), and check the best on others; resumable."""
+    from labkit.experiment.ranges import Range
+    from labkit.experiment.tuning import tune as search
+
+    ranges = [Range.read(text) for text in param]
+    where = folder or Path("tunes") / "".join(c if c.isalnum() or c in "_." else "-" for c in scheduler).strip("-.")
+    named = _metric(metric)
+    found = search(
+        scheduler, ranges, trace=trace, cluster=cluster, folder=where, metric=named, highest=highest, n_trials=trials,
+        seeds=seeds_of(seeds), check_seeds=seeds_of(check), seed=seed,
+        after_each=None if as_json or not sys.stderr.isatty() else _tell_trial, **_settings(set_ or ()),
+    )  # fmt: skip
+    if as_json:
+        _print_json(found, scheduler=scheduler, metric=named)
+    else:
+        _print(found, ranges, scheduler=scheduler, metric=named, folder=where)
+    raise typer.Exit(1 if (found.checked["error"] != "").any() else 0)
+
+
+def _metric(text: str) -> str:
+    """Return the name of a metric; the unit may be left out."""
+    from labkit.results.sweeps import refuse_unknown_metric
+
+    for name in (f"{text}_s", text):
+        try:
+            refuse_unknown_metric(name)
+        except ValueError:
+            if name == text:
+                raise
+        else:
+            return name
+    return text
+
+
+def _settings(given: Any) -> dict[str, Any]:
+    from labkit.core.errors import InputError
+    from labkit.experiment.cell import OPTIONS
+    from labkit.experiment.parameters import parameter
+
+    settings = {}
+    for name, values in map(parameter, given):
+        if name not in OPTIONS or len(values) > 1:
+            raise InputError(f"--set {name}: expected one value of a parameter of the runs: {', '.join(OPTIONS)}.")
+        settings[name] = values[0]
+    return settings
+
+
+def _tell_trial(number: int, value: float, values: dict[str, Any]) -> None:
+    told = ", ".join(f"{name}={value!r}" for name, value in values.items())
+    print(f"trial {number}: {'failed' if value != value else f'{value:,.6g}'} with {told}", file=sys.stderr)
+
+
+def _print(found: Tuned, ranges: list[Range], *, scheduler: str, metric: str, folder: Path) -> None:
+    from rich.table import Table
+
+    from labkit.cli_table import numbers, show, words
+    from labkit.experiment.tuning import DEFAULT
+
+    order = found.trials.sort_values("value", ascending=not found.highest, kind="stable").head(SHOWN)
+    failed = found.trials[found.trials["error"] != ""]
+    n_failed = f", {len(failed)} of which failed" if len(failed) else ""
+    print(f"{len(found.trials)} trials{n_failed}, each on seeds {_told(found.searched)}; the best of them:")
+    table = Table(box=None, header_style="bold")
+    numbers(table, "trial", metric)
+    for each in ranges:
+        words(table, each.name)
+    for row in order.to_dict("records"):
+        told = [
+            f"{row[each.name]:.6g}" if isinstance(row[each.name], float) else str(row[each.name]) for each in ranges
+        ]
+        table.add_row(str(row["trial"]), f"{row['value']:,.6g}", *told)
+    show(table)
+    for error in dict.fromkeys(failed["error"]):
+        print(f"note: a trial failed: {error}")
+    for name in found.edges:
+        print(f"note: the best {name} is at an end of its range; what is better may lie beyond it")
+    print(f"\nThe best, checked on other seeds ({_told(found.check_seeds)}), beside {scheduler} as it is by itself:")
+    tell(found.checked, metric=metric, base=DEFAULT, as_json=False)
+    print(found.verdict)
+    print(f'use it: --schedulers "{found.name}"   (trials are kept in {folder})')
+
+
+def _print_json(found: Tuned, *, scheduler: str, metric: str) -> None:
+    from labkit.experiment.tuning import DEFAULT, TUNED
+    from labkit.results.sweeps import comparison
+
+    rows = comparison(found.checked, metric=metric, base=DEFAULT).set_index("scheduler")
+    row = rows.loc[TUNED]
+    told = {name: None if row[name] != row[name] else float(str(row[name])) for name in _CHECKED}
+    trials = found.trials.astype(object).where(found.trials.notna(), None).to_dict("records")
+    said: dict[str, object] = {
+        "scheduler": scheduler,
+        "metric": metric,
+        "best": found.best,
+        "name": found.name,
+        "edges": found.edges,
+    }
+    said |= {"searched": found.searched, "checked": found.check_seeds, "on_checked": told, "verdict": found.verdict}
+    print(json.dumps({**said, "trials": trials}))
+
+
+_CHECKED = ("mean", "low", "high", "relative", "relative_low", "relative_high", "n_pairs", "n_lower")
+
+
+def _told(seeds: tuple[int, ...]) -> str:
+    whole = list(seeds) == list(range(seeds[0], seeds[-1] + 1))
+    return f"{seeds[0]} to {seeds[-1]}" if whole and len(seeds) > 1 else ", ".join(map(str, seeds))

@@ -1,0 +1,104 @@
+"""Schedulers on many seeds of one trace: a table of all runs, and the whole runs of the first seed."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from labkit.core.errors import SweepError
+from labkit.core.jobs import Jobs
+from labkit.experiment.grid import Grid
+from labkit.experiment.sweeping import sweep
+from labkit.results import files
+from labkit.results.record import RunRecord
+from labkit.results.store import free_id, load
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True, eq=False)
+class Seeded:
+    """What came out.
+
+    Attributes
+    ----------
+    table : DataFrame
+        A row per scheduler and seed: `labkit.results.cell_table`.
+    records : list of RunRecord
+        The runs of the first seed, if they were asked for.
+    """
+
+    table: pd.DataFrame
+    records: list[RunRecord]
+
+
+def compare_on_seeds(
+    trace: str | Jobs,
+    *,
+    cluster: str,
+    schedulers: Iterable[str],
+    seeds: Iterable[int],
+    folder: Path | None = None,
+    records: bool = False,
+    workers: int | None = None,
+    progress: bool = False,
+    **options: Any,
+) -> Seeded:
+    """Simulate each scheduler on each seed; a scheduler that fails is a row with its error.
+
+    Parameters
+    ----------
+    folder : Path, optional
+        Where to keep all runs, each in a folder of its own.
+    records : bool
+        Return the runs of the first seed.
+    **options
+        Of the runs: `labkit.experiment.cell.OPTIONS`.
+
+    Raises
+    ------
+    InputError
+        As `labkit.sweep`: the seeds of a trace from a file change nothing, say.
+    SweepError
+        If every run failed; the message is that of the first.
+    """
+    grid = Grid(schedulers=list(schedulers), trace=trace, cluster=cluster, seeds=seeds, **options)
+    with _scratch(folder, keep=records or folder is not None) as scratch:
+        table = sweep(grid, folder=scratch, workers=workers, keep=scratch is not None, progress=progress)
+        if (table["error"] != "").all():
+            raise SweepError(f"every run failed; the first: {table['error'].iloc[0]}")
+        first = table[(table["seed"] == grid.axes["seed"][0]) & (table["run"] != "")]
+        found = [load(run) for run in first["run"]] if records else []
+        if folder is not None:
+            table = table.assign(run=[_kept(run, folder) if run else "" for run in table["run"]])
+        else:
+            table = table.assign(run="")
+    return Seeded(table, found)
+
+
+@contextmanager
+def _scratch(folder: Path | None, *, keep: bool) -> Iterator[Path | None]:
+    """Lend an empty folder for whole runs, on the disk on which they stay."""
+    if not keep:
+        yield None
+        return
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=".labkit-seeds-", dir=folder) as scratch:
+        yield Path(scratch) / "sweep"
+
+
+def _kept(run: str, folder: Path) -> str:
+    """Move a run to where runs are kept, under the next free id."""
+    source = Path(run)
+    info = files.read_info(source / "run.json")
+    name = free_id(folder, f"{source.name.rpartition('-')[0]}")
+    files.write_info(source / "run.json", replace(info, run=name))
+    shutil.move(source, folder / name)
+    return str(folder / name)

@@ -1,0 +1,80 @@
+"""A figure of some runs by its kind: the one place that knows which numbers each needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import altair as alt
+
+from labkit.core.errors import InputError, unknown
+from labkit.plots.fairness import plot_fairness
+from labkit.plots.gantt import plot_gantt_stack
+from labkit.plots.jct import plot_jct_bars, plot_jct_cdf
+from labkit.plots.overheads import plot_overheads
+from labkit.plots.report import rho_of
+from labkit.plots.report_seeds import table_of
+from labkit.plots.sweep import plot_sweep, plot_sweep_differences
+from labkit.plots.utilisation import plot_utilisation
+from labkit.results import RunRecord, compare, jct_cdf, labels, utilisation
+
+
+def draw(records: Sequence[RunRecord], *, kind: str) -> alt.TopLevelMixin:
+    """Return a figure of runs.
+
+    Raises
+    ------
+    InputError
+        If there is no such kind, there are no runs, or these do not have what it shows.
+    """
+    if kind not in KINDS:
+        raise unknown("kind of figure", kind, KINDS)
+    if not records:
+        raise InputError("a figure needs at least one run; give run ids or folders.")
+    return KINDS[kind](records)
+
+
+def _jct(records: Sequence[RunRecord]) -> alt.TopLevelMixin:
+    named = zip(labels(records), records, strict=True)
+    return plot_jct_cdf(jct_cdf({label: record.table for label, record in named}))
+
+
+def _bars(records: Sequence[RunRecord]) -> alt.TopLevelMixin:
+    return plot_jct_bars(compare(records))
+
+
+def _utilisation(records: Sequence[RunRecord]) -> alt.TopLevelMixin:
+    named = zip(labels(records), records, strict=True)
+    return plot_utilisation({label: utilisation(run.events, run.jobs, run.cluster) for label, run in named})
+
+
+def _overheads(records: Sequence[RunRecord]) -> alt.TopLevelMixin:
+    return plot_overheads({label: record.table for label, record in zip(labels(records), records, strict=True)})
+
+
+def _fairness(records: Sequence[RunRecord]) -> alt.TopLevelMixin:
+    rho = rho_of(dict(zip(labels(records), records, strict=True)))
+    if rho["rho"].isna().all():
+        raise InputError("no job of these runs has a declared duration, without which its fairness is not known.")
+    return plot_fairness(rho)
+
+
+def _gantt(records: Sequence[RunRecord]) -> alt.TopLevelMixin:
+    return plot_gantt_stack(dict(zip(labels(records), records, strict=True)))
+
+
+def _seeds(records: Sequence[RunRecord]) -> alt.TopLevelMixin:
+    table = table_of(records)
+    if table is None:
+        raise InputError(
+            "these are not the same schedulers on the same seeds, at least two; keep such runs with "
+            "'labkit compare ... --seeds 10 --runs runs'."
+        )
+    return plot_sweep_differences(table) if table["scheduler"].nunique() > 1 else plot_sweep(table)
+
+
+KINDS: Final[dict[str, Callable[[Sequence[RunRecord]], alt.TopLevelMixin]]] = {
+    "jct": _jct, "bars": _bars, "utilisation": _utilisation, "overheads": _overheads, "fairness": _fairness,
+    "gantt": _gantt, "seeds": _seeds,
+}  # fmt: skip
+"""What can be drawn of runs."""

@@ -1,0 +1,188 @@
+"""Figures for papers: a chart in the width of a column, its type large enough to read in print."""
+
+from __future__ import annotations
+
+import copy
+import re
+from pathlib import Path
+from typing import Any, Final, cast
+
+import altair as alt
+
+from labkit.core.errors import InputError
+from labkit.plots.theme import as_svg
+
+WIDTH_IN: Final = {1: 3.35, 2: 7.0}
+"""Inches of one column, and of two with the gap between them."""
+
+POINTS: Final = 72
+"""To an inch: a pixel of a figure is a point in print."""
+
+SMALLEST_PT: Final = 7.0
+TITLE_PT: Final = 7.5
+"""Of labels, and of titles of axes and legends."""
+
+ENDINGS: Final = (".pdf", ".svg", ".png")
+PNG_PPI: Final = 300
+TRIES: Final = 6
+
+STEP: Final = 0.55
+"""Of a row on a screen: its height in print."""
+SHORTER: Final = {1: 0.42, 2: 0.55}
+"""Of a panel's height on a screen, by columns: its height in print."""
+TALLEST: Final = 0.8
+"""A panel is at most so high, in widths of the whole figure."""
+
+
+def for_paper(chart: alt.TopLevelMixin, *, columns: int = 1, height_in: float | None = None) -> alt.TopLevelMixin:
+    """Return a chart as wide as one or two columns of a paper, without its title, which a caption tells there.
+
+    All of it counts: axes, labels, and the legend, which goes below. A pixel of the result is a point in print.
+
+    Parameters
+    ----------
+    chart : altair chart
+        Of any of `labkit.plots`, or one's own.
+    columns : int
+        1 (3.35 in) or 2 (7 in).
+    height_in : float, optional
+        Of the plotted area of each panel; by default in proportion.
+
+    Raises
+    ------
+    InputError
+        If columns is neither, or names on its axes leave no room.
+    """
+    if columns not in WIDTH_IN:
+        raise InputError(f"columns is {columns!r}; expected 1 ({WIDTH_IN[1]} in) or 2 ({WIDTH_IN[2]} in).")
+    wanted = WIDTH_IN[columns] * POINTS
+    spec = _in_print(chart.to_dict())
+    inner = 0.75 * wanted
+    for _ in range(TRIES):
+        sized = _sized(spec, inner, height_in=height_in, columns=columns)
+        over = drawn_width(sized) - wanted
+        if -1.0 < over <= 0.05:
+            break
+        inner -= over + 0.3
+        if inner < 0.2 * wanted:
+            raise InputError(
+                f"names on the axes leave {inner / POINTS:.1f} of {WIDTH_IN[columns]} in to the figure; take columns=2 "
+                "or shorter labels."
+            )
+    return cast(alt.TopLevelMixin, alt.Chart.from_dict(sized))
+
+
+def save_for_paper(
+    chart: alt.TopLevelMixin, path: Path | str, *, columns: int = 1, height_in: float | None = None
+) -> Path:
+    """Save a chart for a paper as PDF, SVG or PNG (300 dpi), by the ending of the name."""
+    import vl_convert
+
+    path = Path(path)
+    spec = for_paper(chart, columns=columns, height_in=height_in).to_dict()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".png":
+        path.write_bytes(vl_convert.svg_to_png(as_svg(spec), ppi=PNG_PPI))
+    elif path.suffix == ".pdf":
+        path.write_bytes(vl_convert.svg_to_pdf(as_svg(spec)))
+    elif path.suffix == ".svg":
+        path.write_text(in_points(as_svg(spec)), encoding="utf-8")
+    else:
+        raise InputError(f"{path} ends in '{path.suffix}'; expected {', '.join(ENDINGS)}.")
+    return path
+
+
+def drawn_width(spec: dict[str, Any]) -> float:
+    """Return the width of a whole figure in pixels, with axes and legend."""
+    found = re.search(r'<svg[^>]* width="([\d.]+)"', as_svg(spec))
+    return float(found[1]) if found else 0.0
+
+
+def in_points(svg: str) -> str:
+    """Return an SVG whose size is told in points, so that it has it in print whatever reads it."""
+    return re.sub(r'(<svg[^>]*?) width="([\d.]+)" height="([\d.]+)"', r'\1 width="\2pt" height="\3pt"', svg, count=1)
+
+
+def notes_of(chart: alt.TopLevelMixin) -> list[str]:
+    """Return what the title of a chart tells below it, for the caption."""
+    told = chart.to_dict().get("title", {})
+    notes = told.get("subtitle", []) if isinstance(told, dict) else []
+    return [notes] if isinstance(notes, str) else list(notes)
+
+
+def _in_print(spec: dict[str, Any]) -> dict[str, Any]:
+    """Return a specification with type, lines and marks for print, its legend below, and no title."""
+    spec = copy.deepcopy(spec)
+    spec.pop("title", None)
+    for part in spec.get("vconcat", spec.get("hconcat", [])):
+        if isinstance(part.get("title"), dict):
+            part["title"] = {**part["title"], "subtitle": [], "fontSize": TITLE_PT, "offset": 3}
+    _walk(spec)
+    config = spec.setdefault("config", {})
+    labels = {"labelFontSize": SMALLEST_PT, "titleFontSize": TITLE_PT, "titlePadding": 3, "labelPadding": 2}
+    config["axis"] = {**config.get("axis", {}), **labels, "tickSize": 3, "gridWidth": 0.5, "domainWidth": 0.6}
+    config["axisX"] = {**config.get("axisX", {}), "tickCount": 5}
+    config["header"] = {**config.get("header", {}), "labelFontSize": TITLE_PT, "titleFontSize": TITLE_PT}
+    config["legend"] = {
+        **config.get("legend", {}), "labelFontSize": SMALLEST_PT, "titleFontSize": TITLE_PT, "symbolSize": 40,
+        "columnPadding": 6, "rowPadding": 1, "padding": 0, "offset": 4, "symbolStrokeWidth": 1.5,
+    }  # fmt: skip
+    config["line"] = {**config.get("line", {}), "strokeWidth": 1.2}
+    return spec | {"padding": 1, "background": "white"}
+
+
+def _walk(part: Any) -> None:
+    """Make type as small as print allows, and everything that was drawn for a screen smaller, in place."""
+    for name, value in _inside(part):
+        if isinstance(name, str) and name.endswith("ontSize") and isinstance(value, int | float):
+            part[name] = TITLE_PT if name.startswith("title") else SMALLEST_PT
+        elif name == "legend" and isinstance(value, dict):
+            value |= {"orient": "bottom", "symbolSize": 40, "symbolStrokeWidth": 1.5}
+            value |= {"title": None} if value.get("title") == "Scheduler" else {}
+            value.setdefault("direction", "horizontal")
+            value.setdefault("columns", 4)
+        elif name == "mark" and isinstance(value, dict):
+            part[name] = {key: _smaller(key, number) for key, number in value.items()}
+        _walk(part[name])
+
+
+def _inside(part: Any) -> list[tuple[Any, Any]]:
+    """Return the parts of a specification's part by name or place; data have none."""
+    if isinstance(part, list):
+        return list(enumerate(part))
+    if not isinstance(part, dict) or "values" in part:
+        return []
+    return [(name, value) for name, value in part.items() if name != "datasets"]
+
+
+def _smaller(key: str, value: Any) -> Any:
+    """Return an option of a mark for print."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return value
+    if key.endswith("ontSize"):
+        return SMALLEST_PT
+    factor = {"size": 0.5, "strokeWidth": 0.6, "thickness": 0.7, "height": 0.6, "dx": 0.7, "dy": 0.65}.get(key, 1.0)
+    return value * factor
+
+
+def _sized(spec: dict[str, Any], width: float, *, height_in: float | None, columns: int) -> dict[str, Any]:
+    """Return a specification whose panels have a width, and heights in proportion."""
+    sized = copy.deepcopy(spec)
+    _size(sized, width, height_in=height_in, columns=columns)
+    return sized
+
+
+def _size(part: Any, width: float, *, height_in: float | None, columns: int) -> None:
+    for name, value in _inside(part):
+        if name not in ("config", "encoding", "mark"):
+            _size(value, width, height_in=height_in, columns=columns)
+    if not isinstance(part, dict) or not isinstance(part.get("width"), int | float):
+        return
+    part["width"] = width
+    height = part.get("height")
+    if height_in is not None and height is not None:
+        part["height"] = height_in * POINTS
+    elif isinstance(height, dict) and "step" in height:
+        part["height"] = {"step": height["step"] * STEP}
+    elif isinstance(height, int | float):
+        part["height"] = min(height * SHORTER[columns], TALLEST * WIDTH_IN[columns] * POINTS)

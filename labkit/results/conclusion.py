@@ -1,0 +1,158 @@
+"""What runs show, in sentences: from the numbers alone, and no more than they show."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from labkit.core.text import human_s, time_unit
+from labkit.results.bound import BOUND_LABEL, bound_jct_s
+from labkit.results.cost import bills, in_time
+from labkit.results.record import RunRecord, labels
+from labkit.results.sweeps import keys_of, sweep_differences, sweep_means
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MOST_NAMED = 4
+"""Schedulers that a sentence names one by one."""
+
+
+def conclusion(records: Sequence[RunRecord], *, seeds: pd.DataFrame | None = None) -> list[str]:
+    """Return what runs show, a sentence each; with several seeds it is those that are told.
+
+    Parameters
+    ----------
+    records : sequence of RunRecord
+        One run for each scheduler; with several seeds, those of one of them.
+    seeds : DataFrame, optional
+        The same schedulers on several seeds: from `labkit.sweep`.
+    """
+    if seeds is None:
+        return [*one_run_each(records), *_aims(records)]
+    return [*over_seeds(seeds), *(f"On seed {records[0].info.seed} alone: {said}" for said in _aims(records))]
+
+
+def over_seeds(table: pd.DataFrame, *, metric: str = "mean_jct_s", level: float = 0.95) -> list[str]:
+    """Return which scheduler is lowest over seeds, what others lose on it, and which cannot be told apart from it."""
+    by = [key for key in keys_of(table) if key not in ("seed", "scheduler")]
+    if any(len(set(table[key])) > 1 for key in by):
+        return ["Several settings are in this table; each is compared for itself in the figure."]
+    table = table[table["scheduler"] != BOUND_LABEL]
+    means = sweep_means(table, metric=metric, level=level).dropna(subset=["mean"])
+    whole = means[means["n_failed"] == 0]
+    if whole.empty:
+        return ["No scheduler completed on every seed; nothing can be compared."]
+    best = whole.iloc[int(whole["mean"].to_numpy().argmin())]
+    what = _words(metric)
+    told = [f"On {int(best['n'])} seeds {best['scheduler']} has the lowest {what}: {_of(best, metric)}."]
+    apart = sweep_differences(table, metric=metric, base=str(best["scheduler"]), level=level)
+    apart = apart[apart["scheduler"].isin(whole["scheduler"])]
+    told += _against(apart, str(best["scheduler"]), level=level)
+    if failed := [str(name) for name in means.loc[means["n_failed"] > 0, "scheduler"]]:
+        told.append(f"Not compared, for runs of it failed: {', '.join(failed)}.")
+    return told
+
+
+def _against(apart: pd.DataFrame, best: str, *, level: float) -> list[str]:
+    """Return sentences about differences to the best: which are shown, and which are not."""
+    told, near = [], []
+    apart = apart[apart["n"] > 0].sort_values("mean", kind="stable")
+    for row in apart.to_dict("records"):
+        low, high = 100 * row["low"] / row["base"], 100 * row["high"] / row["base"]
+        if np.isnan(low):
+            near.append(f"{row['scheduler']} (a single seed has no interval)")
+        elif low > 0:
+            told.append(
+                f"{row['scheduler']} {100 * row['relative']:+.1f} % ({low:+.1f} to {high:+.1f} %, higher on "
+                f"{row['n'] - row['n_lower']} of {row['n']})"
+            )
+        else:
+            near.append(f"{row['scheduler']} ({100 * row['relative']:+.1f} %, {low:+.1f} to {high:+.1f} %)")
+    sentences = []
+    if told:
+        sentences.append(f"Higher than {best} on the same seeds, with {level:.0%} intervals: {_some(told)}.")
+    if near:
+        sentences.append(f"Not told apart from {best} by these seeds: {_some(near)}.")
+    return sentences
+
+
+def one_run_each(records: Sequence[RunRecord]) -> list[str]:
+    """Return which run has the lowest mean JCT, and that one run shows no more than itself."""
+    named = dict(zip(labels(records), records, strict=True))
+    whole = {name: record for name, record in named.items() if record.complete}
+    told = []
+    if len(whole) > 1:
+        means = {name: record.summary["mean_jct_s"] for name, record in whole.items()}
+        best, worst = min(means, key=means.__getitem__), max(means, key=means.__getitem__)
+        told.append(_ranked(whole, means, best, worst))
+        told.append(
+            "It is one run of each: whether the difference would hold on other traces is not known from it; a "
+            "generated trace and --seeds 10 would tell."
+        )
+    elif whole:
+        ((name, record),) = whole.items()
+        mean_s, bound_s = record.summary["mean_jct_s"], bound_jct_s(record)
+        over = f", {mean_s / bound_s:.2f} times what no scheduler can be below" if bound_s == bound_s else ""
+        told.append(f"{name}: the mean JCT of {len(record.jobs):,} jobs is {human_s(mean_s)}{over}.")
+    if cut := [name for name in named if name not in whole]:
+        told.append(f"Not compared, for not all of its jobs were done: {_some(cut)}.")
+    return told
+
+
+def _ranked(whole: dict[str, RunRecord], means: dict[str, float], best: str, worst: str) -> str:
+    if means[best] == means[worst]:
+        return f"All have the same mean JCT on this trace, {human_s(means[best])}."
+    second = min((name for name in means if name != best), key=means.__getitem__)
+    said = f"On this trace {best} has the shortest mean JCT: {human_s(means[best])}, {_below(means, best, second)}"
+    said += f" and {_below(means, best, worst)}" if worst != second else ""
+    ours, theirs = (whole[name].table.set_index("id")["jct_s"] for name in (best, second))
+    if ours.index.is_unique and set(ours.index) == set(theirs.index):
+        said += (
+            f"; {int((ours < theirs.loc[ours.index]).sum()):,} of {len(ours):,} jobs are done sooner than with {second}"
+        )
+    return said + "."
+
+
+def _below(means: dict[str, float], best: str, other: str) -> str:
+    return f"{1 - means[best] / means[other]:.1%} below {other}" if means[other] > 0 else f"as {other}"
+
+
+def _aims(records: Sequence[RunRecord]) -> list[str]:
+    """Return sentences on cost, deadlines and fairness, where runs are about them and differ."""
+    whole = [(name, record) for name, record in zip(labels(records), records, strict=True) if record.complete]
+    if len(whole) < 2:
+        return []
+    names, runs = [name for name, _ in whole], [record for _, record in whole]
+    told = []
+    cost = np.array(bills(runs))
+    if np.ptp(cost) > 0:  # NaN where nobody has prices
+        i, j = int(cost.argmin()), int(cost.argmax())
+        told.append(f"Cheapest: {names[i]}, ${cost[i]:,.2f} ({names[j]}: ${cost[j]:,.2f}).")
+    met = np.array([in_time(record) for record in runs])
+    if np.ptp(met) > 0:
+        i, j = int(met.argmax()), int(met.argmin())
+        told.append(f"Most SLOs met: {names[i]}, {met[i]:.1%} of the jobs that have one ({names[j]}: {met[j]:.1%}).")
+    rho = np.array([record.summary["mean_rho"] for record in runs])
+    if any("ftf" in name or "las" in name for name in names) and np.ptp(rho) > 0:
+        i, j = int(rho.argmin()), int(rho.argmax())
+        told.append(f"Fairest by mean finish-time fairness: {names[i]}, ρ {rho[i]:.2f} ({names[j]}: {rho[j]:.2f}).")
+    return told
+
+
+def _of(row: pd.Series[Any], metric: str) -> str:
+    scale, unit = time_unit(float(row["mean"])) if metric.endswith("_s") else (1.0, "")
+    mean, low, high = (f"{float(row[name]) / scale:,.4g}" for name in ("mean", "low", "high"))
+    unit = f" {unit}" if unit else ""
+    return f"{mean}{unit}" if row["low"] != row["low"] else f"{mean}{unit} (95 %: {low} to {high})"
+
+
+def _words(metric: str) -> str:
+    return metric.removesuffix("_s").replace("_", " ").replace("jct", "JCT")
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return "; ".join(names[:MOST_NAMED]) + more

@@ -1,0 +1,136 @@
+"""Searching options of a scheduler: trials that can be resumed, and a best one that is checked on other seeds."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("optuna")
+
+from labkit.core.errors import InputError, SweepError
+from labkit.experiment.ranges import Range
+from labkit.experiment.tuning import tune
+
+TRACE = "poisson(10, per_hour=60, median_s=600, mean_s=700)"
+RANGES = [Range.read("quantum_s=60:3600:log"), Range.read("placer=pack,spread")]
+FRAGILE = """
+from dataclasses import dataclass
+from labkit.schedulers.fifo import Fifo
+
+@dataclass(frozen=True)
+class Fragile(Fifo):
+    level: int = 1
+
+    def schedule(self, snapshot):
+        if self.level > 2:
+            raise RuntimeError("too high")
+        return super().schedule(snapshot)
+"""
+
+
+def search(folder: Path, **changes):
+    asked = {"scheduler": "las", "ranges": RANGES, "trace": TRACE, "cluster": "no_network(1)", "n_trials": 6,
+             "seeds": [0, 1], "check_seeds": [7, 8, 9], "folder": folder}  # fmt: skip
+    return tune(**(asked | changes))
+
+
+def test_a_search_that_was_interrupted_tries_what_one_that_was_not_tries(tmp_path):
+    whole = search(tmp_path / "whole")
+    part = search(tmp_path / "part", n_trials=2)
+    assert len(part.trials) == 2
+
+    def stop(number, value, values):
+        if number == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        search(tmp_path / "part", after_each=stop)
+    ran: list[int] = []
+    resumed = search(tmp_path / "part", after_each=lambda number, value, values: ran.append(number))
+    assert ran == [4, 5]
+    assert resumed.trials.drop(columns="trial").equals(whole.trials.drop(columns="trial"))
+    assert resumed.best == whole.best
+    assert resumed.checked["mean_jct_s"].tolist() == whole.checked["mean_jct_s"].tolist()
+
+
+def test_the_best_is_checked_on_seeds_that_were_not_searched_beside_the_scheduler_as_it_is(tmp_path):
+    found = search(tmp_path / "t")
+    assert set(found.checked["seed"]) == {7, 8, 9}
+    assert set(found.checked["scheduler"]) == {"as it is", "tuned"}
+    assert found.trials.iloc[0]["quantum_s"] == 600.0, "the first trial has what the scheduler has by itself"
+    assert found.trials["value"].min() == found.trials.set_index(["quantum_s", "placer"])["value"].loc[
+        (found.best["quantum_s"], found.best["placer"])
+    ]  # fmt: skip
+    assert found.name.startswith("las(quantum_s=")
+    assert "of 3 seeds" in found.verdict
+
+
+def test_a_trial_that_fails_is_told_and_the_others_stay(tmp_path, monkeypatch):
+    (tmp_path / "fragile.py").write_text(FRAGILE)
+    monkeypatch.chdir(tmp_path)
+    found = search(tmp_path / "t", scheduler="fragile.py:Fragile", ranges=[Range.read("level=1:4")], n_trials=8)
+    failed = found.trials[found.trials["error"] != ""]
+    assert 0 < len(failed) < 8
+    assert set(failed["level"]) <= {3, 4}
+    assert failed["error"].iloc[0] == "SweepError: RuntimeError: too high"
+    assert found.best["level"] in (1, 2)
+    with pytest.raises(SweepError, match="every trial failed; the last: SweepError: RuntimeError: too high"):
+        search(tmp_path / "u", scheduler="fragile.py:Fragile", ranges=[Range.read("level=3:4")], n_trials=2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"check_seeds": [1, 2]}, r"seeds \[1\] are searched and checked; expected other seeds for the check"),
+        ({"ranges": [Range.read("quantm_s=1:2")]}, "unknown open option of las 'quantm_s'. Did you mean 'quantum_s'"),
+        ({"scheduler": "las(quantum_s=5)"}, "unknown open option of las"),
+        ({"ranges": []}, "nothing to search; name options with --param, of threshold_gpu_s, placer, quantum_s"),
+        ({"metric": "mean_jtc_s"}, "unknown metric of a sweep 'mean_jtc_s'"),
+        ({"trace": "nothing.csv"}, "there is no such file"),
+    ],
+)
+def test_what_cannot_be_searched_is_refused_before_anything_is_written(changes, told, tmp_path):
+    with pytest.raises(InputError, match=told):
+        search(tmp_path / "t", **changes)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_keeps_one_search(tmp_path):
+    search(tmp_path / "t", n_trials=1)
+    with pytest.raises(InputError, match="holds another search: seed differ"):
+        search(tmp_path / "t", seed=3)
+    (tmp_path / "u").mkdir()
+    (tmp_path / "u" / "mine.txt").write_text("mine")
+    with pytest.raises(InputError, match="holds other files"):
+        search(tmp_path / "u")
+
+
+@pytest.mark.parametrize("text", ["a", "a=", "=1:2", "a=2:1", "a=0:1:log", "a=1:2:lin", "a=x:y", "a=1:2:3:4"])
+def test_a_range_that_cannot_be_is_told(text):
+    with pytest.raises(InputError, match="--param '" + text):
+        Range.read(text)
+
+
+def test_a_best_value_at_an_end_of_its_range_is_told():
+    a = Range.read("a=1:100:log")
+    assert [a.at_edge(value) for value in (1, 1.05, 10, 99, 100)] == [True, True, False, True, True]
+    assert not Range.read("a=x,y").at_edge("x")
+
+
+def test_the_command_tells_best_verdict_and_how_to_use_it(tmp_path):
+    words = ["tune", "las", "--trace", TRACE, "--cluster", "no_network(1)", "--param", "quantum_s=60:3600:log"]
+    words += ["--trials", "3", "--seeds", "2", "--check", "7-9", "--metric", "mean_jct", "--folder", "t"]
+    run = [sys.executable, "-m", "labkit.cli", *words]
+    done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "3 trials, each on seeds 0 to 1; the best of them:" in done.stdout
+    assert "checked on other seeds (7 to 9), beside las as it is by itself" in done.stdout
+    assert "On the other seeds the best is " in done.stdout
+    again = subprocess.run([*run, "--json"], cwd=tmp_path, capture_output=True, text=True)
+    told = json.loads(again.stdout)
+    assert (len(told["trials"]), told["on_checked"]["n_pairs"]) == (3, 3)
+    assert told["name"] in done.stdout

@@ -1,0 +1,55 @@
+"""Figures for papers: in the width of a column, with type that can be read in print."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from labkit import plots
+from labkit.core.errors import InputError
+from labkit.plots.figures import KINDS, draw
+from labkit.plots.paper import drawn_width
+from labkit.plots.theme import as_svg
+
+from .runs import figures, record, records
+
+
+@pytest.mark.parametrize("columns", [1, 2])
+@pytest.mark.parametrize("name", ["jct_cdf", "jct_bars", "utilisation", "fairness", "overheads", "gantt"])
+def test_a_figure_is_as_wide_as_a_column_and_no_type_is_below_7_points(name, columns):
+    spec = plots.for_paper(figures()[name], columns=columns).to_dict()
+    wanted = {1: 3.35, 2: 7.0}[columns] * 72
+    assert wanted - 1.5 <= drawn_width(spec) <= wanted + 0.1
+    sizes = [float(size) for size in re.findall(r'font-size="([\d.]+)px"', as_svg(spec))]
+    assert sizes
+    assert min(sizes) >= 7.0
+
+
+@pytest.mark.parametrize("ending", ["pdf", "svg", "png"])
+def test_it_is_saved_in_the_format_of_its_name_with_its_size_in_print(ending, tmp_path):
+    path = plots.save_for_paper(figures()["jct_cdf"], tmp_path / "a" / f"f.{ending}")
+    told = path.read_bytes()
+    if ending == "pdf":
+        width = float(re.search(rb"/MediaBox ?\[0 0 ([\d.]+) ", told)[1])
+    elif ending == "svg":
+        width = float(re.search(rb'<svg[^>]* width="([\d.]+)pt"', told)[1])
+    else:
+        width = int.from_bytes(told[16:20], "big") / 300 * 72
+    assert width == pytest.approx(3.35 * 72, abs=1.5)
+
+
+def test_what_cannot_be_drawn_is_told(tmp_path):
+    with pytest.raises(InputError, match="columns is 3; expected 1"):
+        plots.for_paper(figures()["jct_cdf"], columns=3)
+    with pytest.raises(InputError, match="unknown kind of figure 'jtc'\\. Did you mean 'jct'"):
+        draw(records(), kind="jtc")
+    with pytest.raises(InputError, match="not the same schedulers on the same seeds"):
+        draw(records(), kind="seeds")
+    with pytest.raises(InputError, match="at least one run"):
+        draw([], kind="jct")
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "seeds"])
+def test_every_kind_is_drawn_of_runs(kind):
+    assert as_svg(draw([record("fifo"), record("drf")], kind=kind).to_dict())

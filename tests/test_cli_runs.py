@@ -1,0 +1,108 @@
+"""`labkit runs` and `labkit figure`: list, filter, compare, remove, and nothing outside the folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from labkit.core.errors import InputError
+from labkit.results.shelf import chosen, remove, shelved
+from labkit.results.store import RunWriter
+
+from .plots.runs import record
+
+
+def labkit(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "labkit.cli", *words], cwd=cwd, capture_output=True, text=True, stdin=subprocess.DEVNULL
+    )
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Three runs that are done, a folder that is none, and a damaged run."""
+    for scheduler, trace in (("fifo", "mine"), ("srtf", "mine"), ("srtf", "other")):
+        run = record(scheduler)
+        info = replace(run.info, run=scheduler, trace=trace)
+        with RunWriter.create(
+            tmp_path / "runs", info=info, jobs=run.jobs, cluster=run.cluster, numbered=True
+        ) as writer:
+            writer.append(run.events)
+    (tmp_path / "runs" / "notes").mkdir()
+    (tmp_path / "runs" / "bad").mkdir()
+    (tmp_path / "runs" / "bad" / "run.json").write_text("{")
+    return tmp_path / "runs"
+
+
+def test_runs_are_listed_filtered_and_damaged_ones_told(root):
+    told = labkit("runs", cwd=root.parent)
+    assert told.returncode == 0, told.stderr
+    assert "srtf-2" in told.stdout
+    assert "40 of 40" in told.stdout
+    assert "cannot be read" in told.stdout
+    rows = [
+        json.loads(line)
+        for line in labkit(
+            "runs", "list", "--scheduler", "srtf", "--trace", "mine", "--json", cwd=root.parent
+        ).stdout.splitlines()
+    ]
+    assert [(row["run"], row["n_done"], row["state"]) for row in rows] == [("srtf", 40, "done")]
+    assert rows[0]["mean_jct_s"] == pytest.approx(record("srtf").summary["mean_jct_s"])
+    assert "no such run in nowhere" in labkit("runs", "list", "--root", "nowhere", cwd=root.parent).stdout
+
+
+def test_several_runs_are_compared_in_a_report(root):
+    told = labkit("runs", "compare", "fifo", "srtf", "--out", "r.html", cwd=root.parent)
+    assert told.returncode == 0, told.stderr
+    assert "2 runs of mine" in (root.parent / "r.html").read_text()
+    told = labkit("runs", "compare", "--trace", "nothing", cwd=root.parent)
+    assert told.returncode == 2
+    assert "no such run in runs; 'labkit runs' lists what is there" in told.stderr
+
+
+def test_removing_asks_and_removes_only_what_was_named(root):
+    asked = labkit("runs", "remove", "srtf", "srtf-2", cwd=root.parent)
+    assert asked.returncode == 2
+    assert "would remove 2 runs" in asked.stderr
+    assert "say so with --yes" in asked.stderr
+    assert labkit("runs", "remove", "--yes", cwd=root.parent).returncode == 2, "not all of them by accident"
+    done = labkit("runs", "remove", "--scheduler", "srtf", "--yes", cwd=root.parent)
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in root.iterdir()) == ["bad", "fifo", "notes"]
+
+
+@pytest.mark.parametrize("name", ["../outside", "notes", ".", "", "link", "/etc"])
+def test_nothing_but_runs_in_the_folder_is_removed(root, name):
+    shutil.copytree(root / "fifo", root.parent / "outside")
+    os.symlink(root.parent / "outside", root / "link")
+    with pytest.raises(InputError):
+        remove(["fifo", name], root=root)
+    assert (root / "fifo" / "run.json").exists(), "all are looked at before the first one goes"
+    assert (root.parent / "outside" / "run.json").exists()
+
+
+def test_a_run_that_is_being_written_stays(root):
+    run = record("fifo")
+    info = replace(run.info, run="busy")
+    with (
+        RunWriter.create(root, info=info, jobs=run.jobs, cluster=run.cluster),
+        pytest.raises(InputError, match="run 'busy' is being written by process"),
+    ):
+        remove(["busy"], root=root)
+    assert [each.run for each in chosen(shelved(root), names=["busy"])] == ["busy"]
+
+
+def test_a_figure_for_a_paper_is_one_call(root):
+    told = labkit("figure", "fifo", "srtf", "--kind", "bars", "--out", "f.pdf", cwd=root.parent)
+    assert told.returncode == 0, told.stderr
+    assert (root.parent / "f.pdf").read_bytes().startswith(b"%PDF")
+    assert "for the caption: shorter is better" in told.stdout
+    told = labkit("figure", "fifo", "--out", "f.doc", cwd=root.parent)
+    assert (told.returncode, told.stderr) == (2, "labkit: f.doc ends in '.doc'; expected .pdf or .svg or .png.\n")

@@ -1,0 +1,119 @@
+"""`labkit compare --seeds`: paired differences, what they show, and runs that are kept when others fail."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from labkit.results import load
+from labkit.results.conclusion import conclusion, over_seeds
+from labkit.results.sweeps import comparison, sweep_differences
+
+from .plots.runs import record, records
+
+TRACE = "poisson(12, per_hour=60, median_s=600, mean_s=700)"
+PLAIN = (TRACE, "--cluster", "no_network(1)", "--workers", "0")
+BROKEN = "class Broken:\n    def schedule(self, snapshot):\n        raise RuntimeError('no idea')\n"
+
+
+def labkit(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "labkit.cli", *words], cwd=cwd, capture_output=True, text=True)
+
+
+def table(**by_scheduler: list[float]) -> pd.DataFrame:
+    """Return a sweep of one setting: a row per scheduler and seed."""
+    rows = [
+        {"trace": "t", "cluster": "c", "scheduler": name, "seed": seed, "error": "" if value == value else "X: no",
+         "run": "", "mean_jct_s": value, "bound_jct_s": np.nan, "cpu_s": 1.0, "wall_s": 1.0}
+        for name, values in by_scheduler.items()
+        for seed, value in enumerate(values)
+    ]  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def test_seeds_are_compared_in_pairs_with_a_conclusion_a_report_and_runs_that_stay(tmp_path):
+    words = ("--schedulers", "fifo,srtf", "--seeds", "3", "--runs", "kept", "--report", "r.html")
+    done = labkit("compare", *PLAIN, *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "3 of 3" in done.stdout
+    assert "On 3 seeds srtf has the lowest mean JCT" in done.stdout
+    assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == [
+        f"{name}-{seed}" for name in ("fifo", "srtf") for seed in range(3)
+    ]
+    assert load("srtf-2", root=tmp_path / "kept").info.seed == 2
+    page = (tmp_path / "r.html").read_text()
+    assert "On 3 seeds srtf has the lowest mean JCT" in page
+    assert "Difference to fifo on the same seeds" in page
+
+
+def test_a_scheduler_that_fails_leaves_the_others_results_and_the_exit_code_is_1(tmp_path):
+    (tmp_path / "mine.py").write_text(BROKEN)
+    words = ("--schedulers", "fifo,mine.py:Broken,srtf", "--seeds", "2", "--json", "--against", "srtf")
+    done = labkit("compare", *PLAIN, *words, cwd=tmp_path)
+    assert done.returncode == 1, done.stdout
+    told = {row["scheduler"]: row for row in map(json.loads, done.stdout.splitlines())}
+    assert told["fifo"]["n"] == 2
+    assert (told["mine.py:Broken"]["n"], told["mine.py:Broken"]["n_failed"]) == (0, 2)
+    assert told["fifo"]["n_pairs"] == 2
+    assert done.stderr.splitlines()[0] == ("labkit: failed: scheduler mine.py:Broken, seed 0: RuntimeError: no idea")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["DEMO", "--seeds", "3"], "the 3 seeds change nothing"),
+        ([TRACE, "--seeds", "none"], "--seeds is 'none'; expected how many (5), a range (5-9) or a list (1,4,9)."),
+        ([TRACE, "--seeds", "2", "--against", "srft"], "unknown scheduler to compare --against 'srft'. Did you mean"),
+        ([TRACE, "--against", "srtf"], "--against and --workers go with --seeds N."),
+    ],
+)
+def test_what_seeds_cannot_be_is_told_in_one_line(words, told, tmp_path):
+    demo = str(Path(__file__).parents[1] / "traces" / "demo.csv")
+    words = [demo if word == "DEMO" else word for word in words]
+    done = labkit("compare", *words, "--cluster", "demo", "--schedulers", "fifo,srtf", cwd=tmp_path)
+    assert done.returncode == 2
+    assert told in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_lower_on_counts_the_seeds_that_both_have():
+    found = sweep_differences(table(fifo=[10, 20, 30, 40], srtf=[9, 21, 28, np.nan]), base="fifo")
+    assert found[["n", "n_lower"]].to_numpy().tolist() == [[3, 2]]
+    both = comparison(table(fifo=[10, 20], srtf=[9, 18]), base="fifo")
+    assert both["n_lower"].fillna(-1).tolist() == [-1, 2]
+
+
+def test_a_difference_is_concluded_only_where_its_interval_leaves_out_zero():
+    clear = over_seeds(table(fifo=[100, 210, 290, 400], srtf=[80, 191, 268, 381]))
+    assert clear[0].startswith("On 4 seeds srtf has the lowest mean JCT: 230 s (95 %: ")
+    assert "fifo +8.7 %" in clear[1]
+    assert "higher on 4 of 4" in clear[1]
+    near = over_seeds(table(fifo=[100, 210, 290, 400], las=[90, 215, 280, 410]))
+    assert len(near) == 2
+    assert near[1].startswith("Not told apart from las by these seeds: fifo (+0.5 %, ")
+    assert "a single seed has no interval" in over_seeds(table(fifo=[100], las=[90]))[1]
+    failed = over_seeds(table(fifo=[100, 110], las=[90, np.nan]))
+    assert failed[-1] == "Not compared, for runs of it failed: las."
+    assert not any("las" in sentence for sentence in failed[:-1])
+
+
+def test_one_run_of_each_concludes_nothing_about_other_traces():
+    told = conclusion(records())
+    best = min(records(), key=lambda run: run.summary["mean_jct_s"])
+    assert told[0].startswith(f"On this trace {best.info.scheduler} has the shortest mean JCT")
+    assert "of 40 jobs are done sooner than with" in told[0]
+    assert told[1].startswith("It is one run of each: whether the difference would hold on other traces is not known")
+    assert conclusion([record("fifo")]) == [f"fifo: the mean JCT of 40 jobs is {_mean()}."]
+    assert conclusion([record("fifo", n=3, until_s=1.0)]) == ["Not compared, for not all of its jobs were done: fifo."]
+
+
+def _mean() -> str:
+    from labkit.core.text import human_s
+
+    return human_s(record("fifo").summary["mean_jct_s"])
