@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
@@ -18,15 +19,17 @@ from benchmarks import SHORT, Row
 from labkit.core.errors import unknown
 
 FOLDER = Path(__file__).parent
+ALONE: Final = frozenset({"dlrover_live"})
+"""Benchmarks that take minutes in which a job trains: only by name."""
 
 
 def modules(wanted: Sequence[str]) -> list[str]:
-    """Return the benchmark modules to run, all of them where none is named."""
+    """Return the benchmark modules to run; where none is named, all but those that run only by name."""
     known = sorted(found.name for found in pkgutil.iter_modules([str(FOLDER)]) if not found.name.startswith("_"))
     for name in wanted:
         if name not in known:
             raise unknown("benchmark", name, known)
-    return list(wanted) or known
+    return list(wanted) or [name for name in known if name not in ALONE]
 
 
 def measure(names: Sequence[str]) -> tuple[list[Row], list[str]]:
@@ -46,8 +49,13 @@ def measure(names: Sequence[str]) -> tuple[list[Row], list[str]]:
 
 
 def write(rows: Sequence[Row], path: Path, *, everything: bool = False) -> list[dict[str, object]]:
-    """Put rows into the file of results, whole or not at all; beside those of before, unless these are `everything`."""
-    kept = json.loads(path.read_text()) if path.exists() and not everything else []
+    """Put rows into the file of results, whole or not at all; beside those of before, unless these are `everything`.
+
+    Then only those of before are kept that run only by name.
+    """
+    kept = json.loads(path.read_text()) if path.exists() else []
+    if everything:
+        kept = [row for row in kept if str(row["command"]).rsplit(maxsplit=1)[-1] in ALONE]
     by_name = {str(row["name"]): row for row in kept} | {row.name: asdict(row) for row in rows}
     results = [by_name[name] for name in sorted(by_name)]
     temporary = path.with_suffix(".tmp")

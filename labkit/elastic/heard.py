@@ -63,6 +63,8 @@ class Heard:
             self.step_s[member].append(float(event["compute_s"]) + float(event["wait_s"]))
         elif event["event"] == "served":
             self.n_bytes[member] += float(event["bytes"])
+            if "update_s" in event:
+                self.compute_s[member].append(float(event["update_s"]))
         elif event["event"] == "used":
             self._note_used(member, event)
 

@@ -22,6 +22,7 @@ from labkit.core.errors import InputError, LabkitError
 from labkit.core.events import Cause
 from labkit.elastic import fault
 from labkit.elastic.blocks import BLOCKS, Layout, Param
+from labkit.elastic.busy import update_s
 from labkit.elastic.causes import NO_MEMORY, told
 from labkit.elastic.gpus import local_name
 from labkit.elastic.launch import end_orphans
@@ -571,11 +572,13 @@ class ServerMember(Member):
         self.close()
 
     def _tell_loads(self) -> None:
-        """Tell now and then how many bytes of gradients have come, if the job asks for it."""
-        before = 0
+        """Tell now and then how many bytes of gradients came and how long updates took, if the job asks."""
+        before, model_bytes = 0, 4 * self.spec.layout.n
         while not self.over.wait(self.spec.loads_every_s):
             taken = self.server.taken_bytes()
-            self.report("served", bytes=taken - before if taken >= before else taken)  # an era begins at 0
+            came = taken - before if taken >= before else taken  # an era begins at 0
+            took_s = update_s(self.server.busy.taken_s(), n_bytes=came, model_bytes=model_bytes)
+            self.report("served", bytes=came, **({} if took_s is None else {"update_s": took_s}))
             before = taken
 
     def _tell_each_load(self, order: Mapping[str, Any]) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 
 from labkit.elastic import fault
 from labkit.elastic.blocks import Vector
+from labkit.elastic.busy import Busy
 from labkit.elastic.careful import Keeping, Stamping
 from labkit.elastic.growing import Growing
 from labkit.elastic.lending import Crates, Shelf
@@ -111,6 +112,7 @@ class Server:
         self._lock = threading.Lock()
         self._workers: dict[Channel, int] = {}
         self._pace = Pace()
+        self.busy = Busy()
         self._crates = Crates()
         self._servers: dict[str, tuple[Channel, str]] = {}
         self._spare: dict[int, deque[Vector]] = defaultdict(lambda: deque(maxlen=SPARE))
@@ -576,6 +578,14 @@ class Arrivals(Handler):
             self._exhausted(error)
 
     def received(self, channel: Channel, message: Message) -> None:
+        """Take a message, and wait for the server's share of cores; gradients and that wait count as busy."""
+        if message.head.kind not in (Kind.PUSH, Kind.BESIDE):
+            self._receive(channel, message)
+            return
+        with self._server.busy.working():
+            self._receive(channel, message)
+
+    def _receive(self, channel: Channel, message: Message) -> None:
         """Take a message; without the memory for it a block may be half changed, and the server cannot go on."""
         try:
             self._take(channel, message)

@@ -25,13 +25,15 @@ from labkit.results.record import RunRecord
 if TYPE_CHECKING:
     from labkit.testbed.training import Training
 
-UNITS: Final = 40
-"""Into so many parts the brain cuts the cores that there are to share."""
+UNITS: Final = 20
+"""Into so many parts the brain cuts the cores that there are to share: processes cost too much for smaller ones."""
+WORTH_FREEING: Final = 0.25
+"""A plan as fast is worth a change if it frees this part of the cores: nobody else waits for them."""
 LEAST_UNIT: Final = 0.01
 """Cores: less cannot be held (1 ms of each 100 ms)."""
 GAP_S, LOOK_S, PATIENCE_S = 8.0, 2.0, 40.0
 """Between two changes of the job; between two looks at it; until it is given up to measure it."""
-MOST_WORKERS, MOST_SERVERS = 8, 4
+MOST_WORKERS, MOST_SERVERS = 8, 2
 PLACE: Final = "here"
 """Folder of the inventory and the agent, beside the runs."""
 
@@ -46,7 +48,7 @@ def brain_for(cores: float) -> str:
     return (
         f"dlrover(total_cores={cores:g}, most_cores={cores:g}, unit={unit:g}, gap_s={GAP_S:g}, "
         f"patience_s={PATIENCE_S:g}, quantum_s={LOOK_S:g}, measure_every_s={LOOK_S:g}, "
-        "watch_memory=False)"
+        f"frees={WORTH_FREEING:g}, few=True, watch_memory=False)"
     )
 
 

@@ -48,7 +48,7 @@ def train_auto(
     from labkit.elastic.limits import told as limits
 
     if not as_json:
-        print(f"limits here: {limits()}", file=sys.stderr)
+        print(f"limits here: {limits()}; --auto limits cores and no memory", file=sys.stderr)
     with Teller(steps, quiet=as_json) as teller:
         record = auto(
             model, steps=steps, folder=folder, cores=cores, training=training, telling=teller.begun, **options

@@ -319,7 +319,9 @@ def _optuna() -> Any:
     except ModuleNotFoundError as error:
         if error.name != "optuna":
             raise
-        raise InputError("searching options needs Optuna; install it with: pip install 'cluster-labkit[tune]'.") from None
+        raise InputError(
+            "searching options needs Optuna; install it with: pip install 'cluster-labkit[tune]'."
+        ) from None
     return optuna
 
 

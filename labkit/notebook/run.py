@@ -239,10 +239,13 @@ class LiveRun(traitlets.HasTraits):
         Raises
         ------
         InputError
-            If the run is simulated: nothing trains there.
+            If the run is simulated: nothing trains there; or if it is over: how it ended, and why.
         """
         if not isinstance(self._backend, OnMachines):
             raise InputError(f"run '{self.name}' is simulated; only jobs on machines have processes.")
+        if self._ended:
+            why = one_line(self.exception) if self.exception else "no process trains any more"
+            raise InputError(f"run '{self.name}' is over ({self._ended}): {why}.")
         return self._backend.members(job)
 
     # --- what happened

@@ -44,6 +44,8 @@ def event_of(line: str) -> dict[str, Any]:
     for name in WORDS.get(kind, ()):
         if not isinstance(said.get(name), str):
             raise _refused("events", f"'{kind}' has no {name}")
+    if kind == "served" and "update_s" in said:
+        _number(said["update_s"], "'served' has no number of seconds of an update")
     if kind == "loss" and not isinstance(said.get("loss"), int | float):
         raise _refused("events", "'loss' has no loss")
     if kind == "resized" and not _texts(said.get("unable")):

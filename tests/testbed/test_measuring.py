@@ -57,6 +57,7 @@ def test_the_slowest_worker_and_the_hottest_server_are_those_of_the_row_of_all_t
         started("worker-0", 1), started("worker-1", 2), started("ps-0", 3), started("ps-1", 4),
         stepped("worker-0", 0.1, 0.4), stepped("worker-0", 0.3, 0.2), stepped("worker-1", 0.4, 0.1),
         ("served", {"name": "ps-0", "bytes": 300}), ("served", {"name": "ps-1", "bytes": 100}),
+        ("served", {"name": "ps-1", "bytes": 0}),
     )  # fmt: skip
     rows = _rows(0, job.taken())
     found = {(Quantity(r["quantity"]), int(r["task"])): round(float(r["value"]), 9) for r in rows}
@@ -66,6 +67,17 @@ def test_the_slowest_worker_and_the_hottest_server_are_those_of_the_row_of_all_t
         (Quantity.LOAD, 0): 0.75, (Quantity.LOAD, 1): 0.25, (Quantity.LOAD, -1): 0.75,
     }  # fmt: skip
     assert not job.taken()
+
+
+def test_servers_tell_the_seconds_of_an_update_of_the_whole_model() -> None:
+    job = heard(
+        started("ps-0", 3), started("ps-1", 4), ("served", {"name": "ps-0", "bytes": 8, "update_s": 0.2}),
+        ("served", {"name": "ps-1", "bytes": 8, "update_s": 0.5}), ("served", {"name": "ps-1", "bytes": 0}),
+    )  # fmt: skip
+    rows = _rows(0, job.taken())
+    told = rows[rows["quantity"] == Quantity.COMPUTE_S]
+    assert dict(zip(told["task"].tolist(), told["value"].tolist(), strict=True)) == {0: 0.2, 1: 0.5, -1: 0.5}
+    assert set(told["role"].tolist()) == {Role.PS}
 
 
 def test_a_member_that_has_left_is_measured_no_more() -> None:
@@ -101,6 +113,7 @@ def test_a_task_that_was_lost_is_told_with_its_host_its_status_and_its_cause() -
         '{"event": "stepped", "name": "worker-0", "compute_s": "long", "wait_s": 0}',
         '{"event": "stepped", "name": 3, "compute_s": 1, "wait_s": 0}',
         '{"event": "served", "name": "ps-0"}',
+        '{"event": "served", "name": "ps-0", "bytes": 8, "update_s": NaN}',
         '{"event": "left", "name": "ps-0", "reason": null}',
         '{"event": "started", "name": "ps-0", "pid": 1}',
     ],

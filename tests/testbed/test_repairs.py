@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from labkit.core import Placement, Repair, Role, repairs_of
-from labkit.core.events import Kind
+from labkit.core import InputError, Placement, Repair, Role, repairs_of
+from labkit.core.events import Events, Kind
 from labkit.core.placement import Reason
 from labkit.core.snapshot import Snapshot
 from labkit.experiment.auto import auto
+from labkit.experiment.history import add
+from labkit.notebook import live_auto
+from labkit.schedulers.dlrover.history import Likeness
+from labkit.schedulers.dlrover.plan import Plan
 from labkit.testbed.training import Training
+from labkit.testing.plugs import Slowed
 
 QUICK = Training(samples=512, lease_s=2.0, save_every=50)
 
@@ -47,3 +53,55 @@ def test_a_server_is_replaced_and_blocks_are_balanced_while_every_sample_counts_
     assert len(again) >= 1
     assert rows["value"][rows["kind"] == Kind.COMPLETED].tolist() == [1500.0]
     assert not np.isin(rows["kind"], (Kind.FAILED, Kind.TASK_FAILED, Kind.DROPPED)).any()
+
+
+KEEPS_ITS_PLAN = (
+    "dlrover(total_cores=0.8, most_cores=0.8, unit=0.04, gap_s=6, quantum_s=2, measure_every_s=2, min_gain=9, frees=1, "
+    "back=9, n_more=0, watch_memory=False)"
+)
+TWO_SERVERS = Plan(3, 0.12, 2, 0.16)
+
+
+@pytest.mark.slow
+def test_a_server_at_a_quarter_of_its_cores_is_found_and_replaced_and_speed_comes_back(tmp_path: Path) -> None:
+    """Servers time their updates: that is found within 30 s, as far as a machine with other work lets it."""
+    training = Training(width=0.3, batch=256, samples=2048)
+    add(tmp_path / "plans.jsonl", Likeness("wide-deep", 256.0, "generated"), TWO_SERVERS)
+
+    async def story() -> None:
+        run = live_auto(
+            "wide_deep", steps=10**6, cores=0.8, folder=tmp_path, scheduler=KEEPS_ITS_PLAN, training=training,
+        )  # fmt: skip
+        run.start()
+        try:
+            await run.happened("progressed", n=20)
+            began_s = run.now_s
+            (victim,) = (member for member in run.members() if member["name"] == "ps-1")
+            with Slowed(victim["pid"], share=TWO_SERVERS.ps_cores / 4):
+                await asyncio.wait_for(run.happened("repaired"), timeout=60)
+            mended_s = run.now_s
+            await run.until(mended_s + 12)
+            rows = run.record.events
+            reason = run.record.decisions.iloc[-1]["reason"]
+            before, slow, after = (
+                _speed(rows, *window)
+                for window in ((began_s - 8, began_s), (began_s + 2, mended_s), (mended_s + 4, mended_s + 12))
+            )
+            print(f"found after {mended_s - began_s:.0f} s: {reason}; {before:.1f}, {slow:.1f}, {after:.1f} steps/s")
+            assert mended_s - began_s < 30
+            assert reason.startswith("ps-1 updates at 0.")
+            assert slow < 0.7 * before
+            assert after > 0.8 * before
+        finally:
+            run.stop()
+            await run
+        with pytest.raises(InputError, match=r"is over \(stopped\): no process trains any more"):
+            run.members()
+
+    asyncio.run(story())
+
+
+def _speed(rows: Events, since_s: float, until_s: float) -> float:
+    told = rows[rows["kind"] == Kind.PROGRESSED]
+    steps = np.interp([since_s, until_s], told["time_s"], told["value"])
+    return float(steps[1] - steps[0]) / (until_s - since_s)

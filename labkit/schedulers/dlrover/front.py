@@ -22,13 +22,17 @@ from labkit.speed.bottleneck import SOFTNESS
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the plans of a job may have: cores in all, tasks, and cores of one task; `unit` cores count as one."""
+    """What the plans of a job may have: cores in all, tasks, and cores of one task; `unit` cores count as one.
+
+    `few`: of plans that are as fast with as many cores, the one with the fewest tasks.
+    """
 
     total_cores: float
     max_workers: int
     max_ps: int
     most_cores: float
     unit: float = 1.0
+    few: bool = False
 
 
 class Tables(NamedTuple):
@@ -114,6 +118,7 @@ def _tables(limits: Limits) -> Tables:
     tables = []
     for ladder, number in ((WORKER_CORES, limits.max_workers), (PS_CORES, limits.max_ps)):
         found = pairs([units for units in ladder if units <= most], number, within)
+        found = found[np.argsort(found[:, 0], kind="stable")] if limits.few else found  # the first of equals is taken
         tables.append(np.ascontiguousarray(np.column_stack([found, found.prod(axis=1)]).astype(np.int32)))
     named = [[(n, round(units * limits.unit, 9)) for n, units, _ in table.tolist()] for table in tables]
     return Tables((tables[0], tables[1]), (named[0], named[1]), within)

@@ -40,6 +40,10 @@ class Rules:
         Speed that an added worker must bring, as a part of what each has brought so far.
     min_gain : float
         A speed-up by less than this part is not worth a change.
+    frees : float
+        A plan as fast that frees less than this part of the cores is not worth a change.
+    back : float
+        A plan that turned out slower than an earlier one by more than this part is taken back; inf: none is.
     pays : float
         Times the seconds of a change that it must save.
     balance : bool
@@ -67,6 +71,8 @@ class Rules:
     n_additions: int = 3
     efficiency: float = 0.3
     min_gain: float = 0.05
+    frees: float = 0.05
+    back: float = 0.1
     pays: float = 2.0
     balance: bool = True
     beyond: bool = True

@@ -24,7 +24,7 @@ from labkit.schedulers.dlrover.history import History
 from labkit.schedulers.dlrover.mend import Mender
 from labkit.schedulers.dlrover.plan import in_units
 from labkit.schedulers.dlrover.rules import USUAL, Rules
-from labkit.schedulers.dlrover.share import FEWER, TAKEN_BACK, Beliefs, Known, Wish, limits_of, wishes
+from labkit.schedulers.dlrover.share import FEWER, TAKEN_BACK, Beliefs, Known, Wish, back_to, limits_of, wishes
 from labkit.schedulers.dlrover.sight import Sight
 from labkit.schedulers.dlrover.stages import JobState, Stage, look, may_change
 from labkit.schedulers.dlrover.start import COLD_CORES, cut, give_as_asked, likeness, start
@@ -68,6 +68,8 @@ class Dlrover:
         Most cores of one task: C_max.
     unit : float
         Cores that count as one: plans are in such units, 0.1 for a machine with few cores.
+    few : bool
+        Of plans that are foretold to be as fast, take the one with the fewest tasks: where processes share a machine.
     root : float
         What a job gains is its speed, as a part of that of its best plan, to the power of this: at 1 equal jobs get all
         or nothing, below they share.
@@ -90,6 +92,7 @@ class Dlrover:
     total_cores: float = 200.0
     most_cores: float = 32.0
     unit: float = 1.0
+    few: bool = False
     root: float = 0.5
     quantum_s: float = 60.0
     measure_every_s: float = 30.0
@@ -216,6 +219,8 @@ class Dlrover:
         plans = {}
         for job, known in zip(final, self._known(turn, final), strict=True):
             best = known.front.plan(known.front.entry(len(known.front) - 1))
+            back = back_to(turn.states[job], float(known.front.speed[-1]), self.rules)
+            best = best if back is None else back.plan
             plans[likeness(turn.snapshot, job)] = turn.with_memory(job, best)
         return history.noted(plans) if plans else history
 
@@ -225,8 +230,9 @@ class Dlrover:
         def limits(new: list[int]) -> list[Limits]:
             table, most = turn.snapshot.table, self._largest(turn.snapshot)
             return limits_of(
-                table.max_workers[new], table.max_ps[new], total_cores=self.total_cores, most_cores=most, unit=self.unit
-            )
+                table.max_workers[new], table.max_ps[new], total_cores=self.total_cores, most_cores=most,
+                unit=self.unit, few=self.few,
+            )  # fmt: skip
 
         return self._beliefs.of(turn.states, jobs, limits)
 

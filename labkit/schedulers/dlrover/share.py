@@ -19,6 +19,7 @@ from labkit.schedulers.dlrover.stages import JobState
 from labkit.speed.bottleneck import SOFTNESS, Work
 
 FEWER: Final = "as fast with fewer cores"
+BACK: Final = "back to the plan of then"
 TAKEN_BACK: Final = "others need the cores beyond its quota"
 
 
@@ -134,7 +135,15 @@ def wishes(
     special = np.array([bool(state.plan.extra or state.plan.beyond) for state in states])
     faster, fewer = _worth(now, foretold, cores, held, left, special, rules=rules, pause_s=pause_s, wait=wait)
     told = []
-    for i in np.flatnonzero(faster | fewer).tolist():
+    spare = budget - held.sum()
+    backs = {i: back for i, state in enumerate(states) if (back := back_to(state, float(foretold[i]), rules))}
+    for i in sorted({*np.flatnonzero(faster | fewer).tolist(), *backs}):
+        if (back := backs.get(i)) is not None:
+            last, more = states[i].samples[-1], back.plan.cores - float(held[i])
+            saved_s = left[i] / last.speed - left[i] / back.speed
+            if more <= spare + 1e-9 and saved_s >= rules.pays * pause_s:
+                told.append(Wish(jobs[i], back.plan, _slower(last, back), more))
+            continue
         why = _why(states[i].samples[-1], float(foretold[i]), float(now[i]))
         if fewer[i]:
             why += f": {FEWER if foretold[i] >= (1 - rules.min_gain) * now[i] else 'others gain more by its cores'}"
@@ -152,6 +161,20 @@ def _frugal(speed: Floats, first: Ints, at: Ints) -> Ints:
     return told
 
 
+def back_to(state: JobState, foretold: float, rules: Rules) -> Sample | None:
+    """Return the sample of an earlier plan that a job goes back to; None: it goes on.
+
+    It was faster than the newest one by `back`, and the best of all plans is foretold to be hardly better (`foretold`,
+    in steps/s). Measurements count here, and not what is believed of plans: that has led to the slower one.
+    """
+    if len(state.samples) < 2:
+        return None
+    last, best = state.samples[-1], max(state.samples, key=lambda sample: sample.speed)
+    slower = last.plan != best.plan and best.speed > (1 + rules.back) * last.speed
+    known = state.plan in (last.plan, best.plan)
+    return best if slower and known and foretold < (1 + rules.min_gain) * best.speed else None
+
+
 def _worth(
     now: Floats, foretold: Floats, cores: Floats, held: Floats, left: Floats, special: Bools, *, rules: Rules,
     pause_s: float, wait: bool,
@@ -165,8 +188,12 @@ def _worth(
     left_s = left / np.maximum(now, 1e-12)
     faster = foretold >= (1 + rules.min_gain) * now
     pays = left_s - left / np.maximum(foretold, 1e-12) >= rules.pays * pause_s
-    frees = (cores <= (1 - rules.min_gain) * held) & (wait | (~special & (rules.min_gain * left_s >= pause_s)))
+    frees = (cores <= (1 - rules.frees) * held) & (wait | (~special & (rules.min_gain * left_s >= pause_s)))
     return faster & pays, ~faster & frees
+
+
+def _slower(last: Sample, back: Sample) -> str:
+    return f"{last.speed:.3g} steps/s, {back.speed:.3g} were measured before: {BACK}"
 
 
 def _why(sample: Sample, foretold: float, now: float) -> str:
@@ -176,8 +203,10 @@ def _why(sample: Sample, foretold: float, now: float) -> str:
     )
 
 
-def limits_of(max_workers: Ints, max_ps: Ints, *, total_cores: float, most_cores: float, unit: float) -> list[Limits]:
+def limits_of(
+    max_workers: Ints, max_ps: Ints, *, total_cores: float, most_cores: float, unit: float, few: bool = False
+) -> list[Limits]:
     """Return the limits of jobs that differ in the tasks that are useful to them."""
     pairs = list(zip(max_workers.tolist(), max_ps.tolist(), strict=True))
-    limits = {pair: Limits(total_cores, *pair, most_cores, unit) for pair in set(pairs)}
+    limits = {pair: Limits(total_cores, *pair, most_cores, unit, few) for pair in set(pairs)}
     return [limits[pair] for pair in pairs]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,10 @@ from labkit.schedulers.dlrover.fit import Sample, fitted_sum, measured_work
 from labkit.schedulers.dlrover.front import Limits, fronts
 from labkit.schedulers.dlrover.history import History, Likeness
 from labkit.schedulers.dlrover.plan import Plan, closed_form, frontier, grid, search
+from labkit.schedulers.dlrover.rules import USUAL
+from labkit.schedulers.dlrover.share import back_to
+from labkit.schedulers.dlrover.sight import _middle
+from labkit.schedulers.dlrover.stages import JobState, Stage
 from labkit.speed.bottleneck import WORK, Work
 from labkit.speed.cpu import CpuModel
 from tests.schedulers.dlrover.truths import Additive, Truth, observed, speed
@@ -161,3 +166,30 @@ def test_history_prefers_the_same_dataset_to_the_same_model():
     assert history.start(mine) == (Plan(24, 3, 8, 16), "the last plan of the same model, batch and dataset")
     assert history.start(Likeness("wide-deep", 64, "new")) == (Plan(8, 2, 2, 16), "the last plan of the same model")
     assert history.start(Likeness("xdeepfm", 512, "mine")) is None
+
+
+def test_a_plan_that_turned_out_slower_is_taken_back_unless_something_faster_is_foretold() -> None:
+    good, bad = Plan(8, 2, 4, 4), Plan(7, 2, 1, 16)
+    samples = (Sample(good, 22.3, 9, 8), Sample(bad, 17.7, 7, 5))
+    state = JobState(Stage.FINAL, bad, 100.0, samples=samples)
+    back = back_to(state, 22.4, USUAL)
+    assert back is not None
+    assert back.plan == good
+    assert back_to(state, 24.0, USUAL) is None  # another plan is worth a try
+    assert back_to(replace(state, samples=samples[:1]), 10.0, USUAL) is None
+    assert back_to(replace(state, samples=(samples[0], replace(samples[1], speed=21.0))), 22.0, USUAL) is None  # noise
+    assert back_to(replace(state, plan=Plan(9, 2, 1, 16)), 22.0, USUAL) is None  # nobody has measured what it holds
+
+
+def test_of_plans_that_are_as_fast_the_one_with_the_fewest_tasks_can_be_had() -> None:
+    work = np.array([[0.0119, 0.0095, 0.001, 1.0]])
+    many, few = (fronts(work, [Limits(0.6, 8, 4, 0.6, 0.03, few)])[0] for few in (False, True))
+    np.testing.assert_allclose(many.speed, few.speed)
+    assert (few.n_workers + few.n_ps <= many.n_workers + many.n_ps).all()
+    assert few.n_ps[-1] == 1
+
+
+def test_of_two_tasks_the_faster_one_is_the_usual_one() -> None:
+    assert _middle([4.0, 1.0]) == 1.0
+    assert _middle([4.0, 1.0, 2.0]) == 2.0
+    assert np.isnan(_middle([float("nan")]))
