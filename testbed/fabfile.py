@@ -149,7 +149,7 @@ def run(
 ) -> bool:
     """Train the jobs of a trace, under a scheduler."""
     from labkit.experiment.command import tell
-    from labkit.experiment.deploy import deploy
+    from labkit.experiment.deployed import deploy
 
     record = deploy(trace, inventory=inventory_of(c, inventory), scheduler=scheduler, folder=folder, progress=True)
     tell(record, folder=Path(folder), as_json=False)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from labkit.experiment.cadence import Cadence, at_events, every_slot
-    from labkit.experiment.deploy import attach, deploy
+    from labkit.experiment.deployed import attach, deploy
     from labkit.experiment.gap import Fidelity, fidelity, foretell
     from labkit.experiment.grid import Grid
     from labkit.experiment.run import Experiment, compare, replay, simulate
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "Cadence": "cadence", "Experiment": "run", "Fidelity": "gap", "Grid": "grid", "Session": "session",
-    "at_events": "cadence", "attach": "deploy", "compare": "run", "deploy": "deploy", "every_slot": "cadence",
+    "at_events": "cadence", "attach": "deployed", "compare": "run", "deploy": "deployed", "every_slot": "cadence",
     "fidelity": "gap", "foretell": "gap", "replay": "run", "simulate": "run", "speed_model": "speeds",
     "sweep": "sweeping",
 }  # fmt: skip

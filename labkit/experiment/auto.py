@@ -16,7 +16,7 @@ from labkit.core.errors import InputError
 from labkit.core.jobs import Jobs
 from labkit.core.protocols import Scheduler
 from labkit.core.resources import amounts
-from labkit.experiment.deploy import Telling, run_opened
+from labkit.experiment.deployed import Telling, run_opened
 from labkit.experiment.history import FILE
 from labkit.experiment.opener import LEASE_S, Opener
 from labkit.experiment.session import Observer

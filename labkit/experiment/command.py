@@ -74,7 +74,7 @@ def run(
     """Train the jobs of a trace on a testbed, under a scheduler; exit code 1 where a job was given up."""
     import numpy as np
 
-    from labkit.experiment.deploy import deploy
+    from labkit.experiment.deployed import deploy
     from labkit.experiment.opener import LEASE_S
     from labkit.testbed.training import Training
     from labkit.workloads import read
@@ -103,7 +103,7 @@ def attach(
     as_json: AsJson = False,
 ) -> None:
     """Go on with a run on a testbed that was cut off, stopped, or failed; with what its jobs have, or had saved."""
-    from labkit.experiment.deploy import attach as go_on
+    from labkit.experiment.deployed import attach as go_on
 
     record = go_on(
         run, root=folder, progress=not as_json, throughputs=throughputs, interference=interference, lease_s=lease,

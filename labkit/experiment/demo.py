@@ -79,7 +79,7 @@ def train(*, say: Callable[[str], None], progress: bool = False) -> Twins:
     LabkitError, ImportError, OSError
         If there cannot be such a testbed here, or nothing could be trained on it.
     """
-    from labkit.experiment.deploy import deploy
+    from labkit.experiment.deployed import deploy
     from labkit.experiment.gap import foretell
     from labkit.testbed.backend import NOTES
     from labkit.testbed.bed import Bed

@@ -13,7 +13,7 @@ from labkit.core import Jobs
 from labkit.core.events import Kind
 from labkit.core.resources import amounts
 from labkit.doctor import which
-from labkit.experiment.deploy import deploy
+from labkit.experiment.deployed import deploy
 from labkit.learning.marl.settings import Setting
 from labkit.learning.marl.trainer import Recipe, Trainer
 from labkit.speed.interference.levels import level
