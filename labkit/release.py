@@ -34,9 +34,11 @@ def version() -> str:
 
 def installed() -> metadata.PackageMetadata | None:
     """Return the metadata of the labkit that is installed; None where its files were only copied."""
+    found = []
     for name in (DISTRIBUTION, ON_HOSTS):
         try:
-            return metadata.metadata(name)
+            found.append(metadata.distribution(name))
         except metadata.PackageNotFoundError:
             continue
-    return None
+    own = [one for one in found if Path(str(one.locate_file("labkit/release.py"))) == Path(__file__)]
+    return next((one.metadata for one in (*own, *found)), None)  # an editable one has its files elsewhere

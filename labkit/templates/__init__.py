@@ -50,7 +50,10 @@ def new_scheduler(name: str, *, folder: str | Path = ".") -> list[Path]:
     if importlib.util.find_spec(name) is not None:
         raise InputError(f"'{name}' is the name of an installed module, which would be hidden; take another name.")
     words = {"name": name, "Name": "".join(part[:1].upper() + part[1:] for part in name.split("_"))}
-    texts = [_filled(each, words) for each in ("scheduler.py.txt", "test_scheduler.py.txt", "scheduler.ipynb.txt")]
+    texts = [
+        _filled(each, words)
+        for each in ("scheduler.py.template", "test_scheduler.py.template", "scheduler.ipynb.template")
+    ]
     texts[-1] = notebook(texts[-1])
     make_writable(folder)
     for target, text in zip(targets, texts, strict=True):

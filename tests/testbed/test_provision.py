@@ -166,11 +166,11 @@ def test_two_deploys_at_once_both_succeed(bed, folder):
 
 @pytest.fixture
 def small_disk(folder: Path) -> Iterator[Path]:
-    """A disk of 6 MB."""
+    """A disk of 9 MB, on which labkit fits once."""
     disk = folder / "disk"
     disk.mkdir()
     done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=6m", "none", str(disk)], capture_output=True, check=False
+        ["mount", "-t", "tmpfs", "-o", "size=9m", "none", str(disk)], capture_output=True, check=False
     )
     if done.returncode:
         pytest.skip("a disk of our own needs root")
