@@ -121,10 +121,10 @@ def grid(
 
     Examples
     --------
-    >>> len(grid(200)), grid(12, max_workers=1).plan(0)
-    (29855, Plan(n_workers=1, worker_cores=1.0, n_ps=1, ps_cores=4.0))
-    >>> grid(2.0, most_cores=1.0, unit=0.1).plan(-1)
-    Plan(n_workers=2, worker_cores=0.8, n_ps=1, ps_cores=0.4)
+    >>> len(grid(200)), str(grid(12, max_workers=1).plan(0))
+    (29855, '1 workers x 1 cores, 1 PSs x 4')
+    >>> str(grid(2.0, most_cores=1.0, unit=0.1).plan(-1))
+    '2 workers x 0.8 cores, 1 PSs x 0.4'
     """
     within, most = in_units(budget, unit), in_units(most_cores, unit)
     workers = pairs([c for c in worker_cores if c <= most], max_workers, within)
