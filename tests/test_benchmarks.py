@@ -17,7 +17,7 @@ from benchmarks.__main__ import FOLDER, modules, write
 from benchmarks._claims_table import TABLES as TABLES_OF_CLAIMS
 from benchmarks._claims_table import by_seed, lines, on_smooth_speeds
 
-TABLES = {"agnostic", "baselines", "claims", "marl_claims"}
+TABLES = {"agnostic", "baselines", "claims", "dlrover_claims", "marl_claims"}
 """They make lines of a table, and no rows."""
 
 
