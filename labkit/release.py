@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import tomllib
-from importlib import metadata
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from importlib.metadata import PackageMetadata
 
 DISTRIBUTION: Final = "cluster-labkit"
 """What to give pip; the package that is imported is `labkit`."""
@@ -23,6 +24,8 @@ def version() -> str:
     >>> version().count(".")
     2
     """
+    import tomllib  # here, as most of those that import this module want a constant
+
     project = Path(__file__).parents[1] / "pyproject.toml"
     if project.is_file():
         said = tomllib.loads(project.read_text("utf-8")).get("project", {})
@@ -32,8 +35,10 @@ def version() -> str:
     return found["Version"] if found is not None else "of unknown version"
 
 
-def installed() -> metadata.PackageMetadata | None:
+def installed() -> PackageMetadata | None:
     """Return the metadata of the labkit that is installed; None where its files were only copied."""
+    from importlib import metadata
+
     found = []
     for name in (DISTRIBUTION, ON_HOSTS):
         try:
