@@ -65,25 +65,31 @@ def oom_kills(cgroups: str | None = None, *, root: Path = Path("/sys/fs/cgroup")
     root, proc : Path
         Where cgroups and processes are shown.
     """
-    said = _text(proc / "self" / "cgroup") if cgroups is None else cgroups
+    said = text_of(proc / "self" / "cgroup") if cgroups is None else cgroups
     for line in said.splitlines():
         _, kinds, path = line.split(":", 2)
         file = root / "memory" / path.lstrip("/") / "memory.oom_control"
         if not kinds:
             file = root / path.lstrip("/") / "memory.events"
-        if (not kinds or kinds == "memory") and (n := _counted(_text(file), "oom_kill")) is not None:
+        if (not kinds or kinds == "memory") and (n := counted(text_of(file), "oom_kill")) is not None:
             return n
-    return _counted(_text(proc / "vmstat"), "oom_kill") or 0
+    return counted(text_of(proc / "vmstat"), "oom_kill") or 0
 
 
-def _text(path: Path) -> str:
+def text_of(path: Path) -> str:
+    """Return what a file of the kernel says; nothing where it cannot be read."""
     try:
         return path.read_text()
     except OSError:
         return ""
 
 
-def _counted(text: str, name: str) -> int | None:
+def counted(text: str, name: str) -> int | None:
+    """Return a number from a file of lines that each have a name and a number; None where that name is not there.
+
+    >>> counted("oom_kill 2", "oom_kill")
+    2
+    """
     for line in text.splitlines():
         if line.startswith(f"{name} "):
             return int(line.split()[1])

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from labkit.elastic.causes import counted, text_of
 from labkit.elastic.usage import GB
 
 PERIOD_US: Final = 100_000
@@ -93,11 +94,7 @@ class Trees:
         if self.memory is None:
             return 0
         file = self.memory / name_of(pid) / ("memory.events" if self.version == 2 else "memory.oom_control")
-        with contextlib.suppress(OSError):
-            for line in file.read_text().splitlines():
-                if line.startswith("oom_kill "):
-                    return int(line.split()[1])
-        return 0
+        return counted(text_of(file), "oom_kill") or 0
 
     def remove(self, pid: int) -> None:
         """Remove the groups of a process that has ended."""

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from labkit.core.errors import InputError, LabkitError
 from labkit.core.files import refuse_closed
 from labkit.testbed.agent.bridge import search_path
+from labkit.testbed.agent.local import end
 from labkit.testbed.answers import Answer, Answers
 from labkit.testbed.fleet import Command, Fleet
 from labkit.testbed.inventory import Inventory, Machine
@@ -193,15 +194,5 @@ class Here(io.RawIOBase):
         """End the stream; the program sees the end of its input."""
         if self.closed:
             return
-        assert self._program.stdin is not None
-        with suppress(OSError):
-            self._program.stdin.close()
-        try:
-            self._program.wait(2.0)
-        except subprocess.TimeoutExpired:
-            self._program.kill()
-            self._program.wait()
-        assert self._program.stdout is not None
-        with self._reading:  # whoever reads has come to the end by now
-            self._program.stdout.close()
+        end(self._program, reading=self._reading)
         super().close()

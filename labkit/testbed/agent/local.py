@@ -42,17 +42,25 @@ class Piped:
 
     def close(self) -> None:
         """End the process; what it talked to goes on."""
-        assert self.process.stdin is not None
-        with contextlib.suppress(OSError):
-            self.process.stdin.close()
-        try:
-            self.process.wait(2.0)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        assert self.process.stdout is not None
-        with self._reading:  # whoever reads has come to the end by now
-            self.process.stdout.close()
+        end(self.process, reading=self._reading)
+
+
+def end(program: subprocess.Popen[bytes], *, reading: threading.Lock) -> None:
+    """End a program that is talked to through pipes: it sees the end of its input, and is killed two seconds later.
+
+    `reading` is held while its output is read.
+    """
+    assert program.stdin is not None
+    with contextlib.suppress(OSError):
+        program.stdin.close()
+    try:
+        program.wait(2.0)
+    except subprocess.TimeoutExpired:
+        program.kill()
+        program.wait()
+    assert program.stdout is not None
+    with reading:  # a reader has come to the end by now
+        program.stdout.close()
 
 
 class LocalBridge(Piped):

@@ -37,11 +37,8 @@ def moments_s(table: Table, column: str, *, unit_s: float = 1.0) -> Floats:
     unit_s : float
         Seconds in the unit of numbers: 0.001 where they are milliseconds.
     """
-    raw = table.frame[column]
-    seconds = read_moments_s(raw, unit_s=unit_s)
-    wrong = np.isnan(seconds) & ~unknown(raw)
-    table.fault(wrong, column, expected="a time like 2024-03-01T12:00:00, or seconds since 1970")
-    return seconds
+    expected = "a time like 2024-03-01T12:00:00, or seconds since 1970"
+    return _noted(table, column, read_moments_s(table.frame[column], unit_s=unit_s), expected=expected)
 
 
 def read_moments_s(raw: pd.Series, *, unit_s: float = 1.0) -> Floats:
@@ -64,11 +61,8 @@ def spans_s(table: Table, column: str, *, unit_s: float = 1.0) -> Floats:
 
     Cells hold [days-][hours:]minutes:seconds, or a number of units of `unit_s` seconds.
     """
-    raw = table.frame[column]
-    seconds = read_spans_s(raw, unit_s=unit_s)
-    wrong = np.isnan(seconds) & ~unknown(raw)
-    table.fault(wrong, column, expected="a span of time >= 0 like 1-02:30:00 or 02:30:00, or a number")
-    return seconds
+    expected = "a span of time >= 0 like 1-02:30:00 or 02:30:00, or a number"
+    return _noted(table, column, read_spans_s(table.frame[column], unit_s=unit_s), expected=expected)
 
 
 def read_spans_s(raw: pd.Series, *, unit_s: float = 1.0) -> Floats:
@@ -80,6 +74,12 @@ def read_spans_s(raw: pd.Series, *, unit_s: float = 1.0) -> Floats:
         days, hours = parts[0].fillna(0.0), parts[1].fillna(0.0)
         seconds[written] = (days * 86_400 + hours * 3600 + parts[2] * 60 + parts[3]).to_numpy(np.float64)
     seconds[~((seconds >= 0) & (seconds <= LONGEST_S))] = np.nan
+    return seconds
+
+
+def _noted(table: Table, column: str, seconds: Floats, *, expected: str) -> Floats:
+    """Return seconds of a column; a cell that says something, and could not be read, is noted as a fault."""
+    table.fault(np.isnan(seconds) & ~unknown(table.frame[column]), column, expected=expected)
     return seconds
 
 
