@@ -37,7 +37,7 @@ OPTIONAL: dict[str, Callable[[float], str]] = {
     "n_forwarded": "{:,.0f}".format,
     "times_bound": "{:.3g}".format,
 }
-"""Columns that are left out where no run has a number for them (or nobody forwards, or all jobs are done), and how they
+"""Columns that are left out where no run has a number for them (or no job is forwarded, or all are done), and how they
 are written."""
 
 

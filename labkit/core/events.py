@@ -243,7 +243,7 @@ def asides(placement: Placement, happened: Events, *, time_s: float) -> list[Eve
 
 
 LARGE: Final = 4096
-"""Batches with as many events are kept as they are until somebody looks at the log: it need not grow for each."""
+"""Batches with as many events are kept as they are until the log is read: it need not grow for each."""
 
 
 class EventLog:

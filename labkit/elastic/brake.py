@@ -53,7 +53,7 @@ class Brake:
             self._changed.notify_all()
 
     def owed_s(self) -> float:
-        """Return how long nobody may work, so that the share is kept."""
+        """Return the seconds in which no thread may work, so that the share is kept."""
         with self._changed:
             return self._owed_s()
 

@@ -273,7 +273,7 @@ class Control:
     def run(self) -> None:
         """Run the job to its end; where this process fails, another one goes on with the members, who train on.
 
-        Its exit code says so, and controller.log why. Before the job has begun, nobody is left behind.
+        Its exit code says so, and controller.log why. Before the job has begun, no member is left behind.
         """
         try:
             self._run()

@@ -343,7 +343,7 @@ class Controller(Hosts):
         self._out.append(Load(self.era, dict(self.owner)))
 
     def _first_owners(self, servers: Sequence[str]) -> dict[int, str]:
-        """Return who is to have which block: by measured load once there is one, by whole parameters, or by bytes."""
+        """Return the server of each block: by measured load once there is one, by whole parameters, or by bytes."""
         if self.load is None and self.terms.tensors:
             return dict(enumerate(servers[s] for s in by_tensor(self.terms.sizes, self.terms.tensors, len(servers))))
         return self._reassign({}, self.terms.sizes, servers, load=self.load)

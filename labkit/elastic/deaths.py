@@ -10,7 +10,7 @@ from labkit.core.errors import InputError
 
 RESTARTS: Final = 10
 SHORTAGES: Final = 10
-"""Times that memory may run out, within the same time and without a step forward, while nobody raises its limit."""
+"""Times that memory may run out, within the same time and without a step forward, while its limit stays as it is."""
 WITHIN_S: Final = 600.0
 
 

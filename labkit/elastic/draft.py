@@ -44,7 +44,7 @@ class Saved(Protocol):
 
 
 class CheckpointFolder(Protocol):
-    """Where checkpoints are kept, as whoever writes one needs it; see `labkit.elastic.checkpoint.Checkpoints`."""
+    """Where checkpoints are kept, as a `Draft` needs it; see `labkit.elastic.checkpoint.Checkpoints`."""
 
     folder: Path
     disk: Disk
@@ -58,7 +58,7 @@ class CheckpointFolder(Protocol):
         """Return the checkpoint of a step; BadCheckpointError if it is not as it was written."""
 
     def set_aside(self, step: int) -> None:
-        """Let nobody find the checkpoint of a step."""
+        """Rename the checkpoint of a step, so that it is found no more."""
 
     def prune(self) -> None:
         """Remove what is older than those that are kept."""
