@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks import size
-from labkit.elastic.blocks import layout
-from labkit.elastic.lending import Lender, Shelf
+from labkit.elastic.protocol.blocks import layout
 from labkit.elastic.transport import MIB, Access, Address, Channel, Listener, connect
+from labkit.elastic.transport.shared_arrays import Lender, Shelf
 
 N = size(100, short=1) * MIB // 4
 """Parameters."""
@@ -40,8 +40,8 @@ def heard() -> Iterator[Any]:
 
 def serve(name: str, scheme: str, folder: str) -> None:
     """Be a parameter server."""
-    from labkit.elastic.optimizers import optimizer
-    from labkit.elastic.server import Arrivals, Server
+    from labkit.elastic.server.optimizers import optimizer
+    from labkit.elastic.server.server import Arrivals, Server
 
     made = optimizer("sgd", lr=LR)
     made.init(1)
@@ -86,7 +86,7 @@ class Gate:
 
 def work(name: str, scheme: str, _: str) -> None:
     """Be a worker whose gradients are there already; it does as many steps as the parent says."""
-    from labkit.elastic.worker import FromServers
+    from labkit.elastic.worker.synchronous import FromServers
 
     gate, channels = Gate(), dict[str, Channel]()
     worker = _worker(scheme, gate, channels)
@@ -106,8 +106,8 @@ def work(name: str, scheme: str, _: str) -> None:
 def _worker(scheme: str, gate: Gate, channels: dict[str, Channel]) -> Any:
     import torch
 
-    from labkit.elastic.flat import Flat
-    from labkit.elastic.worker import Worker
+    from labkit.elastic.worker.flat import Flat
+    from labkit.elastic.worker.synchronous import Worker
 
     class Ready(Flat):
         """Computes nothing; a gradient is written the first time only."""

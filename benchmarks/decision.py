@@ -15,11 +15,11 @@ from benchmarks import Row, size
 from labkit.core import Jobs, Placement
 from labkit.core.events import Kind
 from labkit.core.resources import amounts
-from labkit.testbed.backend import SshBackend
-from labkit.testbed.bed import Bed
-from labkit.testbed.bed.processes import processes
-from labkit.testbed.bed.server import sshd_program
-from labkit.testbed.training import Training
+from labkit.testbed.laptop import Bed
+from labkit.testbed.laptop.processes import processes
+from labkit.testbed.laptop.server import sshd_program
+from labkit.testbed.run.backend import SshBackend
+from labkit.testbed.run.training import Training
 
 COMMAND = "python -m benchmarks.decision"
 N_JOBS = size(5, short=1)

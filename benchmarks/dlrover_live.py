@@ -36,7 +36,7 @@ from labkit.results.store import load
 from labkit.results.tuning import configurations
 from labkit.schedulers import make
 from labkit.schedulers.dlrover.plan import Plan
-from labkit.testbed.training import Training
+from labkit.testbed.run.training import Training
 
 COMMAND = "python -m benchmarks dlrover_live"
 CORES = 0.6

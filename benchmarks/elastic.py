@@ -23,8 +23,8 @@ import numpy as np
 from benchmarks import Row, size, transport
 from benchmarks._members import ACCESS, N
 from benchmarks.transport import cpu_s
-from labkit.elastic.blocks import layout
-from labkit.elastic.protocol import Kind, at
+from labkit.elastic.protocol.blocks import layout
+from labkit.elastic.protocol.messages import Kind, at
 from labkit.elastic.transport import Address, Handler, connect
 
 COMMAND = "python -m benchmarks elastic"

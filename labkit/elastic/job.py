@@ -22,15 +22,7 @@ import numpy as np
 
 from labkit.core.errors import InputError, LabkitError
 from labkit.core.events import Cause
-from labkit.elastic import forks
-from labkit.elastic.blocks import BLOCKS, MOST_BLOCKS, Vector, layout, pack, unpack
-from labkit.elastic.causes import FAILED, NO_MEMORY, of_exit, read
-from labkit.elastic.control import EVENTS, LEASES, LOCK, LOST_KNOWN, STATE, Plan, records
-from labkit.elastic.deaths import check_restarts
-from labkit.elastic.errors import JobError, NotDoneError, OverError
-from labkit.elastic.failure import failed
-from labkit.elastic.following import check_standby
-from labkit.elastic.given import (
+from labkit.elastic.arguments import (
     ANYWAY,
     EXACT,
     check_optimizer,
@@ -40,20 +32,28 @@ from labkit.elastic.given import (
     checked_counts,
     checked_folder,
 )
-from labkit.elastic.homes import Homes, Secrets
-from labkit.elastic.launch import end_members
-from labkit.elastic.limits import Amounts
-from labkit.elastic.line import Line
-from labkit.elastic.losses import STOP, decoded
-from labkit.elastic.member import SPEC, Spec
-from labkit.elastic.network import Network, Reach
-from labkit.elastic.places import ROLES, Place, checked, of_role
-from labkit.elastic.program import FILE as PROGRAM
-from labkit.elastic.program import Program, module_paths
-from labkit.elastic.resume import check_resume, losses_before
+from labkit.elastic.checkpoint.resume import check_resume, losses_before
+from labkit.elastic.controller.client import Line
+from labkit.elastic.controller.deaths import check_restarts
+from labkit.elastic.controller.losses import STOP, decoded
+from labkit.elastic.controller.placement import ROLES, Place, checked, of_role
+from labkit.elastic.controller.process import EVENTS, LEASES, LOCK, LOST_KNOWN, STATE, Plan, records
+from labkit.elastic.controller.replica_placement import check_standby
+from labkit.elastic.errors import JobError, NotDoneError, OverError
+from labkit.elastic.failure import failed
+from labkit.elastic.forkserver import client as forks
+from labkit.elastic.process.causes import FAILED, NO_MEMORY, of_exit, read
+from labkit.elastic.process.credentials import Homes, Secrets
+from labkit.elastic.process.launchers import end_members
+from labkit.elastic.process.limits import Amounts
+from labkit.elastic.process.member import SPEC, Spec
+from labkit.elastic.protocol.blocks import BLOCKS, MOST_BLOCKS, Vector, layout, pack, unpack
+from labkit.elastic.protocol.network import Network, Reach
+from labkit.elastic.protocol.program import FILE as PROGRAM
+from labkit.elastic.protocol.program import Program, module_paths
+from labkit.elastic.protocol.sites import Site, checked_sites, hosts_of, launcher_name
+from labkit.elastic.server.block import Block
 from labkit.elastic.shards import ShardService, check_batch
-from labkit.elastic.sites import Site, checked_sites, hosts_of, launcher_name
-from labkit.elastic.store import Block
 from labkit.elastic.transport import Lease, TransportError, new_token, private_folder
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ class Job:
         forks.prepare(os.environ)  # it makes ready while the controller does
         with (self.folder / "controller.log").open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "labkit.elastic.control", str(self.folder)],
+                [sys.executable, "-m", "labkit.elastic.controller.process", str(self.folder)],
                 stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True,
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
             )  # fmt: skip
@@ -283,7 +283,7 @@ class Job:
         return Status("over", last["version"] + 1, last["loss"], [], lost[-LOST_KNOWN:])
 
     def host_home(self, host: str) -> bytes:
-        """Return what is to be brought to a host before `python -m labkit.elastic.host` is started there: a tar.
+        """Return what a host needs before `python -m labkit.elastic.process.host_launcher` starts there: a tar.
 
         It holds a key: bring it by SSH, into a folder that only its owner can enter. Whoever is started there gets
         keys of its own through the job's network.
@@ -561,7 +561,7 @@ def start(
         V: a batch of synchronous training is cut into so many logical shards, whose gradients are summed in a fixed
         order. A divisor of `batch`.
     optimizer : str
-        sgd, momentum or adam; its options (lr, ...) by name, see `labkit.elastic.optimizers`.
+        sgd, momentum or adam; its options (lr, ...) by name, see `labkit.elastic.server.optimizers`.
     sync : bool
         Whether all workers make an update together, or each its own with samples that it leases.
     seed : int

@@ -23,7 +23,7 @@ from labkit.experiment.session import Observer
 from labkit.results.record import RunRecord
 
 if TYPE_CHECKING:
-    from labkit.testbed.training import Training
+    from labkit.testbed.run.training import Training
 
 UNITS: Final = 20
 """Into so many parts the brain cuts the cores that there are to share: processes cost too much for smaller ones."""
@@ -91,8 +91,8 @@ def opener_of(
 ) -> Opener:
     """Return a run that may begin; parameters and errors are those of `auto`."""
     from labkit.elastic import models
-    from labkit.testbed.here import inventory
-    from labkit.testbed.training import Training
+    from labkit.testbed.run.this_machine import inventory
+    from labkit.testbed.run.training import Training
 
     training = training or Training()
     name = models.size_of(model, width=training.widths.get(model, training.width)).name

@@ -20,13 +20,13 @@ from labkit.experiment.session import Observer
 from labkit.results.record import RunRecord, State
 from labkit.results.store import RunWriter, find, load
 from labkit.schedulers import named
-from labkit.testbed.memory import Memory
+from labkit.testbed.run.saved_state import Memory
 
 if TYPE_CHECKING:
-    from labkit.testbed.backend import SshBackend
     from labkit.testbed.inventory import Inventory
-    from labkit.testbed.retries import Retries
-    from labkit.testbed.training import Training
+    from labkit.testbed.run.backend import SshBackend
+    from labkit.testbed.run.retries import Retries
+    from labkit.testbed.run.training import Training
 
 Telling = Callable[[Sequence[str]], Observer]
 
@@ -68,7 +68,7 @@ def deploy(
     lease_s : float
         Seconds a host keeps the run alive without a sign of life from this process.
     retries : Retries, optional
-        How patient it is with jobs that fail and hosts that fail jobs: `labkit.testbed.retries.Retries`.
+        How patient it is with jobs that fail and hosts that fail jobs: `labkit.testbed.run.retries.Retries`.
     options
         As `Experiment.of` takes them: `speed` or `throughputs`, what schedulers measure before the run comes from it.
 
@@ -187,8 +187,8 @@ def _taken_over(
     record: RunRecord, memory: Memory, path: Path, *, lease_s: float | None, retries: Retries | None
 ) -> SshBackend:
     """Return the backend of a run that goes on; where it was ended on the hosts, under a new name there."""
-    from labkit.testbed.backend import SshBackend
-    from labkit.testbed.training import Training
+    from labkit.testbed.run.backend import SshBackend
+    from labkit.testbed.run.training import Training
 
     backend = SshBackend(
         record.jobs, _hosts(memory, record), run=name_on_hosts(record.info) if memory.ended else memory.run,

@@ -13,7 +13,7 @@ from labkit.results.record import State
 from labkit.results.store import RunWriter
 
 if TYPE_CHECKING:
-    from labkit.testbed.backend import SshBackend
+    from labkit.testbed.run.backend import SshBackend
 
 
 class OnMachines:

@@ -20,10 +20,10 @@ from labkit.results.store import RunWriter
 from labkit.schedulers import named
 
 if TYPE_CHECKING:
-    from labkit.testbed.backend import SshBackend
     from labkit.testbed.inventory import Inventory
-    from labkit.testbed.retries import Retries
-    from labkit.testbed.training import Training
+    from labkit.testbed.run.backend import SshBackend
+    from labkit.testbed.run.retries import Retries
+    from labkit.testbed.run.training import Training
 
 LEASE_S: Final = 600.0
 SHORTEST_LEASE_S, LONGEST_LEASE_S = 5.0, 30 * 86400.0
@@ -73,7 +73,7 @@ class Opener:
         lease_s: float = LEASE_S,
         retries: Retries | None = None,
     ) -> None:
-        from labkit.testbed.training import Training
+        from labkit.testbed.run.training import Training
 
         if not SHORTEST_LEASE_S <= lease_s <= LONGEST_LEASE_S:
             raise InputError(f"a lease of {lease_s:g} s; expected {SHORTEST_LEASE_S:g} s to 30 days.")
@@ -125,7 +125,7 @@ class Opener:
         InputError
             If a host cannot be used; nothing has been started and there is no folder then.
         """
-        from labkit.testbed.backend import SshBackend
+        from labkit.testbed.run.backend import SshBackend
 
         experiment = self.experiment
         _rehearse(experiment, self.scheduler)

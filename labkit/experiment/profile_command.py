@@ -69,7 +69,7 @@ def profile(
     from labkit.testbed.inventory import Inventory
     from labkit.testbed.profiling.run import asked, show
     from labkit.testbed.profiling.run import profile as measured
-    from labkit.testbed.training import Training
+    from labkit.testbed.run.training import Training
 
     kinds = asked(trace, models, max_ps=max_ps, max_workers=max_workers, sync=not asynchronous)
     made, there = measured(

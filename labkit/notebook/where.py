@@ -18,7 +18,7 @@ from labkit.topology import available as clusters
 
 if TYPE_CHECKING:
     from labkit.testbed.inventory import Inventory
-    from labkit.testbed.training import Training
+    from labkit.testbed.run.training import Training
 
 N_HOSTS: Final = 3
 """Of a laptop testbed that comes up for an app, each with one GPU in name."""
@@ -154,7 +154,7 @@ def place(name: str) -> Where:
 
 def _laptop() -> Inventory:
     """Start a laptop testbed that ends with this process."""
-    from labkit.testbed.bed import Bed
+    from labkit.testbed.laptop import Bed
 
     bed = Bed.up(N_HOSTS, gpus=1)
     atexit.register(bed.down)

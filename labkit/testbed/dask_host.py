@@ -21,7 +21,7 @@ from typing import Any, Final
 from labkit.core.errors import InputError, LabkitError
 from labkit.elastic.transport.certificates import write_private
 from labkit.elastic.transport.folders import private_folder
-from labkit.testbed.bed.processes import Process, end, process, processes
+from labkit.testbed.laptop.processes import Process, end, process, processes
 
 PLAN, LEADER, LOG = "plan.json", "leader.json", "log"
 LOST_S: Final = 60

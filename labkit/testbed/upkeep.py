@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from labkit.core.errors import InputError
-from labkit.testbed import agents, provision
 from labkit.testbed.agent.client import Agent
-from labkit.testbed.bed import Bed
-from labkit.testbed.bed.plan import Plan
-from labkit.testbed.bed.reshape import rates, reshape
-from labkit.testbed.fleet import Fleet
+from labkit.testbed.install import provision
 from labkit.testbed.inventory import Inventory, Machine, usual
-from labkit.testbed.outcomes import Outcome, Outcomes
+from labkit.testbed.laptop import Bed
+from labkit.testbed.laptop.plan import Plan
+from labkit.testbed.laptop.reshape import rates, reshape
+from labkit.testbed.run import agents
+from labkit.testbed.ssh.fleet import Fleet
+from labkit.testbed.ssh.outcomes import Outcome, Outcomes
 
 USUAL_HOSTS = 4
 USUAL_GPUS = 1

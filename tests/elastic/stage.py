@@ -16,18 +16,18 @@ from typing import Any
 
 import numpy as np
 
-from labkit.elastic.assign import reassign
-from labkit.elastic.blocks import Vector
-from labkit.elastic.commands import Command, End, Keep, Load, Note, Over, Start, Tell
-from labkit.elastic.controller import Controller
-from labkit.elastic.crew import Terms
-from labkit.elastic.optimizers import optimizer
-from labkit.elastic.protocol import Kind, at, era_and_version
-from labkit.elastic.server import Arrivals, Server
-from labkit.elastic.store import Block
+from labkit.elastic.controller.block_assignment import reassign
+from labkit.elastic.controller.members import Terms
+from labkit.elastic.controller.state_machine import Controller
+from labkit.elastic.protocol.blocks import Vector
+from labkit.elastic.protocol.commands import Command, End, Keep, Load, Note, Over, Start, Tell
+from labkit.elastic.protocol.messages import Kind, at, era_and_version
+from labkit.elastic.protocol.summation_tree import Node, halves
+from labkit.elastic.server.block import Block
+from labkit.elastic.server.optimizers import optimizer
+from labkit.elastic.server.server import Arrivals, Server
 from labkit.elastic.transport import ClosedError, Handler, Head, Message, Peer, PeerLostError, RemoteError
-from labkit.elastic.tree import Node, halves
-from labkit.elastic.worker import FromServers, Worker
+from labkit.elastic.worker.synchronous import FromServers, Worker
 
 PATIENCE_S = 20.0
 """Without a frame for so long, everybody waits for somebody: a hang."""

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from labkit.elastic import JobError, train
-from labkit.elastic.constant import ChangedError, Constant
 from labkit.elastic.data import as_dataset
+from labkit.elastic.worker.constant import ChangedError, Constant
 
 
 class Average(nn.Module):

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit.core.errors import InputError
-from labkit.elastic.assign import reassign
-from labkit.elastic.followers import Beside, Followers
-from labkit.elastic.following import LEVEL, check_standby, followers
+from labkit.elastic.controller.block_assignment import reassign
+from labkit.elastic.controller.replica_placement import LEVEL, check_standby, followers
+from labkit.elastic.worker.replicas import Beside, Followers
 
 NAMES = [f"ps-{i}" for i in range(6)]
 

@@ -21,12 +21,13 @@ from typing import Any
 import pytest
 
 from labkit.core.errors import InputError
-from labkit.elastic import fork_place, forks
-from labkit.elastic.fork_order import HEAD_BYTES, Frames, Order, OrderError, Started, decode, encode
-from labkit.elastic.given import check_variables
-from labkit.elastic.launch import running, wait_for_end, words_of
-from labkit.elastic.member import Spec
-from labkit.elastic.program import FILE as PROGRAM
+from labkit.elastic.arguments import check_variables
+from labkit.elastic.forkserver import client as forks
+from labkit.elastic.forkserver import place as fork_place
+from labkit.elastic.forkserver.order import HEAD_BYTES, Frames, Order, OrderError, Started, decode, encode
+from labkit.elastic.process.launchers import running, wait_for_end, words_of
+from labkit.elastic.process.member import Spec
+from labkit.elastic.protocol.program import FILE as PROGRAM
 
 WITHIN_S = 120.0
 """Only bounds a hang."""
@@ -102,7 +103,7 @@ def job(home: Path, code: str) -> list[str]:
     spec = Spec(params=[], extents=[], optimizer="sgd", options={}, batch=1, n_shards=1, n_steps=1)
     spec.save(home)
     (home / PROGRAM).write_bytes(pickle.dumps((Does(code), None, None)))
-    return [sys.executable, "-m", "labkit.elastic.member", str(home), "worker", "worker-0"]
+    return [sys.executable, "-m", "labkit.elastic.process.member", str(home), "worker", "worker-0"]
 
 
 @pytest.fixture
@@ -344,7 +345,8 @@ def test_a_message_that_is_none_is_refused_by_name_and_the_server_goes_on(start)
 
 
 def test_messages_come_back_as_they_were_and_others_are_no_messages():
-    order = Order([sys.executable, "-m", "labkit.elastic.host", "\udcff"], {"A": "b"}, "/", [1, 0], 5, 0o22, [1])
+    argv = [sys.executable, "-m", "labkit.elastic.process.host_launcher", "\udcff"]
+    order = Order(argv, {"A": "b"}, "/", [1, 0], 5, 0o22, [1])
     frames = Frames()
     for byte in encode(order):
         assert frames.take() is None

@@ -11,10 +11,10 @@ import pytest
 from labkit.core.errors import InputError
 from labkit.elastic import models, start
 from labkit.elastic.data import dataset
-from labkit.elastic.growing import PAGE, Growing, copies, grown, in_use, mapped, runs
-from labkit.elastic.optimizers import optimizer
-from labkit.elastic.store import Block
-from labkit.elastic.usage import resident_bytes
+from labkit.elastic.process.usage import resident_bytes
+from labkit.elastic.server.block import Block
+from labkit.elastic.server.growing import PAGE, Growing, copies, grown, in_use, mapped, runs
+from labkit.elastic.server.optimizers import optimizer
 
 N = 40 * PAGE + 17
 MB = 1 << 20

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from labkit.elastic.free import FreeWorker, Piece
-from labkit.elastic.leases import Leases
-from labkit.elastic.protocol import era_and_version
+from labkit.elastic.controller.minibatches import Leases
+from labkit.elastic.protocol.messages import era_and_version
 from labkit.elastic.shards import PoisonShardError
-from labkit.elastic.worker import Halted
+from labkit.elastic.worker.asynchronous import FreeWorker, Piece
+from labkit.elastic.worker.synchronous import Halted
 from tests.elastic.stage import Numbers
 from tests.elastic.transport.ends import WITHIN_S
 

@@ -18,16 +18,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from labkit.elastic.careful import Keeping, Stamping
-from labkit.elastic.flat import Flat
-from labkit.elastic.lending import LINE, Lender, Place, Shelf, fetch
-from labkit.elastic.optimizers import optimizer
-from labkit.elastic.protocol import Kind, at
-from labkit.elastic.server import Arrivals, Server
-from labkit.elastic.store import Block, Pushed
+from labkit.elastic.protocol.messages import Kind, at
+from labkit.elastic.protocol.summation_tree import Node, cover
+from labkit.elastic.server.block import Block, Pushed
+from labkit.elastic.server.copy_on_write import Keeping, Stamping
+from labkit.elastic.server.optimizers import optimizer
+from labkit.elastic.server.server import Arrivals, Server
 from labkit.elastic.transport import Connection, FrameError, Handler, Message, pair
-from labkit.elastic.tree import Node, cover
-from labkit.elastic.worker import FromServers, Worker
+from labkit.elastic.transport.shared_arrays import LINE, Lender, Place, Shelf, fetch
+from labkit.elastic.worker.flat import Flat
+from labkit.elastic.worker.synchronous import FromServers, Worker
 
 N = 1000
 

@@ -20,13 +20,13 @@ import pytest
 from labkit.core.errors import InputError
 from labkit.core.events import Cause
 from labkit.elastic import JobError, models, start
+from labkit.elastic.controller.client import Line
 from labkit.elastic.data import dataset
 from labkit.elastic.errors import NoAnswerError, NotDoneError
-from labkit.elastic.fault import Fault, write
-from labkit.elastic.launch import running
-from labkit.elastic.line import Line
-from labkit.elastic.member import CONTROLLER
-from labkit.elastic.protocol import Kind
+from labkit.elastic.process.fault_injection import Fault, write
+from labkit.elastic.process.launchers import running
+from labkit.elastic.process.member import CONTROLLER
+from labkit.elastic.protocol.messages import Kind
 from labkit.elastic.shards import prove
 from labkit.elastic.transport import Access, Address, Handler, Lease, connect
 from tests.elastic import user

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labkit.elastic.losses import REMEMBERED, Losses
+from labkit.elastic.controller.losses import REMEMBERED, Losses
 
 SHARDS = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=12)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from labkit.elastic import measure, start
-from labkit.elastic.pace import Pace, departures
+from labkit.elastic.server.handover_pace import Pace, departures
 from labkit.elastic.trial import table, trial
 
 Event = dict[str, Any]

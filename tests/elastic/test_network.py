@@ -22,9 +22,9 @@ from cryptography.hazmat.primitives import serialization
 from labkit.core.errors import InputError
 from labkit.elastic import Job, Result, models, start
 from labkit.elastic.data import dataset
-from labkit.elastic.member import Member, Spec
-from labkit.elastic.network import Reach, Refusals, claimed, ports_of
-from labkit.elastic.protocol import Kind
+from labkit.elastic.process.member import Member, Spec
+from labkit.elastic.protocol.messages import Kind
+from labkit.elastic.protocol.network import Reach, Refusals, claimed, ports_of
 from labkit.elastic.transport import (
     Access,
     AccessError,

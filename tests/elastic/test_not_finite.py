@@ -18,11 +18,11 @@ from torch import nn
 
 from labkit.core.errors import InputError
 from labkit.elastic import JobError, start, train
-from labkit.elastic.blocks import layout
-from labkit.elastic.checkpoint import SavedBlock, check_blocks
+from labkit.elastic.checkpoint.store import SavedBlock, check_blocks
+from labkit.elastic.controller.losses import Losses, NotFiniteError, decoded, encoded, mean
 from labkit.elastic.data import as_dataset
-from labkit.elastic.losses import Losses, NotFiniteError, decoded, encoded, mean
-from labkit.elastic.member import Spec
+from labkit.elastic.process.member import Spec
+from labkit.elastic.protocol.blocks import layout
 
 DATA = as_dataset((torch.ones(64, 1), torch.zeros(64, 1)))
 

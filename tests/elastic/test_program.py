@@ -23,10 +23,10 @@ from torch import nn
 from labkit.core.errors import InputError
 from labkit.elastic import JobError, train
 from labkit.elastic import job as elastic_job
-from labkit.elastic.blocks import layout
 from labkit.elastic.data import as_dataset
-from labkit.elastic.member import Member
-from labkit.elastic.program import find_modules, module_paths
+from labkit.elastic.process.member import Member
+from labkit.elastic.protocol.blocks import layout
+from labkit.elastic.protocol.program import find_modules, module_paths
 from labkit.elastic.transport import Channel, Handler, Message, pair
 
 

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from labkit.elastic.optimizers import optimizer
-from labkit.elastic.protocol import Kind, at
-from labkit.elastic.server import Server
-from labkit.elastic.store import Block
+from labkit.elastic.protocol.messages import Kind, at
+from labkit.elastic.protocol.summation_tree import Node
+from labkit.elastic.server.block import Block
+from labkit.elastic.server.optimizers import optimizer
+from labkit.elastic.server.server import Server
 from labkit.elastic.transport import Head, Message
-from labkit.elastic.tree import Node
-from labkit.elastic.worker import Worker
+from labkit.elastic.worker.synchronous import Worker
 
 N = 4
 

@@ -14,11 +14,11 @@ import pytest
 
 from labkit.core.errors import InputError
 from labkit.elastic import JobError, Result
-from labkit.elastic.homes import packed, unpack
-from labkit.elastic.launch import running, words_of
-from labkit.elastic.protocol import Kind
+from labkit.elastic.process.credentials import packed, unpack
+from labkit.elastic.process.launchers import running, words_of
+from labkit.elastic.protocol.messages import Kind
+from labkit.elastic.protocol.sites import Site
 from labkit.elastic.shards import prove
-from labkit.elastic.sites import Site
 from labkit.elastic.transport import Access, Address, Authority, Certificates, TransportError, connect
 from tests.elastic import two_hosts
 from tests.elastic.transport.ends import WITHIN_S, Noting

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from labkit.elastic.speeds import FRESH, Speeds
+from labkit.elastic.controller.shard_balance import FRESH, Speeds
 
 
 def steps(speeds: Speeds, per_s: dict[str, float], *, n: int, noise: float = 0.0) -> int:

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from labkit.elastic.usage import Gauge, Reading, Used, heard, read, readings, told
+from labkit.elastic.process.usage import Gauge, Reading, Used, heard, read, readings, told
 
 NAN = float("nan")
 

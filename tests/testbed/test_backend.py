@@ -22,17 +22,17 @@ from labkit.core.errors import InputError, PlacementError
 from labkit.core.events import Events, Kind
 from labkit.core.ledger import Ledger
 from labkit.core.resources import amounts
-from labkit.elastic.heard import Member
+from labkit.elastic.event_quantities import Member
 from labkit.experiment import Session, attach, deploy
 from labkit.results.record import State
 from labkit.testbed.agent.client import Agent
-from labkit.testbed.backend import SshBackend
-from labkit.testbed.bed import Bed
-from labkit.testbed.fleet import Fleet
-from labkit.testbed.hosts import Hosts
 from labkit.testbed.inventory import Inventory
-from labkit.testbed.training import Training
-from labkit.testbed.usage import usage
+from labkit.testbed.laptop import Bed
+from labkit.testbed.run.agent_pool import Hosts
+from labkit.testbed.run.backend import SshBackend
+from labkit.testbed.run.training import Training
+from labkit.testbed.run.usage import usage
+from labkit.testbed.ssh.fleet import Fleet
 
 TINY = Training(width=0.05, samples=256, save_every=20, lease_s=5.0)
 

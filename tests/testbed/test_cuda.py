@@ -20,7 +20,7 @@ from labkit.elastic import Result, models, start
 from labkit.elastic.data import dataset
 from labkit.experiment import deploy
 from labkit.results.record import State
-from labkit.testbed.bed import Bed
+from labkit.testbed.laptop import Bed
 from tests.elastic import test_training
 from tests.testbed.test_backend import TINY, jobs_of
 

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from labkit.core import Placement, Role
-from labkit.testbed.amounts import Given, by_row, given
-from labkit.testbed.deployment import Deployment
-from labkit.testbed.progress import Told
+from labkit.testbed.run.amounts import Given, by_row, given
+from labkit.testbed.run.progress import Told
+from labkit.testbed.run.remote_job import Deployment
 from labkit.topology import no_network
 
 A, B, C = ({f"{name}/0": (1, 1)} for name in ("h0", "h1", "h2"))

@@ -16,7 +16,7 @@ from labkit.experiment.watch import Watched, shown
 from labkit.results.store import load
 from labkit.results.tuning import configurations
 from labkit.testbed.inventory import Inventory
-from labkit.testbed.training import Training
+from labkit.testbed.run.training import Training
 
 BRAIN = "dlrover(total_cores=1, most_cores=0.5, unit=0.025, gap_s=8, patience_s=60, quantum_s=2, measure_every_s=2)"
 

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from labkit.testbed.doctor import examine, wanted_of
-from labkit.testbed.examiner import visit
-from labkit.testbed.findings import Examined, Finding, State, Wanted, of_clock, of_doors, of_facts, of_torch
-from labkit.testbed.fleet import Fleet
+from labkit.testbed.doctor.doctor import examine, wanted_of
+from labkit.testbed.doctor.findings import Examined, Finding, State, Wanted, of_clock, of_doors, of_facts, of_torch
+from labkit.testbed.doctor.probe import visit
+from labkit.testbed.install.provision import deploy
 from labkit.testbed.inventory import Inventory, Machine
-from labkit.testbed.links import measure
-from labkit.testbed.provision import deploy
+from labkit.testbed.profiling.links import measure
+from labkit.testbed.ssh.fleet import Fleet
 from labkit.topology.inventory import Host
 from tests.testbed.fabbing import ROOT, elsewhere, environment, hosts_file
 

@@ -16,11 +16,6 @@ from pathlib import Path
 import pytest
 
 from labkit.core.errors import InputError
-from labkit.testbed import call
-from labkit.testbed.answers import Answer, Answers
-from labkit.testbed.bed import Bed, server
-from labkit.testbed.bed.namespaces import PIPE
-from labkit.testbed.bed.processes import await_that, process
 from labkit.testbed.errors import (
     ChangedKeyError,
     CutError,
@@ -32,8 +27,13 @@ from labkit.testbed.errors import (
     UnknownKeyError,
     UnreachableError,
 )
-from labkit.testbed.fleet import Fleet, prefixed
-from labkit.testbed.provision import sweep
+from labkit.testbed.install.provision import sweep
+from labkit.testbed.laptop import Bed, server
+from labkit.testbed.laptop.namespaces import PIPE
+from labkit.testbed.laptop.processes import await_that, process
+from labkit.testbed.ssh import command as call
+from labkit.testbed.ssh.answers import Answer, Answers
+from labkit.testbed.ssh.fleet import Fleet, prefixed
 
 HOSTILE = [
     "", " ", "a b", "it's", '"', "$HOME", "$(touch x)", "`touch x`", "; touch x", "| touch x", "&& touch x", "*", "~",

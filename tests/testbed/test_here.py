@@ -22,9 +22,9 @@ from labkit.experiment import attach
 from labkit.experiment.auto import PLACE, auto, job_of, opener_of
 from labkit.results.record import State
 from labkit.results.store import load
-from labkit.testbed.fleet import Fleet
-from labkit.testbed.here import Here, HereFleet, inventory
-from labkit.testbed.training import Training
+from labkit.testbed.run.this_machine import Here, HereFleet, inventory
+from labkit.testbed.run.training import Training
+from labkit.testbed.ssh.fleet import Fleet
 from labkit.testing.plugs import Slowed
 
 QUICK = Training(samples=512, lease_s=2.0, save_every=50)
@@ -125,7 +125,7 @@ def test_the_command_ends_with_its_decisions_and_the_next_run_starts_where_this_
 def test_a_brain_that_is_killed_leaves_its_job_training_and_the_next_one_goes_on_with_it(tmp_path: Path) -> None:
     code = (
         "from labkit.experiment.auto import auto\n"
-        "from labkit.testbed.training import Training\n"
+        "from labkit.testbed.run.training import Training\n"
         f"auto('wide_deep', steps=2500, folder={str(tmp_path)!r}, training=Training(width=0.2, batch=64))"
     )
     brain = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

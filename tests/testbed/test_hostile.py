@@ -10,17 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from labkit.elastic.manifest import Manifest
-from labkit.testbed import backups, entries
-from labkit.testbed.backups import SAVED, Backups, refuse_incomplete
-from labkit.testbed.doctor import examine
+from labkit.elastic.checkpoint.manifest import Manifest
+from labkit.testbed.doctor.doctor import examine
+from labkit.testbed.doctor.findings import State
 from labkit.testbed.errors import FileError, FrameError
-from labkit.testbed.fetch import fetch
-from labkit.testbed.findings import State
-from labkit.testbed.fleet import Fleet
+from labkit.testbed.install.provision import deploy
 from labkit.testbed.inventory import Inventory
-from labkit.testbed.outcomes import Outcome
-from labkit.testbed.provision import deploy
+from labkit.testbed.run import checkpoint_cache as backups
+from labkit.testbed.run.checkpoint_cache import SAVED, Backups, refuse_incomplete
+from labkit.testbed.run.fetch import fetch
+from labkit.testbed.ssh import entries
+from labkit.testbed.ssh.fleet import Fleet
+from labkit.testbed.ssh.outcomes import Outcome
 from tests.testbed import liar
 
 

@@ -18,10 +18,10 @@ from labkit.learning.marl.settings import Setting
 from labkit.learning.marl.trainer import Recipe, Trainer
 from labkit.speed.interference.levels import level
 from labkit.speed.profiled import read, write
-from labkit.testbed.bed import Bed
+from labkit.testbed.laptop import Bed
 from labkit.testbed.profiling.gangs import kinds_named
 from labkit.testbed.profiling.run import profile
-from labkit.testbed.training import Training
+from labkit.testbed.run.training import Training
 
 TINY = Training(width=0.05, samples=256)
 TRACE = (

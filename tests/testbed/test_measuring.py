@@ -8,11 +8,11 @@ import pytest
 
 from labkit.core import Cause, Kind, Quantity, Role
 from labkit.core.ledger import Ledger
-from labkit.elastic.heard import Heard, Member
+from labkit.elastic.event_quantities import Heard, Member
 from labkit.testbed.agent.errors import AgentRefused
-from labkit.testbed.job_events import event_of
-from labkit.testbed.measuring import Measuring, _rows, _used
-from labkit.testbed.progress import Progress
+from labkit.testbed.run.job_events import event_of
+from labkit.testbed.run.measuring import Measuring, _rows, _used
+from labkit.testbed.run.progress import Progress
 from labkit.testing.backends import same_events
 from tests.testbed.test_backend import jobs_of
 

@@ -17,15 +17,15 @@ from labkit.core.errors import InputError
 from labkit.experiment import simulate
 from labkit.speed.profiled import read
 from labkit.testbed.agent.client import Agent
-from labkit.testbed.bed import Bed
-from labkit.testbed.hosts import Hosts
 from labkit.testbed.inventory import Inventory
+from labkit.testbed.laptop import Bed
 from labkit.testbed.profiling.alone import Change
 from labkit.testbed.profiling.gangs import Gang, Kind, kinds_named, kinds_of, place_of, walk
 from labkit.testbed.profiling.measure import measure, overheads
 from labkit.testbed.profiling.run import asked, profile, table
 from labkit.testbed.profiling.stage import Stage
-from labkit.testbed.training import Training
+from labkit.testbed.run.agent_pool import Hosts
+from labkit.testbed.run.training import Training
 from labkit.topology import no_network
 from tests.testbed.fabbing import environment
 
@@ -34,7 +34,7 @@ TINY = Training(width=0.05, samples=256)
 
 def left_over(inventory: Inventory) -> list[str]:
     """Return the tasks of profiling runs that still run on some hosts."""
-    from labkit.testbed.fleet import Fleet
+    from labkit.testbed.ssh.fleet import Fleet
 
     with Fleet(inventory) as fleet:
         hosts = Hosts(fleet, run="look")

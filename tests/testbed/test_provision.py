@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 
 from labkit.core.errors import InputError
-from labkit.testbed.fleet import Fleet
-from labkit.testbed.frames import answer_in
+from labkit.testbed.install.provision import deploy, python_of, sweep
+from labkit.testbed.install.wheel import build
 from labkit.testbed.inventory import Inventory
 from labkit.testbed.onhost import source
-from labkit.testbed.provision import deploy, python_of, sweep
-from labkit.testbed.replies import Fault
-from labkit.testbed.wheel import build
+from labkit.testbed.ssh.fleet import Fleet
+from labkit.testbed.ssh.frames import answer_in
+from labkit.testbed.ssh.replies import Fault
 from tests.testbed.fabbing import copied, elsewhere
 
 

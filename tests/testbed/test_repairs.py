@@ -18,7 +18,7 @@ from labkit.experiment.history import add
 from labkit.notebook import live_auto
 from labkit.schedulers.dlrover.history import Likeness
 from labkit.schedulers.dlrover.plan import Plan
-from labkit.testbed.training import Training
+from labkit.testbed.run.training import Training
 from labkit.testing.plugs import Slowed
 
 QUICK = Training(samples=512, lease_s=2.0, save_every=50)

@@ -23,16 +23,16 @@ from labkit.experiment import Session, attach, deploy
 from labkit.results.record import RunRecord, State
 from labkit.results.store import load
 from labkit.schedulers import make
-from labkit.testbed.agents import agent_of
-from labkit.testbed.backend import SshBackend
-from labkit.testbed.bed import Bed
-from labkit.testbed.fleet import Fleet
 from labkit.testbed.inventory import Inventory
-from labkit.testbed.retries import Retries
+from labkit.testbed.laptop import Bed
+from labkit.testbed.run.agents import agent_of
+from labkit.testbed.run.backend import SshBackend
+from labkit.testbed.run.retries import Retries
+from labkit.testbed.ssh.fleet import Fleet
 from tests.testbed import trouble
 from tests.testbed.test_backend import TINY, jobs_of, on, ran, until
 
-JOB = "labkit.testbed.job"
+JOB = "labkit.testbed.run.job_process"
 
 
 def n_of(session: Session, kind: Kind) -> int:
@@ -115,9 +115,9 @@ from pathlib import Path
 sys.path.insert(0, {root!r})
 from labkit.core.events import Kind
 from labkit.experiment import Session
-from labkit.testbed.backend import SshBackend
-from labkit.testbed.bed import Bed
-from labkit.testbed.retries import Retries
+from labkit.testbed.run.backend import SshBackend
+from labkit.testbed.laptop import Bed
+from labkit.testbed.run.retries import Retries
 from tests.testbed.test_backend import TINY, jobs_of, on, until
 
 with Bed.up(2, folder={folder!r}, gpus=1) as up:

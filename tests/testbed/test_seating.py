@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from labkit.core.events import Role
-from labkit.elastic.heard import Member
-from labkit.testbed.amounts import Given
-from labkit.testbed.seating import Seating
+from labkit.elastic.event_quantities import Member
+from labkit.testbed.run.amounts import Given
+from labkit.testbed.run.task_of_member import Seating
 
 ROWS = [(Role.WORKER, "a/0", 2), (Role.PS, "b/0", 1), (Role.PS, "a/0", 1), (Role.WORKER, "b/0", 1)]
 

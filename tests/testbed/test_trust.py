@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from labkit.testbed.errors import UnreachableError
-from labkit.testbed.fleet import Fleet
 from labkit.testbed.inventory import Inventory
-from labkit.testbed.trust import State, scan, trust
+from labkit.testbed.ssh.fleet import Fleet
+from labkit.testbed.ssh.host_keys import State, scan, trust
 
 
 @pytest.fixture

@@ -44,7 +44,7 @@ class Made(Row):
     took_s : float
         How long it took to measure.
     training : dict
-        How jobs trained: width of the models, batch, ... (`labkit.testbed.training.Training`).
+        How jobs trained: width of the models, batch, ... (`labkit.testbed.run.training.Training`).
     notes : list of str
         What went wrong on the way.
     """

@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-from labkit.elastic import fork_order, forks
-from labkit.elastic.fork_place import ROOT, ForkError
+from labkit.elastic.forkserver import client as forks
+from labkit.elastic.forkserver import order as fork_order
+from labkit.elastic.forkserver.place import ROOT, ForkError
 from labkit.testbed.agent.places import LOG
 from labkit.testbed.agent.processes import Identity
 from labkit.testbed.agent.spawn import TO_LOG, Order

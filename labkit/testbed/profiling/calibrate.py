@@ -15,7 +15,7 @@ from labkit.testbed.profiling.cores import pools
 from labkit.testbed.profiling.gangs import Gang, Kind, place_of
 from labkit.testbed.profiling.stage import Stage
 from labkit.testbed.profiling.trainee import Trainee
-from labkit.testbed.training import Training
+from labkit.testbed.run.training import Training
 
 SMALLEST: Final = Gang(1, 1)
 

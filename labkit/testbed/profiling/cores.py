@@ -13,9 +13,9 @@ from labkit.core.errors import LabkitError
 from labkit.speed.profiled.nouns import Pool
 from labkit.testbed.agent.client import Agent
 from labkit.testbed.errors import HostError
-from labkit.testbed.frames import Number, decoded
 from labkit.testbed.profiling.stage import LEASE_S, Stage
 from labkit.testbed.profiling.usage import Usage
+from labkit.testbed.ssh.frames import Number, decoded
 
 SPIN: Final = "labkit.testbed.profiling.spin"
 ALONE_S, TOGETHER_S = 0.3, 1.0

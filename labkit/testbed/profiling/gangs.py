@@ -11,7 +11,7 @@ from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError
 from labkit.core.jobs import Jobs
 from labkit.core.resources import GPUS
-from labkit.testbed.training import Place, site_names
+from labkit.testbed.run.training import Place, site_names
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,15 +15,15 @@ from labkit.speed.profiled import Beside, Link, Made, Overhead, Pool, TestbedPro
 from labkit.speed.profiled.fits import interference, speed_functions
 from labkit.speed.profiled.nouns import QUIET
 from labkit.testbed.inventory import Inventory
-from labkit.testbed.links import measure as measure_links
 from labkit.testbed.profiling.alone import Change, Found, Say, alone
 from labkit.testbed.profiling.beside import beside_load
 from labkit.testbed.profiling.cores import pools
 from labkit.testbed.profiling.crowd import SIZE, crowd
 from labkit.testbed.profiling.gangs import Gang, Kind, place_of, walk
+from labkit.testbed.profiling.links import measure as measure_links
 from labkit.testbed.profiling.stage import Stage
 from labkit.testbed.profiling.trainee import Trainee
-from labkit.testbed.training import Training
+from labkit.testbed.run.training import Training
 
 LOADS = (1, 2)
 """Busy cores beside a job."""

@@ -18,7 +18,7 @@ from labkit.testbed.inventory import Inventory
 from labkit.testbed.profiling.crowd import SIZE
 from labkit.testbed.profiling.gangs import Kind, kinds_named, kinds_of
 from labkit.testbed.profiling.measure import LOADS, measure
-from labkit.testbed.training import Training
+from labkit.testbed.run.training import Training
 from labkit.workloads import read as read_trace
 
 
@@ -134,7 +134,7 @@ def _command() -> str:
 
 def show(made: TestbedProfile, path: Path) -> None:
     """Print what was measured, and where it was written."""
-    from labkit.testbed.shown import show_frame
+    from labkit.testbed.terminal import show_frame
 
     show_frame(table(made))
     for note in made.made.notes:

@@ -12,12 +12,12 @@ from types import TracebackType
 from typing import Any, Self
 
 from labkit.core.jobs import Jobs
-from labkit.testbed.deployment import Deployment, Tell
 from labkit.testbed.inventory import Inventory
 from labkit.testbed.profiling.gangs import Kind
 from labkit.testbed.profiling.usage import Look
-from labkit.testbed.training import Training
-from labkit.testbed.venue import Venue
+from labkit.testbed.run.remote_job import Deployment, Tell
+from labkit.testbed.run.session import Venue
+from labkit.testbed.run.training import Training
 
 LEASE_S = 30.0
 """All that was started ends so long after whoever measures is gone."""

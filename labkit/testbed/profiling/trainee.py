@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from labkit.testbed.errors import HostError
 from labkit.testbed.profiling.stage import Stage
-from labkit.testbed.progress import Told
-from labkit.testbed.training import Place
+from labkit.testbed.run.progress import Told
+from labkit.testbed.run.training import Place
 
 PATIENCE_S: Final = 90.0
 """A start or a scaling that takes longer has failed."""

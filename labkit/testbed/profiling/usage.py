@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from labkit.testbed.hosts import Hosts
-from labkit.testbed.together import together
+from labkit.testbed.run.agent_pool import Hosts
+from labkit.testbed.ssh.parallel import together
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,9 +23,10 @@ from unittest import mock
 import cloudpickle
 import pytest
 
-from labkit.elastic import Job, JobError, Result, fault, start
-from labkit.elastic.fault import Fault
-from labkit.elastic.member import Spec
+from labkit.elastic import Job, JobError, Result, start
+from labkit.elastic.process import fault_injection as fault
+from labkit.elastic.process.fault_injection import Fault
+from labkit.elastic.process.member import Spec
 from labkit.elastic.shards import prove
 from tests.elastic.chaos import probe
 

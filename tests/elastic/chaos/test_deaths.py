@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from labkit.elastic import fault
-from labkit.elastic.fault import Fault
+from labkit.elastic.process import fault_injection as fault
+from labkit.elastic.process.fault_injection import Fault
 from tests.elastic.chaos.story import Story, many
 
 SOURCE = ["announced", "stream", "streaming", "acknowledged"]

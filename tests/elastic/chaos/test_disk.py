@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from labkit.elastic import JobError
-from labkit.elastic.fault import Fault
+from labkit.elastic.process.fault_injection import Fault
 from tests.elastic.chaos.story import Story, alive, many
 
 

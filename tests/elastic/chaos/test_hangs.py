@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from labkit.elastic.fault import Fault
+from labkit.elastic.process.fault_injection import Fault
 from tests.elastic.chaos.story import Story, alive, many
 from tests.elastic.chaos.test_links import wait
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from labkit.elastic import Result
-from labkit.elastic.fault import Fault
+from labkit.elastic.process.fault_injection import Fault
 from tests.elastic.chaos.story import Story, many
 
 

@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 
-from labkit.elastic.protocol import Kind
+from labkit.elastic.protocol.messages import Kind
 from labkit.elastic.transport import Access, Address, Handler, TransportError, connect
 from labkit.elastic.transport.frames import Head, encode
 from tests.elastic.chaos.story import Story, many
