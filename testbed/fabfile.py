@@ -233,8 +233,8 @@ def dask_up(c: Context, inventory: str = "", workers: int = 0, folder: str = "")
 def dask_down(c: Context, inventory: str = "", folder: str = "") -> bool:
     """End the Dask cluster of the hosts."""
     from labkit.testbed import dask
-    from labkit.testbed.ssh.outcomes import Outcome, Outcomes
+    from labkit.testbed.ssh.outcomes import HostOutcome, Outcomes
 
     with fleet(c, inventory) as hosts:
         rows = dask.down(hosts.inventory, folder=folder or None, fleet=hosts)
-    return show(Outcomes.of(Outcome(row.host, row.ok, row.why or "its Dask processes are gone") for row in rows))
+    return show(Outcomes.of(HostOutcome(row.host, row.ok, row.why or "its Dask processes are gone") for row in rows))

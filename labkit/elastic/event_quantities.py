@@ -15,18 +15,18 @@ from labkit.core.events import Quantity, Role
 MEMBER: Final = re.compile(r"(worker|ps)-(\d{1,9})")
 
 
-class Member(NamedTuple):
+class MemberName(NamedTuple):
     """A worker or PS of a job."""
 
     role: Role
     number: int
 
     @classmethod
-    def of(cls, name: object) -> Member | None:
+    def of(cls, name: object) -> MemberName | None:
         """Return the member of a name such as worker-3; None: no member has such a name.
 
-        >>> Member.of("ps-2"), Member.of("ps-two")
-        (Member(role=<Role.PS: 1>, number=2), None)
+        >>> MemberName.of("ps-2"), MemberName.of("ps-two")
+        (MemberName(role=<Role.PS: 1>, number=2), None)
         """
         found = MEMBER.fullmatch(str(name))
         if found is None or int(found[2]) > np.iinfo(np.int32).max:
@@ -38,20 +38,20 @@ class Member(NamedTuple):
 
 
 @dataclass(slots=True)
-class Heard:
+class EventQuantities:
     """What the events of one job told since it was last measured."""
 
-    where: dict[Member, tuple[str, int]] = field(default_factory=dict)
+    where: dict[MemberName, tuple[str, int]] = field(default_factory=dict)
     """Host and process number."""
-    compute_s: dict[Member, list[float]] = field(default_factory=lambda: defaultdict(list))
-    step_s: dict[Member, list[float]] = field(default_factory=lambda: defaultdict(list))
-    n_bytes: dict[Member, float] = field(default_factory=lambda: defaultdict(float))
-    cores: dict[Member, list[float]] = field(default_factory=lambda: defaultdict(list))
-    memory_gb: dict[Member, float] = field(default_factory=dict)
+    compute_s: dict[MemberName, list[float]] = field(default_factory=lambda: defaultdict(list))
+    step_s: dict[MemberName, list[float]] = field(default_factory=lambda: defaultdict(list))
+    n_bytes: dict[MemberName, float] = field(default_factory=lambda: defaultdict(float))
+    cores: dict[MemberName, list[float]] = field(default_factory=lambda: defaultdict(list))
+    memory_gb: dict[MemberName, float] = field(default_factory=dict)
 
     def note(self, event: Mapping[str, Any]) -> None:
         """Take note of an event of the elastic runtime, which is checked where it comes from another host."""
-        member = Member.of(event.get("name"))
+        member = MemberName.of(event.get("name"))
         if member is None:
             return
         if event["event"] == "started":
@@ -68,13 +68,13 @@ class Heard:
         elif event["event"] == "used":
             self._note_used(member, event)
 
-    def _note_used(self, member: Member, event: Mapping[str, Any]) -> None:
+    def _note_used(self, member: MemberName, event: Mapping[str, Any]) -> None:
         if isinstance(event.get("cores"), int | float):
             self.cores[member].append(float(event["cores"]))
         if isinstance(event.get("memory_gb"), int | float):
             self.memory_gb[member] = float(event["memory_gb"])
 
-    def taken(self) -> dict[tuple[Member, Quantity], float]:
+    def taken(self) -> dict[tuple[MemberName, Quantity], float]:
         """Return paces, loads and use since the last time, and forget what they came from."""
         found = {(m, Quantity.COMPUTE_S): float(np.mean(s)) for m, s in self.compute_s.items() if m in self.where}
         found |= {(m, Quantity.STEP_S): float(np.mean(s)) for m, s in self.step_s.items() if m in self.where}

@@ -76,12 +76,12 @@ def run(
 
     from labkit.experiment.deployed import deploy
     from labkit.experiment.opener import LEASE_S
-    from labkit.testbed.run.training import Training
+    from labkit.testbed.run.training import TrainingTable
     from labkit.workloads import read
 
     jobs = read(trace)
     jobs = jobs if first is None else jobs.take(np.arange(min(first, len(jobs))))
-    training = Training(width=width, save_every=save_every, strategy=strategy)
+    training = TrainingTable(width=width, save_every=save_every, strategy=strategy)
     record = deploy(
         jobs, inventory=hosts, scheduler=scheduler, folder=folder, training=training, progress=not as_json,
         throughputs=throughputs, interference=interference, name=name, retries=_retries(failures, spread),

@@ -101,10 +101,10 @@ def train(
     """Train a model, with servers and workers that come and go while it trains."""
     if auto:
         from labkit.experiment.auto_command import refuse_beside, train_auto
-        from labkit.testbed.run.training import Training
+        from labkit.testbed.run.training import TrainingTable
 
         refuse_beside(context)
-        how = Training(
+        how = TrainingTable(
             width=width, samples=samples, seed=seed, batch=batch, optimizer=optimizer, lr=lr, lease_s=lease_s,
             save_every=save_every,
         )  # fmt: skip
@@ -120,10 +120,10 @@ def train(
     from labkit.elastic.controller.scaling import check_strategy
     from labkit.elastic.data import dataset
     from labkit.elastic.protocol.network import ports_of
-    from labkit.elastic.requests import Request, follow
+    from labkit.elastic.requests import ScaleRequest, follow
 
     check_strategy(strategy)
-    requests = [Request.parse(line) for line in at or ()]
+    requests = [ScaleRequest.parse(line) for line in at or ()]
     name = models.size_of(model, width=width).name
     job = start(
         models.build(name, width=width, seed=seed),

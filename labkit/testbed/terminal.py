@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.console import Console
 
-    from labkit.testbed.doctor.findings import Examined
-    from labkit.testbed.ssh.host_keys import Table as Keys
+    from labkit.testbed.doctor.findings import DoctorReport
+    from labkit.testbed.ssh.host_keys import KeyTable as Keys
     from labkit.testbed.ssh.outcomes import Outcomes
 
 COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "bright_cyan", "bright_magenta", "bright_green")
@@ -76,7 +76,7 @@ def show(outcomes: Outcomes, *, file: TextIO | None = None) -> bool:
     return outcomes.ok
 
 
-def show_examined(examined: Examined, *, file: TextIO | None = None) -> bool:
+def show_examined(examined: DoctorReport, *, file: TextIO | None = None) -> bool:
     """Print what an examination found, and what to do about it; return whether jobs can run on every host."""
     out = console(file)
     found = (replace(each, found=plain(each.found), hint=plain(each.hint)) for each in examined.findings)
@@ -129,14 +129,14 @@ def agreed(*, yes: bool = False) -> Callable[[Keys], bool]:
 
 def keys_told(keys: Keys) -> Outcomes:
     """Return what became of the keys of hosts, a row each; hosts that are still not trusted are failures."""
-    from labkit.testbed.ssh.host_keys import State
-    from labkit.testbed.ssh.outcomes import Outcome, Outcomes
+    from labkit.testbed.ssh.host_keys import KeyState
+    from labkit.testbed.ssh.outcomes import HostOutcome, Outcomes
 
-    hints = {State.NEW: "compare it with the host's own, then: fab trust --yes"}
+    hints = {KeyState.NEW: "compare it with the host's own, then: fab trust --yes"}
     rows = []
     for key in keys:
-        trusted = key.state in (State.KNOWN, State.ADDED)
+        trusted = key.state in (KeyState.KNOWN, KeyState.ADDED)
         shown = f"{key.state}: {key.kind} {key.fingerprint}"
-        did, hint = (key.error, "-H leaves it out") if key.state == State.FAILED else (shown, key.error)
-        rows.append(Outcome(key.host, trusted, did, "" if trusted else hints.get(key.state, hint)))
+        did, hint = (key.error, "-H leaves it out") if key.state == KeyState.FAILED else (shown, key.error)
+        rows.append(HostOutcome(key.host, trusted, did, "" if trusted else hints.get(key.state, hint)))
     return Outcomes.of(rows)

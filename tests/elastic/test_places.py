@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from labkit.core.errors import InputError
 from labkit.elastic.controller.block_assignment import reassign
-from labkit.elastic.controller.placement import ROLES, Sitter, by_numbers, of_role, to_place
+from labkit.elastic.controller.placement import ROLES, MemberPlacement, by_numbers, of_role, to_place
 from labkit.elastic.controller.state_machine import Controller
 from labkit.elastic.protocol.commands import End, Over, Start
 from tests.elastic.chaos.story import many
@@ -26,11 +26,11 @@ SITES = {"a/0": "a", "a/1": "a", "b/0": "b", "c/0": "c"}
 seats = st.dictionaries(st.sampled_from(list(SITES)), st.tuples(st.integers(0, 3), st.integers(0, 3)))
 
 
-def sitters(place: dict[str, tuple[int, int]]) -> list[Sitter]:
+def sitters(place: dict[str, tuple[int, int]]) -> list[MemberPlacement]:
     found = []
     for role in ROLES:
         where = [site for site, n in of_role(place, role).items() for _ in range(n)]
-        found += [Sitter(f"{role}-{i}", role, site) for i, site in enumerate(where)]
+        found += [MemberPlacement(f"{role}-{i}", role, site) for i, site in enumerate(where)]
     return found
 
 
@@ -105,9 +105,9 @@ class Spread(Play):
 
 
 def _terms(**terms: Any) -> Any:
-    from labkit.elastic.controller.members import Terms
+    from labkit.elastic.controller.members import JobTerms
 
-    return Terms(**{"sizes": [5] * 8, "n_shards": 8, "n_steps": 100, **terms})
+    return JobTerms(**{"sizes": [5] * 8, "n_shards": 8, "n_steps": 100, **terms})
 
 
 PLACE = {"a/0": (1, 1), "b/0": (2, 1), "c/0": (0, 1)}

@@ -117,7 +117,7 @@ def looked(folder: Path) -> dict[str, Any]:
     from labkit.testbed.install.provision import deploy
     from labkit.testbed.inventory import Inventory
     from labkit.testbed.run import agents
-    from labkit.testbed.run.checkpoint_cache import Backups
+    from labkit.testbed.run.checkpoint_cache import CheckpointCache
     from labkit.testbed.run.fetch import fetch
     from labkit.testbed.ssh.fleet import Fleet
 
@@ -131,7 +131,7 @@ def looked(folder: Path) -> dict[str, Any]:
         words = {row.host: row.stdout.split("\0")[:-1] == WORDS if row.ok else row.why for row in said}
         errors = {row.host: row.stderr for row in said}
         fetched = rows(fetch(fleet, "harvest", folder=folder / "fetched"))
-        backups = Backups(fleet, folder / "backups", run="r")
+        backups = CheckpointCache(fleet, folder / "backups", run="r")
         kept = {}
         for machine in fleet.inventory:
             try:

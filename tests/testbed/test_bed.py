@@ -19,8 +19,8 @@ from labkit.testbed.install.provision import deploy
 from labkit.testbed.laptop import Bed, down, keys
 from labkit.testbed.laptop import bed as module
 from labkit.testbed.laptop.listing import beds, end_bed
-from labkit.testbed.laptop.plan import STATE, VARIABLE, Plan, usual_folder
-from labkit.testbed.laptop.processes import Process, await_that, has_variable, process, processes, send
+from labkit.testbed.laptop.plan import STATE, VARIABLE, BedPlan, usual_folder
+from labkit.testbed.laptop.processes import BedProcess, await_that, has_variable, process, processes, send
 from labkit.testbed.laptop.server import all_of, server_of
 from labkit.testbed.run.agents import agent_of
 from labkit.testbed.ssh.fleet import Fleet
@@ -202,7 +202,7 @@ def test_a_later_process_of_the_same_number_is_let_be():
     try:
         found = process(child.pid)
         assert found is not None
-        send(Process(child.pid, found.parent, "1", found.command), signal.SIGKILL)
+        send(BedProcess(child.pid, found.parent, "1", found.command), signal.SIGKILL)
         assert child.poll() is None
         send(found, signal.SIGKILL)
         assert child.wait(10) == -signal.SIGKILL
@@ -245,7 +245,7 @@ def test_down_ends_what_a_killed_up_left_half_done(own_folder, after):
     assert done.returncode == -signal.SIGKILL
     assert (own_folder / STATE).exists()
     assert not (own_folder / "hosts.toml").exists()
-    plan = Plan.read(own_folder)
+    plan = BedPlan.read(own_folder)
     assert len(all_of(plan)) == (3 if after == "start" else 0)
     assert down(own_folder)
     assert all_of(plan) == []
@@ -286,7 +286,7 @@ def test_a_server_that_does_not_start_says_why_and_leaves_nothing_running(own_fo
     monkeypatch.setattr(keys, "write_private", lambda path, content: path.write_bytes(b"no key"))
     with pytest.raises(BedError, match=r"(?s)a server of the bed does not start: .*no hostkeys available"):
         Bed.up(2, folder=own_folder)
-    assert all_of(Plan.read(own_folder)) == []
+    assert all_of(BedPlan.read(own_folder)) == []
     assert down(own_folder)
 
 

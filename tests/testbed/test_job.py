@@ -21,7 +21,7 @@ import pytest
 
 from labkit.core.errors import InputError
 from labkit.elastic.process.launchers import running, wait_for_end
-from labkit.testbed.run.job_process import JOB, RESULT, TASK, Wanted
+from labkit.testbed.run.job_process import JOB, RESULT, TASK, JobRequest
 from labkit.testbed.run.order_socket import ask
 
 WITHIN_S = 60.0
@@ -192,4 +192,4 @@ def test_a_job_that_cannot_be_started_says_why_and_exits_with_1(task: Task) -> N
 def test_a_description_that_makes_no_sense_is_told_with_what_is_wrong(tmp_path: Path, wrong: Any, what: str) -> None:
     (tmp_path / JOB).write_text(json.dumps({**WANTED, **wrong}))
     with pytest.raises(InputError, match=what):
-        Wanted.read(tmp_path / JOB)
+        JobRequest.read(tmp_path / JOB)

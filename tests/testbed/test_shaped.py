@@ -15,7 +15,7 @@ from labkit.testbed.errors import BedError
 from labkit.testbed.laptop import Bed
 from labkit.testbed.laptop import bed as module
 from labkit.testbed.laptop.namespaces import possible
-from labkit.testbed.laptop.plan import Plan
+from labkit.testbed.laptop.plan import BedPlan
 from labkit.testbed.laptop.processes import await_that, process
 from labkit.testbed.laptop.server import all_of
 from labkit.testbed.laptop.shape import bridge, limit, rate_gbps
@@ -33,7 +33,7 @@ SEND = (
 N_BYTES = 3_000_000
 
 
-def links(plan: Plan) -> set[str]:
+def links(plan: BedPlan) -> set[str]:
     """Return the devices of a bed on this machine; there may be other beds."""
     said = subprocess.run(["ip", "-j", "link"], capture_output=True, text=True, check=True).stdout
     return {link["ifname"] for link in json.loads(said) if link["ifname"].startswith(bridge(plan))}
@@ -110,7 +110,7 @@ def test_down_removes_what_a_killed_up_left_of_the_networks(own_folder, needs_ro
         f"bed.Bed.up(2, folder={str(own_folder)!r}, shaped='1gbit')\n"
     )
     subprocess.run([sys.executable, "-c", script], timeout=60, check=False)
-    plan = Plan.read(own_folder)
+    plan = BedPlan.read(own_folder)
     assert all_of(plan)
     with pytest.raises(BedError, match="half up"):
         Bed.up(2, folder=own_folder, shaped="1gbit")

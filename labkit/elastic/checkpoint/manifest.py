@@ -144,7 +144,7 @@ def check_sum(buffers: Iterable[Buffer]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class BlockEntry:
     """Where a block is, and what it must be.
 
     Attributes
@@ -182,7 +182,7 @@ class Manifest:
         By which `labkit.elastic.server.optimizers.optimizer` makes it.
     state : list of str
         Names of what the optimizer remembers, sorted.
-    blocks : list of Entry
+    blocks : list of BlockEntry
         Every block once.
     files : dict
         Bytes in the file of each server.
@@ -197,7 +197,7 @@ class Manifest:
     optimizer: str
     options: dict[str, Any]
     state: list[str]
-    blocks: list[Entry]
+    blocks: list[BlockEntry]
     files: dict[str, int]
     queue: str
     training: dict[str, Any] = field(default_factory=dict)
@@ -224,7 +224,7 @@ class Manifest:
             form = told.pop("format")
             if form != FORMAT:
                 raise BadCheckpointError(name, f"{FILE} is of format {form}; this version of labkit reads {FORMAT}.")
-            return cls(**{**told, "blocks": [Entry(**entry) for entry in told["blocks"]]})
+            return cls(**{**told, "blocks": [BlockEntry(**entry) for entry in told["blocks"]]})
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise BadCheckpointError(name, f"{FILE} is damaged: {_glance(text)}") from None
 

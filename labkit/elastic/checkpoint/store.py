@@ -37,7 +37,7 @@ from labkit.elastic.checkpoint.manifest import (
     file_of,
     name_of,
 )
-from labkit.elastic.checkpoint.writer import Draft
+from labkit.elastic.checkpoint.writer import CheckpointWriter
 from labkit.elastic.controller.losses import CONTINUE, NotFiniteError
 from labkit.elastic.protocol.blocks import Layout
 from labkit.elastic.server.optimizers import Optimizer
@@ -46,8 +46,8 @@ __all__ = [
     "BadCheckpointError",
     "Checkpoint",
     "CheckpointError",
+    "CheckpointWriter",
     "Checkpoints",
-    "Draft",
     "NoCheckpointError",
     "OtherModelError",
     "SavedBlock",
@@ -143,7 +143,7 @@ class Checkpoints:
                 draft.add(server, blocks)
             return draft.commit(queue)
 
-    def begin(self, step: int, *, mixed: bool = False) -> Draft:
+    def begin(self, step: int, *, mixed: bool = False) -> CheckpointWriter:
         """Begin a checkpoint to which servers are added one by one.
 
         What a process that died left unfinished is removed.
@@ -178,7 +178,7 @@ class Checkpoints:
                 self.folder.mkdir(mode=0o700, parents=True)
                 self.disk.sync_folder(self.folder.parent)
             self._tidy()
-            return Draft(self, step, mixed=mixed)
+            return CheckpointWriter(self, step, mixed=mixed)
         except OSError as error:
             raise self.write_error(step, error) from error
 

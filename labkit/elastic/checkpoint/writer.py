@@ -18,9 +18,9 @@ from labkit.elastic.checkpoint.manifest import (
     FILE,
     QUEUE,
     BadCheckpointError,
+    BlockEntry,
     BlockLike,
     CheckpointError,
-    Entry,
     Manifest,
     SavedBlock,
     WriteError,
@@ -44,7 +44,7 @@ class Saved(Protocol):
 
 
 class CheckpointFolder(Protocol):
-    """Where checkpoints are kept, as a `Draft` needs it; see `labkit.elastic.checkpoint.store.Checkpoints`."""
+    """Where a `CheckpointWriter` keeps checkpoints; see `labkit.elastic.checkpoint.store.Checkpoints`."""
 
     folder: Path
     disk: Disk
@@ -67,7 +67,7 @@ class CheckpointFolder(Protocol):
         """Return what is told where the system cannot write."""
 
 
-class Draft:
+class CheckpointWriter:
     """A checkpoint that is being written, in a folder without a name that anybody looks for.
 
     As a context it is abandoned unless it was committed. Any error abandons it.
@@ -76,7 +76,7 @@ class Draft:
     def __init__(self, home: CheckpointFolder, step: int, *, mixed: bool) -> None:
         self.step, self.mixed, self._home, self._disk = step, mixed, home, home.disk
         self.folder = home.folder / f".partial-{name_of(step)}-{os.getpid()}-{os.urandom(4).hex()}"
-        self._entries: list[Entry] = []
+        self._entries: list[BlockEntry] = []
         self._files: dict[str, int] = {}
         self._disk.make_folder(self.folder)
         home.in_work.add(self.folder)
@@ -93,7 +93,7 @@ class Draft:
         """
         if not _SERVER.fullmatch(server) or server in self._files:
             raise InputError(f"server '{server}' cannot name a file; expected letters, digits, -, _ and ., each once.")
-        entries: list[Entry] = []
+        entries: list[BlockEntry] = []
         self._write(self.folder / file_of(server), self._bytes_of(server, blocks, entries))
         self._entries += entries
         self._files[server] = sum(4 * e.n * (1 + len(self._home.optimizer.state_names)) for e in entries)
@@ -181,7 +181,7 @@ class Draft:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.abandon()
 
-    def _bytes_of(self, server: str, blocks: Iterable[BlockLike], entries: list[Entry]) -> Iterator[Buffer]:
+    def _bytes_of(self, server: str, blocks: Iterable[BlockLike], entries: list[BlockEntry]) -> Iterator[Buffer]:
         """Yield the bytes of blocks, and note each."""
         offset = 0
         for block in blocks:
@@ -189,7 +189,7 @@ class Draft:
             parts = bytes_of(block)
             seen = [(int(worker), int(number)) for worker, number in sorted(block.seen.items())]
             n, version = len(block.params), int(block.version)
-            entries.append(Entry(int(block.number), version, n, server, offset, seen, check_sum(parts)))
+            entries.append(BlockEntry(int(block.number), version, n, server, offset, seen, check_sum(parts)))
             offset += sum(part.nbytes for part in parts)
             yield from parts
 

@@ -25,7 +25,7 @@ class TooManyServersError(InputError):
     """More servers than blocks: somebody would have nothing to do."""
 
 
-class Piece(NamedTuple):
+class ParameterPiece(NamedTuple):
     """Some numbers of a parameter, on a server."""
 
     block: int
@@ -33,7 +33,7 @@ class Piece(NamedTuple):
     n: int
 
 
-def published(sizes: Sequence[int], *, n_servers: int) -> list[Piece]:
+def published(sizes: Sequence[int], *, n_servers: int) -> list[ParameterPiece]:
     """Distribute parameters over servers as Optimus' PAA does, cutting those above an even share [1]_.
 
     Largest first: what is above the mean load fills up the least loaded servers, one after the other; else it goes
@@ -49,7 +49,7 @@ def published(sizes: Sequence[int], *, n_servers: int) -> list[Piece]:
 
     Returns
     -------
-    list of Piece
+    list of ParameterPiece
         In the order in which they were placed.
 
     References
@@ -60,18 +60,18 @@ def published(sizes: Sequence[int], *, n_servers: int) -> list[Piece]:
     Examples
     --------
     >>> published([6, 3, 2, 1], n_servers=2)
-    [Piece(block=0, server=0, n=6), Piece(block=1, server=1, n=3), Piece(block=2, server=1, n=2), \
-Piece(block=3, server=1, n=1)]
+    [ParameterPiece(block=0, server=0, n=6), ParameterPiece(block=1, server=1, n=3), \
+ParameterPiece(block=2, server=1, n=2), ParameterPiece(block=3, server=1, n=1)]
     """
     _check_servers(n_servers)
     filling = _Filling(np.zeros(n_servers), np.zeros(n_servers, np.int64), capacity=float(sum(sizes) // n_servers))
     small = sum(sizes) * (1 / n_servers / 100)
-    placed: list[Piece] = []
+    placed: list[ParameterPiece] = []
     for block in np.argsort(-np.asarray(sizes, np.int64), kind="stable").tolist():
         if sizes[block] > max(small, filling.capacity):
-            placed += (Piece(block, server, n) for server, n in filling.cut(sizes[block]))
+            placed += (ParameterPiece(block, server, n) for server, n in filling.cut(sizes[block]))
         else:
-            placed.append(Piece(block, filling.put(float(sizes[block]), small=small), sizes[block]))
+            placed.append(ParameterPiece(block, filling.put(float(sizes[block]), small=small), sizes[block]))
     return placed
 
 

@@ -10,7 +10,7 @@ from labkit.core.errors import InputError
 from labkit.elastic.errors import NoAnswerError, OverError
 from labkit.elastic.process.member import CONTROLLER
 from labkit.elastic.process.time_limits import LOOK_S, Waking
-from labkit.elastic.protocol.messages import Kind
+from labkit.elastic.protocol.messages import FrameKind
 from labkit.elastic.transport import (
     Access,
     Address,
@@ -89,7 +89,7 @@ class Line:
         raise OverError(f"the job is over and cannot be asked for '{do}' any more; wait() returns its result.")
 
     def _answered(self, request: dict[str, Any], waking: Waking) -> dict[str, Any]:
-        reply = self._dialled().request(Kind.TELL, meta=request)
+        reply = self._dialled().request(FrameKind.TELL, meta=request)
         while True:
             try:
                 return dict(reply.result(LOOK_S).meta)

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from labkit.elastic.controller.members import Member, Reassign, Terms
+from labkit.elastic.controller.members import JobTerms, Member, Reassign
 from labkit.elastic.controller.minibatches import Grant, Leases
 from labkit.elastic.controller.scaling import Scaler
 from labkit.elastic.protocol.commands import Command, Note
 from labkit.elastic.shards import Fate, Journal, PoisonShardError, Record
 
 
-class Leasing(Scaler):
+class DataLeases(Scaler):
     """Leases of an asynchronous training; a synchronous one has none."""
 
-    def __init__(self, terms: Terms, *, reassign: Reassign, journal: Journal | None = None) -> None:
+    def __init__(self, terms: JobTerms, *, reassign: Reassign, journal: Journal | None = None) -> None:
         super().__init__(terms, reassign=reassign)
         self.leases: Leases | None = None
         self._journal = journal

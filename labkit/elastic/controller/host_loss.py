@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from labkit.core.events import Cause
-from labkit.elastic.controller.data_leases import Leasing
+from labkit.elastic.controller.data_leases import DataLeases
 from labkit.elastic.controller.members import Member, left
 from labkit.elastic.controller.placement import ROLES
 from labkit.elastic.controller.replica_placement import LEAST_SERVERS
@@ -13,7 +13,7 @@ from labkit.elastic.controller.scaling import Scaling
 from labkit.elastic.protocol.commands import Command, Note, Role
 
 
-class Hosts(Leasing):
+class HostLoss(DataLeases):
     """What happens when a host goes for good, or is back."""
 
     def host_back(self, host: str) -> list[Command]:
@@ -36,7 +36,7 @@ class Hosts(Leasing):
             self._give_up_places(host)
             self._outlive_all(missed, host)
         if self.phase != "over":
-            self._bury()
+            self._note_death()
         self._go_on()
         return self._taken()
 
@@ -44,7 +44,7 @@ class Hosts(Leasing):
         del self.members[member.name]
         self._forget_worker(member.name)
         if self.scaling is not None and member.leaving:
-            self._mourn(self.scaling, member)
+            self._forget(self.scaling, member)
         expected = member.leaving or self.phase == "over"
         columns = left(member, expected=expected, reason=f"host {host} is lost", cause=Cause.HOST_LOST)
         self._out.append(Note("left", columns))
@@ -84,7 +84,7 @@ class Hosts(Leasing):
             return
         for member in gone:
             if self.scaling is not None:
-                self._mourn(self.scaling, member)
+                self._forget(self.scaling, member)
         self._keep_enough()
         self._without_servers({m.name for m in gone if m.role == "server"})
         if any(m.role == "worker" for m in gone):
@@ -104,7 +104,7 @@ class Hosts(Leasing):
         if not gone:
             return
         if self.terms.standby and self.phase in ("training", "taking_over"):
-            if not self._outlive(gone, repair=()):
+            if not self._survive(gone, repair=()):
                 self._go_back()
             elif self.phase == "training":
                 self._copy_again()

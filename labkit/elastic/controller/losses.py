@@ -65,7 +65,7 @@ def mean(losses: Iterable[float]) -> float:
         return fsum(value / len(values) for value in values)
 
 
-class Losses:
+class StepLosses:
     """Mean loss of each step, whoever tells of its shards and in whatever order.
 
     Workers tell their shards in the order in which they end; a sum in that order would differ in its last bit from one
@@ -89,7 +89,7 @@ class Losses:
 
         Examples
         --------
-        >>> losses = Losses(3)
+        >>> losses = StepLosses(3)
         >>> losses.told(0, [(2, 0.3), (1, 0.2)])
         >>> losses.told(0, [(0, 0.1)])
         0.19999999999999998

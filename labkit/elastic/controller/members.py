@@ -9,14 +9,14 @@ from typing import Any, Protocol
 
 from labkit.core.events import Cause
 from labkit.elastic.controller.deaths import RESTARTS, WITHIN_S, Deaths, shortages
-from labkit.elastic.controller.placement import Sitter, fewest
-from labkit.elastic.controller.shard_balance import Speeds
+from labkit.elastic.controller.placement import MemberPlacement, fewest
+from labkit.elastic.controller.shard_balance import ShardBalance
 from labkit.elastic.process.causes import told
 from labkit.elastic.protocol.commands import HERE, Command, Role, Start, Tell
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class JobTerms:
     """What a job is, as far as the controller needs to know.
 
     Attributes
@@ -103,18 +103,18 @@ class Reassign(Protocol):
         ...
 
 
-class Crew:
+class MemberTable:
     """Who is there, and what has been told to whom; the base of the controller.
 
     Parameters
     ----------
-    terms : Terms
+    terms : JobTerms
         Of the job.
     reassign : callable
         See `Reassign`; with no owners at all it makes the first assignment.
     """
 
-    def __init__(self, terms: Terms, *, reassign: Reassign) -> None:
+    def __init__(self, terms: JobTerms, *, reassign: Reassign) -> None:
         self.terms, self._reassign = terms, reassign
         self.members: dict[str, Member] = {}
         self.owner: dict[int, str] = {}
@@ -134,7 +134,7 @@ class Crew:
         """Blocks of which a controller that takes over has heard."""
         self.lost: set[str] = set()
         """Hosts that are gone."""
-        self._speeds = Speeds()
+        self._speeds = ShardBalance()
         self._out: list[Command] = []
 
     def of(self, role: Role) -> list[Member]:
@@ -165,8 +165,8 @@ class Crew:
         sites = self._sites()
         return rather if rather in sites else fewest(Counter(m.site for m in self.of(role)), sites)
 
-    def _sitting(self) -> list[Sitter]:
-        return [Sitter(m.name, m.role, m.site) for m in (*self.of("server"), *self.of("worker"))]
+    def _sitting(self) -> list[MemberPlacement]:
+        return [MemberPlacement(m.name, m.role, m.site) for m in (*self.of("server"), *self.of("worker"))]
 
     def _introduce(self, member: Member) -> None:
         """Let a newcomer and the servers connect, before anything depends on it."""

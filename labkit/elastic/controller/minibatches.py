@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from labkit.elastic.shards import Fate, Journal, Lease, Record, ShardService
+from labkit.elastic.shards import Fate, Journal, Record, ShardLease, ShardService
 
 
 class Grant(NamedTuple):
@@ -94,7 +94,7 @@ class Leases:
         self._waiting.pop(worker, None)
         return grant
 
-    def _cut(self, lease: Lease) -> Grant | None:
+    def _cut(self, lease: ShardLease) -> Grant | None:
         first = lease.epoch * self._per_epoch + lease.start // self.batch
         n = min(-(-lease.size // self.batch), self.n_steps - first)
         if n < 1:
@@ -145,7 +145,7 @@ class Leases:
             self.service.fail(min(at_work), reason="its process died")
         self._beyond -= {lease.token for lease in self.service.leave(worker)}
 
-    def tick(self, alive: Iterable[str], *, now_s: float) -> list[Lease]:
+    def tick(self, alive: Iterable[str], *, now_s: float) -> list[ShardLease]:
         """Renew what those have that are alive, and return the leases that have expired."""
         for worker in alive:
             self.service.renew(worker, now_s=now_s)

@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 from labkit.core.errors import InputError, unknown
 from labkit.elastic.protocol.commands import Role
 
-Place = Mapping[str, tuple[int, int]]
+JobPlacement = Mapping[str, tuple[int, int]]
 """Workers and servers of each site; a site that is not named has none."""
 
 ROLES: tuple[Role, Role] = ("server", "worker")
 
 
-class Sitter(NamedTuple):
+class MemberPlacement(NamedTuple):
     """A member, and where it sits."""
 
     name: str
@@ -23,19 +23,19 @@ class Sitter(NamedTuple):
     site: str
 
 
-class Change(NamedTuple):
+class MembershipChange(NamedTuple):
     """Who is to start, (role, site) each, and who goes, by name."""
 
     starts: list[tuple[Role, str]]
     going: list[str]
 
-    def net(self, role: Role, sitting: Iterable[Sitter]) -> int:
+    def net(self, role: Role, sitting: Iterable[MemberPlacement]) -> int:
         """Return how many more of a role there will be."""
         gone = sum(one.role == role and one.name in self.going for one in sitting)
         return sum(started == role for started, _ in self.starts) - gone
 
 
-def of_role(place: Place, role: Role) -> dict[str, int]:
+def of_role(place: JobPlacement, role: Role) -> dict[str, int]:
     """Return how many of a role sit on each site.
 
     >>> of_role({"a": (2, 1), "b": (0, 1)}, "server")
@@ -44,7 +44,7 @@ def of_role(place: Place, role: Role) -> dict[str, int]:
     return {site: (servers if role == "server" else workers) for site, (workers, servers) in place.items()}
 
 
-def checked(place: Mapping[str, Sequence[int]], *, sites: Mapping[str, str], lost: Collection[str]) -> Place:
+def checked(place: Mapping[str, Sequence[int]], *, sites: Mapping[str, str], lost: Collection[str]) -> JobPlacement:
     """Return what a user asks for.
 
     Parameters
@@ -76,13 +76,14 @@ def _are_numbers(numbers: Any) -> bool:
     return pair and all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in numbers)
 
 
-def to_place(place: Place, sitting: Sequence[Sitter]) -> Change:
+def to_place(place: JobPlacement, sitting: Sequence[MemberPlacement]) -> MembershipChange:
     """Return the fewest changes after which so many of each sit where; who came last goes first.
 
-    >>> to_place({"b": (1, 0)}, [Sitter("worker-0", "worker", "a"), Sitter("worker-1", "worker", "a")])
-    Change(starts=[('worker', 'b')], going=['worker-0', 'worker-1'])
+    >>> seats = [MemberPlacement("worker-0", "worker", "a"), MemberPlacement("worker-1", "worker", "a")]
+    >>> to_place({"b": (1, 0)}, seats)
+    MembershipChange(starts=[('worker', 'b')], going=['worker-0', 'worker-1'])
     """
-    change = Change([], [])
+    change = MembershipChange([], [])
     for role in ROLES:
         wanted = of_role(place, role)
         for site in dict.fromkeys((*wanted, *(one.site for one in sitting))):
@@ -94,14 +95,14 @@ def to_place(place: Place, sitting: Sequence[Sitter]) -> Change:
 
 
 def by_numbers(
-    more: Mapping[Role, int], sitting: Sequence[Sitter], *, replace: Collection[str], sites: Sequence[str]
-) -> Change:
+    more: Mapping[Role, int], sitting: Sequence[MemberPlacement], *, replace: Collection[str], sites: Sequence[str]
+) -> MembershipChange:
     """Return who comes and goes where so many more are asked for (or fewer, below 0), and some are to be replaced.
 
     Whoever comes for another takes its site, if that is one of `sites`; others sit where the fewest are.
     """
     again = [one for one in sitting if one.name in replace]
-    change = Change([], [one.name for one in again])
+    change = MembershipChange([], [one.name for one in again])
     for role in ROLES:
         stay = [one for one in sitting if one.role == role and one.name not in replace]
         change.going.extend(one.name for one in (stay[more[role] :] if more[role] < 0 else []))

@@ -27,21 +27,21 @@ from labkit.core.errors import InputError, LabkitError
 from labkit.core.events import Cause
 from labkit.elastic.checkpoint.store import check_blocks
 from labkit.elastic.controller.deaths import RESTARTS, WITHIN_S
-from labkit.elastic.controller.losses import STOP, Losses, NotFiniteError, encoded
-from labkit.elastic.controller.members import Member, Terms
+from labkit.elastic.controller.losses import STOP, NotFiniteError, StepLosses, encoded
+from labkit.elastic.controller.members import JobTerms, Member
 from labkit.elastic.controller.state_machine import Controller
 from labkit.elastic.failure import last_line
 from labkit.elastic.process import fault_injection as fault
 from labkit.elastic.process.causes import BY_FORCE, FAILED, NO_MEMORY, OOM_KILLED, of_exit, told
-from labkit.elastic.process.credentials import Homes, Secrets
-from labkit.elastic.process.launchers import Here, Launcher, Order, There, wait_for_end
+from labkit.elastic.process.credentials import Credentials, Secrets
+from labkit.elastic.process.launchers import Launcher, LocalLauncher, RemoteLauncher, StartRequest, wait_for_end
 from labkit.elastic.process.limits import Amounts
 from labkit.elastic.process.member import CONTROLLER, PATIENCE_LEASES, SPEC, Spec
-from labkit.elastic.process.usage import EVERY_S, Gauge, Reading, Used, heard, readings
+from labkit.elastic.process.usage import EVERY_S, Gauge, MemberUsage, UsageReading, heard, readings
 from labkit.elastic.protocol.blocks import TENSOR
 from labkit.elastic.protocol.commands import Command, End, Keep, Load, Note, Over, Start, Tell
-from labkit.elastic.protocol.messages import Kind, at, era_and_version
-from labkit.elastic.protocol.network import HOST, Network, Reach, Refusals, checked_address, claimed
+from labkit.elastic.protocol.messages import FrameKind, at, era_and_version
+from labkit.elastic.protocol.network import HOST, NetworkConfig, NetworkMode, Refusals, checked_address, claimed
 from labkit.elastic.protocol.program import FILE as PROGRAM
 from labkit.elastic.protocol.sites import hosts_of, launcher_name
 from labkit.elastic.server.block import Block
@@ -79,7 +79,7 @@ REQUESTS_KNOWN = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class JobConfig:
     """How a job begins."""
 
     servers: int
@@ -100,7 +100,7 @@ class Plan:
         (folder / PLAN).write_text(json.dumps(asdict(self)))
 
     @classmethod
-    def load(cls, folder: Path) -> Plan:
+    def load(cls, folder: Path) -> JobConfig:
         """Read it."""
         return cls(**json.loads((folder / PLAN).read_text()))
 
@@ -125,15 +125,17 @@ class FromMember(Handler):
     def received(self, channel: Channel, message: Message) -> None:
         """Pass it on, if it is for such a process to say."""
         kind = message.head.kind
-        if (kind == Kind.TELL) != (self._role == "client") or (kind == Kind.SNAPSHOT and self._role != "server"):
+        if (kind == FrameKind.TELL) != (self._role == "client") or (
+            kind == FrameKind.SNAPSHOT and self._role != "server"
+        ):
             raise AccessError(f"a {self._role[:20]} may not send the controller a frame of kind {kind}.")
         if self._role == HOST:
             self._inbox.put(("hosted", self._name, channel, dict(message.meta)))
-        elif kind == Kind.REPORT:
+        elif kind == FrameKind.REPORT:
             self._inbox.put(("report", self._name, dict(message.meta), now()))
-        elif kind == Kind.SNAPSHOT:
+        elif kind == FrameKind.SNAPSHOT:
             self._inbox.put(("copy", message))
-        elif kind == Kind.TELL:
+        elif kind == FrameKind.TELL:
             self._inbox.put(("asked", channel, message))
 
     def closed(self, channel: Channel, reason: TransportError | None) -> None:  # noqa: ARG002
@@ -141,7 +143,7 @@ class FromMember(Handler):
         self._inbox.put(("closed", self._name, channel))
 
 
-class Control:
+class ControllerProcess:
     """A running job.
 
     Parameters
@@ -156,7 +158,7 @@ class Control:
         from labkit.elastic.controller.block_assignment import reassign
 
         self.folder, self.spec = folder, Spec.load(folder)
-        self.plan = Plan.load(folder)
+        self.plan = JobConfig.load(folder)
         self.lease = Lease(self.spec.lease_s)
         self.inbox: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
         self.channels: dict[str, Channel] = {}
@@ -164,7 +166,7 @@ class Control:
         """Of everybody who was started; 0: nobody knows yet."""
         self.seats: dict[str, str] = {}
         """Sites of everybody who was started."""
-        self.doorstep: dict[str, tuple[Any, ...]] = {}
+        self.unregistered: dict[str, tuple[Any, ...]] = {}
         """Who has connected before the launcher of its host said that it runs."""
         self.sites = self.spec.places
         self.ended: set[str] = set()
@@ -181,14 +183,14 @@ class Control:
         self.events = (folder / EVENTS).open("ab", buffering=0)
         self.unwritten = b""
         self.leases = None if self.spec.sync else (folder / LEASES).open("a", buffering=1)
-        self.losses = Losses(self.spec.n_shards)
+        self.losses = StepLosses(self.spec.n_shards)
         self.amounts: dict[str, Amounts] = {}
         """What members are to have, by name."""
         self.gauge, self.meter = Gauge(), Gauge()
         """What members use, for a status and for events: they are told at times of their own."""
-        self.elsewhere: dict[str, Reading] = {}
+        self.elsewhere: dict[str, UsageReading] = {}
         """What members on other hosts have used, as their launchers told last."""
-        self.used: dict[str, Used] = {}
+        self.used: dict[str, MemberUsage] = {}
         self._next_look_s = self._next_measure_s = 0.0
         self.short_gb = math.inf
         """Memory of the last process that ran out of it; infinite: none did."""
@@ -209,7 +211,7 @@ class Control:
         self.loss: float | str | None = None
         self._next_tick_s = 0.0
         self.machine = Controller(
-            Terms(
+            JobTerms(
                 sizes=[n for _, n in self.spec.extents],
                 n_shards=self.spec.n_shards,
                 n_steps=self.spec.n_steps,
@@ -228,8 +230,8 @@ class Control:
             reassign=reassign,
             journal=None if self.spec.sync else self._journal,
         )
-        reach = Reach(**self.spec.reach)
-        self.network, self.homes = reach.network, Homes(folder, reach=reach, secrets=secrets)
+        reach = NetworkConfig(**self.spec.reach)
+        self.network, self.homes = reach.network, Credentials(folder, reach=reach, secrets=secrets)
         self.launchers, self.there = self._launchers()
         refused = Refusals(lambda **columns: self.inbox.put(("refused", columns)))
         terms: dict[str, Any] = {"welcome": self._welcome, "lease": self.lease, "refused": refused}
@@ -237,7 +239,7 @@ class Control:
         here = Listener(Address.parse(f"unix:{folder / CONTROLLER}"), access=Access(), **terms)
         self.listeners = [door for door in (here, gate) if door is not None]
 
-    def _launchers(self) -> tuple[dict[str, Launcher], dict[str, There]]:
+    def _launchers(self) -> tuple[dict[str, Launcher], dict[str, RemoteLauncher]]:
         """Return who starts members, by host; and those of other hosts, by the name of their launchers."""
 
         def ended(name: str, code: int) -> None:
@@ -246,9 +248,9 @@ class Control:
         sites = list(self.sites.values())
         home, *others = hosts_of(sites)
         told: dict[str, Any] = {"started": self._started, "ended": ended}
-        there = {launcher_name(host, sites): There(host, papers=self.homes.papers, **told) for host in others}
+        there = {launcher_name(host, sites): RemoteLauncher(host, papers=self.homes.papers, **told) for host in others}
         launchers: dict[str, Launcher] = {one.host: one for one in there.values()}
-        return {home: Here(self.folder, furnish=self._furnish, **told), **launchers}, there
+        return {home: LocalLauncher(self.folder, furnish=self._furnish, **told), **launchers}, there
 
     def _furnish(self, name: str, role: str) -> Path:
         return self.homes.furnish(name, role, files=(SPEC, PROGRAM) if role == "worker" else (SPEC,))
@@ -261,7 +263,7 @@ class Control:
         """Let in the launcher over the socket of this machine, and members the way that the job's network is."""
         name, role = claimed(peer)
         secured = peer.proved.startswith("certificate")
-        if secured != (role != "client" and self.network != Network.LOCAL):
+        if secured != (role != "client" and self.network != NetworkMode.LOCAL):
             raise AccessError(f"{name[:60]} is a {role[:20]}, and may not come in by this door.")
         if (role == HOST) != (name in self.there):
             raise AccessError(f"{name[:60]} is no {role[:20]} of this job.")
@@ -404,16 +406,16 @@ class Control:
             self._next_measure_s = now_s + every_s
             self._tell_used(self.meter.used(found))
 
-    def _readings(self) -> dict[str, Reading]:
+    def _readings(self) -> dict[str, UsageReading]:
         """Return what each member that runs has used so far, here and on other hosts."""
         here = {
             name: pid for name, pid in self.pids.items()
-            if name not in self.ended and not isinstance(self._launcher(name), There)
+            if name not in self.ended and not isinstance(self._launcher(name), RemoteLauncher)
         }  # fmt: skip
         away = {name: one for name, one in self.elsewhere.items() if name in self.pids and name not in self.ended}
         return {**readings(here), **away}
 
-    def _tell_used(self, found: dict[str, Used]) -> None:
+    def _tell_used(self, found: dict[str, MemberUsage]) -> None:
         when = now()
         for name, used in found.items():
             limit = self.amounts.get(name, Amounts())
@@ -433,7 +435,7 @@ class Control:
             return  # it says next who runs there, or what it wants
         pid = self.pids.get(name)
         if pid == 0 and name not in self.ended:
-            self.doorstep[name] = name, role, address, unable, channel
+            self.unregistered[name] = name, role, address, unable, channel
             return
         if pid != channel.peer.hello.get("pid") or name in self.ended:
             self._send_away(channel)  # nobody knows it: its controller died before it could write
@@ -447,7 +449,7 @@ class Control:
 
     def _send_away(self, channel: Channel) -> None:
         with contextlib.suppress(TransportError):
-            channel.send(Kind.TELL, meta={"do": "stop"})
+            channel.send(FrameKind.TELL, meta={"do": "stop"})
 
     # --- other hosts
 
@@ -475,7 +477,7 @@ class Control:
             there.channel = None
             self._host_missed(there, there.turn)
 
-    def _expect_host(self, there: There, *, leases: int) -> None:
+    def _expect_host(self, there: RemoteLauncher, *, leases: int) -> None:
         """See to it that a launcher comes (back), or its host counts as lost if somebody should be there."""
         turn = there.turn
 
@@ -485,7 +487,7 @@ class Control:
 
         threading.Thread(target=wait, name=f"waiting for {there.host}", daemon=True).start()
 
-    def _host_missed(self, there: There, turn: int) -> None:
+    def _host_missed(self, there: RemoteLauncher, turn: int) -> None:
         members = [] if there.turn != turn or there.channel is not None else there.lost()
         if not members:
             return
@@ -493,7 +495,7 @@ class Control:
         for member in members:
             self.left_at.setdefault(member, now())
             self.ended.add(member)
-            self.doorstep.pop(member, None)
+            self.unregistered.pop(member, None)
             if member in self.channels:
                 self._send_away(self.channels.pop(member))
         self._carry_out(self.machine.host_lost(there.host, why=why))
@@ -558,8 +560,8 @@ class Control:
         if name in self.there:
             if self.there[name].away(channel):
                 self._expect_host(self.there[name], leases=2)
-        elif name in self.doorstep and self.doorstep[name][-1] is channel:
-            del self.doorstep[name]
+        elif name in self.unregistered and self.unregistered[name][-1] is channel:
+            del self.unregistered[name]
         elif self.channels.get(name) is channel:
             del self.channels[name]
             if name in self.codes:
@@ -617,7 +619,7 @@ class Control:
         self._note_shortage(self.amounts.pop(name, Amounts()), of_exit(code))
         self.elsewhere.pop(name, None)
         self._await_no_more(name)
-        self.doorstep.pop(name, None)
+        self.unregistered.pop(name, None)
         self.homes.clear(name)
         said = MEANINGS.get(code) or (last_line(self.folder / f"{name}.log") if code > 0 else "")
         reason = f"exit code {code}{said and f': {said}'}"
@@ -712,7 +714,7 @@ class Control:
 
     def _seat(self, member: Member) -> list[Any]:
         """Return a member, where it sits, what it uses and what it may."""
-        used, limit = self.used.get(member.name, Used()), self.amounts.get(member.name, Amounts())
+        used, limit = self.used.get(member.name, MemberUsage()), self.amounts.get(member.name, Amounts())
         where = [member.name, member.role, member.site, self.pids.get(member.name, 0), member.joined]
         return [*where, used.cores, used.memory_gb, limit.cpus, limit.memory_gb]
 
@@ -752,9 +754,9 @@ class Control:
         scales = self.machine.phase == "training" and self.machine.scaling is not None
         self.pids[command.name], self.seats[command.name] = 0, command.site
         self.begun[command.name] = time.monotonic()
-        order = Order(command.name, command.role, self.sites[command.site], gently=scales)
+        order = StartRequest(command.name, command.role, self.sites[command.site], gently=scales)
         launcher = self._launcher(command.name)
-        if isinstance(launcher, There) and launcher.channel is None:
+        if isinstance(launcher, RemoteLauncher) and launcher.channel is None:
             self._expect_host(launcher, leases=PATIENCE_LEASES)
         try:
             launcher.start(order)  # who is started for somebody who died is missed: not gently
@@ -773,9 +775,9 @@ class Control:
         site = self.sites[self.seats[name]]
         columns = {"name": name, "role": role, "pid": pid, "site": site.name, "host": site.host}
         self._write(now(), "started", columns)
-        if name in self.doorstep:
-            self._opened(*self.doorstep.pop(name))
-        elif isinstance(self._launcher(name), There):
+        if name in self.unregistered:
+            self._opened(*self.unregistered.pop(name))
+        elif isinstance(self._launcher(name), RemoteLauncher):
             self._remember()
 
     def _end(self, command: End) -> None:
@@ -802,7 +804,7 @@ class Control:
         if channel is None:
             return
         try:
-            channel.send(Kind.TELL, meta=what)
+            channel.send(FrameKind.TELL, meta=what)
         except FrameError as error:  # to leave it out would let somebody wait for ever
             self.inbox.put(("hopeless", f"'{what.get('do')}' cannot be told to {name}: {error}"))
         except TransportError:
@@ -846,7 +848,11 @@ class Control:
             )  # fmt: skip
             with contextlib.suppress(TransportError):
                 reply = channel.request(
-                    Kind.STATE, *block.vectors(), meta=block.card(), block=number, step=at(command.era, newest.step)
+                    FrameKind.STATE,
+                    *block.vectors(),
+                    meta=block.card(),
+                    block=number,
+                    step=at(command.era, newest.step),
                 )
                 reply.add_done_callback(partial(settled, owner))
 
@@ -881,7 +887,7 @@ def main(arguments: list[str]) -> None:
         _lock(lock, folder)
         raw = b"" if sys.stdin is None else sys.stdin.buffer.read()
         fault.arm(folder, name="controller")
-        Control(folder, secrets=Secrets.read(raw) if raw else None).run()
+        ControllerProcess(folder, secrets=Secrets.read(raw) if raw else None).run()
 
 
 def _lock(file: TextIO, folder: Path) -> None:

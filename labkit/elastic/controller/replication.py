@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from labkit.elastic.controller.members import Crew, Member, Reassign, Terms
+from labkit.elastic.controller.members import JobTerms, Member, MemberTable, Reassign
 from labkit.elastic.controller.replica_placement import followers
 from labkit.elastic.protocol.commands import Note
 
@@ -19,14 +19,14 @@ Following = dict[int, Follower]
 """Who follows each block."""
 
 
-class Standby(Crew):
+class Replication(MemberTable):
     """Who follows whom; without `Terms.standby`, nobody.
 
     A block that is to be followed by somebody else keeps who follows it so far until the new one has it. A turn is a
     number that counts the orders to follow a block, so that what is said of an earlier one is known to be old.
     """
 
-    def __init__(self, terms: Terms, *, reassign: Reassign) -> None:
+    def __init__(self, terms: JobTerms, *, reassign: Reassign) -> None:
         super().__init__(terms, reassign=reassign)
         self.shadow: Following = {}
         """Those who have the block, and all gradients since."""
@@ -101,7 +101,7 @@ class Standby(Crew):
         if block not in self.coming:  # whoever was to come before it may never: nobody may wait for that
             del self._earlier[block]
 
-    def _bury(self, *, here: Collection[str] | None = None) -> None:
+    def _note_death(self, *, here: Collection[str] | None = None) -> None:
         """Forget what servers that are gone followed: all but those that are here."""
         here = [m.name for m in self.of("server")] if here is None else here
         for block in self.owner:

@@ -8,10 +8,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from labkit.core.errors import InputError, unknown
-from labkit.elastic.controller.members import Member, Reassign, Terms
-from labkit.elastic.controller.placement import ROLES, Change, Place, by_numbers, checked, of_role, to_place
+from labkit.elastic.controller.members import JobTerms, Member, Reassign
+from labkit.elastic.controller.placement import (
+    ROLES,
+    JobPlacement,
+    MembershipChange,
+    by_numbers,
+    checked,
+    of_role,
+    to_place,
+)
 from labkit.elastic.controller.replica_placement import LEAST_SERVERS
-from labkit.elastic.controller.replication import Standby
+from labkit.elastic.controller.replication import Replication
 from labkit.elastic.protocol.commands import Command, End, Note, Role
 
 STRATEGIES = ("handover", "suspend", "checkpoint")
@@ -53,7 +61,7 @@ class Scaling:
     number: int = 0
     repair: bool = False
     hold: int | None = None
-    place: Place | None = None
+    place: JobPlacement | None = None
     at: tuple[str, ...] = ()
     last: bool = False
     by_load: bool = False
@@ -73,7 +81,7 @@ class Scaling:
 
 
 @dataclass(slots=True)
-class Standstill:
+class Barrier:
     """Workers finish what they are at and stand still; then something is done.
 
     Attributes
@@ -94,17 +102,17 @@ class Standstill:
     """When it is given up if somebody still moves."""
 
 
-class Scaler(Standby):
+class Scaler(Replication):
     """Requests to scale, and the steps of the one that is under way."""
 
-    def __init__(self, terms: Terms, *, reassign: Reassign) -> None:
+    def __init__(self, terms: JobTerms, *, reassign: Reassign) -> None:
         super().__init__(terms, reassign=reassign)
         self.scaling: Scaling | None = None
         self.queue: list[Scaling] = []
         self.saving: int | None = None
         self._n_scalings = 0
         self._restarted: Scaling | None = None
-        self._still: Standstill | None = None
+        self._still: Barrier | None = None
         self._n_stills = 0
         self._step_s: dict[str, float] = {}
         """How long the last step of each asynchronous worker took."""
@@ -244,16 +252,16 @@ class Scaler(Standby):
                     self._tell(server.name, do="loads", number=scaling.number)
                     scaling.waiting.add(("loads", server.name))
 
-    def _change(self, scaling: Scaling) -> Change:
+    def _change(self, scaling: Scaling) -> MembershipChange:
         """Return who is to start where, and who goes."""
         if scaling.place is not None:
             return to_place(scaling.place, self._sitting())
         if scaling.repair:
-            return Change([("server", self._site_for("server", rather=site)) for site in scaling.at], [])
+            return MembershipChange([("server", self._site_for("server", rather=site)) for site in scaling.at], [])
         more: dict[Role, int] = {"server": scaling.servers, "worker": scaling.workers}
         return by_numbers(more, self._sitting(), replace=scaling.replace, sites=self._sites())
 
-    def _check_change(self, scaling: Scaling, change: Change) -> None:
+    def _check_change(self, scaling: Scaling, change: MembershipChange) -> None:
         """Raise InputError if nobody would be left, or somebody is to sit on a host that is gone."""
         if scaling.place is not None:
             checked(scaling.place, sites=self.terms.sites, lost=self.lost)
@@ -305,7 +313,7 @@ class Scaler(Standby):
         """Find out which blocks move where."""
         servers = self._with_blocks(m.name for m in self.of("server") if m.joined and m.name not in scaling.going)
         if not servers:
-            self._strand(scaling, "all servers died that were to stay")
+            self._drop_stranded(scaling, "all servers died that were to stay")
             return
         shares: dict[str, Any] = {}
         if scaling.by_load:
@@ -341,12 +349,12 @@ class Scaler(Standby):
         """Return servers that are to have blocks, the oldest: after deaths there may be more servers than blocks."""
         return list(servers)[: len(self.terms.sizes)]
 
-    def _strand(self, scaling: Scaling, why: str) -> None:
+    def _drop_stranded(self, scaling: Scaling, why: str) -> None:
         """Drop a request after which no server would be left: those stay who were to go."""
         if scaling.hold is not None or self._still is not None:
             self._walk_on()
         self._drop(scaling, why)
-        self._bury()
+        self._note_death()
         self._follow(self._followers_to_be())
 
     def _migrate(self, scaling: Scaling) -> None:
@@ -411,12 +419,12 @@ class Scaler(Standby):
         if self.scaling is not None:
             self.scaling.waiting.discard(("follows", int(columns["block"]), member.name))
 
-    def _outlive(self, gone: Collection[str], *, repair: Sequence[str]) -> bool:
+    def _survive(self, gone: Collection[str], *, repair: Sequence[str]) -> bool:
         """Go on without servers, whose blocks others own from now on; False if some are lost.
 
         `repair` are the sites at which others are to come for them.
         """
-        self._bury()
+        self._note_death()
         if repair:
             self._repair(repair)
         if self.phase != "training":
@@ -469,7 +477,7 @@ class Scaler(Standby):
         for name in scaling.going:
             if name in self.members:
                 self.members[name].leaving = True
-        self._bury()
+        self._note_death()
         if any(self.members[n].role == "worker" for n in (*scaling.new, *scaling.going) if n in self.members):
             self._deal()
         for name in scaling.going:
@@ -493,7 +501,7 @@ class Scaler(Standby):
         """Let all workers stand still, and then do something; `_walk_on` ends it."""
         waiting = {m.name for m in self.members.values() if m.role == "worker" and m.ready}
         self._n_stills += 1
-        self._still = Standstill(self._n_stills, waiting, then, until_s=until_s)
+        self._still = Barrier(self._n_stills, waiting, then, until_s=until_s)
         self._tell_workers(do="hold", number=self._n_stills)
 
     def _walk_on(self) -> None:
@@ -570,7 +578,7 @@ class Scaler(Standby):
         everybody = sum(self._numbers.values()) == len(self.members) and all(m.came for m in self.members.values())
         return everybody and self._n_ready() < len(self.of("worker"))
 
-    def _mourn(self, scaling: Scaling, member: Member) -> None:
+    def _forget(self, scaling: Scaling, member: Member) -> None:
         """Wait no longer for somebody who is gone."""
         scaling.waiting = {w for w in scaling.waiting if member.name not in (w if isinstance(w, tuple) else (w,))}
         scaling.new = [name for name in scaling.new if name != member.name]

@@ -19,7 +19,7 @@ FORGET: Final = 1.05
 Ranges = Mapping[str, tuple[int, int]]
 
 
-class Speeds:
+class ShardBalance:
     """Shards per second of each worker.
 
     Attributes
@@ -29,7 +29,7 @@ class Speeds:
 
     Examples
     --------
-    >>> speeds = Speeds()
+    >>> speeds = ShardBalance()
     >>> speeds.dealt(["a", "b"], n_shards=8)
     {'a': (0, 4), 'b': (4, 8)}
     >>> for _ in range(FRESH):

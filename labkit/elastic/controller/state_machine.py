@@ -11,8 +11,8 @@ from typing import Any
 from labkit.core.errors import InputError
 from labkit.core.events import Cause
 from labkit.elastic.controller.block_assignment import by_tensor
-from labkit.elastic.controller.host_loss import Hosts
-from labkit.elastic.controller.members import Member, Reassign, Terms, left
+from labkit.elastic.controller.host_loss import HostLoss
+from labkit.elastic.controller.members import JobTerms, Member, Reassign, left
 from labkit.elastic.controller.placement import ROLES, checked, of_role
 from labkit.elastic.controller.scaling import MARGIN, Scaling
 from labkit.elastic.process.causes import read, told
@@ -20,12 +20,12 @@ from labkit.elastic.protocol.commands import Command, End, Keep, Load, Note, Ove
 from labkit.elastic.shards import Journal, Record
 
 
-class Controller(Hosts):
+class Controller(HostLoss):
     """All that a job's controller decides.
 
     Parameters
     ----------
-    terms : Terms
+    terms : JobTerms
         Of the job.
     reassign : callable
         See `Reassign`; with no owners at all it makes the first assignment.
@@ -33,7 +33,7 @@ class Controller(Hosts):
         Takes each record of the shard service before anything comes of it (asynchronous training).
     """
 
-    def __init__(self, terms: Terms, *, reassign: Reassign, journal: Journal | None = None) -> None:
+    def __init__(self, terms: JobTerms, *, reassign: Reassign, journal: Journal | None = None) -> None:
         super().__init__(terms, reassign=reassign, journal=journal)
         self.saved = 0
         self.failure, self.cause = "", Cause.UNKNOWN
@@ -169,7 +169,7 @@ class Controller(Hosts):
         """Go on with training once everybody has told: unless blocks were lost, nobody stood still meanwhile."""
         self.phase = "training"
         behind = [m for m in self.of("server") if not m.ready]
-        self._bury(here=[m.name for m in self.of("server") if m.ready])
+        self._note_death(here=[m.name for m in self.of("server") if m.ready])
         absent = set(self.owner.values()) - (set(self.members) - {m.name for m in behind})
         if (
             self._is_lost(absent)
@@ -278,9 +278,9 @@ class Controller(Hosts):
         elif not expected:
             self._died(member, reason, cause=cause)
         elif member.role == "server":
-            self._bury()
+            self._note_death()
         if self.scaling is not None:
-            self._mourn(self.scaling, member)
+            self._forget(self.scaling, member)
         if member.role == "server" and self.phase == "training":
             self._tell_workers(do="map", era=self.era, map=self._map())  # what it said last may not have arrived
         self._go_on()
@@ -587,11 +587,11 @@ class Controller(Hosts):
             return
         going = self.scaling is not None and member.name in self.scaling.going
         if self.scaling is not None:
-            self._mourn(self.scaling, member)
+            self._forget(self.scaling, member)
         if member.role == "worker":
             self._worker_died(member.site)
         elif self.scaling is not None and self._is_stranded(member):
-            self._strand(self.scaling, f"{member.name} died: {why}")
+            self._drop_stranded(self.scaling, f"{member.name} died: {why}")
         else:
             self._server_died(member, going=going)
 
@@ -603,7 +603,7 @@ class Controller(Hosts):
 
     def _server_died(self, member: Member, *, going: bool) -> None:
         if self.terms.standby and self.phase in ("training", "taking_over"):
-            if not self._outlive({member.name}, repair=() if going else (member.site,)):
+            if not self._survive({member.name}, repair=() if going else (member.site,)):
                 self._go_back()
             elif self.phase == "training":
                 self._copy_again()

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from labkit.elastic.forkserver.order import GO, NETWORK, OF_PYTHON, Order, Refused, Started, encode
+from labkit.elastic.forkserver.order import GO, NETWORK, OF_PYTHON, ForkOrder, ForkRefused, ForkStarted, encode
 from labkit.elastic.forkserver.title import show
 
 CLONE_NEWNET: Final = 0x40000000
@@ -23,7 +23,7 @@ MADE_HERE: Final = ("NUMBA_CACHE_DIR",)
 """Variables that `import labkit` sets."""
 
 
-def become(order: Order, files: Sequence[int], client: socket.socket) -> None:
+def become(order: ForkOrder, files: Sequence[int], client: socket.socket) -> None:
     """Become the process that was ordered, tell its number, and wait until the client has it.
 
     Ends this process if that cannot be, or the client is gone: then nothing has run.
@@ -39,7 +39,7 @@ def become(order: Order, files: Sequence[int], client: socket.socket) -> None:
             os.nice(order.nice)
         _settle_signals(order.ignored)
         _settle_python(order)
-        client.sendall(encode(Started(os.getpid(), start_of(os.getpid()))))
+        client.sendall(encode(ForkStarted(os.getpid(), start_of(os.getpid()))))
         if client.recv(1) != GO:
             os._exit(0)
         client.close()
@@ -49,7 +49,7 @@ def become(order: Order, files: Sequence[int], client: socket.socket) -> None:
 
 def _refuse(client: socket.socket, error: BaseException) -> None:
     try:
-        client.sendall(encode(Refused(f"{type(error).__name__}: {error}"[:1000])))
+        client.sendall(encode(ForkRefused(f"{type(error).__name__}: {error}"[:1000])))
     finally:
         os._exit(127)
 
@@ -89,7 +89,7 @@ def _settle_signals(ignored: Sequence[int]) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
-def _settle_python(order: Order) -> None:
+def _settle_python(order: ForkOrder) -> None:
     """Let nothing be left of the server's own: environment, names, where modules are found, random numbers."""
     argv = list(order.argv)
     made = {name: os.environ[name] for name in MADE_HERE if name in os.environ}
@@ -105,7 +105,7 @@ def _settle_python(order: Order) -> None:
     _settle_numbers(order)
 
 
-def _settle_numbers(order: Order) -> None:
+def _settle_numbers(order: ForkOrder) -> None:
     """Draw other random numbers than the server's other children, and compute with the threads that are wanted."""
     random.seed()
     if "numpy" in sys.modules:
@@ -126,7 +126,7 @@ def threads(env: Mapping[str, str], n_cores: int, most: int) -> int:
     return int(said) if said.isdigit() and int(said) else max(1, min(n_cores, most))
 
 
-def run(order: Order) -> None:
+def run(order: ForkOrder) -> None:
     """Run the program that was ordered; as `python -m`, this is the last thing that the process does."""
     module = importlib.import_module(order.argv[2])
     sys.modules["__main__"] = module

@@ -27,14 +27,14 @@ from labkit.elastic.forkserver.order import (
     MODULES,
     NETWORK,
     OF_PYTHON,
-    Ended,
-    Frames,
+    ForkEnded,
+    ForkOrder,
+    ForkRefused,
+    ForkStarted,
+    ForkWatch,
     Message,
-    Order,
     OrderError,
-    Refused,
-    Started,
-    Watch,
+    OrderFrames,
     encode,
 )
 from labkit.elastic.forkserver.place import ForkError
@@ -57,7 +57,7 @@ _told: set[str] = set()
 _not_before_s = [0.0]
 
 
-class Child:
+class ForkedProcess:
     """A process that a fork server has started for us.
 
     Attributes
@@ -73,7 +73,7 @@ class Child:
         self._handle: int | None = None
         with contextlib.suppress(OSError):  # it may be over, if it is not ours to let run
             self._handle = os.pidfd_open(pid)
-        self._frames, self._settled = Frames(), False
+        self._frames, self._settled = OrderFrames(), False
         self._status: int | None = None
 
     @property
@@ -108,7 +108,7 @@ class Child:
             data = b""
         self._frames.feed(data)
         message = self._frames.take()
-        self._status = message.status if isinstance(message, Ended) else None
+        self._status = message.status if isinstance(message, ForkEnded) else None
         self._settled = not data or message is not None
 
     def go(self) -> None:
@@ -134,7 +134,7 @@ def started(
     cores: Sequence[int] = (),
     wait: bool = True,
     stdin: int | None = None,
-) -> Child | None:
+) -> ForkedProcess | None:
     """Start a process of a job, in a session of its own; None if that is for the plain start.
 
     Parameters
@@ -160,7 +160,7 @@ def started(
     except FileNotFoundError:  # removed: only a child by itself can be there
         return None
     allowed = sorted(cores or os.sched_getaffinity(0))
-    order = Order(list(argv), dict(env), folder, allowed, umask=_umask(), ignored=ignored)
+    order = ForkOrder(list(argv), dict(env), folder, allowed, umask=_umask(), ignored=ignored)
     nothing = os.open(os.devnull, os.O_RDONLY)
     try:
         return fork(order, (nothing if stdin is None else stdin, log.fileno(), log.fileno()), wait=wait)
@@ -184,13 +184,13 @@ def tell(what: str) -> None:
 
 
 def fork(
-    order: Order,
+    order: ForkOrder,
     files: Sequence[int],
     *,
     wait: bool,
     patience_s: float = PATIENCE_S,
     tell: Callable[[str], None] = tell,
-) -> Child | None:
+) -> ForkedProcess | None:
     """Let a process be forked, with these files as stdin, stdout and stderr; None if that is for the plain start.
 
     Why a plain start is taken is told, unless it was asked for or a server is just being started.
@@ -222,14 +222,14 @@ def prepare(env: Mapping[str, str]) -> None:
                 _begin(path, env, settings)
 
 
-def watched(server: Path, pid: int, start: int) -> Child | None:
+def watched(server: Path, pid: int, start: int) -> ForkedProcess | None:
     """Return a process that an earlier process of ours had started through that server; None if nobody knows."""
     try:
         sock = _connected(server)
-        sock.sendall(encode(Watch(pid, start)))
+        sock.sendall(encode(ForkWatch(pid, start)))
     except OSError:
         return None
-    return Child(sock, pid, start, server=server)
+    return ForkedProcess(sock, pid, start, server=server)
 
 
 # --- the server
@@ -306,8 +306,8 @@ def _reach_soon(path: Path) -> socket.socket:
 
 
 def _forked(
-    order: Order, files: Sequence[int], settings: place.Settings, *, wait: bool, patience_s: float
-) -> Child | None:
+    order: ForkOrder, files: Sequence[int], settings: place.Settings, *, wait: bool, patience_s: float
+) -> ForkedProcess | None:
     path, until_s = _path(settings, order.env), time.monotonic() + patience_s
     for _ in range(ATTEMPTS):
         try:
@@ -322,14 +322,14 @@ def _forked(
             sock.close()
             raise
         if said is not None:
-            child = Child(sock, said.pid, said.start, server=path)
+            child = ForkedProcess(sock, said.pid, said.start, server=path)
             child.go()
             return child
         sock.close()
     raise ForkError(f"the fork server ends before it answers: {_last_words(path)}")
 
 
-def _asked(sock: socket.socket, order: Order, files: Sequence[int], *, until_s: float) -> Started | None:
+def _asked(sock: socket.socket, order: ForkOrder, files: Sequence[int], *, until_s: float) -> ForkStarted | None:
     """Give an order, and let the process run; None if the server is gone and nothing has run."""
     with _network() as network:
         raw = encode(order)
@@ -342,9 +342,9 @@ def _asked(sock: socket.socket, order: Order, files: Sequence[int], *, until_s: 
             return None
         except TimeoutError:
             raise ForkError("the fork server does not answer in time.") from None
-    if isinstance(said, Refused):
+    if isinstance(said, ForkRefused):
         raise ForkError(said.why)
-    return said if isinstance(said, Started) else None
+    return said if isinstance(said, ForkStarted) else None
 
 
 @contextlib.contextmanager
@@ -361,7 +361,7 @@ def _network() -> Iterator[list[int]]:
 
 
 def _answer(sock: socket.socket) -> Message | None:
-    frames, data = Frames(), b"?"
+    frames, data = OrderFrames(), b"?"
     message = None
     while message is None and data:
         data = sock.recv(1 << 12)

@@ -68,7 +68,7 @@ class _Checked:
 
 
 @dataclass(frozen=True, slots=True)
-class Order(_Checked):
+class ForkOrder(_Checked):
     """A process to start. With it go file descriptors: stdin, stdout, stderr, and that of a network namespace or none.
 
     Attributes
@@ -99,7 +99,7 @@ class Order(_Checked):
 
 
 @dataclass(frozen=True, slots=True)
-class Watch(_Checked):
+class ForkWatch(_Checked):
     """How has a process of this server ended, or how will it? `start` tells it from another of its number."""
 
     pid: int
@@ -107,7 +107,7 @@ class Watch(_Checked):
 
 
 @dataclass(frozen=True, slots=True)
-class Started(_Checked):
+class ForkStarted(_Checked):
     """A process waits for `GO`; said by itself."""
 
     pid: int
@@ -115,22 +115,22 @@ class Started(_Checked):
 
 
 @dataclass(frozen=True, slots=True)
-class Ended(_Checked):
+class ForkEnded(_Checked):
     """A process has ended; `status` as waitpid has it."""
 
     status: int
 
 
 @dataclass(frozen=True, slots=True)
-class Refused(_Checked):
+class ForkRefused(_Checked):
     """It cannot be done; nothing has run."""
 
     why: str
 
 
-Message = Order | Watch | Started | Ended | Refused
+Message = ForkOrder | ForkWatch | ForkStarted | ForkEnded | ForkRefused
 _MESSAGES: Final[dict[str, type[Message]]] = {
-    "order": Order, "watch": Watch, "started": Started, "ended": Ended, "refused": Refused,
+    "order": ForkOrder, "watch": ForkWatch, "started": ForkStarted, "ended": ForkEnded, "refused": ForkRefused,
 }  # fmt: skip
 
 
@@ -144,8 +144,8 @@ def encode(message: Message) -> bytes:
 def decode(body: bytes) -> Message:
     """Return the message of a frame; OrderError if it is none.
 
-    >>> decode(encode(Watch(7, start=9))[HEAD_BYTES:])
-    Watch(pid=7, start=9)
+    >>> decode(encode(ForkWatch(7, start=9))[HEAD_BYTES:])
+    ForkWatch(pid=7, start=9)
     """
     try:
         said = json.loads(body)
@@ -156,7 +156,7 @@ def decode(body: bytes) -> Message:
         raise OrderError(f"{body[:100]!r} is no message of a fork server ({type(error).__name__}).") from None
 
 
-class Frames:
+class OrderFrames:
     """Bytes as they come, and the messages in them."""
 
     def __init__(self) -> None:

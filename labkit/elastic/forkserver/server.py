@@ -22,7 +22,16 @@ from pathlib import Path
 from typing import Final
 
 from labkit.elastic.forkserver import child as fork_child
-from labkit.elastic.forkserver.order import Ended, Frames, Message, Order, OrderError, Refused, Watch, encode
+from labkit.elastic.forkserver.order import (
+    ForkEnded,
+    ForkOrder,
+    ForkRefused,
+    ForkWatch,
+    Message,
+    OrderError,
+    OrderFrames,
+    encode,
+)
 from labkit.elastic.forkserver.place import clear, early_of, lock_of, locked, uid_of
 from labkit.elastic.forkserver.title import name, show
 
@@ -58,10 +67,10 @@ KEPT: Final = 256
 MOST_FILES: Final = 4
 
 
-class Forked(Exception):  # noqa: N818 - not an error: it leads out of the server's loop
+class InChild(Exception):  # noqa: N818 - not an error: it leads out of the server's loop
     """Raised in a child: `order` is what it is to run."""
 
-    def __init__(self, order: Order) -> None:
+    def __init__(self, order: ForkOrder) -> None:
         self.order = order
 
 
@@ -70,7 +79,7 @@ class Caller:
     """A client that has connected, and what it has said so far."""
 
     sock: socket.socket
-    frames: Frames = field(default_factory=Frames)
+    frames: OrderFrames = field(default_factory=OrderFrames)
     files: list[int] = field(default_factory=list)
 
     def close(self) -> None:
@@ -119,7 +128,7 @@ class ForkServer:
         self._selector.register(what, selectors.EVENT_READ, call)
 
     def run(self) -> None:
-        """Serve until nobody needs it; raises `Forked` in each child."""
+        """Serve until nobody needs it; raises `InChild` in each child."""
         look_s = min(LOOK_S, self._idle_s / 4)
         while not self._done():
             for key, _ in self._selector.select(look_s):
@@ -161,9 +170,9 @@ class ForkServer:
         del self._callers[caller.sock.fileno()]
 
     def _serve(self, caller: Caller, message: Message | None) -> None:
-        if isinstance(message, Order):
+        if isinstance(message, ForkOrder):
             self._fork(caller, message)
-        elif isinstance(message, Watch):
+        elif isinstance(message, ForkWatch):
             self._watch(caller, message)
         else:
             caller.close()
@@ -171,12 +180,12 @@ class ForkServer:
     @staticmethod
     def _refuse(caller: Caller, why: str) -> None:
         with contextlib.suppress(OSError):
-            caller.sock.sendall(encode(Refused(why)))
+            caller.sock.sendall(encode(ForkRefused(why)))
         caller.close()
 
     # --- children
 
-    def _fork(self, caller: Caller, order: Order) -> None:
+    def _fork(self, caller: Caller, order: ForkOrder) -> None:
         if len(caller.files) < 3 or n_threads() > 1:
             fault = f"{len(caller.files)} files came with it, 3 are needed" if n_threads() == 1 else "it has threads"
             self._refuse(caller, f"the fork server cannot fork: {fault}")
@@ -195,7 +204,7 @@ class ForkServer:
         self._children[pid] = child
         self._on(child.handle, lambda: self._reap(child))
 
-    def _be_child(self, caller: Caller, order: Order) -> None:
+    def _be_child(self, caller: Caller, order: ForkOrder) -> None:
         """Close what is the server's, and become what was ordered."""
         self._selector.close()
         self._listener.close()
@@ -207,7 +216,7 @@ class ForkServer:
                 sock.close()
         caller.sock.setblocking(True)
         fork_child.become(order, caller.files, caller.sock)
-        raise Forked(order)
+        raise InChild(order)
 
     def _reap(self, child: Child) -> None:
         self._active_s = time.monotonic()
@@ -221,7 +230,7 @@ class ForkServer:
         for sock in child.watchers:
             _tell(sock, status)
 
-    def _watch(self, caller: Caller, asked: Watch) -> None:
+    def _watch(self, caller: Caller, asked: ForkWatch) -> None:
         child = self._children.get(asked.pid)
         if child is not None and child.start == asked.start:
             child.watchers.append(caller.sock)
@@ -258,7 +267,7 @@ class ForkServer:
 def _tell(sock: socket.socket, status: int) -> None:
     with contextlib.suppress(OSError):  # whoever wanted to know is gone
         sock.setblocking(True)
-        sock.sendall(encode(Ended(status)))
+        sock.sendall(encode(ForkEnded(status)))
     sock.close()
 
 
@@ -296,10 +305,10 @@ def main(arguments: Sequence[str]) -> None:
         fork_child.run(order)
 
 
-def _serve(server: ForkServer) -> Order | None:
+def _serve(server: ForkServer) -> ForkOrder | None:
     """Return in each child, with what it is to run; and in the server at its end."""
     try:
         server.run()
-    except Forked as forked:
+    except InChild as forked:
         return forked.order
     return None

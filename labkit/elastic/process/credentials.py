@@ -20,7 +20,7 @@ from socket import socket
 from typing import Any
 
 from labkit.core.errors import InputError
-from labkit.elastic.protocol.network import CONTROLLER, HOST, Network, Reach, certificate_name
+from labkit.elastic.protocol.network import CONTROLLER, HOST, NetworkConfig, NetworkMode, certificate_name
 from labkit.elastic.transport import (
     Access,
     Address,
@@ -58,9 +58,9 @@ class Secrets:
     token: bytes = field(repr=False)
 
     @classmethod
-    def of(cls, reach: Reach) -> Secrets | None:
+    def of(cls, reach: NetworkConfig) -> Secrets | None:
         """Make those of a new job; None for one that stays on this machine."""
-        if reach.network == Network.LOCAL:
+        if reach.network == NetworkMode.LOCAL:
             return None
         return cls(Authority(reach.job, days=DAYS).dump(), new_token())
 
@@ -110,20 +110,20 @@ def unpack(raw: bytes, folder: Path) -> None:
         raise InputError(f"the archive of a launcher's home cannot be read: {error}.") from None
 
 
-class Homes:
+class Credentials:
     """The folders of the members of a job, as its controller keeps them.
 
     Parameters
     ----------
     folder : Path
         Of the job.
-    reach : Reach
+    reach : NetworkConfig
         Where its processes can be reached.
     secrets : Secrets, optional
         None for a job that stays on this machine: all its processes use the folder of the job.
     """
 
-    def __init__(self, folder: Path, *, reach: Reach, secrets: Secrets | None) -> None:
+    def __init__(self, folder: Path, *, reach: NetworkConfig, secrets: Secrets | None) -> None:
         self.folder, self._reach, self._secrets = folder, reach, secrets
         self._authority = None if secrets is None else Authority.parse(secrets.authority, job=reach.job)
 
@@ -192,7 +192,7 @@ class Homes:
         for place in (self.folder, *(self.folder / MEMBERS).glob("*/")):
             write_private(place / ADDRESS, str(address).encode())
         hello = {"name": CONTROLLER}
-        if self._reach.network == Network.TCP:
+        if self._reach.network == NetworkMode.TCP:
             hello["token"] = self._secrets.token.hex()  # over TLS, to members that have shown who they are
         return Listener(address, access=Access(certificates=certificates), sock=sock, hello=hello, **terms)
 

@@ -7,18 +7,18 @@ from socket import socket
 from typing import Any
 
 from labkit.elastic.process.credentials import ADDRESS
-from labkit.elastic.protocol.network import CONTROLLER, Network, Reach, certificate_name
+from labkit.elastic.protocol.network import CONTROLLER, NetworkConfig, NetworkMode, certificate_name
 from labkit.elastic.transport import Access, Address, AddressError, Certificates, Listener, Peer, Scheme, bound
 
 
-class Ways:
+class Endpoints:
     """The ways of one member, whatever carries them.
 
     Parameters
     ----------
     folder : Path
         Its home: what it may read.
-    reach : Reach
+    reach : NetworkConfig
         Where processes of the job can be reached.
     scheme : str
         Of connections that are not the controller's.
@@ -33,11 +33,11 @@ class Ways:
         Why it cannot be reached though it should be.
     """
 
-    def __init__(self, folder: Path, *, reach: Reach, scheme: str, name: str, role: str) -> None:
+    def __init__(self, folder: Path, *, reach: NetworkConfig, scheme: str, name: str, role: str) -> None:
         self._folder, self._reach, self._name = folder, reach, name
-        self.network = Network(reach.network)
+        self.network = NetworkMode(reach.network)
         self.data = self._control = Access()
-        if self.network is not Network.LOCAL:
+        if self.network is not NetworkMode.LOCAL:
             certificates = Certificates.of(certificate_name(name, role), job=reach.job, folder=folder)
             self.data = self._control = Access(certificates=certificates)
         self._scheme = Scheme(scheme)
@@ -46,7 +46,7 @@ class Ways:
 
     def to_controller(self) -> dict[str, Any]:
         """Return where the controller is now, and what opens its door: arguments of `connect`."""
-        if self.network is Network.LOCAL:
+        if self.network is NetworkMode.LOCAL:
             return {"address": Address.parse(f"unix:{self._folder / 'controller.sock'}"), "access": self._control}
         where = Address.parse((self._folder / ADDRESS).read_text())
         return {"address": where, "access": self._control, "expected": certificate_name(CONTROLLER, CONTROLLER)}
@@ -54,17 +54,17 @@ class Ways:
     def to_server(self, name: str, address: str) -> dict[str, Any]:
         """Return where a server is, and what opens its door: arguments of `connect`."""
         found = {"address": Address.parse(address), "access": self.data}
-        return found if self.network is not Network.TLS else {**found, "expected": certificate_name(name, "server")}
+        return found if self.network is not NetworkMode.TLS else {**found, "expected": certificate_name(name, "server")}
 
     def admitted(self, controller: Peer) -> None:
         """Take what the controller hands out to its members: the token of connections in clear."""
-        if self.network is Network.TCP:
+        if self.network is NetworkMode.TCP:
             self.data = Access(token=bytes.fromhex(str(controller.hello["token"])), plaintext=True)
 
     def reserve(self) -> None:
         """Begin to listen; whoever connects waits until `listen`, when this member knows whom to let in."""
         try:
-            if self.network is Network.LOCAL:
+            if self.network is NetworkMode.LOCAL:
                 address = Address.parse(f"{self._scheme}:{self._folder / self._name}.sock")
                 self._sock = bound(address)
             else:

@@ -25,7 +25,7 @@ ROUTES: Final = "routes.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class InjectedFault:
     """What happens to whom, where, the how many-th time.
 
     Attributes
@@ -54,7 +54,7 @@ class Fault:
             raise InputError(f"a fault '{self.what}'; expected kill, stop, or an error's name as ENOSPC or EIO.")
 
 
-def write(folder: Path, faults: Iterable[Fault]) -> None:
+def write(folder: Path, faults: Iterable[InjectedFault]) -> None:
     """Let these happen to the processes of a job that start from now on."""
     (folder / FAULTS).write_text(json.dumps([asdict(fault) for fault in faults]))
 
@@ -71,7 +71,7 @@ class Armed:
     def __init__(self, folder: Path, name: str) -> None:
         self._folder, self._lock = folder, threading.Lock()
         path = folder / FAULTS
-        known = [Fault(**fault) for fault in json.loads(path.read_text())] if path.exists() else []
+        known = [InjectedFault(**fault) for fault in json.loads(path.read_text())] if path.exists() else []
         self._mine = [(i, fault) for i, fault in enumerate(known) if fnmatchcase(name, fault.member)]
         self._counts: dict[int, int] = {}
 
@@ -96,7 +96,7 @@ class Armed:
         return True
 
 
-def _strike(fault: Fault) -> None:
+def _strike(fault: InjectedFault) -> None:
     if fault.what in ("kill", "stop"):
         os.kill(os.getpid(), signal.SIGKILL if fault.what == "kill" else signal.SIGSTOP)
         return

@@ -24,11 +24,11 @@ from typing import Any
 
 from labkit.core.errors import InputError
 from labkit.elastic.process.credentials import ADDRESS, CARD, FILE, MEMBERS, unpack
-from labkit.elastic.process.endpoints import Ways
-from labkit.elastic.process.launchers import Order, Processes, running
+from labkit.elastic.process.endpoints import Endpoints
+from labkit.elastic.process.launchers import LocalProcesses, StartRequest, running
 from labkit.elastic.process.member import PATIENCE_LEASES, SPEC, Spec
 from labkit.elastic.process.usage import EVERY_S, readings, told
-from labkit.elastic.protocol.messages import Kind
+from labkit.elastic.protocol.messages import FrameKind
 from labkit.elastic.protocol.network import HOST
 from labkit.elastic.protocol.program import FILE as PROGRAM
 from labkit.elastic.protocol.sites import NOWHERE_ELSE
@@ -39,7 +39,7 @@ ARCHIVE, LOCK = "home.tar", "host.lock"
 _MEMBER = re.compile(r"(ps|worker)-\d{1,9}")
 
 
-class FromController(Handler):
+class LauncherOrders(Handler):
     """What the controller says, into the launcher's queue."""
 
     def __init__(self, inbox: queue.SimpleQueue[tuple[Any, ...]]) -> None:
@@ -47,7 +47,7 @@ class FromController(Handler):
 
     def received(self, channel: Channel, message: Message) -> None:  # noqa: ARG002
         """Pass it on."""
-        if message.head.kind == Kind.TELL:
+        if message.head.kind == FrameKind.TELL:
             self._inbox.put(("told", dict(message.meta)))
 
     def closed(self, channel: Channel, reason: TransportError | None) -> None:  # noqa: ARG002
@@ -55,7 +55,7 @@ class FromController(Handler):
         self._inbox.put(("alone", channel))
 
 
-class Host:
+class HostLauncher:
     """The launcher of one host.
 
     Parameters
@@ -68,14 +68,14 @@ class Host:
         self.folder, self.spec = folder, Spec.load(folder)
         self.lease = Lease(self.spec.lease_s)
         self.name = str(json.loads((folder / CARD).read_text())["name"])
-        self.ways = Ways(folder, reach=self.spec.reach_at(""), scheme=self.spec.scheme, name=self.name, role=HOST)
+        self.ways = Endpoints(folder, reach=self.spec.reach_at(""), scheme=self.spec.scheme, name=self.name, role=HOST)
         self.inbox: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
         self.over = threading.Event()
         self.why = "the job is over"
         self.channel: Channel | None = None
         self.here: set[str] = set()
         self._every_s, self._next_look_s = min(EVERY_S, self.spec.measure_every_s or EVERY_S), 0.0
-        self.processes = Processes(folder, ended=lambda name, code: self.inbox.put(("ended", name, code)))
+        self.processes = LocalProcesses(folder, ended=lambda name, code: self.inbox.put(("ended", name, code)))
         for name, pid in running(folder).items():  # of a launcher that was killed
             self.here.add(name)
             self.processes.adopt(name, pid, NOWHERE_ELSE)
@@ -116,7 +116,7 @@ class Host:
             try:
                 self.channel = connect(
                     **self.ways.to_controller(), hello={"name": self.name, "role": HOST}, lease=self.lease,
-                    handler=FromController(self.inbox),
+                    handler=LauncherOrders(self.inbox),
                 )  # fmt: skip
             except (TransportError, InputError, OSError) as error:
                 why = str(error)
@@ -134,19 +134,19 @@ class Host:
     def _report(self, event: str, **columns: Any) -> None:
         if self.channel is not None:
             with contextlib.suppress(TransportError):  # who runs is told when it is back
-                self.channel.send(Kind.REPORT, meta={"event": event, **columns})
+                self.channel.send(FrameKind.REPORT, meta={"event": event, **columns})
 
     # --- what the controller says
 
     def _told(self, what: dict[str, Any]) -> None:
         if what["do"] == "start":
-            self._start(Order.read(what["order"]), what["papers"])
+            self._start(StartRequest.read(what["order"]), what["papers"])
         elif what["do"] == "kill":
             self.processes.kill(str(what["name"]))
         elif what["do"] == "over":
             self.stop("the job is over")
 
-    def _start(self, order: Order, papers: dict[str, str]) -> None:
+    def _start(self, order: StartRequest, papers: dict[str, str]) -> None:
         if order.name not in self.here:
             try:
                 self.processes.spawn(order, self._furnish(order, papers))
@@ -157,7 +157,7 @@ class Host:
             self.here.add(order.name)
         self._report("started", name=order.name, pid=self.processes.pids[order.name])
 
-    def _furnish(self, order: Order, papers: dict[str, str]) -> Path:
+    def _furnish(self, order: StartRequest, papers: dict[str, str]) -> Path:
         """Make the home of a member: its papers, which nobody else has, and files of the job."""
         if not _MEMBER.fullmatch(order.name):
             raise InputError(f"a member named '{order.name[:60]}'; expected for example worker-0.")
@@ -212,7 +212,7 @@ def main(arguments: list[str]) -> None:
         if archive.exists():
             unpack(archive.read_bytes(), folder)
             archive.unlink()
-        host = Host(folder)
+        host = HostLauncher(folder)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda number, _: host.stop(f"signal {number}"))
         host.run()

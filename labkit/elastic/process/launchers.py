@@ -22,7 +22,7 @@ from labkit.elastic.process.control_groups import trees_here
 from labkit.elastic.process.credentials import MEMBERS
 from labkit.elastic.process.gpus import bound_to, devices_of
 from labkit.elastic.protocol.commands import Role
-from labkit.elastic.protocol.messages import Kind
+from labkit.elastic.protocol.messages import FrameKind
 from labkit.elastic.protocol.sites import NOWHERE_ELSE, Site
 from labkit.elastic.transport import Channel, TransportError
 
@@ -36,7 +36,7 @@ Ended = Callable[[str, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class StartRequest:
     """A member to start; `gently`: while others train, at a low priority until it is ready."""
 
     name: str
@@ -49,7 +49,7 @@ class Order:
         return asdict(self)
 
     @classmethod
-    def read(cls, said: Mapping[str, Any]) -> Order:
+    def read(cls, said: Mapping[str, Any]) -> StartRequest:
         """Read what `told` returned."""
         return cls(said["name"], said["role"], Site.read(said["site"]), said["gently"])
 
@@ -57,7 +57,7 @@ class Order:
 class Launcher(Protocol):
     """Starts the members on one host, and sees to their end; it is told their names only."""
 
-    def start(self, order: Order) -> None:
+    def start(self, order: StartRequest) -> None:
         """Start a member, and tell when it runs and when it has ended; OSError if it cannot be started."""
 
     def kill(self, name: str) -> None:
@@ -70,7 +70,7 @@ class Launcher(Protocol):
         """Take on a member that another controller had started; 0: that may not have been started."""
 
 
-class Process(Protocol):
+class LocalProcess(Protocol):
     """A process that was started here."""
 
     @property
@@ -81,7 +81,7 @@ class Process(Protocol):
         """Wait for its end, and return its exit code; None: nobody knows it."""
 
 
-class Words(NamedTuple):
+class MemberArguments(NamedTuple):
     """What the command line of a member says."""
 
     home: str
@@ -91,12 +91,12 @@ class Words(NamedTuple):
     device: str = ""
 
 
-def words_of(pid: int) -> Words | None:
+def words_of(pid: int) -> MemberArguments | None:
     """Return what the command line of a process says; None if it is no member of a job."""
     try:
         line = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
         where = next(i for i, word in enumerate(line) if word in MODULES)
-        return Words(*line[where + 1 : where + 6])
+        return MemberArguments(*line[where + 1 : where + 6])
     except (OSError, StopIteration, TypeError):
         return None
 
@@ -158,7 +158,7 @@ def wait_for_end(pid: int, *, timeout_s: float | None = None) -> bool:
         os.close(handle)
 
 
-class Processes:
+class LocalProcesses:
     """Members of one job that are processes of this machine.
 
     Parameters
@@ -175,7 +175,7 @@ class Processes:
         self.pids: dict[str, int] = {}
         self._devices: dict[str, tuple[str, str]] = {}
 
-    def spawn(self, order: Order, home: Path) -> int:
+    def spawn(self, order: StartRequest, home: Path) -> int:
         """Start a member in a session of its own; return its process number.
 
         Raises
@@ -194,7 +194,7 @@ class Processes:
         threading.Thread(target=self._attend, args=(order.name, process), daemon=True).start()
         return process.pid
 
-    def _spawned(self, line: list[str], order: Order, more: Mapping[str, str]) -> Process:
+    def _spawned(self, line: list[str], order: StartRequest, more: Mapping[str, str]) -> LocalProcess:
         """Start a process: forked from one that has all imports, or else by itself."""
         env, cores = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", **more}, order.site.cores
         with (self._folder / f"{order.name}.log").open("ab") as log:
@@ -206,7 +206,7 @@ class Processes:
         used = Counter(device for _, device in self._devices.values())
         return min(devices_of(site), key=lambda device: used[device])
 
-    def _attend(self, name: str, process: Process) -> None:
+    def _attend(self, name: str, process: LocalProcess) -> None:
         code = process.wait()
         self._gone(name, UNSEEN if code is None else code)
 
@@ -271,7 +271,7 @@ def _pinned(cores: Sequence[int], start: Callable[[], subprocess.Popen[bytes]]) 
     return done[0]
 
 
-class Here(Processes):
+class LocalLauncher(LocalProcesses):
     """Members on the controller's own machine.
 
     Parameters
@@ -286,12 +286,12 @@ class Here(Processes):
         super().__init__(folder, ended=ended)
         self._furnish, self._started = furnish, started
 
-    def start(self, order: Order) -> None:
+    def start(self, order: StartRequest) -> None:
         """Start a member."""
         self._started(order.name, self.spawn(order, self._furnish(order.name, order.role)))
 
 
-class There:
+class RemoteLauncher:
     """Members on another host, through the connection of its launcher: `labkit.elastic.process.host_launcher`.
 
     What is ordered while there is no connection is done as soon as there is one. All methods but `wait` are for the
@@ -315,7 +315,7 @@ class There:
         self.turn = 0
         """Counts connections that began or ended."""
         self.seen = False
-        self._due: dict[str, Order] = {}
+        self._due: dict[str, StartRequest] = {}
         """Ordered, and not known to run."""
         self._doomed: set[str] = set()
         """To be ended as soon as there is a connection."""
@@ -327,12 +327,12 @@ class There:
         """Whether somebody is known to run there."""
         return bool(self._running)
 
-    def start(self, order: Order) -> None:
+    def start(self, order: StartRequest) -> None:
         """Let a member be started."""
         self._due[order.name], self._over[order.name] = order, threading.Event()
         self._order(order)
 
-    def _order(self, order: Order) -> None:
+    def _order(self, order: StartRequest) -> None:
         papers = {file: raw.decode() for file, raw in self._papers(order.name, order.role).items()}
         self._say({"do": "start", "order": order.told(), "papers": papers})
 
@@ -342,7 +342,7 @@ class There:
         if pid:
             self._running[name] = pid
         else:
-            self._due[name] = Order(name, "worker" if name.startswith("worker") else "server", site)
+            self._due[name] = StartRequest(name, "worker" if name.startswith("worker") else "server", site)
 
     def kill(self, name: str) -> None:
         """End a member at once; without a connection, as soon as there is one, or never if it was not started."""
@@ -365,7 +365,7 @@ class There:
     def _say(self, what: dict[str, Any]) -> None:
         if self.channel is not None:
             with contextlib.suppress(TransportError):  # its end is told soon; then it is said again
-                self.channel.send(Kind.TELL, meta=what)
+                self.channel.send(FrameKind.TELL, meta=what)
 
     # --- what the launcher says
 

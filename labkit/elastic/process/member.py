@@ -23,14 +23,14 @@ from labkit.core.events import Cause
 from labkit.elastic.controller.losses import STOP
 from labkit.elastic.process import fault_injection as fault
 from labkit.elastic.process.causes import NO_MEMORY, told
-from labkit.elastic.process.endpoints import Ways
+from labkit.elastic.process.endpoints import Endpoints
 from labkit.elastic.process.gpus import local_name
 from labkit.elastic.process.launchers import end_orphans
 from labkit.elastic.process.limits import BRAKE, Amounts, limits_here
 from labkit.elastic.process.time_limits import Waking, Watchdog
 from labkit.elastic.protocol.blocks import BLOCKS, Layout, Param
-from labkit.elastic.protocol.messages import Kind
-from labkit.elastic.protocol.network import Reach, Refusals, claimed
+from labkit.elastic.protocol.messages import FrameKind
+from labkit.elastic.protocol.network import NetworkConfig, Refusals, claimed
 from labkit.elastic.protocol.sites import NOWHERE_ELSE, Site
 from labkit.elastic.server.busy_time import update_s
 from labkit.elastic.transport import (
@@ -97,7 +97,7 @@ class Spec:
     scheme : str
         Of the connections between processes: shm, unix, tls, tcp.
     reach : dict
-        Where processes can be reached: see `Reach`.
+        Where processes can be reached: see `NetworkConfig`.
     sites : list of dict
         Where they may sit: see `Site`; none for a job that is all in one place.
     on_nan : str
@@ -141,9 +141,9 @@ class Spec:
         sites = [Site.read(said) for said in self.sites] or [NOWHERE_ELSE]
         return {site.name: site for site in sites}
 
-    def reach_at(self, site: str) -> Reach:
+    def reach_at(self, site: str) -> NetworkConfig:
         """Return where a member on a site can be reached; of a job without sites, any member."""
-        reach = Reach(**self.reach)
+        reach = NetworkConfig(**self.reach)
         return replace(reach, hosts=(self.places[site].address,)) if site else reach
 
     def save(self, folder: Path) -> None:
@@ -196,9 +196,9 @@ class FromController(Handler):
 
     def received(self, channel: Channel, message: Message) -> None:
         """Pass on what the controller tells; blocks go to whoever installs them."""
-        if message.head.kind == Kind.TELL:
+        if message.head.kind == FrameKind.TELL:
             self._take(dict(message.meta))
-        elif message.head.kind == Kind.STATE:
+        elif message.head.kind == FrameKind.STATE:
             self._take({"do": "install", "channel": channel, "message": message})
 
     def exhausted(self, error: BaseException) -> None:
@@ -210,7 +210,7 @@ class FromController(Handler):
         self._closed(channel, reason)
 
 
-class Member:
+class MemberProcess:
     """What servers and workers have in common: the controller, and connections to servers."""
 
     role = ""
@@ -224,7 +224,9 @@ class Member:
         self.watchdog = Watchdog(name)
         limit_s = self.spec.start_s + PATIENCE_LEASES * self.lease.base_s
         self.watchdog.limit(limit_s, "it was started, and has not joined its job")
-        self.ways = Ways(folder, reach=self.spec.reach_at(site), scheme=self.spec.scheme, name=name, role=self.role)
+        self.ways = Endpoints(
+            folder, reach=self.spec.reach_at(site), scheme=self.spec.scheme, name=name, role=self.role
+        )
         self.orders: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self.servers: dict[str, Channel] = {}
         self.addresses: dict[str, str] = {}
@@ -246,10 +248,12 @@ class Member:
         if channel is None:
             return
         try:
-            channel.send(Kind.REPORT, meta={"event": event, **columns})
+            channel.send(FrameKind.REPORT, meta={"event": event, **columns})
         except FrameError as error:
             with contextlib.suppress(TransportError):
-                channel.send(Kind.REPORT, meta={"event": "failed", "why": f"'{event}' cannot be told: {error}"[:2000]})
+                channel.send(
+                    FrameKind.REPORT, meta={"event": "failed", "why": f"'{event}' cannot be told: {error}"[:2000]}
+                )
         except TransportError:
             return
 
@@ -431,27 +435,27 @@ class Member:
         raise NotImplementedError
 
 
-class ServerMember(Member):
+class ServerMember(MemberProcess):
     """The process of a parameter server."""
 
     role = "server"
 
     def __init__(self, folder: Path, name: str, site: str = "") -> None:
         from labkit.elastic.server.optimizers import optimizer
-        from labkit.elastic.server.server import Arrivals, Server
-        from labkit.elastic.transport.shared_arrays import Shelf
+        from labkit.elastic.server.server import Arrivals, ParameterServer
+        from labkit.elastic.transport.shared_arrays import SharedArrayPool
 
         super().__init__(folder, name, site)
         chosen = optimizer(self.spec.optimizer, **self.spec.options)
         chosen.init(1)  # compiles what an update needs
-        self.server = Server(
+        self.server = ParameterServer(
             name,
             optimizer=chosen,
             n_shards=self.spec.n_shards,
             sync=self.spec.sync,
             report=self.report,
             copy=self._copy,
-            shelf=Shelf() if self.spec.sync and self.spec.scheme == Scheme.SHM else None,
+            shelf=SharedArrayPool() if self.spec.sync and self.spec.scheme == Scheme.SHM else None,
         )
 
         def welcome(peer: Peer) -> Handler:
@@ -476,7 +480,7 @@ class ServerMember(Member):
         channel = self.controller
         if channel is not None:
             with contextlib.suppress(TransportError):  # the next controller asks again
-                channel.send(Kind.SNAPSHOT, *vectors, meta=card, block=block, step=step)
+                channel.send(FrameKind.SNAPSHOT, *vectors, meta=card, block=block, step=step)
 
     def _let_wait(self) -> None:
         """Let a connection wait for the sake of this server's share of cores, but not for half a lease."""
@@ -599,7 +603,7 @@ class ServerMember(Member):
         self.watchdog.limit(END_LEASES * self.lease.base_s, "it lost its controller")
 
 
-class WorkerMember(Member):
+class WorkerMember(MemberProcess):
     """The process of a worker."""
 
     role = "worker"
@@ -608,10 +612,10 @@ class WorkerMember(Member):
         import torch
 
         from labkit.elastic.protocol.program import Program, find_modules
-        from labkit.elastic.transport.shared_arrays import Lender
-        from labkit.elastic.worker.asynchronous import FreeWorker
-        from labkit.elastic.worker.flat import Flat
-        from labkit.elastic.worker.forward import Forward
+        from labkit.elastic.transport.shared_arrays import SharedRegions
+        from labkit.elastic.worker.asynchronous import AsyncWorker
+        from labkit.elastic.worker.flat import FlatModel
+        from labkit.elastic.worker.forward import SampleLoss
         from labkit.elastic.worker.synchronous import FromServers, Worker
 
         super().__init__(folder, name, site)
@@ -628,13 +632,13 @@ class WorkerMember(Member):
             "keep": partial(self.limits.keep, most_s=KEEP_S),
         }  # fmt: skip
         spec = self.spec
-        lender = Lender() if spec.sync and spec.scheme == Scheme.SHM else None
-        flat = Flat(self.program.model, device=self.device, lender=lender)
-        self._forward = Forward(self.program, device=self.device, seed=spec.seed)
-        self.worker: Worker | FreeWorker = (
+        lender = SharedRegions() if spec.sync and spec.scheme == Scheme.SHM else None
+        flat = FlatModel(self.program.model, device=self.device, lender=lender)
+        self._forward = SampleLoss(self.program, device=self.device, seed=spec.seed)
+        self.worker: Worker | AsyncWorker = (
             Worker(flat, loss_of=self._loss, n_shards=spec.n_shards, n_steps=spec.n_steps, **common)
             if spec.sync
-            else FreeWorker(
+            else AsyncWorker(
                 flat, loss_of=self._loss_between, batch=spec.batch, number=number, lease_s=spec.lease_s, **common
             )
         )
@@ -766,7 +770,7 @@ def main(arguments: list[str]) -> None:
     folder, role, name, *seat = arguments
     faulthandler.register(signal.SIGUSR1)  # kill -USR1 writes into the log what every thread is doing
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides when it is over
-    kinds: dict[str, type[Member]] = {"server": ServerMember, "worker": WorkerMember}
+    kinds: dict[str, type[MemberProcess]] = {"server": ServerMember, "worker": WorkerMember}
     kinds[role](Path(folder), name, *seat).run()
     os._exit(0)  # all is sent and closed; what libraries do at the end of a process takes a second
 

@@ -12,7 +12,7 @@ from typing import Final
 STEP_BITS: Final = 40
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """Kinds of frames; w: worker, s: server, c: controller."""
 
     PUSH = 16

@@ -19,7 +19,7 @@ HOST = "host"
 """Role of the launcher of another host."""
 
 
-class Network(StrEnum):
+class NetworkMode(StrEnum):
     """Over what the processes of a job talk."""
 
     LOCAL = "local"
@@ -31,13 +31,13 @@ class Network(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
+class NetworkConfig:
     """Where the processes of a job can be reached.
 
     Attributes
     ----------
     network : str
-        See `Network`.
+        See `NetworkMode`.
     hosts : sequence of str
         Addresses in turn: server i has `hosts[i % len(hosts)]`, and so has worker i; the controller the first.
     ports : (int, int)
@@ -46,13 +46,13 @@ class Reach:
         Name of the job in its certificates.
     """
 
-    network: str = Network.LOCAL
+    network: str = NetworkMode.LOCAL
     hosts: Sequence[str] = ()
     ports: Sequence[int] = (0, 0)
     job: str = ""
 
     @classmethod
-    def checked(cls, network: str, hosts: Sequence[str], ports: Sequence[int] | None, *, job: str) -> Reach:
+    def checked(cls, network: str, hosts: Sequence[str], ports: Sequence[int] | None, *, job: str) -> NetworkConfig:
         """Return what a user asks for.
 
         Raises
@@ -60,9 +60,9 @@ class Reach:
         InputError
             If there is no such network, or it does not go with the hosts or ports.
         """
-        if network not in list(Network):
-            raise unknown("network", network, list(Network))
-        if network == Network.LOCAL:
+        if network not in list(NetworkMode):
+            raise unknown("network", network, list(NetworkMode))
+        if network == NetworkMode.LOCAL:
             if hosts or ports:
                 given = f"hosts {', '.join(hosts)}" if hosts else f"ports {ports}"
                 raise InputError(f'{given} for network="local", which has none; say network="tls", or leave them out.')
@@ -97,7 +97,7 @@ class Reach:
 
     def check_free(self, *, servers: int, controller: bool = True) -> None:
         """Raise AddressError unless this machine has the addresses, and ports for the controller and the servers."""
-        if self.network == Network.LOCAL:
+        if self.network == NetworkMode.LOCAL:
             return
         with ExitStack() as stack:
             for name in (*([CONTROLLER] if controller else []), *(f"ps-{i}" for i in range(servers))):
@@ -160,9 +160,13 @@ def claimed(peer: Peer) -> tuple[str, str]:
 
 def checked_address(text: str, *, network: str) -> str:
     """Return the address that a member says it can be reached at; AccessError if it is none of this job's network."""
-    schemes = {Network.LOCAL: (Scheme.UNIX, Scheme.SHM), Network.TLS: (Scheme.TLS,), Network.TCP: (Scheme.TCP,)}
+    schemes = {
+        NetworkMode.LOCAL: (Scheme.UNIX, Scheme.SHM),
+        NetworkMode.TLS: (Scheme.TLS,),
+        NetworkMode.TCP: (Scheme.TCP,),
+    }
     try:
-        good = not text or Address.parse(text).scheme in schemes[Network(network)]
+        good = not text or Address.parse(text).scheme in schemes[NetworkMode(network)]
     except InputError:
         good = False
     if not good:

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from labkit.core.errors import InputError
 from labkit.elastic.protocol.commands import HERE
-from labkit.elastic.protocol.network import Network, checked_host
+from labkit.elastic.protocol.network import NetworkMode, checked_host
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/-]{0,99}")
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?|gpu:\d+")
@@ -121,7 +121,7 @@ def checked_sites(sites: Sequence[Site], *, network: str, hosts: Sequence[str], 
     if sites and (hosts or devices):
         given = f"hosts {', '.join(hosts)}" if hosts else f"devices {', '.join(devices)}"
         raise InputError(f"{given} beside sites; say it in the sites, or leave them out.")
-    if network == Network.LOCAL:
+    if network == NetworkMode.LOCAL:
         _check_local(sites)
     else:
         for site in sites:

@@ -14,7 +14,7 @@ from labkit.elastic.protocol.summation_tree import Node, parents
 from labkit.elastic.server.growing import Pages, copies, grown
 
 if TYPE_CHECKING:
-    from labkit.elastic.transport.shared_arrays import Place
+    from labkit.elastic.transport.shared_arrays import SharedArray
 
 
 class Updates(Protocol):
@@ -82,7 +82,7 @@ class Block:
     """Buffers that were used up."""
     buffer: Callable[[int], Vector] = _fresh
     """Where a buffer of so many bytes comes from."""
-    place: Place | None = None
+    place: SharedArray | None = None
     """Where workers on this host read the parameters."""
     pages: Pages | None = None
     """Those in use, of a block with memory only for them (`labkit.elastic.server.growing`); None: it is kept whole."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
-class Busy:
+class BusyTime:
     """Counts the seconds in which at least one thread is at work.
 
     Threads that wait for one another's lock, or for the share of cores of their process, are at work: a server that is
@@ -22,7 +22,7 @@ class Busy:
     Examples
     --------
     >>> now = iter([0.0, 1.0, 3.0])
-    >>> busy = Busy(now_s=lambda: next(now))
+    >>> busy = BusyTime(now_s=lambda: next(now))
     >>> with busy.working(), busy.working():  # from 0 s
     ...     busy.taken_s()  # to 1 s
     1.0

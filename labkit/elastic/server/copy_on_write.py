@@ -12,15 +12,15 @@ from labkit.elastic.protocol.blocks import Vector
 from labkit.elastic.server.block import Block, Updates
 from labkit.elastic.server.growing import copied
 from labkit.elastic.transport import Channel, ClosedError
-from labkit.elastic.transport.shared_arrays import Place
+from labkit.elastic.transport.shared_arrays import SharedArray
 
 
 @dataclass(frozen=True, slots=True)
-class Stamping:
+class SeqlockUpdates:
     """An optimizer that stamps the parameters it changes: peers read them in place."""
 
     optimizer: Updates
-    place: Place
+    place: SharedArray
 
     @property
     def state_names(self) -> tuple[str, ...]:
@@ -37,7 +37,7 @@ class Stamping:
 
 
 @dataclass(frozen=True, slots=True)
-class Keeping:
+class CopyOnWriteUpdates:
     """An optimizer that leaves alone what is still on its way to somebody, and goes on with a copy.
 
     Attributes

@@ -84,7 +84,7 @@ def grown(rows: NDArray[np.float32]) -> tuple[list[Vector], Pages | None]:
 
 
 @dataclass(frozen=True, slots=True)
-class Growing:
+class GrowingValues:
     """An optimizer that leaves alone pages that were never used; those that gradients come for are used from then on.
 
     Attributes

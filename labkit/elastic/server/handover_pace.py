@@ -19,7 +19,7 @@ BYTES_PER_S: Final = 1e9
 REMEMBERED: Final = 9
 
 
-class Pace:
+class HandoverPace:
     """How long steps take, as a server sees it: the median of the last ones."""
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class Pace:
     def bytes_per_step(self) -> float:
         """Return how much may leave with one step.
 
-        >>> Pace().bytes_per_step()
+        >>> HandoverPace().bytes_per_step()
         3000000.0
         """
         return BYTES_PER_S * max(LATE_S, SHARE * self.step_s)

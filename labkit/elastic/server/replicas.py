@@ -14,12 +14,12 @@ from contextlib import ExitStack
 from dataclasses import astuple, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from labkit.elastic.protocol.messages import Kind, at, era_and_version
+from labkit.elastic.protocol.messages import FrameKind, at, era_and_version
 from labkit.elastic.server.block import Block
 from labkit.elastic.transport import Channel, Message, TransportError
 
 if TYPE_CHECKING:
-    from labkit.elastic.server.server import Server, Slot
+    from labkit.elastic.server.server import BlockSlot, ParameterServer
 
 
 @dataclass(slots=True)
@@ -33,7 +33,7 @@ class Follower:
 
 
 @dataclass(slots=True)
-class Ask:
+class PendingAck:
     """A worker that wants to hear when blocks that follow have made a version."""
 
     channel: Channel
@@ -49,18 +49,20 @@ class Ask:
             return known and not self.left
 
 
-class Shadows:
+class BlockReplicas:
     """What a server does for blocks that follow, its own and those of others.
 
     Parameters
     ----------
-    server : Server
+    server : ParameterServer
         Whose blocks they are.
     post, report : callable
         Send to a worker, if it is still there, and tell the controller an event.
     """
 
-    def __init__(self, server: Server, *, post: Callable[..., int | None], report: Callable[..., None]) -> None:
+    def __init__(
+        self, server: ParameterServer, *, post: Callable[..., int | None], report: Callable[..., None]
+    ) -> None:
         self._server, self._post, self._report = server, post, report
 
     # --- the owner's side
@@ -82,7 +84,7 @@ class Shadows:
                 if slot.follower is not None:
                     notices[slot.follower.name].append(_notice(slot, slot.follower))
             for name, blocks in notices.items():
-                server.tell_workers(Kind.FOLLOWED, {"name": name}, blocks)
+                server.tell_workers(FrameKind.FOLLOWED, {"name": name}, blocks)
 
     def met_worker(self, channel: Channel) -> None:
         """Tell a worker that has just come who follows what."""
@@ -90,19 +92,19 @@ class Shadows:
             with slot.lock:
                 if slot.follower is not None and slot.block is not None:
                     meta = {"name": slot.follower.name, "blocks": [_notice(slot, slot.follower)]}
-                    self._post(channel, Kind.FOLLOWED, meta=meta)
+                    self._post(channel, FrameKind.FOLLOWED, meta=meta)
 
-    def card(self, slot: Slot, *, owner: str) -> dict[str, Any]:
+    def card(self, slot: BlockSlot, *, owner: str) -> dict[str, Any]:
         """Return who follows, for the server that is to be the owner, unless it is that one itself."""
         follower = slot.follower
         return {} if follower is None or follower.name == owner else {"follower": astuple(follower)}
 
-    def settled(self, slot: Slot, message: Message) -> None:
+    def settled(self, slot: BlockSlot, message: Message) -> None:
         """Note who follows a block that was handed over to this server."""
         follower = message.meta.get("follower")
         slot.shadow, slot.follower = None, None if follower is None else Follower(*follower)
 
-    def advanced(self, slot: Slot, block: Block) -> None:
+    def advanced(self, slot: BlockSlot, block: Block) -> None:
         """Answer who asks about a new version, and give the block to one who follows from it on."""
         asks, slot.asks = slot.asks, []
         for ask in asks:
@@ -115,7 +117,7 @@ class Shadows:
             follower.sent = True
             self._stream(slot, block, follower)
 
-    def _stream(self, slot: Slot, block: Block, follower: Follower) -> None:
+    def _stream(self, slot: BlockSlot, block: Block, follower: Follower) -> None:
         """Send a copy of a block as it is now: the next update comes before all of it is sent."""
         server, number, version = self._server, slot.number, block.version
 
@@ -124,7 +126,7 @@ class Shadows:
 
         try:
             reply = server.channel_to(follower.name).request(
-                Kind.STATE, *[vector.copy() for vector in block.vectors()],
+                FrameKind.STATE, *[vector.copy() for vector in block.vectors()],
                 meta={**block.card(), "shadow": follower.turn}, block=number, step=at(server.era, version),
             )  # fmt: skip
         except TransportError as error:
@@ -134,12 +136,12 @@ class Shadows:
 
     # --- the side of one who follows
 
-    def is_early(self, slot: Slot, block: Block, step: int, message: Message) -> bool:
+    def is_early(self, slot: BlockSlot, block: Block, step: int, message: Message) -> bool:
         """Tell whether gradients are of a later version, and not of one that was lost: they wait for the block."""
         known = slot.shadow is not None or int(message.meta.get("moves", 0)) > block.moves
         return self._server.sync and step > block.version and known
 
-    def install(self, slot: Slot, channel: Channel, message: Message) -> None:
+    def install(self, slot: BlockSlot, channel: Channel, message: Message) -> None:
         """Begin to follow with a block as its owner has it; the slot is locked."""
         turn, moves, block = int(message.meta["shadow"]), int(message.meta["moves"]), slot.block
         mine = block is not None and slot.shadow is None and block.moves >= moves
@@ -154,7 +156,7 @@ class Shadows:
         self.report_shadow(slot)
         self._server.settle(slot)
 
-    def report_shadow(self, slot: Slot) -> None:
+    def report_shadow(self, slot: BlockSlot) -> None:
         """Tell the controller that a block follows."""
         if slot.block is not None and slot.shadow is not None:
             self._report("shadows", block=slot.number, turn=slot.shadow, version=slot.block.version)
@@ -165,7 +167,7 @@ class Shadows:
         if era != self._server.era:
             return
         numbers = [int(number) for number in message.meta["blocks"]]
-        ask = Ask(channel, version, set(numbers))
+        ask = PendingAck(channel, version, set(numbers))
         for number in numbers:
             slot = self._server.slot(number)
             with slot.lock:
@@ -175,10 +177,10 @@ class Shadows:
                 else:
                     slot.asks.append(ask)
 
-    def _answer(self, ask: Ask, block: int) -> None:
+    def _answer(self, ask: PendingAck, block: int) -> None:
         if ask.done(block):
             server = self._server
-            self._post(ask.channel, Kind.ABREAST, meta={"name": server.name}, step=at(server.era, ask.version))
+            self._post(ask.channel, FrameKind.ABREAST, meta={"name": server.name}, step=at(server.era, ask.version))
 
     def own(self, blocks: Iterable[Sequence[int]]) -> None:
         """Be the owner of blocks that followed one who is dead: (block, moves)."""
@@ -218,5 +220,5 @@ class Shadows:
                     self._answer(ask, slot.number)
 
 
-def _notice(slot: Slot, follower: Follower) -> list[int]:
+def _notice(slot: BlockSlot, follower: Follower) -> list[int]:
     return [slot.number, follower.version, follower.turn]

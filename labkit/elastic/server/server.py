@@ -14,17 +14,17 @@ import numpy as np
 
 from labkit.elastic.process import fault_injection as fault
 from labkit.elastic.protocol.blocks import Vector
-from labkit.elastic.protocol.messages import Kind, at, era_and_version
+from labkit.elastic.protocol.messages import FrameKind, at, era_and_version
 from labkit.elastic.protocol.summation_tree import Node
 from labkit.elastic.server.block import Block, Pushed, Updates
-from labkit.elastic.server.busy_time import Busy
-from labkit.elastic.server.copy_on_write import Keeping, Stamping
-from labkit.elastic.server.growing import Growing
-from labkit.elastic.server.handover_pace import Pace, departures
+from labkit.elastic.server.busy_time import BusyTime
+from labkit.elastic.server.copy_on_write import CopyOnWriteUpdates, SeqlockUpdates
+from labkit.elastic.server.growing import GrowingValues
+from labkit.elastic.server.handover_pace import HandoverPace, departures
 from labkit.elastic.server.rate import Rate
-from labkit.elastic.server.replicas import Ask, Follower, Shadows
+from labkit.elastic.server.replicas import BlockReplicas, Follower, PendingAck
 from labkit.elastic.transport import AccessError, Channel, FrameError, Handler, Head, Message, TransportError
-from labkit.elastic.transport.shared_arrays import Crates, Shelf
+from labkit.elastic.transport.shared_arrays import SharedArrayPool, TransferBuffers
 from labkit.oom import is_memory
 
 BLOCKS_OF_A_NOTICE = 400
@@ -38,7 +38,7 @@ Report = Callable[..., None]
 
 
 @dataclass(slots=True)
-class Slot:
+class BlockSlot:
     """What a server knows of one block, whether it has it, had it, or will have it."""
 
     number: int
@@ -62,7 +62,7 @@ class Slot:
     """Of gradients, so far."""
     rate: Rate = field(default_factory=lambda: Rate(now_s=time.monotonic()))
     """Of their bytes, since this server has the block."""
-    asks: list[Ask] = field(default_factory=list)
+    asks: list[PendingAck] = field(default_factory=list)
     """Who wants to hear of a version that it has not made."""
 
     def notice(self, moves: int) -> dict[str, Any] | None:
@@ -70,7 +70,7 @@ class Slot:
         return self.gone if self.gone is not None and moves <= int(self.gone["blocks"][0][2]) else None
 
 
-class Server:
+class ParameterServer:
     """The blocks of one server, and everything that arrives for them; its methods run in the threads of connections.
 
     Parameters
@@ -87,7 +87,7 @@ class Server:
         Tells the controller an event.
     copy : callable
         Sends the controller a copy of a block: (block, vectors, card).
-    shelf : Shelf, optional
+    shelf : SharedArrayPool, optional
         Where parameters lie so that workers on this host read them in place; only in synchronous mode.
     """
 
@@ -100,30 +100,30 @@ class Server:
         sync: bool,
         report: Report,
         copy: Callable[[int, int, list[Vector], dict[str, Any]], None],
-        shelf: Shelf | None = None,
+        shelf: SharedArrayPool | None = None,
     ) -> None:
         self.shelf = shelf if sync else None
         self.name, self.optimizer, self.n_shards, self.sync = name, optimizer, n_shards, sync
         self.era = 0
         self._report, self._copy = report, copy
-        self._slots: dict[int, Slot] = {}
+        self._slots: dict[int, BlockSlot] = {}
         self._kept: dict[int, Block] = {}  # streamed to somebody who did not say that it has them
         self._moving: dict[int, str] = {}  # streamed to somebody who has not answered yet
         self._lock = threading.Lock()
         self._workers: dict[Channel, int] = {}
-        self._pace = Pace()
-        self.busy = Busy()
-        self._crates = Crates()
+        self._pace = HandoverPace()
+        self.busy = BusyTime()
+        self._crates = TransferBuffers()
         self._servers: dict[str, tuple[Channel, str]] = {}
         self._spare: dict[int, deque[Vector]] = defaultdict(lambda: deque(maxlen=SPARE))
-        self.shadows = Shadows(self, post=self._post, report=report)
+        self.shadows = BlockReplicas(self, post=self._post, report=report)
 
-    def slot(self, number: int) -> Slot:
+    def slot(self, number: int) -> BlockSlot:
         """Return what is known of a block."""
         with self._lock:
-            return self._slots.setdefault(number, Slot(number))
+            return self._slots.setdefault(number, BlockSlot(number))
 
-    def slots(self) -> list[Slot]:
+    def slots(self) -> list[BlockSlot]:
         """Return what is known of all blocks."""
         with self._lock:
             return list(self._slots.values())
@@ -203,21 +203,21 @@ class Server:
             buffer = block.freed.pop()
             self._spare[buffer.nbytes].append(buffer)
 
-    def _careful(self, slot: Slot, block: Block) -> Updates:
+    def _careful(self, slot: BlockSlot, block: Block) -> Updates:
         """Return the optimizer, with regard for whoever still reads the parameters as they are."""
         if block.place is not None:
-            return Stamping(self.optimizer, block.place)
-        chosen = self.optimizer if block.pages is None else Growing(self.optimizer, block.pages)
-        return Keeping(chosen, block, slot.sent, self.buffer) if slot.sent else chosen
+            return SeqlockUpdates(self.optimizer, block.place)
+        chosen = self.optimizer if block.pages is None else GrowingValues(self.optimizer, block.pages)
+        return CopyOnWriteUpdates(chosen, block, slot.sent, self.buffer) if slot.sent else chosen
 
-    def _elsewhere(self, slot: Slot, channel: Channel, message: Message) -> None:
-        notice = None if message.head.kind == Kind.BESIDE else slot.notice(int(message.meta.get("moves", 0)))
+    def _elsewhere(self, slot: BlockSlot, channel: Channel, message: Message) -> None:
+        notice = None if message.head.kind == FrameKind.BESIDE else slot.notice(int(message.meta.get("moves", 0)))
         if notice is None:
             if self.sync:  # what is older than others will never be of use
                 slot.parked = [held for held in slot.parked if held[1].head.step >= message.head.step]
             slot.parked.append((channel, message))
         else:
-            self._post(channel, Kind.MOVED, meta=notice)
+            self._post(channel, FrameKind.MOVED, meta=notice)
 
     def pull(self, channel: Channel, message: Message) -> None:
         """Send blocks at a version, or later as soon as they have it."""
@@ -230,25 +230,25 @@ class Server:
                     return
                 notice = slot.notice(int(moves)) if slot.block is None else None
                 if notice is not None:
-                    self._post(channel, Kind.MOVED, meta=notice)
+                    self._post(channel, FrameKind.MOVED, meta=notice)
                 elif slot.block is None or slot.block.version < version:
                     slot.wanted.append((channel, version))
                 else:
                     self._send(slot, slot.block, channel)
 
-    def _send(self, slot: Slot, block: Block, channel: Channel) -> None:
+    def _send(self, slot: BlockSlot, block: Block, channel: Channel) -> None:
         """Send the parameters, and say up to which of its updates this worker's are in them."""
         if block.place is not None:
             self._lend(slot, block, channel)
             return
         last = block.seen.get(self._workers.get(channel, -1), 0)
         number = self._post(
-            channel, Kind.PARAMS, block.params, block=slot.number, offset=last, step=at(self.era, block.version)
+            channel, FrameKind.PARAMS, block.params, block=slot.number, offset=last, step=at(self.era, block.version)
         )
         if number is not None:
             slot.sent.append((channel, number))
 
-    def _lend(self, slot: Slot, block: Block, channel: Channel) -> None:
+    def _lend(self, slot: BlockSlot, block: Block, channel: Channel) -> None:
         """Say where the parameters are and which stamp they bear; send them to whom that is of no use."""
         if block.place is None or self.shelf is None:
             return
@@ -258,9 +258,9 @@ class Server:
             return
         whole = block.place.whole if lent else block.params.copy()  # what is on its way must not change
         step = at(self.era, block.version)
-        self._post(channel, Kind.PARAMS, whole, block=slot.number, offset=block.place.stamp, step=step)
+        self._post(channel, FrameKind.PARAMS, whole, block=slot.number, offset=block.place.stamp, step=step)
 
-    def _post(self, channel: Channel, kind: Kind, *buffers: Any, **columns: Any) -> int | None:
+    def _post(self, channel: Channel, kind: FrameKind, *buffers: Any, **columns: Any) -> int | None:
         try:
             return channel.send(kind, *buffers, **columns)
         except FrameError as error:
@@ -269,7 +269,7 @@ class Server:
         except TransportError:
             return None  # whoever it was is gone, and noticed elsewhere
 
-    def _advanced(self, slot: Slot, block: Block) -> None:
+    def _advanced(self, slot: BlockSlot, block: Block) -> None:
         """Answer who waits for a new version, copy what is due, and let go what is to leave."""
         self._pace.advanced(block.version, now_s=time.perf_counter())
         waiting, slot.wanted = slot.wanted, []
@@ -313,7 +313,7 @@ class Server:
             self._report("owns", block=slot.number, version=block.version, moves=block.moves, era=era)
             self.settle(slot)
 
-    def put(self, slot: Slot, block: Block) -> Block:
+    def put(self, slot: BlockSlot, block: Block) -> Block:
         """Put a block into its slot; one that follows it and is as far has the same bits, and more gradients."""
         here = slot.block
         if here is not None and here.version >= block.version:
@@ -326,19 +326,19 @@ class Server:
         slot.rate = Rate(now_s=time.monotonic())
         return block
 
-    def settle(self, slot: Slot) -> None:
+    def settle(self, slot: BlockSlot) -> None:
         """Do what waits for a block that has come, with what came before it."""
         if slot.block is not None:
             self._advanced(slot, slot.block)
         self._replay(slot)
 
-    def _replay(self, slot: Slot) -> None:
+    def _replay(self, slot: BlockSlot) -> None:
         """Take what came too early."""
         parked, slot.parked = slot.parked, []
         for sender, held in parked:
             self.push(sender, held)
 
-    def drop(self, slot: Slot) -> None:
+    def drop(self, slot: BlockSlot) -> None:
         """Have a block no more."""
         block, slot.block = slot.block, None
         self._unshelve(block)
@@ -374,7 +374,7 @@ class Server:
             with slot.lock:  # of one block at a time: the others go on with the step
                 self._let_go(slot, owner, version=version, later=later.get(number, 0))
 
-    def _let_go(self, slot: Slot, owner: str, *, version: int | None, later: int) -> None:
+    def _let_go(self, slot: BlockSlot, owner: str, *, version: int | None, later: int) -> None:
         """Say to whom a block goes, and from which version on; let it go if that is now."""
         block = slot.block
         if block is None:
@@ -398,9 +398,9 @@ class Server:
     def _announce(self, owner: str, blocks: list[list[int]]) -> None:
         with self._lock:
             address = self._servers[owner][1] if owner in self._servers else ""
-        self.tell_workers(Kind.MOVED, {"owner": owner, "address": address, "era": self.era}, blocks)
+        self.tell_workers(FrameKind.MOVED, {"owner": owner, "address": address, "era": self.era}, blocks)
 
-    def tell_workers(self, kind: Kind, meta: dict[str, Any], blocks: list[list[int]]) -> None:
+    def tell_workers(self, kind: FrameKind, meta: dict[str, Any], blocks: list[list[int]]) -> None:
         """Tell all workers something of blocks."""
         with self._lock:
             workers = list(self._workers)
@@ -414,7 +414,7 @@ class Server:
             raise TransportError(f"{name} is not connected")
         return self._servers[name][0]
 
-    def _hand_over(self, slot: Slot, block: Block, owner: str) -> None:
+    def _hand_over(self, slot: BlockSlot, block: Block, owner: str) -> None:
         """Stream a block to its new owner, and keep it until that one has it."""
         channel, address = self._servers.get(owner, (None, ""))
         slot.block, slot.leaving = None, None
@@ -422,7 +422,7 @@ class Server:
         gone = [[slot.number, block.version, block.moves + 1]]
         slot.gone = {"owner": owner, "address": address, "blocks": gone, "gone": True, "era": self.era}
         for waiting, _ in slot.wanted:
-            self._post(waiting, Kind.MOVED, meta=slot.gone)
+            self._post(waiting, FrameKind.MOVED, meta=slot.gone)
         slot.wanted.clear()
         began, era = time.perf_counter(), self.era
         crate: Vector | None = None
@@ -459,14 +459,14 @@ class Server:
         try:
             crate = None if self.shelf is None else self._crates.pack(block.vectors(), channel)
             parts = block.vectors() if crate is None else [crate]
-            reply = channel.request(Kind.STATE, *parts, meta=card, block=slot.number, step=at(era, block.version))
+            reply = channel.request(FrameKind.STATE, *parts, meta=card, block=slot.number, step=at(era, block.version))
         except TransportError as error:
             settled(error)
             return
         fault.at("ps.handover.streaming")
         reply.add_done_callback(lambda done: settled(done.exception()))
 
-    def _arrived(self, slot: Slot, era: int) -> None:
+    def _arrived(self, slot: BlockSlot, era: int) -> None:
         """Note that a block is on its way no more."""
         if era == self.era:
             self._moving.pop(slot.number, None)
@@ -554,7 +554,7 @@ class Arrivals(Handler):
 
     def __init__(
         self,
-        server: Server,
+        server: ParameterServer,
         *,
         role: str,
         ended: Callable[[Channel, TransportError | None], None] | None = None,
@@ -570,7 +570,7 @@ class Arrivals(Handler):
 
     def place(self, head: Head) -> Vector | None:
         """Return where gradients go."""
-        return self._server.buffer(head.payload_bytes) if head.kind in (Kind.PUSH, Kind.BESIDE) else None
+        return self._server.buffer(head.payload_bytes) if head.kind in (FrameKind.PUSH, FrameKind.BESIDE) else None
 
     def exhausted(self, error: BaseException) -> None:
         """Pass it on: the server cannot go on."""
@@ -579,7 +579,7 @@ class Arrivals(Handler):
 
     def received(self, channel: Channel, message: Message) -> None:
         """Take a message, and wait for the server's share of cores; gradients and that wait count as busy."""
-        if message.head.kind not in (Kind.PUSH, Kind.BESIDE):
+        if message.head.kind not in (FrameKind.PUSH, FrameKind.BESIDE):
             self._receive(channel, message)
             return
         with self._server.busy.working():
@@ -598,13 +598,13 @@ class Arrivals(Handler):
 
     def _take(self, channel: Channel, message: Message) -> None:
         kind = message.head.kind
-        if kind in (Kind.PUSH, Kind.BESIDE):
+        if kind in (FrameKind.PUSH, FrameKind.BESIDE):
             self._server.push(channel, message)
-        elif kind == Kind.PULL:
+        elif kind == FrameKind.PULL:
             self._server.pull(channel, message)
-        elif kind == Kind.ASK:
+        elif kind == FrameKind.ASK:
             self._server.shadows.ask(channel, message)
-        elif kind == Kind.STATE:
+        elif kind == FrameKind.STATE:
             if self._role != "server":
                 raise AccessError(f"a {self._role[:20]} sent a block with its state; only servers may.")
             self._server.install(channel, message)

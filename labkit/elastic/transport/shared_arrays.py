@@ -35,7 +35,7 @@ def fence(lock: threading.Lock) -> None:
         pass
 
 
-class Lender:
+class SharedRegions:
     """Regions of this process, and which peer has been shown how many of them."""
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class Lender:
 
 
 @dataclass(slots=True)
-class Place:
+class SharedArray:
     """Room for the parameters of one block and their stamp.
 
     Attributes
@@ -114,7 +114,7 @@ def fetch(payload: memoryview, stamp: int, into: Vector) -> bool:
     return int(words[0]) == stamp
 
 
-class Crates(Lender):
+class TransferBuffers(SharedRegions):
     """Room for blocks on their way to another server on this host, which copies them from there.
 
     A crate is given back when its block has arrived. One whose block may still be on its way is not used again.
@@ -146,16 +146,16 @@ class Crates(Lender):
                 self._free[len(crate)].append(crate)
 
 
-class Shelf(Lender):
+class SharedArrayPool(SharedRegions):
     """Places for the blocks of a server; those that are given back are used again."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._free: dict[int, list[Place]] = defaultdict(list)
+        self._free: dict[int, list[SharedArray]] = defaultdict(list)
         self._made: dict[int, int] = defaultdict(int)
         self._taking = threading.Lock()
 
-    def take(self, params: Vector) -> Place | None:
+    def take(self, params: Vector) -> SharedArray | None:
         """Return a place with these parameters; None if there is no memory for it."""
         n = len(params)
         with self._taking:
@@ -168,18 +168,18 @@ class Shelf(Lender):
         place.close()
         return place
 
-    def give(self, place: Place | None) -> None:
+    def give(self, place: SharedArray | None) -> None:
         """Take a place back."""
         if place is not None:
             with self._taking:
                 self._free[len(place.whole) - LINE].append(place)
 
-    def _more(self, n: int) -> Place:
+    def _more(self, n: int) -> SharedArray:
         """Return a place of a new region, half as large as all before it together, and keep the others."""
         each = LINE * -(-(LINE + n) // LINE)
         count = max(1, min(self._made[n] // 2, MOST_AT_ONCE // (4 * each)))
         vector = self.vector(count * each)
         self._made[n] += count
-        places = [Place(vector[start : start + LINE + n]) for start in range(0, count * each, each)]
+        places = [SharedArray(vector[start : start + LINE + n]) for start in range(0, count * each, each)]
         self._free[n] += places[1:]
         return places[0]

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 from labkit.elastic.controller.losses import NotFiniteError, check_finite, encoded
 from labkit.elastic.protocol.blocks import Vector
-from labkit.elastic.protocol.messages import Kind, at, era_and_version
+from labkit.elastic.protocol.messages import FrameKind, at, era_and_version
 from labkit.elastic.transport import Channel, FrameError, Head, Message, TransportError
-from labkit.elastic.worker.flat import Flat
+from labkit.elastic.worker.flat import FlatModel
 from labkit.elastic.worker.synchronous import Extent, Halted, unlimited
 
 LEASES_TOLD = 3
@@ -25,7 +25,7 @@ ALONE_LEASES = 0.6
 connection ended; a worker that is only cut off must have stopped by then, for another one will do the same samples."""
 
 
-class Piece(NamedTuple):
+class LeaseRest(NamedTuple):
     """What is left of a lease: positions `start` to before `end` of the order of an epoch."""
 
     token: int
@@ -43,7 +43,7 @@ class Target(NamedTuple):
     base: int
 
 
-class FreeWorker:
+class AsyncWorker:
     """The training loop of one worker in asynchronous mode.
 
     An update of the worker has a number. It is pushed block by block; a server makes it once, whoever sends it again,
@@ -51,7 +51,7 @@ class FreeWorker:
 
     Parameters
     ----------
-    flat : Flat
+    flat : FlatModel
         The model.
     extents : sequence
         Of each block.
@@ -75,7 +75,7 @@ class FreeWorker:
 
     def __init__(
         self,
-        flat: Flat,
+        flat: FlatModel,
         *,
         extents: Sequence[Extent],
         loss_of: Callable[[int, int, int], Any],
@@ -99,7 +99,7 @@ class FreeWorker:
         self._start = self._stop = self._finish = self._afresh = self._asked = False
         self._hold = 0  # number of the standstill that is wanted
         self._n_holds = 0  # how often one was
-        self._pieces: deque[Piece] = deque()
+        self._pieces: deque[LeaseRest] = deque()
         self._moved: set[int] = set()
         self._missing: set[int] = set()
         self._base: dict[int, int] = {}  # version of each block that it computes with
@@ -195,7 +195,7 @@ class FreeWorker:
     def _told_lease(self, meta: dict[str, Any]) -> None:
         if meta["era"] == self._era:
             self._asked = False
-            self._pieces.append(Piece(*meta["lease"]))
+            self._pieces.append(LeaseRest(*meta["lease"]))
 
     def _told_map(self, meta: dict[str, Any]) -> None:
         if meta["era"] == self._era:
@@ -221,7 +221,9 @@ class FreeWorker:
             self._until_s = math.inf
             mine = [piece for piece in self._pieces if piece.token in meta["tokens"]]
             known = {piece.token for piece in self._pieces} | self._done.keys()
-            new = [piece for piece in (Piece(*grant) for grant in meta.get("grants", ())) if piece.token not in known]
+            new = [
+                piece for piece in (LeaseRest(*grant) for grant in meta.get("grants", ())) if piece.token not in known
+            ]
             self._pieces = deque([*mine, *new])
 
     def _told_hold(self, meta: dict[str, Any]) -> None:
@@ -297,7 +299,7 @@ class FreeWorker:
             by_owner[target.owner].append(target)
         for owner, asked in by_owner.items():
             meta = {"blocks": [target.block for target in asked], "moves": [target.moves for target in asked]}
-            self._send(owner, Kind.PULL, step=at(era, 0), meta=meta)
+            self._send(owner, FrameKind.PULL, step=at(era, 0), meta=meta)
 
     def _targets(self, blocks: Iterable[int]) -> tuple[int, list[Target]]:
         """Return the era, and where blocks go in it, of one moment: an order may replace the map while they are sent.
@@ -308,7 +310,7 @@ class FreeWorker:
             self._check()
             return self._era, [Target(b, self._owner[b], self._moves[b], self._base.get(b, 0)) for b in blocks]
 
-    def _next(self) -> Piece:
+    def _next(self) -> LeaseRest:
         """Return the next minibatch; wait for it, and stand still where the controller wants it."""
         while True:
             self._stop |= self._finish
@@ -351,7 +353,7 @@ class FreeWorker:
             self._check()
         self._report("held", version=self.version, seconds=time.perf_counter() - began)
 
-    def _step(self, piece: Piece) -> None:
+    def _step(self, piece: LeaseRest) -> None:
         began = time.perf_counter()
         end = min(piece.start + self.batch, piece.end)
         if end == piece.end:
@@ -415,11 +417,11 @@ class FreeWorker:
         for block, owner, moves, base in targets:
             first, n = self.extents[block]
             self._send(
-                owner, Kind.PUSH, self._gradient[first : first + n], block=block, offset=self.number,
+                owner, FrameKind.PUSH, self._gradient[first : first + n], block=block, offset=self.number,
                 step=at(era, base), meta={"n": self._n, "moves": moves},
             )  # fmt: skip
 
-    def _send(self, owner: str, kind: Kind, *buffers: Any, **columns: Any) -> None:
+    def _send(self, owner: str, kind: FrameKind, *buffers: Any, **columns: Any) -> None:
         """Send to a server; where that fails, its blocks will have another owner or training goes back."""
         try:
             channel = self._channel_of(owner)

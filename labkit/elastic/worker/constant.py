@@ -36,7 +36,7 @@ class _Kept:
         return not same
 
 
-class Constant:
+class ForwardGuard:
     """Notices what a forward pass changes in a model besides gradients.
 
     Each worker would change its own copy, by the samples that it happens to see; what is trained would depend on the

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from torch import nn
 
     from labkit.elastic.protocol.blocks import Vector
-from labkit.elastic.transport.shared_arrays import Lender
+from labkit.elastic.transport.shared_arrays import SharedRegions
 
 
-class Flat:
+class FlatModel:
     """Two versions of all parameters, and a model that uses one of them while the next one arrives.
 
     Parameters
@@ -27,11 +27,11 @@ class Flat:
         Its parameters become views of flat vectors; all float32.
     device : str
         Where the model computes; elsewhere than on the processor parameters and gradients are copied there and back.
-    lender : Lender, optional
+    lender : SharedRegions, optional
         Where gradients lie, for servers on this host to read them in place.
     """
 
-    def __init__(self, model: nn.Module, *, device: str = "cpu", lender: Lender | None = None) -> None:
+    def __init__(self, model: nn.Module, *, device: str = "cpu", lender: SharedRegions | None = None) -> None:
         import torch
 
         self._torch, self.model, self.device = torch, model.to(device), device

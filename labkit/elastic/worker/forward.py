@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from labkit.core.errors import InputError
-from labkit.elastic.worker.constant import Constant
+from labkit.elastic.worker.constant import ForwardGuard
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from labkit.elastic.protocol.program import Program
 
 
-class Forward:
+class SampleLoss:
     """The loss of samples: the same bits wherever it is computed, and whoever else is there.
 
     Parameters
@@ -34,7 +34,7 @@ class Forward:
 
     def __init__(self, program: Program, *, device: str, seed: int) -> None:
         self._program, self._device, self._seed = program, device, seed
-        self._constant = Constant(program.model)
+        self._constant = ForwardGuard(program.model)
 
     def __call__(self, samples: list[int], place: tuple[int, int]) -> Tensor:
         """Return the loss of samples; what data and model draw depends on the job's seed and `place` alone.

@@ -13,7 +13,7 @@ Row = Sequence[object]
 these count."""
 
 
-class Followers:
+class ReplicaMap:
     """Who else gets the gradients of a block than its owner.
 
     The owner of a block announces who follows from which version on, before it gives anybody that version; the
@@ -50,7 +50,7 @@ class Followers:
     def at(self, version: int) -> dict[int, set[One]]:
         """Return who follows each block that somebody follows at a version.
 
-        >>> known = Followers()
+        >>> known = ReplicaMap()
         >>> known.add("ps-1", [(0, 5, 1)])
         >>> known.at(4), known.at(5)
         ({}, {0: {('ps-1', 1)}})
@@ -59,14 +59,14 @@ class Followers:
         return {block: those for block, those in found.items() if those}
 
 
-class Beside:
+class StepReplicas:
     """Whom a worker serves besides the owners during one step, and who has yet to say that it is abreast of them.
 
     Guarded by the worker's condition.
     """
 
     def __init__(self) -> None:
-        self.known = Followers()
+        self.known = ReplicaMap()
         self.behind: dict[str, set[int]] = {}
         """Blocks of each server that has not made the version that is waited for."""
         self.again: set[str] = set()

@@ -15,13 +15,13 @@ import numpy as np
 from labkit.elastic.controller.losses import NotFiniteError, check_finite, encoded
 from labkit.elastic.process import fault_injection as fault
 from labkit.elastic.protocol.blocks import Vector
-from labkit.elastic.protocol.messages import Kind, at, era_and_version
+from labkit.elastic.protocol.messages import FrameKind, at, era_and_version
 from labkit.elastic.protocol.summation_tree import Node, cover, halves
 from labkit.elastic.transport import Channel, FrameError, Handler, Head, Message, TransportError
 from labkit.elastic.transport.frames import SHARED
 from labkit.elastic.transport.shared_arrays import fetch
-from labkit.elastic.worker.flat import Flat
-from labkit.elastic.worker.replicas import Beside
+from labkit.elastic.worker.flat import FlatModel
+from labkit.elastic.worker.replicas import StepReplicas
 
 LOSSES_TOLD = 512
 """Steps whose losses are told again to a controller that may not have heard them."""
@@ -40,7 +40,7 @@ class Halted(Exception):  # noqa: N818 - not a failure: training goes on elsewhe
 
 
 @dataclass(slots=True)
-class Orders:
+class Directives:
     """What a worker was told last; guarded by the worker's condition."""
 
     era: int = 0
@@ -71,7 +71,7 @@ class Worker:
 
     Parameters
     ----------
-    flat : Flat
+    flat : FlatModel
         The model.
     extents : sequence
         Of each block.
@@ -94,7 +94,7 @@ class Worker:
 
     def __init__(
         self,
-        flat: Flat,
+        flat: FlatModel,
         *,
         extents: Sequence[Extent],
         loss_of: Callable[[int, int], Any],
@@ -109,7 +109,7 @@ class Worker:
         self.flat, self.extents, self.n_shards, self.n_steps = flat, extents, n_shards, n_steps
         self._loss_of, self._channel_of, self._report = loss_of, channel_of, report
         self._changed = threading.Condition()
-        self._orders = Orders()
+        self._orders = Directives()
         self._wanted = -1
         self._era = 0
         """Of the step that is under way."""
@@ -118,7 +118,7 @@ class Worker:
         self.training = False
         """Whether it has such parameters."""
         self._missing: set[int] = set()
-        self._beside = Beside()
+        self._beside = StepReplicas()
         self._finishing = False
         self._fetching = 0
         """Copies out of servers' memory that are under way."""
@@ -171,7 +171,7 @@ class Worker:
         """Note who follows blocks, from a version that nobody has yet, or that one who follows has made a version."""
         name = str(message.meta["name"])
         with self._changed:
-            if message.head.kind == Kind.FOLLOWED:
+            if message.head.kind == FrameKind.FOLLOWED:
                 self._beside.known.add(name, message.meta["blocks"])
             elif message.head.step == at(self._orders.era, self._wanted):
                 self._beside.behind.pop(name, None)
@@ -272,7 +272,7 @@ class Worker:
             self._beside.known.settle(meta.get("followers", ()), begin=True)
             return
         first, last = meta["leaves"]
-        orders = Orders(era=meta["era"], start=meta["version"], leaves=(first, last), afresh=True)
+        orders = Directives(era=meta["era"], start=meta["version"], leaves=(first, last), afresh=True)
         for block, owner, moves in meta["map"]:
             orders.owner[block] = owner
             orders.moves[block] = orders.known[block] = moves
@@ -357,13 +357,13 @@ class Worker:
         for owner, numbers in by_owner.items():
             moves = [self._orders.moves[block] for block in numbers]
             meta = {"blocks": numbers, "moves": moves}
-            self._send(owner, Kind.PULL, step=at(self._era, version), meta=meta)
+            self._send(owner, FrameKind.PULL, step=at(self._era, version), meta=meta)
 
     def _ask_beside(self, asked: Mapping[str, Sequence[int]], version: int) -> None:
         for name, numbers in asked.items():
-            self._send(name, Kind.ASK, step=at(self._era, version), meta={"blocks": numbers})
+            self._send(name, FrameKind.ASK, step=at(self._era, version), meta={"blocks": numbers})
 
-    def _send(self, owner: str, kind: Kind, *buffers: Any, **columns: Any) -> None:
+    def _send(self, owner: str, kind: FrameKind, *buffers: Any, **columns: Any) -> None:
         """Send to a server; where that fails, its blocks will have another owner or training goes back."""
         try:
             channel = self._channel_of(owner)
@@ -428,7 +428,7 @@ class Worker:
                 fault.at("worker.push.half")
             first, n = self.extents[block]
             owner, meta = self._orders.owner[block], {"moves": self._orders.moves[block]}
-            for name, kind in ((owner, Kind.PUSH), *((name, Kind.BESIDE) for name in self._beside.of(block))):
+            for name, kind in ((owner, FrameKind.PUSH), *((name, FrameKind.BESIDE) for name in self._beside.of(block))):
                 self._send(name, kind, vector[first : first + n], block=block, offset=node.pack(), step=step, meta=meta)
         fault.at("worker.pushed")
 
@@ -537,7 +537,7 @@ class FromServers(Handler):
 
     def place(self, head: Head) -> Vector | None:
         """Return where parameters go."""
-        return self._worker.place(head) if head.kind == Kind.PARAMS else None
+        return self._worker.place(head) if head.kind == FrameKind.PARAMS else None
 
     def exhausted(self, error: BaseException) -> None:
         """Pass it on: this process cannot go on."""
@@ -546,12 +546,12 @@ class FromServers(Handler):
 
     def received(self, channel: Channel, message: Message) -> None:
         """Take a message."""
-        if message.head.kind == Kind.PARAMS:
+        if message.head.kind == FrameKind.PARAMS:
             if not message.head.flags & SHARED or self._fetched(channel, message):
                 self._worker.params(message)
-        elif message.head.kind == Kind.MOVED:
+        elif message.head.kind == FrameKind.MOVED:
             self._worker.moved(dict(message.meta))
-        elif message.head.kind in (Kind.FOLLOWED, Kind.ABREAST):
+        elif message.head.kind in (FrameKind.FOLLOWED, FrameKind.ABREAST):
             self._worker.beside(message)
 
     def _fetched(self, channel: Channel, message: Message) -> bool:
@@ -560,7 +560,7 @@ class FromServers(Handler):
             raise FrameError("parameters lie in a server's memory, where this worker does not look.")
         if self._fetch(message):
             return True
-        channel.send(Kind.PULL, step=message.head.step, meta={"blocks": [message.head.block]})
+        channel.send(FrameKind.PULL, step=message.head.step, meta={"blocks": [message.head.block]})
         return False
 
     def closed(self, channel: Channel, reason: TransportError | None) -> None:

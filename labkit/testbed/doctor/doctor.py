@@ -5,8 +5,17 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from labkit.testbed.doctor.findings import Examined, Finding, Wanted, of_clock, of_doors, of_facts, of_reach, of_torch
-from labkit.testbed.doctor.probe import Examiner, visit
+from labkit.testbed.doctor.findings import (
+    DoctorReport,
+    Finding,
+    HostExpectation,
+    of_clock,
+    of_doors,
+    of_facts,
+    of_reach,
+    of_torch,
+)
+from labkit.testbed.doctor.probe import HostProbe, visit
 from labkit.testbed.install.wheel import build
 from labkit.testbed.inventory import Inventory, Machine
 from labkit.testbed.ssh.fleet import Fleet
@@ -15,7 +24,7 @@ TORCH_S = 90.0
 CLOCK_ROUNDS = 5
 
 
-def examine(fleet: Fleet, *, torch: bool = True) -> Examined:
+def examine(fleet: Fleet, *, torch: bool = True) -> DoctorReport:
     """Look at every host, and from every host at every other.
 
     Parameters
@@ -27,14 +36,14 @@ def examine(fleet: Fleet, *, torch: bool = True) -> Examined:
 
     Returns
     -------
-    Examined
+    DoctorReport
         All findings; a host that cannot be reached has one.
     """
     hash = build().hash
     wanted = {machine.name: wanted_of(machine, hash) for machine in fleet.inventory}
     doors: dict[str, dict[str, Any]] = {}
 
-    def open_door(examiner: Examiner) -> list[Finding]:
+    def open_door(examiner: HostProbe) -> list[Finding]:
         doors[examiner.machine.name] = examiner.ask("listen", host=examiner.machine.address)
         return []
 
@@ -43,19 +52,19 @@ def examine(fleet: Fleet, *, torch: bool = True) -> Examined:
         hosts.each(lambda examiner: _facts(examiner, wanted[examiner.machine.name], torch=torch))
         hosts.each(open_door)
         hosts.each(lambda examiner: _knock(examiner, wanted[examiner.machine.name], fleet.inventory, doors))
-    return Examined(finding for found in hosts.findings.values() for finding in found)
+    return DoctorReport(finding for found in hosts.findings.values() for finding in found)
 
 
-def wanted_of(machine: Machine, hash: str) -> Wanted:
+def wanted_of(machine: Machine, hash: str) -> HostExpectation:
     """Return what the inventory says of a host that can be checked there."""
     host = machine.host
-    return Wanted(
+    return HostExpectation(
         machine.name, machine.python, machine.folder, host.gpus, host.cpus, host.memory_gb, hash,
         pretends=host.real_gpus < host.gpus, device_type=host.device_type,
     )  # fmt: skip
 
 
-def _clock(examiner: Examiner, wanted: Wanted) -> list[Finding]:
+def _clock(examiner: HostProbe, wanted: HostExpectation) -> list[Finding]:
     """Compare clocks: the quickest of some questions bounds the offset best."""
     rounds = []
     for _ in range(CLOCK_ROUNDS):
@@ -68,7 +77,7 @@ def _clock(examiner: Examiner, wanted: Wanted) -> list[Finding]:
     return [reach, of_clock(wanted, offset_s=offset_s, bound_s=trip_s / 2)]
 
 
-def _facts(examiner: Examiner, wanted: Wanted, *, torch: bool) -> list[Finding]:
+def _facts(examiner: HostProbe, wanted: HostExpectation, *, torch: bool) -> list[Finding]:
     facts = examiner.ask("facts")
     found = of_facts(wanted, facts)
     if torch:
@@ -77,7 +86,9 @@ def _facts(examiner: Examiner, wanted: Wanted, *, torch: bool) -> list[Finding]:
     return found
 
 
-def _knock(examiner: Examiner, wanted: Wanted, inventory: Inventory, doors: dict[str, dict[str, Any]]) -> list[Finding]:
+def _knock(
+    examiner: HostProbe, wanted: HostExpectation, inventory: Inventory, doors: dict[str, dict[str, Any]]
+) -> list[Finding]:
     """Let a host knock at the doors of all others."""
     own = doors[wanted.name]
     peers = [

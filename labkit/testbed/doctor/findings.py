@@ -26,7 +26,7 @@ MEMORY_SLACK = 0.9
 """What a machine sold as 64 GB shows of it."""
 
 
-class State(StrEnum):
+class Severity(StrEnum):
     """How bad a finding is."""
 
     OK = "ok"
@@ -44,7 +44,7 @@ class Finding:
     ----------
     host, check : str
         Where, and what: a heading of the table.
-    state : State
+    state : Severity
         How bad it is.
     found : str
         In a few words.
@@ -54,13 +54,13 @@ class Finding:
 
     host: str
     check: str
-    state: State
+    state: Severity
     found: str
     hint: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class HostExpectation:
     """What the inventory says of a host, as far as it can be checked.
 
     Attributes
@@ -92,7 +92,7 @@ class Wanted:
     device_type: str = ANY_TYPE
 
 
-class Examined:
+class DoctorReport:
     """Findings of all hosts; a notebook shows them as a table."""
 
     def __init__(self, findings: Iterable[Finding]) -> None:
@@ -101,7 +101,7 @@ class Examined:
     @property
     def ok(self) -> bool:
         """Return whether jobs can run on every host."""
-        return all(finding.state != State.FAULT for finding in self.findings)
+        return all(finding.state != Severity.FAULT for finding in self.findings)
 
     @property
     def hosts(self) -> list[str]:
@@ -111,7 +111,7 @@ class Examined:
     @property
     def faulty(self) -> list[str]:
         """Return the names of the hosts on which jobs cannot run."""
-        return list(dict.fromkeys(each.host for each in self.findings if each.state == State.FAULT))
+        return list(dict.fromkeys(each.host for each in self.findings if each.state == Severity.FAULT))
 
     def df(self) -> pd.DataFrame:
         """Return one row per finding: host, check, state, found, hint."""
@@ -125,7 +125,7 @@ class Examined:
         from rich.table import Table
         from rich.text import Text
 
-        styles = {State.OK: "", State.NOTE: "yellow", State.FAULT: "bold red"}
+        styles = {Severity.OK: "", Severity.NOTE: "yellow", Severity.FAULT: "bold red"}
         checks = list(dict.fromkeys(finding.check for finding in self.findings))
         cells = {(each.host, each.check): each for each in self.findings}
         shown = Table(header_style="bold", box=None, pad_edge=False)
@@ -145,7 +145,7 @@ class Examined:
         shown = Table(header_style="bold", box=None, pad_edge=False)
         for heading in ("", "host", "what", "hint"):
             shown.add_column(heading, overflow="fold")
-        styles = {State.FAULT: "bold red", State.NOTE: "yellow"}
+        styles = {Severity.FAULT: "bold red", Severity.NOTE: "yellow"}
         for state in styles:
             for each in self.findings:
                 if each.state == state:
@@ -165,12 +165,12 @@ class Examined:
         return f"<table><tr><th>host<th>check<th>state<th>found<th>hint</tr>{rows}</table>"
 
 
-def of_facts(wanted: Wanted, facts: Mapping[str, Any]) -> list[Finding]:
+def of_facts(wanted: HostExpectation, facts: Mapping[str, Any]) -> list[Finding]:
     """Return what the facts of one host say, against the inventory.
 
     Parameters
     ----------
-    wanted : Wanted
+    wanted : HostExpectation
         What should be there.
     facts : mapping
         As labkit/testbed/onhost/examine.py answers "facts".
@@ -188,56 +188,60 @@ def of_facts(wanted: Wanted, facts: Mapping[str, Any]) -> list[Finding]:
     ]
 
 
-def _python(wanted: Wanted, facts: Mapping[str, Any]) -> Finding:
+def _python(wanted: HostExpectation, facts: Mapping[str, Any]) -> Finding:
     parts = tuple(int(part) for part in facts["python"].split(".")[:2])
     if parts >= OLDEST_PYTHON:
-        return Finding(wanted.name, "python", State.OK, facts["python"])
+        return Finding(wanted.name, "python", Severity.OK, facts["python"])
     oldest = ".".join(map(str, OLDEST_PYTHON))
     hint = f'name Python {oldest} or newer in the inventory: ssh = {{ python = "python{oldest}" }}'
-    return Finding(wanted.name, "python", State.FAULT, facts["python"], hint)
+    return Finding(wanted.name, "python", Severity.FAULT, facts["python"], hint)
 
 
-def _folder(wanted: Wanted, facts: Mapping[str, Any]) -> Finding:
+def _folder(wanted: HostExpectation, facts: Mapping[str, Any]) -> Finding:
     mode = facts["mode"]
     if not facts["writable"]:
         hint = "give the host a folder in the inventory that its user may write"
-        return Finding(wanted.name, "folder", State.FAULT, f"{facts['folder']} cannot be written", hint)
+        return Finding(wanted.name, "folder", Severity.FAULT, f"{facts['folder']} cannot be written", hint)
     if mode is not None and mode & 0o077:
         hint = f"on the host: chmod 700 {facts['folder']}"
-        return Finding(wanted.name, "folder", State.FAULT, f"{facts['folder']} is open to others ({mode:o})", hint)
-    return Finding(wanted.name, "folder", State.OK, "private" if mode is not None else "new")
+        return Finding(wanted.name, "folder", Severity.FAULT, f"{facts['folder']} is open to others ({mode:o})", hint)
+    return Finding(wanted.name, "folder", Severity.OK, "private" if mode is not None else "new")
 
 
-def _disk(wanted: Wanted, facts: Mapping[str, Any]) -> Finding:
+def _disk(wanted: HostExpectation, facts: Mapping[str, Any]) -> Finding:
     free = facts["free_gb"]
-    state = State.FAULT if free < ROOM_GB else State.NOTE if free < LITTLE_ROOM_GB else State.OK
-    hint = "make room there (`fab gc`), or give the host another folder in the inventory" if state != State.OK else ""
+    state = Severity.FAULT if free < ROOM_GB else Severity.NOTE if free < LITTLE_ROOM_GB else Severity.OK
+    hint = (
+        "make room there (`fab gc`), or give the host another folder in the inventory" if state != Severity.OK else ""
+    )
     return Finding(wanted.name, "disk", state, f"{free:.1f} GB free", hint)
 
 
-def _deployed(wanted: Wanted, deployed: Mapping[str, str]) -> Finding:
+def _deployed(wanted: HostExpectation, deployed: Mapping[str, str]) -> Finding:
     if not deployed["hash"]:
-        return Finding(wanted.name, "labkit", State.NOTE, "not deployed", "fab deploy")
+        return Finding(wanted.name, "labkit", Severity.NOTE, "not deployed", "fab deploy")
     if deployed["hash"] != wanted.hash:
-        return Finding(wanted.name, "labkit", State.NOTE, f"{deployed['hash'][:8]}, not as here", "fab deploy")
-    return Finding(wanted.name, "labkit", State.OK, f"{deployed['hash'][:8]}, as here")
+        return Finding(wanted.name, "labkit", Severity.NOTE, f"{deployed['hash'][:8]}, not as here", "fab deploy")
+    return Finding(wanted.name, "labkit", Severity.OK, f"{deployed['hash'][:8]}, as here")
 
 
-def _gpus(wanted: Wanted, found: Sequence[str]) -> Finding:
+def _gpus(wanted: HostExpectation, found: Sequence[str]) -> Finding:
     kinds = sorted({line.split(",")[0].strip() for line in found})
     told = f"{len(found)}" + (f" {', '.join(kinds)}" if kinds else "")
     if wanted.pretends:
-        return Finding(wanted.name, "GPUs", State.OK, f"{wanted.gpus} said to be there" + _unused(wanted, len(found)))
+        return Finding(
+            wanted.name, "GPUs", Severity.OK, f"{wanted.gpus} said to be there" + _unused(wanted, len(found))
+        )
     if len(found) < wanted.gpus:
         hint = f"the inventory says {wanted.gpus}; on the host: nvidia-smi, or correct the inventory"
-        return Finding(wanted.name, "GPUs", State.FAULT, told, hint)
+        return Finding(wanted.name, "GPUs", Severity.FAULT, told, hint)
     hints = [f"the inventory says {wanted.gpus}; the others are left alone"] if len(found) > wanted.gpus else []
     hints += [other_type(wanted.device_type, kind) for kind in kinds if wanted.gpus]
     hint = "; ".join(filter(None, hints))
-    return Finding(wanted.name, "GPUs", State.NOTE if hint else State.OK, told, hint)
+    return Finding(wanted.name, "GPUs", Severity.NOTE if hint else Severity.OK, told, hint)
 
 
-def _unused(wanted: Wanted, n_found: int) -> str:
+def _unused(wanted: HostExpectation, n_found: int) -> str:
     """Return that GPUs which are there are left alone, because of what the inventory calls them."""
     return f', {n_found} real ones left alone: device_type = "{wanted.device_type}"' if n_found else ""
 
@@ -256,57 +260,57 @@ def other_type(device_type: str, name: str) -> str:
     return f"the inventory calls them {device_type}, the driver {name!r}: speeds by type will be those of {device_type}"
 
 
-def _limits(wanted: Wanted, facts: Mapping[str, Any]) -> list[Finding]:
+def _limits(wanted: HostExpectation, facts: Mapping[str, Any]) -> list[Finding]:
     """Return what can be limited of a process that runs, where the host has a labkit that says so."""
     said = str(facts.get("limits", ""))
-    return [Finding(wanted.name, "limits", State.OK, said)] if said else []
+    return [Finding(wanted.name, "limits", Severity.OK, said)] if said else []
 
 
-def _cores(wanted: Wanted, facts: Mapping[str, Any]) -> Finding:
+def _cores(wanted: HostExpectation, facts: Mapping[str, Any]) -> Finding:
     short = facts["cores"] < wanted.cpus
     hint = f"the inventory says {wanted.cpus:g}; jobs will share cores" if short else ""
-    return Finding(wanted.name, "cores", State.NOTE if short else State.OK, f"{facts['cores']}", hint)
+    return Finding(wanted.name, "cores", Severity.NOTE if short else Severity.OK, f"{facts['cores']}", hint)
 
 
-def _memory(wanted: Wanted, facts: Mapping[str, Any]) -> Finding:
+def _memory(wanted: HostExpectation, facts: Mapping[str, Any]) -> Finding:
     short = facts["memory_gb"] < MEMORY_SLACK * wanted.memory_gb
     hint = f"the inventory says {wanted.memory_gb:g} GB; correct it" if short else ""
-    return Finding(wanted.name, "memory", State.NOTE if short else State.OK, f"{facts['memory_gb']:.0f} GB", hint)
+    return Finding(wanted.name, "memory", Severity.NOTE if short else Severity.OK, f"{facts['memory_gb']:.0f} GB", hint)
 
 
-def _agent(wanted: Wanted, state: str) -> Finding:
+def _agent(wanted: HostExpectation, state: str) -> Finding:
     if state == "dead":
-        return Finding(wanted.name, "agent", State.NOTE, "ended, socket left", "fab start starts it again")
-    return Finding(wanted.name, "agent", State.OK, "alive" if state == "alive" else "starts when needed")
+        return Finding(wanted.name, "agent", Severity.NOTE, "ended, socket left", "fab start starts it again")
+    return Finding(wanted.name, "agent", Severity.OK, "alive" if state == "alive" else "starts when needed")
 
 
-def of_torch(wanted: Wanted, said: Mapping[str, Any], *, deployed: bool) -> Finding:
+def of_torch(wanted: HostExpectation, said: Mapping[str, Any], *, deployed: bool) -> Finding:
     """Return what an import of torch says."""
     if said["error"]:
-        state, hint = (State.FAULT, "look at what failed; ") if deployed else (State.NOTE, "")
+        state, hint = (Severity.FAULT, "look at what failed; ") if deployed else (Severity.NOTE, "")
         return Finding(wanted.name, "torch", state, said["error"], hint + "`fab deploy` installs it")
     if said["gpus"] < wanted.gpus and not wanted.pretends:
         hint = f"it should see {wanted.gpus}: install a build of torch for this driver"
-        return Finding(wanted.name, "torch", State.FAULT, f"{said['version']} sees {said['gpus']} GPUs", hint)
-    return Finding(wanted.name, "torch", State.OK, said["version"])
+        return Finding(wanted.name, "torch", Severity.FAULT, f"{said['version']} sees {said['gpus']} GPUs", hint)
+    return Finding(wanted.name, "torch", Severity.OK, said["version"])
 
 
-def of_reach(wanted: Wanted, *, trip_s: float, noise: bytes = b"") -> Finding:
+def of_reach(wanted: HostExpectation, *, trip_s: float, noise: bytes = b"") -> Finding:
     """Return that a host was reached; `noise`: what its login's shell says before each command."""
     told = f"{trip_s * 1e3:.1f} ms"
     if not noise.strip():
-        return Finding(wanted.name, "reach", State.OK, told)
+        return Finding(wanted.name, "reach", Severity.OK, told)
     line = readable(noise.strip().splitlines()[0])[:60]
     hint = "labkit drops it; scp and rsync may not. In the shell's rc file, say something only at a terminal: [ -t 1 ]"
-    return Finding(wanted.name, "reach", State.NOTE, f"{told}; its login shell says {line!r}", hint)
+    return Finding(wanted.name, "reach", Severity.NOTE, f"{told}; its login shell says {line!r}", hint)
 
 
-def of_clock(wanted: Wanted, *, offset_s: float, bound_s: float) -> Finding:
+def of_clock(wanted: HostExpectation, *, offset_s: float, bound_s: float) -> Finding:
     """Return how far a host's clock is from the one here, which is known to half a round trip.
 
     Parameters
     ----------
-    wanted : Wanted
+    wanted : HostExpectation
         The host.
     offset_s : float
         Its time minus the time here.
@@ -314,18 +318,20 @@ def of_clock(wanted: Wanted, *, offset_s: float, bound_s: float) -> Finding:
         The offset may be wrong by as much.
     """
     beyond = abs(offset_s) - bound_s
-    state = State.FAULT if beyond > WRONG_TIME_S else State.NOTE if beyond > LATE_S else State.OK
+    state = Severity.FAULT if beyond > WRONG_TIME_S else Severity.NOTE if beyond > LATE_S else Severity.OK
     told = f"{offset_s * 1e3:+.1f} ms ± {bound_s * 1e3:.1f}" if abs(offset_s) < 1 else f"{offset_s:+.1f} s"
-    hint = "set it there: `timedatectl set-ntp true`, or chrony" if state != State.OK else ""
+    hint = "set it there: `timedatectl set-ntp true`, or chrony" if state != Severity.OK else ""
     return Finding(wanted.name, "clock", state, told, hint)
 
 
-def of_doors(wanted: Wanted, address: str, said: Mapping[str, Mapping[str, Any]], *, error: str = "") -> Finding:
+def of_doors(
+    wanted: HostExpectation, address: str, said: Mapping[str, Mapping[str, Any]], *, error: str = ""
+) -> Finding:
     """Return whether a host can reach the others, at any port.
 
     Parameters
     ----------
-    wanted : Wanted
+    wanted : HostExpectation
         The host.
     address : str
         Where it listened.
@@ -336,11 +342,11 @@ def of_doors(wanted: Wanted, address: str, said: Mapping[str, Mapping[str, Any]]
     """
     if error:
         hint = f"{address} must be an address of the host itself: jobs listen there; correct the inventory"
-        return Finding(wanted.name, "ports", State.FAULT, error, hint)
+        return Finding(wanted.name, "ports", Severity.FAULT, error, hint)
     shut = [f"{name} ({each['error']})" for name, each in said.items() if "error" in each]
     if shut:
         hint = "open TCP between the hosts (a firewall?), or name addresses of a network that they share"
-        return Finding(wanted.name, "ports", State.FAULT, f"cannot reach {', '.join(shut)}", hint)
+        return Finding(wanted.name, "ports", Severity.FAULT, f"cannot reach {', '.join(shut)}", hint)
     slowest = max((each["rtt_s"] for each in said.values()), default=0.0)
     told = f"{len(said)} of {len(said)} within {slowest * 1e3:.1f} ms" if said else "no other host"
-    return Finding(wanted.name, "ports", State.OK, told)
+    return Finding(wanted.name, "ports", Severity.OK, told)

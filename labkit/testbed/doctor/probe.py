@@ -8,23 +8,23 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, Final
 
-from labkit.testbed.doctor.findings import Finding, State
-from labkit.testbed.errors import CutError, FrameError, HostError
+from labkit.testbed.doctor.findings import Finding, Severity
+from labkit.testbed.errors import CutError, HostError, HostMessageError
 from labkit.testbed.inventory import Machine
 from labkit.testbed.onhost import source
 from labkit.testbed.ssh.fleet import Fleet
-from labkit.testbed.ssh.frames import Frames, decoded, readable
+from labkit.testbed.ssh.frames import HostMessages, decoded, readable
 from labkit.testbed.ssh.outcomes import failure
-from labkit.testbed.ssh.replies import Clock, Dialled, Door, Facts, Poured, Torch
+from labkit.testbed.ssh.replies import Clock, Dialled, EchoPort, HostFacts, Poured, Torch
 
 PATIENCE_S = 20.0
 KINDS: Final[dict[str, Any]] = {
-    "clock": Clock, "facts": Facts, "torch": Torch, "listen": Door, "dial": dict[str, Dialled], "pour": Poured,
+    "clock": Clock, "facts": HostFacts, "torch": Torch, "listen": EchoPort, "dial": dict[str, Dialled], "pour": Poured,
 }  # fmt: skip
 """What each question is answered with."""
 
 
-class Examiner:
+class HostProbe:
     """The program on one host, which answers one question at a time.
 
     Parameters
@@ -43,7 +43,7 @@ class Examiner:
     def __init__(self, fleet: Fleet, machine: Machine) -> None:
         self.machine = machine
         self._stream = fleet.stream(machine, [machine.python, "-c", source("examine"), machine.folder])
-        self._frames = Frames(self._stream)
+        self._frames = HostMessages(self._stream)
 
     @property
     def noise(self) -> bytes:
@@ -67,9 +67,9 @@ class Examiner:
             return answer
         except TimeoutError:
             raise CutError(f"no answer to '{what}' within {patience_s:g} s") from None
-        except FrameError as error:
+        except HostMessageError as error:
             if self._stream.wait(0.0) is None:
-                raise FrameError(f"'{what}': {error}") from None
+                raise HostMessageError(f"'{what}': {error}") from None
         except BrokenPipeError:
             pass  # why, its error output tells
         said = self._stream.errors.strip().splitlines()[-1:]
@@ -80,27 +80,27 @@ class Examiner:
         self._stream.close()
 
 
-class Visit:
+class DoctorSession:
     """All hosts that answer, and what was found so far."""
 
     def __init__(self, fleet: Fleet, pool: ThreadPoolExecutor) -> None:
         self.fleet, self._pool = fleet, pool
         self.findings: dict[str, list[Finding]] = {machine.name: [] for machine in fleet.inventory}
-        self.examiners: dict[str, Examiner] = {}
+        self.examiners: dict[str, HostProbe] = {}
 
     def meet(self) -> None:
         """Start the program on every host."""
 
         def one(machine: Machine) -> None:
             try:
-                self.examiners[machine.name] = Examiner(self.fleet, machine)
+                self.examiners[machine.name] = HostProbe(self.fleet, machine)
             except HostError as error:
                 told = failure(machine.name, error)
-                self.findings[machine.name] = [Finding(machine.name, "reach", State.FAULT, told.did, told.hint)]
+                self.findings[machine.name] = [Finding(machine.name, "reach", Severity.FAULT, told.did, told.hint)]
 
         list(self._pool.map(one, self.fleet.inventory))
 
-    def each(self, look: Callable[[Examiner], list[Finding]]) -> None:
+    def each(self, look: Callable[[HostProbe], list[Finding]]) -> None:
         """Look at something on every host at once; who does not answer is not asked again."""
 
         def one(name: str) -> list[Finding]:
@@ -109,8 +109,8 @@ class Visit:
             except HostError as error:
                 self.examiners.pop(name).close()
                 hint = "name a Python that is there in the inventory: ssh = { python = ... }; else look at the host"
-                hint = failure(name, error).hint if isinstance(error, FrameError) else hint
-                return [Finding(name, "reach", State.FAULT, str(error), hint)]
+                hint = failure(name, error).hint if isinstance(error, HostMessageError) else hint
+                return [Finding(name, "reach", Severity.FAULT, str(error), hint)]
 
         names = [machine.name for machine in self.fleet.inventory if machine.name in self.examiners]
         for name, found in zip(names, self._pool.map(one, names), strict=True):
@@ -118,10 +118,10 @@ class Visit:
 
 
 @contextmanager
-def visit(fleet: Fleet) -> Iterator[Visit]:
+def visit(fleet: Fleet) -> Iterator[DoctorSession]:
     """Return all hosts that answer, each with a program that can be asked; it ends with the visit."""
     with ThreadPoolExecutor(len(fleet.inventory)) as pool:
-        made = Visit(fleet, pool)
+        made = DoctorSession(fleet, pool)
         try:
             made.meet()
             yield made

@@ -27,7 +27,7 @@ from labkit.testbed.install.wheel import Wheel, build
 from labkit.testbed.inventory import Machine
 from labkit.testbed.onhost import source
 from labkit.testbed.ssh.fleet import Fleet
-from labkit.testbed.ssh.outcomes import Outcome, Outcomes
+from labkit.testbed.ssh.outcomes import HostOutcome, Outcomes
 from labkit.testbed.ssh.replies import Installed, Looked, Placed, Swept, said
 
 OLDEST_PYTHON = (3, 11)
@@ -43,7 +43,7 @@ def python_of(machine: Machine) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class InstallOrder:
     """What is to be on the hosts.
 
     Attributes
@@ -115,14 +115,14 @@ def deploy(
         )
     wheel = build(package)
     house = None if wheelhouse is None else Path(wheelhouse).expanduser()
-    order = Order(wheel, tuple(requirements if requirements is not None else needs(wheel.about)), house, index)
+    order = InstallOrder(wheel, tuple(requirements if requirements is not None else needs(wheel.about)), house, index)
     if house is not None and not order.wheels:
         raise InputError(f"wheelhouse {house} holds no wheel; fill it: pip download -d {house} ...")
     found = _look(fleet, order)
     found = _install(fleet, order, found, stream)
     found = _place(fleet, order, found)
     rows = (found[machine.name] for machine in fleet.inventory)
-    return Outcomes.of(row for row in rows if isinstance(row, Outcome))
+    return Outcomes.of(row for row in rows if isinstance(row, HostOutcome))
 
 
 def requirements(package: str | Path | None = None) -> list[str]:
@@ -155,10 +155,10 @@ class _Seen:
     wheels: dict[str, int]
 
 
-_Found = dict[str, "_Seen | Outcome"]
+_Found = dict[str, "_Seen | HostOutcome"]
 
 
-def _look(fleet: Fleet, order: Order) -> _Found:
+def _look(fleet: Fleet, order: InstallOrder) -> _Found:
     """Ask all hosts what they have; those that have it all are done."""
     names = [name_of(line) for line in order.needs]
     answers = fleet.run(
@@ -172,24 +172,24 @@ def _look(fleet: Fleet, order: Order) -> _Found:
     for answer in answers:
         python = fleet.inventory[answer.host].python
         told = said(answer, Looked, program=python)
-        found[answer.host] = told if isinstance(told, Outcome) else _judged(answer.host, told, order, python)
+        found[answer.host] = told if isinstance(told, HostOutcome) else _judged(answer.host, told, order, python)
     return found
 
 
-def _judged(host: str, told: Looked, order: Order, python: str) -> _Seen | Outcome:
+def _judged(host: str, told: Looked, order: InstallOrder, python: str) -> _Seen | HostOutcome:
     if told.same:
-        return Outcome(host, True, f"unchanged {order.wheel.hash[:8]}", numbers={"files": 0, "bytes": 0})
+        return HostOutcome(host, True, f"unchanged {order.wheel.hash[:8]}", numbers={"files": 0, "bytes": 0})
     version = told.python
     if version < OLDEST_PYTHON:
         oldest = ".".join(map(str, OLDEST_PYTHON))
         hint = f"install Python {oldest} or newer there, and name it in the inventory: ssh = {{ python = ... }}"
-        return Outcome(host, False, f"{python} is Python {'.'.join(map(str, version))}", hint)
+        return HostOutcome(host, False, f"{python} is Python {'.'.join(map(str, version))}", hint)
     lacks = tuple(missing(order.needs, told.versions))
     base = told.executable if not lacks else told.base
     return _Seen(told.have, base, f"{version[0]}{version[1]}", lacks, told.wheels)
 
 
-def _install(fleet: Fleet, order: Order, found: _Found, stream: Told | None) -> _Found:
+def _install(fleet: Fleet, order: InstallOrder, found: _Found, stream: Told | None) -> _Found:
     """Make environments where the host's Python lacks something."""
     bare = {host: seen for host, seen in found.items() if isinstance(seen, _Seen) and not seen.base}
     if not bare:
@@ -213,7 +213,7 @@ def _install(fleet: Fleet, order: Order, found: _Found, stream: Told | None) -> 
         told = said(answer, Installed, program="pip")
         seen = bare[answer.host]
         found[answer.host] = (
-            told if isinstance(told, Outcome) else _Seen(seen.have, told.base, seen.tag, (), seen.wheels)
+            told if isinstance(told, HostOutcome) else _Seen(seen.have, told.base, seen.tag, (), seen.wheels)
         )
     return found
 
@@ -223,7 +223,7 @@ def _without_objects(stream: Told) -> Told:
     return lambda host, line: None if line.startswith(("{", "\036")) else stream(host, line)
 
 
-def _copy_wheels(fleet: Fleet, order: Order, bare: dict[str, _Seen]) -> _Found:
+def _copy_wheels(fleet: Fleet, order: InstallOrder, bare: dict[str, _Seen]) -> _Found:
     """Copy those wheels that hosts do not have; return the hosts where that failed."""
     failed: _Found = {}
     for path in order.wheels:
@@ -232,11 +232,11 @@ def _copy_wheels(fleet: Fleet, order: Order, bare: dict[str, _Seen]) -> _Found:
         for answer in fleet.put(path, f"{WHEELS}/{path.name}", mode=0o600, only=lack) if lack else ():
             if not answer.ok:
                 hint = "make room there, or give the host another folder in the inventory"
-                failed[answer.host] = Outcome(answer.host, False, f"{path.name}: {answer.why}", hint)
+                failed[answer.host] = HostOutcome(answer.host, False, f"{path.name}: {answer.why}", hint)
     return failed
 
 
-def _place(fleet: Fleet, order: Order, found: _Found) -> _Found:
+def _place(fleet: Fleet, order: InstallOrder, found: _Found) -> _Found:
     """Send what hosts lack, and let them switch."""
     ready = {host: seen for host, seen in found.items() if isinstance(seen, _Seen)}
     if not ready:
@@ -256,8 +256,8 @@ def _place(fleet: Fleet, order: Order, found: _Found) -> _Found:
         n_bytes = sum(len(packed.content[digest]) for digest in sent)
         placed[answer.host] = (
             told
-            if isinstance(told, Outcome)
-            else Outcome(
+            if isinstance(told, HostOutcome)
+            else HostOutcome(
                 answer.host,
                 True,
                 f"placed {order.wheel.hash[:8]}: {len(sent)} files, {n_bytes / 1e6:.2f} MB, in {answer.seconds:.2f} s",
@@ -319,11 +319,11 @@ def sweep(fleet: Fleet, *, dry_run: bool = False) -> Outcomes:
     return Outcomes.of(_swept(answer.host, said(answer, Swept, program="gc"), dry_run) for answer in answers)
 
 
-def _swept(host: str, told: Swept | Outcome, dry_run: bool) -> Outcome:
-    if isinstance(told, Outcome):
+def _swept(host: str, told: Swept | HostOutcome, dry_run: bool) -> HostOutcome:
+    if isinstance(told, HostOutcome):
         return told
     went, parts = told.removed, told.parts
     things = f"{len(went)} environments" + (f", {parts} copies half done" if parts else "")
     what = f"{'would remove' if dry_run else 'removed'} {things}, {told.bytes / 1e6:.1f} MB"
     numbers = {"environments": len(went), "parts": parts, "bytes": told.bytes}
-    return Outcome(host, True, what if went or parts else "nothing to remove", numbers=numbers)
+    return HostOutcome(host, True, what if went or parts else "nothing to remove", numbers=numbers)

@@ -16,8 +16,8 @@ from labkit.testbed.inventory import Inventory
 from labkit.testbed.laptop.inventory_text import inventory_text, ssh_config_text
 from labkit.testbed.laptop.keys import make_keys
 from labkit.testbed.laptop.namespaces import build, entry, free_subnet, possible, remove, whole
-from labkit.testbed.laptop.plan import STATE, Plan, Spot, alone, usual_folder, write_private
-from labkit.testbed.laptop.processes import Process, end
+from labkit.testbed.laptop.plan import STATE, BedPlan, Spot, alone, usual_folder, write_private
+from labkit.testbed.laptop.processes import BedProcess, end
 from labkit.testbed.laptop.server import all_of, server_of, sshd_program, start, write_config
 from labkit.testbed.laptop.shape import PORT, addresses, rate_gbps
 
@@ -57,13 +57,13 @@ class Bed:
 
     Attributes
     ----------
-    plan : Plan
+    plan : BedPlan
         What it consists of.
     notes : tuple of str
         What is not as it was asked for, in plain words.
     """
 
-    plan: Plan
+    plan: BedPlan
     notes: tuple[str, ...] = ()
 
     @classmethod
@@ -116,7 +116,7 @@ class Bed:
         server, notes = _server(server)
         gbps = None if shaped is None else rate_gbps(shaped)
         with alone(where):
-            plan = Plan.read(where)
+            plan = BedPlan.read(where)
             if plan is None:
                 _refuse_strangers(where)
                 plan, more = _new(where, n_hosts, server=server, gbps=gbps)
@@ -144,7 +144,7 @@ class Bed:
             If there is none.
         """
         where = _checked_folder(folder)
-        plan = Plan.read(where)
+        plan = BedPlan.read(where)
         if plan is None:
             raise BedError(f"there is no laptop testbed in {where}; start one: labkit bed up.")
         return cls(plan)
@@ -254,7 +254,7 @@ def down(folder: str | Path | None = None) -> bool:
     if not where.exists():
         return False
     with alone(where):
-        plan = Plan.read(where)
+        plan = BedPlan.read(where)
         if plan is None:
             if not any(where.iterdir()):
                 where.rmdir()
@@ -273,7 +273,7 @@ def down(folder: str | Path | None = None) -> bool:
     return True
 
 
-def _end(plan: Plan) -> None:
+def _end(plan: BedPlan) -> None:
     """End all processes of a bed."""
     if left := end(lambda: all_of(plan)):
         raise BedError(f"these processes of the bed do not end: {', '.join(map(_told, left))}.")
@@ -285,15 +285,15 @@ def _clear(where: Path) -> None:
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
-def _new(where: Path, n_hosts: int, *, server: str, gbps: float | None) -> tuple[Plan, tuple[str, ...]]:
+def _new(where: Path, n_hosts: int, *, server: str, gbps: float | None) -> tuple[BedPlan, tuple[str, ...]]:
     """Return a new plan, written down, with its networks made where links are to be limited; and what is not so."""
     token = secrets.token_hex(8)
-    plain = Plan(where, token, server, _spots(n_hosts))
+    plain = BedPlan(where, token, server, _spots(n_hosts))
     kind, qdisc, why = ("", "", "") if gbps is None else possible()
     if kind:
         there = addresses(n_hosts, subnet=free_subnet(token))
         spots = tuple(Spot(f"h{i}", address, PORT) for i, address in enumerate(there))
-        plan = Plan(where, token, server, spots, shaped_gbps=gbps, network=kind)
+        plan = BedPlan(where, token, server, spots, shaped_gbps=gbps, network=kind)
         plan.write()
         try:
             build(plan, qdisc=qdisc)
@@ -306,11 +306,11 @@ def _new(where: Path, n_hosts: int, *, server: str, gbps: float | None) -> tuple
     return plain, () if gbps is None else (f"links are not limited: {why}.",)
 
 
-def _links(plan: Plan) -> str:
+def _links(plan: BedPlan) -> str:
     return "has links without limits" if plan.shaped_gbps is None else f"has links of {plan.shaped_gbps:g} Gbps"
 
 
-def _started(plan: Plan) -> Plan:
+def _started(plan: BedPlan) -> BedPlan:
     """Start the servers that do not run; those whose port was taken meanwhile get another one."""
     for _ in range(ATTEMPTS):
         missing = [spot for spot in plan.spots if server_of(plan, spot) is None]
@@ -390,5 +390,5 @@ def _refuse_strangers(where: Path) -> None:
     where.chmod(0o700)
 
 
-def _told(each: Process) -> str:
+def _told(each: BedProcess) -> str:
     return f"{each.pid} ({each.command[:60]})"

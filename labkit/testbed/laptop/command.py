@@ -10,7 +10,7 @@ import typer
 
 if TYPE_CHECKING:
     from labkit.testbed.laptop import Bed
-    from labkit.testbed.laptop.listing import Found
+    from labkit.testbed.laptop.listing import FoundBed
 
 app = typer.Typer(help="A testbed on this machine: a few SSH servers of your own, on loopback.", no_args_is_help=True)
 Folder = Annotated[
@@ -76,7 +76,7 @@ def list_() -> None:
         _list(found, "")
 
 
-def _list(found: list[Found], heading: str) -> None:
+def _list(found: list[FoundBed], heading: str) -> None:
     """Print beds, each with what ends it."""
     out = sys.stderr if heading else sys.stdout
     if heading:

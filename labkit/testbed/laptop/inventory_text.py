@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 
 from labkit.testbed.laptop.namespaces import proxy_command
-from labkit.testbed.laptop.plan import Plan
+from labkit.testbed.laptop.plan import BedPlan
 from labkit.testbed.laptop.server import user_name
 
 
-def inventory_text(plan: Plan, *, gpus: int, cpus: float | None, memory_gb: float | None, pods: int = 1) -> str:
+def inventory_text(plan: BedPlan, *, gpus: int, cpus: float | None, memory_gb: float | None, pods: int = 1) -> str:
     """Return the inventory of a bed, whose hosts are divided among pods in their order."""
     n = len(plan.spots)
     cpus = cpus if cpus is not None else max(round((os.cpu_count() or 1) / n, 2), 0.1)
@@ -42,7 +42,7 @@ def inventory_text(plan: Plan, *, gpus: int, cpus: float | None, memory_gb: floa
     return "\n".join(lines) + "\n"
 
 
-def ssh_config_text(plan: Plan) -> str:
+def ssh_config_text(plan: BedPlan) -> str:
     """Return what `ssh -F` needs to log in to the hosts by name."""
     blocks = [f"Host {spot.name}\n  HostName {spot.address}\n  Port {spot.port}\n" for spot in plan.spots]
     proxy = proxy_command(plan, python=sys.executable)

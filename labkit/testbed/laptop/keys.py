@@ -5,10 +5,10 @@ from __future__ import annotations
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
-from labkit.testbed.laptop.plan import Plan, Spot, write_private
+from labkit.testbed.laptop.plan import BedPlan, Spot, write_private
 
 
-def make_keys(plan: Plan) -> None:
+def make_keys(plan: BedPlan) -> None:
     """Write the keys that are missing, who may log in, and the hosts' keys for the client."""
     login = _key(plan, None)
     lines = [f"{_name(spot)} {_key(plan, spot)}" for spot in plan.spots]
@@ -16,7 +16,7 @@ def make_keys(plan: Plan) -> None:
     write_private(plan.known_hosts, "".join(f"{line}\n" for line in lines))
 
 
-def _key(plan: Plan, spot: Spot | None) -> str:
+def _key(plan: BedPlan, spot: Spot | None) -> str:
     """Return the public key of a host, or of who logs in; the private one is made where it is missing."""
     path = plan.key if spot is None else plan.control(spot) / "key"
     public = path.with_name(f"{path.name}.pub")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from labkit.testbed.errors import BedError
 from labkit.testbed.laptop.bed import down
-from labkit.testbed.laptop.plan import Plan, Spot, usual_folder
-from labkit.testbed.laptop.processes import PROC, Process, end, processes
+from labkit.testbed.laptop.plan import BedPlan, Spot, usual_folder
+from labkit.testbed.laptop.processes import PROC, BedProcess, end, processes
 from labkit.testbed.laptop.server import all_of
 
 CONFIG = re.compile(r" (/(?:(?! /).)*?)/servers/(h\d+)/([0-9a-f]{16})-\2(?= |$)")
@@ -18,7 +18,7 @@ CONFIG = re.compile(r" (/(?:(?! /).)*?)/servers/(h\d+)/([0-9a-f]{16})-\2(?= |$)"
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundBed:
     """A laptop testbed of which something runs.
 
     Attributes
@@ -44,19 +44,19 @@ class Found:
         return self.folder == usual_folder().absolute()
 
 
-def beds() -> list[Found]:
+def beds() -> list[FoundBed]:
     """Return the laptop testbeds of this user whose servers run, by folder."""
     hosts: dict[tuple[str, str], set[str]] = {}
     for each in processes():
         for match in CONFIG.finditer(each.command) if _mine(each) else ():
             hosts.setdefault((match[1], match[3]), set()).add(match[2])
     return [
-        Found(Path(folder), token, tuple(sorted(names)), _is_there(Path(folder), token))
+        FoundBed(Path(folder), token, tuple(sorted(names)), _is_there(Path(folder), token))
         for (folder, token), names in sorted(hosts.items())
     ]
 
 
-def end_bed(found: Found) -> None:
+def end_bed(found: FoundBed) -> None:
     """End a bed; of one whose files are gone, its processes.
 
     Raises
@@ -67,12 +67,12 @@ def end_bed(found: Found) -> None:
     if found.whole:
         down(found.folder)
         return
-    plan = Plan(found.folder, found.token, "sshd", tuple(Spot(name, "127.0.0.1", 0) for name in found.hosts))
+    plan = BedPlan(found.folder, found.token, "sshd", tuple(Spot(name, "127.0.0.1", 0) for name in found.hosts))
     if left := end(lambda: all_of(plan)):
         raise BedError(f"these processes of the bed do not end: {', '.join(str(each.pid) for each in left)}.")
 
 
-def _mine(each: Process) -> bool:
+def _mine(each: BedProcess) -> bool:
     try:
         return (PROC / str(each.pid)).stat().st_uid == os.getuid()
     except OSError:
@@ -81,7 +81,7 @@ def _mine(each: Process) -> bool:
 
 def _is_there(folder: Path, token: str) -> bool:
     try:
-        plan = Plan.read(folder)
+        plan = BedPlan.read(folder)
     except BedError:
         return False
     return plan is not None and plan.token == token

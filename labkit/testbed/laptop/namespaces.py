@@ -10,8 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from labkit.testbed.errors import BedError
-from labkit.testbed.laptop.plan import VARIABLE, Plan, Spot, write_private
-from labkit.testbed.laptop.processes import Process, await_that, process
+from labkit.testbed.laptop.plan import VARIABLE, BedPlan, Spot, write_private
+from labkit.testbed.laptop.processes import BedProcess, await_that, process
 from labkit.testbed.laptop.server import program
 from labkit.testbed.laptop.shape import PREFIX, QDISCS, bridge, bridge_commands, host_commands, limit, port_of
 
@@ -59,7 +59,7 @@ def free_subnet(token: str) -> int:
     return next(n % 256 for n in range(first, first + 256) if f" {PREFIX}.{n % 256}." not in said)
 
 
-def build(plan: Plan, *, qdisc: str) -> None:
+def build(plan: BedPlan, *, qdisc: str) -> None:
     """Make the hosts' networks and the links between them.
 
     Raises
@@ -76,18 +76,18 @@ def build(plan: Plan, *, qdisc: str) -> None:
     write_private(plan.folder / DONE, f"{qdisc}\n")
 
 
-def _held_by_user(plan: Plan) -> list[Process]:
+def _held_by_user(plan: BedPlan) -> list[BedProcess]:
     keep = [program("unshare"), "--user", "--map-root-user", "--net"]
     _hold(plan, keep, plan.folder / "keeper")
     return [hold(plan, spot) for spot in plan.spots]
 
 
-def hold(plan: Plan, spot: Spot) -> Process:
+def hold(plan: BedPlan, spot: Spot) -> BedProcess:
     """Start the process that keeps a host's network."""
     return _hold(plan, [*outside(plan), program("unshare"), "--net"], plan.control(spot) / "holder")
 
 
-def _hold(plan: Plan, before: Sequence[str], path: Path) -> Process:
+def _hold(plan: BedPlan, before: Sequence[str], path: Path) -> BedProcess:
     """Start a process that keeps a namespace, and return it once it has written its number."""
     line = shlex.join([program("setsid"), *before, "sh", "-c", HOLD, "sh", str(path)])
     environment = os.environ | {VARIABLE: plan.token}
@@ -95,7 +95,7 @@ def _hold(plan: Plan, before: Sequence[str], path: Path) -> Process:
     started = subprocess.run(
         ["sh", "-c", f"{line} </dev/null >{shlex.quote(str(log))} 2>&1 &"], env=environment, check=False
     )
-    found: list[Process | None] = [None]
+    found: list[BedProcess | None] = [None]
 
     def kept() -> bool:
         found[0] = keeper(path)  # in the middle of an exec a process shows nothing of itself
@@ -107,7 +107,7 @@ def _hold(plan: Plan, before: Sequence[str], path: Path) -> Process:
     return found[0]
 
 
-def keeper(path: Path) -> Process | None:
+def keeper(path: Path) -> BedProcess | None:
     """Return the process that keeps a namespace; None where it is gone."""
     try:
         found = process(int(path.read_text()))
@@ -116,7 +116,7 @@ def keeper(path: Path) -> Process | None:
     return found if found is not None and (FOR_EVER in found.command or str(path) in found.command) else None
 
 
-def whole(plan: Plan) -> bool:
+def whole(plan: BedPlan) -> bool:
     """Return whether all networks of a bed have been made, and are still kept."""
     if plan.network == "loopback":
         return True
@@ -127,7 +127,7 @@ def whole(plan: Plan) -> bool:
     return all(keeper(path) is not None for path in paths)
 
 
-def entry(plan: Plan) -> Callable[[Spot], list[str]]:
+def entry(plan: BedPlan) -> Callable[[Spot], list[str]]:
     """Return what gives the words in front of a command that is to run in a host's network."""
 
     def words(spot: Spot) -> list[str]:
@@ -142,19 +142,19 @@ def entry(plan: Plan) -> Callable[[Spot], list[str]]:
     return words
 
 
-def outside(plan: Plan) -> list[str]:
+def outside(plan: BedPlan) -> list[str]:
     """Return the words in front of a command that is to run where the bridge is."""
     return [] if plan.network == "root" else _enter(_pid(plan.folder / "keeper"), user=True)
 
 
-def proxy_command(plan: Plan, *, python: str) -> str:
+def proxy_command(plan: BedPlan, *, python: str) -> str:
     """Return the program that leads to the hosts' servers; empty where they can be reached directly."""
     if plan.network != "user":
         return ""
     return shlex.join([*outside(plan), python, "-I", "-S", str(PIPE), "%h", "%p"])
 
 
-def remove(plan: Plan) -> None:
+def remove(plan: BedPlan) -> None:
     """Remove the bridge and its ends of links; the rest went with the processes that kept it."""
     if plan.network == "root":
         for name in [bridge(plan), *(port_of(plan, spot) for spot in plan.spots)]:

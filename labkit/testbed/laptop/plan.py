@@ -47,7 +47,7 @@ class Spot:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class BedPlan:
     """A laptop testbed.
 
     Attributes

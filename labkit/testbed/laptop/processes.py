@@ -18,7 +18,7 @@ PROC = Path("/proc")
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
+class BedProcess:
     """A process, told from a later one of the same number by when it started.
 
     Attributes
@@ -37,7 +37,7 @@ class Process:
     command: str
 
 
-def process(pid: int) -> Process | None:
+def process(pid: int) -> BedProcess | None:
     """Return a process that is alive; None for one that is gone or only waits to be collected."""
     if not PROC.joinpath("self", "stat").exists():
         return next((each for each in _listed("-p", str(pid)) if each.pid == pid), None)
@@ -49,10 +49,10 @@ def process(pid: int) -> Process | None:
     if stat[0] in "ZX":
         return None
     words = command.rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace")
-    return Process(pid, parent=int(stat[1]), started=stat[19], command=words)
+    return BedProcess(pid, parent=int(stat[1]), started=stat[19], command=words)
 
 
-def processes() -> list[Process]:
+def processes() -> list[BedProcess]:
     """Return all processes that are alive."""
     if not PROC.joinpath("self", "stat").exists():
         return _listed("-ax")
@@ -60,14 +60,14 @@ def processes() -> list[Process]:
     return [found for pid in pids if (found := process(pid)) is not None]
 
 
-def _listed(*which: str) -> list[Process]:
+def _listed(*which: str) -> list[BedProcess]:
     """Return processes as `ps` lists them, where there is no /proc."""
     said = subprocess.run(
         ["ps", *which, "-o", "pid=,ppid=,state=,lstart=,command="], capture_output=True, text=True, check=False
     ).stdout
     rows = [line.split(None, 8) for line in said.splitlines()]
     return [
-        Process(int(row[0]), int(row[1]), " ".join(row[3:8]), row[8])
+        BedProcess(int(row[0]), int(row[1]), " ".join(row[3:8]), row[8])
         for row in rows
         if len(row) == 9 and not row[2].startswith("Z")
     ]
@@ -81,7 +81,7 @@ def has_variable(pid: int, assignment: str) -> bool:
         return False
 
 
-def below(roots: Iterable[int], among: Iterable[Process]) -> set[int]:
+def below(roots: Iterable[int], among: Iterable[BedProcess]) -> set[int]:
     """Return the numbers of some processes and of all that descend from them."""
     children: dict[int, list[int]] = {}
     for each in among:
@@ -116,7 +116,7 @@ def _open_files(pid: int) -> set[str]:
     return found
 
 
-def end(find: Callable[[], list[Process]], *, patience_s: float = 2.0, at_once: bool = False) -> list[Process]:
+def end(find: Callable[[], list[BedProcess]], *, patience_s: float = 2.0, at_once: bool = False) -> list[BedProcess]:
     """End processes: ask them, and after a while make them; return those that are left.
 
     Parameters
@@ -127,7 +127,7 @@ def end(find: Callable[[], list[Process]], *, patience_s: float = 2.0, at_once: 
         Do not ask them.
     """
     until_s = time.monotonic() + patience_s
-    sent: set[Process] = set()
+    sent: set[BedProcess] = set()
     while found := find() or find():  # in the middle of an exec a process shows nothing of itself
         late = at_once or time.monotonic() > until_s
         if time.monotonic() > until_s + patience_s:
@@ -140,7 +140,7 @@ def end(find: Callable[[], list[Process]], *, patience_s: float = 2.0, at_once: 
     return []
 
 
-def send(each: Process, number: int) -> None:
+def send(each: BedProcess, number: int) -> None:
     """Send a signal to exactly this process, never to a later one of the same number."""
     if not hasattr(os, "pidfd_open"):
         if process(each.pid) == each:
@@ -156,7 +156,7 @@ def send(each: Process, number: int) -> None:
             os.close(handle)
 
 
-def await_end(those: Iterable[Process], *, timeout_s: float) -> None:
+def await_end(those: Iterable[BedProcess], *, timeout_s: float) -> None:
     """Wait until some processes have ended, at most so long."""
     until_s = time.monotonic() + timeout_s
     for each in those:

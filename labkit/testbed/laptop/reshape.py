@@ -11,7 +11,7 @@ from labkit.core.errors import InputError
 from labkit.testbed.errors import BedError
 from labkit.testbed.laptop.bed import Bed
 from labkit.testbed.laptop.namespaces import entry, outside
-from labkit.testbed.laptop.plan import Plan, alone, write_private
+from labkit.testbed.laptop.plan import BedPlan, alone, write_private
 from labkit.testbed.laptop.server import program
 from labkit.testbed.laptop.shape import DEVICE, QDISCS, limit, port_of, rate_gbps
 
@@ -69,8 +69,8 @@ def reshape(bed: Bed, rate: str | float, *, hosts: Collection[str]) -> float:
     return gbps
 
 
-def _shaped(bed: Bed) -> Plan:
-    plan = Plan.read(bed.folder)
+def _shaped(bed: Bed) -> BedPlan:
+    plan = BedPlan.read(bed.folder)
     if plan is None or plan.shaped_gbps is None:
         raise InputError(
             f"the links of the laptop testbed in {bed.folder} have no limits; labkit bed down, then: "

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from labkit.testbed.agent.records import BOOT
 from labkit.testbed.errors import BedError
-from labkit.testbed.laptop.plan import VARIABLE, Plan, Spot, write_private
-from labkit.testbed.laptop.processes import Process, await_that, below, has_variable, holders_of, process, processes
+from labkit.testbed.laptop.plan import VARIABLE, BedPlan, Spot, write_private
+from labkit.testbed.laptop.processes import BedProcess, await_that, below, has_variable, holders_of, process, processes
 
 PATIENCE_S = 90.0
 """A server that does not start within so long hangs; on a machine that is busy it may take seconds."""
@@ -41,20 +41,20 @@ def program(name: str) -> str:
     return shutil.which(name, path=path) or ""
 
 
-def write_config(plan: Plan, spot: Spot) -> None:
+def write_config(plan: BedPlan, spot: Spot) -> None:
     """Write the configuration of a host's server."""
     told = standin_config if plan.server == "paramiko" else sshd_config
     write_private(plan.config(spot), told(plan, spot, environment=environment(plan, spot)))
 
 
-def environment(plan: Plan, spot: Spot) -> dict[str, str]:
+def environment(plan: BedPlan, spot: Spot) -> dict[str, str]:
     """Return what is in the environment of all that runs on a host: a home of its own, and the bed's mark."""
     carried = {name: os.environ[name] for name in CARRIED if os.environ.get(name)}
     marks = {VARIABLE: plan.token, HOST_VARIABLE: spot.name}
     return carried | {"HOME": str(plan.home(spot)), BOOT: str(plan.boot_file(spot)), **marks}
 
 
-def sshd_config(plan: Plan, spot: Spot, *, environment: Mapping[str, str]) -> str:
+def sshd_config(plan: BedPlan, spot: Spot, *, environment: Mapping[str, str]) -> str:
     """Return a configuration of OpenSSH's server that lets one key of one user in, for commands and files alone."""
     control, home = plan.control(spot), plan.home(spot)
     variables = " ".join(_quoted(f"{name}={value}") for name, value in environment.items())
@@ -90,7 +90,7 @@ Subsystem sftp internal-sftp -d {_quoted(str(home).replace("%", "%%"))}
 """
 
 
-def standin_config(plan: Plan, spot: Spot, *, environment: Mapping[str, str]) -> str:
+def standin_config(plan: BedPlan, spot: Spot, *, environment: Mapping[str, str]) -> str:
     """Return the same for the server that stands in for OpenSSH's."""
     control = plan.control(spot)
     content = {
@@ -121,7 +121,7 @@ def _quoted(value: str) -> str:
     return f'"{value}"'
 
 
-def start_commands(plan: Plan, spots: Sequence[Spot], *, inside: Callable[[Spot], list[str]]) -> list[list[str]]:
+def start_commands(plan: BedPlan, spots: Sequence[Spot], *, inside: Callable[[Spot], list[str]]) -> list[list[str]]:
     """Return the commands that start hosts' servers, which go to the background by themselves.
 
     Parameters
@@ -140,7 +140,7 @@ def start_commands(plan: Plan, spots: Sequence[Spot], *, inside: Callable[[Spot]
     return [[*inside(spot), *standin, str(plan.config(spot))] for spot in spots]
 
 
-def start(plan: Plan, spots: Sequence[Spot], *, inside: Callable[[Spot], list[str]]) -> list[Spot]:
+def start(plan: BedPlan, spots: Sequence[Spot], *, inside: Callable[[Spot], list[str]]) -> list[Spot]:
     """Start servers, all at once, and wait until they listen; return those whose port somebody else has.
 
     Parameters
@@ -179,7 +179,7 @@ def _said_by(starter: subprocess.Popen[bytes]) -> str:
         return f"it does not go to the background within {PATIENCE_S:g} s: {told}"
 
 
-def _listens(plan: Plan, spot: Spot) -> bool:
+def _listens(plan: BedPlan, spot: Spot) -> bool:
     """Wait until a server has written its number, which it does once it listens; False where it has no port."""
 
     def settled() -> bool:
@@ -190,14 +190,14 @@ def _listens(plan: Plan, spot: Spot) -> bool:
     return server_of(plan, spot) is not None
 
 
-def _log(plan: Plan, spot: Spot) -> str:
+def _log(plan: BedPlan, spot: Spot) -> str:
     try:
         return (plan.control(spot) / "log").read_text(errors="replace").strip()[-500:]
     except OSError:
         return ""
 
 
-def server_of(plan: Plan, spot: Spot) -> Process | None:
+def server_of(plan: BedPlan, spot: Spot) -> BedProcess | None:
     """Return the process of a host's server; None where it is gone."""
     try:
         found = process(int((plan.control(spot) / "pid").read_text()))
@@ -206,14 +206,14 @@ def server_of(plan: Plan, spot: Spot) -> Process | None:
     return found if found is not None and is_server(found, plan.config(spot)) else None
 
 
-def is_server(each: Process, config: Path) -> bool:
+def is_server(each: BedProcess, config: Path) -> bool:
     """Return whether a process is the server that has this configuration."""
     words = f"{each.command} "
     program = Path(words.split(" ", 1)[0]).name
     return (program in ("sshd", "sshd:") or STANDIN in words) and f"/{config.name} " in words
 
 
-def all_of(plan: Plan, *, host: Spot | None = None) -> list[Process]:
+def all_of(plan: BedPlan, *, host: Spot | None = None) -> list[BedProcess]:
     """Return all processes of a bed, or of one host: servers, their sessions, and all that was started there."""
     now, spots = processes(), plan.spots if host is None else (host,)
     marks = [f"{VARIABLE}={plan.token}", *([] if host is None else [f"{HOST_VARIABLE}={host.name}"])]

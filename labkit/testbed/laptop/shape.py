@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from labkit.core.errors import InputError
-from labkit.testbed.laptop.plan import Plan, Spot
+from labkit.testbed.laptop.plan import BedPlan, Spot
 
 UNITS = {"kbit": 1e-6, "mbit": 1e-3, "gbit": 1.0}
 SLOWEST_GBPS, FASTEST_GBPS = 1e-4, 100.0
@@ -45,22 +45,22 @@ def addresses(n_hosts: int, *, subnet: int) -> list[str]:
     return [f"{PREFIX}.{subnet}.{i + 2}" for i in range(n_hosts)]
 
 
-def gateway(plan: Plan) -> str:
+def gateway(plan: BedPlan) -> str:
     """Return the bridge's address."""
     return plan.spots[0].address.rpartition(".")[0] + ".1"
 
 
-def bridge(plan: Plan) -> str:
+def bridge(plan: BedPlan) -> str:
     """Return the bridge's name; the kernel allows 15 characters."""
     return f"lk{plan.token[:8]}"
 
 
-def port_of(plan: Plan, spot: Spot) -> str:
+def port_of(plan: BedPlan, spot: Spot) -> str:
     """Return the name of the bridge's end of a host's link."""
     return f"{bridge(plan)}{spot.name}"
 
 
-def bridge_commands(plan: Plan, *, processes: Sequence[int], qdisc: str) -> tuple[list[str], list[str]]:
+def bridge_commands(plan: BedPlan, *, processes: Sequence[int], qdisc: str) -> tuple[list[str], list[str]]:
     """Return the lines for `ip -batch` and `tc -batch` that make a bridge with a limited link to each host.
 
     Parameters
@@ -78,7 +78,7 @@ def bridge_commands(plan: Plan, *, processes: Sequence[int], qdisc: str) -> tupl
     return [*ip, f"link set dev {bridge(plan)} up", "link set dev lo up"], tc
 
 
-def host_commands(plan: Plan, spot: Spot, *, qdisc: str) -> tuple[list[str], list[str]]:
+def host_commands(plan: BedPlan, spot: Spot, *, qdisc: str) -> tuple[list[str], list[str]]:
     """Return the lines for `ip -batch` and `tc -batch` inside a host's network."""
     ip = [
         "link set dev lo up",

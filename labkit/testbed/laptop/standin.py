@@ -65,7 +65,7 @@ class Config:
         return "/bin/sh" if Path(found).name in ("", "nologin", "false") else found
 
 
-class Server(paramiko.Transport):  # type: ignore[misc]
+class StandinConnection(paramiko.Transport):  # type: ignore[misc]
     """The server's end of one connection.
 
     A command starts only when the client has been told that it does: paramiko's client takes a channel that is closed
@@ -188,7 +188,7 @@ def serve(config: Config, listening: socket.socket) -> None:
 def _accept(config: Config, connection: socket.socket, key: paramiko.PKey) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     try:
-        server = Server(connection)
+        server = StandinConnection(connection)
         server.add_server_key(key)
         server.set_subsystem_handler("sftp", FileServer, Files, config.home)
         server.start_server(server=Login(config), event=threading.Event())

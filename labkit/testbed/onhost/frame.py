@@ -16,7 +16,7 @@ BEGIN = b"\036labkit-message\n"
 CHUNK = 1 << 18
 
 
-class Message:
+class FramedMessage:
     """A message that is sent part by part; each but the last must be of whole chunks."""
 
     def __init__(self) -> None:
@@ -44,6 +44,6 @@ class Message:
 
 def send(said: Any) -> None:
     """Send something as JSON."""
-    message = Message()
+    message = FramedMessage()
     message.write(json.dumps(said).encode())
     message.end()

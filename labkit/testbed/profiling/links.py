@@ -7,7 +7,7 @@ from math import nan
 from typing import TYPE_CHECKING, Any
 
 from labkit.testbed.doctor.findings import Finding
-from labkit.testbed.doctor.probe import PATIENCE_S, Examiner, visit
+from labkit.testbed.doctor.probe import PATIENCE_S, HostProbe, visit
 from labkit.testbed.errors import HostError
 from labkit.testbed.ssh.fleet import Fleet
 
@@ -38,7 +38,7 @@ def measure(fleet: Fleet, *, seconds: float = 1.0) -> pd.DataFrame:
     with visit(fleet) as hosts:
         doors: dict[str, list[Any]] = {}
 
-        def open_door(examiner: Examiner) -> list[Finding]:
+        def open_door(examiner: HostProbe) -> list[Finding]:
             machine = examiner.machine
             said = examiner.ask("listen", host=machine.address)
             if "port" in said:
@@ -58,7 +58,7 @@ def _row(source: str, target: str = "", *, gbps: float = nan, rtt_ms: float = na
     return {"source": source, "target": target, "gbps": gbps, "rtt_ms": rtt_ms, "error": error}
 
 
-def _pair(examiner: Examiner, door: list[Any], seconds: float) -> dict[str, Any]:
+def _pair(examiner: HostProbe, door: list[Any], seconds: float) -> dict[str, Any]:
     try:
         dialled = examiner.ask("dial", peers=[["it", *door]])["it"]
         if "error" in dialled:

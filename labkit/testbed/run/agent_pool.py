@@ -31,7 +31,7 @@ SAVING_S: Final = 15.0
 Changed = Callable[[str, bool, str], None]
 
 
-class Hosts:
+class AgentPool:
     """The agents of a testbed, for one run.
 
     Parameters

@@ -12,9 +12,9 @@ from labkit.testbed.install.provision import python_of
 from labkit.testbed.inventory import Machine
 from labkit.testbed.run.names import called
 from labkit.testbed.ssh.fleet import Fleet
-from labkit.testbed.ssh.outcomes import NO_PROGRAM, Outcome, Outcomes, failure
+from labkit.testbed.ssh.outcomes import NO_PROGRAM, HostOutcome, Outcomes, failure
 from labkit.testbed.ssh.parallel import together
-from labkit.testbed.ssh.stream import Stream
+from labkit.testbed.ssh.stream import RemoteStream
 
 BRIDGE = "labkit.testbed.agent.bridge"
 NO_AGENT = "no agent runs"
@@ -58,9 +58,9 @@ def agent_of(fleet: Fleet, machine: Machine, *, start: bool = True, renew: bool 
     HostError, AgentError
         If the host or its agent cannot be reached.
     """
-    dialled: list[Stream] = []
+    dialled: list[RemoteStream] = []
 
-    def dial() -> Stream:
+    def dial() -> RemoteStream:
         dialled.append(fleet.stream(machine, bridge_of(machine, start=start)))
         return dialled[-1]
 
@@ -80,7 +80,7 @@ def agent_of(fleet: Fleet, machine: Machine, *, start: bool = True, renew: bool 
 
 def each(
     fleet: Fleet,
-    do: Callable[[Machine, Agent], Outcome],
+    do: Callable[[Machine, Agent], HostOutcome],
     *,
     start: bool = True,
     renew: bool = True,
@@ -100,7 +100,7 @@ def each(
         Whether a host without labkit is a failure.
     """
 
-    def one(machine: Machine) -> Outcome:
+    def one(machine: Machine) -> HostOutcome:
         try:
             with agent_of(fleet, machine, start=start, renew=renew) as agent:
                 return do(machine, agent)
@@ -110,26 +110,28 @@ def each(
     return Outcomes.of(together(one, fleet.inventory, give_up=fleet.close))
 
 
-def _told(host: str, error: HostError | AgentError, *, start: bool, needed: bool) -> Outcome:
+def _told(host: str, error: HostError | AgentError, *, start: bool, needed: bool) -> HostOutcome:
     if isinstance(error, NotDeployedError):
-        return Outcome(host, not needed, "labkit is not there", "fab deploy" if needed else "")
+        return HostOutcome(host, not needed, "labkit is not there", "fab deploy" if needed else "")
     if isinstance(error, ForeignFolderError):
-        return Outcome(host, False, str(error), "name a folder of your own in the inventory: ssh = { folder = ... }")
+        return HostOutcome(
+            host, False, str(error), "name a folder of your own in the inventory: ssh = { folder = ... }"
+        )
     if isinstance(error, HostError):
         return failure(host, error)
     if isinstance(error, AgentRefused) and error.kind == "no_agent" and not start:
-        return Outcome(host, True, NO_AGENT)
+        return HostOutcome(host, True, NO_AGENT)
     if isinstance(error, AgentRefused) and error.kind == "busy":
-        return Outcome(host, False, str(error), "fab stop --runs ends them too")
-    return Outcome(host, False, str(error), "its log is agent.log in labkit's folder there")
+        return HostOutcome(host, False, str(error), "fab stop --runs ends them too")
+    return HostOutcome(host, False, str(error), "its log is agent.log in labkit's folder there")
 
 
 def start(fleet: Fleet) -> Outcomes:
     """Start an agent on every host that has none; one of another labkit than the deployed one is replaced."""
 
-    def say(_: Machine, agent: Agent) -> Outcome:
+    def say(_: Machine, agent: Agent) -> HostOutcome:
         hello = agent.hello
-        return Outcome(
+        return HostOutcome(
             str(_.name), True, f"agent {hello['pid']}, labkit {hello['labkit']}, {hello['n_runs']} runs",
             numbers={"pid": hello["pid"], "runs": hello["n_runs"]},
         )  # fmt: skip
@@ -149,17 +151,17 @@ def stop(fleet: Fleet, *, runs: bool | str = False) -> Outcomes:
         record here: end that run alone.
     """
 
-    def end(machine: Machine, agent: Agent) -> Outcome:
+    def end(machine: Machine, agent: Agent) -> HostOutcome:
         going = [run["run"] for run in agent.list() if not run["over"]]
         names = called(runs, going) if isinstance(runs, str) else going if runs else []
         if isinstance(runs, str) and len(names) > 1:
-            return Outcome(machine.name, False, f"several runs are called {runs}", f"name one: {', '.join(names)}")
+            return HostOutcome(machine.name, False, f"several runs are called {runs}", f"name one: {', '.join(names)}")
         n_tasks = sum(len(agent.stop(name)) for name in names)
         told = f"ended {len(names)} runs ({n_tasks} tasks)" if names else "no run to end" if runs else ""
         if not isinstance(runs, str):
             agent.shutdown()
             told = f"{told}, agent ended" if names else "agent ended"
-        return Outcome(machine.name, True, told, numbers={"runs": len(names), "tasks": n_tasks})
+        return HostOutcome(machine.name, True, told, numbers={"runs": len(names), "tasks": n_tasks})
 
     return each(fleet, end, start=False, renew=False)
 
@@ -167,7 +169,7 @@ def stop(fleet: Fleet, *, runs: bool | str = False) -> Outcomes:
 def status(fleet: Fleet) -> Outcomes:
     """Return what runs on every host, and what it uses."""
 
-    def look(machine: Machine, agent: Agent) -> Outcome:
+    def look(machine: Machine, agent: Agent) -> HostOutcome:
         runs, measured = agent.list(), agent.measure()
         here = measured["host"]
         going = [run for run in runs if not run["over"]]
@@ -182,7 +184,7 @@ def status(fleet: Fleet) -> Outcomes:
             f": {', '.join(tasks)}" if tasks else ""
         )
         numbers = {"runs": len(going), "tasks": len(tasks), **{name: float(value) for name, value in here.items()}}
-        return Outcome(machine.name, True, told, numbers=numbers)
+        return HostOutcome(machine.name, True, told, numbers=numbers)
 
     return each(fleet, look, start=False, renew=False)
 

@@ -19,18 +19,18 @@ from labkit.core.jobs import Jobs
 from labkit.core.ledger import DONE, HOLDING, Ledger
 from labkit.core.placement import Placement, Repair, Repairs
 from labkit.core.repairs import refuse_repairs
-from labkit.testbed.agent.wire import Refused, check_name
+from labkit.testbed.agent.wire import Refusal, check_name
 from labkit.testbed.inventory import Inventory
 from labkit.testbed.run.amounts import given
 from labkit.testbed.run.event_rows import at, row, wall_s
 from labkit.testbed.run.events import Happenings
-from labkit.testbed.run.inbox import Heard, Inbox
-from labkit.testbed.run.measuring import Measuring
-from labkit.testbed.run.progress import REPORT_S, Told
+from labkit.testbed.run.inbox import Inbox, InboxItem
+from labkit.testbed.run.measuring import RunMeasuring
+from labkit.testbed.run.progress import REPORT_S, JobUpdate
 from labkit.testbed.run.retries import Retries
-from labkit.testbed.run.saved_state import STATE, Memory
-from labkit.testbed.run.session import Venue
-from labkit.testbed.run.training import Training, place_of
+from labkit.testbed.run.saved_state import STATE, SavedState
+from labkit.testbed.run.session import TestbedSession
+from labkit.testbed.run.training import TrainingTable, place_of
 
 __all__ = ["NOTES", "STATE", "SshBackend"]
 NOTES: Final = "notes.txt"
@@ -53,7 +53,7 @@ class SshBackend:
         Name of the run on the hosts: letters, digits, `. _ -`.
     folder : Path
         Of the run here: what is needed to attach to it, and checkpoints.
-    training : Training
+    training : TrainingTable
         How jobs train.
     lease_s : float
         Seconds a host keeps the run alive without a sign of life from this process.
@@ -88,7 +88,7 @@ class SshBackend:
         *,
         run: str,
         folder: Path,
-        training: Training | None = None,
+        training: TrainingTable | None = None,
         lease_s: float = 600.0,
         retries: Retries | None = None,
         began_at: float | None = None,
@@ -96,7 +96,7 @@ class SshBackend:
     ) -> None:
         _refuse_name(run)
         self.jobs, self.inventory, self.cluster = jobs, inventory, inventory.cluster()
-        self.training = training or Training()
+        self.training = training or TrainingTable()
         self.run, self.folder = run, folder
         self.notes: list[str] = []
         self._inbox = Inbox()
@@ -107,7 +107,7 @@ class SshBackend:
         self._began_at = wall_s() if began_at is None else began_at
         self._zero_s = time.monotonic()
         self._begun = began_at is not None
-        self._venue = Venue(
+        self._venue = TestbedSession(
             inventory, jobs=jobs, training=self.training, run=run, folder=folder / "checkpoints", lease_s=lease_s,
             changed=self._host_changed, some=some,
         )  # fmt: skip
@@ -123,7 +123,7 @@ class SshBackend:
         for note in self._venue.notes:
             self._note(note)
         every_s = self.training.measure_every_s
-        self._measuring = Measuring(self.hosts, every_s=every_s, tell=self._measured) if every_s else None
+        self._measuring = RunMeasuring(self.hosts, every_s=every_s, tell=self._measured) if every_s else None
         self._deployments = [
             self._venue.deployment(number, tell=self._heard, hear=self._hear_of(number)) for number in range(len(jobs))
         ]
@@ -275,18 +275,18 @@ class SshBackend:
 
     # --- what happened
 
-    def _heard(self, job: int, told: Told) -> None:
-        self._inbox.put(Heard(self.now_s, told=told, job=job))
+    def _heard(self, job: int, told: JobUpdate) -> None:
+        self._inbox.put(InboxItem(self.now_s, told=told, job=job))
 
     def _hear_of(self, number: int) -> Callable[[dict[str, Any]], None]:
         """Return who hears all events of a job: whoever measures, if anybody does."""
         return (lambda _: None) if self._measuring is None else partial(self._measuring.note, number)
 
     def _measured(self, rows: Events) -> None:
-        self._inbox.put(Heard(self.now_s, rows=rows))
+        self._inbox.put(InboxItem(self.now_s, rows=rows))
 
     def _host_changed(self, host: str, up: bool, why: str = "") -> None:
-        self._inbox.put(Heard(self.now_s, host=host, up=up, why=why))
+        self._inbox.put(InboxItem(self.now_s, host=host, up=up, why=why))
 
     def _next_arrival_s(self) -> float:
         return float(self.jobs.arrival_s[self._n_arrived]) if self._n_arrived < len(self.jobs) else np.inf
@@ -321,7 +321,7 @@ class SshBackend:
 
     # --- going on after this process
 
-    def go_on(self, history: Events, memory: Memory) -> None:
+    def go_on(self, history: Events, memory: SavedState) -> None:
         """Take over a run of another process: its events so far are the first that `advance` returns.
 
         Where that process ended the run on the hosts, jobs that were training go on from their newest checkpoints.
@@ -351,7 +351,7 @@ class SshBackend:
             deployment.doubt(self.hosts.up)
         self._remember()
 
-    def _adopt(self, job: int, memory: Memory) -> None:
+    def _adopt(self, job: int, memory: SavedState) -> None:
         """Go on with a job that had tasks when the other process came to its end."""
         number = np.array([job], np.int32)
         _, role, group, count = self._ledger.book.of(number)
@@ -366,7 +366,7 @@ class SshBackend:
             self._deployments[job].adopt(home, was or place, amounts=amounts)
         self._deployments[job].want(place, amounts=amounts)
 
-    def _interrupted(self, holding: list[int], memory: Memory) -> list[Events]:
+    def _interrupted(self, holding: list[int], memory: SavedState) -> list[Events]:
         """End what may be left of a run under its earlier name, and bring the checkpoints of its jobs here."""
         self.hosts.end(memory.run)
         rows = []
@@ -385,7 +385,7 @@ class SshBackend:
 
     def _remember(self, *, ended: bool = False) -> None:
         """Write down what a process after this one must know to attach."""
-        Memory(
+        SavedState(
             run=self.run, inventory=str(self.inventory.path.absolute()), began_at=self._began_at,
             training=self.training.to_json(), lease_s=self.hosts.lease_s, ended=ended, dropped=self.dropped,
             homes={str(d.number): d.home for d in self._deployments if d.home},
@@ -397,5 +397,5 @@ class SshBackend:
 def _refuse_name(run: str) -> None:
     try:
         check_name(run, "run")
-    except Refused as error:
+    except Refusal as error:
         raise InputError(f"a run's name: {error}.") from None

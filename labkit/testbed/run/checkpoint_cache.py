@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Final
 
 from labkit.elastic.checkpoint.manifest import FILE, QUEUE, BadCheckpointError, Manifest, file_of
-from labkit.testbed.errors import CutError, FileError, FrameError
+from labkit.testbed.errors import CutError, FileError, HostMessageError
 from labkit.testbed.inventory import Machine
 from labkit.testbed.onhost import source
 from labkit.testbed.onhost.frame import CHUNK
-from labkit.testbed.ssh.entries import Entries, Entry
+from labkit.testbed.ssh.entries import Entries, HostEntry
 from labkit.testbed.ssh.fleet import Fleet
-from labkit.testbed.ssh.frames import Frames
+from labkit.testbed.ssh.frames import HostMessages
 
 LOG = logging.getLogger(__name__)
 ATTEMPTS, PATIENCE_S = 3, 60.0
@@ -35,7 +35,7 @@ SAVED = "job/checkpoints"
 STEP: Final = re.compile(rf"{SAVED}/step-\d{{6,}}/{FILE}")
 
 
-class Backups:
+class CheckpointCache:
     """Checkpoints on this machine, a tar file for each job.
 
     Parameters
@@ -69,7 +69,7 @@ class Backups:
             for _ in range(ATTEMPTS):  # the job may remove an old checkpoint just then
                 try:
                     self._read(machine, folder, partial)
-                except FrameError as error:
+                except HostMessageError as error:
                     why = str(error)
                 else:
                     partial.replace(self.path(task))
@@ -90,7 +90,7 @@ class Backups:
         argv = [machine.python, "-c", source("pack"), folder, ".", SAVED]
         with self._fleet.stream(machine, argv) as stream, target.open("wb") as file:
             stream.settimeout(PATIENCE_S)
-            entries = Entries(Frames(stream), most_bytes=MOST_BYTES, below=SAVED)
+            entries = Entries(HostMessages(stream), most_bytes=MOST_BYTES, below=SAVED)
             manifests: dict[str, bytes] = {}
             with tarfile.TarFile(fileobj=file, mode="w", format=tarfile.PAX_FORMAT, copybufsize=CHUNK) as archive:
                 for entry in entries:
@@ -119,7 +119,7 @@ class Backups:
         self.path(task).unlink(missing_ok=True)
 
 
-def _add(archive: tarfile.TarFile, entry: Entry, manifests: dict[str, bytes]) -> None:
+def _add(archive: tarfile.TarFile, entry: HostEntry, manifests: dict[str, bytes]) -> None:
     """Write an entry into an archive: a plain folder or file of ours, whatever it was; keep it if it is a manifest."""
     member = tarfile.TarInfo("/".join(entry.parts))
     if entry.content is None:
@@ -156,7 +156,7 @@ def refuse_incomplete(sizes: dict[str, int], manifests: dict[str, bytes]) -> Non
 
     Raises
     ------
-    FrameError
+    HostMessageError
         If none has.
     """
     for path, content in manifests.items():
@@ -167,4 +167,4 @@ def refuse_incomplete(sizes: dict[str, int], manifests: dict[str, bytes]) -> Non
             }
             if wanted.items() <= sizes.items() and folder + QUEUE in sizes:
                 return
-    raise FrameError("what came has no complete checkpoint.")
+    raise HostMessageError("what came has no complete checkpoint.")

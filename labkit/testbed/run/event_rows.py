@@ -9,7 +9,7 @@ from typing import Any
 from labkit.core.cluster import Cluster
 from labkit.core.events import Events, Kind, Role, events
 from labkit.testbed.run.amounts import Given, by_row
-from labkit.testbed.run.training import Place, site_names
+from labkit.testbed.run.training import JobPlacement, site_names
 
 
 def row(kind: Kind, **columns: Any) -> Events:
@@ -29,7 +29,7 @@ def at(rows: list[Events], time_s: float) -> list[Events]:
 
 
 def seats(
-    cluster: Cluster, job: int, place: Place, *, with_ps: bool, amounts: Sequence[Given] = ()
+    cluster: Cluster, job: int, place: JobPlacement, *, with_ps: bool, amounts: Sequence[Given] = ()
 ) -> list[Events]:  # fmt: skip
     """Return that the tasks of a job sit in a place; the PS of a job that asks for none is ours alone."""
     names = site_names(cluster)
@@ -42,7 +42,7 @@ def seats(
     ]
 
 
-def hosts_of(place: Place) -> set[str]:
+def hosts_of(place: JobPlacement) -> set[str]:
     """Return the hosts that a place has tasks on."""
     return {site.rpartition("/")[0] for site, counts in place.items() if any(counts)}
 

@@ -13,17 +13,17 @@ from labkit.core.events import Cause, Events, Kind, Role, joined
 from labkit.core.jobs import Jobs
 from labkit.core.ledger import Ledger
 from labkit.core.resources import CPUS, MEMORY_GB
-from labkit.elastic.event_quantities import Member
-from labkit.testbed.run.agent_pool import Hosts
+from labkit.elastic.event_quantities import MemberName
+from labkit.testbed.run.agent_pool import AgentPool
 from labkit.testbed.run.amounts import Given
-from labkit.testbed.run.checkpoint_cache import Backups
+from labkit.testbed.run.checkpoint_cache import CheckpointCache
 from labkit.testbed.run.event_rows import hosts_of, row, seats
-from labkit.testbed.run.inbox import Heard
-from labkit.testbed.run.progress import LostTask, Told
-from labkit.testbed.run.remote_job import Deployment
+from labkit.testbed.run.inbox import InboxItem
+from labkit.testbed.run.progress import JobUpdate, LostTask
+from labkit.testbed.run.remote_job import RemoteJob
 from labkit.testbed.run.retries import Failures, Retries
 from labkit.testbed.run.task_of_member import Row
-from labkit.testbed.run.training import Place, site_names
+from labkit.testbed.run.training import JobPlacement, site_names
 
 
 class Happenings:
@@ -35,7 +35,7 @@ class Happenings:
         Of the run.
     ledger : Ledger
         What is known of them; not written here.
-    hosts, backups : Hosts, Backups
+    hosts, backups : AgentPool, CheckpointCache
         Of the run.
     retries : Retries
         How patient it is with jobs that fail and hosts that fail jobs.
@@ -48,7 +48,7 @@ class Happenings:
 
     Attributes
     ----------
-    deployments : sequence of Deployment
+    deployments : sequence of RemoteJob
         One for each job.
     places : dict
         Job -> where its tasks are, as it was told last.
@@ -71,14 +71,23 @@ class Happenings:
     """
 
     def __init__(
-        self, jobs: Jobs, cluster: Cluster, *, ledger: Ledger, hosts: Hosts, backups: Backups, retries: Retries,
-        now_s: Callable[[], float], note: Callable[[str], None], remember: Callable[[], None],
-    ) -> None:  # fmt: skip
+        self,
+        jobs: Jobs,
+        cluster: Cluster,
+        *,
+        ledger: Ledger,
+        hosts: AgentPool,
+        backups: CheckpointCache,
+        retries: Retries,
+        now_s: Callable[[], float],
+        note: Callable[[str], None],
+        remember: Callable[[], None],
+    ) -> None:
         self.jobs, self.cluster, self.hosts = jobs, cluster, hosts
         self._ledger, self._backups, self._failures = ledger, backups, Failures(retries)
         self._now_s, self._note, self._remember = now_s, note, remember
-        self.deployments: Sequence[Deployment] = ()
-        self.places: dict[int, Place] = {}
+        self.deployments: Sequence[RemoteJob] = ()
+        self.places: dict[int, JobPlacement] = {}
         self.amounts: dict[int, list[Given]] = {}
         self.resizing: set[int] = set()
         self._unable: set[tuple[int, str]] = set()
@@ -96,7 +105,7 @@ class Happenings:
         over = [host for host, until_s in self.aside.items() if until_s <= self._now_s()]
         return [each for host in over for each in self.returned(host)]
 
-    def of(self, heard: Heard) -> list[Events]:
+    def of(self, heard: InboxItem) -> list[Events]:
         """Return what follows from what was heard.
 
         Raises
@@ -117,7 +126,7 @@ class Happenings:
         for job in np.unique(rows["job"]).tolist():
             tasks = self.deployments[job].seating.tasks(self.rows_of(job))
             for i in np.flatnonzero((rows["job"] == job) & (rows["task"] >= 0)).tolist():
-                number = tasks.get(Member(Role(rows["role"][i]), int(rows["task"][i])), -1)
+                number = tasks.get(MemberName(Role(rows["role"][i]), int(rows["task"][i])), -1)
                 rows["task"][i], kept[i] = number, number >= 0
         return rows[kept]
 
@@ -127,7 +136,7 @@ class Happenings:
         names = site_names(self.cluster)
         return [(r, names[g], n) for r, g, n in zip(role.tolist(), group.tolist(), count.tolist(), strict=True)]
 
-    def _of_job(self, job: int, told: Told) -> list[Events]:
+    def _of_job(self, job: int, told: JobUpdate) -> list[Events]:
         if told.life <= self._lost_life.get(job, -1):
             return []
         self.steps[job] = told.steps
@@ -145,14 +154,14 @@ class Happenings:
             return self._came_to_an_end(job, told)
         return self._went_on(job, told)
 
-    def _is_news(self, job: int, told: Told) -> bool:
+    def _is_news(self, job: int, told: JobUpdate) -> bool:
         """Return whether what a job cannot have was not told before: each of its processes says so each time."""
         said = (job, told.why)
         known = told.what == "resized" and said in self._unable
         self._unable.add(said)
         return not known
 
-    def _went_on(self, job: int, told: Told) -> list[Events]:
+    def _went_on(self, job: int, told: JobUpdate) -> list[Events]:
         if told.what == "resized" and job in self.resizing:
             self.resizing.discard(job)
             return [row(Kind.RESIZED, job=job, value=told.steps)]
@@ -170,7 +179,7 @@ class Happenings:
             return [row(Kind.RESCALED, job=job, value=told.steps, speed=self._speed(job, told))]
         return self._progressed(job, told)
 
-    def _lost_task(self, job: int, told: Told, lost: LostTask) -> list[Events]:
+    def _lost_task(self, job: int, told: JobUpdate, lost: LostTask) -> list[Events]:
         """Return that a task ended which the job replaces by itself."""
         columns = {"role": lost.member.role, "task": lost.member.number, "machine": self._machine(lost.host)}
         return [row(Kind.TASK_FAILED, job=job, cause=told.cause, value=lost.code, **columns)]
@@ -197,7 +206,7 @@ class Happenings:
         saved = float(self.deployments[job].progress.saved)
         return row(Kind.FAILED, job=job, value=saved, speed=0.0, cause=cause, machine=self._machine(host))
 
-    def _seats(self, job: int, place: Place) -> list[Events]:
+    def _seats(self, job: int, place: JobPlacement) -> list[Events]:
         return seats(
             self.cluster, job, place, with_ps=bool(self.jobs.n_ps[job]), amounts=self.amounts.get(job, ())
         )  # fmt: skip
@@ -212,14 +221,14 @@ class Happenings:
         there = self._ledger.up[self.cluster.group_machine]  # nobody is placed on the others
         return bool((free[there] >= -SINGLE).all())
 
-    def _progressed(self, job: int, told: Told) -> list[Events]:
+    def _progressed(self, job: int, told: JobUpdate) -> list[Events]:
         self._failures.well(self.deployments[job].home)
         rows = [row(Kind.PROGRESSED, job=job, value=told.steps, speed=self._speed(job, told))]
         if np.isfinite(told.loss):
             rows.append(row(Kind.LOSS, job=job, value=told.loss))
         return rows
 
-    def _speed(self, job: int, told: Told) -> float:
+    def _speed(self, job: int, told: JobUpdate) -> float:
         """Return the speed that was measured; where none was yet, the last one known."""
         return told.speed if np.isfinite(told.speed) else float(self._ledger.belief["speed"][job])
 
@@ -230,14 +239,14 @@ class Happenings:
         self.resizing.discard(job)
         self.training.discard(job)
 
-    def _came_to_an_end(self, job: int, told: Told) -> list[Events]:
+    def _came_to_an_end(self, job: int, told: JobUpdate) -> list[Events]:
         self.let_go(job)
         if told.what == "done":
             self._backups.forget(self.deployments[job].task)
             return [row(Kind.COMPLETED, job=job, value=told.steps, speed=0.0)]
         return self._failed(job, told)
 
-    def _failed(self, job: int, told: Told) -> list[Events]:
+    def _failed(self, job: int, told: JobUpdate) -> list[Events]:
         """Return what follows from the failure of a job: it rests, its host is set aside, or it is given up."""
         others = [host for host in self.cluster.machines if self._in_service(host) and host != told.host]
         busy = any(told.host in hosts_of(place) for place in self.places.values())
@@ -314,12 +323,12 @@ class Happenings:
         self._note(f"host {host} left: {why or 'it does not answer'}")
         return [*rows, *self._left(host, Cause.HOST_LOST)]
 
-    def _lost_with(self, job: int, host: str, rest: Place | None) -> None:
+    def _lost_with(self, job: int, host: str, rest: JobPlacement | None) -> None:
         life = self.deployments[job].host_lost(host, rest)
         if rest is None:
             self._lost_life[job] = life
 
-    def _gone_on(self, job: int, rest: Place | None, host: str) -> list[Events]:
+    def _gone_on(self, job: int, rest: JobPlacement | None, host: str) -> list[Events]:
         """Return that a job goes on with what is left, or failed."""
         if rest is None:
             self._note(f"job {self.jobs.id[job]} failed: its host was lost")

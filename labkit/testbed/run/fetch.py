@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Final
 
 from labkit.core.errors import InputError
-from labkit.testbed.agent.wire import NAME, Refused, check_name, wall_s
+from labkit.testbed.agent.wire import NAME, Refusal, check_name, wall_s
 from labkit.testbed.errors import FileError, HostError
 from labkit.testbed.inventory import Machine
 from labkit.testbed.onhost import source
 from labkit.testbed.run.names import called, no_such
 from labkit.testbed.ssh.entries import Below, Entries
 from labkit.testbed.ssh.fleet import Fleet
-from labkit.testbed.ssh.frames import Frames, readable
-from labkit.testbed.ssh.outcomes import Outcome, Outcomes, failure
+from labkit.testbed.ssh.frames import HostMessages, readable
+from labkit.testbed.ssh.outcomes import HostOutcome, Outcomes, failure
 from labkit.testbed.ssh.parallel import together
-from labkit.testbed.ssh.replies import Runs, said
+from labkit.testbed.ssh.replies import RunAges, said
 
 PATIENCE_S: Final = 60.0
 MOST_GB: Final = 16.0
@@ -55,23 +55,23 @@ def fetch(fleet: Fleet, run: str = "", *, folder: str | Path = "runs", most_gb: 
     """
     try:
         run = check_name(run, "run") if run else ""
-    except Refused as error:
+    except Refusal as error:
         raise InputError(f"{error}.") from None
     written, failed = _runs(fleet)
     run = _latest(run, written, silent=bool(failed))
     target = _home(Path(folder), run) / "hosts" if run else Path(folder)
 
-    def one(machine: Machine) -> Outcome:
+    def one(machine: Machine) -> HostOutcome:
         if machine.name in failed or not run:
-            return failed.get(machine.name, Outcome(machine.name, True, "no run"))
+            return failed.get(machine.name, HostOutcome(machine.name, True, "no run"))
         try:
             return _fetched(fleet, machine, run, target, most_bytes=int(most_gb * 1e9))
         except HostError as error:
             return failure(machine.name, error)
         except TimeoutError:
-            return Outcome(machine.name, False, f"nothing came for {PATIENCE_S:g} s", "run it again")
+            return HostOutcome(machine.name, False, f"nothing came for {PATIENCE_S:g} s", "run it again")
         except OSError as error:
-            return Outcome(
+            return HostOutcome(
                 machine.name, False, f"{target / machine.name}: {error}", "run it again; is there room here?"
             )
 
@@ -87,18 +87,18 @@ def _home(folder: Path, run: str) -> Path:
     return folder / run
 
 
-def _runs(fleet: Fleet) -> tuple[dict[str, float], dict[str, Outcome]]:
+def _runs(fleet: Fleet) -> tuple[dict[str, float], dict[str, HostOutcome]]:
     """Return when each run was last written to on any host, and the hosts that did not tell, each with why."""
     written: dict[str, float] = {}
-    failed: dict[str, Outcome] = {}
+    failed: dict[str, HostOutcome] = {}
     now_s = wall_s()
     for answer in fleet.run(lambda machine: [machine.python, "-c", source("pack"), machine.path("runs")]):
-        told = said(answer, Runs, program="pack")
-        if isinstance(told, Outcome):
+        told = said(answer, RunAges, program="pack")
+        if isinstance(told, HostOutcome):
             failed[answer.host] = told
         elif odd := next((name for name in told.runs if not NAME.fullmatch(name)), None):
             did = f"it tells of a run {readable(odd)[:80]!r}, a name that no run can have; nothing of it is used"
-            failed[answer.host] = Outcome(
+            failed[answer.host] = HostOutcome(
                 answer.host, False, did, "is that host what you think it is? -H leaves it out"
             )
         else:
@@ -122,7 +122,7 @@ def _latest(run: str, written: Mapping[str, float], *, silent: bool) -> str:
     return max(meant, key=lambda name: written[name])
 
 
-def _fetched(fleet: Fleet, machine: Machine, run: str, target: Path, *, most_bytes: int) -> Outcome:
+def _fetched(fleet: Fleet, machine: Machine, run: str, target: Path, *, most_bytes: int) -> HostOutcome:
     final, beside = target / machine.name, target / f".{machine.name}.part"
     _refuse_links(target.parent, target, final, beside)
     target.mkdir(parents=True, exist_ok=True)
@@ -130,10 +130,10 @@ def _fetched(fleet: Fleet, machine: Machine, run: str, target: Path, *, most_byt
     try:
         with fleet.stream(machine, [machine.python, "-c", source("pack"), machine.path("runs"), run]) as stream:
             stream.settimeout(PATIENCE_S)
-            entries = Entries(Frames(stream), most_bytes=most_bytes)
+            entries = Entries(HostMessages(stream), most_bytes=most_bytes)
             found = _write(entries, beside)
         if not found:
-            return Outcome(machine.name, True, f"no run {run}", numbers={"files": 0, "bytes": 0})
+            return HostOutcome(machine.name, True, f"no run {run}", numbers={"files": 0, "bytes": 0})
         shutil.rmtree(final, ignore_errors=True)
         beside.replace(final)
     finally:
@@ -142,7 +142,7 @@ def _fetched(fleet: Fleet, machine: Machine, run: str, target: Path, *, most_byt
     told = f"{len(sizes)} files, {sum(sizes) / 1e6:.2f} MB, in {final}"
     if entries.left_out:
         told += f"; {len(entries.left_out)} left out, such as {entries.left_out[0]}"
-    return Outcome(machine.name, True, told, numbers={"files": len(sizes), "bytes": sum(sizes)})
+    return HostOutcome(machine.name, True, told, numbers={"files": len(sizes), "bytes": sum(sizes)})
 
 
 def _refuse_links(*paths: Path) -> None:

@@ -17,8 +17,8 @@ from labkit.testbed.agent.errors import AgentError, AgentRefused
 from labkit.testbed.doctor.findings import other_type
 from labkit.testbed.errors import HostError
 from labkit.testbed.inventory import Inventory, Machine
-from labkit.testbed.run.agent_pool import Hosts
-from labkit.testbed.run.training import ROUNDING, Place
+from labkit.testbed.run.agent_pool import AgentPool
+from labkit.testbed.run.training import ROUNDING, JobPlacement
 
 BUSY_S: Final = 75.0
 """For those that leave a GPU to be gone; a job that is told to stop has 60 s to save its state."""
@@ -26,7 +26,7 @@ AGAIN_S: Final = 0.25
 
 Asks = list[dict[str, Any]]
 """So many GPUs of each device group, as the agent takes them."""
-AsksOf = Callable[[str, Place], Asks]
+AsksOf = Callable[[str, JobPlacement], Asks]
 """From a host and a place to what a job needs there."""
 
 
@@ -37,7 +37,7 @@ class Claims:
     ----------
     task : str
         The job, as agents know it.
-    hosts : Hosts
+    hosts : AgentPool
         Who hands out GPUs.
     asks : callable
         What a place needs on a host; nothing where workers compute on processors.
@@ -50,19 +50,19 @@ class Claims:
         The job whose GPUs it shares.
     """
 
-    def __init__(self, task: str, *, hosts: Hosts, asks: AsksOf, wanted: Callable[[], bool] = lambda: True) -> None:
+    def __init__(self, task: str, *, hosts: AgentPool, asks: AsksOf, wanted: Callable[[], bool] = lambda: True) -> None:
         self._task, self._hosts, self._asks, self._wanted = task, hosts, asks, wanted
         self.beside: str | None = None
         self._held: dict[str, Asks] = {}
         self._closed = threading.Event()
 
-    def start(self, host: str, place: Place, do: Callable[[Asks], object]) -> None:
+    def start(self, host: str, place: JobPlacement, do: Callable[[Asks], object]) -> None:
         """Start a task of the job with the GPUs that it needs; `do` takes them, and is tried again for a while."""
         asks = self._asks(host, place)
         self._patiently(lambda: do(asks))
         self._held[host] = asks
 
-    def take(self, hosts: Iterable[str], places: Sequence[Place]) -> None:
+    def take(self, hosts: Iterable[str], places: Sequence[JobPlacement]) -> None:
         """Hold on hosts where the job runs what the neediest of some places needs.
 
         Raises
@@ -76,11 +76,11 @@ class Claims:
                 self._patiently(lambda host=host, asks=asks: self._claim(host, asks))  # type: ignore[misc]
                 self._held[host] = asks
 
-    def exceed(self, place: Place) -> bool:
+    def exceed(self, place: JobPlacement) -> bool:
         """Return whether the job holds other GPUs than a place needs."""
         return any(held != self._asks(host, place) for host, held in self._held.items())
 
-    def give_back(self, place: Place) -> None:
+    def give_back(self, place: JobPlacement) -> None:
         """Hold what a place needs, and no more; a host that cannot be told keeps it until the job ends there."""
         for host, held in list(self._held.items()):
             asks = self._asks(host, place)
@@ -89,7 +89,7 @@ class Claims:
                 with suppress(AgentError, HostError):
                     self._claim(host, asks)
 
-    def adopt(self, hosts: Iterable[str], place: Place) -> None:
+    def adopt(self, hosts: Iterable[str], place: JobPlacement) -> None:
         """Take over a job that runs already: agents know what it holds."""
         self._held = {host: self._asks(host, place) for host in hosts}
 

@@ -7,15 +7,15 @@ from collections import deque
 from dataclasses import dataclass
 
 from labkit.core.events import Events
-from labkit.testbed.run.progress import Told
+from labkit.testbed.run.progress import JobUpdate
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class InboxItem:
     """What came in from a thread, at which second of the run: of a job, of a host (`up`, why), or measurements."""
 
     at_s: float
-    told: Told | None = None
+    told: JobUpdate | None = None
     job: int = -1
     host: str = ""
     up: bool = True
@@ -27,16 +27,16 @@ class Inbox:
     """What threads have told, in order."""
 
     def __init__(self) -> None:
-        self._items: deque[Heard] = deque()
+        self._items: deque[InboxItem] = deque()
         self._more = threading.Condition()
 
-    def put(self, heard: Heard) -> None:
+    def put(self, heard: InboxItem) -> None:
         """Add something."""
         with self._more:
             self._items.append(heard)
             self._more.notify_all()
 
-    def taken(self) -> list[Heard]:
+    def taken(self) -> list[InboxItem]:
         """Return all that has come, and forget it."""
         with self._more:
             items = list(self._items)

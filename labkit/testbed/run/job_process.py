@@ -1,7 +1,7 @@
 """A job on its home host: `python -m labkit.testbed.run.job_process FOLDER` starts it there, and stays with it.
 
-FOLDER/job.json says what to train and where (`Wanted`). FOLDER/job is the folder of the elastic job: its events are in
-FOLDER/job/events.jsonl. FOLDER/task.sock takes orders, one JSON object to a line, and answers each with one:
+FOLDER/job.json says what to train and where (`JobRequest`). FOLDER/job is the folder of the elastic job: its events are
+in FOLDER/job/events.jsonl. FOLDER/task.sock takes orders, one JSON object to a line, and answers each with one:
 
 >>> ORDERS["place"]
 '{"do": "place", "place": {"a/0": [2, 1]}, "strategy": "handover"} -> {"scaling": 1}'
@@ -50,7 +50,7 @@ PREDECESSOR_S: Final = 20.0
 
 
 @dataclass(frozen=True, slots=True)
-class Samples:
+class DatasetSpec:
     """The dataset of a model: how many samples, and which."""
 
     size: int = 4096
@@ -58,7 +58,7 @@ class Samples:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class JobRequest:
     """What job.json says.
 
     Attributes
@@ -87,7 +87,7 @@ class Wanted:
     program: bool = False
     width: float = 1.0
     seed: int = 0
-    data: Samples = field(default_factory=Samples)
+    data: DatasetSpec = field(default_factory=DatasetSpec)
     steps: int
     batch: int = 32
     shards: int = 8
@@ -105,7 +105,7 @@ class Wanted:
     loads_every_s: float = 0.0
 
     @classmethod
-    def read(cls, path: Path) -> Wanted:
+    def read(cls, path: Path) -> JobRequest:
         """Read a job.json.
 
         Raises
@@ -157,7 +157,7 @@ class Wanted:
         )  # fmt: skip
 
 
-def started(wanted: Wanted, folder: Path) -> Job:
+def started(wanted: JobRequest, folder: Path) -> Job:
     """Start the job as soon as the one before it in this folder is over: it ends with its parent, if that is killed."""
     from labkit.elastic.job import RunningError
 
@@ -171,7 +171,7 @@ def started(wanted: Wanted, folder: Path) -> Job:
             pause.wait(0.2)
 
 
-class Desk:
+class JobRequestHandler:
     """What task.sock can be asked for."""
 
     def __init__(self, job: Job) -> None:
@@ -227,7 +227,7 @@ class Desk:
         return {**asdict(status), "members": [seat._asdict() for seat in status.members]}
 
 
-def summary(result: Result, wanted: Wanted) -> dict[str, Any]:
+def summary(result: Result, wanted: JobRequest) -> dict[str, Any]:
     """Return what a job has come to, for result.json; losses are those of all starts in its folder."""
     losses = result.losses
     return {
@@ -246,8 +246,8 @@ def run(folder: Path) -> dict[str, Any]:
 
     nothing = dict.fromkeys(("steps", "digest", "first_loss", "last_loss"))
     try:
-        wanted = Wanted.read(folder / JOB)
-        with started(wanted, folder) as job, serving(folder, TASK, Desk(job).answer):
+        wanted = JobRequest.read(folder / JOB)
+        with started(wanted, folder) as job, serving(folder, TASK, JobRequestHandler(job).answer):
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, lambda *_: threading.Thread(target=_stop, args=(job,), daemon=True).start())
             return summary(job.wait(), wanted)

@@ -12,7 +12,7 @@ from labkit.testbed.inventory import Machine
 from labkit.testbed.run.agents import each
 from labkit.testbed.run.names import called, no_such
 from labkit.testbed.ssh.fleet import Fleet
-from labkit.testbed.ssh.outcomes import Outcome, Outcomes
+from labkit.testbed.ssh.outcomes import HostOutcome, Outcomes
 
 LOG = "log"
 TAIL_BYTES = 1 << 20
@@ -57,12 +57,12 @@ def logs(
     """
     known: set[str] = set()
 
-    def one(machine: Machine, agent: Agent) -> Outcome:
+    def one(machine: Machine, agent: Agent) -> HostOutcome:
         there = agent.list()
         known.update(each["run"] for each in there)
         found = _run_of(there, run)
         if found is None:
-            return Outcome(machine.name, True, f"no run {run}" if run else "no run")
+            return HostOutcome(machine.name, True, f"no run {run}" if run else "no run")
         reader = _Reader(agent, found["run"], lambda line: tell(machine.name, line), lines=lines)
         wanted = [name for name in found["tasks"] if task in ("", name)]
         if follow:
@@ -70,7 +70,7 @@ def logs(
         else:
             for name in wanted:
                 reader.tail(name)
-        return Outcome(machine.name, True, _ends(agent, found["run"], task))
+        return HostOutcome(machine.name, True, _ends(agent, found["run"], task))
 
     told = each(fleet, one, start=False, renew=False)
     if run and told.ok and not called(run, known):

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from labkit.core.errors import LabkitError
 from labkit.core.events import Events, Kind, Quantity, Role, events, joined
-from labkit.elastic.event_quantities import Heard, Member
-from labkit.testbed.run.agent_pool import Hosts
+from labkit.elastic.event_quantities import EventQuantities, MemberName
+from labkit.testbed.run.agent_pool import AgentPool
 
 MB_PER_GB: Final = 1000.0
 
@@ -18,12 +18,12 @@ Sampled = Mapping[str, Mapping[str, Any]]
 """What the agent of each host said."""
 
 
-class Measuring:
+class RunMeasuring:
     """Measures all jobs of a run, at fixed times, in a thread of its own.
 
     Parameters
     ----------
-    hosts : Hosts
+    hosts : AgentPool
         Whose agents are asked; those that do not answer are left out until they do.
     every_s : float
         Seconds between two measurements.
@@ -31,9 +31,9 @@ class Measuring:
         Hears MEASURED events, without a time, in some thread.
     """
 
-    def __init__(self, hosts: Hosts, *, every_s: float, tell: Callable[[Events], None]) -> None:
+    def __init__(self, hosts: AgentPool, *, every_s: float, tell: Callable[[Events], None]) -> None:
         self._hosts, self._every_s, self._tell = hosts, every_s, tell
-        self._jobs: dict[int, Heard] = {}
+        self._jobs: dict[int, EventQuantities] = {}
         self._lock, self._over = threading.Lock(), threading.Event()
         self._before: Sampled = {}
         self._thread = threading.Thread(target=self._run, name="measuring", daemon=True)
@@ -42,7 +42,7 @@ class Measuring:
     def note(self, job: int, event: Mapping[str, Any]) -> None:
         """Take note of an event of a job."""
         with self._lock:
-            self._jobs.setdefault(job, Heard()).note(event)
+            self._jobs.setdefault(job, EventQuantities()).note(event)
 
     def close(self) -> None:
         """Measure no more."""
@@ -85,10 +85,10 @@ class Measuring:
 
 
 def _used(
-    heard: Heard, before: Sampled, after: Sampled, *, run: str, task: str
-) -> dict[tuple[Member, Quantity], float]:
+    heard: EventQuantities, before: Sampled, after: Sampled, *, run: str, task: str
+) -> dict[tuple[MemberName, Quantity], float]:
     """Return cores and memory of the members of a job whose processes an agent saw."""
-    found: dict[tuple[Member, Quantity], float] = {}
+    found: dict[tuple[MemberName, Quantity], float] = {}
     for member, (host, pid) in heard.where.items():
         then, now = (_task(said.get(host), run, task) for said in (before, after))
         cpu_s, earlier_s = (of.get("processes", {}).get(str(pid)) for of in (now, then))
@@ -106,7 +106,7 @@ def _task(said: Mapping[str, Any] | None, run: str, task: str) -> Mapping[str, A
     return next((row for row in tasks if (row["run"], row["task"]) == (run, task)), {})
 
 
-def _rows(job: int, found: Mapping[tuple[Member, Quantity], float]) -> Events:
+def _rows(job: int, found: Mapping[tuple[MemberName, Quantity], float]) -> Events:
     """Return a row for each member, and one for all tasks of each role: what of them, `Quantity` says.
 
     `task` is the number of the member; which task of the job that is, `labkit.testbed.run.task_of_member` knows.

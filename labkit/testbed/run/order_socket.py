@@ -17,11 +17,11 @@ from labkit.unix_sockets import reached
 LONGEST: Final = 1 << 20
 """Bytes of a line that is read."""
 
-Answer = Callable[[bytes], dict[str, Any]]
+OrderAnswer = Callable[[bytes], dict[str, Any]]
 
 
 @contextlib.contextmanager
-def serving(folder: Path, name: str, answer: Answer) -> Iterator[Path]:
+def serving(folder: Path, name: str, answer: OrderAnswer) -> Iterator[Path]:
     """Answer whoever connects to a socket in the folder, if its process is of the same user; yield where it is."""
     with _listening(folder, name) as sock:
         threading.Thread(target=_accept, args=(sock, answer), name=name, daemon=True).start()
@@ -47,7 +47,7 @@ def _listening(folder: Path, name: str) -> socket.socket:
     return sock
 
 
-def _accept(sock: socket.socket, answer: Answer) -> None:
+def _accept(sock: socket.socket, answer: OrderAnswer) -> None:
     while True:
         try:
             client, _ = sock.accept()
@@ -65,7 +65,7 @@ def _uid(client: socket.socket) -> int:
     return int(struct.unpack("3i", raw)[1])
 
 
-def _attend(client: socket.socket, answer: Answer) -> None:
+def _attend(client: socket.socket, answer: OrderAnswer) -> None:
     """Answer each line until the other end is closed; a line that is too long ends it."""
     with client, client.makefile("rwb") as lines, contextlib.suppress(OSError):
         while (line := lines.readline(LONGEST)).endswith(b"\n"):

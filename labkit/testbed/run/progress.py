@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from labkit.core.events import Cause
-from labkit.elastic.event_quantities import Member
+from labkit.elastic.event_quantities import MemberName
 from labkit.elastic.process.causes import read
 from labkit.testbed.agent.shapes import readable
 
@@ -23,13 +23,13 @@ WINDOW_S: Final = 3.0
 class LostTask:
     """A worker or PS that ended and should not have: where it sat, and its exit status, where anybody knows."""
 
-    member: Member
+    member: MemberName
     host: str
     code: float
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class JobUpdate:
     """Something a scheduler should hear of a job.
 
     Attributes
@@ -98,7 +98,7 @@ class Progress:
     _hosts: dict[str, str] = field(default_factory=dict)
     """Of members, by name."""
 
-    def note(self, event: Mapping[str, Any]) -> Told | None:
+    def note(self, event: Mapping[str, Any]) -> JobUpdate | None:
         """Take in an event; return what is to be told, if anything."""
         kind = event["event"]
         if kind == "loss":
@@ -114,24 +114,24 @@ class Progress:
         elif kind in ("scaled", "resized"):
             return self._changed(event)
         elif kind in ("dropped", "lost_host", "unsaved") and event.get("why") != "training has ended":
-            return Told(kind, self.steps, why=str(event.get("why", "")))
+            return JobUpdate(kind, self.steps, why=str(event.get("why", "")))
         return None
 
-    def _changed(self, event: Mapping[str, Any]) -> Told:
+    def _changed(self, event: Mapping[str, Any]) -> JobUpdate:
         if event["event"] == "scaled":
             self._recent.clear()
-            return Told("scaled", self.steps)
+            return JobUpdate("scaled", self.steps)
         unable = "; ".join(str(each) for each in event.get("unable") or ())
-        return Told("resized", self.steps, why=f"{event.get('name')} cannot have {unable}" if unable else "")
+        return JobUpdate("resized", self.steps, why=f"{event.get('name')} cannot have {unable}" if unable else "")
 
-    def _lost(self, event: Mapping[str, Any]) -> Told | None:
-        member = Member.of(event["name"])
+    def _lost(self, event: Mapping[str, Any]) -> JobUpdate | None:
+        member = MemberName.of(event["name"])
         if member is None:
             return None
         host, code = self._hosts.get(str(event["name"]), ""), event.get("code")
         lost = LostTask(member, host, float(code) if isinstance(code, int) and abs(code) < 1 << 31 else float("nan"))
         why = f"{event['name']}{f' on {host}' if host else ''}: {event['reason']}"
-        return Told("lost_task", self.steps, why=readable(why), cause=read(event.get("cause")), task=lost)
+        return JobUpdate("lost_task", self.steps, why=readable(why), cause=read(event.get("cause")), task=lost)
 
     @property
     def speed(self) -> float:
@@ -141,14 +141,14 @@ class Progress:
         (first_s, first), (last_s, last) = self._recent[0], self._recent[-1]
         return (last - first) / (last_s - first_s) if last_s > first_s else float("nan")
 
-    def _begun(self, version: int) -> Told | None:
+    def _begun(self, version: int) -> JobUpdate | None:
         """Note that training begins, or goes on at a version after somebody died."""
         self.steps = version
         self._recent.clear()
         what, self._began = ("progressed" if self._began else "began"), True
-        return Told(what, version)
+        return JobUpdate(what, version)
 
-    def _stepped(self, at_s: float, steps: int, loss: float) -> Told | None:
+    def _stepped(self, at_s: float, steps: int, loss: float) -> JobUpdate | None:
         self.steps = max(self.steps, steps)
         self._recent.append((at_s, steps))
         while at_s - self._recent[0][0] > WINDOW_S and len(self._recent) > 2:
@@ -156,4 +156,4 @@ class Progress:
         if at_s - self._reported_s < REPORT_S and self.steps < self.n_steps:
             return None
         self._reported_s = at_s
-        return Told("progressed", self.steps, self.speed, loss)
+        return JobUpdate("progressed", self.steps, self.speed, loss)

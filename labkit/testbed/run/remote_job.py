@@ -22,14 +22,14 @@ from labkit.elastic.process import causes
 from labkit.testbed.agent.client import Agent
 from labkit.testbed.agent.errors import AgentError, AgentGone, AgentRefused, AgentTimeout
 from labkit.testbed.errors import HostError
-from labkit.testbed.run.agent_pool import Hosts
+from labkit.testbed.run.agent_pool import AgentPool
 from labkit.testbed.run.amounts import Given
-from labkit.testbed.run.checkpoint_cache import Backups
+from labkit.testbed.run.checkpoint_cache import CheckpointCache
 from labkit.testbed.run.gpu_claims import Asks, AsksOf, Claims
 from labkit.testbed.run.job_events import event_of, result_of
-from labkit.testbed.run.progress import Progress, Told
-from labkit.testbed.run.task_of_member import Row, Seating
-from labkit.testbed.run.training import Place
+from labkit.testbed.run.progress import JobUpdate, Progress
+from labkit.testbed.run.task_of_member import Row, TaskNumbers
+from labkit.testbed.run.training import JobPlacement
 
 EVENTS: Final = "job/events.jsonl"
 LOG_TAIL: Final = 500
@@ -49,25 +49,26 @@ NOTHING_THERE: Final = ("unknown_run", "unknown_task", "ended", "over")
 ENV: Final = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 """Of a job's process and its launchers: GPUs are seen by workers alone, each of which gets its own."""
 
-Wanted = Callable[[str, Place], dict[str, Any]]
+Wanted = Callable[[str, JobPlacement], dict[str, Any]]
 """The job.json of a start with a home and a place."""
 
-Tell = Callable[[int, Told], None]
+Tell = Callable[[int, JobUpdate], None]
 
 
-class Deployment:
+class RemoteJob:
     """A job of a run.
 
-    `want` says at any time where its tasks are to sit; a thread of its own sees to it. What happens is told as `Told`
-    in that thread or another: began, scaled, progressed, and at the end done, or failed (the job can be started again).
+    `want` says at any time where its tasks are to sit; a thread of its own sees to it. What happens is told as
+    `JobUpdate` in that thread or another: began, scaled, progressed, and at the end done, or failed (the job can be
+    started again).
 
     Parameters
     ----------
     number : int
         Of the job.
-    hosts : Hosts
+    hosts : AgentPool
         Who starts processes.
-    backups : Backups
+    backups : CheckpointCache
         Where checkpoints are kept.
     wanted : callable
         What to write into job.json.
@@ -87,8 +88,8 @@ class Deployment:
         self,
         number: int,
         *,
-        hosts: Hosts,
-        backups: Backups,
+        hosts: AgentPool,
+        backups: CheckpointCache,
         wanted: Wanted,
         n_steps: int,
         tell: Tell,
@@ -100,14 +101,14 @@ class Deployment:
         self.home = ""
         """The host of its controller; empty while it does not run."""
         self.progress = Progress()
-        self.seating = Seating()
+        self.seating = TaskNumbers()
         """Which of its members is which task."""
         self._hosts, self._backups, self._wanted, self._tell_of = hosts, backups, wanted, tell
         self._n_steps, self._strategy, self._hear_of = n_steps, strategy, hear
         self._claims = Claims(self.task, hosts=hosts, asks=gpus, wanted=lambda: self._want is not None)
         self._change = threading.Condition()
-        self._want: Place | None = None
-        self._have: Place | None = None
+        self._want: JobPlacement | None = None
+        self._have: JobPlacement | None = None
         """What its process was asked for last."""
         self._amounts: list[Given] = []
         """What its tasks are to have."""
@@ -115,9 +116,9 @@ class Deployment:
         """What its process was told of that last; None: some of its processes may not know."""
         self._repairs: list[Callable[[], None]] = []
         """What is to be done beside that, in order."""
-        self._sits: Place | None = None
+        self._sits: JobPlacement | None = None
         """Where it is, while a scaling is under way."""
-        self._asked: dict[int, Place] = {}
+        self._asked: dict[int, JobPlacement] = {}
         """Scalings under way, by number."""
         self._asking = threading.Lock()
         self._closed = self._dead = False
@@ -135,7 +136,7 @@ class Deployment:
 
     # --- what others say
 
-    def want(self, place: Place | None, *, beside: str | None = None, amounts: Sequence[Given] = ()) -> None:
+    def want(self, place: JobPlacement | None, *, beside: str | None = None, amounts: Sequence[Given] = ()) -> None:
         """Let its tasks sit there from now on, beside those of a job that it shares GPUs with; None: let it stop.
 
         `amounts`: what they are to have of cores and memory; none: no limits.
@@ -155,7 +156,7 @@ class Deployment:
             self._wake()
 
     @property
-    def place(self) -> Place | None:
+    def place(self) -> JobPlacement | None:
         """Where its tasks are to sit: what was wanted last or, where that cannot be had, where they are."""
         with self._change:
             return self._want
@@ -169,7 +170,7 @@ class Deployment:
         """End what may run of it on hosts before it uses them: of another process, which cannot tell any more."""
         self._uncleared |= {*hosts} - self._launchers - {self.home}
 
-    def adopt(self, home: str, place: Place, *, amounts: Sequence[Given] = ()) -> None:
+    def adopt(self, home: str, place: JobPlacement, *, amounts: Sequence[Given] = ()) -> None:
         """Go on with a job that runs already."""
         with self._change:
             self._amounts, self._limited = list(amounts), list(amounts)
@@ -179,7 +180,7 @@ class Deployment:
             self._follow(caught_up=False)
             self._wake()
 
-    def host_lost(self, host: str, rest: Place | None) -> int:
+    def host_lost(self, host: str, rest: JobPlacement | None) -> int:
         """Go on with the tasks that are left; None: none are. Return the last start of which nothing counts then."""
         with self._change:
             if host in self._launchers or host == self.home:
@@ -255,7 +256,7 @@ class Deployment:
                 self._change.wait(rests_s if rests_s > 0 else None)
         return None
 
-    def _todo(self, want: Place | None) -> Callable[[], None]:
+    def _todo(self, want: JobPlacement | None) -> Callable[[], None]:
         if want is None:
             return self._stop
         return partial(self._start if self._have is None else self._place, want)
@@ -288,7 +289,7 @@ class Deployment:
         idle = self._have is not None and not self._asked
         return idle and self._claims.exceed(self._sits or {})
 
-    def _start(self, place: Place) -> None:
+    def _start(self, place: JobPlacement) -> None:
         home = self._at = next((site for site, (workers, _) in place.items() if workers), next(iter(place))).rpartition(
             "/"
         )[0]
@@ -324,13 +325,13 @@ class Deployment:
         if event.get("code") != 0:
             raise HostError(f"host {host}: {argv[0]} ended with {event.get('how') or event.get('code')}.")
 
-    def _admit(self, place: Place) -> None:
+    def _admit(self, place: JobPlacement) -> None:
         """Start a launcher on every other host that gets a task."""
         others = {site.rpartition("/")[0] for site, counts in place.items() if any(counts)} - {self.home}
         for host in sorted(others - self._launchers):
             self._launch(host, place)
 
-    def _launch(self, host: str, place: Place) -> None:
+    def _launch(self, host: str, place: JobPlacement) -> None:
         self._at = host
         self._clear(host)
         said = self._ask(do="host_home", host=host)
@@ -338,7 +339,7 @@ class Deployment:
         self._begin(host, place, module="labkit.elastic.process.host_launcher", files={"home.tar": archive})
         self._launchers.add(host)
 
-    def _begin(self, host: str, place: Place, *, module: str, files: dict[str, bytes]) -> None:
+    def _begin(self, host: str, place: JobPlacement, *, module: str, files: dict[str, bytes]) -> None:
         """Start a module of the labkit that the agent's bridge came from, with its GPUs, unless it runs already."""
         agent = self._hosts.agent(host)
         path = agent.bridge.get("path")
@@ -358,7 +359,7 @@ class Deployment:
             if error.kind != "exists":
                 raise
 
-    def _place(self, place: Place) -> None:
+    def _place(self, place: JobPlacement) -> None:
         with self._change:
             places = [place, self._sits or {}, *self._asked.values()]
         self._claims.take({self.home, *self._launchers}, places)
@@ -436,10 +437,10 @@ class Deployment:
             self._want = self._have
             running, life = self._have is not None, self._life
         if running:
-            told = Told("dropped", self.progress.steps, why=why, life=life)
+            told = JobUpdate("dropped", self.progress.steps, why=why, life=life)
         else:
             what = "ended" if ended else "failed"
-            told = Told(what, self.progress.saved, why=why, host=self._at, life=life, cause=Cause.ERROR)
+            told = JobUpdate(what, self.progress.saved, why=why, host=self._at, life=life, cause=Cause.ERROR)
         self._tell_of(self.number, told)
 
     # --- what the job tells
@@ -475,7 +476,9 @@ class Deployment:
                 self._lost(home, agent, life=life)
             except (LabkitError, OSError, ValueError) as error:
                 blamed = "" if isinstance(error, AgentRefused) and error.kind in NOTHING_THERE else home
-                self._over(Told("failed", self.progress.saved, why=str(error), host=blamed, cause=Cause.ERROR), life)
+                self._over(
+                    JobUpdate("failed", self.progress.saved, why=str(error), host=blamed, cause=Cause.ERROR), life
+                )
                 return
 
     def _lost(self, home: str, agent: Agent | None, *, life: int) -> None:
@@ -523,7 +526,7 @@ class Deployment:
             self._fetch(home)
         except (LabkitError, OSError) as error:
             if self.home == home and not self._closed:
-                unsaved = Told("unsaved", self.progress.steps, why=f"no copy here: {error}", life=self._life)
+                unsaved = JobUpdate("unsaved", self.progress.steps, why=f"no copy here: {error}", life=self._life)
                 self._tell_of(self.number, unsaved)
 
     def _fetch(self, home: str) -> None:
@@ -555,14 +558,14 @@ class Deployment:
         if result["failure"]:
             own = bool(result.get("own"))
             cause = causes.read(result.get("cause"))
-            failed = Told("failed", self.progress.saved, why=result["failure"], host=home, own=own, cause=cause)
+            failed = JobUpdate("failed", self.progress.saved, why=result["failure"], host=home, own=own, cause=cause)
             self._over(failed, life)
         elif steps >= self._n_steps:
-            self._over(Told("done", steps), life)
+            self._over(JobUpdate("done", steps), life)
         else:
             self.progress.saved = int(steps)
             self._fetch(home)
-            self._over(Told("stopped", steps), life)
+            self._over(JobUpdate("stopped", steps), life)
 
     def _result(self, home: str) -> dict[str, Any]:
         """Return what the job has written at its end; where it could not, the end of its log as its failure."""
@@ -587,7 +590,7 @@ class Deployment:
         number = getattr(signal.Signals, name, None)
         return Cause.KILLED if number is None else causes.of_exit(-number)
 
-    def _over(self, told: Told, life: int) -> None:
+    def _over(self, told: JobUpdate, life: int) -> None:
         """Note that it runs no more, unless it was given up and perhaps started again meanwhile."""
         with self._change:
             if not self._lives(life):

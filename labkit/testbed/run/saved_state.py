@@ -13,7 +13,7 @@ STATE: Final = "testbed.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
+class SavedState:
     """A run on machines, as it is written down at every decision.
 
     Attributes
@@ -25,7 +25,7 @@ class Memory:
     began_at : float
         When it began, in seconds since 1970.
     training : dict
-        See `labkit.testbed.run.training.Training`.
+        See `labkit.testbed.run.training.TrainingTable`.
     lease_s : float
         How long hosts keep it alive without a sign of life from here.
     homes : dict

@@ -10,19 +10,19 @@ from typing import Any, Final
 from labkit.core.jobs import Jobs
 from labkit.core.resources import GPUS
 from labkit.testbed.inventory import Inventory
-from labkit.testbed.run.agent_pool import Changed, Hosts
-from labkit.testbed.run.checkpoint_cache import Backups
+from labkit.testbed.run.agent_pool import AgentPool, Changed
+from labkit.testbed.run.checkpoint_cache import CheckpointCache
 from labkit.testbed.run.gpu_claims import checked_gpus, parts_of_gpus
-from labkit.testbed.run.remote_job import Deployment, Tell
-from labkit.testbed.run.this_machine import HereFleet
-from labkit.testbed.run.training import Place, Training, gpus_of, sites_of
+from labkit.testbed.run.remote_job import RemoteJob, Tell
+from labkit.testbed.run.this_machine import LocalFleet
+from labkit.testbed.run.training import JobPlacement, TrainingTable, gpus_of, sites_of
 from labkit.testbed.ssh.fleet import Fleet
 
 SETTLING_S: Final = 10.0
 """How long the end of a run waits for a task that was just being begun."""
 
 
-class Venue:
+class TestbedSession:
     """All hosts of an inventory, ready for the jobs of a run.
 
     Parameters
@@ -31,7 +31,7 @@ class Venue:
         The hosts.
     jobs : Jobs
         What may run there.
-    training : Training
+    training : TrainingTable
         How jobs train.
     run : str
         Name of the run on the hosts.
@@ -40,7 +40,7 @@ class Venue:
     lease_s : float
         Seconds a host keeps the run alive without a sign of life from this process.
     changed : callable
-        As `Hosts` takes it.
+        As `AgentPool` takes it.
     some : bool
         Be content with some of the hosts.
 
@@ -61,7 +61,7 @@ class Venue:
         inventory: Inventory,
         *,
         jobs: Jobs,
-        training: Training,
+        training: TrainingTable,
         run: str,
         folder: Path,
         lease_s: float,
@@ -70,10 +70,10 @@ class Venue:
     ) -> None:
         training.check(jobs)
         self.inventory, self.cluster, self.jobs, self.training = inventory, inventory.cluster(), jobs, training
-        self.fleet = HereFleet(inventory) if any(machine.local for machine in inventory) else Fleet(inventory)
-        self.hosts = Hosts(self.fleet, run=run, changed=changed, lease_s=lease_s)
-        self.backups = Backups(self.fleet, folder, run=run)
-        self._deployments: list[Deployment] = []
+        self.fleet = LocalFleet(inventory) if any(machine.local for machine in inventory) else Fleet(inventory)
+        self.hosts = AgentPool(self.fleet, run=run, changed=changed, lease_s=lease_s)
+        self.backups = CheckpointCache(self.fleet, folder, run=run)
+        self._deployments: list[RemoteJob] = []
         try:
             self.hosts.get_ready(some=some)
             there = [machine for machine in inventory if machine.name not in self.hosts.absent]
@@ -86,16 +86,16 @@ class Venue:
 
     def deployment(
         self, number: int, *, tell: Tell, hear: Callable[[dict[str, Any]], None] = lambda _: None
-    ) -> Deployment:
-        """Return a job, not started yet; `tell` and `hear` are called as `Deployment` says."""
+    ) -> RemoteJob:
+        """Return a job, not started yet; `tell` and `hear` are called as `RemoteJob` says."""
         per_worker = float(self.jobs.worker_demand[number, GPUS])
         all_sites = sites_of(self.inventory, self.cluster, home="", on_gpus=per_worker > 0)
 
-        def wanted(home: str, place: Place) -> dict[str, Any]:
+        def wanted(home: str, place: JobPlacement) -> dict[str, Any]:
             sites = sites_of(self.inventory, self.cluster, home=home, on_gpus=per_worker > 0)
             return self.training.wanted(self.jobs, number, sites=sites, place=place)
 
-        made = Deployment(
+        made = RemoteJob(
             number, hosts=self.hosts, backups=self.backups, wanted=wanted, tell=tell, hear=hear,
             n_steps=self.training.n_steps(self.jobs, number), strategy=self.training.strategy,
             gpus=lambda host, place: gpus_of(all_sites, place, host=host, per_worker=per_worker),

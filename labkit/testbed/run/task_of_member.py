@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from labkit.elastic.event_quantities import Member
+from labkit.elastic.event_quantities import MemberName
 from labkit.testbed.run.amounts import Given
 
 Row = tuple[int, str, int]
@@ -20,16 +20,16 @@ Seat = tuple[int, str, int]
 """Role, site, and the place among the members of that role there."""
 
 
-class Seating:
+class TaskNumbers:
     """The members of a job by seat; threads may tell and ask."""
 
     def __init__(self) -> None:
-        self._members: dict[tuple[int, str], list[Member]] = defaultdict(list)
+        self._members: dict[tuple[int, str], list[MemberName]] = defaultdict(list)
         self._lock = threading.Lock()
 
     def note(self, event: Mapping[str, Any]) -> None:
         """Take note of an event of the elastic runtime: members come and go."""
-        member = Member.of(event.get("name"))
+        member = MemberName.of(event.get("name"))
         if member is None or event["event"] not in ("started", "left"):
             return
         with self._lock:
@@ -38,7 +38,7 @@ class Seating:
             elif not any(member in those for those in self._members.values()):
                 self._members[int(member.role), str(event.get("site", ""))].append(member)
 
-    def _left(self, member: Member) -> None:
+    def _left(self, member: MemberName) -> None:
         for those in self._members.values():
             if member in those:
                 last = those.pop()
@@ -50,7 +50,7 @@ class Seating:
         with self._lock:
             self._members.clear()
 
-    def of_task(self, rows: Sequence[Row], role: int, task: int) -> Member | None:
+    def of_task(self, rows: Sequence[Row], role: int, task: int) -> MemberName | None:
         """Return the member that is a task, where a job has these rows; None: it has not come yet."""
         seats = [seat for seat in _seats(rows) if seat[0] == role]
         if not 0 <= task < len(seats):
@@ -60,9 +60,9 @@ class Seating:
             there = self._members[role, site]
             return there[at] if at < len(there) else None
 
-    def tasks(self, rows: Sequence[Row]) -> dict[Member, int]:
+    def tasks(self, rows: Sequence[Row]) -> dict[MemberName, int]:
         """Return the number of the task that each member is; those that are coming or going are none."""
-        found: dict[Member, int] = {}
+        found: dict[MemberName, int] = {}
         n = [0, 0]
         with self._lock:
             for role, site, at in _seats(rows):

@@ -21,7 +21,7 @@ from labkit.core.files import refuse_closed
 from labkit.testbed.agent.bridge import search_path
 from labkit.testbed.agent.local import end
 from labkit.testbed.inventory import Inventory, Machine
-from labkit.testbed.ssh.answers import Answer, Answers
+from labkit.testbed.ssh.answers import Answers, HostAnswer
 from labkit.testbed.ssh.fleet import Command, Fleet
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def _memory_gb() -> float:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9
 
 
-class HereFleet(Fleet):
+class LocalFleet(Fleet):
     """What `Fleet` offers, for this machine: programs are started, files copied.
 
     Parameters
@@ -99,7 +99,7 @@ class HereFleet(Fleet):
 
     def connect(self, *, only: Iterable[str] | None = None) -> Answers:  # noqa: ARG002
         """Return that it is there."""
-        return Answers((Answer(self._machine.name, exited=0),))
+        return Answers((HostAnswer(self._machine.name, exited=0),))
 
     @property
     def _machine(self) -> Machine:
@@ -107,12 +107,12 @@ class HereFleet(Fleet):
 
     def stream(self, machine: Machine | str, argv: Command) -> Any:  # noqa: ARG002
         """Start a program, and return what joins its input and output."""
-        return Here(argv)
+        return LocalStream(argv)
 
     def run(self, argv: Any, *, timeout_s: float = 60.0, **_: Any) -> Answers:
         """Run a command."""
         done = subprocess.run(list(argv), capture_output=True, text=True, timeout=timeout_s, check=False)
-        return Answers((Answer(self._machine.name, done.returncode, done.stdout, done.stderr),))
+        return Answers((HostAnswer(self._machine.name, done.returncode, done.stdout, done.stderr),))
 
     def put(self, source: str | Path | bytes, target: str, **_: Any) -> Answers:
         """Copy a file to a path below the machine's folder; it appears there whole or not at all."""
@@ -124,7 +124,7 @@ class HereFleet(Fleet):
         else:
             shutil.copyfile(source, partial)
         partial.replace(path)
-        return Answers((Answer(self._machine.name, exited=0),))
+        return Answers((HostAnswer(self._machine.name, exited=0),))
 
     def close(self) -> None:
         """End the agent, unless something of a run goes on there."""
@@ -134,8 +134,8 @@ class HereFleet(Fleet):
             agent.shutdown()
 
 
-class Here(io.RawIOBase):
-    """Input and output of a program of this machine, as `labkit.testbed.ssh.stream.Stream` has those of one elsewhere.
+class LocalStream(io.RawIOBase):
+    """Input and output of a program of this machine, as `RemoteStream` in `labkit.testbed.ssh.stream` is elsewhere.
 
     Ctrl-C in the terminal does not reach it.
     """

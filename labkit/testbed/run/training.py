@@ -18,12 +18,12 @@ from labkit.testbed.inventory import Inventory
 ROUNDING: Final = 1e-9
 """Of shares of GPUs: three times a third is one."""
 
-Place = dict[str, tuple[int, int]]
+JobPlacement = dict[str, tuple[int, int]]
 """Workers and servers by name of the site."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Training:
+class TrainingTable:
     """How jobs train: a trace says which model and how many steps, this the rest.
 
     Attributes
@@ -90,7 +90,9 @@ class Training:
         """Return the updates that a job makes."""
         return round(float(jobs.true_steps[number]))
 
-    def wanted(self, jobs: Jobs, number: int, *, sites: Sequence[Mapping[str, Any]], place: Place) -> dict[str, Any]:
+    def wanted(
+        self, jobs: Jobs, number: int, *, sites: Sequence[Mapping[str, Any]], place: JobPlacement
+    ) -> dict[str, Any]:
         """Return a job.json, as `labkit.testbed.run.job_process` reads it."""
         name = jobs.models[jobs.model[number]]
         return {
@@ -103,7 +105,7 @@ class Training:
             "loads_every_s": self.measure_every_s or 0.0,
         }  # fmt: skip
 
-    def changed(self, **options: Any) -> Training:
+    def changed(self, **options: Any) -> TrainingTable:
         """Return it with some options changed."""
         return replace(self, **options)
 
@@ -153,7 +155,9 @@ def sites_of(inventory: Inventory, cluster: Cluster, *, home: str, on_gpus: bool
     return sorted(sites, key=lambda site: site["host"] != home)
 
 
-def gpus_of(sites: Iterable[Mapping[str, Any]], place: Place, *, host: str, per_worker: float) -> list[dict[str, Any]]:
+def gpus_of(
+    sites: Iterable[Mapping[str, Any]], place: JobPlacement, *, host: str, per_worker: float
+) -> list[dict[str, Any]]:
     """Return what a job asks the agent of a host for, to sit in a place: so many of the GPUs of each device group.
 
     >>> sites = [{"name": "a/0", "host": "a", "devices": ["gpu:0", "gpu:1"]}, {"name": "b/0", "host": "b",
@@ -170,7 +174,7 @@ def gpus_of(sites: Iterable[Mapping[str, Any]], place: Place, *, host: str, per_
     return asks
 
 
-def place_of(cluster: Cluster, *, role: np.ndarray, group: np.ndarray, count: np.ndarray) -> Place:
+def place_of(cluster: Cluster, *, role: np.ndarray, group: np.ndarray, count: np.ndarray) -> JobPlacement:
     """Return where the tasks of a job sit, by site.
 
     A job that trains without parameter servers (all-reduce) gets one beside its first worker: on the testbed all

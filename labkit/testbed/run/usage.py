@@ -8,7 +8,7 @@ from labkit.testbed.agent.client import Agent
 from labkit.testbed.inventory import Machine
 from labkit.testbed.run.agents import each
 from labkit.testbed.ssh.fleet import Fleet
-from labkit.testbed.ssh.outcomes import Outcome
+from labkit.testbed.ssh.outcomes import HostOutcome
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -28,11 +28,11 @@ def usage(fleet: Fleet) -> pd.DataFrame:
 
     rows: dict[str, list[dict[str, Any]]] = {name: [] for name in fleet.inventory.names}
 
-    def look(machine: Machine, agent: Agent) -> Outcome:
+    def look(machine: Machine, agent: Agent) -> HostOutcome:
         for task in agent.measure()["tasks"]:
             told = {**task, "host": machine.name, "memory_mb": task["rss_mb"]}
             rows[machine.name].append({name: told[name] for name in COLUMNS})
-        return Outcome(machine.name, True, f"{len(rows[machine.name])} tasks")
+        return HostOutcome(machine.name, True, f"{len(rows[machine.name])} tasks")
 
     each(fleet, look, start=False, renew=False)
     return pd.DataFrame([row for tasks in rows.values() for row in tasks], columns=list(COLUMNS))

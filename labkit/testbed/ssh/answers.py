@@ -19,7 +19,7 @@ SHOWN = 400
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HostAnswer:
     """What one host answered.
 
     Attributes
@@ -61,7 +61,7 @@ class Answer:
 class Answers:
     """What some hosts answered, in the order of the inventory."""
 
-    rows: tuple[Answer, ...]
+    rows: tuple[HostAnswer, ...]
 
     @property
     def ok(self) -> bool:
@@ -69,7 +69,7 @@ class Answers:
         return not self.failed
 
     @property
-    def failed(self) -> tuple[Answer, ...]:
+    def failed(self) -> tuple[HostAnswer, ...]:
         """The rows of those that did not."""
         return tuple(row for row in self.rows if not row.ok)
 
@@ -95,13 +95,13 @@ class Answers:
         frame = pd.DataFrame(made | {"error": ["" if row.error is None else str(row.error) for row in self.rows]})
         return frame.astype({"exited": "Int64"})
 
-    def __getitem__(self, host: str) -> Answer:
+    def __getitem__(self, host: str) -> HostAnswer:
         found = next((row for row in self.rows if row.host == host), None)
         if found is None:
             raise unknown("host", host, [row.host for row in self.rows])
         return found
 
-    def __iter__(self) -> Iterator[Answer]:
+    def __iter__(self) -> Iterator[HostAnswer]:
         return iter(self.rows)
 
     def __len__(self) -> int:
@@ -116,17 +116,17 @@ class Answers:
         return f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(map(_html, self.rows))}</tbody></table>"
 
 
-def joined(rows: Sequence[Answer]) -> Answers:
+def joined(rows: Sequence[HostAnswer]) -> Answers:
     """Return rows as answers."""
     return Answers(tuple(rows))
 
 
-def _told(row: Answer) -> str:
+def _told(row: HostAnswer) -> str:
     said = row.stdout.strip() if row.ok else row.why
     return f"{'ok' if row.ok else 'FAILED'} {row.seconds:.2f} s  {_short(said)}".rstrip()
 
 
-def _html(row: Answer) -> str:
+def _html(row: HostAnswer) -> str:
     said = html.escape(_short(row.stdout.strip() if row.ok else row.why))
     mark, exited = ("✓" if row.ok else "✗"), ("" if row.exited is None else row.exited)
     return (

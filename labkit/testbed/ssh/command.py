@@ -59,7 +59,7 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class CompletedCommand:
     """What a command said, and how it ended."""
 
     exited: int
@@ -67,7 +67,7 @@ class Said:
     stderr: bytes
 
 
-class Call:
+class RemoteCommand:
     """A command on an open connection.
 
     Parameters
@@ -103,7 +103,7 @@ class Call:
         """Open the channel; nothing runs yet, so this may be tried again on another connection."""
         self._channel = self.transport.open_session(window_size=WINDOW, timeout=timeout_s)
 
-    def run(self, *, timeout_s: float, stdin: bytes | Iterable[bytes] = b"") -> Said:
+    def run(self, *, timeout_s: float, stdin: bytes | Iterable[bytes] = b"") -> CompletedCommand:
         """Run the command to its end; parts of an input are asked for as they are sent.
 
         Raises
@@ -186,7 +186,7 @@ class Call:
             raise HostError(f"the command said more than {MAX_KEPT >> 20} MiB; send it to a file there and fetch that.")
         return moved
 
-    def _ended(self, timeout_s: float) -> Said:
+    def _ended(self, timeout_s: float) -> CompletedCommand:
         """Return what the command said, or tell why it did not end."""
         channel = self._channel
         if not self._stopped and channel.exit_status_ready():
@@ -197,7 +197,7 @@ class Call:
                 raise self._opening.refusal(exited)
             self._out.end()
             self._err.end()
-            return Said(exited, bytes(self._out.kept), bytes(self._err.kept))
+            return CompletedCommand(exited, bytes(self._out.kept), bytes(self._err.kept))
         ended = self._end_group()
         what = "was stopped" if self._stopped else f"did not end within {timeout_s:g} s"
         rest = "it was ended there" if ended else "it may still run there"

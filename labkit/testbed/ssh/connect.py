@@ -20,10 +20,10 @@ import paramiko
 from labkit.testbed.errors import (
     ChangedKeyError,
     HostError,
+    HostUnreachableError,
     LoginError,
     OverdueError,
     UnknownKeyError,
-    UnreachableError,
 )
 from labkit.testbed.inventory import Machine
 
@@ -35,7 +35,7 @@ SILENCE_S = 45
 logging.getLogger("paramiko").addHandler(logging.NullHandler())  # it would print what we say in our own words
 
 
-class Connection(fabric.Connection):  # type: ignore[misc]
+class SshConnection(fabric.Connection):  # type: ignore[misc]
     """A connection of Fabric to one machine: host keys checked, AES-GCM preferred, no delay of small packets."""
 
     def __init__(self, machine: Machine, *, known_hosts: Path, timeout_s: float = CONNECT_S) -> None:
@@ -111,7 +111,7 @@ def way_to(machine: Machine, *, known_hosts: Path, timeout_s: float) -> tuple[Ca
 
 
 def _through(jump: Machine, *, machine: Machine, known_hosts: Path, timeout_s: float) -> tuple[Callable[[], None], Any]:
-    before = Connection(jump, known_hosts=known_hosts, timeout_s=timeout_s)
+    before = SshConnection(jump, known_hosts=known_hosts, timeout_s=timeout_s)
     before.open()
     try:
         channel = before.transport.open_channel(
@@ -133,7 +133,7 @@ def _through_program(machine: Machine) -> tuple[Callable[[], None], socket.socke
         )  # Ctrl-C is for us, not for it
     except OSError as error:
         ours.close()
-        raise UnreachableError(
+        raise HostUnreachableError(
             f"host {machine.name}: its proxy_command cannot be started: {words[0]}: {error.strerror}."
         ) from None
     finally:
@@ -256,7 +256,7 @@ def _explain(error: Exception, *, machine: Machine, known_hosts: Path, timeout_s
         ) from None
     several = getattr(error, "errors", None)  # one per address that the name has
     said = "; ".join(str(each.strerror) for each in several.values()) if isinstance(several, dict) else str(error)
-    raise UnreachableError(
+    raise HostUnreachableError(
         f"{where} cannot be reached: {said or type(error).__name__}; is its SSH server up?"
     ) from None
 

@@ -14,15 +14,15 @@ from typing import Annotated, BinaryIO, Literal
 
 from annotated_types import Len
 
-from labkit.testbed.errors import FrameError
-from labkit.testbed.ssh.frames import Count, Frames, readable
+from labkit.testbed.errors import HostMessageError
+from labkit.testbed.ssh.frames import Count, HostMessages, readable
 
 MAX_PATH, MAX_NAME, MAX_DEPTH = 1024, 255, 24
 MAX_ENTRIES = 200_000
 
 
 @dataclass(frozen=True)
-class Told:
+class EntryHeader:
     """What a host says of the next folder or file, or that there is none."""
 
     kind: Literal["folder", "file", "end"]
@@ -33,7 +33,7 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class HostEntry:
     """A folder or a file that comes.
 
     Attributes
@@ -57,7 +57,7 @@ class Entries:
 
     Parameters
     ----------
-    frames : Frames
+    frames : HostMessages
         From the host.
     most_bytes : int
         That its files may have together.
@@ -73,11 +73,11 @@ class Entries:
 
     Raises
     ------
-    FrameError
+    HostMessageError
         While it is iterated: if a name is not one, something comes twice or is too much, or is not what was sent.
     """
 
-    def __init__(self, frames: Frames, *, most_bytes: int, below: str = "") -> None:
+    def __init__(self, frames: HostMessages, *, most_bytes: int, below: str = "") -> None:
         self._frames, self._most_bytes, self._below = frames, most_bytes, tuple(filter(None, below.split("/")))
         self._folders = {self._below[:depth] for depth in range(len(self._below) + 1)}
         self._seen: set[tuple[str, ...]] = set()
@@ -85,48 +85,56 @@ class Entries:
         self.sizes: dict[str, int] = {}
         self.left_out: list[str] = []
 
-    def __iter__(self) -> Iterator[Entry]:
-        while (told := self._frames.answer(Told)).kind != "end":
+    def __iter__(self) -> Iterator[HostEntry]:
+        while (told := self._frames.answer(EntryHeader)).kind != "end":
             parts = self._checked(told.path)
             if told.kind == "folder":
                 self._folders.add(parts)
-                yield Entry(parts)
+                yield HostEntry(parts)
                 continue
             if parts in self._folders:
-                raise FrameError(f"{readable(told.path)[:100]!r} is a folder, and came as a file.")
+                raise HostMessageError(f"{readable(told.path)[:100]!r} is a folder, and came as a file.")
             self._count(told)
             content = self._content(told)
-            yield Entry(parts, told.size, content)
+            yield HostEntry(parts, told.size, content)
             for _ in content:  # what nobody has read
                 pass
         if told.entries != len(self._seen):
-            raise FrameError(f"{len(self._seen)} entries came, of {told.entries} that it says it sent.")
+            raise HostMessageError(f"{len(self._seen)} entries came, of {told.entries} that it says it sent.")
         self.left_out = [readable(each)[:200] for each in told.left_out]
 
     def _checked(self, path: str) -> tuple[str, ...]:
         parts = plain_path(path)
         if parts in self._seen:
-            raise FrameError(f"{readable(path)[:100]!r} came twice.")
+            raise HostMessageError(f"{readable(path)[:100]!r} came twice.")
         if parts[:-1] not in self._folders or parts[: len(self._below)] != self._below:
-            raise FrameError(f"{readable(path)[:100]!r} came before its folder, or is outside of what was asked for.")
+            raise HostMessageError(
+                f"{readable(path)[:100]!r} came before its folder, or is outside of what was asked for."
+            )
         if len(self._seen) >= MAX_ENTRIES:
-            raise FrameError(f"it has more than {MAX_ENTRIES} folders and files to send, which is all that is taken.")
+            raise HostMessageError(
+                f"it has more than {MAX_ENTRIES} folders and files to send, which is all that is taken."
+            )
         self._seen.add(parts)
         return parts
 
-    def _count(self, told: Told) -> None:
+    def _count(self, told: EntryHeader) -> None:
         self._n_bytes += told.size
         if self._n_bytes > self._most_bytes:
-            raise FrameError(f"it has more than {self._most_bytes / 1e9:g} GB to send, which is all that is taken.")
+            raise HostMessageError(
+                f"it has more than {self._most_bytes / 1e9:g} GB to send, which is all that is taken."
+            )
         self.sizes[told.path] = told.size
 
-    def _content(self, told: Told) -> Iterator[bytes]:
+    def _content(self, told: EntryHeader) -> Iterator[bytes]:
         came = 0
         for part in self._frames.parts(at_most=told.size):
             came += len(part)
             yield part
         if came != told.size:
-            raise FrameError(f"{readable(told.path)[:100]!r} has {came} bytes, of the {told.size} that were announced.")
+            raise HostMessageError(
+                f"{readable(told.path)[:100]!r} has {came} bytes, of the {told.size} that were announced."
+            )
 
 
 def plain_path(path: str) -> tuple[str, ...]:
@@ -134,7 +142,7 @@ def plain_path(path: str) -> tuple[str, ...]:
 
     Raises
     ------
-    FrameError
+    HostMessageError
         If it is another one: absolute, with an empty name, `.` or `..`, a backslash or a control character, too long
         or too deep.
 
@@ -143,13 +151,13 @@ def plain_path(path: str) -> tuple[str, ...]:
     >>> plain_path("a/../b")
     Traceback (most recent call last):
         ...
-    labkit.testbed.errors.FrameError: 'a/../b' is no path below a folder; nothing of it is used.
+    labkit.testbed.errors.HostMessageError: 'a/../b' is no path below a folder; nothing of it is used.
     """
     parts = tuple(path.split("/"))
     encoded = path.encode(errors="replace")
     fits = len(encoded) <= MAX_PATH and len(parts) <= MAX_DEPTH
     if not fits or not path.isprintable() or "\\" in path or not all(map(_plain, parts)):
-        raise FrameError(f"{readable(path)[:100]!r} is no path below a folder; nothing of it is used.")
+        raise HostMessageError(f"{readable(path)[:100]!r} is no path below a folder; nothing of it is used.")
     return parts
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from labkit.testbed.errors import FileError
 from labkit.testbed.inventory import Machine
 from labkit.testbed.onhost import source as program
-from labkit.testbed.ssh.command import Call, Said
+from labkit.testbed.ssh.command import CompletedCommand, RemoteCommand
 from labkit.testbed.ssh.frames import readable
 
 CHUNK = 1 << 18
@@ -45,12 +45,12 @@ What is not whole yet has the name of its receiver's process: where that was kil
 MOST_BYTES = 64 * 10**9
 """Of a file from a host; one that says more is not let fill the disk here."""
 SENT = re.compile(rb"labkit-sent (\d{1,18}) ([0-9a-f]{64})\n$")
-Begin = Callable[[Sequence[str], Callable[[bytes], None] | None], Call]
+Begin = Callable[[Sequence[str], Callable[[bytes], None] | None], RemoteCommand]
 """Opens a call for words, and perhaps where its output goes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class CopySource:
     """What is to be copied.
 
     Attributes
@@ -68,7 +68,7 @@ class Source:
     size: int
 
     @classmethod
-    def of(cls, content: str | Path | bytes, *, mode: int | None) -> Source:
+    def of(cls, content: str | Path | bytes, *, mode: int | None) -> CopySource:
         """Return a source; the mode is by default that of the file, and 0600 for bytes."""
         if isinstance(content, bytes):
             return cls(content, 0o600 if mode is None else mode, len(content))
@@ -93,7 +93,7 @@ def there(path: str, machine: Machine) -> str:
     return path if path.startswith(("/", "~/")) else machine.path(path)
 
 
-def put(begin: Begin, source: Source, target: str, *, timeout_s: float) -> None:
+def put(begin: Begin, source: CopySource, target: str, *, timeout_s: float) -> None:
     """Write a file there, beside its place first; make the folders above it.
 
     Raises
@@ -146,7 +146,7 @@ def get(begin: Begin, python: str, source: str, target: Path, *, timeout_s: floa
     return written[0]
 
 
-def _checked(said: Said, what: str) -> None:
+def _checked(said: CompletedCommand, what: str) -> None:
     if said.exited != 0:
         why = said.stderr.decode(errors="replace").strip().splitlines()[-1:] or [f"exit code {said.exited}"]
         raise FileError(f"cannot {what}: {readable(why[0])}.")

@@ -16,11 +16,11 @@ from labkit.core.errors import InputError
 from labkit.testbed.errors import CutError, HostError, ShellError
 from labkit.testbed.inventory import Inventory, Machine
 from labkit.testbed.ssh import files
-from labkit.testbed.ssh.answers import Answer, Answers
-from labkit.testbed.ssh.command import Call, Stop
-from labkit.testbed.ssh.connect import CONNECT_S, Connection
+from labkit.testbed.ssh.answers import Answers, HostAnswer
+from labkit.testbed.ssh.command import RemoteCommand, Stop
+from labkit.testbed.ssh.connect import CONNECT_S, SshConnection
 from labkit.testbed.ssh.parallel import awaited
-from labkit.testbed.ssh.stream import Stream
+from labkit.testbed.ssh.stream import RemoteStream
 
 Command = Sequence[str] | str
 """Words, each of which stays one word there whatever is in it; or a script of ours for /bin/sh."""
@@ -69,13 +69,13 @@ class Fleet:
     def connect(self, *, only: Iterable[str] | None = None) -> Answers:
         """Connect to all hosts; the rows of those that could not be reached tell why."""
 
-        def one(machine: Machine, _: Stop) -> Answer:
+        def one(machine: Machine, _: Stop) -> HostAnswer:
             self.connection(machine)
-            return Answer(machine.name, exited=0)
+            return HostAnswer(machine.name, exited=0)
 
         return self._each(one, only)
 
-    def connection(self, machine: Machine | str) -> Connection:
+    def connection(self, machine: Machine | str) -> SshConnection:
         """Return the open connection to a machine, a `fabric.Connection`.
 
         Raises
@@ -117,7 +117,7 @@ class Fleet:
         """
         lock = threading.Lock()
 
-        def one(machine: Machine, stop: Stop) -> Answer:
+        def one(machine: Machine, stop: Stop) -> HostAnswer:
             def tell(line: str) -> None:
                 with lock:
                     stream(machine.name, line)  # type: ignore[misc]
@@ -126,7 +126,7 @@ class Fleet:
             call = self._begin(machine, words, lines=tell if stream else None, stop=stop)
             said = call.run(timeout_s=timeout_s, stdin=stdin(machine) if callable(stdin) else stdin)
             out, err = said.stdout.decode(errors="replace"), said.stderr.decode(errors="replace")
-            return Answer(machine.name, said.exited, out, err)
+            return HostAnswer(machine.name, said.exited, out, err)
 
         return self._each(one, only)
 
@@ -150,12 +150,12 @@ class Fleet:
         mode : int, optional
             Of the file there; by default as here, and 0600 for bytes.
         """
-        content = files.Source.of(source, mode=mode)
+        content = files.CopySource.of(source, mode=mode)
 
-        def one(machine: Machine, stop: Stop) -> Answer:
+        def one(machine: Machine, stop: Stop) -> HostAnswer:
             begin = self._beginner(machine, stop)
             self._twice(lambda: files.put(begin, content, files.there(target, machine), timeout_s=timeout_s))
-            return Answer(machine.name, exited=0)
+            return HostAnswer(machine.name, exited=0)
 
         return self._each(one, only)
 
@@ -170,17 +170,17 @@ class Fleet:
             As `target` of `put`.
         """
 
-        def one(machine: Machine, stop: Stop) -> Answer:
+        def one(machine: Machine, stop: Stop) -> HostAnswer:
             target = Path(folder) / machine.name / PurePosixPath(source).name
             begin = self._beginner(machine, stop)
             self._twice(
                 lambda: files.get(begin, machine.python, files.there(source, machine), target, timeout_s=timeout_s)
             )
-            return Answer(machine.name, exited=0, stdout=str(target))
+            return HostAnswer(machine.name, exited=0, stdout=str(target))
 
         return self._each(one, only)
 
-    def stream(self, machine: Machine | str, argv: Command) -> Stream:
+    def stream(self, machine: Machine | str, argv: Command) -> RemoteStream:
         """Start a program on a machine and return what joins its input and output.
 
         Raises
@@ -191,7 +191,7 @@ class Fleet:
         link = self._link(machine)
         channel = self._with(link.machine, lambda transport, s: transport.open_session(timeout=s))
         try:
-            return Stream(channel, argv, host=link.machine.name)
+            return RemoteStream(channel, argv, host=link.machine.name)
         except ShellError:
             channel.close()
             raise
@@ -199,11 +199,11 @@ class Fleet:
             channel.close()
             raise CutError(f"host {link.machine.name}: the program could not be started ({error}).") from None
 
-    def _begin(self, machine: Machine, words: Command, **options: Any) -> Call:
+    def _begin(self, machine: Machine, words: Command, **options: Any) -> RemoteCommand:
         """Return a call that has its channel, on a connection that is there."""
 
-        def opened(transport: paramiko.Transport, timeout_s: float) -> Call:
-            call = Call(transport, words, **options)
+        def opened(transport: paramiko.Transport, timeout_s: float) -> RemoteCommand:
+            call = RemoteCommand(transport, words, **options)
             call.open(timeout_s=timeout_s)
             return call
 
@@ -237,20 +237,20 @@ class Fleet:
         except (paramiko.SSHException, EOFError, OSError) as error:
             raise _refused(machine, error) from None
 
-    def _each(self, do: Callable[[Machine, Stop], Answer], only: Iterable[str] | None) -> Answers:
+    def _each(self, do: Callable[[Machine, Stop], HostAnswer], only: Iterable[str] | None) -> Answers:
         """Do something for each machine at once; whoever interrupts us stops all of it."""
         machines = self.inventory if only is None else self.inventory.only(only)
         stop = Stop()
 
-        def one(machine: Machine) -> Answer:
+        def one(machine: Machine) -> HostAnswer:
             began_s = time.monotonic()
             try:
                 row = do(machine, stop)
             except HostError as error:
-                row = Answer(machine.name, error=error)
-            return Answer(row.host, row.exited, row.stdout, row.stderr, time.monotonic() - began_s, row.error)
+                row = HostAnswer(machine.name, error=error)
+            return HostAnswer(row.host, row.exited, row.stdout, row.stderr, time.monotonic() - began_s, row.error)
 
-        waiting: list[Future[Answer]] = [self._pool.submit(one, machine) for machine in machines]
+        waiting: list[Future[HostAnswer]] = [self._pool.submit(one, machine) for machine in machines]
         try:
             awaited(waiting)
         finally:
@@ -266,10 +266,10 @@ class _Link:
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self._lock = threading.Lock()
-        self._connection: Connection | None = None
+        self._connection: SshConnection | None = None
         self._closed = False
 
-    def open(self, known_hosts: Path, *, timeout_s: float) -> Connection:
+    def open(self, known_hosts: Path, *, timeout_s: float) -> SshConnection:
         """Return the connection, opened.
 
         Raises
@@ -282,11 +282,11 @@ class _Link:
                 raise CutError(f"host {self.machine.name}: the connection was closed here.")
             if self._connection is None or not self._connection.is_connected:
                 self._drop()
-                self._connection = Connection(self.machine, known_hosts=known_hosts, timeout_s=timeout_s)
+                self._connection = SshConnection(self.machine, known_hosts=known_hosts, timeout_s=timeout_s)
                 self._connection.open()
             return self._connection
 
-    def close(self, connection: Connection | None = None, *, for_good: bool = False) -> None:
+    def close(self, connection: SshConnection | None = None, *, for_good: bool = False) -> None:
         """Close the connection; where one is given, only if it is still that one."""
         with self._lock:
             self._closed = self._closed or for_good

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final, TypeVar, cast
 
 from annotated_types import Ge, Le
 
-from labkit.testbed.errors import FrameError
+from labkit.testbed.errors import HostMessageError
 from labkit.testbed.onhost.frame import BEGIN, CHUNK
 
 T = TypeVar("T")
@@ -30,7 +30,7 @@ Number = Annotated[float, Ge(-1e15), Le(1e15)]
 """Finite, and small enough to reckon with."""
 
 
-class Frames:
+class HostMessages:
     """The messages that come from a program on a host, one after the other.
 
     Parameters
@@ -50,20 +50,22 @@ class Frames:
         found, total, size = hashlib.sha256(), 0, CHUNK
         while (frame := self._frame())["data"] is not None:
             if size < CHUNK:  # frames without end that say nothing, or crumbs
-                raise FrameError("a frame came after the last one of its message.")
+                raise HostMessageError("a frame came after the last one of its message.")
             size = int(frame["data"])
             total += size
             if size > CHUNK or total > at_most:
-                raise FrameError(f"it sent more than {at_most} bytes, which is all that is taken.")
+                raise HostMessageError(f"it sent more than {at_most} bytes, which is all that is taken.")
             part = self._stream.read(size)
             if len(part) < size:
-                raise FrameError(f"its answer was cut off after {total - size + len(part)} bytes.")
+                raise HostMessageError(f"its answer was cut off after {total - size + len(part)} bytes.")
             found.update(part)
             yield part
         if frame["why"] is not None:
-            raise FrameError(f"it could not send all: {readable(frame['why'])}")
+            raise HostMessageError(f"it could not send all: {readable(frame['why'])}")
         if int(frame["end"]) != total or frame["sum"].decode() != found.hexdigest():
-            raise FrameError(f"{total} bytes came that are not what it says it sent (SHA-256); nothing of it is used.")
+            raise HostMessageError(
+                f"{total} bytes came that are not what it says it sent (SHA-256); nothing of it is used."
+            )
 
     def message(self, *, at_most: int = MAX_ANSWER) -> bytes:
         """Return the next message."""
@@ -80,16 +82,16 @@ class Frames:
             line = self._stream.readline(MAX_LINE)
             skipped, tail = skipped + len(line), (tail + line)[-len(BEGIN) :]
             if not line:
-                raise FrameError("it ended without an answer.")
+                raise HostMessageError("it ended without an answer.")
             if skipped > MAX_NOISE + len(BEGIN):
-                raise FrameError(f"it said more than {MAX_NOISE >> 10} KiB that labkit does not know.")
+                raise HostMessageError(f"it said more than {MAX_NOISE >> 10} KiB that labkit does not know.")
 
     def _frame(self) -> re.Match[bytes]:
         line = self._stream.readline(MAX_LINE)
         found = FRAME.fullmatch(line)
         if found is None:
             what = "something else came amid its answer." if line.endswith(b"\n") else "its answer was cut off."
-            raise FrameError(what)
+            raise HostMessageError(what)
         return found
 
 
@@ -98,10 +100,10 @@ def answer_in(output: bytes, kind: type[T]) -> T:
 
     Raises
     ------
-    FrameError
+    HostMessageError
         If there is none, or it is of another form.
     """
-    return Frames(io.BufferedReader(io.BytesIO(output))).answer(kind)
+    return HostMessages(io.BufferedReader(io.BytesIO(output))).answer(kind)
 
 
 def decoded(content: bytes, kind: type[T]) -> T:
@@ -109,7 +111,7 @@ def decoded(content: bytes, kind: type[T]) -> T:
 
     Raises
     ------
-    FrameError
+    HostMessageError
         If it is not JSON, too deep, or of another form: where, and what was expected.
     """
     from pydantic import ValidationError
@@ -119,7 +121,9 @@ def decoded(content: bytes, kind: type[T]) -> T:
     except ValidationError as error:
         fault = error.errors(include_input=False, include_url=False)[0]
         where = ".".join(str(part)[:40] for part in fault["loc"][:6])
-        raise FrameError(f"its answer has not the form that was asked for: {where}: {fault['msg'][:200]}.") from None
+        raise HostMessageError(
+            f"its answer has not the form that was asked for: {where}: {fault['msg'][:200]}."
+        ) from None
 
 
 @cache

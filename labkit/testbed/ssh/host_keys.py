@@ -19,7 +19,7 @@ from labkit.testbed.ssh.connect import CONNECT_S, explained, transport, way_to
 MAX_THREADS = 64
 
 
-class State(StrEnum):
+class KeyState(StrEnum):
     """What became of a host's key."""
 
     KNOWN = "known"
@@ -35,7 +35,7 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class HostKey:
     """The key of one host.
 
     Attributes
@@ -44,7 +44,7 @@ class Found:
         The host, and what the file of trusted keys calls it.
     kind, fingerprint : str
         Such as "ssh-ed25519" and "SHA256:..."; compare the latter with what `ssh-keygen -lf` says on the host.
-    state : State
+    state : KeyState
         What became of it.
     error : str
         Why the host did not tell it, or what to do about a key that changed.
@@ -54,7 +54,7 @@ class Found:
     name: str
     kind: str = ""
     fingerprint: str = ""
-    state: State = State.NEW
+    state: KeyState = KeyState.NEW
     error: str = ""
 
     def __str__(self) -> str:
@@ -62,17 +62,17 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Table:
+class KeyTable:
     """The keys of some hosts."""
 
-    rows: tuple[Found, ...]
+    rows: tuple[HostKey, ...]
 
     @property
     def ok(self) -> bool:
         """True if all are trusted."""
-        return all(row.state in (State.KNOWN, State.ADDED) for row in self.rows)
+        return all(row.state in (KeyState.KNOWN, KeyState.ADDED) for row in self.rows)
 
-    def __iter__(self) -> Iterator[Found]:
+    def __iter__(self) -> Iterator[HostKey]:
         return iter(self.rows)
 
     def __len__(self) -> int:
@@ -110,7 +110,9 @@ def scan(machine: Machine, *, known_hosts: Path, timeout_s: float = CONNECT_S) -
             end()
 
 
-def trust(inventory: Inventory, *, agree: Callable[[Table], bool] | None = None, timeout_s: float = CONNECT_S) -> Table:
+def trust(
+    inventory: Inventory, *, agree: Callable[[KeyTable], bool] | None = None, timeout_s: float = CONNECT_S
+) -> KeyTable:
     """Add the keys of hosts that are not known yet to the inventory's file of trusted ones.
 
     A key that changed is never replaced: its row says how to.
@@ -122,19 +124,21 @@ def trust(inventory: Inventory, *, agree: Callable[[Table], bool] | None = None,
 
     Returns
     -------
-    Table
+    KeyTable
         One row per host, and one per machine on the way to them, which comes first.
     """
-    rows: list[Found] = []
+    rows: list[HostKey] = []
     for machines in _stages(inventory):  # a host behind another can be seen once that one is trusted
         with ThreadPoolExecutor(min(len(machines), MAX_THREADS)) as pool:
             found = list(pool.map(lambda machine: _looked_at(machine, inventory.known_hosts, timeout_s), machines))
-        new = [(row, key) for row, key in found if key is not None and row.state is State.NEW]
-        if new and (agree is None or agree(Table(tuple(row for row, _ in new)))):
+        new = [(row, key) for row, key in found if key is not None and row.state is KeyState.NEW]
+        if new and (agree is None or agree(KeyTable(tuple(row for row, _ in new)))):
             add(inventory.known_hosts, [(row.name, key) for row, key in new])
-            found = [(replace(row, state=State.ADDED) if row.state is State.NEW else row, key) for row, key in found]
+            found = [
+                (replace(row, state=KeyState.ADDED) if row.state is KeyState.NEW else row, key) for row, key in found
+            ]
         rows += [row for row, _ in found]
-    return Table(tuple(rows))
+    return KeyTable(tuple(rows))
 
 
 def _known_keys(machine: Machine, known_hosts: Path) -> dict[str, paramiko.PKey]:
@@ -180,18 +184,18 @@ def _stages(inventory: Inventory) -> list[list[Machine]]:
     return [stage for stage in stages if stage]
 
 
-def _looked_at(machine: Machine, known_hosts: Path, timeout_s: float) -> tuple[Found, paramiko.PKey | None]:
+def _looked_at(machine: Machine, known_hosts: Path, timeout_s: float) -> tuple[HostKey, paramiko.PKey | None]:
     """Return what a host shows, beside what is known of it."""
-    row = Found(machine.name, machine.key_name)
+    row = HostKey(machine.name, machine.key_name)
     try:
         key = scan(machine, known_hosts=known_hosts, timeout_s=timeout_s)
     except HostError as error:
-        return replace(row, state=State.FAILED, error=str(error)), None
+        return replace(row, state=KeyState.FAILED, error=str(error)), None
     row = replace(row, kind=key.get_name(), fingerprint=key.fingerprint)
     known = _known_keys(machine, known_hosts)
     if not known:
         return row, key
     if key in known.values():
-        return replace(row, state=State.KNOWN), key
+        return replace(row, state=KeyState.KNOWN), key
     remedy = f"if it is new on purpose: ssh-keygen -R '{machine.key_name}' -f {known_hosts}, then fab trust"
-    return replace(row, state=State.CHANGED, error=remedy), key
+    return replace(row, state=KeyState.CHANGED, error=remedy), key

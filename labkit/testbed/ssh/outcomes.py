@@ -12,13 +12,13 @@ from labkit.core.errors import unknown
 from labkit.testbed.errors import (
     ChangedKeyError,
     FleetError,
-    FrameError,
     HostError,
+    HostMessageError,
+    HostUnreachableError,
     LoginError,
     OverdueError,
     ShellError,
     UnknownKeyError,
-    UnreachableError,
 )
 
 if TYPE_CHECKING:
@@ -29,9 +29,9 @@ HINTS: dict[type[HostError], str] = {
     UnknownKeyError: "compare the fingerprint with the host's own, then: fab trust",
     ChangedKeyError: "only if it is new on purpose: remove the old key, then fab trust",
     LoginError: "put the public key into ~/.ssh/authorized_keys there, or name another user or key in the inventory",
-    UnreachableError: "is it up, and its address right? -H leaves it out",
+    HostUnreachableError: "is it up, and its address right? -H leaves it out",
     ShellError: "-H leaves it out",
-    FrameError: "nothing of it was used; is that host what you think it is? -H leaves it out",
+    HostMessageError: "nothing of it was used; is that host what you think it is? -H leaves it out",
     OverdueError: "is it up, and does a firewall let SSH through? -H leaves it out",
 }
 NO_PROGRAM = 127
@@ -39,7 +39,7 @@ NO_PROGRAM = 127
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class HostOutcome:
     """What became of it on one host.
 
     Attributes
@@ -67,10 +67,10 @@ class Outcome:
 class Outcomes:
     """What became of it on all hosts, in the order of the inventory."""
 
-    rows: tuple[Outcome, ...]
+    rows: tuple[HostOutcome, ...]
 
     @classmethod
-    def of(cls, rows: Iterable[Outcome]) -> Self:
+    def of(cls, rows: Iterable[HostOutcome]) -> Self:
         """Gather rows."""
         return cls(tuple(rows))
 
@@ -80,7 +80,7 @@ class Outcomes:
         return not self.failed
 
     @property
-    def failed(self) -> tuple[Outcome, ...]:
+    def failed(self) -> tuple[HostOutcome, ...]:
         """The rows of the hosts where it did not work."""
         return tuple(row for row in self.rows if not row.ok)
 
@@ -123,13 +123,13 @@ class Outcomes:
             shown.add_row(Text(row.host, "bold red"), Text(row.did), Text(row.hint))
         return shown
 
-    def __getitem__(self, host: str) -> Outcome:
+    def __getitem__(self, host: str) -> HostOutcome:
         found = next((row for row in self.rows if row.host == host), None)
         if found is None:
             raise unknown("host", host, [row.host for row in self.rows])
         return found
 
-    def __iter__(self) -> Iterator[Outcome]:
+    def __iter__(self) -> Iterator[HostOutcome]:
         return iter(self.rows)
 
     def __len__(self) -> int:
@@ -150,7 +150,7 @@ def _table(*headings: str) -> Table:
     return shown
 
 
-def failure(host: str, error: HostError) -> Outcome:
+def failure(host: str, error: HostError) -> HostOutcome:
     """Return the outcome of a host that could not be asked."""
     hint = next((hint for kind, hint in HINTS.items() if isinstance(error, kind)), "run it again; -H leaves it out")
-    return Outcome(host, False, str(error), hint)
+    return HostOutcome(host, False, str(error), hint)

@@ -7,17 +7,17 @@ from typing import Annotated, TypeVar
 
 from annotated_types import Ge, Le, Len
 
-from labkit.testbed.errors import FrameError
-from labkit.testbed.ssh.answers import Answer
+from labkit.testbed.errors import HostMessageError
+from labkit.testbed.ssh.answers import HostAnswer
 from labkit.testbed.ssh.frames import Count, Number, answer_in
-from labkit.testbed.ssh.outcomes import NO_PROGRAM, Outcome, failure
+from labkit.testbed.ssh.outcomes import NO_PROGRAM, HostOutcome, failure
 
 T = TypeVar("T")
 Text = Annotated[str, Len(0, 4096)]
 
 
 @dataclass(frozen=True)
-class Fault:
+class ProgramFault:
     """What any program replies where it could not do it; no error where it could."""
 
     error: Text = ""
@@ -25,7 +25,7 @@ class Fault:
 
 
 @dataclass(frozen=True)
-class Runs:
+class RunAges:
     """When each run of a host was last written to, by name."""
 
     runs: dict[str, Number]
@@ -83,7 +83,7 @@ class Deployed:
 
 
 @dataclass(frozen=True)
-class Facts:
+class HostFacts:
     """What looking at a host tells; see `labkit/testbed/onhost/examine.py`."""
 
     python: Annotated[str, Len(1, 40)]
@@ -107,7 +107,7 @@ class Torch:
 
 
 @dataclass(frozen=True)
-class Door:
+class EchoPort:
     """Where a host listens, or why it cannot."""
 
     port: Annotated[int, Ge(1), Le(65535)] | None = None
@@ -132,12 +132,12 @@ class Poured:
     error: Text | None = None
 
 
-def said(answer: Answer, kind: type[T], *, program: str) -> T | Outcome:
+def said(answer: HostAnswer, kind: type[T], *, program: str) -> T | HostOutcome:
     """Return what a program of ours replied on a host, or why it did not.
 
     Parameters
     ----------
-    answer : Answer
+    answer : HostAnswer
         Of the host.
     kind : type
         Of what it replies.
@@ -148,14 +148,14 @@ def said(answer: Answer, kind: type[T], *, program: str) -> T | Outcome:
         return failure(answer.host, answer.error)
     if answer.exited == NO_PROGRAM:
         hint = "install it there, or name the right one in the inventory: ssh = { python = ... }"
-        return Outcome(answer.host, False, f"there is no program {program}", hint)
+        return HostOutcome(answer.host, False, f"there is no program {program}", hint)
     if answer.exited != 0:
-        return Outcome(answer.host, False, f"{program}: {answer.why}", "run it again")
+        return HostOutcome(answer.host, False, f"{program}: {answer.why}", "run it again")
     try:
         output = answer.stdout.encode(errors="replace")
-        fault = answer_in(output, Fault)
+        fault = answer_in(output, ProgramFault)
         if fault.error:
-            return Outcome(answer.host, False, fault.error, fault.hint)
+            return HostOutcome(answer.host, False, fault.error, fault.hint)
         return answer_in(output, kind)
-    except FrameError as error:
-        return Outcome(answer.host, False, f"{program}: {error}", failure(answer.host, error).hint)
+    except HostMessageError as error:
+        return HostOutcome(answer.host, False, f"{program}: {error}", failure(answer.host, error).hint)

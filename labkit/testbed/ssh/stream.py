@@ -25,7 +25,7 @@ TAIL = 8192
 """Bytes of the program's error output that are kept: the last ones."""
 
 
-class Stream(io.RawIOBase):
+class RemoteStream(io.RawIOBase):
     """What a program on a host says and is told; a raw file: `read(n)` returns what has come, up to n bytes.
 
     It begins with the program's own first byte: what the login's shell said before is dropped.

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from labkit.elastic.process import fault_injection as fault
-from labkit.elastic.protocol.messages import Kind
+from labkit.elastic.protocol.messages import FrameKind
 from labkit.elastic.transport import Address, Proxy
 from tests.elastic.chaos.story import Story, many
 
@@ -149,7 +149,7 @@ class Swapping:
     def __call__(self, frame: bytes, from_near: bool, held: list[bytes]) -> list[bytes]:
         if self.done.is_set() or not from_near:
             return [frame]
-        if frame[3] != Kind.PUSH:
+        if frame[3] != FrameKind.PUSH:
             return [*self._all(held), frame]
         if held and frame[BLOCK] != held[0][BLOCK]:
             self.done.set()
