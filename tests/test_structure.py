@@ -1,4 +1,4 @@
-"""The structure that readers rely on: no circles, one owner for each public class name, modules that fit a screen or ten."""
+"""The structure that readers rely on: no circles, one owner for each public class name, modules of a few pages."""
 
 from __future__ import annotations
 
