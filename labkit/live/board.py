@@ -85,7 +85,8 @@ class Board:
         self.jobs, self.cluster = jobs, cluster
         self.changes = BoardChanges()
         self.now_s = 0.0
-        self.n_decisions = self.n_arrived = self.n_done = self.n_dropped = 0
+        self.n_decisions = self.n_arrived = self.n_done = 0
+        self.dropped: set[int] = set()
         self.jct_s = 0.0
         self.tasks: dict[int, dict[int, float]] = {}
         self._doing: dict[int, JobActivity] = {}
@@ -96,6 +97,11 @@ class Board:
         self._n_told = 0, 0
         self._machine = cluster.group_machine.tolist()
         self._demand = np.stack([jobs.worker_demand[:, GPUS], jobs.ps_demand[:, GPUS]]).tolist()
+
+    @property
+    def n_dropped(self) -> int:
+        """Number of jobs that were given up."""
+        return len(self.dropped)
 
     @property
     def n_running(self) -> int:
@@ -160,7 +166,7 @@ class Board:
         if kind == Kind.ARRIVED:
             self.n_arrived += 1
         if kind == Kind.DROPPED:
-            self.n_dropped += 1
+            self.dropped.add(job)
         if kind == Kind.COMPLETED:
             self.n_done += 1
             self.jct_s += time_s - float(self.jobs.arrival_s[job])
