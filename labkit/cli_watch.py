@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from labkit.live.follow import FollowedRun
 
 
 def watch(
@@ -15,8 +19,10 @@ def watch(
     once: Annotated[
         bool, typer.Option("--once", help="Show it as it is, and end; as where there is no terminal.")
     ] = False,
+    browser: Annotated[bool, typer.Option("--browser", help="Show it as a page in the browser, until Ctrl-C.")] = False,
+    port: Annotated[int, typer.Option(help="Of the page, on this machine alone; 0: any that is free.")] = 0,
 ) -> None:
-    """Show how far a run is, from any terminal, until it ends; exit code 1 if it stopped before its end."""
+    """Show a run while it goes on, or as it ended; exit code 1 if it stopped before its end."""
     from rich.console import Console
 
     from labkit.live.follow import FollowedRun
@@ -24,7 +30,27 @@ def watch(
     from labkit.results.store import find
 
     seen, console = FollowedRun(find(run, root=folder)), Console()
+    if browser:
+        _serve(seen, port=port)
+        return
     if not once and sys.stdout.isatty():
         follow(seen, console)
     console.print(shown(seen))
     raise typer.Exit(0 if seen.going or seen.status.state == "done" else 1)
+
+
+def _serve(seen: FollowedRun, *, port: int) -> None:
+    """Serve the page of a run, and open it where a browser is at hand."""
+    from labkit.core.errors import InputError
+    from labkit.live.page import RunPage
+
+    try:
+        page = RunPage(seen, port=port)
+    except OSError as error:
+        raise InputError(f"port {port} cannot be used ({error.strerror}); take another one, or 0 for any.") from error
+    with page:
+        print(f"{seen.info.run} is shown at {page.url} (this machine alone; Ctrl-C ends it)", flush=True)
+        if sys.stdout.isatty():
+            typer.launch(page.url)
+        with suppress(KeyboardInterrupt):
+            page.serve()

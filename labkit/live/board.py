@@ -55,13 +55,10 @@ class BoardChanges:
         (job, time_s, what it does from then on, GPUs that it holds).
     machines : list of tuple
         (machine, time_s, GPUs held there from then on); -1 GPUs: the machine is gone.
-    groups : set of int
-        Device groups whose tasks changed.
     """
 
     jobs: list[tuple[int, float, JobActivity, float]] = field(default_factory=list)
     machines: list[tuple[int, float, float]] = field(default_factory=list)
-    groups: set[int] = field(default_factory=set)
 
 
 class Board:
@@ -198,7 +195,6 @@ class Board:
             self._fill(group, -gpus, time_s)
 
     def _fill(self, group: int, gpus: float, time_s: float) -> None:
-        self.changes.groups.add(group)
         if gpus:
             machine = self._machine[group]
             self._gpus[machine] += gpus
@@ -207,7 +203,6 @@ class Board:
     def _go_or_come(self, machine: int, kind: int, time_s: float) -> None:
         (self._down.add if kind == Kind.LEFT else self._down.discard)(machine)
         self._mark(machine, time_s)
-        self.changes.groups.update(g for g, m in enumerate(self._machine) if m == machine)
 
     def _mark(self, machine: int, time_s: float) -> None:
         gpus = -1.0 if machine in self._down else float(self._gpus[machine])

@@ -55,7 +55,18 @@ class LoggedDecision:
     def line(self) -> str:
         """Return it as a sentence."""
         said = ": ".join(filter(None, (self.what, self.why)))
-        return f"{self.time_s:,.1f} s: {self.about}: {said}"
+        return f"{when(self.time_s)}: {self.about}: {said}"
+
+
+def when(time_s: float) -> str:
+    """Return a moment of a run: in seconds within its first hour, then as a clock shows it.
+
+    >>> when(83.42), when(42_440.7), when(90_061.0)
+    ('83.4 s', '11:47:20', '25:01:01')
+    """
+    if time_s < 3600:
+        return f"{time_s:.1f} s"
+    return f"{time_s // 3600:.0f}:{time_s % 3600 // 60:02.0f}:{time_s % 60 // 1:02.0f}"
 
 
 class DecisionLog:

@@ -5,14 +5,21 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
+from labkit.core.cluster import Cluster
+from labkit.core.errors import InputError
 from labkit.live.model import LiveModel
 from labkit.live.status import RunStatus, status_of
 from labkit.results import files
 from labkit.results.lock import writer_of
+from labkit.results.record import RunInfo
 from labkit.results.store import FLUSH_S, REASONS, RunTail
+from labkit.topology import build
 
 EVERY_S: Final = FLUSH_S
 """Seconds between two looks: a writer does not write more often."""
@@ -20,6 +27,22 @@ NOTES: Final = "notes.txt"
 SHOWN_NOTES: Final = 5
 
 Listener = Callable[[], None]
+
+
+def with_network(cluster: Cluster, info: RunInfo) -> Cluster:
+    """Return the cluster of a simulated run with its network, which a run's folder does not hold.
+
+    It is built again from the cluster's name; where that gives other machines, or nothing, there is no network. Runs on
+    machines have none here: what their jobs send is neither measured nor told by the catalogue of models.
+    """
+    if info.backend != "simulator":
+        return cluster
+    try:
+        built = build(info.cluster)
+    except (InputError, OSError):
+        return cluster
+    same = built.machines == cluster.machines and np.array_equal(built.capacity, cluster.capacity)
+    return replace(cluster, network=built.network) if same else cluster
 
 
 class FollowedRun:
@@ -50,6 +73,7 @@ class FollowedRun:
     def __init__(self, folder: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.folder = folder
         self.jobs, self.cluster = files.read_jobs(folder / "jobs.parquet"), files.read_cluster(folder / "cluster.json")
+        self.cluster = with_network(self.cluster, files.read_info(folder / "run.json"))
         self.model = LiveModel(self.jobs, self.cluster)
         self._tail, self._clock = RunTail(folder), clock
         self._listeners: list[Listener] = []
@@ -129,7 +153,7 @@ class FollowedRun:
         hosts = f"{len(names) - len(gone)} of {len(names)} hosts{without}"
         return (
             f"{self.info.run}: {self.info.scheduler}, {self.now_s:.0f} s, {board.n_done} of {len(self.jobs)} jobs done"
-            f"{given_up}, {hosts}; {self.status.text}"
+            f"{given_up}, {hosts}; {self.status.text or self.status.state}"
         )
 
     def notes(self) -> list[str]:

@@ -17,6 +17,8 @@ from labkit.workloads.catalogue import model_bytes
 
 MOST_PER_FOLD: Final = 400
 """Moments of one batch of events at which signals are taken: as many as a chart has columns to show."""
+FIRST_LOSS: Final = 100
+"""The loss of job n is line `FIRST_LOSS + n` of the history; below stand the signals of the whole run."""
 FINENESS: Final = 2000
 """Two moments lie at least the run's time so far divided by this apart, so that a long run has some 20,000 of them."""
 
@@ -48,7 +50,7 @@ class Signals:
     jobs : Jobs
         Of the run.
     cluster : Cluster
-        It runs on.
+        It runs on; load of links is told where it has a network.
     sizes : array, optional
         (N,) bytes of each job's parameters, 0 where not known; by default those of the catalogue's models.
 
@@ -57,9 +59,7 @@ class Signals:
     ledger : Ledger
         What is believed of the jobs.
     history : list of tuple
-        (signal, time_s, value); it only grows.
-    losses : list of tuple
-        (job, time_s, loss); it only grows.
+        (line, time_s, value) of signals and losses; it only grows.
     latest : dict
         Signal -> its newest value.
     loss_of : dict
@@ -71,7 +71,6 @@ class Signals:
     def __init__(self, jobs: Jobs, cluster: Cluster, *, sizes: Floats | None = None) -> None:
         self.ledger = Ledger(jobs, cluster)
         self.history: list[tuple[int, float, float]] = []
-        self.losses: list[tuple[int, float, float]] = []
         self.latest: dict[Signal, float] = {}
         self.loss_of: dict[int, float] = {}
         self.busiest = ""
@@ -125,7 +124,7 @@ class Signals:
             self.loss_of[job] = loss
             if np.isfinite(loss) and time_s - self._loss_taken_s.get(job, -np.inf) >= least_s:
                 self._loss_taken_s[job] = time_s
-                self.losses.append((job, time_s, loss))
+                self.history.append((FIRST_LOSS + job, time_s, loss))
 
     def _take(self, time_s: float) -> None:
         self._taken_s = time_s

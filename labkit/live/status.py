@@ -63,7 +63,7 @@ def status_of(info: RunInfo, *, writer: Mapping[str, Any] | None, folder: Path, 
         silent = f", no news for {silent_s:.0f} s" if silent_s >= SILENT_S and on_machines else ""
         return RunStatus("running", f"written by process {writer.get('pid', '?')} on {writer.get('host', '?')}{silent}")
     if info.state == RunState.DONE:
-        return RunStatus("done", "over")
+        return RunStatus("done")
     killed = info.state == RunState.RUNNING
     how = "its process is gone" if killed else str(info.state)
     onward = f"; go on with: labkit attach {folder}" if on_machines else ""

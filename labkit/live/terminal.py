@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -34,7 +35,7 @@ def spark(times: list[float], values: list[float], *, until_s: float, width: int
         middle_s = (column + 0.5) * until_s / width
         while at < len(times) and times[at] <= middle_s:
             value, at = values[at], at + 1
-        bars += BARS[min(int(value / most * len(BARS)), len(BARS) - 1)]
+        bars += BARS[max(math.ceil(value / most * len(BARS)) - 1, 0)]
     return bars
 
 
@@ -64,8 +65,8 @@ def shown(run: FollowedRun, *, height: int | None = None) -> RenderableType:
     below = [*[entry.line() for entry in list(run.model.decisions.entries)[-SHOWN_DECISIONS:]], *run.notes()]
     most = None if height is None else max(LEAST_JOBS, height - len(told) - len(below) - 8)
     signals = Table.grid(padding=(0, 2))
-    for row in told:
-        signals.add_row(*map(escape, row))
+    for line in told:
+        signals.add_row(*map(escape, line))
     table = Table(box=None, header_style="bold")
     for name in HEADINGS:
         right = name in NUMBERS

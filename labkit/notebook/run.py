@@ -7,7 +7,6 @@ import copy
 import math
 import threading
 import time
-import traceback
 from collections.abc import Callable, Generator
 from dataclasses import replace
 from typing import Any, Final
@@ -15,12 +14,16 @@ from typing import Any, Final
 import numpy as np
 import traitlets
 
-from labkit.core.errors import InputError, LabkitError, StoppedError, unknown
+from labkit.core.errors import InputError, StoppedError, unknown
 from labkit.core.events import Events, Kind, joined
 from labkit.core.protocols import Backend, Scheduler
 from labkit.experiment import Experiment, Session
 from labkit.experiment.machines import OnMachines
-from labkit.notebook.board import Board
+from labkit.live.board import Board
+from labkit.live.model import LiveModel
+from labkit.live.status import RunStatus
+from labkit.notebook.gate import RunGate
+from labkit.notebook.loop import one_line, running_loop
 from labkit.results import RunInfo, RunRecord, RunState
 from labkit.schedulers import named
 from labkit.simulator import Paced
@@ -37,8 +40,8 @@ MOST_EVENTS_PER_TICK: Final = 8_000
 READY, RUNNING, PAUSED, STOPPING = "ready", "running", "paused", "stopping"
 OVER: Final = {"done": RunState.DONE, "stopped": RunState.STOPPED, "failed": RunState.FAILED}
 
-Listener = Callable[[set[int]], None]
-"""Called on the kernel's loop when the board has changed, with the device groups whose tasks changed."""
+Listener = Callable[[], None]
+"""Called on the kernel's loop when what is shown has changed."""
 
 
 class LiveRun(traitlets.HasTraits):
@@ -74,7 +77,7 @@ class LiveRun(traitlets.HasTraits):
         One line on what went wrong; `exception` has the rest.
     metrics : dict
         now_s, n_jobs, n_arrived, n_done, n_running, n_waiting, gpus_held, n_gpus, mean_jct_s, n_decisions.
-    board : Board
+    model : LiveModel
         What views show.
     """
 
@@ -93,36 +96,34 @@ class LiveRun(traitlets.HasTraits):
         speedup: float = math.inf,
         backend: Backend | None = None,
     ) -> None:
+        sizes = np.zeros(len(experiment.jobs)) if getattr(backend, "live", False) else None  # not the catalogue's
         super().__init__(speedup=speedup)
         self.experiment = experiment
         made, self.name = named(scheduler, name)
         self.exception: BaseException | None = None
-        self.board = Board(experiment.jobs, experiment.cluster)
+        self._reasons: list[str] = []
+        self.model = LiveModel(experiment.jobs, experiment.cluster, reasons=self._reasons, sizes=sizes)
         self._scheduler = copy.deepcopy(made)
         self._caveats = experiment.caveats(made, name=self.name)
         self._backend = backend or experiment.simulator()
         self._paced = Paced(self._backend, speedup=speedup)
         self._heard: list[Events] = []
-        self._reasons: list[str] = []
         self._n_folded, self._folded_at = 0, 0.0
         self._info: RunInfo | None = None
         self._listeners: list[Listener] = []
-        self._gate = threading.Condition()
-        self._paused, self._stopping, self._tickets = False, False, 0
+        self._gate = RunGate()
         self._ended = ""
         self._began = self._wall_s = math.nan
         self._thread: threading.Thread | None = None
         self._loop = running_loop()
         self.observe(lambda change: self._paced.set_speedup(change["new"]), "speedup")
-        self._tell(set())
+        self._tell()
 
     # --- steering
 
     def start(self) -> LiveRun:
         """Begin, or go on after a pause; return this run, which can be awaited."""
-        with self._gate:
-            self._paused, self._tickets = False, 0
-            self._gate.notify_all()
+        self._gate.open()
         self._paced.go_on()
         self._enter(RUNNING)
         return self
@@ -131,18 +132,14 @@ class LiveRun(traitlets.HasTraits):
         """Make no further decision until `start` or `step`, and stop the clock, unless it is that of real machines."""
         if self._thread is None or self.over:
             return
-        with self._gate:
-            self._paused, self._tickets = True, 0
+        self._gate.close()
         if not self.live:
             self._paced.hold()
         self._enter(PAUSED)
 
     def step(self) -> None:
         """Make one decision, let time pass until the next one is due, and pause there."""
-        with self._gate:
-            self._paused = True
-            self._tickets += 1
-            self._gate.notify_all()
+        self._gate.admit()
         self._paced.hurry()
         self._enter(PAUSED)
 
@@ -150,9 +147,7 @@ class LiveRun(traitlets.HasTraits):
         """End the run; what happened so far stays in `record`."""
         if self._thread is None or self.over:
             return
-        with self._gate:
-            self._stopping = True
-            self._gate.notify_all()
+        self._gate.stop()
         self._paced.interrupt()
         self._set(state=STOPPING)
 
@@ -267,6 +262,16 @@ class LiveRun(traitlets.HasTraits):
         info = self.experiment.info(self._scheduler, name=self.name)
         return replace(info, backend="testbed") if self.live else info
 
+    @property
+    def board(self) -> Board:
+        """Who does what since when, and how full each machine is."""
+        return self.model.board
+
+    @property
+    def status(self) -> RunStatus:
+        """How it is doing."""
+        return RunStatus(self.state, self.error or (self.notes[-1] if self.notes else ""))
+
     def listen(self, listener: Listener) -> None:
         """Call a view after every change of the board."""
         self._listeners.append(listener)
@@ -279,7 +284,7 @@ class LiveRun(traitlets.HasTraits):
 
     def _enter(self, state: str) -> None:
         """Begin the thread if it has not begun, and tell the new state."""
-        if self.over or self._stopping:
+        if self.over or self._gate.stopping:
             return
         if self._thread is None:
             self._began = time.monotonic()
@@ -321,18 +326,12 @@ class LiveRun(traitlets.HasTraits):
 
     def _may_go(self, session: Session) -> bool:
         """Wait while the run is paused; tell whether a decision is to be made then."""
-        while self._held() and not session.done:
+        while self._gate.shut and not session.done:
             if self.live:
                 session.look(LOOK_S)
             else:
-                with self._gate:
-                    self._gate.wait_for(lambda: not self._held())
-        with self._gate:
-            self._tickets = max(self._tickets - 1, 0)
-            return not self._stopping and not session.done
-
-    def _held(self) -> bool:
-        return self._paused and not self._tickets and not self._stopping
+                self._gate.wait()
+        return self._gate.pass_through() and not session.done
 
     def _let_go(self) -> None:
         """Close a backend that can be closed: machines are let go of."""
@@ -365,36 +364,27 @@ class LiveRun(traitlets.HasTraits):
         if not self.over:
             self.error = "" if self.exception is None else one_line(self.exception)
             self.state = self._ended
-            self._tell(set())
+            self._tell()
 
     def _fold(self, most: int | None) -> None:
-        n = 0
+        first, n = self._n_folded, 0
         while self._n_folded < len(self._heard) and (most is None or n < most):
-            batch = self._heard[self._n_folded]
-            self.board.fold(batch)
+            n += len(self._heard[self._n_folded])
             self._n_folded += 1
-            n += len(batch)
+        self.model.fold(joined(self._heard[first : self._n_folded]))
         if n or self._clock_s() != self.now_s:
-            groups, self.board.changes.groups = self.board.changes.groups, set()
-            self._tell(groups)
+            self._tell()
 
-    def _tell(self, groups: set[int]) -> None:
+    def _tell(self) -> None:
         board = self.board
         self.now_s = self._clock_s()
         self.metrics = {
-            "now_s": self.now_s,
-            "n_jobs": len(board.jobs),
-            "n_arrived": board.n_arrived,
-            "n_done": board.n_done,
-            "n_running": board.n_running,
-            "n_waiting": board.n_waiting,
-            "gpus_held": board.gpus_held,
-            "n_gpus": board.cluster.n_gpus,
-            "mean_jct_s": board.mean_jct_s,
-            "n_decisions": board.n_decisions,
-        }
+            "now_s": self.now_s, "n_jobs": len(board.jobs), "n_arrived": board.n_arrived, "n_done": board.n_done,
+            "n_running": board.n_running, "n_waiting": board.n_waiting, "gpus_held": board.gpus_held,
+            "n_gpus": board.cluster.n_gpus, "mean_jct_s": board.mean_jct_s, "n_decisions": board.n_decisions,
+        }  # fmt: skip
         for listener in self._listeners:
-            listener(groups)
+            listener()
 
     def _clock_s(self) -> float:
         """Return how late it is: what was told is past, and the end is that of the record."""
@@ -413,25 +403,3 @@ class LiveRun(traitlets.HasTraits):
         if not self.over:
             for name, value in traits.items():
                 setattr(self, name, value)
-
-
-def running_loop() -> asyncio.AbstractEventLoop | None:
-    """Return the loop that runs in this thread, if one does."""
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
-
-
-def one_line(error: BaseException) -> str:
-    """Return what went wrong in one line; for what labkit did not raise on purpose, with the place.
-
-    >>> one_line(InputError("unknown cluster 'dem'."))
-    "unknown cluster 'dem'."
-    """
-    said = " ".join(str(error).split())
-    if isinstance(error, LabkitError):
-        return said
-    frames = traceback.extract_tb(error.__traceback__)
-    place = next((frame for frame in reversed(frames) if frame.name == "schedule"), frames[-1] if frames else None)
-    return f"{type(error).__name__}: {said}" + (f" (in {place.name}, line {place.lineno})." if place else "")

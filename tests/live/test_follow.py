@@ -14,7 +14,9 @@ from labkit.core.events import Kind, events
 from labkit.experiment import simulate
 from labkit.experiment.command import tell
 from labkit.experiment.run import ProgressBar
-from labkit.experiment.watch import Watched, shown
+from labkit.live.follow import FollowedRun
+from labkit.live.jobs import job_rows
+from labkit.live.terminal import shown
 from labkit.results import RunWriter
 from labkit.results.record import RunRecord
 
@@ -33,12 +35,12 @@ def test_a_run_is_seen_as_far_as_it_is_written_by_whom_and_how_to_go_on_with_it(
     writer.append(record.events[:halfway])
     writer.flush()
     (writer.folder / "notes.txt").write_text("1.0 s: host h1 left: [it] does not answer\n")
-    seen = Watched(writer.folder)
+    seen = FollowedRun(writer.folder)
     assert seen.going
     assert seen.header() == (
         f"r: fifo, 60 s, 1 of 3 jobs done, 1 of 1 hosts; written by process {os.getpid()} on {seen.writer['host']}"
     )
-    assert [row[:4] for row in seen.rows()] == [
+    assert [row[:4] for row in job_rows(seen.model)] == [
         ("a", "job", "done", "60 of 60"), ("b", "job", "waits", "0 of 60"), ("c", "job", "waits", "0 of 60"),
     ]  # fmt: skip
     assert seen.notes() == ["1.0 s: host h1 left: [it] does not answer"]
@@ -47,8 +49,8 @@ def test_a_run_is_seen_as_far_as_it_is_written_by_whom_and_how_to_go_on_with_it(
     writer.append(record.events[halfway:begins])
     writer.flush()
     seen.update()
-    assert seen.rows()[1][2] == "trains"
-    assert seen.rows()[1][-1] == f"{record.cluster.machines[0]} (4)"
+    assert job_rows(seen.model)[1][2] == "trains"
+    assert job_rows(seen.model)[1][-1] == f"{record.cluster.machines[0]} (4)"
     del writer
     seen.update()
     assert not seen.going
