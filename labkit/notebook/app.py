@@ -186,7 +186,7 @@ class LabApp(ipw.VBox):  # type: ignore[misc]
         self.run = run
         ghosts = [Ghost.of(record) for record in self._earlier(run)]
         self._panels.watch(run, ghosts=ghosts)
-        run.observe(lambda _: self._show(run), "state")
+        run.observe(lambda _: self._show(run), ["state", "aside"])
         self._show(run)
 
     def _earlier(self, run: LiveRun) -> list[RunRecord]:
@@ -202,7 +202,7 @@ class LabApp(ipw.VBox):  # type: ignore[misc]
         """Follow the run's state."""
         if run is not self.run:
             return
-        self._controls.show(run.state, run.error or (run.notes[-1] if run.notes else ""))
+        self._controls.show(run.state, run.status.text)
         self._form.enable(run.state == READY or run.over)
         if run.over and run.board.n_arrived:
             self.records.append(run.record)
