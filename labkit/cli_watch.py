@@ -34,7 +34,11 @@ def watch(
         _serve(seen, port=port)
         return
     if not once and sys.stdout.isatty():
-        follow(seen, console)
+        try:
+            follow(seen, console)
+        except KeyboardInterrupt:
+            print(f"no longer watching {seen.info.run}, which goes on")
+            raise typer.Exit from None
     console.print(shown(seen))
     raise typer.Exit(0 if seen.going or seen.status.state == "done" else 1)
 

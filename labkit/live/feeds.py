@@ -12,7 +12,6 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from labkit.core.resources import GPUS
 from labkit.live.board import as_bytes
 from labkit.live.decisions import when
 from labkit.live.model import LiveModel, WatchedSource
@@ -128,15 +127,15 @@ class GanttFeed(Feed):
 
     def frame(self) -> dict[str, Any]:
         """Return the jobs, the colours and the earlier runs."""
-        jobs, cluster = self.run.model.jobs, self.run.model.cluster
-        gpus = np.maximum(
-            jobs.max_workers * jobs.worker_demand[:, GPUS] + jobs.max_ps * jobs.ps_demand[:, GPUS], jobs.gpus
-        )
+        jobs, board = self.run.model.jobs, self.run.model.board
+        worker, ps = jobs.worker_demand[:, board.resource], jobs.ps_demand[:, board.resource]
+        held = np.fmax(jobs.max_workers * worker + jobs.max_ps * ps, jobs.n_workers * worker + jobs.n_ps * ps)
         shown = [ghost for ghost in self.ghosts if len(ghost.done_s) == len(jobs)]
         return {
             "title": f"Who runs when under {self.run.name}",
             "colour": colour(self.run.name),
-            "most": max(1, round(float(min(gpus.max(), cluster.n_gpus)))),
+            "unit": board.unit,
+            "most": max(1, round(float(min(held.max(), board.cluster.capacity[:, board.resource].sum())))),
             "jobs": [[str(id), str(model)] for id, model in zip(jobs.id, jobs.model_names(), strict=True)],
             "ghosts": [{"name": g.name, "colour": g.colour, "done_s": g.done_s} for g in shown],
         }
@@ -162,15 +161,14 @@ class HeatMapFeed(Feed):
 
     def frame(self) -> dict[str, Any]:
         """Return the machines and their device groups."""
-        cluster = self.run.model.cluster
-        built = np.bincount(cluster.group_machine, cluster.capacity[:, GPUS], cluster.n_machines)
+        cluster, board = self.run.model.cluster, self.run.model.board
+        each = cluster.capacity[:, board.resource]
+        built = np.bincount(cluster.group_machine, each, cluster.n_machines)
         return {
             "title": f"How full the machines are under {self.run.name}",
             "machines": [list(pair) for pair in zip(cluster.machines, built.tolist(), strict=True)],
-            "owners": [
-                [int(machine), float(gpus)]
-                for machine, gpus in zip(cluster.group_machine, cluster.capacity[:, GPUS], strict=True)
-            ],
+            "unit": board.unit,
+            "owners": [[int(machine), float(gpus)] for machine, gpus in zip(cluster.group_machine, each, strict=True)],
         }
 
     def now(self) -> dict[str, Any]:
@@ -185,7 +183,7 @@ def _group(model: LiveModel, group: int) -> tuple[int, float, str]:
     board = model.board
     held = board.tasks.get(group, {})
     gone = board.down(int(board.cluster.group_machine[group]))
-    says = ", ".join(f"job {board.jobs.id[job]}: {gpus:g} GPUs" for job, gpus in held.items() if gpus)
+    says = ", ".join(f"job {board.jobs.id[job]}: {gpus:g} {board.unit}" for job, gpus in held.items() if gpus)
     return group, -1.0 if gone else sum(held.values()), says
 
 

@@ -34,11 +34,11 @@ class Gantt {
   }
 
   keys() {
-    const { most, ghosts } = this.content;
+    const { most, ghosts, unit } = this.content;
     const { look } = this.line;
     const some = (share) => this.shade(1 + (most - 1) * share);
     const stops = [0, 0.25, 0.5, 0.75, 1].map(some).join(",");
-    this.line.swatch(`holds 1 … ${most} GPUs`, { width: "40px", background: `linear-gradient(90deg,${stops})` });
+    this.line.swatch(most > 1 ? `holds 1 … ${most} ${unit}` : "trains", { width: "40px", background: `linear-gradient(90deg,${stops})` });
     this.line.swatch("waits", { height: "2px", background: look.line });
     for (const ghost of ghosts) {
       this.line.swatch(`completed under ${ghost.name}`, { width: "3px", background: bright(look, ghost.colour) });
@@ -118,7 +118,8 @@ class Gantt {
     const job = this.jobs[row];
     const at = job.changes.findLast((change) => change.time <= time);
     if (!at || time > this.line.now) return "";
-    const said = { [WAITS]: "waits", [DONE]: "done", [HOLDS]: `starts on ${at.gpus} GPUs`, [TRAINS]: `trains on ${at.gpus} GPUs` };
+    const held = `${Number(at.gpus.toPrecision(4))} ${this.content.unit}`;
+    const said = { [WAITS]: "waits", [DONE]: "done", [HOLDS]: `starts on ${held}`, [TRAINS]: `trains on ${held}` };
     return `job ${job.id} · ${job.model} · ${said[at.doing]} since ${humanTime(at.time)}`;
   }
 }

@@ -44,7 +44,7 @@ class HeatMap {
 
   keys() {
     const heat = `linear-gradient(90deg,${this.line.look.heat.join(",")})`;
-    this.line.swatch("no … all GPUs held", { width: "40px", background: heat });
+    this.line.swatch(`no … all ${this.content.unit} held`, { width: "40px", background: heat });
   }
 
   fill(group, gpus, says) {
@@ -107,7 +107,7 @@ class HeatMap {
     ink.textAlign = "left";
     ink.textBaseline = "top";
     ink.fillStyle = look.ink;
-    ink.fillText("GPUs now", x1 + 16 * ratio, y1 + 22 * ratio);
+    ink.fillText(`${this.content.unit} now`, x1 + 16 * ratio, y1 + 22 * ratio);
   }
 
   advance(now) {
@@ -132,7 +132,7 @@ class HeatMap {
     if (time > this.line.now) return "";
     const at = machine.changes.findLast((change) => change.time <= time) || { gpus: 0 };
     if (at.gpus < 0) return `${machine.name} · gone`;
-    return `${machine.name} · ${humanTime(time)} · ${at.gpus} of ${machine.built} GPUs held`;
+    return `${machine.name} · ${humanTime(time)} · ${Number(at.gpus.toPrecision(4))} of ${machine.built} ${this.content.unit} held`;
   }
 
   now(machine) {

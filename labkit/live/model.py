@@ -95,13 +95,15 @@ def cards_of(model: LiveModel | None, now_s: float = 0.0) -> list[list[str]]:
     >>> cards_of(None)[0]
     ['clock', '–']
     """
-    names = ("clock", "mean JCT so far", "running", "waiting", "completed", "GPUs held", "decisions")
+    names = ["clock", "mean JCT so far", "running", "waiting", "completed", "GPUs held", "decisions"]
     if model is None:
         return [[name, "–"] for name in names]
     board = model.board
+    names[5] = f"{board.unit} held"
+    built = float(model.cluster.capacity[:, board.resource].sum())
     values = (
         human_s(now_s), human_s(board.mean_jct_s), f"{board.n_running:,}", f"{board.n_waiting:,}",
-        f"{board.n_done:,} / {len(board.jobs):,}", f"{board.gpus_held:g} / {board.cluster.n_gpus}",
+        f"{board.n_done:,} / {len(board.jobs):,}", f"{board.gpus_held:.4g} / {built:.6g}",
         f"{board.n_decisions:,}",
     )  # fmt: skip
     cards = [[name, value] for name, value in zip(names, values, strict=True)]

@@ -62,8 +62,12 @@ def shown(run: FollowedRun, *, height: int | None = None) -> RenderableType:
     from rich.text import Text
 
     told = signal_lines(run.model)
-    below = [*[entry.line() for entry in list(run.model.decisions.entries)[-SHOWN_DECISIONS:]], *run.notes()]
-    most = None if height is None else max(LEAST_JOBS, height - len(told) - len(below) - 8)
+    below = {
+        "decisions": [entry.line() for entry in list(run.model.decisions.entries)[-SHOWN_DECISIONS:]],
+        "notes": run.notes(),
+    }
+    n_below = sum(len(lines) + 2 for lines in below.values() if lines)
+    most = None if height is None else max(LEAST_JOBS, height - len(told) - n_below - 6)
     signals = Table.grid(padding=(0, 2))
     for line in told:
         signals.add_row(*map(escape, line))
@@ -76,8 +80,18 @@ def shown(run: FollowedRun, *, height: int | None = None) -> RenderableType:
         table.add_row(*map(escape, row))
     left_out = run.model.board.n_arrived - len(rows)
     more = [Text(f" and {left_out:,} more jobs", style="dim")] if left_out > 0 else []
-    lines = [Text(line, overflow="fold") for line in below]
-    return Group(Text(run.header(), style="bold"), signals, table, *more, *lines)
+    return Group(Text(run.header(), style="bold"), signals, "", table, *more, *_listed(below))
+
+
+def _listed(below: dict[str, list[str]]) -> list[RenderableType]:
+    """Return lists of lines, each under its heading."""
+    from rich.text import Text
+
+    parts: list[RenderableType] = []
+    for heading, lines in below.items():
+        if lines:
+            parts += ["", Text(heading, style="bold"), *(Text(f" {line}", overflow="fold") for line in lines)]
+    return parts
 
 
 def follow(run: FollowedRun, console: Console) -> None:
