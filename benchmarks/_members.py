@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks import size
-from labkit.elastic.blocks import layout
-from labkit.elastic.lending import Lender, Shelf
+from labkit.elastic.protocol.blocks import layout
 from labkit.elastic.transport import MIB, Access, Address, Channel, Listener, connect
+from labkit.elastic.transport.shared_arrays import SharedArrayPool, SharedRegions
 
 N = size(100, short=1) * MIB // 4
 """Parameters."""
@@ -40,14 +40,14 @@ def heard() -> Iterator[Any]:
 
 def serve(name: str, scheme: str, folder: str) -> None:
     """Be a parameter server."""
-    from labkit.elastic.optimizers import optimizer
-    from labkit.elastic.server import Arrivals, Server
+    from labkit.elastic.server.optimizers import optimizer
+    from labkit.elastic.server.server import Arrivals, ParameterServer
 
     made = optimizer("sgd", lr=LR)
     made.init(1)
-    server = Server(
+    server = ParameterServer(
         name, optimizer=made, n_shards=2, sync=True, report=_nothing, copy=_nothing,
-        shelf=Shelf() if scheme == "shm" else None,
+        shelf=SharedArrayPool() if scheme == "shm" else None,
     )  # fmt: skip
     where = f"{scheme}://127.0.0.1:0" if scheme == "tcp" else f"{scheme}:{folder}/{scheme}-{name}"
     listener = Listener(
@@ -86,7 +86,7 @@ class Gate:
 
 def work(name: str, scheme: str, _: str) -> None:
     """Be a worker whose gradients are there already; it does as many steps as the parent says."""
-    from labkit.elastic.worker import FromServers
+    from labkit.elastic.worker.synchronous import FromServers
 
     gate, channels = Gate(), dict[str, Channel]()
     worker = _worker(scheme, gate, channels)
@@ -106,10 +106,10 @@ def work(name: str, scheme: str, _: str) -> None:
 def _worker(scheme: str, gate: Gate, channels: dict[str, Channel]) -> Any:
     import torch
 
-    from labkit.elastic.flat import Flat
-    from labkit.elastic.worker import Worker
+    from labkit.elastic.worker.flat import FlatModel
+    from labkit.elastic.worker.synchronous import Worker
 
-    class Ready(Flat):
+    class Ready(FlatModel):
         """Computes nothing; a gradient is written the first time only."""
 
         def gradient(self, loss_of: Any, into: Any) -> None:  # noqa: ARG002
@@ -128,9 +128,14 @@ def _worker(scheme: str, gate: Gate, channels: dict[str, Channel]) -> Any:
     model = torch.nn.Module()
     model.weight = torch.nn.Parameter(torch.zeros(N))
     return Worker(
-        Ready(model, lender=Lender() if scheme == "shm" else None), extents=layout(model).extents, loss_of=loss_of,
-        n_shards=2, n_steps=1 << 30, channel_of=channels.__getitem__, report=report,
-    )  # fmt: skip
+        Ready(model, lender=SharedRegions() if scheme == "shm" else None),
+        extents=layout(model).extents,
+        loss_of=loss_of,
+        n_shards=2,
+        n_steps=1 << 30,
+        channel_of=channels.__getitem__,
+        report=report,
+    )
 
 
 def reduce(name: str, _: str, folder: str) -> None:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import numpy as np
 
 from labkit.core.resources import Floats, Ints
-from labkit.schedulers.dlrover.plan import PS_CORES, WORKER_CORES, Grid, SpeedOfGangs
+from labkit.schedulers.dlrover.plan import PS_CORES, WORKER_CORES, PlanGrid, SpeedOfGangs
 
 LADDERS = (np.array(WORKER_CORES), np.array(PS_CORES))
 
 
 def front_of(
-    plans: Grid, model: SpeedOfGangs, population: int, generations: int, *, rng: np.random.Generator
+    plans: PlanGrid, model: SpeedOfGangs, population: int, generations: int, *, rng: np.random.Generator
 ) -> tuple[Floats, Floats]:
     """Return cores and steps/s of the plans on the last front: few cores and many steps/s, within those of a grid."""
     most_workers, most_ps, budget = int(plans.n_workers.max()), int(plans.n_ps.max()), float(plans.cores.max())

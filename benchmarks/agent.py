@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks import Row, best_s, size
 from labkit.testbed.agent.client import Agent
 from labkit.testbed.agent.local import LocalBridge
-from labkit.testbed.agent.watching import Watching
+from labkit.testbed.agent.watching import Subscription
 
 COMMAND = "python -m benchmarks agent"
 N_TASKS, SECONDS, STARTS, CALLS = size(8, short=2), size(20, short=2), size(30, short=2), size(200, short=2)
@@ -88,12 +88,12 @@ def _cost_rows(agent: Agent) -> list[Row]:
     ]
 
 
-def _take(follow: Watching[str], n_lines: list[int], k: int) -> None:
+def _take(follow: Subscription[str], n_lines: list[int], k: int) -> None:
     for _ in follow:
         n_lines[k] += 1
 
 
-def _share(agent: Agent, samples: Watching[dict[str, Any]]) -> float:
+def _share(agent: Agent, samples: Subscription[dict[str, Any]]) -> float:
     """Return the part of a core that the agent takes while it tells so many samples."""
     pid = agent.hello["pid"]
     before_s, began_s = cpu_s(pid), time.monotonic()

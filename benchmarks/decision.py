@@ -15,11 +15,11 @@ from benchmarks import Row, size
 from labkit.core import Jobs, Placement
 from labkit.core.events import Kind
 from labkit.core.resources import amounts
-from labkit.testbed.backend import SshBackend
-from labkit.testbed.bed import Bed
-from labkit.testbed.bed.processes import processes
-from labkit.testbed.bed.server import sshd_program
-from labkit.testbed.training import Training
+from labkit.testbed.laptop import Bed
+from labkit.testbed.laptop.processes import processes
+from labkit.testbed.laptop.server import sshd_program
+from labkit.testbed.run.backend import SshBackend
+from labkit.testbed.run.training import TrainingTable
 
 COMMAND = "python -m benchmarks.decision"
 N_JOBS = size(5, short=1)
@@ -34,7 +34,7 @@ def rows() -> list[Row]:
         arrival_s=[0.0] * N_JOBS, total_steps=100_000, model="dssm", duration_s=60, n_workers=1, n_ps=1,
         worker_demand=amounts(gpus=1), ps_demand=amounts(cpus=0.01),
     )  # fmt: skip
-    training = Training(width=0.05, samples=256)
+    training = TrainingTable(width=0.05, samples=256)
     with (
         tempfile.TemporaryDirectory(prefix="lk-", dir="/tmp") as top,
         Bed.up(4, folder=Path(top) / "bed", gpus=2) as bed,

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import labkit
 from benchmarks import Row, best_s, size
-from labkit.testbed.bed import Bed
-from labkit.testbed.doctor import examine
-from labkit.testbed.fleet import Fleet
-from labkit.testbed.provision import deploy, sweep
+from labkit.testbed.doctor.doctor import examine
+from labkit.testbed.install.provision import deploy, sweep
+from labkit.testbed.laptop import Bed
+from labkit.testbed.ssh.fleet import Fleet
 
 COMMAND = "python -m benchmarks deploy"
 ROUNDS = size(5, short=1)

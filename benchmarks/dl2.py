@@ -22,7 +22,7 @@ from labkit.schedulers import make
 from labkit.schedulers.dl2 import Weights, load
 from labkit.schedulers.dl2.drafts import draft_of
 from labkit.schedulers.dl2.network import Net
-from labkit.schedulers.dl2.policy import BEST, Record, decide, record
+from labkit.schedulers.dl2.policy import BEST, DecisionRecord, decide, record
 from labkit.workloads import dl2_jobs
 
 COMMAND = "python -m benchmarks dl2"
@@ -106,7 +106,7 @@ def _slots_ms(name: str, n_jobs: int, n_nodes: int) -> float:
     return 1e3 * statistics.median(took_s)
 
 
-def _kept(snapshot: Snapshot, weights: Weights) -> tuple[Record, np.ndarray]:
+def _kept(snapshot: Snapshot, weights: Weights) -> tuple[DecisionRecord, np.ndarray]:
     """Return what dl2 decides, and the model of each job."""
     batch, n = draft_of(snapshot, weights.models), len(snapshot.jobs)
     kept = record(1, n_jobs=n, n_features=len(weights.net.seen), actions_per_slot=int(batch.most[0].sum()) + n + 1)
@@ -114,7 +114,7 @@ def _kept(snapshot: Snapshot, weights: Weights) -> tuple[Record, np.ndarray]:
     return kept, batch.job[0]["model"]
 
 
-def replay(net: Net, kept: Record, model: np.ndarray) -> None:
+def replay(net: Net, kept: DecisionRecord, model: np.ndarray) -> None:
     """Evaluate the same rows, and find the same actions, as one writes it with numpy.
 
     Raises

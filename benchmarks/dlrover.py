@@ -18,7 +18,7 @@ from labkit.core.resources import Floats, amounts
 from labkit.experiment import Experiment
 from labkit.experiment.run import simulate
 from labkit.schedulers import make
-from labkit.schedulers.dlrover.front import Limits, fronts
+from labkit.schedulers.dlrover.front import PlanLimits, fronts
 from labkit.schedulers.dlrover.plan import frontier, grid, search
 from labkit.schedulers.dlrover.select import choose
 from labkit.speed.bottleneck import WORK, Work
@@ -58,7 +58,9 @@ def _plans() -> list[Row]:
     full = hypervolume(plans.cores[which], speed, most=200)
     told = [
         _row(f"search over {len(plans):,} plans", 1e3 * _cpu_s(lambda: search(work, plans)), "CPU ms", 20),
-        _row("front of one job", 1e3 * _cpu_s(lambda: fronts(_works(1), [Limits(200, 60, 16, 32)])), "CPU ms", None),
+        _row(
+            "front of one job", 1e3 * _cpu_s(lambda: fronts(_works(1), [PlanLimits(200, 60, 16, 32)])), "CPU ms", None
+        ),
     ]
     for population, generations in ((40, 50), (100, 100)):
         began_s = time.process_time()

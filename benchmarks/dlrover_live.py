@@ -36,11 +36,11 @@ from labkit.results.store import load
 from labkit.results.tuning import configurations
 from labkit.schedulers import make
 from labkit.schedulers.dlrover.plan import Plan
-from labkit.testbed.training import Training
+from labkit.testbed.run.training import TrainingTable
 
 COMMAND = "python -m benchmarks dlrover_live"
 CORES = 0.6
-TRAINING = Training(width=0.3, batch=256, samples=2048)
+TRAINING = TrainingTable(width=0.3, batch=256, samples=2048)
 PLANS = tuple(
     Plan(*each)
     for each in (

@@ -21,11 +21,11 @@ import numpy as np
 
 from benchmarks import Row, size
 from labkit.elastic import Job, models, start
-from labkit.elastic.control import now
-from labkit.elastic.control_groups import trees_here
+from labkit.elastic.controller.process import now
 from labkit.elastic.data import dataset
-from labkit.elastic.limits import CHOICE
-from labkit.elastic.usage import cpu_s
+from labkit.elastic.process.control_groups import trees_here
+from labkit.elastic.process.limits import CHOICE
+from labkit.elastic.process.usage import cpu_s
 
 COMMAND = "python -m benchmarks dlrover_real"
 WIDTH = 0.3

@@ -23,8 +23,8 @@ import numpy as np
 from benchmarks import Row, size, transport
 from benchmarks._members import ACCESS, N
 from benchmarks.transport import cpu_s
-from labkit.elastic.blocks import layout
-from labkit.elastic.protocol import Kind, at
+from labkit.elastic.protocol.blocks import layout
+from labkit.elastic.protocol.messages import FrameKind, at
 from labkit.elastic.transport import Address, Handler, connect
 
 COMMAND = "python -m benchmarks elastic"
@@ -150,7 +150,7 @@ def _install(address: str, sizes: dict[int, int]) -> None:
     channel = connect(Address.parse(address), handler=Handler(), access=ACCESS, hello=hello)
     card = {"version": 0, "moves": 0, "due": [], "names": [], "seen": []}
     for block, n in sizes.items():
-        channel.request(Kind.STATE, np.zeros(n, np.float32), meta=card, block=block, step=at(1, 0)).result(20)
+        channel.request(FrameKind.STATE, np.zeros(n, np.float32), meta=card, block=block, step=at(1, 0)).result(20)
     channel.close()
 
 

@@ -20,10 +20,11 @@ from statistics import median
 from typing import Any
 
 from benchmarks import Row, size
-from labkit.elastic import forks, start
-from labkit.elastic.fork_place import SWITCH
-from labkit.elastic.member import Spec
-from labkit.elastic.program import FILE
+from labkit.elastic import start
+from labkit.elastic.forkserver import client as forks
+from labkit.elastic.forkserver.place import SWITCH
+from labkit.elastic.process.member import Spec
+from labkit.elastic.protocol.program import FILE
 from labkit.elastic.trial import table
 
 COMMAND = "python -m benchmarks forks"
@@ -75,7 +76,7 @@ def starts() -> dict[str, list[float]]:
         home = Path(place)
         Spec(params=[], extents=[], optimizer="sgd", options={}, batch=1, n_shards=1, n_steps=1).save(home)
         (home / FILE).write_bytes(pickle.dumps(Tells()))
-        line = [sys.executable, "-m", "labkit.elastic.member", str(home), "worker", "worker-0"]
+        line = [sys.executable, "-m", "labkit.elastic.process.member", str(home), "worker", "worker-0"]
         _, before = _forked(line, home / "log")
         for _ in range(ROUNDS):
             own_s, after = _forked(line, home / "log")

@@ -200,7 +200,7 @@ def _jcts(jct: Sequence[float]) -> str:
 
 def played(net: Net, seeds: Sequence[int], *, stays: bool = False, waits: bool = True) -> list[float]:
     """Return the mean JCT of each seed with the most probable choices, in slots, in compiled simulations."""
-    from labkit.learning.marl.episodes import How, play, record
+    from labkit.learning.marl.episodes import ActionRule, play, record
     from labkit.learning.marl.worlds import world_of
     from labkit.speed.interference.levels import level
     from labkit.topology import build
@@ -211,7 +211,7 @@ def played(net: Net, seeds: Sequence[int], *, stays: bool = False, waits: bool =
         net = net._replace(wait=np.where(np.arange(net.wait.shape[1]) == net.wait.shape[1] - 1, NEVER, 0.0 * net.wait))
     for seed in seeds:
         scene, world = world_of(trace("marl_jobs(load=5)", seed=seed), cluster, model=known.model, uses=known.uses)
-        how, slow = How(False, False, 0.0, stays), learned(net.seen, net.out)
+        how, slow = ActionRule(False, False, 0.0, stays), learned(net.seen, net.out)
         play(scene, world, slow, net, how, desk_of(scene), record(1), np.random.default_rng(0))
         found.append(float((world.done_s - world.arrival_s).mean() / SLOT_S))
     return found

@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 from benchmarks import Row, size
 from labkit.experiment import Experiment, every_slot
-from labkit.learning.marl.episodes import How
+from labkit.learning.marl.episodes import ActionRule
 from labkit.learning.marl.plays import Play, played
 from labkit.learning.marl.settings import Setting
 from labkit.schedulers import make
@@ -60,7 +60,7 @@ def _run(what: str, n_slots: int) -> None:
         slots_per_s("marl-fat-tree", n_pods=20, per_slot=15, n_slots=n_slots, repeats=1)
         return
     setting = Setting(["marl-fat-tree"], [f"marl_jobs(load=5, n_pods=20, per_slot=15, n_slots={n_slots})"])
-    played(setting, Play(load("marl").net, How(True, False, 0.0, False), 0, 0))
+    played(setting, Play(load("marl").net, ActionRule(True, False, 0.0, False), 0, 0))
 
 
 def slots_per_s(

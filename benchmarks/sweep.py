@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 
 from benchmarks import Row, best_s, size
 from labkit.core import Jobs
-from labkit.experiment.cell import Outcome, run_cell
+from labkit.experiment.cell import CellOutcome, run_cell
 from labkit.experiment.grid import Cell, Grid
 from labkit.experiment.inputs import Inputs
 from labkit.experiment.pool import on_pool
@@ -48,7 +48,7 @@ def _overhead(n: int = size(300, short=3)) -> list[Row]:
     ]
 
 
-def _mean_cpu_s(outcomes: Sequence[Outcome]) -> float:
+def _mean_cpu_s(outcomes: Sequence[CellOutcome]) -> float:
     return sum(outcome.cpu_s for outcome in outcomes) / len(outcomes)
 
 
@@ -75,7 +75,7 @@ def _speed_up() -> list[Row]:
     cpu_s: dict[int, float] = {}
     for workers in (1, 2):
         began_s = time.perf_counter()
-        found: list[Outcome] = list(on_pool(grid.cells, inputs=inputs, workers=workers))
+        found: list[CellOutcome] = list(on_pool(grid.cells, inputs=inputs, workers=workers))
         took[workers] = time.perf_counter() - began_s
         cpu_s[workers] = sum(outcome.cpu_s for outcome in found)
         failed = [outcome.error for outcome in found if outcome.error]

@@ -13,9 +13,9 @@ import time
 from pathlib import Path
 
 from benchmarks import Row, best_s, size
-from labkit.testbed.bed import Bed, down
-from labkit.testbed.bed.server import sshd_program
-from labkit.testbed.fleet import Fleet
+from labkit.testbed.laptop import Bed, down
+from labkit.testbed.laptop.server import sshd_program
+from labkit.testbed.ssh.fleet import Fleet
 
 COMMAND = "python -m benchmarks.testbed"
 N_HOSTS = 4

@@ -14,9 +14,9 @@ from statistics import median
 import numpy as np
 
 from benchmarks import Row, size
-from labkit.elastic.blocks import layout
-from labkit.elastic.checkpoint import Checkpoints, SavedBlock
-from labkit.elastic.optimizers import Optimizer, optimizer
+from labkit.elastic.checkpoint.store import Checkpoints, SavedBlock
+from labkit.elastic.protocol.blocks import layout
+from labkit.elastic.server.optimizers import Optimizer, optimizer
 
 COMMAND = "python -m benchmarks updates"
 STREAMS = {"sgd": 3, "momentum": 5, "adam": 7}

@@ -48,7 +48,7 @@ app.command()(fidelity)
 app.command()(profile)
 app.command()(simulate)
 try:
-    from labkit.testbed.bed.command import app as bed_app
+    from labkit.testbed.laptop.command import app as bed_app
 except ModuleNotFoundError as error:  # installed without the extra `lab`
     cli_help.add_refused(app, "bed", missing=str(error.name))
 else:
@@ -301,10 +301,10 @@ def doctor(
 ) -> None:
     """Tell what is missing on this machine, or on the hosts of a testbed, and how to get it."""
     if hosts:
-        from labkit.testbed.doctor import examine
-        from labkit.testbed.fleet import Fleet
+        from labkit.testbed.doctor.doctor import examine
         from labkit.testbed.inventory import Inventory
-        from labkit.testbed.shown import show_examined
+        from labkit.testbed.ssh.fleet import Fleet
+        from labkit.testbed.terminal import show_examined
 
         with Fleet(Inventory.read(inventory)) as fleet:
             raise typer.Exit(0 if show_examined(examine(fleet, torch=torch)) else 1)

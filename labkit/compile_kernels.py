@@ -156,7 +156,7 @@ def _tasks_in_pods() -> None:
 
 def _runtime() -> None:
     """Load the kernels of the elastic runtime, which are compiled on import."""
-    import labkit.elastic.kernels  # noqa: F401
+    import labkit.elastic.server.kernels  # noqa: F401
 
 
 PARTS: tuple[Callable[[], None], ...] = (_schedulers, _classics, _pods, _slots, _runtime)

@@ -11,7 +11,7 @@ from pathlib import Path
 from invoke.context import Context
 
 from labkit.testbed.fab import fleet, inventory_of, task
-from labkit.testbed.shown import agreed, keys_told, show, show_examined, teller
+from labkit.testbed.terminal import agreed, keys_told, show, show_examined, teller
 
 WHERE = {"inventory": "File that describes the hosts; else testbed/hosts.toml, else the laptop testbed that is up."}
 
@@ -43,7 +43,7 @@ def down(c: Context, inventory: str = "", runs: bool = False) -> bool:
 @task(help={**WHERE, "torch": "Import torch on the hosts too, which takes seconds."})
 def doctor(c: Context, inventory: str = "", torch: bool = True) -> bool:
     """Check every host, and give a hint per fault."""
-    from labkit.testbed.doctor import examine
+    from labkit.testbed.doctor.doctor import examine
 
     with fleet(c, inventory) as hosts:
         return show_examined(examine(hosts, torch=torch))
@@ -52,7 +52,7 @@ def doctor(c: Context, inventory: str = "", torch: bool = True) -> bool:
 @task(help={**WHERE, "yes": "Do not ask: the fingerprints were compared elsewhere."})
 def trust(c: Context, inventory: str = "", yes: bool = False) -> bool:
     """Show keys of hosts that are not known, and add them."""
-    from labkit.testbed.trust import trust
+    from labkit.testbed.ssh.host_keys import trust
 
     return show(keys_told(trust(inventory_of(c, inventory), agree=agreed(yes=yes))))
 
@@ -67,7 +67,7 @@ def trust(c: Context, inventory: str = "", yes: bool = False) -> bool:
 )
 def deploy(c: Context, inventory: str = "", wheelhouse: str = "", index: str = "", requirements: bool = False) -> bool:
     """Bring labkit to the hosts; only what changed travels."""
-    from labkit.testbed import provision
+    from labkit.testbed.install import provision
 
     if requirements:
         print("\n".join(provision.requirements()))
@@ -81,7 +81,7 @@ def deploy(c: Context, inventory: str = "", wheelhouse: str = "", index: str = "
 @task(help=WHERE)
 def start(c: Context, inventory: str = "") -> bool:
     """Start an agent on every host that has none."""
-    from labkit.testbed.agents import start
+    from labkit.testbed.run.agents import start
 
     with fleet(c, inventory) as hosts:
         return show(start(hosts))
@@ -90,7 +90,7 @@ def start(c: Context, inventory: str = "") -> bool:
 @task(help={**WHERE, "runs": "End all runs too.", "run": "End this run alone; agents stay."})
 def stop(c: Context, inventory: str = "", runs: bool = False, run: str = "") -> bool:
     """End agents of hosts where nothing runs; or runs."""
-    from labkit.testbed.agents import stop
+    from labkit.testbed.run.agents import stop
 
     with fleet(c, inventory) as hosts:
         return show(stop(hosts, runs=run or runs))
@@ -99,7 +99,7 @@ def stop(c: Context, inventory: str = "", runs: bool = False, run: str = "") -> 
 @task(help=WHERE)
 def status(c: Context, inventory: str = "") -> bool:
     """Show what runs on every host, and what it uses."""
-    from labkit.testbed.agents import status
+    from labkit.testbed.run.agents import status
 
     with fleet(c, inventory) as hosts:
         return show(status(hosts))
@@ -125,7 +125,7 @@ def logs(
     task: str = "",
 ) -> bool:
     """Show what the tasks of a run say."""
-    from labkit.testbed.logs import logs
+    from labkit.testbed.run.logs import logs
 
     with fleet(c, inventory, host) as hosts:
         told = teller(hosts.inventory.names)
@@ -184,7 +184,7 @@ def profile(c: Context, trace: str = "", models: str = "", inventory: str = "", 
 )
 def fetch(c: Context, run: str = "", inventory: str = "", folder: str = "runs", most_gb: float = 16.0) -> bool:
     """Bring back what a run left on the hosts."""
-    from labkit.testbed.fetch import fetch
+    from labkit.testbed.run.fetch import fetch
 
     with fleet(c, inventory) as hosts:
         return show(fetch(hosts, run, folder=folder, most_gb=most_gb))
@@ -201,8 +201,8 @@ def shape(c: Context, inventory: str = "", rate: str = "") -> bool:
 @task(help={**WHERE, "seconds": "For each pair of hosts."})
 def bench(c: Context, inventory: str = "", seconds: float = 1.0) -> bool:
     """Measure the link between each two hosts."""
-    from labkit.testbed.links import measure
-    from labkit.testbed.shown import show_frame
+    from labkit.testbed.profiling.links import measure
+    from labkit.testbed.terminal import show_frame
 
     with fleet(c, inventory) as hosts:
         measured = measure(hosts, seconds=seconds)
@@ -233,8 +233,8 @@ def dask_up(c: Context, inventory: str = "", workers: int = 0, folder: str = "")
 def dask_down(c: Context, inventory: str = "", folder: str = "") -> bool:
     """End the Dask cluster of the hosts."""
     from labkit.testbed import dask
-    from labkit.testbed.outcomes import Outcome, Outcomes
+    from labkit.testbed.ssh.outcomes import HostOutcome, Outcomes
 
     with fleet(c, inventory) as hosts:
         rows = dask.down(hosts.inventory, folder=folder or None, fleet=hosts)
-    return show(Outcomes.of(Outcome(row.host, row.ok, row.why or "its Dask processes are gone") for row in rows))
+    return show(Outcomes.of(HostOutcome(row.host, row.ok, row.why or "its Dask processes are gone") for row in rows))

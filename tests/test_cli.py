@@ -122,7 +122,7 @@ def test_ctrl_c_stops_with_130_and_marks_the_run(tmp_path):
 
 
 @pytest.mark.parametrize("twice", [False, True])
-@pytest.mark.parametrize("module", ["labkit.core", "typer", "labkit.testbed.bed.command"])
+@pytest.mark.parametrize("module", ["labkit.core", "typer", "labkit.testbed.laptop.command"])
 def test_ctrl_c_while_modules_are_loaded_is_one_line_and_130_also_twice(module, twice, tmp_path):
     running = subprocess.Popen(
         [sys.executable, "-m", "labkit.cli", "compare", str(DEMO), "--cluster", "demo"], cwd=tmp_path, text=True,

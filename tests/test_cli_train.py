@@ -240,10 +240,10 @@ def test_a_loss_that_is_no_number_stops_it_with_the_last_good_weights_and_the_up
 
 
 def test_without_tensorboardx_that_is_said_and_the_table_is_written(tmp_path, monkeypatch):
-    from labkit.learning.logs import Log, read
+    from labkit.learning.logs import TrainingLog, read
 
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
-    with Log(tmp_path / "w.csv", folder=tmp_path / "tb") as log:
+    with TrainingLog(tmp_path / "w.csv", folder=tmp_path / "tb") as log:
         assert "without tensorboardX (pip install tensorboardX)" in log.missing
     assert read(tmp_path / "w.csv") == []
     assert not (tmp_path / "tb").exists()

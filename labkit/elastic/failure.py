@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from labkit.elastic.checkpoint import Checkpoints
+    from labkit.elastic.checkpoint.store import Checkpoints
 
 TAIL_BYTES: Final = 4096
 LINE: Final = 500

@@ -22,15 +22,7 @@ import numpy as np
 
 from labkit.core.errors import InputError, LabkitError
 from labkit.core.events import Cause
-from labkit.elastic import forks
-from labkit.elastic.blocks import BLOCKS, MOST_BLOCKS, Vector, layout, pack, unpack
-from labkit.elastic.causes import FAILED, NO_MEMORY, of_exit, read
-from labkit.elastic.control import EVENTS, LEASES, LOCK, LOST_KNOWN, STATE, Plan, records
-from labkit.elastic.deaths import check_restarts
-from labkit.elastic.errors import JobError, NotDoneError, OverError
-from labkit.elastic.failure import failed
-from labkit.elastic.following import check_standby
-from labkit.elastic.given import (
+from labkit.elastic.arguments import (
     ANYWAY,
     EXACT,
     check_optimizer,
@@ -40,20 +32,28 @@ from labkit.elastic.given import (
     checked_counts,
     checked_folder,
 )
-from labkit.elastic.homes import Homes, Secrets
-from labkit.elastic.launch import end_members
-from labkit.elastic.limits import Amounts
-from labkit.elastic.line import Line
-from labkit.elastic.losses import STOP, decoded
-from labkit.elastic.member import SPEC, Spec
-from labkit.elastic.network import Network, Reach
-from labkit.elastic.places import ROLES, Place, checked, of_role
-from labkit.elastic.program import FILE as PROGRAM
-from labkit.elastic.program import Program, module_paths
-from labkit.elastic.resume import check_resume, losses_before
+from labkit.elastic.checkpoint.resume import check_resume, losses_before
+from labkit.elastic.controller.client import Line
+from labkit.elastic.controller.deaths import check_restarts
+from labkit.elastic.controller.losses import STOP, decoded
+from labkit.elastic.controller.placement import ROLES, JobPlacement, checked, of_role
+from labkit.elastic.controller.process import EVENTS, LEASES, LOCK, LOST_KNOWN, STATE, JobConfig, records
+from labkit.elastic.controller.replica_placement import check_standby
+from labkit.elastic.errors import JobError, NotDoneError, OverError
+from labkit.elastic.failure import failed
+from labkit.elastic.forkserver import client as forks
+from labkit.elastic.process.causes import FAILED, NO_MEMORY, of_exit, read
+from labkit.elastic.process.credentials import Credentials, Secrets
+from labkit.elastic.process.launchers import end_members
+from labkit.elastic.process.limits import Amounts
+from labkit.elastic.process.member import SPEC, Spec
+from labkit.elastic.protocol.blocks import BLOCKS, MOST_BLOCKS, Vector, layout, pack, unpack
+from labkit.elastic.protocol.network import NetworkConfig, NetworkMode
+from labkit.elastic.protocol.program import FILE as PROGRAM
+from labkit.elastic.protocol.program import Program, module_paths
+from labkit.elastic.protocol.sites import Site, checked_sites, hosts_of, launcher_name
+from labkit.elastic.server.block import Block
 from labkit.elastic.shards import ShardService, check_batch
-from labkit.elastic.sites import Site, checked_sites, hosts_of, launcher_name
-from labkit.elastic.store import Block
 from labkit.elastic.transport import Lease, TransportError, new_token, private_folder
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class RunningError(InputError):
     """A job is still running in a folder that another is to have."""
 
 
-class Seat(NamedTuple):
+class MemberStatus(NamedTuple):
     """A member of a job, where it sits, and what it uses; `pid` is that on its host, 0 while nobody knows.
 
     `cores` are those in use of late (over a second or so), `memory_gb` what is resident; None while it is not known, or
@@ -109,7 +109,7 @@ class Status:
         Updates that are complete.
     loss : float or None
         Of the newest step that is complete.
-    members : list of Seat
+    members : list of MemberStatus
         Who is there, or starts, and is not about to go.
     lost : list of Lost
         Who was lost of late, oldest first; the last 20 of whom this controller knows.
@@ -118,7 +118,7 @@ class Status:
     phase: str
     step: int
     loss: float | None
-    members: list[Seat]
+    members: list[MemberStatus]
     lost: list[Lost] = field(default_factory=list)
 
 
@@ -130,7 +130,7 @@ class Job:
 
     def __init__(self, folder: Path, program: Program, *, keep: bool, secrets: Secrets | None = None) -> None:
         self.folder, self._program, self._keep, self._secrets = folder, program, keep, secrets
-        self._spec, self._plan = Spec.load(folder), Plan.load(folder)
+        self._spec, self._plan = Spec.load(folder), JobConfig.load(folder)
         self._lease = Lease(self._spec.lease_s)
         self._ended, self._closing = threading.Event(), False
         self._failure, self._cause = "", Cause.UNKNOWN
@@ -143,7 +143,7 @@ class Job:
         forks.prepare(os.environ)  # it makes ready while the controller does
         with (self.folder / "controller.log").open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "labkit.elastic.control", str(self.folder)],
+                [sys.executable, "-m", "labkit.elastic.controller.process", str(self.folder)],
                 stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True,
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
             )  # fmt: skip
@@ -270,7 +270,7 @@ class Job:
             said["phase"],
             said["step"],
             loss,
-            [Seat(*row) for row in said["members"]],
+            [MemberStatus(*row) for row in said["members"]],
             [Lost(*row) for row in said["lost"]],
         )
 
@@ -283,7 +283,7 @@ class Job:
         return Status("over", last["version"] + 1, last["loss"], [], lost[-LOST_KNOWN:])
 
     def host_home(self, host: str) -> bytes:
-        """Return what is to be brought to a host before `python -m labkit.elastic.host` is started there: a tar.
+        """Return what a host needs before `python -m labkit.elastic.process.host_launcher` starts there: a tar.
 
         It holds a key: bring it by SSH, into a folder that only its owner can enter. Whoever is started there gets
         keys of its own through the job's network.
@@ -301,7 +301,7 @@ class Job:
             told = f"host '{host}' is the job's home" if host == home else f"host '{host}' has no site of the job"
             raise InputError(f"{told}; launchers are for {', '.join(others) or 'jobs with sites on other hosts'}.")
         self._line.open()  # it has written its address before it lets anybody in
-        homes = Homes(self.folder, reach=Reach(**spec.reach), secrets=self._secrets)
+        homes = Credentials(self.folder, reach=NetworkConfig(**spec.reach), secrets=self._secrets)
         return homes.archive(launcher_name(host, spec.places.values()), host, files=(SPEC, PROGRAM))
 
     def stop(self, *, save: bool = False) -> None:
@@ -561,7 +561,7 @@ def start(
         V: a batch of synchronous training is cut into so many logical shards, whose gradients are summed in a fixed
         order. A divisor of `batch`.
     optimizer : str
-        sgd, momentum or adam; its options (lr, ...) by name, see `labkit.elastic.optimizers`.
+        sgd, momentum or adam; its options (lr, ...) by name, see `labkit.elastic.server.optimizers`.
     sync : bool
         Whether all workers make an update together, or each its own with samples that it leases.
     seed : int
@@ -631,7 +631,7 @@ def start(
     folder = checked_folder(folder)
     places = checked_sites(sites, network=network, hosts=hosts, devices=devices)
     addresses = hosts or [site.address for site in places if site.address]
-    reach = Reach.checked(network, addresses, ports, job=f"job-{new_token().hex()[:12]}")
+    reach = NetworkConfig.checked(network, addresses, ports, job=f"job-{new_token().hex()[:12]}")
     seats = _checked_seats(places, place, servers=servers, workers=workers)
     servers, workers = (sum(of_role(seats, role).values()) for role in ROLES) if seats else (servers, workers)
     program = Program(model, data, loss)
@@ -662,9 +662,9 @@ def start(
         loads_every_s=float(loads_every_s), measure_every_s=float(measure_every_s),
         partition=partition,
     )  # fmt: skip
-    if network != Network.LOCAL:
+    if network != NetworkMode.LOCAL:
         spec = replace(spec, scheme=network)
-    plan = Plan(
+    plan = JobConfig(
         servers=servers, workers=workers, save_every=save_every, standby=standby, parent=os.getpid(),
         restarts=restarts, restarts_within_s=restarts_within_s,
         place={site: list(numbers) for site, numbers in seats.items()} or None,
@@ -672,7 +672,7 @@ def start(
     secrets = Secrets.of(reach)
     with _home(folder) as home:
         _furnish(home, program, spec, plan, anyway=resume == ANYWAY)
-        Homes(home, reach=reach, secrets=secrets).close()  # what a run before this one has left in this folder
+        Credentials(home, reach=reach, secrets=secrets).close()  # what a run before this one has left in this folder
         return Job(home, program, keep=folder is not None, secrets=secrets)
 
 
@@ -694,7 +694,7 @@ def _home(folder: Path | None) -> Iterator[Path]:
         raise
 
 
-def _furnish(home: Path, program: Program, spec: Spec, plan: Plan, *, anyway: bool) -> None:
+def _furnish(home: Path, program: Program, spec: Spec, plan: JobConfig, *, anyway: bool) -> None:
     """Write what a job needs into its folder; a job that is refused leaves it as it was."""
     with (home / LOCK).open("a") as lock:
         _alone(lock, home)
@@ -708,7 +708,7 @@ def _furnish(home: Path, program: Program, spec: Spec, plan: Plan, *, anyway: bo
 
 def _checked_seats(
     sites: Sequence[Site], place: Mapping[str, Sequence[int]] | None, *, servers: int, workers: int
-) -> Place:
+) -> JobPlacement:
     """Return how many sit where at the beginning; nothing for a job without sites."""
     if not sites:
         if place is not None:
@@ -719,7 +719,7 @@ def _checked_seats(
     return checked(place, sites={site.name: site.host for site in sites}, lost=())
 
 
-def _check_free(reach: Reach, sites: Sequence[Site], seats: Place, *, servers: int) -> None:
+def _check_free(reach: NetworkConfig, sites: Sequence[Site], seats: JobPlacement, *, servers: int) -> None:
     """Raise AddressError unless this machine has the addresses and ports that it is to have."""
     if not sites:
         reach.check_free(servers=servers)

@@ -13,7 +13,7 @@ _LINE = re.compile(r"(?P<when>\d+(?:\.\d+)?)(?P<unit>s?):(?P<n>[+-]\d+)(?P<what>
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ScaleRequest:
     """How many more servers and workers (or fewer, below 0), and when.
 
     Attributes
@@ -30,7 +30,7 @@ class Request:
     workers: int = 0
 
     @classmethod
-    def parse(cls, line: str) -> Request:
+    def parse(cls, line: str) -> ScaleRequest:
         """Read a line.
 
         Raises
@@ -40,8 +40,8 @@ class Request:
 
         Examples
         --------
-        >>> Request.parse("5s:-1worker")
-        Request(when=5.0, in_seconds=True, servers=0, workers=-1)
+        >>> ScaleRequest.parse("5s:-1worker")
+        ScaleRequest(when=5.0, in_seconds=True, servers=0, workers=-1)
         """
         found = _LINE.fullmatch(line.strip())
         if found is None:
@@ -54,7 +54,7 @@ class Request:
         return cls(float(found["when"]), unit == "s", servers=n)
 
 
-def follow(job: Job, requests: Iterable[Request], *, strategy: str, told: object = None) -> Result:
+def follow(job: Job, requests: Iterable[ScaleRequest], *, strategy: str, told: object = None) -> Result:
     """Run a job to its end, and make each request as soon as it is due.
 
     Parameters

@@ -19,7 +19,7 @@ QUIET_STEPS: Final = 30
 
 
 @dataclass(frozen=True)
-class Rows:
+class SyntheticRows:
     """Samples: each is the number of a row of a table."""
 
     n_rows: int
@@ -34,7 +34,7 @@ class Rows:
         return torch.as_tensor([index * 7919 % self.n_rows for index in indices])
 
 
-def table(mb: float) -> tuple[nn.Module, Rows, Callable[[nn.Module, Tensor], Tensor]]:
+def table(mb: float) -> tuple[nn.Module, SyntheticRows, Callable[[nn.Module, Tensor], Tensor]]:
     """Return a model of so many MB, samples and a loss, as `start` takes them.
 
     It is a table of which a step reads a few rows: all of it is sent and updated in every step as that of any model
@@ -47,7 +47,7 @@ def table(mb: float) -> tuple[nn.Module, Rows, Callable[[nn.Module, Tensor], Ten
         raise InputError(f"a table of {mb:g} MB has no row; expected at least {4 * COLUMNS / 1e6:g} MB.")
     model = nn.Embedding(n_rows, COLUMNS, sparse=True)
     nn.init.constant_(model.weight, 0.1)
-    return model, Rows(n_rows), _loss
+    return model, SyntheticRows(n_rows), _loss
 
 
 def _loss(model: nn.Module, rows: Tensor) -> Tensor:

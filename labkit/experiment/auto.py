@@ -18,12 +18,12 @@ from labkit.core.protocols import Scheduler
 from labkit.core.resources import amounts
 from labkit.experiment.deployed import Telling, run_opened
 from labkit.experiment.history import FILE
-from labkit.experiment.opener import LEASE_S, Opener
+from labkit.experiment.opener import LEASE_S, Preflight
 from labkit.experiment.session import Observer
 from labkit.results.record import RunRecord
 
 if TYPE_CHECKING:
-    from labkit.testbed.training import Training
+    from labkit.testbed.run.training import TrainingTable
 
 UNITS: Final = 20
 """Into so many parts the brain cuts the cores that there are to share: processes cost too much for smaller ones."""
@@ -87,14 +87,14 @@ def opener_of(
     folder: str | Path = "runs",
     history: str | Path | None = None,
     lease_s: float = LEASE_S,
-    training: Training | None = None,
-) -> Opener:
+    training: TrainingTable | None = None,
+) -> Preflight:
     """Return a run that may begin; parameters and errors are those of `auto`."""
     from labkit.elastic import models
-    from labkit.testbed.here import inventory
-    from labkit.testbed.training import Training
+    from labkit.testbed.run.this_machine import inventory
+    from labkit.testbed.run.training import TrainingTable
 
-    training = training or Training()
+    training = training or TrainingTable()
     name = models.size_of(model, width=training.widths.get(model, training.width)).name
     root = Path(folder)
     hosts = inventory(root / PLACE, cores=cores)
@@ -103,7 +103,7 @@ def opener_of(
         name, steps=steps, cores=there, workers=workers, servers=servers, batch=training.batch,
         max_workers=max_workers, max_servers=max_servers,
     )  # fmt: skip
-    return Opener.of(
+    return Preflight.of(
         jobs, inventory=hosts, scheduler=brain_for(there) if scheduler is None else scheduler, folder=root,
         name="dlrover" if scheduler is None else None, training=training.changed(network="local"),
         lease_s=lease_s, history=root / FILE if history is None else Path(history),
@@ -148,7 +148,7 @@ def auto(
             Final plans of earlier runs; by default plans.jsonl in the folder of runs.
         lease_s : float
             Seconds that the job trains on without a sign of life from this process.
-        training : Training, optional
+        training : TrainingTable, optional
             How it trains: batch, width, samples, optimizer.
 
     Returns

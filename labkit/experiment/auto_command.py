@@ -16,7 +16,7 @@ from labkit.experiment.auto import auto
 
 if TYPE_CHECKING:
     from labkit.results.record import RunRecord
-    from labkit.testbed.training import Training
+    from labkit.testbed.run.training import TrainingTable
 
 TAKES: Final = (
     "model", "workers", "servers", "steps", "auto", "cores", "history", "batch", "optimizer", "lr", "width", "samples",
@@ -42,10 +42,10 @@ def refuse_beside(context: typer.Context) -> None:
 
 
 def train_auto(
-    model: str, *, steps: int, folder: Path, as_json: bool, cores: float | None, training: Training, **options: Any
+    model: str, *, steps: int, folder: Path, as_json: bool, cores: float | None, training: TrainingTable, **options: Any
 ) -> None:
     """Train a model that configures itself; exit code 1 if it was given up."""
-    from labkit.elastic.limits import told as limits
+    from labkit.elastic.process.limits import told as limits
 
     if not as_json:
         print(f"limits here: {limits()}; --auto limits cores and no memory", file=sys.stderr)

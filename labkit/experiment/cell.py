@@ -56,7 +56,7 @@ EPOCH_STREAM: Final = 3
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CellOutcome:
     """What came out of a cell.
 
     Attributes
@@ -91,7 +91,7 @@ class Outcome:
     bound_jct_s: float = float("nan")
 
 
-def run_cell(cell: Cell, *, inputs: Inputs, keep: bool = False) -> Outcome:
+def run_cell(cell: Cell, *, inputs: Inputs, keep: bool = False) -> CellOutcome:
     """Run one cell; what goes wrong in it becomes its outcome."""
     began_s, worked_s = time.perf_counter(), time.thread_time()
     with warnings.catch_warnings(record=True) as caught:
@@ -100,7 +100,7 @@ def run_cell(cell: Cell, *, inputs: Inputs, keep: bool = False) -> Outcome:
             record = _record(cell, inputs)
             kept = _portable(record) if keep else None
             told = record.info.config
-            outcome = Outcome(
+            outcome = CellOutcome(
                 cell, _plain(record.summary), record=kept, speeds=told["speeds"],
                 bound_jct_s=told.get(BOUND, float("nan")),
             )  # fmt: skip
@@ -114,10 +114,10 @@ def run_cell(cell: Cell, *, inputs: Inputs, keep: bool = False) -> Outcome:
     )
 
 
-def failed(cell: Cell, error: BaseException) -> Outcome:
+def failed(cell: Cell, error: BaseException) -> CellOutcome:
     """Return the outcome of a cell that raised."""
     said = " ".join(f"{type(error).__name__}: {error}".split())
-    return Outcome(cell, {}, error=said, trace="".join(traceback.format_exception(error)))
+    return CellOutcome(cell, {}, error=said, trace="".join(traceback.format_exception(error)))
 
 
 def _record(cell: Cell, inputs: Inputs) -> RunRecord:

@@ -10,7 +10,7 @@ import typer
 
 if TYPE_CHECKING:
     from labkit.results.record import RunRecord
-    from labkit.testbed.retries import Retries
+    from labkit.testbed.run.retries import Retries
 
 TOLD = 3
 """Jobs that were given up, of which the last line says why."""
@@ -76,12 +76,12 @@ def run(
 
     from labkit.experiment.deployed import deploy
     from labkit.experiment.opener import LEASE_S
-    from labkit.testbed.training import Training
+    from labkit.testbed.run.training import TrainingTable
     from labkit.workloads import read
 
     jobs = read(trace)
     jobs = jobs if first is None else jobs.take(np.arange(min(first, len(jobs))))
-    training = Training(width=width, save_every=save_every, strategy=strategy)
+    training = TrainingTable(width=width, save_every=save_every, strategy=strategy)
     record = deploy(
         jobs, inventory=hosts, scheduler=scheduler, folder=folder, training=training, progress=not as_json,
         throughputs=throughputs, interference=interference, name=name, retries=_retries(failures, spread),
@@ -157,7 +157,7 @@ def _given_up(record: RunRecord) -> str:
 
 def _retries(failures: int | None, spread_s: float | None) -> Retries:
     """Return how patient a run is; what is not given is as usual."""
-    from labkit.testbed.retries import Retries
+    from labkit.testbed.run.retries import Retries
 
     given = {"failures": failures, "spread_s": spread_s}
     return Retries(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]

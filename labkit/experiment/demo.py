@@ -81,8 +81,8 @@ def train(*, say: Callable[[str], None], progress: bool = False) -> Twins:
     """
     from labkit.experiment.deployed import deploy
     from labkit.experiment.gap import foretell
-    from labkit.testbed.backend import NOTES
-    from labkit.testbed.bed import Bed
+    from labkit.testbed.laptop import Bed
+    from labkit.testbed.run.backend import NOTES
 
     jobs = _shipped(TO_TRAIN)
     with _bed_folder() as folder:
@@ -130,7 +130,7 @@ def _shipped(path: Path) -> Jobs:
 @contextmanager
 def _bed_folder() -> Iterator[Path]:
     """Yield where a laptop testbed may be; afterwards it is gone, also one that was interrupted while it came up."""
-    from labkit.testbed.bed import down
+    from labkit.testbed.laptop import down
 
     short = "/tmp" if Path("/tmp").is_dir() else None
     with (

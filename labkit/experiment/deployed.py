@@ -14,19 +14,19 @@ from labkit.core.events import NO_EVENTS, Events
 from labkit.core.jobs import Jobs
 from labkit.core.protocols import Scheduler
 from labkit.experiment.history import FILE
-from labkit.experiment.opener import ASKED, LEASE_S, Opener, name_on_hosts
+from labkit.experiment.opener import ASKED, LEASE_S, Preflight, name_on_hosts
 from labkit.experiment.run import Experiment, ProgressBar
 from labkit.experiment.session import Observer
-from labkit.results.record import RunRecord, State
+from labkit.results.record import RunRecord, RunState
 from labkit.results.store import RunWriter, find, load
 from labkit.schedulers import named
-from labkit.testbed.memory import Memory
+from labkit.testbed.run.saved_state import SavedState
 
 if TYPE_CHECKING:
-    from labkit.testbed.backend import SshBackend
     from labkit.testbed.inventory import Inventory
-    from labkit.testbed.retries import Retries
-    from labkit.testbed.training import Training
+    from labkit.testbed.run.backend import SshBackend
+    from labkit.testbed.run.retries import Retries
+    from labkit.testbed.run.training import TrainingTable
 
 Telling = Callable[[Sequence[str]], Observer]
 
@@ -38,7 +38,7 @@ def deploy(
     scheduler: Scheduler | str,
     name: str | None = None,
     folder: str | Path = "runs",
-    training: Training | None = None,
+    training: TrainingTable | None = None,
     progress: bool = False,
     observers: Sequence[Observer] = (),
     lease_s: float = LEASE_S,
@@ -59,7 +59,7 @@ def deploy(
         What to call it in tables and figures.
     folder : path
         Where to keep the run, in a folder of its own that is written while it goes on: `attach` goes on with it.
-    training : Training, optional
+    training : TrainingTable, optional
         How jobs train.
     progress : bool
         Show a progress bar.
@@ -68,7 +68,7 @@ def deploy(
     lease_s : float
         Seconds a host keeps the run alive without a sign of life from this process.
     retries : Retries, optional
-        How patient it is with jobs that fail and hosts that fail jobs: `labkit.testbed.retries.Retries`.
+        How patient it is with jobs that fail and hosts that fail jobs: `labkit.testbed.run.retries.Retries`.
     options
         As `Experiment.of` takes them: `speed` or `throughputs`, what schedulers measure before the run comes from it.
 
@@ -82,7 +82,7 @@ def deploy(
     InputError
         If a job cannot train or fits no host, or a host cannot be reached; nothing has been started then.
     """
-    opener = Opener.of(
+    opener = Preflight.of(
         jobs, inventory=inventory, scheduler=scheduler, name=name, folder=folder, training=training, lease_s=lease_s,
         retries=retries, **options,
     )  # fmt: skip
@@ -90,7 +90,7 @@ def deploy(
 
 
 def run_opened(
-    opener: Opener, *, progress: bool = False, observers: Sequence[Observer] = (), telling: Telling | None = None
+    opener: Preflight, *, progress: bool = False, observers: Sequence[Observer] = (), telling: Telling | None = None
 ) -> RunRecord:
     """Begin a run on machines and drive it to its end; parameters, result and errors are those of `deploy`.
 
@@ -143,8 +143,8 @@ def attach(
     path = find(run, root=root)
     writer = RunWriter.attach(path)
     try:
-        record, memory = load(path), Memory.read(path)
-        if record.info.state == State.DONE:
+        record, memory = load(path), SavedState.read(path)
+        if record.info.state == RunState.DONE:
             raise InputError(f"run '{path.name}' is over; labkit report {path} shows it, labkit.results.load reads it.")
         options.setdefault("history", path.parent / FILE)
         experiment = Experiment.of(record.jobs, cluster=_hosts(memory, record).cluster(), **options)
@@ -164,7 +164,7 @@ def attach(
     )  # fmt: skip
 
 
-def _hosts(memory: Memory, record: RunRecord) -> Inventory:
+def _hosts(memory: SavedState, record: RunRecord) -> Inventory:
     """Return the hosts of a run, if they are still the same."""
     from labkit.testbed.inventory import Inventory
 
@@ -184,15 +184,15 @@ def _hosts(memory: Memory, record: RunRecord) -> Inventory:
 
 
 def _taken_over(
-    record: RunRecord, memory: Memory, path: Path, *, lease_s: float | None, retries: Retries | None
+    record: RunRecord, memory: SavedState, path: Path, *, lease_s: float | None, retries: Retries | None
 ) -> SshBackend:
     """Return the backend of a run that goes on; where it was ended on the hosts, under a new name there."""
-    from labkit.testbed.backend import SshBackend
-    from labkit.testbed.training import Training
+    from labkit.testbed.run.backend import SshBackend
+    from labkit.testbed.run.training import TrainingTable
 
     backend = SshBackend(
         record.jobs, _hosts(memory, record), run=name_on_hosts(record.info) if memory.ended else memory.run,
-        folder=path, training=Training(**memory.training), began_at=memory.began_at,
+        folder=path, training=TrainingTable(**memory.training), began_at=memory.began_at,
         lease_s=memory.lease_s if lease_s is None else lease_s, retries=retries, some=True,
     )  # fmt: skip
     try:

@@ -36,7 +36,7 @@ class Remembers(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class HistoryLine:
     """A line of the file: a job's kind, and the plan that it ended with."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "ignore"}
@@ -82,7 +82,7 @@ def read(path: Path) -> History:
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "it is no text"
         raise InputError(f"history {path}: {why}; expected final plans, a JSON object in each line.") from None
-    known, form = History(), TypeAdapter(Line)
+    known, form = History(), TypeAdapter(HistoryLine)
     for number, text in enumerate(lines, start=1):
         try:
             line = form.validate_json(text)
@@ -96,7 +96,7 @@ def read(path: Path) -> History:
 
 def add(path: Path, kind: Likeness, plan: Plan) -> None:
     """Append the final plan of a job; several runs may write one file."""
-    line = Line(
+    line = HistoryLine(
         **asdict(kind), n_workers=plan.n_workers, worker_cores=plan.worker_cores, n_ps=plan.n_ps,
         ps_cores=plan.ps_cores, ps_memory_gb=plan.ps_memory_gb, at=datetime.now(UTC).isoformat(timespec="seconds"),
     )  # fmt: skip

@@ -8,12 +8,12 @@ import numpy as np
 
 from labkit.core.events import Events, Kind
 from labkit.core.placement import Placement
-from labkit.experiment.opener import Opener
-from labkit.results.record import State
+from labkit.experiment.opener import Preflight
+from labkit.results.record import RunState
 from labkit.results.store import RunWriter
 
 if TYPE_CHECKING:
-    from labkit.testbed.backend import SshBackend
+    from labkit.testbed.run.backend import SshBackend
 
 
 class OnMachines:
@@ -23,7 +23,7 @@ class OnMachines:
 
     Parameters
     ----------
-    opener : Opener
+    opener : Preflight
         What begins then.
 
     Attributes
@@ -34,7 +34,7 @@ class OnMachines:
 
     live = True
 
-    def __init__(self, opener: Opener) -> None:
+    def __init__(self, opener: Preflight) -> None:
         self.jobs, self.cluster = opener.experiment.jobs, opener.experiment.cluster
         self._opener = opener
         self._backend: SshBackend | None = None
@@ -81,7 +81,7 @@ class OnMachines:
             self._backend.close()
         if self._writer is not None:
             self._writer.tell(dropped=dict(self._backend.dropped) if self._backend else {})
-            self._writer.close(State.DONE if self._n_over == len(self.jobs) else State.STOPPED)
+            self._writer.close(RunState.DONE if self._n_over == len(self.jobs) else RunState.STOPPED)
         self._writer = None
 
     def _opened(self) -> SshBackend:

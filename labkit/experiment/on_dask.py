@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from labkit.core.errors import InputError, SweepError
-from labkit.experiment.cell import Outcome, failed, run_cell
+from labkit.experiment.cell import CellOutcome, failed, run_cell
 from labkit.experiment.grid import Cell
 from labkit.experiment.inputs import Inputs
 from labkit.release import EVERYTHING
@@ -35,7 +35,7 @@ class GivenInputs:
         """Nothing has to be undone."""
 
 
-def on_dask(cells: Sequence[Cell], *, inputs: Inputs, client: Client, keep: bool = False) -> Iterator[Outcome]:
+def on_dask(cells: Sequence[Cell], *, inputs: Inputs, client: Client, keep: bool = False) -> Iterator[CellOutcome]:
     """Run cells on a cluster, and give each outcome as it comes; closing the iterator cancels what is left.
 
     A cell that takes its worker with it is tried on others, as often as the cluster allows
@@ -110,14 +110,14 @@ def _plugin(sweep: str, inputs: Inputs) -> Any:
     return Given(sweep, inputs)
 
 
-def _outcome(future: Any, cell: Cell) -> Outcome:
+def _outcome(future: Any, cell: Cell) -> CellOutcome:
     if future.status == "finished":
-        outcome: Outcome = future.result()
+        outcome: CellOutcome = future.result()
         return outcome
     if future.status == "error":
         error = future.exception()
         if type(error).__name__ == "KilledWorker":
-            return Outcome(cell, {}, error="the worker processes that had it died, each time with this cell")
+            return CellOutcome(cell, {}, error="the worker processes that had it died, each time with this cell")
         return failed(cell, error)
     raise SweepError(f"the Dask cluster was lost ({future.status}) while cells were running.")
 
@@ -131,7 +131,7 @@ def _leave(client: Client, sweep: str, futures: list[Any]) -> None:
     client.unregister_worker_plugin(sweep)
 
 
-def _run(cell: Cell, sweep: str, keep: bool) -> Outcome:
+def _run(cell: Cell, sweep: str, keep: bool) -> CellOutcome:
     from distributed import get_worker
 
     inputs: Inputs = get_worker().plugins[sweep].inputs

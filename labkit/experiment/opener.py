@@ -20,10 +20,10 @@ from labkit.results.store import RunWriter
 from labkit.schedulers import named
 
 if TYPE_CHECKING:
-    from labkit.testbed.backend import SshBackend
     from labkit.testbed.inventory import Inventory
-    from labkit.testbed.retries import Retries
-    from labkit.testbed.training import Training
+    from labkit.testbed.run.backend import SshBackend
+    from labkit.testbed.run.retries import Retries
+    from labkit.testbed.run.training import TrainingTable
 
 LEASE_S: Final = 600.0
 SHORTEST_LEASE_S, LONGEST_LEASE_S = 5.0, 30 * 86400.0
@@ -33,7 +33,7 @@ REHEARSED: Final = 5
 """Decisions in a simulation before those on machines."""
 
 
-class Opener:
+class Preflight:
     """A run on machines that may begin: its jobs and its scheduler are checked, nothing is asked of the hosts yet.
 
     Parameters
@@ -48,7 +48,7 @@ class Opener:
         What the run is called; by default as its scheduler.
     folder : path
         Where runs are kept, each in a folder of its own.
-    training : Training, optional
+    training : TrainingTable, optional
         How jobs train.
     lease_s : float
         Seconds a host keeps the run alive without a sign of life from this process.
@@ -69,11 +69,11 @@ class Opener:
         scheduler: Scheduler | str,
         name: str | None = None,
         folder: str | Path = "runs",
-        training: Training | None = None,
+        training: TrainingTable | None = None,
         lease_s: float = LEASE_S,
         retries: Retries | None = None,
     ) -> None:
-        from labkit.testbed.training import Training
+        from labkit.testbed.run.training import TrainingTable
 
         if not SHORTEST_LEASE_S <= lease_s <= LONGEST_LEASE_S:
             raise InputError(f"a lease of {lease_s:g} s; expected {SHORTEST_LEASE_S:g} s to 30 days.")
@@ -82,7 +82,7 @@ class Opener:
         self.experiment, self.inventory, self.folder = experiment, inventory, Path(folder)
         self.scheduler, self.name = named(scheduler, name)
         self.asked = scheduler if isinstance(scheduler, str) else ""
-        self.training = _measured(training or Training(), experiment.measured_every_s(self.scheduler))
+        self.training = _measured(training or TrainingTable(), experiment.measured_every_s(self.scheduler))
         _refuse_leases(self.scheduler, self.name)
         if experiment.troubles is not None:
             raise InputError("troubles are those of a simulation; jobs on machines have their own: leave them out.")
@@ -98,7 +98,7 @@ class Opener:
         scheduler: Scheduler | str,
         name: str | None = None,
         folder: str | Path = "runs",
-        training: Training | None = None,
+        training: TrainingTable | None = None,
         lease_s: float = LEASE_S,
         retries: Retries | None = None,
         **options: Any,
@@ -125,7 +125,7 @@ class Opener:
         InputError
             If a host cannot be used; nothing has been started and there is no folder then.
         """
-        from labkit.testbed.backend import SshBackend
+        from labkit.testbed.run.backend import SshBackend
 
         experiment = self.experiment
         _rehearse(experiment, self.scheduler)
@@ -146,7 +146,7 @@ class Opener:
         return backend, writer
 
 
-def _measured(training: Training, every_s: float | None) -> Training:
+def _measured(training: TrainingTable, every_s: float | None) -> TrainingTable:
     """Return how jobs train, measured as often as anybody wants it."""
     wanted = [s for s in (training.measure_every_s, every_s) if s is not None]
     return training.changed(measure_every_s=min(wanted, default=None))

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from labkit.core.errors import SweepError
-from labkit.experiment.cell import Outcome, failed, run_cell
+from labkit.experiment.cell import CellOutcome, failed, run_cell
 from labkit.experiment.grid import Cell
 from labkit.experiment.inputs import Inputs
 
@@ -41,7 +41,7 @@ ONE_THREAD: Final = dict.fromkeys(
 """Libraries read these when they are loaded: workers would take each other's cores otherwise."""
 
 
-def on_pool(cells: Sequence[Cell], *, inputs: Inputs, workers: int, keep: bool = False) -> Iterator[Outcome]:
+def on_pool(cells: Sequence[Cell], *, inputs: Inputs, workers: int, keep: bool = False) -> Iterator[CellOutcome]:
     """Run cells on so many processes, and give each outcome as it comes; closing the iterator ends the processes.
 
     Raises
@@ -76,7 +76,7 @@ class _Team:
         self._busy: dict[Future[Any], tuple[_Worker, Cell | None, int]] = {}
         self._workers: list[_Worker] = []
 
-    def outcomes(self, n_workers: int) -> Iterator[Outcome]:
+    def outcomes(self, n_workers: int) -> Iterator[CellOutcome]:
         """Run everything."""
         for _ in range(min(n_workers, len(self._waiting))):
             self._hire()
@@ -96,7 +96,7 @@ class _Team:
         for worker in self._workers:
             worker.pool.shutdown(wait=True, cancel_futures=True)
 
-    def _settle(self, future: Future[Any], worker: _Worker, cell: Cell | None, tries: int) -> Iterator[Outcome]:
+    def _settle(self, future: Future[Any], worker: _Worker, cell: Cell | None, tries: int) -> Iterator[CellOutcome]:
         """Take what a worker brings, and give it the next cell."""
         error = future.exception()
         if isinstance(error, BrokenProcessPool):
@@ -112,7 +112,7 @@ class _Team:
         if self._waiting:
             self._give(worker, *self._waiting.popleft())
 
-    def _bury(self, worker: _Worker, cell: Cell | None, tries: int) -> Iterator[Outcome]:
+    def _bury(self, worker: _Worker, cell: Cell | None, tries: int) -> Iterator[CellOutcome]:
         """Replace a dead worker; the cell that it had is tried once more, and then has failed."""
         worker.pool.shutdown(wait=True)
         self._workers.remove(worker)
@@ -122,7 +122,7 @@ class _Team:
         if tries < TRIES:
             self._waiting.appendleft((cell, tries + 1))
         else:
-            yield Outcome(cell, {}, error=f"{said}, {tries} times, each time with this cell")
+            yield CellOutcome(cell, {}, error=f"{said}, {tries} times, each time with this cell")
         if self._waiting:
             self._hire()
 
@@ -198,7 +198,7 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _run(cell: Cell) -> Outcome:
+def _run(cell: Cell) -> CellOutcome:
     if _given is None:
         raise SweepError("a worker that was given nothing has no cells to run.")
     inputs, keep = _given

@@ -69,11 +69,11 @@ def profile(
     from labkit.testbed.inventory import Inventory
     from labkit.testbed.profiling.run import asked, show
     from labkit.testbed.profiling.run import profile as measured
-    from labkit.testbed.training import Training
+    from labkit.testbed.run.training import TrainingTable
 
     kinds = asked(trace, models, max_ps=max_ps, max_workers=max_workers, sync=not asynchronous)
     made, there = measured(
-        Inventory.read(hosts), kinds, out=out, training=Training(width=width), n_crowd=crowd,
+        Inventory.read(hosts), kinds, out=out, training=TrainingTable(width=width), n_crowd=crowd,
         loads=[whole(text, "--loads") for text in split_names(loads)],
     )  # fmt: skip
     show(made, there)

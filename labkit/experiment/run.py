@@ -38,7 +38,7 @@ from labkit.experiment.session import Observer, Session
 from labkit.experiment.speeds import declared, speed_model, with_steps
 from labkit.results.bound import BOUND
 from labkit.results.notes import AMOUNTS_COUNT, TYPES_DIFFER
-from labkit.results.record import RunInfo, RunRecord, State
+from labkit.results.record import RunInfo, RunRecord, RunState
 from labkit.results.store import RunWriter
 from labkit.schedulers import named
 from labkit.simulator import Faults, Losses, Overheads, Replay, Simulator, Troubles, Variation
@@ -287,7 +287,7 @@ class Experiment:
             trace=self.jobs.name,
             seed=self.seed,
             config=self.config(scheduler) | ({"notes": notes} if notes else {}),
-            state=State.RUNNING,
+            state=RunState.RUNNING,
             **provenance.stamp(),
         )
 
@@ -354,7 +354,7 @@ class Experiment:
             wall_s = time.perf_counter() - began - compiled.seconds
             if (rows["kind"] == Kind.FELL_BACK).any():
                 warnings.warn(fell_back(called, scheduler), Caveat, stacklevel=4)
-        info = replace(info, state=State.DONE, wall_s=wall_s)
+        info = replace(info, state=RunState.DONE, wall_s=wall_s)
         return RunRecord(info=info, jobs=self.jobs, cluster=self.cluster, events=rows, reasons=reasons)
 
 

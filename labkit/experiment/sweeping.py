@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from labkit.core.errors import InputError, SweepError
 from labkit.experiment import provenance
-from labkit.experiment.cell import Outcome, check, run_cell
+from labkit.experiment.cell import CellOutcome, check, run_cell
 from labkit.experiment.grid import Cell, Grid
 from labkit.experiment.inputs import Inputs
 from labkit.experiment.on_dask import on_dask
@@ -41,7 +41,7 @@ class Store(Protocol):
         """Take a whole run, and tell where it is."""
 
 
-class Memory:
+class InMemory:
     """Rows that nobody keeps."""
 
     def __init__(self) -> None:
@@ -115,7 +115,7 @@ def sweep(
     check(grid, inputs)
     start = _runner(inputs, workers=workers, client=client, keep=keep)
     with ExitStack() as stack:
-        store = Memory() if folder is None else stack.enter_context(SweepFolder.open(folder, plan=plan(grid, inputs)))
+        store = InMemory() if folder is None else stack.enter_context(SweepFolder.open(folder, plan=plan(grid, inputs)))
         todo = [cell for cell in _by_seed(grid) if not _is_done(store.rows.get(cell.id), keep=keep)]
         bar = stack.enter_context(_Bar(len(grid), done=len(grid) - len(todo), shown=progress))
         notes = dict.fromkeys([*_age_notes(store), *_notes_of_done(grid, store)])
@@ -141,7 +141,7 @@ def plan(grid: Grid, inputs: Inputs) -> dict[str, Any]:
     return {"axes": dict(grid.axes), "meanings": inputs.meanings(grid), **provenance.stamp()}
 
 
-def row_of(outcome: Outcome, store: Store) -> dict[str, Any]:
+def row_of(outcome: CellOutcome, store: Store) -> dict[str, Any]:
     """Return the row of a cell as JSON holds it, with its run kept if there is one."""
     cell = outcome.cell
     run = "" if outcome.record is None else store.keep(outcome.record, run=_run_id(cell))
@@ -176,7 +176,7 @@ def _runner(
     return lambda cells: on_pool(cells, inputs=inputs, workers=n, keep=keep)
 
 
-def _here(cells: Sequence[Cell], *, inputs: Inputs, keep: bool) -> Iterator[Outcome]:
+def _here(cells: Sequence[Cell], *, inputs: Inputs, keep: bool) -> Iterator[CellOutcome]:
     for cell in cells:
         yield run_cell(cell, inputs=inputs, keep=keep)
 
@@ -230,7 +230,7 @@ class _Bar:
         self._bar = tqdm(total=total, initial=done, unit="cell", disable=not shown, mininterval=0.2)
         self._n_failed = 0
 
-    def tell(self, outcome: Outcome) -> None:
+    def tell(self, outcome: CellOutcome) -> None:
         """Count a cell; say what went wrong with it."""
         self._bar.update()
         if outcome.error:

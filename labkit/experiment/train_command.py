@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from labkit.core.errors import InputError
-from labkit.elastic.deaths import RESTARTS, WITHIN_S
+from labkit.elastic.controller.deaths import RESTARTS, WITHIN_S
 
 if TYPE_CHECKING:
     from labkit.elastic import Result
@@ -101,10 +101,10 @@ def train(
     """Train a model, with servers and workers that come and go while it trains."""
     if auto:
         from labkit.experiment.auto_command import refuse_beside, train_auto
-        from labkit.testbed.training import Training
+        from labkit.testbed.run.training import TrainingTable
 
         refuse_beside(context)
-        how = Training(
+        how = TrainingTable(
             width=width, samples=samples, seed=seed, batch=batch, optimizer=optimizer, lr=lr, lease_s=lease_s,
             save_every=save_every,
         )  # fmt: skip
@@ -117,13 +117,13 @@ def train(
         raise InputError(f"--{'history' if cores is None else 'cores'} goes with --auto: labkit train {model} --auto.")
     steps = STEPS if steps is None else steps
     from labkit.elastic import models, start
+    from labkit.elastic.controller.scaling import check_strategy
     from labkit.elastic.data import dataset
-    from labkit.elastic.network import ports_of
-    from labkit.elastic.requests import Request, follow
-    from labkit.elastic.scaling import check_strategy
+    from labkit.elastic.protocol.network import ports_of
+    from labkit.elastic.requests import ScaleRequest, follow
 
     check_strategy(strategy)
-    requests = [Request.parse(line) for line in at or ()]
+    requests = [ScaleRequest.parse(line) for line in at or ()]
     name = models.size_of(model, width=width).name
     job = start(
         models.build(name, width=width, seed=seed),
@@ -174,7 +174,7 @@ class _Bar:
 
 
 def _summary(name: str, result: Result) -> dict[str, Any]:
-    from labkit.elastic.losses import encoded
+    from labkit.elastic.controller.losses import encoded
 
     events, losses = [event["event"] for event in result.events], [encoded(loss) for loss in result.losses]
     return {

@@ -15,7 +15,7 @@ from labkit.core.events import Kind
 from labkit.core.ledger import DONE, HOLDING, WAITING, Ledger
 from labkit.results import files
 from labkit.results.lock import writer_of
-from labkit.results.record import State
+from labkit.results.record import RunState
 from labkit.results.store import REASONS, RunTail, find
 
 if TYPE_CHECKING:
@@ -81,9 +81,9 @@ class Watched:
     def _state(self) -> str:
         if self.writer is not None:
             return f"written by process {self.writer.get('pid', '?')} on {self.writer.get('host', '?')}"
-        if self.info.state == State.DONE:
+        if self.info.state == RunState.DONE:
             return "over"
-        how = "its process is gone" if self.info.state == State.RUNNING else str(self.info.state)
+        how = "its process is gone" if self.info.state == RunState.RUNNING else str(self.info.state)
         onward = "" if self.info.backend == "simulator" else f"; go on with: labkit attach {self.folder}"
         return f"{how}{onward}"
 
@@ -169,4 +169,4 @@ def watch(
                 time.sleep(EVERY_S)
                 seen.update()
     console.print(shown(seen))
-    raise typer.Exit(0 if seen.going or seen.info.state == State.DONE else 1)
+    raise typer.Exit(0 if seen.going or seen.info.state == RunState.DONE else 1)

@@ -14,9 +14,9 @@ import numpy as np
 from numba import njit
 
 from labkit.core.draft import Batch, begin_slot
-from labkit.learning.episodes import Rules, end_slot, worth_of
+from labkit.learning.episodes import EpisodeRules, end_slot, worth_of
 from labkit.schedulers.dl2.network import Net
-from labkit.schedulers.dl2.policy import How, Record, decide
+from labkit.schedulers.dl2.policy import DecisionRecord, How, decide
 
 
 @njit(cache=True)
@@ -46,7 +46,9 @@ def _go_back(batch: Batch, source: int, target: int) -> None:
 
 
 @njit(cache=True)
-def slot(batch: Batch, b: int, rules: Rules, net: Net, how: How, rec: Record, rng: np.random.Generator) -> None:
+def slot(
+    batch: Batch, b: int, rules: EpisodeRules, net: Net, how: How, rec: DecisionRecord, rng: np.random.Generator
+) -> None:
     """Let a policy decide about a slot, and let it pass."""
     decide(batch, b, rules.slot_s, net, how, rec, rng)
     end_slot(batch, b, rules)
@@ -60,7 +62,7 @@ def _is_over(batch: Batch, b: int) -> bool:
 
 
 @njit(cache=True)
-def play(batch: Batch, rules: Rules, net: Net, how: How, rec: Record, rng: np.random.Generator) -> None:
+def play(batch: Batch, rules: EpisodeRules, net: Net, how: How, rec: DecisionRecord, rng: np.random.Generator) -> None:
     """Play all episodes of a batch to their ends."""
     for b in range(len(batch.episode)):
         while not _is_over(batch, b):
@@ -70,9 +72,9 @@ def play(batch: Batch, rules: Rules, net: Net, how: How, rec: Record, rng: np.ra
 @njit(cache=True)
 def explore(
     batch: Batch,
-    rules: Rules,
+    rules: EpisodeRules,
     net: Net,
-    rec: Record,
+    rec: DecisionRecord,
     rng: np.random.Generator,
     n_branches: int,
     n_slots: int,
@@ -82,7 +84,7 @@ def explore(
 
     Parameters
     ----------
-    rec : Record
+    rec : DecisionRecord
         Gets the decisions of each branch, with what it was worth beyond the mean of the branches of its slot.
     n_branches, n_slots : int
         Decisions drawn in a slot that branches, and for how many slots each goes on, by the most probable actions.

@@ -17,8 +17,8 @@ import numpy as np
 from labkit.core.errors import InputError, LabkitError
 from labkit.core.text import human_s
 from labkit.experiment.session import refuse_unfit
-from labkit.learning.logs import Log, row_of
-from labkit.learning.training import NotFiniteError, Trains, Update
+from labkit.learning.logs import TrainingLog, row_of
+from labkit.learning.training import TrainingDivergedError, Trains, Update
 from labkit.speed.by_counts import ByCounts
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class Course:
                 raise InputError(f"{self.state}: {error}") from None
             self.say(f"going on after {trainer.n_done} of {trainer.n_updates} updates")
         pace: deque[float] = deque([time.monotonic()], maxlen=21)
-        with Log(self.table, folder=self.log, n_done=trainer.n_done) as log, _asked_to_stop() as asked:
+        with TrainingLog(self.table, folder=self.log, n_done=trainer.n_done) as log, _asked_to_stop() as asked:
             if log.missing:
                 self.say(f"note: {log.missing}")
             try:
@@ -88,7 +88,7 @@ class Course:
                         self.say(line(update, n_updates=trainer.n_updates, left_s=_left_s(pace, trainer)))
                     if asked and not over:
                         return False
-            except NotFiniteError as error:
+            except TrainingDivergedError as error:
                 trainer.weights(self.source).save(self.out)
                 raise LabkitError(f"{error} They are in {self.out}.") from None
         return True

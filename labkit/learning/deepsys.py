@@ -19,7 +19,7 @@ from labkit.core.jobs import Jobs
 from labkit.core.resources import Floats, Ints
 from labkit.core.running import Running
 from labkit.experiment.speeds import speed_model
-from labkit.schedulers.pods.predictor import N_FEATURES, Beside, Predictor, features, model_gb, model_kind
+from labkit.schedulers.pods.predictor import N_FEATURES, MachineTasks, Predictor, features, model_gb, model_kind
 from labkit.speed.interference.levels import level
 from labkit.topology import presets
 from labkit.workloads import marl_jobs
@@ -105,7 +105,7 @@ def _seen(jobs: Jobs, running: Running, cluster: Cluster) -> Floats:
     for i, job in enumerate(running.job.tolist()):
         mine = row == i
         own = [_by_machine(machine[mine], each[mine], n) for each in (np.ones(len(row)), worker, size)]
-        beside = Beside(*(a - b for a, b in zip(all_of, own, strict=True)))
+        beside = MachineTasks(*(a - b for a, b in zip(all_of, own, strict=True)))
         found.append(features(int(kind[job]), own[1][None], (own[0] - own[1])[None], beside))
     return np.concatenate(found)
 

@@ -21,7 +21,7 @@ from labkit.learning.env import ExperimentOf
 from labkit.learning.envs import SlotEnvs
 from labkit.learning.training import Training, copied, refuse_not_finite
 from labkit.schedulers.dl2.network import N_HELD, Net, n_seen
-from labkit.schedulers.dl2.policy import BEST, NOTHING, How, Record, record
+from labkit.schedulers.dl2.policy import BEST, NOTHING, DecisionRecord, How, record
 from labkit.schedulers.dl2.weights import Weights
 from labkit.speed.by_counts import ByCounts
 
@@ -139,7 +139,7 @@ class Trainer(Training):
         self._branches = SlotEnvs(self.experiments, n_envs=recipe.n_envs + 2, **options)
         self._record = self._room(1)
 
-    def _room(self, n_slots: int) -> Record:
+    def _room(self, n_slots: int) -> DecisionRecord:
         return record(n_slots, n_jobs=self.recipe.n_jobs, n_features=n_seen(len(self.models)))
 
     @property
@@ -246,7 +246,7 @@ class Trainer(Training):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Part:
-    """Decisions of some slots: rows of the network as `Policy` takes them, and A actions; columns as in `Record`."""
+    """Decisions of some slots: rows of the network as `Policy` takes them, and A actions, as in `DecisionRecord`."""
 
     seen: Tensor
     job: Tensor
@@ -280,7 +280,7 @@ def loss_of(policy: Policy, part: _Part, *, clip: float | None) -> tuple[Tensor,
 class _Parts:
     """A record in parts of about as many slots each."""
 
-    def __init__(self, rec: Record, n: int) -> None:
+    def __init__(self, rec: DecisionRecord, n: int) -> None:
         n_seen_jobs, n_rows, n_actions, n_slots = map(int, rec.n)
         self._rec = rec
         slot_edges = np.linspace(0, n_slots, n + 1).astype(np.int64)

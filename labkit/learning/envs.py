@@ -56,7 +56,7 @@ class SlotEnvs(gym.vector.VectorEnv[Any, Any, Any]):  # its rewards are floats, 
         self.observation_space = batch_space(one.observation_space, n_envs)
         self.action_space = batch_space(one.action_space, n_envs)
         self._of, self._models = one.experiment_of, one.models
-        self.rules = episodes.Rules(one.slot_s, one.patience, one.reward == "time")
+        self.rules = episodes.EpisodeRules(one.slot_s, one.patience, one.reward == "time")
         self._shape = self.observation_space.shape or ()
         self._rngs: list[np.random.Generator] = []
         self._over, self._rewards = np.zeros(n_envs, np.bool_), np.zeros(n_envs)

@@ -14,7 +14,7 @@ from labkit.core.ledger import DONE, HOLDING, UNSEEN, WAITING
 from labkit.core.resources import Bools, Floats, Ints
 
 
-class Rules(NamedTuple):
+class EpisodeRules(NamedTuple):
     """Seconds of a slot, slots without an event after which an episode is stalled, and whether time is the reward."""
 
     slot_s: float
@@ -23,7 +23,7 @@ class Rules(NamedTuple):
 
 
 @njit(cache=True)
-def begin(batch: Batch, b: int, rules: Rules, demands: Floats, runs_on: Bools, group_type: Ints) -> None:
+def begin(batch: Batch, b: int, rules: EpisodeRules, demands: Floats, runs_on: Bools, group_type: Ints) -> None:
     """Begin the first slot of an episode; of each job `demands` (N, 2, R) and `runs_on` (N, T); `group_type` (G,)."""
     sort_tasks(batch, b, demands, runs_on, group_type)
     sort_pairs(batch, b)
@@ -45,7 +45,7 @@ def begin(batch: Batch, b: int, rules: Rules, demands: Floats, runs_on: Bools, g
 
 
 @njit(cache=True)
-def step(batch: Batch, actions: NDArray[np.int64], rules: Rules, skip: Bools, rewards: Floats) -> None:
+def step(batch: Batch, actions: NDArray[np.int64], rules: EpisodeRules, skip: Bools, rewards: Floats) -> None:
     """Take one action in each episode but those to `skip`; rewards (B,) are 0 but at the end of a slot."""
     n_seen = batch.seen.shape[1]
     for b in range(len(actions)):
@@ -66,7 +66,7 @@ def step(batch: Batch, actions: NDArray[np.int64], rules: Rules, skip: Bools, re
 
 
 @njit(cache=True)
-def end_slot(batch: Batch, b: int, rules: Rules) -> None:
+def end_slot(batch: Batch, b: int, rules: EpisodeRules) -> None:
     """Let jobs go on with what they were given, up to the next slot with a job, as `Session.step` does."""
     episode = batch.episode[b]
     changed = _carry_out(batch, b)
@@ -141,7 +141,7 @@ def _pass(batch: Batch, b: int, until_s: float) -> bool:
 
 
 @njit(cache=True)
-def _wait_for_work(batch: Batch, b: int, rules: Rules) -> None:
+def _wait_for_work(batch: Batch, b: int, rules: EpisodeRules) -> None:
     """Pass over the time in which no job is there, up to the slot in which the next one is."""
     episode, jobs = batch.episode[b], batch.job[b]
     while episode.n_arrived == episode.n_done and episode.n_arrived < episode.n_jobs:
@@ -164,7 +164,7 @@ def _stands_still(batch: Batch, b: int) -> bool:
 
 
 @njit(cache=True)
-def worth_of(batch: Batch, b: int, rules: Rules) -> float:
+def worth_of(batch: Batch, b: int, rules: EpisodeRules) -> float:
     """Return the sum of all rewards so far."""
     episode, jobs, total = batch.episode[b], batch.job[b], 0.0
     for j in range(episode.n_jobs):

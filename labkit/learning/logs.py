@@ -19,7 +19,7 @@ CURVES: Final = ("mean_jct_slots", "loss", "entropy", "slots")
 """Drawn in TensorBoard, by update."""
 
 
-class Log:
+class TrainingLog:
     """Writes the rows of a training; one that goes on drops those that it makes again.
 
     Parameters

@@ -20,7 +20,7 @@ from labkit.core.resources import Floats, Ints
 from labkit.core.snapshot import Snapshot
 from labkit.learning.dl2 import Policy, _Part, _Parts
 from labkit.schedulers.dl2.network import Net, n_seen
-from labkit.schedulers.dl2.policy import How, Record, decide, record
+from labkit.schedulers.dl2.policy import DecisionRecord, How, decide, record
 from labkit.schedulers.dl2.weights import Weights
 
 DRAWS: Final = How(draws=True, keeps=True, taught=0, obeys=False)
@@ -108,7 +108,7 @@ class Learner:
 
     # --- what has come of a slot
 
-    def _open(self, snapshot: Snapshot, rec: Record) -> None:
+    def _open(self, snapshot: Snapshot, rec: DecisionRecord) -> None:
         jobs = snapshot.jobs.number.copy()
         seen = np.column_stack([rec.seen[: len(jobs)], np.ones(len(jobs))]).astype(np.float64)
         self._pending.append(_Slot(jobs, seen, _Parts(rec, 1).part(0), np.zeros(len(jobs))))

@@ -46,11 +46,11 @@ class Update:
     cpu_s: float
 
 
-class NotFiniteError(LabkitError):
+class TrainingDivergedError(LabkitError):
     """A loss was not finite; the policy is as it was before that update."""
 
 
-class Saved(Protocol):
+class SavableWeights(Protocol):
     """Weights that can be written."""
 
     def save(self, path: str | Path) -> None:
@@ -70,7 +70,7 @@ class Trains(Protocol):
     def updates(self) -> Iterator[Update]:
         """Yield what came of each update that is left; after each, `state` is worth keeping."""
 
-    def weights(self, source: str) -> Saved:
+    def weights(self, source: str) -> SavableWeights:
         """Return the policy as it is, for a scheduler."""
 
     def state(self) -> dict[str, Any]:
@@ -127,7 +127,7 @@ class Training(ABC):
 
         Raises
         ------
-        NotFiniteError
+        TrainingDivergedError
             If a loss was not finite; the policy is as it was before.
         InputError
             If a teacher cannot run a trace.
@@ -194,9 +194,11 @@ def refuse_not_finite(
 
     Raises
     ------
-    NotFiniteError
+    TrainingDivergedError
         It names the update and the loss.
     """
     if not (np.isfinite(loss) and np.isfinite(mean_jct)):
         policy.load_state_dict(before)
-        raise NotFiniteError(f"the loss of update {n_done + 1} is {loss}; the weights are those of update {n_done}.")
+        raise TrainingDivergedError(
+            f"the loss of update {n_done + 1} is {loss}; the weights are those of update {n_done}."
+        )

@@ -14,7 +14,7 @@ from labkit.core.errors import LabkitError
 from labkit.core.jobs import Jobs
 from labkit.core.protocols import Scheduler
 from labkit.notebook.code import Choice
-from labkit.notebook.controls import CodePanel, Controls, Form
+from labkit.notebook.controls import CodePanel, Controls, RunForm
 from labkit.notebook.html import runs_html
 from labkit.notebook.run import READY, LiveRun, one_line, running_loop
 from labkit.notebook.views import Ghost, LiveCards, LiveGantt, LiveHeatMap
@@ -75,7 +75,7 @@ class LabApp(ipw.VBox):  # type: ignore[misc]
         self._own = dict(schedulers or {})
         self._loop: asyncio.AbstractEventLoop | None = running_loop()
         self._where = place(where)
-        self._form = Form(
+        self._form = RunForm(
             trace=trace.name if isinstance(trace, Jobs) else str(trace),
             fixed=self._jobs is not None, where=self._where,
             cluster=self._where.suggestions()[0] if self._where.machines else cluster, scheduler=scheduler,

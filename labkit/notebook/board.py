@@ -21,7 +21,7 @@ _SEEN: Final = (
 _IS_SEEN: Final = np.isin(np.arange(max(Kind) + 1), _SEEN)
 
 
-class Doing(IntEnum):
+class JobActivity(IntEnum):
     """What a job does from a moment on."""
 
     WAITS = 0
@@ -32,21 +32,21 @@ class Doing(IntEnum):
 
 
 _AFTER: Final = {
-    Kind.ARRIVED: Doing.WAITS,
-    Kind.STARTED: Doing.TRAINS,
-    Kind.RESCALED: Doing.TRAINS,
-    Kind.PROGRESSED: Doing.TRAINS,
-    Kind.PAUSED: Doing.HOLDS,
-    Kind.PREEMPTED: Doing.WAITS,
-    Kind.COMPLETED: Doing.DONE,
-    Kind.FAILED: Doing.WAITS,
-    Kind.DROPPED: Doing.DONE,
+    Kind.ARRIVED: JobActivity.WAITS,
+    Kind.STARTED: JobActivity.TRAINS,
+    Kind.RESCALED: JobActivity.TRAINS,
+    Kind.PROGRESSED: JobActivity.TRAINS,
+    Kind.PAUSED: JobActivity.HOLDS,
+    Kind.PREEMPTED: JobActivity.WAITS,
+    Kind.COMPLETED: JobActivity.DONE,
+    Kind.FAILED: JobActivity.WAITS,
+    Kind.DROPPED: JobActivity.DONE,
 }
 _GIVES_BACK: Final = (Kind.PREEMPTED, Kind.COMPLETED, Kind.FAILED, Kind.DROPPED)
 
 
 @dataclass(slots=True)
-class Changes:
+class BoardChanges:
     """What is new on a board.
 
     Attributes
@@ -59,7 +59,7 @@ class Changes:
         Device groups whose tasks changed.
     """
 
-    jobs: list[tuple[int, float, Doing, float]] = field(default_factory=list)
+    jobs: list[tuple[int, float, JobActivity, float]] = field(default_factory=list)
     machines: list[tuple[int, float, float]] = field(default_factory=list)
     groups: set[int] = field(default_factory=set)
 
@@ -69,7 +69,7 @@ class Board:
 
     Attributes
     ----------
-    changes : Changes
+    changes : BoardChanges
         All of them, from the start of the run.
     now_s : float
         Time of the last event.
@@ -83,12 +83,12 @@ class Board:
 
     def __init__(self, jobs: Jobs, cluster: Cluster) -> None:
         self.jobs, self.cluster = jobs, cluster
-        self.changes = Changes()
+        self.changes = BoardChanges()
         self.now_s = 0.0
         self.n_decisions = self.n_arrived = self.n_done = self.n_dropped = 0
         self.jct_s = 0.0
         self.tasks: dict[int, dict[int, float]] = {}
-        self._doing: dict[int, Doing] = {}
+        self._doing: dict[int, JobActivity] = {}
         self._held: dict[int, dict[int, float]] = {}
         self._shared: dict[int, tuple[int, dict[int, float]]] = {}  # job -> its partner, and what each holds of theirs
         self._gpus = np.zeros(cluster.n_machines)
@@ -152,7 +152,7 @@ class Board:
 
     def _turn(self, job: int, kind: int, time_s: float) -> None:
         """Note that a job does something else from now on."""
-        if kind == Kind.PROGRESSED and self._doing.get(job) is Doing.TRAINS:
+        if kind == Kind.PROGRESSED and self._doing.get(job) is JobActivity.TRAINS:
             return
         if kind in _GIVES_BACK:
             self._release(job, time_s)
@@ -166,11 +166,11 @@ class Board:
             self.jct_s += time_s - float(self.jobs.arrival_s[job])
         self._note(job, time_s, _AFTER[Kind(kind)])
 
-    def _holding(self, job: int) -> Doing:
+    def _holding(self, job: int) -> JobActivity:
         """Return what a job does that was just placed: one that trains goes on until it is paused."""
-        return Doing.TRAINS if self._doing.get(job) is Doing.TRAINS else Doing.HOLDS
+        return JobActivity.TRAINS if self._doing.get(job) is JobActivity.TRAINS else JobActivity.HOLDS
 
-    def _note(self, job: int, time_s: float, doing: Doing) -> None:
+    def _note(self, job: int, time_s: float, doing: JobActivity) -> None:
         self._doing[job] = doing
         row = (job, time_s, doing, sum(self._held.get(job, {}).values()))
         _say(self.changes.jobs, row, since=self._n_told[0])

@@ -28,7 +28,7 @@ DOTS: Final = {RUNNING: "#2b9f5c", PAUSED: "#e59a2b", STOPPING: "#e59a2b", "fail
 """Colour of the dot that stands for a state; grey for the others."""
 
 
-class Form:
+class RunForm:
     """What is to be run: trace, cluster, scheduler, seed, pace."""
 
     def __init__(

@@ -21,7 +21,7 @@ from labkit.core.protocols import Backend, Scheduler
 from labkit.experiment import Experiment, Session
 from labkit.experiment.machines import OnMachines
 from labkit.notebook.board import Board
-from labkit.results import RunInfo, RunRecord, State
+from labkit.results import RunInfo, RunRecord, RunState
 from labkit.schedulers import named
 from labkit.simulator import Paced
 
@@ -35,7 +35,7 @@ MOST_EVENTS_PER_TICK: Final = 8_000
 """What is folded at once, so that the kernel goes on answering."""
 
 READY, RUNNING, PAUSED, STOPPING = "ready", "running", "paused", "stopping"
-OVER: Final = {"done": State.DONE, "stopped": State.STOPPED, "failed": State.FAILED}
+OVER: Final = {"done": RunState.DONE, "stopped": RunState.STOPPED, "failed": RunState.FAILED}
 
 Listener = Callable[[set[int]], None]
 """Called on the kernel's loop when the board has changed, with the device groups whose tasks changed."""
@@ -254,7 +254,7 @@ class LiveRun(traitlets.HasTraits):
     def record(self) -> RunRecord:
         """The record of what happened so far."""
         heard = self._heard[:]
-        state = OVER.get(self.state, State.RUNNING)
+        state = OVER.get(self.state, RunState.RUNNING)
         wall_s = self._wall_s if self._ended else time.monotonic() - self._began
         info = replace(self._info or self._new_info(), state=state, wall_s=wall_s)
         rows = joined(heard)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final, cast
 
 from labkit.elastic.job import Job, Result
-from labkit.elastic.requests import Request, follow
+from labkit.elastic.requests import ScaleRequest, follow
 
 REDRAW_S: Final = 0.5
 """Drawing costs the kernel some hundredths of a second."""
@@ -44,7 +44,7 @@ def watch(
     >>> watch(job, ["200:+1ps", "500:-1worker"])  # doctest: +SKIP
     """
     picture = _Picture(n_steps, redraw_s=redraw_s)
-    result = follow(job, [Request.parse(line) for line in at], strategy=strategy, told=picture.told)
+    result = follow(job, [ScaleRequest.parse(line) for line in at], strategy=strategy, told=picture.told)
     picture.draw()
     return result
 

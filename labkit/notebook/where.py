@@ -12,13 +12,13 @@ from labkit.core.jobs import Jobs
 from labkit.core.protocols import Scheduler
 from labkit.experiment import Experiment
 from labkit.experiment.machines import OnMachines
-from labkit.experiment.opener import Opener
+from labkit.experiment.opener import Preflight
 from labkit.notebook.run import LiveRun
 from labkit.topology import available as clusters
 
 if TYPE_CHECKING:
     from labkit.testbed.inventory import Inventory
-    from labkit.testbed.training import Training
+    from labkit.testbed.run.training import TrainingTable
 
 N_HOSTS: Final = 3
 """Of a laptop testbed that comes up for an app, each with one GPU in name."""
@@ -69,7 +69,7 @@ class Simulation:
         return LiveRun(experiment, scheduler=scheduler, name=name, speedup=speedup)
 
 
-class Machines:
+class OnHosts:
     """Runs on the hosts of an inventory, in real time.
 
     Where no inventory is to be found, a laptop testbed comes up, and ends with this process.
@@ -97,7 +97,7 @@ class Machines:
     def run(self, experiment: Experiment, *, scheduler: Scheduler | str, name: str, speedup: float) -> LiveRun:  # noqa: ARG002
         """Return a run on the hosts of the last experiment; time passes there as it does."""
         assert self._inventory is not None
-        return _live(Opener(experiment, inventory=self._inventory, scheduler=copy.deepcopy(scheduler), name=name))
+        return _live(Preflight(experiment, inventory=self._inventory, scheduler=copy.deepcopy(scheduler), name=name))
 
 
 def live_deploy(
@@ -107,7 +107,7 @@ def live_deploy(
     scheduler: Scheduler | str,
     name: str | None = None,
     folder: str | Path = "runs",
-    training: Training | None = None,
+    training: TrainingTable | None = None,
     **options: Any,
 ) -> LiveRun:
     """Return a run on a testbed that can be watched and steered; begin it with `start`.
@@ -117,7 +117,7 @@ def live_deploy(
     """
     mine = copy.deepcopy(scheduler)
     return _live(
-        Opener.of(jobs, inventory=inventory, scheduler=mine, name=name, folder=folder, training=training, **options)
+        Preflight.of(jobs, inventory=inventory, scheduler=mine, name=name, folder=folder, training=training, **options)
     )
 
 
@@ -131,12 +131,12 @@ def live_auto(model: str, *, steps: int, **options: Any) -> LiveRun:
     return _live(opener_of(model, steps=steps, **options))
 
 
-def _live(opener: Opener) -> LiveRun:
+def _live(opener: Preflight) -> LiveRun:
     backend = OnMachines(opener)
     return LiveRun(opener.experiment, scheduler=opener.scheduler, name=opener.name, backend=backend)
 
 
-PLACES: Final[dict[str, type[Simulation] | type[Machines]]] = {"simulation": Simulation, "testbed": Machines}
+PLACES: Final[dict[str, type[Simulation] | type[OnHosts]]] = {"simulation": Simulation, "testbed": OnHosts}
 
 
 def place(name: str) -> Where:
@@ -154,7 +154,7 @@ def place(name: str) -> Where:
 
 def _laptop() -> Inventory:
     """Start a laptop testbed that ends with this process."""
-    from labkit.testbed.bed import Bed
+    from labkit.testbed.laptop import Bed
 
     bed = Bed.up(N_HOSTS, gpus=1)
     atexit.register(bed.down)

@@ -18,7 +18,7 @@ from labkit.placers.base import settled
 from labkit.speed.interference.levels import mild_model
 from labkit.speed.interference.load import slowdowns
 from labkit.speed.interference.model import InterferenceModel
-from labkit.speed.interference.use import TaskUse, task_use
+from labkit.speed.interference.use import ModelUse, task_use
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,7 +50,7 @@ class LeastInterference:
     """
 
     model: InterferenceModel | None = None
-    uses: Mapping[str, TaskUse] | None = None
+    uses: Mapping[str, ModelUse] | None = None
 
     def told(self, context: Context) -> LeastInterference:
         """Return the placer of one run: without a model of its own it takes what `Context.interference` tells."""
@@ -61,7 +61,7 @@ class LeastInterference:
         """Return where the gangs go."""
         if not len(gangs):
             return Placement.nothing()
-        machines = Machines(snapshot, gangs, model=self.model or default_model(), uses=self.uses)
+        machines = MachineLoad(snapshot, gangs, model=self.model or default_model(), uses=self.uses)
         placed = np.zeros(len(gangs), np.bool_)
         for i in range(len(gangs)):
             placed[i] = any(machines.place(gang) for gang in _sizes(gangs, i))
@@ -76,7 +76,7 @@ def default_model() -> InterferenceModel:
 
 
 @dataclass(frozen=True, slots=True)
-class Gang:
+class GangSpec:
     """How many tasks one job is to get, the device type (-1: any), and who shares its GPUs (-1: nobody)."""
 
     job: int
@@ -86,16 +86,16 @@ class Gang:
     partner: int = -1
 
 
-def _sizes(gangs: Gangs, i: int) -> Iterator[Gang]:
+def _sizes(gangs: Gangs, i: int) -> Iterator[GangSpec]:
     """Return the i-th gang, and what it may shrink to, the largest first."""
     most, servers = int(gangs.n_workers[i]), int(gangs.n_ps[i])
     partner = int(gangs.partner[i]) if len(gangs.partner) else -1
     for w in range(most, 0 if gangs.may_shrink()[i] and partner < 0 else most - 1, -1):
         p = min(servers, max(1, -(-servers * w // most)))
-        yield Gang(int(gangs.job[i]), w, p, int(gangs.device_type[i]), partner)
+        yield GangSpec(int(gangs.job[i]), w, p, int(gangs.device_type[i]), partner)
 
 
-class Machines:
+class MachineLoad:
     """Machines and the tasks on them, which grow gang by gang.
 
     Parameters
@@ -111,7 +111,7 @@ class Machines:
     """
 
     def __init__(
-        self, snapshot: Snapshot, gangs: Gangs, *, model: InterferenceModel, uses: Mapping[str, TaskUse] | None
+        self, snapshot: Snapshot, gangs: Gangs, *, model: InterferenceModel, uses: Mapping[str, ModelUse] | None
     ) -> None:
         self.snapshot, self.cluster, self.model = snapshot, snapshot.cluster, model
         self.trial = Trial(snapshot, without=gangs.named)
@@ -131,7 +131,7 @@ class Machines:
         job, role, group = rows.T.astype(np.int32)
         return [job, role.astype(np.int8), group, counts.astype(np.int32)]
 
-    def place(self, gang: Gang) -> bool:
+    def place(self, gang: GangSpec) -> bool:
         """Place one more gang; where it does not fit, all is as before."""
         if gang.partner >= 0:
             self.trial.pair(gang.job, gang.partner)
@@ -141,7 +141,7 @@ class Machines:
             self.trial.clear(gang.job)
         return False
 
-    def _types(self, gang: Gang) -> list[Bools]:
+    def _types(self, gang: GangSpec) -> list[Bools]:
         """Return the groups (G,) that the workers of a gang may have, in order of preference."""
         kind, runs_on = self.cluster.group_type, self.trial.runs_on(gang.job)
         demand = self.trial.demand_of(gang.job, Role.WORKER)
@@ -154,7 +154,7 @@ class Machines:
         too_large = all(room[groups].sum() < gang.n_workers for groups in single)
         return [*single, runs_on[kind]] if too_large else single
 
-    def _placed_on(self, gang: Gang, usable: Bools) -> bool:
+    def _placed_on(self, gang: GangSpec, usable: Bools) -> bool:
         """Place a gang with its workers on some groups; where it does not fit, all is as before."""
         everywhere, before = np.ones(len(usable), np.bool_), len(self._job)
         parts = [(gang.job, Role.WORKER, gang.n_workers, usable), (gang.job, Role.PS, gang.n_ps, everywhere)]

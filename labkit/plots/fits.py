@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from labkit.core.resources import Floats
 from labkit.plots.theme import INK, MUTED, WIDTH, thin, title
 from labkit.speed.convergence import Convergence
-from labkit.speed.interference import InterferenceModel, Profile
+from labkit.speed.interference import InterferenceModel, InterferenceProfile
 from labkit.speed.optimus import SpeedFunction
 
 BLUE, ORANGE = "#2563d8", "#e5762b"
@@ -91,7 +91,7 @@ def residuals(measured: ArrayLike, fitted: ArrayLike, *, label: str = "fit") -> 
 
 def interference_residuals(models: list[InterferenceModel], profile: pd.DataFrame) -> pd.DataFrame:
     """Return the residuals of fitted interference models on the rows of a profile with a co-runner."""
-    rows = Profile.of(profile)
+    rows = InterferenceProfile.of(profile)
     rows = rows.take(rows.shared)
     return pd.concat([residuals(rows.slowdown, m.predict(rows), label=m.kind) for m in models], ignore_index=True)
 

@@ -30,7 +30,7 @@ class Card:
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class TableCell:
     """A number in the table; the best of its column stands out."""
 
     text: str
@@ -40,11 +40,11 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class PageTable:
     """One row per run: its label and its cells."""
 
     headings: Sequence[str]
-    rows: Sequence[tuple[str, Sequence[Cell]]]
+    rows: Sequence[tuple[str, Sequence[TableCell]]]
     pale: Sequence[bool] = ()
     notes: Sequence[str] = ()
     """Whether a row is not to be compared with others, and what to know of the numbers."""
@@ -63,7 +63,7 @@ class Section:
     last: bool = False
     cards: Sequence[Card] = ()
     lead: str = ""
-    table: Table | None = None
+    table: PageTable | None = None
     html: str = ""
     """Behind the figures, already escaped."""
 
@@ -73,7 +73,7 @@ def html(
     heading: str,
     lead: str,
     cards: Sequence[Card],
-    table: Table,
+    table: PageTable,
     sections: Sequence[Section],
     provenance: Sequence[tuple[str, str]],
     command: str,
@@ -135,7 +135,7 @@ def _card(card: Card) -> str:
     )
 
 
-def _table(table: Table) -> str:
+def _table(table: PageTable) -> str:
     """Return a table that sorts by a click on a heading, and can be saved."""
     head = "".join(
         f'<th scope="col" aria-sort="none"><button type="button">{escape(heading)}</button></th>'
@@ -154,7 +154,7 @@ def _table(table: Table) -> str:
     )
 
 
-def _cell(cell: Cell) -> str:
+def _cell(cell: TableCell) -> str:
     value = "" if cell.value is None or cell.value != cell.value else f' data-value="{cell.value!r}"'
     return f"<td{' class=best' if cell.best else ''}{value}>{escape(cell.text)}</td>"
 

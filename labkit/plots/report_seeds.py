@@ -72,13 +72,13 @@ def section(table: pd.DataFrame, *, base: str | None = None, metric: str = "mean
         "Seeds", "Failed", f"Mean JCT ({unit})", "95 % interval", f"Against {base}", "95 % interval", "Lower on",
     ]  # fmt: skip
     rows = [(str(row["scheduler"]), _cells(row, scale)) for row in told.to_dict("records")]
-    shown = page.Table(headings, rows, name="seeds")
+    shown = page.PageTable(headings, rows, name="seeds")
     figures = [plot_sweep(table, metric=metric, base=base)]
     n = table["seed"].nunique()
     return page.Section(f"Over {n} seeds", figures, NOTE, table=shown)
 
 
-def _cells(row: dict[Any, Any], scale: float) -> list[page.Cell]:
+def _cells(row: dict[Any, Any], scale: float) -> list[page.TableCell]:
     def span(low: float, high: float, form: str) -> str:
         return "–" if np.isnan(low) else f"{format(low, form)} to {format(high, form)}"
 
@@ -86,11 +86,11 @@ def _cells(row: dict[Any, Any], scale: float) -> list[page.Cell]:
     apart = "–" if is_base else f"{row['relative']:+.1%}"
     lower = "–" if np.isnan(row["n_pairs"]) else f"{row['n_lower']:.0f} of {row['n_pairs']:.0f}"
     return [
-        page.Cell(str(row["n"]), value=row["n"]),
-        page.Cell(str(row["n_failed"] or "–"), value=row["n_failed"]),
-        page.Cell(f"{row['mean'] / scale:,.4g}", value=row["mean"] / scale),
-        page.Cell(span(row["low"] / scale, row["high"] / scale, ",.4g"), value=row["low"] / scale),
-        page.Cell(apart, value=row["relative"]),
-        page.Cell(span(row["relative_low"], row["relative_high"], "+.1%"), value=row["relative_low"]),
-        page.Cell(lower, value=row["n_lower"]),
+        page.TableCell(str(row["n"]), value=row["n"]),
+        page.TableCell(str(row["n_failed"] or "–"), value=row["n_failed"]),
+        page.TableCell(f"{row['mean'] / scale:,.4g}", value=row["mean"] / scale),
+        page.TableCell(span(row["low"] / scale, row["high"] / scale, ",.4g"), value=row["low"] / scale),
+        page.TableCell(apart, value=row["relative"]),
+        page.TableCell(span(row["relative_low"], row["relative_high"], "+.1%"), value=row["relative_low"]),
+        page.TableCell(lower, value=row["n_lower"]),
     ]

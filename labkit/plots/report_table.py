@@ -39,7 +39,7 @@ OF_ALL_JOBS: Final = (
 """Means nothing beside other runs unless all jobs are done."""
 
 
-def table(records: Sequence[RunRecord], *, lead: str = "") -> page.Table:
+def table(records: Sequence[RunRecord], *, lead: str = "") -> page.PageTable:
     """Return a row per run, with a note in front; what a run that was cut short did is not compared with others."""
     numbers = compare(records)
     numbers["n_missing"] = numbers["n_trace"] - numbers["n_done"]
@@ -57,7 +57,7 @@ def table(records: Sequence[RunRecord], *, lead: str = "") -> page.Table:
         rows.append((str(row["label"]), cells))
     headings = [f"{heading}{units[name][1]}" for name, heading, _ in columns]
     told = [*filter(None, [lead]), *_table_notes(records, cut=bool(cut.any()))]
-    return page.Table(headings, rows, pale=cut.tolist(), notes=told)
+    return page.PageTable(headings, rows, pale=cut.tolist(), notes=told)
 
 
 def _table_notes(records: Sequence[RunRecord], *, cut: bool) -> list[str]:
@@ -91,8 +91,8 @@ def _best(column: pd.Series[Any], *, higher: bool | None) -> float:
     return float(known.max() if higher else known.min())
 
 
-def _cell(value: float, name: str, *, scale: float, best: float) -> page.Cell:
-    return page.Cell(_said(value / scale, name), value == best, value / scale)
+def _cell(value: float, name: str, *, scale: float, best: float) -> page.TableCell:
+    return page.TableCell(_said(value / scale, name), value == best, value / scale)
 
 
 def _said(value: float, name: str) -> str:

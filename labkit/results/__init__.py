@@ -10,7 +10,7 @@ from labkit.results.intervals import gantt, heat_map, time_split, utilisation
 from labkit.results.lanes import lanes
 from labkit.results.metrics import compare, jct_cdf, job_table, summary
 from labkit.results.notes import notes
-from labkit.results.record import RunInfo, RunRecord, State, labels
+from labkit.results.record import RunInfo, RunRecord, RunState, labels
 from labkit.results.rescalings import rescalings
 from labkit.results.store import RunWriter, free_id, known_runs, load
 from labkit.results.stretches import stretches
@@ -20,8 +20,8 @@ from labkit.results.sweeps import cell_table, sweep_differences, sweep_means
 __all__ = [
     "RunInfo",
     "RunRecord",
+    "RunState",
     "RunWriter",
-    "State",
     "cell_table",
     "compare",
     "explained",

@@ -15,7 +15,7 @@ from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError
 from labkit.core.events import Events
 from labkit.core.jobs import Jobs
-from labkit.results.record import RunInfo, State
+from labkit.results.record import RunInfo, RunState
 from labkit.results.table import from_arrow, to_arrow
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def read_info(path: Path) -> RunInfo:
     known = {field.name for field in fields(RunInfo)}
     given = {key: value for key, value in row.items() if key in known}
     try:
-        given["state"] = State(row.get("state", "done"))
+        given["state"] = RunState(row.get("state", "done"))
         given["wall_s"] = float("nan") if row.get("wall_s") is None else float(row["wall_s"])
         return RunInfo(**given)
     except (TypeError, ValueError) as error:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-class State(StrEnum):
+class RunState(StrEnum):
     """How far a run has come."""
 
     RUNNING = "running"
@@ -46,7 +46,7 @@ class RunInfo:
         Package -> version.
     host, command, started : str
         Where it ran, what was typed, and when (ISO 8601).
-    state : State
+    state : RunState
         How far it has come.
     wall_s : float
         Seconds that it took on the wall's clock; NaN: not known.
@@ -66,7 +66,7 @@ class RunInfo:
     host: str = ""
     command: str = ""
     started: str = ""
-    state: State = State.DONE
+    state: RunState = RunState.DONE
     wall_s: float = float("nan")
     dropped: Mapping[str, str] = field(default_factory=dict)
 

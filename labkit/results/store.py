@@ -27,7 +27,7 @@ from labkit.core.events import EventLog, Events, joined
 from labkit.core.jobs import Jobs
 from labkit.results import files
 from labkit.results.lock import RunLock
-from labkit.results.record import RunInfo, RunRecord, State
+from labkit.results.record import RunInfo, RunRecord, RunState
 
 FLUSH_S = 1.0
 REASONS = "reasons.json"
@@ -101,7 +101,7 @@ class RunWriter:
             files.write_cluster(folder / "cluster.json", cluster)
             writer = cls(folder, info, first_part=0, clock=clock, lock=lock)
             writer._is_first = is_first
-            writer._mark(State.RUNNING)
+            writer._mark(RunState.RUNNING)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             if lock is not None:
@@ -132,7 +132,7 @@ class RunWriter:
 
     def resume(self) -> None:
         """Say that the run goes on."""
-        self._mark(State.RUNNING)
+        self._mark(RunState.RUNNING)
 
     def tell(self, **columns: Any) -> None:
         """Change what `run.json` says of the run once it ends."""
@@ -168,7 +168,7 @@ class RunWriter:
             self._roll()
         self._flushed_s = self._clock()
 
-    def close(self, state: State = State.DONE) -> None:
+    def close(self, state: RunState = RunState.DONE) -> None:
         """Write the rest and say how the run ended."""
         self.flush()
         self._join()
@@ -194,7 +194,7 @@ class RunWriter:
             for part in parts:
                 part.unlink()
 
-    def _mark(self, state: State) -> None:
+    def _mark(self, state: RunState) -> None:
         self.info = replace(self.info, state=state)
         files.write_info(self.folder / "run.json", self.info)
 
@@ -207,7 +207,7 @@ class RunWriter:
         if kind is None:
             self.close()
         else:
-            self.close(State.STOPPED if issubclass(kind, KeyboardInterrupt | EndedError) else State.FAILED)
+            self.close(RunState.STOPPED if issubclass(kind, KeyboardInterrupt | EndedError) else RunState.FAILED)
 
 
 class RunTail:

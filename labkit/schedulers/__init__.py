@@ -27,7 +27,7 @@ from labkit.core.text import shortened
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class SchedulerMaker:
     """How to make a scheduler: its options with their defaults, and what builds it from them."""
 
     options: Mapping[str, Any]
@@ -41,24 +41,24 @@ def _modules() -> dict[str, bool]:
 
 
 @cache
-def _offered(module: str) -> dict[str, Recipe]:
+def _offered(module: str) -> dict[str, SchedulerMaker]:
     """Return what a module here offers, by name."""
     part = import_module(f"{__name__}.{module}")
     if _modules()[module]:
-        return {name: Recipe(*recipe) for name, recipe in part.recipes().items()}
+        return {name: SchedulerMaker(*recipe) for name, recipe in part.recipes().items()}
     wanted = module.replace("_", "")
     for name, member in vars(part).items():
         if isinstance(member, type) and name.lower() == wanted and hasattr(member, "schedule"):
-            return {module: Recipe(options_of(member), member)}
+            return {module: SchedulerMaker(options_of(member), member)}
     return {}
 
 
 @cache
-def _recipes() -> dict[str, Recipe]:
+def _recipes() -> dict[str, SchedulerMaker]:
     return {name: recipe for module in _modules() for name, recipe in _offered(module).items()}
 
 
-def _own(name: str) -> Recipe | None:
+def _own(name: str) -> SchedulerMaker | None:
     """Return how to make one of labkit's schedulers; None: it has none of that name.
 
     The module that its name begins with is looked at first, so that a run imports the schedulers that it uses.
@@ -69,7 +69,7 @@ def _own(name: str) -> Recipe | None:
     return _recipes().get(name)
 
 
-def _recipe(name: str) -> Recipe:
+def _recipe(name: str) -> SchedulerMaker:
     """Return how to make a scheduler: one of labkit's, one of a package's entry points, or one of a module.
 
     Raises
@@ -84,21 +84,21 @@ def _recipe(name: str) -> Recipe:
     return _recipe_of(found, name)
 
 
-def _recipe_of(found: Any, name: str) -> Recipe:
+def _recipe_of(found: Any, name: str) -> SchedulerMaker:
     """Return how to make a scheduler from a class, from a function that returns one, or from one that is made."""
     if isinstance(found, type):
         if not callable(getattr(found, "schedule", None)):
             raise InputError(
                 f"scheduler {name} is a class without schedule(); expected schedule(snapshot) -> Placement."
             )
-        return Recipe(options_of(found), found)
+        return SchedulerMaker(options_of(found), found)
     if callable(getattr(found, "schedule", None)):
-        return Recipe({}, lambda: deepcopy(found))
+        return SchedulerMaker({}, lambda: deepcopy(found))
     if not callable(found):
         raise InputError(
             f"scheduler {name} is {found!r:.60}; expected a class that has schedule(snapshot) -> Placement."
         )
-    return Recipe(options_of(found), found)
+    return SchedulerMaker(options_of(found), found)
 
 
 def options_of(kind: Callable[..., Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from labkit.core.resources import CPUS, Ints
 from labkit.core.snapshot import Snapshot
 from labkit.placers import FirstFit
 from labkit.schedulers.base import start_in_order
-from labkit.schedulers.dlrover.carry import Room
+from labkit.schedulers.dlrover.carry import CarriedRoom
 from labkit.schedulers.dlrover.plan import Plan
 from labkit.workloads import catalogue
 
@@ -46,7 +46,7 @@ class Static:
         if not self.tuned:
             return start_in_order(snapshot, snapshot.waiting, self.placer, backfill=self.backfill)
         waiting = snapshot.waiting
-        room = Room(snapshot, snapshot.running(waiting[:0]))
+        room = CarriedRoom(snapshot, snapshot.running(waiting[:0]))
         plans = {int(job): plan for job in waiting if (plan := _tuned(snapshot, int(job))) is not None}
         others: Ints = waiting[[int(job) not in plans for job in waiting]] if len(waiting) else waiting
         room.take(start_in_order(snapshot, others, self.placer, backfill=self.backfill))

@@ -19,7 +19,7 @@ from labkit.simulator import state
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Tasks:
+class JobTasks:
     """The tasks of one job: how many of a role in a device group."""
 
     role: NDArray[np.int8]
@@ -31,7 +31,7 @@ class Tasks:
         return dict(zip(zip(self.role.tolist(), self.group.tolist(), strict=True), self.count.tolist(), strict=True))
 
 
-NOTHING = Tasks(np.empty(0, np.int8), np.empty(0, np.int32), np.empty(0, np.int32))
+NOTHING = JobTasks(np.empty(0, np.int8), np.empty(0, np.int32), np.empty(0, np.int32))
 
 
 class Changes:
@@ -51,16 +51,16 @@ class Changes:
 
     def __init__(self, model: ChangeModel, book: Book, truth: Records, *, jobs: Jobs) -> None:
         self.model, self._book, self._truth, self._jobs = model, book, truth, jobs
-        self._before: dict[int, Tasks] = {}
+        self._before: dict[int, JobTasks] = {}
         """With which tasks a job goes on that is rescaled."""
         self._n_new: dict[int, int] = {}
 
-    def note(self, jobs: Ints) -> dict[int, Tasks]:
+    def note(self, jobs: Ints) -> dict[int, JobTasks]:
         """Return the tasks with which some jobs train, before a decision changes them."""
         training = [int(j) for j in jobs if self._truth["phase"][j] in (state.RUNNING, state.RESCALING)]
         return {j: self._before.get(j) or self._held(j) for j in training}
 
-    def costs(self, changed: Ints, before: Mapping[int, Tasks], repairs: Repairs) -> Floats:
+    def costs(self, changed: Ints, before: Mapping[int, JobTasks], repairs: Repairs) -> Floats:
         """Return the seconds of start, restart and rescale of jobs that hold other tasks now or are repaired, (J, 3).
 
         Each task that is replaced is a process that is started.
@@ -81,9 +81,9 @@ class Changes:
         """Return the speeds of jobs that hold tasks, and the paces of their changes, (J,) each."""
         return rates_of(self.model, self._running(jobs), jobs=self._jobs)
 
-    def _held(self, job: int) -> Tasks:
+    def _held(self, job: int) -> JobTasks:
         _, role, group, count = self._book.of(np.array([job], np.int32))
-        return Tasks(role, group, count)
+        return JobTasks(role, group, count)
 
     def _running(self, jobs: Ints) -> Running:
         phase = self._truth["phase"][jobs]

@@ -20,8 +20,8 @@ from numpy.typing import ArrayLike
 
 from labkit.core.errors import InputError
 from labkit.core.resources import Bools, Floats, Ints
-from labkit.solvers.centre_rows import Rows
-from labkit.solvers.centre_ways import Ways, column
+from labkit.solvers.centre_rows import ConeRows
+from labkit.solvers.centre_ways import CentreColumns, column
 
 WORST_GAP: Final = 1e-4
 """An answer that is proved no better than this, relative, is none."""
@@ -105,7 +105,7 @@ def centre(
     >>> answer.x.round(4).tolist(), round(answer.level, 6)
     ([[0.5, 0.5], [0.5, 0.5]], 1.0)
     """
-    return _highest(Ways.alone(value, size, capacity, use), slope, drag, base)
+    return _highest(CentreColumns.alone(value, size, capacity, use), slope, drag, base)
 
 
 def centre_pairs(
@@ -142,7 +142,9 @@ def centre_pairs(
     >>> answer.pairs.tolist(), answer.pair_x.round(4).tolist(), round(answer.level, 6)
     ([[0, 1]], [[1.0]], 0.8)
     """
-    return _highest(Ways.alone(value, size, capacity, use).with_pairs(kind, pair_speed, scale), slope, drag, base)
+    return _highest(
+        CentreColumns.alone(value, size, capacity, use).with_pairs(kind, pair_speed, scale), slope, drag, base
+    )
 
 
 def centre_total(
@@ -181,10 +183,10 @@ def centre_total(
     (5.0, [[1.0, 0.0], [0.0, 1.0]])
     """
     gains = np.atleast_2d(np.asarray(gain, np.float64))
-    ways = Ways.alone(gains if value is None else value, size, capacity, use)
+    ways = CentreColumns.alone(gains if value is None else value, size, capacity, use)
     floors = column(floor, ways.n_jobs)
     held, profit = np.flatnonzero(floors > 0), gains.ravel()
-    rows = Rows.limits(ways)
+    rows = ConeRows.limits(ways)
     rows.values(ways, held, -floors[held])
     s, z = rows.solve(-profit)
     x, price = ways.fitted(s), np.zeros(ways.n_jobs)
@@ -198,7 +200,7 @@ def centre_total(
 # --- max-min
 
 
-def _highest(ways: Ways, slope: ArrayLike, drag: ArrayLike, base: ArrayLike) -> Centred:
+def _highest(ways: CentreColumns, slope: ArrayLike, drag: ArrayLike, base: ArrayLike) -> Centred:
     slopes, drags, bases = (column(given, ways.n_jobs) for given in (slope, drag, base))
     rising = slopes > 0
     _refuse(ways, rising)
@@ -212,7 +214,7 @@ def _highest(ways: Ways, slope: ArrayLike, drag: ArrayLike, base: ArrayLike) -> 
     return _checked(replace(answer, level=answer.level * step, bound=answer.bound * step))
 
 
-def _units(ways: Ways, slopes: Floats, drags: Floats) -> tuple[Floats, float]:
+def _units(ways: CentreColumns, slopes: Floats, drags: Floats) -> tuple[Floats, float]:
     """Return a unit of value for each job, (J,), and one of the level, such that the solver sees numbers near 1.
 
     Fair shares, where most jobs get their size from an even mix of all devices, stay as they are given, as published.
@@ -227,7 +229,9 @@ def _units(ways: Ways, slopes: Floats, drags: Floats) -> tuple[Floats, float]:
     return unit, level * COARSE ** round(np.log(top / level) / np.log(COARSE))
 
 
-def _proved(ways: Ways, slopes: Floats, drags: Floats, bases: Floats, s: Floats, z: Floats, price: Floats) -> Centred:
+def _proved(
+    ways: CentreColumns, slopes: Floats, drags: Floats, bases: Floats, s: Floats, z: Floats, price: Floats
+) -> Centred:
     """Return the answer from slacks, prices, and the prices of what jobs get."""
     rising = slopes > 0
     x = ways.fitted(s)
@@ -241,7 +245,7 @@ def _proved(ways: Ways, slopes: Floats, drags: Floats, bases: Floats, s: Floats,
     return _answer(ways, x, level, bound)
 
 
-def _refuse(ways: Ways, rising: Bools) -> None:
+def _refuse(ways: CentreColumns, rising: Bools) -> None:
     if not rising.any():
         raise InputError("no job has a slope > 0, so nothing limits the level; expected at least one.")
     idle = np.flatnonzero(rising & (ways.worth_of_all() <= 0))
@@ -249,9 +253,9 @@ def _refuse(ways: Ways, rising: Bools) -> None:
         raise InputError(f"job {idle[0]} has a slope > 0 and no value > 0 in any column; leave it out, or pin it.")
 
 
-def _linear(ways: Ways, slopes: Floats, drags: Floats, bases: Floats) -> Centred:
+def _linear(ways: CentreColumns, slopes: Floats, drags: Floats, bases: Floats) -> Centred:
     """Maximise t: base_j + slope_j t <= value_j . x_j."""
-    rows, jobs = Rows.limits(ways), np.arange(ways.n_jobs)
+    rows, jobs = ConeRows.limits(ways), np.arange(ways.n_jobs)
     t = ways.n
     at = rows.values(ways, jobs, -bases)
     rows.add(at + jobs, t, slopes)
@@ -259,9 +263,9 @@ def _linear(ways: Ways, slopes: Floats, drags: Floats, bases: Floats) -> Centred
     return _proved(ways, slopes, drags, bases, s, z, z[at:])
 
 
-def _hyperbolic(ways: Ways, slopes: Floats, drags: Floats, bases: Floats) -> Centred:
+def _hyperbolic(ways: CentreColumns, slopes: Floats, drags: Floats, bases: Floats) -> Centred:
     """Minimise rho: slope_j u_j + drag_j <= rho, and (a + u, a - u, 2) in the cone: a u >= 1, a = value . x - base."""
-    rows, up, pinned = Rows.limits(ways), np.flatnonzero(slopes > 0), np.flatnonzero(slopes <= 0)
+    rows, up, pinned = ConeRows.limits(ways), np.flatnonzero(slopes > 0), np.flatnonzero(slopes <= 0)
     rho, u = ways.n, ways.n + 1 + np.arange(len(up))
     pinned_at = rows.values(ways, pinned, -bases[pinned])
     at = rows.extend(-drags[up])
@@ -278,7 +282,7 @@ def _hyperbolic(ways: Ways, slopes: Floats, drags: Floats, bases: Floats) -> Cen
     return _proved(ways, slopes, drags, bases, s, z, price)
 
 
-def _answer(ways: Ways, x: Floats, level: float, bound: float) -> Centred:
+def _answer(ways: CentreColumns, x: Floats, level: float, bound: float) -> Centred:
     """Return shares (W,) as they are told."""
     n_columns = len(ways.use)
     n_alone = ways.n_jobs * n_columns

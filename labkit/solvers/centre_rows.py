@@ -9,10 +9,10 @@ from numpy.typing import ArrayLike
 
 from labkit.core.errors import InputError
 from labkit.core.resources import Floats, Ints
-from labkit.solvers.centre_ways import Ways
+from labkit.solvers.centre_ways import CentreColumns
 
 
-class Rows:
+class ConeRows:
     """Rows of A y + s = h, s in a cone: first those with s >= 0, then cones of three rows each."""
 
     def __init__(self) -> None:
@@ -21,7 +21,7 @@ class Rows:
         self.n = self.n_cones = self.n_limits = 0
 
     @classmethod
-    def limits(cls, ways: Ways) -> Rows:
+    def limits(cls, ways: CentreColumns) -> ConeRows:
         """Return x >= 0, the time of each job, and the devices of each type."""
         rows, n, n_jobs = cls(), ways.n, ways.n_jobs
         rows.extend(np.concatenate([np.zeros(n), np.ones(n_jobs), ways.capacity]))
@@ -52,7 +52,7 @@ class Rows:
         """Set entries of A."""
         self.entries.append(tuple(np.broadcast_arrays(row, column, entry)))  # type: ignore[arg-type]
 
-    def values(self, ways: Ways, jobs: Ints, h: Floats, *, start: int | None = None, step: int = 1) -> int:
+    def values(self, ways: CentreColumns, jobs: Ints, h: Floats, *, start: int | None = None, step: int = 1) -> int:
         """Let rows be h >= -value . x of some jobs: new ones, or every `step`th from `start` on."""
         place = np.full(ways.n_jobs, -1)
         place[jobs] = np.arange(len(jobs))

@@ -13,7 +13,7 @@ from labkit.core.resources import Floats, Ints
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Ways:
+class CentreColumns:
     """All ways, W in number: a job alone, or a pair, in a column; and what each is worth to its members.
 
     Attributes
@@ -59,7 +59,7 @@ class Ways:
             member=job, way=np.arange(len(job)), value=values.ravel(), pairs=np.empty((0, 2), np.int32),
         )  # fmt: skip
 
-    def with_pairs(self, kind: Ints, pair_speed: ArrayLike, scale: ArrayLike) -> Ways:
+    def with_pairs(self, kind: Ints, pair_speed: ArrayLike, scale: ArrayLike) -> CentreColumns:
         """Return the same ways and those of all pairs of jobs of equal size."""
         speed, worth, kinds = np.asarray(pair_speed, np.float64), column(scale, self.n_jobs), np.asarray(kind)
         a, b = np.triu_indices(self.n_jobs, 1)
@@ -93,7 +93,7 @@ class Ways:
         """Return what each job gets, (J,)."""
         return _sums(self.member, self.value * x[self.way], self.n_jobs)
 
-    def in_units(self, unit: Floats) -> Ways:
+    def in_units(self, unit: Floats) -> CentreColumns:
         """Return the same ways with values in units of each job, (J,)."""
         return replace(self, value=self.value / unit[self.member])
 

@@ -12,7 +12,7 @@ from labkit.core.resources import Floats, Ints
 from labkit.solvers.levels import fill
 from labkit.solvers.sharing_master import Master, Optimum
 from labkit.solvers.sharing_spread import spread
-from labkit.solvers.sharing_ways import Groups, Pairing, Ways
+from labkit.solvers.sharing_ways import Groups, Pairing, SharingColumns
 
 PINS = 1e-7
 """A job is pinned if the price of all that it could have, relative to the greatest such price, is above this."""
@@ -189,7 +189,7 @@ class _Climb:
         self.groups = Groups.of_like(pairing.kind, pairing.scale, problem.size, problem.drag, problem.value)
         first = self.groups.first
         self.unit, self.drag = unit[first], problem.drag[first]
-        self.ways = Ways.of(self.groups, problem.value, problem.size, pairing)
+        self.ways = SharingColumns.of(self.groups, problem.value, problem.size, pairing)
         self.best = self._best()
         self.cap = self.best / (1 + self.drag * self.best)
         size, ways = problem.size[first], self.ways.in_units(self.unit)

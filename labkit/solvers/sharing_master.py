@@ -9,7 +9,7 @@ import numpy as np
 
 from labkit.core.resources import Bools, Floats, Ints
 from labkit.solvers.lp import LinearProgram
-from labkit.solvers.sharing_ways import Groups, Ways
+from labkit.solvers.sharing_ways import Groups, SharingColumns
 
 FEW = 2000
 """Ways up to which all of them are in the program from the start."""
@@ -57,7 +57,7 @@ class Master:
 
     Parameters
     ----------
-    groups, ways : Groups, Ways
+    groups, ways : Groups, SharingColumns
         The jobs, and what they can do.
     size : array
         (G,) devices of a job.
@@ -67,7 +67,7 @@ class Master:
         (V, T) fraction of devices that a column takes from each type.
     """
 
-    def __init__(self, groups: Groups, ways: Ways, *, size: Floats, capacity: Floats, use: Floats) -> None:
+    def __init__(self, groups: Groups, ways: SharingColumns, *, size: Floats, capacity: Floats, use: Floats) -> None:
         self.groups, self.ways = groups, ways
         self._rows = _rows(groups, ways, size, use / capacity)
         self._first_need = len(capacity) + len(groups)
@@ -153,7 +153,7 @@ class Master:
         self._program.set_bounds(np.flatnonzero(self._barred[self._order]) + 1, upper=0.0)
 
 
-def _rows(groups: Groups, ways: Ways, size: Floats, use: Floats) -> Any:
+def _rows(groups: Groups, ways: SharingColumns, size: Floats, use: Floats) -> Any:
     """Return devices of each type, time and value of each group by way, sparse (T + G + G, W), all of it 1."""
     from scipy import sparse
 

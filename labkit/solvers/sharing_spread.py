@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from labkit.core.resources import Floats, Ints
-from labkit.solvers.sharing_ways import NOBODY, Groups, Ways
+from labkit.solvers.sharing_ways import NOBODY, Groups, SharingColumns
 
 NOTHING = 1e-13
 """Times that are smaller are rounding."""
 
 
-def spread(groups: Groups, ways: Ways, x: Floats, *, n_columns: int) -> tuple[Floats, Ints, Floats]:
+def spread(groups: Groups, ways: SharingColumns, x: Floats, *, n_columns: int) -> tuple[Floats, Ints, Floats]:
     """Divide the time of each way (W,) evenly among the jobs of its groups.
 
     Returns

@@ -98,7 +98,7 @@ class Groups:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Ways:
+class SharingColumns:
     """All ways to run that could be of use, W of them.
 
     Attributes
@@ -130,7 +130,7 @@ class Ways:
     def __len__(self) -> int:
         return len(self.a)
 
-    def in_units(self, unit: Floats) -> Ways:
+    def in_units(self, unit: Floats) -> SharingColumns:
         """Return the same ways with values in units of each group, (G,)."""
         return replace(self, rate_a=self.rate_a / unit[self.a], rate_b=self.rate_b / unit[self.b])
 

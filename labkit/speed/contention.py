@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Contention:
+class ServerContention:
     """How a server of two sockets slows its jobs down.
 
     Attributes
@@ -52,7 +52,7 @@ class Contention:
     pcie_gbps: float = 128.0
 
 
-PRESETS: Final = {"mild": Contention(knee=1.7, power=2.0), "convex": Contention(knee=1.0, power=4.0)}
+PRESETS: Final = {"mild": ServerContention(knee=1.7, power=2.0), "convex": ServerContention(knee=1.0, power=4.0)}
 """Chosen for a mean slowdown of about 1.2 and about 2.6; both bend, the second sharply."""
 
 
@@ -75,9 +75,9 @@ class Kinds:
 
 
 def profile(
-    preset: str | Contention = "mild", *, n_samples: int = 480, n_kinds: int = 8, rng: np.random.Generator
+    preset: str | ServerContention = "mild", *, n_samples: int = 480, n_kinds: int = 8, rng: np.random.Generator
 ) -> pd.DataFrame:
-    """Return a profile as `labkit.speed.interference.Profile.of` takes it, measured on the synthetic server.
+    """Return a profile for `labkit.speed.interference.InterferenceProfile.of`, measured on the synthetic server.
 
     The first half has one job beside a load generator that uses 0.5 to 16 cores and no PCIe, as the paper's first
     stage does; the second half has two to four jobs in the two device groups of a server.
@@ -98,7 +98,7 @@ def profile(
     return _measured(kinds, job, co_cpu, co_pcie, names, server, rng=rng)
 
 
-def _beside(kinds: Kinds, jobs: Any, server: Contention, *, rng: np.random.Generator) -> tuple[float, float]:
+def _beside(kinds: Kinds, jobs: Any, server: ServerContention, *, rng: np.random.Generator) -> tuple[float, float]:
     """Return U_C and P_C of the first job when all sit at random in the two groups of a server, two in each at most."""
     group = rng.permutation(np.repeat([0, 1], 2))[: len(jobs)].astype(np.int32)
     co_cpu, co_pcie = co_load(
@@ -113,7 +113,7 @@ def _beside(kinds: Kinds, jobs: Any, server: Contention, *, rng: np.random.Gener
 
 
 def _measured(
-    kinds: Kinds, job: Any, co_cpu: Floats, co_pcie: Floats, names: list[str], server: Contention,
+    kinds: Kinds, job: Any, co_cpu: Floats, co_pcie: Floats, names: list[str], server: ServerContention,
     *, rng: np.random.Generator,
 ) -> pd.DataFrame:  # fmt: skip
     import pandas as pd
@@ -139,7 +139,7 @@ def _measured(
     )
 
 
-def stretch(cores: Floats, *, server: Contention) -> Floats:
+def stretch(cores: Floats, *, server: ServerContention) -> Floats:
     """Return how much longer the processor's phase takes when that many cores are wanted of one socket."""
     load = cores / server.cores
     return np.asarray(1 + server.cache * load + (load / server.knee) ** server.power, dtype=np.float64)

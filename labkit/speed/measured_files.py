@@ -22,7 +22,7 @@ _REMEDY: Final = "drop the row or measure it again"
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SpeedRow:
     """One measurement: a job's speed with a gang."""
 
     model: str
@@ -36,7 +36,7 @@ class _FaultError(Exception):
     """What is wrong, and in which character or column."""
 
 
-def read_rows(path: Path) -> list[Row]:
+def read_rows(path: Path) -> list[SpeedRow]:
     """Return the measurements of a file in either format.
 
     Raises
@@ -57,7 +57,7 @@ def read_rows(path: Path) -> list[Row]:
     if not numbered:
         raise ProfileError(f"{path}: it has no measurements; expected one per line.")
     parse = _dl2_row if numbered[0][1].lstrip().startswith("(") else _csv_parser(path, numbered.pop(0)[1])
-    rows: list[Row] = []
+    rows: list[SpeedRow] = []
     faults: list[str] = []
     for n, line in numbered:
         try:
@@ -69,7 +69,7 @@ def read_rows(path: Path) -> list[Row]:
     return rows
 
 
-def _csv_parser(path: Path, header: str) -> Callable[[str], Row]:
+def _csv_parser(path: Path, header: str) -> Callable[[str], SpeedRow]:
     """Return what turns a line into a row, by the header's order of columns."""
     names = [name.strip() for name in next(csv.reader([header]))]
     for name in names:
@@ -81,12 +81,12 @@ def _csv_parser(path: Path, header: str) -> Callable[[str], Row]:
             f"{path}: column {missing[0]} is missing; expected {', '.join(COLUMNS[:4])} and maybe batch."
         )
 
-    def parse(line: str) -> Row:
+    def parse(line: str) -> SpeedRow:
         cells = [cell.strip() for cell in next(csv.reader([line]))]
         if len(cells) != len(names):
             raise _FaultError(f"column {min(len(cells), len(names)) + 1}: {len(cells)} cells; expected {len(names)}")
         cell = dict(zip(names, cells, strict=True))
-        return Row(
+        return SpeedRow(
             cell["model"],
             _whole(_number(cell["n_ps"]), "column n_ps"),
             _whole(_number(cell["n_workers"]), "column n_workers"),
@@ -97,7 +97,7 @@ def _csv_parser(path: Path, header: str) -> Callable[[str], Row]:
     return parse
 
 
-def _dl2_row(line: str) -> Row:
+def _dl2_row(line: str) -> SpeedRow:
     text = line.strip()
     try:
         tree = ast.parse(text, mode="eval").body
@@ -115,7 +115,7 @@ def _dl2_row(line: str) -> Row:
     workers = _whole(value["num_worker"], at["num_worker"])
     if not isinstance(value["model"], str):
         raise _FaultError(f"{at['model']}: {value['model']!r}; expected a name in quotes")
-    return Row(
+    return SpeedRow(
         value["model"],
         _whole(value["num_ps"], at["num_ps"]),
         workers,

@@ -19,7 +19,7 @@ Share = Literal["max-min", "equal"]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Tasks:
+class RoleTasks:
     """The tasks of one role, one by one.
 
     Attributes
@@ -40,7 +40,7 @@ class Tasks:
     first: Ints
 
     @classmethod
-    def of(cls, running: Running, role: Role) -> Tasks:
+    def of(cls, running: Running, role: Role) -> RoleTasks:
         """Return the tasks of a role."""
         rows = np.flatnonzero(running.role == role)
         row = np.repeat(rows, running.count[rows]).astype(np.int32)
@@ -64,7 +64,7 @@ class Flows:
     Attributes
     ----------
     worker : array
-        (F,) the worker, a position in its `Tasks`, that waits for the flow.
+        (F,) the worker, a position in its `RoleTasks`, that waits for the flow.
     job : array
         (F,) position of its job among the running ones.
     source, destination : array
@@ -86,7 +86,7 @@ class Flows:
         return len(self.job)
 
 
-def ps_flows(running: Running, *, workers: Tasks, servers: Tasks, model_bytes: Floats) -> Flows:
+def ps_flows(running: Running, *, workers: RoleTasks, servers: RoleTasks, model_bytes: Floats) -> Flows:
     """Return one flow for each pair of a worker and a parameter server of the same job.
 
     A pair pushes and pulls: 2 size / n_ps bytes. The pull is the push in reverse, so one flow stands for both.
@@ -95,7 +95,7 @@ def ps_flows(running: Running, *, workers: Tasks, servers: Tasks, model_bytes: F
     ----------
     running : Running
         J jobs.
-    workers, servers : Tasks
+    workers, servers : RoleTasks
         Its tasks.
     model_bytes : array
         (J,) size of the parameters.
@@ -115,7 +115,7 @@ def ps_flows(running: Running, *, workers: Tasks, servers: Tasks, model_bytes: F
     )
 
 
-def ring_flows(running: Running, *, workers: Tasks, rings: Bools, model_bytes: Floats) -> Flows:
+def ring_flows(running: Running, *, workers: RoleTasks, rings: Bools, model_bytes: Floats) -> Flows:
     """Return the flows of ring all-reduce: from each worker to the next, 2 (w - 1) / w size bytes.
 
     The ring follows the device groups, so that it leaves each machine once.
@@ -124,7 +124,7 @@ def ring_flows(running: Running, *, workers: Tasks, rings: Bools, model_bytes: F
     ----------
     running : Running
         J jobs.
-    workers : Tasks
+    workers : RoleTasks
         Its workers.
     rings : array of bool
         (J,) which jobs use all-reduce; those with one worker have nothing to exchange.
@@ -213,7 +213,7 @@ def flows_of(running: Running, *, jobs: Jobs, model_bytes: Floats) -> Flows:
     model_bytes : array
         (N,) size of the parameters.
     """
-    workers, servers = Tasks.of(running, Role.WORKER), Tasks.of(running, Role.PS)
+    workers, servers = RoleTasks.of(running, Role.WORKER), RoleTasks.of(running, Role.PS)
     rings, size = (jobs.n_ps[running.job] == 0) & (servers.count == 0), model_bytes[running.job]
     pairs = ps_flows(running, workers=workers, servers=servers, model_bytes=size)
     return both(pairs, ring_flows(running, workers=workers, rings=rings, model_bytes=size)) if rings.any() else pairs

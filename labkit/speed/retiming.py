@@ -14,7 +14,7 @@ from labkit.core.running import Running
 from labkit.solvers.maxmin import equal_share_rates, max_min_rates
 from labkit.speed.interference.model import MODELS
 from labkit.speed.interference.use import Interference
-from labkit.speed.network import Tasks, flows_of, rates_inside
+from labkit.speed.network import RoleTasks, flows_of, rates_inside
 
 LEAST: Final = 65_536
 """Flows that are kept before those of jobs that are gone are dropped."""
@@ -145,7 +145,7 @@ class Retiming:
         order = np.argsort(flows.job, kind="stable")
         job, n = flows.job[order], len(flows)
         at = self._room(n) + np.arange(n)
-        first = Tasks.of(some, Role.WORKER).first
+        first = RoleTasks.of(some, Role.WORKER).first
         self._owner[at] = some.job[job]
         self._worker[at] = flows.worker[order] - first[job]
         self._gbit[at] = flows.size_bytes[order] * 8e-9

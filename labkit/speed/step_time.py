@@ -18,7 +18,7 @@ from labkit.core.resources import CPUS, Bools, Floats
 from labkit.core.running import Running, TaskUse
 from labkit.speed.alone import compact
 from labkit.speed.cpu import CpuModel
-from labkit.speed.network import Flows, Share, Tasks, bandwidth_gbps, flows_of
+from labkit.speed.network import Flows, RoleTasks, Share, bandwidth_gbps, flows_of
 from labkit.speed.retiming import Retiming, knows
 from labkit.speed.units import samples_of_step
 
@@ -146,7 +146,7 @@ class StepTime:
 
     def _speeds(self, running: Running, *, alone: bool) -> Floats:
         n = len(running.job)
-        workers, servers = Tasks.of(running, Role.WORKER), Tasks.of(running, Role.PS)
+        workers, servers = RoleTasks.of(running, Role.WORKER), RoleTasks.of(running, Role.PS)
         all_reduce = (self.jobs.n_ps[running.job] == 0) & (servers.count == 0)
         sync, compute_s, exchange_s = self._seconds(running, workers, servers, alone=alone)
         with np.errstate(divide="ignore"):
@@ -157,7 +157,7 @@ class StepTime:
         return updates / self.updates_per_step[running.job]
 
     def _seconds(
-        self, running: Running, workers: Tasks, servers: Tasks, *, alone: bool
+        self, running: Running, workers: RoleTasks, servers: RoleTasks, *, alone: bool
     ) -> tuple[Bools, Floats, Floats]:
         """Return which jobs are synchronous, and seconds that each worker computes and exchanges, (J,), (W,), (W,)."""
         jobs = running.job
@@ -172,7 +172,7 @@ class StepTime:
         A worker computes without what it does beside: reading its batch, updates on the servers, the exchange.
         """
         n, rows = len(running.job), len(running.role)
-        workers, servers = Tasks.of(running, Role.WORKER), Tasks.of(running, Role.PS)
+        workers, servers = RoleTasks.of(running, Role.WORKER), RoleTasks.of(running, Role.PS)
         sync, busy_s, exchange_s = self._seconds(running, workers, servers, alone=False)
         together = _largest(busy_s, workers, n) + _largest(exchange_s, workers, n)
         step_s = np.where(sync[workers.job], together[workers.job], busy_s + exchange_s)
@@ -193,7 +193,7 @@ class StepTime:
             compute_s=_of_rows(busy_s - fixed_s[workers.job], workers, rows),
         )  # fmt: skip
 
-    def _compute_s(self, running: Running, workers: Tasks, *, sync: Bools, alone: bool) -> Floats:
+    def _compute_s(self, running: Running, workers: RoleTasks, *, sync: Bools, alone: bool) -> Floats:
         """Return seconds of each worker for its part of the batch, slowed by its neighbours, (W,)."""
         job = running.job[workers.job]
         part = np.where(sync, 1 / np.maximum(workers.count, 1), 1.0)[workers.job]
@@ -204,13 +204,13 @@ class StepTime:
             seconds *= slower[workers.job] if len(slower) == len(running.job) else slower[workers.row]
         return seconds if self.cpu is None else seconds + self._cpu_s(running, workers, part=part)
 
-    def _cpu_s(self, running: Running, workers: Tasks, *, part: Floats) -> Floats:
+    def _cpu_s(self, running: Running, workers: RoleTasks, *, part: Floats) -> Floats:
         """Return the seconds of DLRover's CPU terms, (W,)."""
         compute_s, fixed_s = self._cpu_terms(running, workers)
         seconds: Floats = compute_s * part + fixed_s[workers.job]
         return seconds
 
-    def _cpu_terms(self, running: Running, workers: Tasks) -> tuple[Floats, Floats]:
+    def _cpu_terms(self, running: Running, workers: RoleTasks) -> tuple[Floats, Floats]:
         """Return seconds of each worker for a batch, (W,), and beside it of each job for update and input, (J,)."""
         terms = CpuModel(**{name: column[running.job] for name, column in self._cpu.items()})
         ps_cores = running.n_ps * self.jobs.ps_demand[running.job, CPUS]
@@ -304,14 +304,14 @@ def step_time(
     )
 
 
-def _largest(values: Floats, tasks: Tasks, n: int) -> Floats:
+def _largest(values: Floats, tasks: RoleTasks, n: int) -> Floats:
     """Return the largest value among each job's tasks, (J,); 0 where it has none."""
     largest = np.zeros(n)
     np.maximum.at(largest, tasks.job, values)
     return largest
 
 
-def _of_rows(values: Floats, tasks: Tasks, n: int) -> Floats:
+def _of_rows(values: Floats, tasks: RoleTasks, n: int) -> Floats:
     """Return the largest value among the tasks of each row, (P,); NaN where it has none."""
     rows = np.full(n, np.nan)
     np.fmax.at(rows, tasks.row, values)

@@ -22,13 +22,13 @@ from labkit.speed.what_if_state import (
     PS,
     QUADRATIC,
     WORKER,
-    Facts,
+    RunFacts,
     Slow,
-    Tasks,
+    TaskTable,
 )
 
 
-def fill(facts: Facts, slow: Slow, tasks: Tasks, running: Running) -> None:
+def fill(facts: RunFacts, slow: Slow, tasks: TaskTable, running: Running) -> None:
     """Put the gangs of running jobs on an empty cluster, and note their speeds."""
     columns = (running.job, running.first, running.role, running.group, running.count)
     _fill(facts, slow, tasks, *(np.ascontiguousarray(column, np.int64) for column in columns))
@@ -58,7 +58,7 @@ def _foretold(slow: Slow, own: float, others: float, elsewhere: float, pcie: flo
 
 
 @njit(cache=True, error_model="numpy")
-def slowdown(facts: Facts, slow: Slow, tasks: Tasks, job: int, g: int) -> float:
+def slowdown(facts: RunFacts, slow: Slow, tasks: TaskTable, job: int, g: int) -> float:
     """Return D >= 1 of a worker of a job in a group, which is among `tasks`."""
     own, pcie, m = facts.cores[WORKER, job], facts.moved[WORKER, job], facts.group_machine[g]
     others, moved = tasks.cores[g] - own, tasks.moved[g] - pcie
@@ -85,7 +85,7 @@ def slowdown(facts: Facts, slow: Slow, tasks: Tasks, job: int, g: int) -> float:
 
 
 @njit(cache=True, error_model="numpy")
-def _gbps(facts: Facts, tasks: Tasks, a: int, b: int) -> float:
+def _gbps(facts: RunFacts, tasks: TaskTable, a: int, b: int) -> float:
     """Return the bandwidth of a flow from a group to another."""
     rate, m, o = min(facts.group_gbps[a], facts.group_gbps[b]), facts.group_machine[a], facts.group_machine[b]
     if m == o:
@@ -107,7 +107,7 @@ def _next_in_ring(group: Ints, n: int, w: int) -> int:
 
 
 @njit(cache=True, error_model="numpy")
-def _exchange_s(facts: Facts, tasks: Tasks, job: int, w: int) -> float:
+def _exchange_s(facts: RunFacts, tasks: TaskTable, job: int, w: int) -> float:
     """Return seconds that a worker waits for its slowest exchange."""
     group, n_workers, n_ps = tasks.group[job], tasks.n[job, WORKER], tasks.n[job, PS]
     if n_ps:
@@ -122,7 +122,7 @@ def _exchange_s(facts: Facts, tasks: Tasks, job: int, w: int) -> float:
 
 
 @njit(cache=True, error_model="numpy")
-def speed_of(facts: Facts, slow: Slow, tasks: Tasks, job: int) -> float:
+def speed_of(facts: RunFacts, slow: Slow, tasks: TaskTable, job: int) -> float:
     """Return steps per second of a job as the tasks are now."""
     n_workers, n_ps = tasks.n[job, WORKER], tasks.n[job, PS]
     if n_workers == 0 or (n_ps == 0 and facts.asked_ps[job] > 0):
@@ -141,7 +141,7 @@ def speed_of(facts: Facts, slow: Slow, tasks: Tasks, job: int) -> float:
 
 
 @njit(cache=True)
-def _count_flows(facts: Facts, tasks: Tasks, job: int, sign: int) -> None:
+def _count_flows(facts: RunFacts, tasks: TaskTable, job: int, sign: int) -> None:
     """Add a gang's flows to those of its machines, or take them away."""
     group, n_workers, n_ps = tasks.group[job], tasks.n[job, WORKER], tasks.n[job, PS]
     for w in range(n_workers):
@@ -159,7 +159,7 @@ def _count_flows(facts: Facts, tasks: Tasks, job: int, sign: int) -> None:
 
 
 @njit(cache=True)
-def put(facts: Facts, tasks: Tasks, job: int, groups: Ints, n_workers: int) -> None:
+def put(facts: RunFacts, tasks: TaskTable, job: int, groups: Ints, n_workers: int) -> None:
     """Put a gang that holds nothing into device groups, its workers first."""
     n, width = len(groups), tasks.group.shape[1]
     tasks.n[job, WORKER], tasks.n[job, PS] = n_workers, n - n_workers
@@ -177,7 +177,7 @@ def put(facts: Facts, tasks: Tasks, job: int, groups: Ints, n_workers: int) -> N
 
 
 @njit(cache=True)
-def take(facts: Facts, tasks: Tasks, job: int) -> None:
+def take(facts: RunFacts, tasks: TaskTable, job: int) -> None:
     """Take a gang away."""
     n_workers, width = tasks.n[job, WORKER], tasks.group.shape[1]
     _count_flows(facts, tasks, job, -1)
@@ -199,7 +199,7 @@ def take(facts: Facts, tasks: Tasks, job: int) -> None:
 
 
 @njit(cache=True)
-def touched(facts: Facts, tasks: Tasks, job: int, others: Ints) -> int:
+def touched(facts: RunFacts, tasks: TaskTable, job: int, others: Ints) -> int:
     """Write who else holds tasks on the machines of a job into `others` (N,); return how many."""
     tasks.stamp[-1] += 1
     mark, n, width = tasks.stamp[-1], 0, tasks.group.shape[1]
@@ -218,7 +218,7 @@ def touched(facts: Facts, tasks: Tasks, job: int, others: Ints) -> int:
 
 @njit(cache=True, error_model="numpy")
 def seconds_more(
-    facts: Facts, slow: Slow, tasks: Tasks, left: Floats, job: int, groups: Ints, n_workers: int, others: Ints
+    facts: RunFacts, slow: Slow, tasks: TaskTable, left: Floats, job: int, groups: Ints, n_workers: int, others: Ints
 ) -> tuple[float, float]:  # fmt: skip
     """Return how long a job would take on some groups, and how much longer that makes those beside it, in all.
 
@@ -241,7 +241,7 @@ def seconds_more(
 
 
 @njit(cache=True)
-def renew(facts: Facts, slow: Slow, tasks: Tasks, job: int, others: Ints) -> int:
+def renew(facts: RunFacts, slow: Slow, tasks: TaskTable, job: int, others: Ints) -> int:
     """Note the speed of a job that was put and of those beside it; return how many of `others` those are."""
     tasks.speed[job] = speed_of(facts, slow, tasks, job)
     n = touched(facts, tasks, job, others)
@@ -252,7 +252,7 @@ def renew(facts: Facts, slow: Slow, tasks: Tasks, job: int, others: Ints) -> int
 
 @njit(cache=True, error_model="numpy")
 def _fill(
-    facts: Facts, slow: Slow, tasks: Tasks, job: Ints, first: Ints, role: Ints, group: Ints, count: Ints
+    facts: RunFacts, slow: Slow, tasks: TaskTable, job: Ints, first: Ints, role: Ints, group: Ints, count: Ints
 ) -> None:  # fmt: skip
     """Put gangs on groups, and note their speeds."""
     groups = np.zeros(tasks.group.shape[1], np.int64)

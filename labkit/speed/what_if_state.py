@@ -12,7 +12,7 @@ from labkit.core.errors import InputError
 from labkit.core.jobs import Jobs
 from labkit.core.resources import CPUS, Floats, Ints
 from labkit.speed.interference.model import MODELS, InterferenceModel
-from labkit.speed.interference.use import TaskUse, task_use
+from labkit.speed.interference.use import ModelUse, task_use
 from labkit.speed.step_time import StepTime
 
 WORKER, PS = 0, 1
@@ -45,7 +45,7 @@ class Slow(NamedTuple):
     out: Floats
 
 
-class Facts(NamedTuple):
+class RunFacts(NamedTuple):
     """What never changes during a run: N jobs, G device groups, M machines.
 
     Attributes
@@ -86,7 +86,7 @@ class Facts(NamedTuple):
     moved: Floats
 
 
-class Tasks(NamedTuple):
+class TaskTable(NamedTuple):
     """Who is where, and what follows for groups and cards; changed by `put` and `take`.
 
     Attributes
@@ -142,8 +142,8 @@ def learned(seen: Floats, out: Floats) -> Slow:
 
 
 def facts_of(
-    jobs: Jobs, cluster: Cluster, *, speed: StepTime, uses: Mapping[str, TaskUse] | None = None
-) -> Facts:  # fmt: skip
+    jobs: Jobs, cluster: Cluster, *, speed: StepTime, uses: Mapping[str, ModelUse] | None = None
+) -> RunFacts:  # fmt: skip
     """Return what never changes.
 
     Parameters
@@ -171,7 +171,7 @@ def facts_of(
             gbps[:] = np.bincount(ends[own], network.link_gbps[own], machines)
     with np.errstate(divide="ignore"):
         compute_s = (speed.compute_s[:, None] / speed.type_speed)[:, cluster.group_type]
-    return Facts(
+    return RunFacts(
         group_machine=cluster.group_machine.astype(np.int64),
         first_group=np.searchsorted(cluster.group_machine, np.arange(machines + 1)).astype(np.int64),
         group_cores=cluster.capacity[:, CPUS].copy(), group_gbps=cluster.group_pcie_gbps.astype(np.float64),
@@ -181,10 +181,10 @@ def facts_of(
     )  # fmt: skip
 
 
-def tasks_of(facts: Facts, *, most_tasks: int) -> Tasks:
+def tasks_of(facts: RunFacts, *, most_tasks: int) -> TaskTable:
     """Return an empty cluster, for gangs of at most so many tasks."""
     n_jobs, n_groups, machines = len(facts.gbit), len(facts.group_machine), len(facts.up_gbps)
-    return Tasks(
+    return TaskTable(
         np.full((n_jobs, most_tasks), -1, np.int64), np.zeros((n_jobs, 2), np.int64), np.zeros(n_groups),
         np.zeros(n_groups), np.zeros(machines, np.int64), np.zeros(machines, np.int64),
         np.full(machines, -1, np.int64), np.full(n_jobs * most_tasks, -1, np.int64),

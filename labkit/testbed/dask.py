@@ -10,12 +10,12 @@ from typing import Any, Final
 
 from labkit.elastic.transport.certificates import Authority, Certificates
 from labkit.elastic.transport.folders import private_folder
-from labkit.testbed.answers import Answers
 from labkit.testbed.errors import FleetError
-from labkit.testbed.fleet import Fleet
-from labkit.testbed.frames import readable
+from labkit.testbed.install.provision import deploy, python_of
 from labkit.testbed.inventory import Inventory, Machine
-from labkit.testbed.provision import deploy, python_of
+from labkit.testbed.ssh.answers import Answers
+from labkit.testbed.ssh.fleet import Fleet
+from labkit.testbed.ssh.frames import readable
 
 JOB: Final = "dask"
 THERE: Final = "dask"

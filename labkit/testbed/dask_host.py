@@ -21,7 +21,7 @@ from typing import Any, Final
 from labkit.core.errors import InputError, LabkitError
 from labkit.elastic.transport.certificates import write_private
 from labkit.elastic.transport.folders import private_folder
-from labkit.testbed.bed.processes import Process, end, process, processes
+from labkit.testbed.laptop.processes import BedProcess, end, process, processes
 
 PLAN, LEADER, LOG = "plan.json", "leader.json", "log"
 LOST_S: Final = 60
@@ -65,7 +65,7 @@ def stop(folder: Path) -> None:
     shutil.rmtree(folder)
 
 
-def _members(folder: Path) -> list[Process]:
+def _members(folder: Path) -> list[BedProcess]:
     """Return the processes of the session that `start` began here."""
     try:
         told = json.loads((folder / LEADER).read_text("utf-8"))

@@ -35,7 +35,7 @@ class LoginError(HostError):
     """A host refuses the login."""
 
 
-class UnreachableError(HostError):
+class HostUnreachableError(HostError):
     """Nothing answers at the address of a host."""
 
 
@@ -51,7 +51,7 @@ class ShellError(HostError):
     """The shell of a host's login does not run commands, or hides what they say."""
 
 
-class FrameError(HostError):
+class HostMessageError(HostError):
     """What came from a host is cut off, damaged, too much, or not of the form that was asked for."""
 
 

@@ -19,9 +19,9 @@ from invoke.exceptions import Exit
 from labkit import early
 from labkit.core.errors import LabkitError, unknown
 from labkit.release import EVERYTHING
-from labkit.testbed.fleet import Fleet
 from labkit.testbed.inventory import Inventory
-from labkit.testbed.shown import plain
+from labkit.testbed.ssh.fleet import Fleet
+from labkit.testbed.terminal import plain
 
 FAILED, WRONG, STOPPED, BROKEN_PIPE = 1, 2, early.STOPPED, 141
 """Exit codes: some host failed; what was typed or written in a file is wrong; Ctrl-C; nobody reads on."""

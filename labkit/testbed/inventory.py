@@ -14,7 +14,7 @@ from typing import Self
 from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError, unknown
 from labkit.core.jobs import told
-from labkit.testbed.ssh_options import Options, SshConfig, checked_defaults, checked_options
+from labkit.testbed.ssh.options import Options, SshConfig, checked_defaults, checked_options
 from labkit.topology.inventory import Host, cluster_of, parse
 
 USUAL = Path("testbed/hosts.toml")
@@ -167,7 +167,7 @@ def usual() -> Path:
     InputError
         If there is none.
     """
-    from labkit.testbed.bed.plan import usual_folder
+    from labkit.testbed.laptop.plan import usual_folder
 
     if named := os.environ.get("LABKIT_HOSTS"):
         return Path(named).expanduser()

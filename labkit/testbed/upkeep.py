@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from labkit.core.errors import InputError
-from labkit.testbed import agents, provision
 from labkit.testbed.agent.client import Agent
-from labkit.testbed.bed import Bed
-from labkit.testbed.bed.plan import Plan
-from labkit.testbed.bed.reshape import rates, reshape
-from labkit.testbed.fleet import Fleet
+from labkit.testbed.install import provision
 from labkit.testbed.inventory import Inventory, Machine, usual
-from labkit.testbed.outcomes import Outcome, Outcomes
+from labkit.testbed.laptop import Bed
+from labkit.testbed.laptop.plan import BedPlan
+from labkit.testbed.laptop.reshape import rates, reshape
+from labkit.testbed.run import agents
+from labkit.testbed.ssh.fleet import Fleet
+from labkit.testbed.ssh.outcomes import HostOutcome, Outcomes
 
 USUAL_HOSTS = 4
 USUAL_GPUS = 1
@@ -43,12 +44,12 @@ def up(
         with Fleet(inventory) as fleet:
             return agents.start(fleet)
     folder = None if inventory is None else inventory.path.parent
-    there = None if inventory is None else Plan.read(inventory.path.absolute().parent)
+    there = None if inventory is None else BedPlan.read(inventory.path.absolute().parent)
     n_hosts = n_hosts or (len(there.spots) if there else USUAL_HOSTS)
     if gpus is None:
         gpus = USUAL_GPUS if inventory is None else int(next(iter(inventory)).host.gpus)
     bed = Bed.up(n_hosts, folder=folder, gpus=gpus, shaped=shaped or (there.shaped_gbps if there else None))
-    rows = [Outcome(each.name, True, f"{bed.plan.server} at {each.address}:{each.port}") for each in bed.status()]
+    rows = [HostOutcome(each.name, True, f"{bed.plan.server} at {each.address}:{each.port}") for each in bed.status()]
     return Outcomes.of(rows)
 
 
@@ -71,7 +72,7 @@ def down(inventory: Inventory, *, runs: bool = False) -> Outcomes:
             f"a laptop testbed ends as a whole, not {', '.join(inventory.names)} alone; leave out -H, or: fab stop."
         )
     Bed.of(inventory.path.absolute().parent).down()
-    return Outcomes.of(Outcome(name, True, "down, its files removed") for name in inventory.names)
+    return Outcomes.of(HostOutcome(name, True, "down, its files removed") for name in inventory.names)
 
 
 def shape(inventory: Inventory, *, rate: str | float | None = None) -> Outcomes:
@@ -95,7 +96,7 @@ def shape(inventory: Inventory, *, rate: str | float | None = None) -> Outcomes:
     if rate is not None:
         reshape(bed, rate, hosts=inventory.names)
     found = rates(bed)
-    return Outcomes.of(Outcome(name, True, found[name]) for name in inventory.names)
+    return Outcomes.of(HostOutcome(name, True, found[name]) for name in inventory.names)
 
 
 def standing() -> Inventory | None:
@@ -110,7 +111,7 @@ def standing() -> Inventory | None:
 def is_laptop(inventory: Inventory) -> bool:
     """Return whether an inventory is that of a laptop testbed."""
     place = inventory.path.absolute().parent
-    plan = Plan.read(place)
+    plan = BedPlan.read(place)
     return plan is not None and plan.hosts_file.absolute() == inventory.path.absolute()
 
 
@@ -132,13 +133,13 @@ def gc(fleet: Fleet, *, older_h: float = 24.0, dry_run: bool = False) -> Outcome
         One row per host, with `runs`, `environments` and `bytes` that went.
     """
 
-    def clear(machine: Machine, agent: Agent) -> Outcome:
+    def clear(machine: Machine, agent: Agent) -> HostOutcome:
         went = [
             row for row in agent.gc(older_s=3600 * older_h, dry_run=dry_run) if row["remove" if dry_run else "removed"]
         ]
         told = f"{'would remove' if dry_run else 'removed'} {len(went)} runs" if went else "no run to remove"
         numbers = {"runs": len(went), "bytes": sum(row["n_bytes"] for row in went)}
-        return Outcome(machine.name, True, told, numbers=numbers)
+        return HostOutcome(machine.name, True, told, numbers=numbers)
 
     return joined(agents.each(fleet, clear, renew=False, needed=False), provision.sweep(fleet, dry_run=dry_run))
 
@@ -148,11 +149,11 @@ def joined(*parts: Outcomes) -> Outcomes:
     return Outcomes.of(_joined([part[host] for part in parts]) for host in (row.host for row in parts[0]))
 
 
-def _joined(rows: Sequence[Outcome]) -> Outcome:
+def _joined(rows: Sequence[HostOutcome]) -> HostOutcome:
     failed = next((row for row in rows if not row.ok), None)
     if failed is not None:
         return failed
     numbers: dict[str, float] = {}
     for row in rows:
         numbers |= {name: numbers.get(name, 0.0) + value for name, value in row.numbers.items()}
-    return Outcome(rows[0].host, True, "; ".join(row.did for row in rows), numbers=numbers)
+    return HostOutcome(rows[0].host, True, "; ".join(row.did for row in rows), numbers=numbers)

@@ -8,7 +8,7 @@ from labkit.testing.backends import check_backend, same_events
 from labkit.testing.failures import ConformanceError
 from labkit.testing.placements import check_placement
 from labkit.testing.placers import check_gangs, check_placer
-from labkit.testing.scenes import Chaos, Scene, random_scene, random_scenes
+from labkit.testing.scenes import Chaos, DecisionScene, random_scene, random_scenes
 from labkit.testing.schedulers import check_answer, check_run, check_scheduler
 from labkit.testing.speeds import check_speed_model
 from labkit.testing.topologies import check_topology
@@ -16,7 +16,7 @@ from labkit.testing.topologies import check_topology
 __all__ = [
     "Chaos",
     "ConformanceError",
-    "Scene",
+    "DecisionScene",
     "check_answer",
     "check_backend",
     "check_gangs",

@@ -10,11 +10,11 @@ from labkit.core import Gangs, Placement, Placer, Snapshot
 from labkit.core.resources import GPUS, Ints
 from labkit.testing.failures import name_of, require
 from labkit.testing.placements import check_placement, counts
-from labkit.testing.scenes import Scene, empty_snapshot, paired, random_scenes
+from labkit.testing.scenes import DecisionScene, empty_snapshot, paired, random_scenes
 from labkit.testing.schedulers import same
 
 
-def check_placer(placer: Placer, *, scenes: Iterable[Scene] | None = None, seed: int = 0) -> None:
+def check_placer(placer: Placer, *, scenes: Iterable[DecisionScene] | None = None, seed: int = 0) -> None:
     """Check that a placer keeps its protocol, with random gangs on each scene, alone and in pairs.
 
     Gangs are placed whole or (only if they may) smaller; a job without room gets nothing, and is stopped if it ran;
@@ -24,7 +24,7 @@ def check_placer(placer: Placer, *, scenes: Iterable[Scene] | None = None, seed:
 
     Parameters
     ----------
-    scenes : iterable of Scene, optional
+    scenes : iterable of DecisionScene, optional
         Where to try it; random ones of `seed` by default, ten without pairs and five with some.
 
     Raises
@@ -50,7 +50,7 @@ def check_placer(placer: Placer, *, scenes: Iterable[Scene] | None = None, seed:
             check_gangs(placer, gangs=pairs, scene=scene, strict=strict)
 
 
-def _gangs(rng: np.random.Generator, scene: Scene, shrinks: float) -> Gangs:
+def _gangs(rng: np.random.Generator, scene: DecisionScene, shrinks: float) -> Gangs:
     """Return random gangs, of which about such a share may shrink."""
     table, active = scene.jobs, scene.snapshot().jobs.number
     jobs = rng.permutation(active)[: rng.integers(1, len(active) + 1)]
@@ -67,7 +67,7 @@ def _gangs(rng: np.random.Generator, scene: Scene, shrinks: float) -> Gangs:
     )
 
 
-def _able_pairs(gangs: Gangs, scene: Scene) -> Gangs:
+def _able_pairs(gangs: Gangs, scene: DecisionScene) -> Gangs:
     """Return the gangs with a device type for pairs that both jobs run on."""
     kind = gangs.device_type.copy()
     for i in np.flatnonzero(gangs.partner >= 0):
@@ -76,7 +76,7 @@ def _able_pairs(gangs: Gangs, scene: Scene) -> Gangs:
     return Gangs(gangs.job, gangs.n_workers, gangs.n_ps, kind, gangs.shrinks, gangs.partner)
 
 
-def check_gangs(placer: Placer, *, gangs: Gangs, scene: Scene, strict: bool = False) -> Placement:
+def check_gangs(placer: Placer, *, gangs: Gangs, scene: DecisionScene, strict: bool = False) -> Placement:
     """Check how a placer places some gangs on a scene, and return its answer.
 
     Raises
@@ -159,7 +159,7 @@ def _check_types(who: str, snapshot: Snapshot, gangs: Gangs, placement: Placemen
         )
 
 
-def _check_single_workers(placer: Placer, scene: Scene) -> None:
+def _check_single_workers(placer: Placer, scene: DecisionScene) -> None:
     snapshot = empty_snapshot(scene.jobs, cluster=scene.cluster, runs_on=scene.runs_on)
     for job in range(len(scene.jobs)):
         placement = placer.place(snapshot, Gangs.of([job], n_workers=1))

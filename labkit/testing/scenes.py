@@ -24,7 +24,7 @@ SOCKETS: Final = (((2, 8, 64),), ((2, 8, 64), (2, 8, 64)), ((1, 4, 16), (2, 6, 3
 TYPES: Final = ("v100", "p100", "k80")
 
 
-class Sharing(Recorded):
+class SharedSpeeds(Recorded):
     """Recorded speeds; a job that shares its GPUs makes a part of them, and which one depends on its partner."""
 
     pairs = True
@@ -47,7 +47,7 @@ class Sharing(Recorded):
 
 
 @dataclass(frozen=True, eq=False)
-class Scene:
+class DecisionScene:
     """A run up to one of its decisions.
 
     Attributes
@@ -77,7 +77,7 @@ class Scene:
 
     def simulator(self, **options: Any) -> Simulator:
         """Return a simulator of these jobs at time 0, at speeds in proportion to their workers; it knows pairs."""
-        return Simulator(self.jobs, self.cluster, speed=Sharing(self.jobs, self.cluster), **options)
+        return Simulator(self.jobs, self.cluster, speed=SharedSpeeds(self.jobs, self.cluster), **options)
 
     def __repr__(self) -> str:
         return f"<Scene at {self.now_s:.0f} s, {len(self.jobs)} jobs, {self.cluster}>"
@@ -229,10 +229,10 @@ def empty_snapshot(jobs: Jobs, *, cluster: Cluster, runs_on: Bools) -> Snapshot:
     return _arrived(jobs, cluster, runs_on).snapshot()
 
 
-def _arrived(jobs: Jobs, cluster: Cluster, runs_on: Bools) -> Scene:
+def _arrived(jobs: Jobs, cluster: Cluster, runs_on: Bools) -> DecisionScene:
     rows = events(len(jobs))
     rows["time_s"], rows["kind"], rows["job"] = jobs.arrival_s, Kind.ARRIVED, np.arange(len(jobs))
-    return Scene(jobs, cluster, runs_on, rows, float(jobs.arrival_s.max()), 0)
+    return DecisionScene(jobs, cluster, runs_on, rows, float(jobs.arrival_s.max()), 0)
 
 
 def fits_empty(jobs: Jobs, cluster: Cluster, runs_on: Bools, number: int) -> bool:
@@ -249,23 +249,23 @@ def random_scene(
     n_jobs: int = 8,
     n_decisions: int = 5,
     pairs: bool = False,
-) -> Scene:
+) -> DecisionScene:
     """Return a scene after some random decisions (fewer, if all jobs complete before); with `pairs` some jobs share."""
     cluster = random_cluster(rng, n_machines=n_machines, n_types=n_types)
     runs_on = random_runs_on(rng, cluster=cluster, n_jobs=n_jobs)
     jobs = random_jobs(rng, cluster=cluster, runs_on=runs_on)
-    simulator = Simulator(jobs, cluster, speed=Sharing(jobs, cluster))
+    simulator = Simulator(jobs, cluster, speed=SharedSpeeds(jobs, cluster))
     session, chaos = Session(simulator, runs_on=runs_on), Chaos(rng, pairs=pairs)
     for _ in range(n_decisions):
         before = len(session.log), session.now_s, session.n_decisions
         session.step(chaos.schedule(session.snapshot()))
         if session.done:
             n_rows, now_s, number = before
-            return Scene(jobs, cluster, runs_on, session.log.rows[:n_rows].copy(), now_s, number)
-    return Scene(jobs, cluster, runs_on, session.log.rows.copy(), session.now_s, session.n_decisions)
+            return DecisionScene(jobs, cluster, runs_on, session.log.rows[:n_rows].copy(), now_s, number)
+    return DecisionScene(jobs, cluster, runs_on, session.log.rows.copy(), session.now_s, session.n_decisions)
 
 
-def random_scenes(*, n: int = 10, seed: int = 0, pairs: bool = False) -> Iterator[Scene]:
+def random_scenes(*, n: int = 10, seed: int = 0, pairs: bool = False) -> Iterator[DecisionScene]:
     """Return scenes of growing size, from one machine and one job on; with `pairs` some jobs share their GPUs."""
     for i in range(n):
         rng = np.random.default_rng([seed, i])

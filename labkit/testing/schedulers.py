@@ -18,12 +18,12 @@ from labkit.experiment.context import context
 from labkit.simulator import Faults, Overheads
 from labkit.testing.failures import ConformanceError, name_of, require
 from labkit.testing.placements import check_placement, counts
-from labkit.testing.scenes import Scene, Sharing, fits_empty, random_scenes
+from labkit.testing.scenes import DecisionScene, SharedSpeeds, fits_empty, random_scenes
 
 MAX_DECISIONS = 5000
 
 
-def check_scheduler(scheduler: Scheduler, *, scenes: Iterable[Scene] | None = None, seed: int = 0) -> None:
+def check_scheduler(scheduler: Scheduler, *, scenes: Iterable[DecisionScene] | None = None, seed: int = 0) -> None:
     """Check that a scheduler keeps its protocol; each scene gets a fresh (deep) copy of it.
 
     On each scene: what `check_answer` checks; then whole runs of the scene's jobs: decisions at events, in slots with
@@ -33,7 +33,7 @@ def check_scheduler(scheduler: Scheduler, *, scenes: Iterable[Scene] | None = No
     ----------
     scheduler : Scheduler
         As a user would pass it to a session.
-    scenes : iterable of Scene, optional
+    scenes : iterable of DecisionScene, optional
         Where to try it; random ones of `seed` by default, ten without pairs and, for answers only, ten with some.
 
     Raises
@@ -57,7 +57,7 @@ def check_scheduler(scheduler: Scheduler, *, scenes: Iterable[Scene] | None = No
         check_run(deepcopy(scheduler), scene=scene, faults=Faults(3000, 200, 60), rng=rng)
 
 
-def check_answer(scheduler: Scheduler, *, scene: Scene) -> Placement:
+def check_answer(scheduler: Scheduler, *, scene: DecisionScene) -> Placement:
     """Check one answer, and return it.
 
     It can be carried out (`check_placement`), rigid jobs get their whole gang or nothing, it leaves the snapshot and
@@ -95,9 +95,9 @@ def check_answer(scheduler: Scheduler, *, scene: Scene) -> Placement:
     return placement
 
 
-def _context(scene: Scene, *, jobs: Jobs | None = None) -> Context:
+def _context(scene: DecisionScene, *, jobs: Jobs | None = None) -> Context:
     """Return what a scheduler is told before the run of a scene; `jobs` are declared in place of the scene's own."""
-    speed = Sharing(scene.jobs, scene.cluster, runs_on=scene.runs_on)
+    speed = SharedSpeeds(scene.jobs, scene.cluster, runs_on=scene.runs_on)
     return context(scene.jobs if jobs is None else jobs, scene.cluster, speed=speed, seed=0)
 
 
@@ -115,7 +115,7 @@ def _answer(scheduler: Scheduler, snapshot: Snapshot, who: str) -> Placement:
     return placement
 
 
-def _other_future(scene: Scene) -> Jobs:
+def _other_future(scene: DecisionScene) -> Jobs:
     """Return the jobs of a scene, of which those that have not arrived yet come later and are longer."""
     jobs, n_arrived = scene.jobs, int((scene.rows["kind"] == Kind.ARRIVED).sum())
     coming = np.arange(len(jobs)) >= n_arrived
@@ -127,7 +127,9 @@ def _other_future(scene: Scene) -> Jobs:
     )
 
 
-def check_run(scheduler: Scheduler, *, scene: Scene, cadence: Cadence | None = None, **disturbances: Any) -> Session:
+def check_run(
+    scheduler: Scheduler, *, scene: DecisionScene, cadence: Cadence | None = None, **disturbances: Any
+) -> Session:
     """Check that all jobs of a scene complete when run from time 0, every answer on the way being valid.
 
     Parameters
@@ -178,7 +180,7 @@ def _check_rigid(placement: Placement, snapshot: Snapshot, who: str) -> None:
         )
 
 
-def _step(session: Session, placement: Placement, who: str, scene: Scene) -> None:
+def _step(session: Session, placement: Placement, who: str, scene: DecisionScene) -> None:
     try:
         session.step(placement)
     except PlacementError as error:

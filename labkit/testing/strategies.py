@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from labkit.core import Cluster, Jobs, Snapshot
 from labkit.testing import scenes as made
-from labkit.testing.scenes import Scene
+from labkit.testing.scenes import DecisionScene
 
 
 def rngs() -> st.SearchStrategy[np.random.Generator]:
@@ -36,7 +36,7 @@ def jobs(draw: st.DrawFn, *, cluster: Cluster, max_jobs: int = 12, right: bool =
 
 
 @st.composite
-def scenes(draw: st.DrawFn, *, max_jobs: int = 12, max_decisions: int = 8, pairs: bool = False) -> Scene:
+def scenes(draw: st.DrawFn, *, max_jobs: int = 12, max_decisions: int = 8, pairs: bool = False) -> DecisionScene:
     """Draw a cluster, jobs, and what happened in some random decisions; with `pairs` some jobs share their GPUs."""
     sizes: dict[str, Any] = {
         "n_machines": draw(st.integers(1, 5)),

@@ -21,7 +21,7 @@ EPOCH_FRACTIONS: Final = (0.30, 0.96, 0.05, 0.54, 0.95, 0.46, 0.33, 0.23)
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class Dl2Setting:
     """A parameter set of DL2's simulator.
 
     Attributes
@@ -49,17 +49,17 @@ class Setting:
 
 
 SETTINGS: Final = {
-    "large_500n": Setting(500, 200, 10, 30000),
-    "medium_96n": Setting(96, 60, 3, 30000),
-    "small_48n": Setting(48, 60, 3, 80000, max_workers=32),
-    "small_48n_w16": Setting(48, 60, 3, 30000),
-    "short_48n": Setting(48, 60, 3, 3000),
-    "testbed_6n": Setting(6, 10, 5, 1000, slot_s=300.0),
+    "large_500n": Dl2Setting(500, 200, 10, 30000),
+    "medium_96n": Dl2Setting(96, 60, 3, 30000),
+    "small_48n": Dl2Setting(48, 60, 3, 80000, max_workers=32),
+    "small_48n_w16": Dl2Setting(48, 60, 3, 30000),
+    "short_48n": Dl2Setting(48, 60, 3, 3000),
+    "testbed_6n": Dl2Setting(6, 10, 5, 1000, slot_s=300.0),
 }
 """The published parameter sets, and two smaller ones with the same rules (`small_48n_w16`, `short_48n`)."""
 
 
-def setting(name: str) -> Setting:
+def setting(name: str) -> Dl2Setting:
     """Return a parameter set by name.
 
     Raises
@@ -73,7 +73,7 @@ def setting(name: str) -> Setting:
 
 
 def dl2_jobs(
-    rules: Setting | str,
+    rules: Dl2Setting | str,
     *,
     seed: int,
     pattern: Sequence[int] | str = "poisson",
@@ -90,7 +90,7 @@ def dl2_jobs(
 
     Parameters
     ----------
-    rules : Setting or str
+    rules : Dl2Setting or str
         A parameter set or its name.
     seed : int
         Of a legacy `RandomState`, the stream of the published simulator.
@@ -115,7 +115,7 @@ def dl2_jobs(
     ----------
     .. [1] Peng et al., "DL2", and its published simulator (commit 2e54920).
     """
-    rules = rules if isinstance(rules, Setting) else setting(rules)
+    rules = rules if isinstance(rules, Dl2Setting) else setting(rules)
     rng = np.random.RandomState(seed)  # the published recipe is defined by this legacy stream
     per_slot = _pattern(pattern, rules, jobs_per_slot, rng)
     most = max(per_slot) if pattern == "philly" else rules.max_arrivals
@@ -143,7 +143,7 @@ def dl2_jobs(
 
 
 def _pattern(
-    pattern: Sequence[int] | str, rules: Setting, jobs_per_slot: int, rng: np.random.RandomState
+    pattern: Sequence[int] | str, rules: Dl2Setting, jobs_per_slot: int, rng: np.random.RandomState
 ) -> Sequence[int]:
     whole("dl2_jobs", at_least=0, at_most=MAX_TASKS, jobs_per_slot=jobs_per_slot)
     named = {"google", "uniform", "poisson", "philly"}
@@ -188,7 +188,7 @@ def _slots(per_slot: Sequence[int], n_jobs: int, *, most: int, offset: int) -> I
 
 
 def _lengths(
-    rng: np.random.RandomState, rules: Setting, *, fixed_length: bool, epoch_error: float
+    rng: np.random.RandomState, rules: Dl2Setting, *, fixed_length: bool, epoch_error: float
 ) -> tuple[NDArray[np.intp], Floats, Floats]:
     """Return type, declared and true epochs of each job, in the order of the published draws."""
     kinds, epochs, true_epochs = [], [], []

@@ -17,12 +17,12 @@ from labkit.core.errors import (
     unknown,
 )
 from labkit.core.events import events, from_frame, to_frame
-from labkit.testing import Scene, same_events
+from labkit.testing import DecisionScene, same_events
 from labkit.testing.strategies import clusters, scenes
 
 
 @given(scene=scenes())
-def test_events_go_through_a_table_unchanged(scene: Scene) -> None:
+def test_events_go_through_a_table_unchanged(scene: DecisionScene) -> None:
     assert same_events(from_frame(to_frame(scene.rows)), scene.rows)
 
 

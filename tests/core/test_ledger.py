@@ -16,7 +16,7 @@ from labkit.experiment import Session, at_events, every_slot
 from labkit.schedulers import make
 from labkit.simulator import Faults, Losses, Overheads, Simulator, Variation
 from labkit.speed.recorded import Recorded
-from labkit.testing import Chaos, Scene, check_scheduler
+from labkit.testing import Chaos, DecisionScene, check_scheduler
 from labkit.testing.strategies import rngs, scenes
 from labkit.topology import no_network
 
@@ -24,7 +24,7 @@ from labkit.topology import no_network
 class Naive:
     """A ledger that walks over the whole event list in plain Python, job by job."""
 
-    def __init__(self, scene: Scene, rows: np.ndarray, now_s: float) -> None:
+    def __init__(self, scene: DecisionScene, rows: np.ndarray, now_s: float) -> None:
         self.scene, self.now_s = scene, now_s
         self.tasks: dict[int, list[tuple[int, int, int]]] = {}
         self.attained: dict[int, float] = {}
@@ -127,7 +127,7 @@ def assert_believes(snapshot: Snapshot, naive: Naive) -> None:
 )
 @settings(max_examples=40)
 def test_the_ledger_believes_what_the_events_say(
-    scene: Scene, rng: np.random.Generator, slots: bool, paused: bool, faulty: bool, leased: bool
+    scene: DecisionScene, rng: np.random.Generator, slots: bool, paused: bool, faulty: bool, leased: bool
 ) -> None:
     simulator = scene.simulator(
         lease_s=60 if leased else None,
@@ -149,7 +149,7 @@ def test_the_ledger_believes_what_the_events_say(
 
 
 @given(scene=scenes(pairs=True), cuts=st.lists(st.integers(0, 200), max_size=6))
-def test_belief_does_not_depend_on_how_events_were_batched(scene: Scene, cuts: list[int]) -> None:
+def test_belief_does_not_depend_on_how_events_were_batched(scene: DecisionScene, cuts: list[int]) -> None:
     """As long as the rows of one job's gang stay together, as backends guarantee."""
     rows = scene.rows
     inside = np.append(False, (rows["kind"][1:] == Kind.PLACED) & (rows["kind"][:-1] == Kind.PLACED))
@@ -162,7 +162,7 @@ def test_belief_does_not_depend_on_how_events_were_batched(scene: Scene, cuts: l
 
 
 @given(scene=scenes())
-def test_gpu_seconds_held_are_all_attained(scene: Scene) -> None:
+def test_gpu_seconds_held_are_all_attained(scene: DecisionScene) -> None:
     """Conservation: the integral of the GPUs in use is the sum of what all jobs attained."""
     session = Session(scene.simulator(), runs_on=scene.runs_on)
     fifo, held_gpu_s = make("fifo"), 0.0
@@ -221,7 +221,7 @@ def test_thousands_of_tasks_find_room_in_the_book() -> None:
 def test_schedulers_check_themselves_on_one_scene() -> None:
     """The public suite takes a user's own scenes."""
     jobs, cluster = Jobs.of(arrival_s=[0, 0], total_steps=60, duration_s=60), no_network(1)
-    own = Scene(
+    own = DecisionScene(
         jobs,
         cluster,
         np.ones((2, 1), np.bool_),

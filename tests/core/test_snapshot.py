@@ -17,7 +17,7 @@ from labkit.experiment import Cadence, Session, every_slot
 from labkit.schedulers import make
 from labkit.simulator import Simulator
 from labkit.speed.recorded import Recorded
-from labkit.testing import Chaos, Scene
+from labkit.testing import Chaos, DecisionScene
 from labkit.testing.strategies import rngs, scenes, snapshots
 from labkit.topology import no_network
 
@@ -107,7 +107,7 @@ def test_what_has_happened_to_a_job_is_there() -> None:
 
 
 @given(scene=scenes(pairs=True))
-def test_what_jobs_hold_adds_up_to_what_is_not_free(scene: Scene) -> None:
+def test_what_jobs_hold_adds_up_to_what_is_not_free(scene: DecisionScene) -> None:
     snapshot = scene.snapshot()
     np.testing.assert_allclose(
         snapshot.jobs.held.sum(axis=0) + snapshot.free.sum(axis=0), snapshot.cluster.capacity.sum(axis=0), atol=1e-9
@@ -156,7 +156,9 @@ def test_free_is_capacity_without_what_is_held(snapshot: Snapshot) -> None:
 
 
 @given(scene=scenes(pairs=True), rng=rngs())
-def test_without_some_jobs_so_much_is_free_as_when_they_are_stopped(scene: Scene, rng: np.random.Generator) -> None:
+def test_without_some_jobs_so_much_is_free_as_when_they_are_stopped(
+    scene: DecisionScene, rng: np.random.Generator
+) -> None:
     """Also where one of two jobs that share their GPUs is among them, or both."""
     snapshot = scene.snapshot()
     holding = snapshot.jobs.number[snapshot.jobs.running]

@@ -15,8 +15,8 @@ from labkit.experiment import Session
 from labkit.schedulers import make
 from labkit.simulator import Simulator
 from labkit.speed.recorded import Recorded
-from labkit.testing import Scene
-from labkit.testing.scenes import Sharing
+from labkit.testing import DecisionScene
+from labkit.testing.scenes import SharedSpeeds
 from labkit.testing.schedulers import flat
 from labkit.testing.strategies import rngs, scenes
 from labkit.topology import no_network
@@ -52,7 +52,7 @@ def shuffled(trial: Trial, snapshot: Snapshot, rng: np.random.Generator) -> None
                 trial.pair(job, other)
 
 
-def told(scene: Scene, trial: Trial) -> Snapshot:
+def told(scene: DecisionScene, trial: Trial) -> Snapshot:
     """Return the moment after the decision of a trial was carried out."""
     placement = trial.placement()
     ledger = Ledger(scene.jobs, scene.cluster)
@@ -77,7 +77,7 @@ def rows_of(running: Running) -> dict[int, list[tuple[int, ...]]]:
 
 
 @given(scene=scenes(pairs=True), rng=rngs())
-def test_a_decision_makes_what_was_tried(scene: Scene, rng: np.random.Generator) -> None:
+def test_a_decision_makes_what_was_tried(scene: DecisionScene, rng: np.random.Generator) -> None:
     snapshot = scene.snapshot()
     before = snapshot.freeze()
     if not len(snapshot.jobs):
@@ -102,7 +102,7 @@ def _half_pairs(trial: Trial) -> bool:
 
 
 @given(scene=scenes(pairs=True))
-def test_room_is_what_the_demand_leaves(scene: Scene) -> None:
+def test_room_is_what_the_demand_leaves(scene: DecisionScene) -> None:
     snapshot = scene.snapshot()
     trial = Trial(snapshot)
     for job in snapshot.jobs.number.tolist():
@@ -183,6 +183,6 @@ def test_speed_models_take_what_was_tried() -> None:
     run = session(n_workers=2)
     trial = Trial(run.snapshot())
     trial.add(0, Role.WORKER, 0, 2)
-    foretold = Sharing(run.backend.jobs, run.backend.cluster).speeds(trial.running())
+    foretold = SharedSpeeds(run.backend.jobs, run.backend.cluster).speeds(trial.running())
     run.step(trial.placement())
     assert foretold.tolist() == run.snapshot().jobs.speed[:1].tolist() == [1.0]

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
-from labkit.elastic.blocks import layout
-from labkit.elastic.checkpoint import Checkpoints, SavedBlock, WriteError
-from labkit.elastic.disk import Disk
-from labkit.elastic.optimizers import optimizer
+from labkit.elastic.checkpoint.disk import Disk
+from labkit.elastic.checkpoint.store import Checkpoints, SavedBlock, WriteError
+from labkit.elastic.protocol.blocks import layout
+from labkit.elastic.server.optimizers import optimizer
 
 LAYOUT = layout([("weight", (30, 20)), ("bias", 20)], block_bytes=512)
 OPTIMIZER = optimizer("adam")

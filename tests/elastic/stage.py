@@ -16,18 +16,18 @@ from typing import Any
 
 import numpy as np
 
-from labkit.elastic.assign import reassign
-from labkit.elastic.blocks import Vector
-from labkit.elastic.commands import Command, End, Keep, Load, Note, Over, Start, Tell
-from labkit.elastic.controller import Controller
-from labkit.elastic.crew import Terms
-from labkit.elastic.optimizers import optimizer
-from labkit.elastic.protocol import Kind, at, era_and_version
-from labkit.elastic.server import Arrivals, Server
-from labkit.elastic.store import Block
+from labkit.elastic.controller.block_assignment import reassign
+from labkit.elastic.controller.members import JobTerms
+from labkit.elastic.controller.state_machine import Controller
+from labkit.elastic.protocol.blocks import Vector
+from labkit.elastic.protocol.commands import Command, End, Keep, Load, Note, Over, Start, Tell
+from labkit.elastic.protocol.messages import FrameKind, at, era_and_version
+from labkit.elastic.protocol.summation_tree import Node, halves
+from labkit.elastic.server.block import Block
+from labkit.elastic.server.optimizers import optimizer
+from labkit.elastic.server.server import Arrivals, ParameterServer
 from labkit.elastic.transport import ClosedError, Handler, Head, Message, Peer, PeerLostError, RemoteError
-from labkit.elastic.tree import Node, halves
-from labkit.elastic.worker import FromServers, Worker
+from labkit.elastic.worker.synchronous import FromServers, Worker
 
 PATIENCE_S = 20.0
 """Without a frame for so long, everybody waits for somebody: a hang."""
@@ -120,12 +120,12 @@ class End_:  # noqa: N801
     ) -> None:
         if self.closed:
             return
-        if kind in (Kind.PUSH, Kind.BESIDE):
+        if kind in (FrameKind.PUSH, FrameKind.BESIDE):
             payload = memoryview(flat[0]).cast("B").toreadonly()
         else:
             payload = memoryview(np.concatenate(flat) if flat else np.empty(0, np.float32)).cast("B")
         head = Head(int(kind), 0, 0, len(payload), block, offset, 0, request, step)
-        place = None if kind in (Kind.PUSH, Kind.BESIDE) else self.handler.place(head)
+        place = None if kind in (FrameKind.PUSH, FrameKind.BESIDE) else self.handler.place(head)
         if place is not None:
             there = memoryview(place).cast("B")
             there[: len(payload)] = payload
@@ -235,7 +235,7 @@ class Actor:
         self.up, self.down = stage.network.wire(), stage.network.wire()
         self.thread: threading.Thread | None = None
         if role == "server":
-            self.server = Server(
+            self.server = ParameterServer(
                 name, optimizer=optimizer("momentum", lr=0.1), n_shards=stage.n_shards, sync=True,
                 report=self.report, copy=self.copy,
             )  # fmt: skip
@@ -353,7 +353,7 @@ class Stage:
         self.n_steps, self.n_shards = n_steps, 4
         self.extents = [(3 * b, 3) for b in range(n_blocks)]
         self.n = 3 * n_blocks
-        self.terms = Terms(
+        self.terms = JobTerms(
             sizes=[3] * n_blocks, n_shards=self.n_shards, n_steps=n_steps, save_every=save_every, restarts=99,
             standby=standby, sites=sites or {"here": "here"},
         )  # fmt: skip

@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 
 from labkit.core.errors import InputError
 from labkit.elastic import models
-from labkit.elastic.assign import TooManyServersError, assign, imbalance, moved, published, reassign
+from labkit.elastic.controller.block_assignment import (
+    TooManyServersError,
+    assign,
+    imbalance,
+    moved,
+    published,
+    reassign,
+)
 
 SIZES = st.lists(st.integers(1, 1000), min_size=1, max_size=60)
 

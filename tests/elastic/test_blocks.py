@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from labkit.core.errors import InputError
-from labkit.elastic.blocks import (
+from labkit.elastic.protocol.blocks import (
     BLOCK_BYTES,
     FEW_BLOCKS,
     NoParametersError,

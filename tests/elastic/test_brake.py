@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from labkit.elastic.brake import PERIOD_S, Brake
+from labkit.elastic.process.brake import PERIOD_S, Brake
 
 
 class Clocks:

@@ -15,7 +15,7 @@ import pytest
 
 from labkit.core import Cause
 from labkit.elastic import Job, JobError, start
-from labkit.elastic.causes import NO_MEMORY, OOM_KILLED, OomWatch, of_exit, oom_kills, read, told
+from labkit.elastic.process.causes import NO_MEMORY, OOM_KILLED, OomWatch, of_exit, oom_kills, read, told
 from labkit.oom import is_memory
 
 MB = 1 << 20

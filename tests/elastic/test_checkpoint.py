@@ -21,8 +21,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from labkit.core.errors import InputError
-from labkit.elastic.blocks import layout
-from labkit.elastic.checkpoint import (
+from labkit.elastic.checkpoint.disk import Disk
+from labkit.elastic.checkpoint.store import (
     BadCheckpointError,
     CheckpointError,
     Checkpoints,
@@ -32,8 +32,8 @@ from labkit.elastic.checkpoint import (
     WriteError,
     digest_of,
 )
-from labkit.elastic.disk import Disk
-from labkit.elastic.optimizers import optimizer
+from labkit.elastic.protocol.blocks import layout
+from labkit.elastic.server.optimizers import optimizer
 
 sys.path.insert(0, str(Path(__file__).parent))
 from saving import LAYOUT, OPTIMIZER, At, Counting, blocks_at, checkpoints, save  # beside this file
@@ -320,7 +320,7 @@ def test_a_stale_queue_is_found(tmp_path):
 
 def test_a_format_of_the_future_is_passed_over_by_name(tmp_path, monkeypatch):
     save(tmp_path, 1)
-    monkeypatch.setattr("labkit.elastic.manifest.FORMAT", 2)
+    monkeypatch.setattr("labkit.elastic.checkpoint.manifest.FORMAT", 2)
     save(tmp_path, 2)
     monkeypatch.undo()
     found = checkpoints(tmp_path).newest()

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from labkit.elastic import JobError, train
-from labkit.elastic.constant import ChangedError, Constant
 from labkit.elastic.data import as_dataset
+from labkit.elastic.worker.constant import ChangedError, ForwardGuard
 
 
 class Average(nn.Module):
@@ -58,7 +58,7 @@ class Average(nn.Module):
 )
 def test_whatever_changes_in_forward_is_named(how: str, what: str) -> None:
     model = Average(how=how)
-    constant = Constant(model)
+    constant = ForwardGuard(model)
     constant.begin()
     constant.check()
     model(torch.ones(3, 4))
@@ -69,7 +69,7 @@ def test_whatever_changes_in_forward_is_named(how: str, what: str) -> None:
 @pytest.mark.parametrize("how", ["nothing", "the same numbers"])
 def test_what_keeps_its_numbers_is_let_be_also_with_gradients_and_new_parameters(how: str) -> None:
     model = Average(how=how)
-    constant = Constant(model)
+    constant = ForwardGuard(model)
     for _ in range(3):
         with torch.no_grad():
             model.linear.weight.add_(1)  # the next version arrives
@@ -81,7 +81,7 @@ def test_what_keeps_its_numbers_is_let_be_also_with_gradients_and_new_parameters
 def test_a_cache_that_was_filled_before_is_let_be() -> None:
     model = Average(how="a cache")
     model(torch.ones(3, 4))
-    constant = Constant(model)
+    constant = ForwardGuard(model)
     constant.begin()
     model(torch.ones(3, 4))
     constant.check()
@@ -97,7 +97,7 @@ def test_a_cache_that_was_filled_before_is_let_be() -> None:
     ],
 )
 def test_ordinary_layers_change_nothing(layer: nn.Module) -> None:
-    constant = Constant(layer)
+    constant = ForwardGuard(layer)
     constant.begin()
     layer(torch.randn(3, 4)).sum()
     constant.check()
@@ -105,7 +105,7 @@ def test_ordinary_layers_change_nothing(layer: nn.Module) -> None:
 
 def test_old_spectral_norm_is_noticed() -> None:
     layer = torch.nn.utils.spectral_norm(nn.Linear(4, 4))
-    constant = Constant(layer)
+    constant = ForwardGuard(layer)
     constant.begin()
     layer(torch.randn(3, 4))
     with pytest.raises(ChangedError, match=r"buffer 'weight_[uv]'"):

@@ -8,11 +8,11 @@ import pytest
 
 from labkit.core.errors import InputError
 from labkit.core.events import Cause
-from labkit.elastic.assign import reassign
-from labkit.elastic.commands import Command, End, Load, Note, Over, Start, Tell
-from labkit.elastic.controller import Controller
-from labkit.elastic.crew import Terms
-from labkit.elastic.deaths import SHORTAGES
+from labkit.elastic.controller.block_assignment import reassign
+from labkit.elastic.controller.deaths import SHORTAGES
+from labkit.elastic.controller.members import JobTerms
+from labkit.elastic.controller.state_machine import Controller
+from labkit.elastic.protocol.commands import Command, End, Load, Note, Over, Start, Tell
 
 
 class Play:
@@ -20,7 +20,7 @@ class Play:
 
     def __init__(self, *, servers: int = 2, workers: int = 2, **terms: Any) -> None:
         self.machine = Controller(
-            Terms(**{"sizes": [5] * 8, "n_shards": 8, "n_steps": 100, **terms}), reassign=reassign
+            JobTerms(**{"sizes": [5] * 8, "n_shards": 8, "n_steps": 100, **terms}), reassign=reassign
         )
         self.heard: list[Command] = []
         self.leaves: dict[str, tuple[int, int]] = {}

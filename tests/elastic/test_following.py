@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit.core.errors import InputError
-from labkit.elastic.assign import reassign
-from labkit.elastic.followers import Beside, Followers
-from labkit.elastic.following import LEVEL, check_standby, followers
+from labkit.elastic.controller.block_assignment import reassign
+from labkit.elastic.controller.replica_placement import LEVEL, check_standby, followers
+from labkit.elastic.worker.replicas import ReplicaMap, StepReplicas
 
 NAMES = [f"ps-{i}" for i in range(6)]
 
@@ -84,7 +84,7 @@ def test_what_the_controller_withdrew_stays_withdrawn_in_whatever_order_it_is_he
 ) -> None:
     """Announcements come from servers, withdrawals from the controller: over different connections."""
     cut = data.draw(st.integers(0, len(announced)))
-    known = Followers()
+    known = ReplicaMap()
     for name, turn in announced[:cut]:
         known.add(name, [(0, 5, turn)])
     known.settle([[0, upto, [list(one) for one in kept]]])
@@ -97,7 +97,7 @@ def test_what_the_controller_withdrew_stays_withdrawn_in_whatever_order_it_is_he
 
 def test_a_worker_waits_for_one_who_took_the_owners_place_until_the_step_ends() -> None:
     """It may be the only one that has what this worker computed; one who is dead has nothing."""
-    beside = Beside()
+    beside = StepReplicas()
     beside.known.add("ps-1", [(0, 0, 1), (1, 0, 1)])
     beside.known.add("ps-2", [(2, 0, 1)])
     assert beside.begin(7, {0: "ps-0", 1: "ps-0", 2: "ps-0"}) == {"ps-1": [0, 1], "ps-2": [2]}

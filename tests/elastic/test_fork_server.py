@@ -21,12 +21,13 @@ from typing import Any
 import pytest
 
 from labkit.core.errors import InputError
-from labkit.elastic import fork_place, forks
-from labkit.elastic.fork_order import HEAD_BYTES, Frames, Order, OrderError, Started, decode, encode
-from labkit.elastic.given import check_variables
-from labkit.elastic.launch import running, wait_for_end, words_of
-from labkit.elastic.member import Spec
-from labkit.elastic.program import FILE as PROGRAM
+from labkit.elastic.arguments import check_variables
+from labkit.elastic.forkserver import client as forks
+from labkit.elastic.forkserver import place as fork_place
+from labkit.elastic.forkserver.order import HEAD_BYTES, ForkOrder, ForkStarted, OrderError, OrderFrames, decode, encode
+from labkit.elastic.process.launchers import running, wait_for_end, words_of
+from labkit.elastic.process.member import Spec
+from labkit.elastic.protocol.program import FILE as PROGRAM
 
 WITHIN_S = 120.0
 """Only bounds a hang."""
@@ -102,16 +103,16 @@ def job(home: Path, code: str) -> list[str]:
     spec = Spec(params=[], extents=[], optimizer="sgd", options={}, batch=1, n_shards=1, n_steps=1)
     spec.save(home)
     (home / PROGRAM).write_bytes(pickle.dumps((Does(code), None, None)))
-    return [sys.executable, "-m", "labkit.elastic.member", str(home), "worker", "worker-0"]
+    return [sys.executable, "-m", "labkit.elastic.process.member", str(home), "worker", "worker-0"]
 
 
 @pytest.fixture
-def start(folder: Path, tmp_path: Path) -> Iterator[Callable[..., forks.Child]]:
+def start(folder: Path, tmp_path: Path) -> Iterator[Callable[..., forks.ForkedProcess]]:
     """Return a function that lets a worker with some code be forked; at the end it is killed."""
-    begun: list[forks.Child] = []
+    begun: list[forks.ForkedProcess] = []
     numbers = count()
 
-    def begin(code: str, *, env: dict[str, str] | None = None, **more: Any) -> forks.Child:
+    def begin(code: str, *, env: dict[str, str] | None = None, **more: Any) -> forks.ForkedProcess:
         forks._not_before_s[0] = 0.0
         with (tmp_path / "log").open("ab") as log:
             line = job(tmp_path / f"job-{next(numbers)}", code)
@@ -166,7 +167,7 @@ def _both(log: Path) -> list[dict[str, Any]]:
 def test_cores_niceness_umask_and_ignored_signals_are_those_of_the_order(folder, tmp_path):
     core, log = max(os.sched_getaffinity(0)), tmp_path / "log"
     line, ignored = job(tmp_path / "job", LOOK), [int(signal.SIGHUP)]
-    asked = Order(line, environment(folder), str(tmp_path), [core], 3, umask=0o27, ignored=ignored)
+    asked = ForkOrder(line, environment(folder), str(tmp_path), [core], 3, umask=0o27, ignored=ignored)
     with log.open("ab") as file, open(os.devnull, "rb") as nothing:
         child = forks.fork(asked, (nothing.fileno(), file.fileno(), file.fileno()), wait=True)
     assert child is not None
@@ -194,7 +195,7 @@ def test_two_clients_at_once_and_those_that_follow_share_one_server(folder, star
     for pid in servers(folder):
         os.kill(pid, signal.SIGKILL)
         wait_for_end(pid)
-    children: list[forks.Child] = []
+    children: list[forks.ForkedProcess] = []
     threads = [threading.Thread(target=lambda: children.append(start(WAITS))) for _ in range(2)]
     for thread in threads:
         thread.start()
@@ -245,11 +246,11 @@ def test_a_client_that_follows_another_hears_how_a_process_ends_or_has_ended(sta
 
 def test_a_process_whose_client_is_gone_before_it_knows_its_number_never_runs(folder, start, tmp_path):
     path = start(WAITS).server
-    asked = Order(job(tmp_path / "job", "open('ran', 'w')"), environment(folder), str(tmp_path), [0])
+    asked = ForkOrder(job(tmp_path / "job", "open('ran', 'w')"), environment(folder), str(tmp_path), [0])
     with contextlib.closing(forks._connected(path)) as sock, open(os.devnull, "r+b") as nothing:
         socket.send_fds(sock, [encode(asked)], [nothing.fileno()] * 3)
         said = forks._answer(sock)
-    assert isinstance(said, Started)
+    assert isinstance(said, ForkStarted)
     wait_for_end(said.pid)
     assert not (tmp_path / "ran").exists()
 
@@ -333,7 +334,7 @@ def test_programs_that_are_none_of_labkits_are_not_forked(tmp_path, folder):
 
 def test_a_message_that_is_none_is_refused_by_name_and_the_server_goes_on(start):
     path = start(WAITS).server
-    for raw in (b"\0\0\0\2{}", b"\xff\xff\xff\xff", encode(Started(1, 2)).replace(b'"pid": 1', b'"pid": "')):
+    for raw in (b"\0\0\0\2{}", b"\xff\xff\xff\xff", encode(ForkStarted(1, 2)).replace(b'"pid": 1', b'"pid": "')):
         with contextlib.closing(forks._connected(path)) as sock:
             sock.settimeout(WITHIN_S)
             sock.sendall(raw)
@@ -344,13 +345,14 @@ def test_a_message_that_is_none_is_refused_by_name_and_the_server_goes_on(start)
 
 
 def test_messages_come_back_as_they_were_and_others_are_no_messages():
-    order = Order([sys.executable, "-m", "labkit.elastic.host", "\udcff"], {"A": "b"}, "/", [1, 0], 5, 0o22, [1])
-    frames = Frames()
+    argv = [sys.executable, "-m", "labkit.elastic.process.host_launcher", "\udcff"]
+    order = ForkOrder(argv, {"A": "b"}, "/", [1, 0], 5, 0o22, [1])
+    frames = OrderFrames()
     for byte in encode(order):
         assert frames.take() is None
         frames.feed(bytes([byte]))
     assert frames.take() == order
-    assert decode(encode(Started(1, 2))[HEAD_BYTES:]) == Started(1, 2)
+    assert decode(encode(ForkStarted(1, 2))[HEAD_BYTES:]) == ForkStarted(1, 2)
     for wrong in (
         b"[]", b'{"version": 2, "message": "watch", "columns": {"pid": 1, "start": 2}}',
         b'{"version": 1, "message": "watch", "columns": {"pid": "1", "start": 2}}',
@@ -360,4 +362,4 @@ def test_messages_come_back_as_they_were_and_others_are_no_messages():
         with pytest.raises(OrderError):
             decode(wrong)
     with pytest.raises(OrderError):
-        Order([sys.executable, "-m", "http.server"], {}, "/", [0])
+        ForkOrder([sys.executable, "-m", "http.server"], {}, "/", [0])

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from labkit.core.errors import InputError, LabkitError
 from labkit.elastic import start
-from labkit.elastic.forward import checked, moved, seed_all
+from labkit.elastic.worker.forward import checked, moved, seed_all
 
 LOCK = threading.Lock()
 X, Y = torch.randn(64, 4), torch.randn(64, 2)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from labkit.elastic.gpus import VARIABLE, allotted, devices_of
-from labkit.elastic.sites import Site
+from labkit.elastic.process.gpus import VARIABLE, allotted, devices_of
+from labkit.elastic.protocol.sites import Site
 
 SITE = Site("a/1", "a", devices=("gpu:2", "gpu:3"))
 

@@ -11,10 +11,10 @@ import pytest
 from labkit.core.errors import InputError
 from labkit.elastic import models, start
 from labkit.elastic.data import dataset
-from labkit.elastic.growing import PAGE, Growing, copies, grown, in_use, mapped, runs
-from labkit.elastic.optimizers import optimizer
-from labkit.elastic.store import Block
-from labkit.elastic.usage import resident_bytes
+from labkit.elastic.process.usage import resident_bytes
+from labkit.elastic.server.block import Block
+from labkit.elastic.server.growing import PAGE, GrowingValues, copies, grown, in_use, mapped, runs
+from labkit.elastic.server.optimizers import optimizer
 
 N = 40 * PAGE + 17
 MB = 1 << 20
@@ -48,7 +48,7 @@ def test_a_growing_block_has_the_bits_of_a_whole_one(name: str, options: dict[st
     one, other = block(whole=False, state=state), block(whole=True, state=state)
     assert one.pages is not None
     for number, pages in enumerate(((3,), (3, 40), (), (7, 8, 9)), 1):
-        one.push_alone(used_pages(*pages), worker=0, number=number, optimizer=Growing(chosen, one.pages))
+        one.push_alone(used_pages(*pages), worker=0, number=number, optimizer=GrowingValues(chosen, one.pages))
         other.push_alone(used_pages(*pages), worker=0, number=number, optimizer=chosen)
     assert [v.tobytes() for v in one.vectors()] == [v.tobytes() for v in other.vectors()]
     assert [v.tobytes() for v in one.copies()] == [v.tobytes() for v in other.vectors()]

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from labkit.core.errors import InputError
-from labkit.elastic.assign import reassign
-from labkit.elastic.controller import Controller
-from labkit.elastic.scaling import STRATEGIES
+from labkit.elastic.controller.block_assignment import reassign
+from labkit.elastic.controller.scaling import STRATEGIES
+from labkit.elastic.controller.state_machine import Controller
 from tests.elastic.chaos.story import many
 from tests.elastic.test_controller import Play
 

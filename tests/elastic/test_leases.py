@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from labkit.elastic.free import FreeWorker, Piece
-from labkit.elastic.leases import Leases
-from labkit.elastic.protocol import era_and_version
+from labkit.elastic.controller.minibatches import Leases
+from labkit.elastic.protocol.messages import era_and_version
 from labkit.elastic.shards import PoisonShardError
-from labkit.elastic.worker import Halted
+from labkit.elastic.worker.asynchronous import AsyncWorker, LeaseRest
+from labkit.elastic.worker.synchronous import Halted
 from tests.elastic.stage import Numbers
 from tests.elastic.transport.ends import WITHIN_S
 
@@ -54,14 +54,14 @@ class Alone:
     def __init__(self, *, lease_s: float = 0.05) -> None:
         self.asked = threading.Event()
         self.holds: queue.SimpleQueue[int] = queue.SimpleQueue()
-        self.worker = FreeWorker(
+        self.worker = AsyncWorker(
             Numbers(4), extents=[(0, 4)], loss_of=lambda *_: None, batch=4, number=0,  # type: ignore[arg-type]
             lease_s=lease_s, channel_of=lambda _: None, report=self._report,  # type: ignore[arg-type, return-value]
         )  # fmt: skip
         self.worker.told({"do": "begin", "era": 1, "hold": 0, "map": []})
         self.worker._start = self.worker._afresh = False
         self.worker.told({"do": "lease", "era": 1, "lease": [7, 0, 0, 8]})
-        self.found: list[Piece] = []
+        self.found: list[LeaseRest] = []
 
     def _report(self, event: str, **told: Any) -> None:
         if event == "wants":
@@ -128,7 +128,7 @@ def test_an_era_that_ends_while_blocks_are_sent_is_no_error(order: dict[str, Any
                 assert not thread.is_alive()
             return 0
 
-    worker = FreeWorker(
+    worker = AsyncWorker(
         Numbers(4), extents=[(0, 2), (2, 2)], loss_of=lambda *_: None, batch=4, number=0,  # type: ignore[arg-type]
         lease_s=1000, channel_of=lambda _: Server(), report=lambda *_, **__: None,  # type: ignore[arg-type, return-value]
     )  # fmt: skip

@@ -18,22 +18,22 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from labkit.elastic.careful import Keeping, Stamping
-from labkit.elastic.flat import Flat
-from labkit.elastic.lending import LINE, Lender, Place, Shelf, fetch
-from labkit.elastic.optimizers import optimizer
-from labkit.elastic.protocol import Kind, at
-from labkit.elastic.server import Arrivals, Server
-from labkit.elastic.store import Block, Pushed
+from labkit.elastic.protocol.messages import FrameKind, at
+from labkit.elastic.protocol.summation_tree import Node, cover
+from labkit.elastic.server.block import Block, Pushed
+from labkit.elastic.server.copy_on_write import CopyOnWriteUpdates, SeqlockUpdates
+from labkit.elastic.server.optimizers import optimizer
+from labkit.elastic.server.server import Arrivals, ParameterServer
 from labkit.elastic.transport import Connection, FrameError, Handler, Message, pair
-from labkit.elastic.tree import Node, cover
-from labkit.elastic.worker import FromServers, Worker
+from labkit.elastic.transport.shared_arrays import LINE, SharedArray, SharedArrayPool, SharedRegions, fetch
+from labkit.elastic.worker.flat import FlatModel
+from labkit.elastic.worker.synchronous import FromServers, Worker
 
 N = 1000
 
 
-def place(n: int = N) -> Place:
-    found = Shelf().take(np.zeros(n, np.float32))
+def place(n: int = N) -> SharedArray:
+    found = SharedArrayPool().take(np.zeros(n, np.float32))
     assert found is not None
     return found
 
@@ -70,7 +70,7 @@ def test_parameters_that_change_or_have_changed_are_never_taken_for_those_announ
     here, into = place(), np.empty(N, np.float32)
     announced, during = here.stamp, []
     fill = Fill(lambda: during.append(fetch(memoryview(here.whole), announced, into)))
-    Stamping(fill, here).apply(here.params, None, {}, step=1)
+    SeqlockUpdates(fill, here).apply(here.params, None, {}, step=1)
     assert during == [False]
     assert not fetch(memoryview(here.whole), announced, into)
     assert fetch(memoryview(here.whole), here.stamp, into)
@@ -84,7 +84,7 @@ def test_an_update_that_fails_leaves_no_parameters_that_look_settled_as_before()
         raise ArithmeticError
 
     with pytest.raises(ArithmeticError):
-        Stamping(Fill(fail), here).apply(here.params, None, {}, step=1)
+        SeqlockUpdates(Fill(fail), here).apply(here.params, None, {}, step=1)
     assert not fetch(memoryview(here.whole), announced, into)
 
 
@@ -95,7 +95,7 @@ def test_a_reader_beside_a_writer_gets_whole_versions_only() -> None:
 
     def write() -> None:
         for step in range(1, 401):
-            Stamping(Fill(), here).apply(here.params, None, {}, step=step)
+            SeqlockUpdates(Fill(), here).apply(here.params, None, {}, step=step)
             latest[0] = (here.stamp, step)
         over.set()
 
@@ -115,7 +115,7 @@ def test_a_reader_beside_a_writer_gets_whole_versions_only() -> None:
 def test_stamps_go_round_and_stay_even() -> None:
     here = place()
     here.stamp = 0xFFFFFFFE
-    Stamping(Fill(), here).apply(here.params, None, {}, step=1)
+    SeqlockUpdates(Fill(), here).apply(here.params, None, {}, step=1)
     assert here.stamp == 0
     assert fetch(memoryview(here.whole), 0, np.empty(N, np.float32))
 
@@ -124,7 +124,7 @@ def test_stamps_go_round_and_stay_even() -> None:
 
 
 def test_a_place_is_used_again_and_whoever_still_has_its_stamp_notices() -> None:
-    shelf, into = Shelf(), np.empty(N, np.float32)
+    shelf, into = SharedArrayPool(), np.empty(N, np.float32)
     first = shelf.take(np.full(N, 1, np.float32))
     assert first is not None
     announced = first.stamp
@@ -137,7 +137,7 @@ def test_a_place_is_used_again_and_whoever_still_has_its_stamp_notices() -> None
 @given(sizes=st.lists(st.sampled_from([5, 16, 1000]), max_size=60))
 @settings(max_examples=20)
 def test_places_do_not_overlap_and_begin_on_lines_of_their_own(sizes: list[int]) -> None:
-    shelf = Shelf()
+    shelf = SharedArrayPool()
     places = [shelf.take(np.full(n, i, np.float32)) for i, n in enumerate(sizes)]
     for i, (n, found) in enumerate(zip(sizes, places, strict=True)):
         assert found is not None
@@ -146,7 +146,7 @@ def test_places_do_not_overlap_and_begin_on_lines_of_their_own(sizes: list[int])
 
 
 def test_many_places_need_few_regions_and_waste_at_most_half() -> None:
-    shelf = Shelf()
+    shelf = SharedArrayPool()
     for _ in range(2000):
         shelf.take(np.zeros(16, np.float32))
     assert len(shelf._regions) < 30
@@ -156,7 +156,7 @@ def test_many_places_need_few_regions_and_waste_at_most_half() -> None:
 def test_memory_goes_back_when_nobody_shows_it_any_more() -> None:
     gc.collect()
     before = len(os.listdir("/proc/self/fd"))
-    shelf, lender = Shelf(), Lender()
+    shelf, lender = SharedArrayPool(), SharedRegions()
     kept = [shelf.take(np.zeros(N, np.float32)), lender.vector(N)]
     assert len(os.listdir("/proc/self/fd")) > before
     del shelf, lender, kept
@@ -200,7 +200,7 @@ def test_borrowed_gradients_are_never_written_and_make_the_same_bits(n_shards: i
 
 
 def test_buffers_of_a_sum_that_was_given_up_half_way_are_used_again() -> None:
-    flat = Flat(torch.nn.Linear(3, 2), lender=Lender())
+    flat = FlatModel(torch.nn.Linear(3, 2), lender=SharedRegions())
     vectors = [flat.borrow() for _ in range(3)]
     flat.give_all_back()
     again = [flat.borrow() for _ in range(3)]
@@ -231,7 +231,7 @@ class Heard(Handler):
 class Served(Arrivals):
     """A server's end of a connection to worker 0."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: ParameterServer) -> None:
         super().__init__(server, role="worker")
 
     def opened(self, channel: Any) -> None:
@@ -239,11 +239,18 @@ class Served(Arrivals):
 
 
 @contextmanager
-def server_and_worker(handler: Handler, *, shares: bool, **options: Any) -> Iterator[tuple[Server, Connection]]:
-    server = Server(
-        "ps-0", optimizer=Fill(), n_shards=1, report=lambda *_, **__: None, copy=lambda *_: None, shelf=Shelf(),
+def server_and_worker(
+    handler: Handler, *, shares: bool, **options: Any
+) -> Iterator[tuple[ParameterServer, Connection]]:
+    server = ParameterServer(
+        "ps-0",
+        optimizer=Fill(),
+        n_shards=1,
+        report=lambda *_, **__: None,
+        copy=lambda *_: None,
+        shelf=SharedArrayPool(),
         **{"sync": True, **options},
-    )  # fmt: skip
+    )
     near, far = pair(Served(server), handler, shares=shares)
     try:
         yield server, far
@@ -252,11 +259,11 @@ def server_and_worker(handler: Handler, *, shares: bool, **options: Any) -> Iter
         far.close()
 
 
-def install(server: Server, n: int = N) -> None:
+def install(server: ParameterServer, n: int = N) -> None:
     """Give a server block 0 with zeros."""
     card = {"version": 0, "moves": 0, "due": [], "names": [], "seen": []}
     near, far = pair(Arrivals(server, role="server"), Handler())
-    far.request(Kind.STATE, np.zeros(n, np.float32), meta=card, block=0, step=at(server.era, 0)).result(10)
+    far.request(FrameKind.STATE, np.zeros(n, np.float32), meta=card, block=0, step=at(server.era, 0)).result(10)
     far.close()
     near.close()
 
@@ -268,7 +275,7 @@ def test_parameters_are_referred_to_only_where_memory_is_shared_and_training_syn
     heard = Heard()
     with server_and_worker(heard, shares=shares, sync=sync) as (server, worker):
         install(server)
-        worker.send(Kind.PULL, meta={"blocks": [0], "moves": [0]}, step=at(0, 0))
+        worker.send(FrameKind.PULL, meta={"blocks": [0], "moves": [0]}, step=at(0, 0))
         (message,) = heard.wait(1)
         assert bool(worker.counts.received_bytes < 4 * N) == read
         params = np.frombuffer(message.payload, np.float32)[LINE if read else 0 :]
@@ -281,8 +288,8 @@ def test_who_shares_no_memory_gets_a_copy_that_an_update_does_not_reach() -> Non
     with server_and_worker(heard, shares=False) as (server, worker):
         install(server, n)
         for _ in range(8):
-            worker.send(Kind.PULL, meta={"blocks": [0]}, step=at(0, 0))
-        worker.send(Kind.PUSH, np.ones(n, np.float32), block=0, offset=Node(0, 1).pack(), step=at(0, 0))
+            worker.send(FrameKind.PULL, meta={"blocks": [0]}, step=at(0, 0))
+        worker.send(FrameKind.PUSH, np.ones(n, np.float32), block=0, offset=Node(0, 1).pack(), step=at(0, 0))
         for message in heard.wait(8):
             assert not np.frombuffer(message.payload, np.float32).any()
 
@@ -291,10 +298,10 @@ def test_a_frame_says_which_stamp_its_parameters_bear() -> None:
     heard, into = Heard(), np.empty(N, np.float32)
     with server_and_worker(heard, shares=True) as (server, worker):
         install(server)
-        worker.send(Kind.PULL, meta={"blocks": [0]}, step=at(0, 0))
-        worker.send(Kind.PULL, meta={"blocks": [0]}, step=at(0, 1))
+        worker.send(FrameKind.PULL, meta={"blocks": [0]}, step=at(0, 0))
+        worker.send(FrameKind.PULL, meta={"blocks": [0]}, step=at(0, 1))
         (before,) = heard.wait(1)
-        worker.send(Kind.PUSH, np.ones(N, np.float32), block=0, offset=Node(0, 1).pack(), step=at(0, 0))
+        worker.send(FrameKind.PUSH, np.ones(N, np.float32), block=0, offset=Node(0, 1).pack(), step=at(0, 0))
         after = heard.wait(2)[1]
         assert not fetch(before.payload, before.head.offset, into)
         assert fetch(after.payload, after.head.offset, into)
@@ -305,9 +312,9 @@ def test_a_frame_says_which_stamp_its_parameters_bear() -> None:
 def test_a_block_that_goes_to_and_fro_needs_one_place_and_one_crate_on_each_server(shares: bool) -> None:
     told: queue.SimpleQueue[str] = queue.SimpleQueue()
     servers = [
-        Server(
+        ParameterServer(
             name, optimizer=Fill(), n_shards=1, sync=True, report=lambda event, **_: told.put(event),
-            copy=lambda *_: None, shelf=Shelf(),
+            copy=lambda *_: None, shelf=SharedArrayPool(),
         )
         for name in ("ps-0", "ps-1")
     ]  # fmt: skip
@@ -337,9 +344,9 @@ def test_a_block_that_goes_to_and_fro_needs_one_place_and_one_crate_on_each_serv
 
 def test_the_memory_of_a_block_whose_arrival_nobody_confirms_is_not_used_again() -> None:
     """Its new owner may still be reading it."""
-    server = Server(
+    server = ParameterServer(
         "ps-0", optimizer=Fill(), n_shards=1, sync=True, report=lambda *_, **__: None, copy=lambda *_: None,
-        shelf=Shelf(),
+        shelf=SharedArrayPool(),
     )  # fmt: skip
     near, far = pair(Arrivals(server, role="server"), Handler(), shares=True)  # takes it, and never answers
     server.met_server("ps-1", near, "")
@@ -369,7 +376,7 @@ def test_a_worker_that_came_too_late_for_a_version_asks_again_and_catches_up() -
     channels: dict[str, Connection] = {}
     model = torch.nn.Linear(N, 1, bias=False)
     worker = Worker(
-        Flat(model), extents=[(0, N)], loss_of=lambda *_: model.weight.sum(), n_shards=1, n_steps=9999,
+        FlatModel(model), extents=[(0, N)], loss_of=lambda *_: model.weight.sum(), n_shards=1, n_steps=9999,
         channel_of=channels.__getitem__, report=report,
     )  # fmt: skip
 
@@ -384,15 +391,15 @@ def test_a_worker_that_came_too_late_for_a_version_asks_again_and_catches_up() -
         worker.told({"do": "begin", "era": 0, "version": 0, "leaves": [0, 0], "map": [[0, "ps-0", 0]]})
         threading.Thread(target=worker.run, daemon=True).start()
         other, theirs = pair(Served(server), late, shares=True)
-        theirs.send(Kind.PULL, meta={"blocks": [0]}, step=at(0, 1))
+        theirs.send(FrameKind.PULL, meta={"blocks": [0]}, step=at(0, 1))
         assert word.wait(10)  # of version 0
-        theirs.send(Kind.PUSH, np.ones(N, np.float32), block=0, offset=Node(0, 1).pack(), step=at(0, 0))
+        theirs.send(FrameKind.PUSH, np.ones(N, np.float32), block=0, offset=Node(0, 1).pack(), step=at(0, 0))
         late.wait(1)
         go.set()
         while not ready.wait(0.01):  # the others go on
             version = late.messages[-1].head.step
-            theirs.send(Kind.PULL, meta={"blocks": [0]}, step=at(0, version + 1))
-            theirs.send(Kind.PUSH, np.ones(N, np.float32), block=0, offset=Node(0, 1).pack(), step=at(0, version))
+            theirs.send(FrameKind.PULL, meta={"blocks": [0]}, step=at(0, version + 1))
+            theirs.send(FrameKind.PUSH, np.ones(N, np.float32), block=0, offset=Node(0, 1).pack(), step=at(0, version))
             assert len(late.messages) < 500
         (begun,) = [columns["version"] for event, columns in reports if event == "ready"]
         assert begun > 1
@@ -418,7 +425,7 @@ def test_a_worker_that_does_not_look_into_a_server_s_memory_refuses_to_be_referr
 def _shared_head() -> Any:
     from labkit.elastic.transport.frames import SHARED, Head
 
-    return Head(Kind.PARAMS, flags=SHARED)
+    return Head(FrameKind.PARAMS, flags=SHARED)
 
 
 class Stuck:
@@ -431,7 +438,7 @@ class Stuck:
 def test_parameters_on_their_way_are_left_alone_by_the_next_update() -> None:
     params = np.zeros(N, np.float32)
     block, sent = Block(number=0, params=params, state={}), [(Stuck(), 1)]
-    keeping = Keeping(Fill(), block, sent, lambda n_bytes: np.empty(n_bytes // 4, np.float32))  # type: ignore[arg-type]
+    keeping = CopyOnWriteUpdates(Fill(), block, sent, lambda n_bytes: np.empty(n_bytes // 4, np.float32))  # type: ignore[arg-type]
     grad = np.ones(N, np.float32)
     assert block.push(grad, step=0, node=Node(0, 2), n_shards=4, optimizer=keeping) is Pushed.KEPT
     assert sent  # nothing has changed yet, so nothing was copied
@@ -443,12 +450,12 @@ def test_parameters_on_their_way_are_left_alone_by_the_next_update() -> None:
 
 def test_a_shelf_without_memory_leaves_parameters_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("labkit.elastic.transport.shared.available_bytes", lambda: 0)
-    assert Shelf().take(np.zeros(N, np.float32)) is None
-    flat = Flat(torch.nn.Linear(3, 2), lender=Lender())
+    assert SharedArrayPool().take(np.zeros(N, np.float32)) is None
+    flat = FlatModel(torch.nn.Linear(3, 2), lender=SharedRegions())
     assert flat.borrow().shape == (8,)
 
 
 def test_nothing_of_a_region_is_in_a_folder() -> None:
-    kept = Lender().vector(N)
+    kept = SharedRegions().vector(N)
     assert not [path for path in Path("/dev/shm").iterdir() if "labkit" in path.name]
     assert kept.shape == (N,)

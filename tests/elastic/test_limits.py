@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 
 from labkit.core.errors import InputError
-from labkit.elastic import Job, limits, models, start
-from labkit.elastic.control_groups import Trees, old_trees, writable_group
+from labkit.elastic import Job, models, start
 from labkit.elastic.data import dataset
-from labkit.elastic.limits import Affinity, Amounts, Braked, ControlGroup, chosen, give
-from labkit.elastic.usage import cpu_s
+from labkit.elastic.process import limits
+from labkit.elastic.process.control_groups import Trees, old_trees, writable_group
+from labkit.elastic.process.limits import Affinity, Amounts, Braked, ControlGroup, chosen, give
+from labkit.elastic.process.usage import cpu_s
 
 ALL = sorted(os.sched_getaffinity(0))
 NAME = "dssm"

@@ -20,13 +20,13 @@ import pytest
 from labkit.core.errors import InputError
 from labkit.core.events import Cause
 from labkit.elastic import JobError, models, start
+from labkit.elastic.controller.client import Line
 from labkit.elastic.data import dataset
 from labkit.elastic.errors import NoAnswerError, NotDoneError
-from labkit.elastic.fault import Fault, write
-from labkit.elastic.launch import running
-from labkit.elastic.line import Line
-from labkit.elastic.member import CONTROLLER
-from labkit.elastic.protocol import Kind
+from labkit.elastic.process.fault_injection import InjectedFault, write
+from labkit.elastic.process.launchers import running
+from labkit.elastic.process.member import CONTROLLER
+from labkit.elastic.protocol.messages import FrameKind
 from labkit.elastic.shards import prove
 from labkit.elastic.transport import Access, Address, Handler, Lease, connect
 from tests.elastic import user
@@ -180,7 +180,7 @@ def test_limits_that_are_none_are_refused(given: dict[str, Any], what: str) -> N
 def test_a_process_that_still_starts_when_the_controller_dies_has_all_its_time(tmp_path: Path) -> None:
     """It stands still before it has said a word, for longer than the two leases that those have who had joined."""
     lease_s = 1.0
-    faults = [Fault("worker-1", "member.begins", what="stop")]
+    faults = [InjectedFault("worker-1", "member.begins", what="stop")]
     with Story("a start, and a dead controller", faults=faults, lease_s=lease_s, workers=1, servers=1) as story:
         story.at(3).scale(workers=1).struck(0).kill("controller")
         story.happens("resumed")  # nobody waits for it
@@ -219,8 +219,8 @@ def test_a_client_that_is_gone_before_it_is_answered_does_not_end_the_controller
         channel = connect(address, handler=Handler(), access=Access(), hello=hello, lease=Lease(1.0))
         with story.stopped(story.job.pid):
             for _ in range(200):
-                channel.send(Kind.TELL, meta={"do": "status"})
-                channel.request(Kind.TELL, meta={"do": "status"})
+                channel.send(FrameKind.TELL, meta={"do": "status"})
+                channel.request(FrameKind.TELL, meta={"do": "status"})
             channel.close()
         pid = story.job.pid
         story.stepped(3).finish()
@@ -252,7 +252,7 @@ def _answers(line: Line) -> bool:
 def test_a_server_that_runs_out_of_memory_is_told_by_that_name_and_costs_no_bit(point: str) -> None:
     """The only server, or the one that was to come for it: either is replaced, or stays, and the controller too."""
     victim = "ps-1" if point == "ps.install.arrived" else "ps-0"
-    faults = [Fault(victim, point, 5 if victim == "ps-0" else 1, "ENOMEM")]
+    faults = [InjectedFault(victim, point, 5 if victim == "ps-0" else 1, "ENOMEM")]
     with Story("no memory", faults=faults, workers=1, servers=1, save_every=5) as story:
         if victim == "ps-1":
             story.at(3).scale(replace=["ps-0"])
@@ -275,7 +275,7 @@ def trained() -> tuple[Any, Any, Any]:
 def test_a_controller_that_fails_is_followed_by_another_and_training_goes_on(tmp_path: Path, point: str) -> None:
     folder = tmp_path / "job"
     folder.mkdir(mode=0o700)
-    write(folder, [Fault("controller", point, count=3, what="ENOMEM")])
+    write(folder, [InjectedFault("controller", point, count=3, what="ENOMEM")])
     with start(
         *trained(), steps=60, batch=32,
         workers=2, servers=1, optimizer="sgd", lr=0.05, sync=False, folder=folder, lease_s=2.0,
@@ -291,7 +291,7 @@ def test_a_controller_that_fails_is_followed_by_another_and_training_goes_on(tmp
 def test_a_controller_that_fails_again_and_again_ends_the_job_with_one_line(tmp_path: Path) -> None:
     folder = tmp_path / "job"
     folder.mkdir(mode=0o700)
-    write(folder, [Fault("controller", "controller.tell.*", count=1, what="ENOMEM") for _ in range(20)])
+    write(folder, [InjectedFault("controller", "controller.tell.*", count=1, what="ENOMEM") for _ in range(20)])
     with pytest.raises(JobError) as told, start(
         *trained(), steps=60, batch=32,
         workers=1, servers=1, optimizer="sgd", lr=0.05, sync=False, folder=folder, lease_s=2.0, restarts=1,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from labkit.elastic import measure, start
-from labkit.elastic.pace import Pace, departures
+from labkit.elastic.server.handover_pace import HandoverPace, departures
 from labkit.elastic.trial import table, trial
 
 Event = dict[str, Any]
@@ -167,7 +167,7 @@ def test_a_real_job_tells_all_that_the_tables_need() -> None:
 
 
 def test_more_may_leave_with_a_step_that_takes_longer() -> None:
-    pace = Pace()
+    pace = HandoverPace()
     assert pace.bytes_per_step() == 3e6
     for version in range(5):
         pace.advanced(version, now_s=10.0 * version)

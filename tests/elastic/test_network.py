@@ -22,9 +22,9 @@ from cryptography.hazmat.primitives import serialization
 from labkit.core.errors import InputError
 from labkit.elastic import Job, Result, models, start
 from labkit.elastic.data import dataset
-from labkit.elastic.member import Member, Spec
-from labkit.elastic.network import Reach, Refusals, claimed, ports_of
-from labkit.elastic.protocol import Kind
+from labkit.elastic.process.member import MemberProcess, Spec
+from labkit.elastic.protocol.messages import FrameKind
+from labkit.elastic.protocol.network import NetworkConfig, Refusals, claimed, ports_of
 from labkit.elastic.transport import (
     Access,
     AccessError,
@@ -96,7 +96,7 @@ class Live:
     """A job over TLS that trains slowly, and whose secrets the tests know."""
 
     def __init__(self, job: Job) -> None:
-        self.job, self.reach = job, Reach(**json.loads((job.folder / "job.json").read_text())["reach"])
+        self.job, self.reach = job, NetworkConfig(**json.loads((job.folder / "job.json").read_text())["reach"])
         assert job._secrets is not None
         self.authority = Authority.parse(job._secrets.authority, job=self.reach.job)
 
@@ -218,7 +218,9 @@ def test_plain_words_at_an_encrypted_door_are_refused(live: Live) -> None:
 
 def test_a_worker_can_neither_command_the_job_nor_give_a_server_a_block(live: Live, tmp_path: Path) -> None:
     access, hello = named(live, "worker-9.worker", tmp_path / "keys"), {"name": "worker-9", "role": "worker"}
-    for door, kind, meta in zip(live.doors(), (Kind.TELL, Kind.STATE), ({"do": "stop"}, {"moves": 9}), strict=True):
+    for door, kind, meta in zip(
+        live.doors(), (FrameKind.TELL, FrameKind.STATE), ({"do": "stop"}, {"moves": 9}), strict=True
+    ):
         guest = knock(door, access, hello=hello)
         with pytest.raises(TransportError):
             guest.request(kind, meta=meta).result(WITHIN_S)
@@ -389,7 +391,7 @@ def test_a_name_counts_only_with_its_certificate_where_there_are_certificates() 
 def test_a_member_tells_the_controller_whom_it_cannot_reach(tmp_path: Path, address: str, why: str) -> None:
     """Within seconds, and without words in clear unless the job is one of those."""
     Spec([], [], "sgd", {}, batch=1, n_shards=1, n_steps=1).save(tmp_path)
-    member, told = Member(tmp_path, "worker-0"), []
+    member, told = MemberProcess(tmp_path, "worker-0"), []
     member.watchdog.free()  # it is no process of its own here: it would end that of the tests
     member.report = lambda event, **columns: told.append((event, columns))  # type: ignore[method-assign]
     began_s = time.monotonic()

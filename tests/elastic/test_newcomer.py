@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from labkit.elastic.newcomer import NICE, gently
+from labkit.elastic.process.newcomer import NICE, gently
 
 
 def own_priority() -> int:

@@ -18,11 +18,11 @@ from torch import nn
 
 from labkit.core.errors import InputError
 from labkit.elastic import JobError, start, train
-from labkit.elastic.blocks import layout
-from labkit.elastic.checkpoint import SavedBlock, check_blocks
+from labkit.elastic.checkpoint.store import SavedBlock, check_blocks
+from labkit.elastic.controller.losses import NotFiniteError, StepLosses, decoded, encoded, mean
 from labkit.elastic.data import as_dataset
-from labkit.elastic.losses import Losses, NotFiniteError, decoded, encoded, mean
-from labkit.elastic.member import Spec
+from labkit.elastic.process.member import Spec
+from labkit.elastic.protocol.blocks import layout
 
 DATA = as_dataset((torch.ones(64, 1), torch.zeros(64, 1)))
 
@@ -139,6 +139,6 @@ def test_the_mean_of_losses_keeps_what_is_no_number_in_any_order() -> None:
     for values in ([math.inf, -math.inf], [math.nan, 1.0], [1.0, math.nan, math.inf]):
         assert math.isnan(mean(values))
     assert mean([1e308, 1e308]) == 1e308  # their sum is beyond what a number can be
-    losses = Losses(2)
+    losses = StepLosses(2)
     losses.told(0, [(1, "nan")])
     assert math.isnan(losses.told(0, [(0, 0.5)]) or 0.0)

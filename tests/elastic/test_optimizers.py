@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import optim
 
 from labkit.core.errors import InputError
-from labkit.elastic.optimizers import OPTIMIZERS, Optimizer, optimizer
+from labkit.elastic.server.optimizers import OPTIMIZERS, Optimizer, optimizer
 
 N = 4_099  # a prime: torch's vector code has a rest to do one by one
 SQUARE_ROOT = torch.Tensor.sqrt

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit.core.errors import InputError
-from labkit.elastic.assign import reassign
-from labkit.elastic.commands import End, Over, Start
-from labkit.elastic.controller import Controller
-from labkit.elastic.places import ROLES, Sitter, by_numbers, of_role, to_place
+from labkit.elastic.controller.block_assignment import reassign
+from labkit.elastic.controller.placement import ROLES, MemberPlacement, by_numbers, of_role, to_place
+from labkit.elastic.controller.state_machine import Controller
+from labkit.elastic.protocol.commands import End, Over, Start
 from tests.elastic.chaos.story import many
 from tests.elastic.stage import Stage, control
 from tests.elastic.test_controller import Play
@@ -26,11 +26,11 @@ SITES = {"a/0": "a", "a/1": "a", "b/0": "b", "c/0": "c"}
 seats = st.dictionaries(st.sampled_from(list(SITES)), st.tuples(st.integers(0, 3), st.integers(0, 3)))
 
 
-def sitters(place: dict[str, tuple[int, int]]) -> list[Sitter]:
+def sitters(place: dict[str, tuple[int, int]]) -> list[MemberPlacement]:
     found = []
     for role in ROLES:
         where = [site for site, n in of_role(place, role).items() for _ in range(n)]
-        found += [Sitter(f"{role}-{i}", role, site) for i, site in enumerate(where)]
+        found += [MemberPlacement(f"{role}-{i}", role, site) for i, site in enumerate(where)]
     return found
 
 
@@ -99,15 +99,15 @@ class Spread(Play):
         return [str(note.columns["why"]) for note in self.all_notes("dropped")]
 
     def all_notes(self, event: str) -> list[Any]:
-        from labkit.elastic.commands import Note
+        from labkit.elastic.protocol.commands import Note
 
         return [note for note in self.all(Note) if note.event == event]
 
 
 def _terms(**terms: Any) -> Any:
-    from labkit.elastic.crew import Terms
+    from labkit.elastic.controller.members import JobTerms
 
-    return Terms(**{"sizes": [5] * 8, "n_shards": 8, "n_steps": 100, **terms})
+    return JobTerms(**{"sizes": [5] * 8, "n_shards": 8, "n_steps": 100, **terms})
 
 
 PLACE = {"a/0": (1, 1), "b/0": (2, 1), "c/0": (0, 1)}

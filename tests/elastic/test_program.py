@@ -23,10 +23,10 @@ from torch import nn
 from labkit.core.errors import InputError
 from labkit.elastic import JobError, train
 from labkit.elastic import job as elastic_job
-from labkit.elastic.blocks import layout
 from labkit.elastic.data import as_dataset
-from labkit.elastic.member import Member
-from labkit.elastic.program import find_modules, module_paths
+from labkit.elastic.process.member import MemberProcess
+from labkit.elastic.protocol.blocks import layout
+from labkit.elastic.protocol.program import find_modules, module_paths
 from labkit.elastic.transport import Channel, Handler, Message, pair
 
 
@@ -142,7 +142,7 @@ def test_what_a_member_cannot_tell_ends_the_job_instead_of_vanishing() -> None:
             told.put(dict(message.meta))
 
     here, there = pair(Handler(), Controller())
-    member = Member.__new__(Member)
+    member = MemberProcess.__new__(MemberProcess)
     member.controller = here
     member.report("owns", blocks="x" * 5_000_000)
     member.report("losses", losses=[[0, float("nan")]])

@@ -15,8 +15,8 @@ from torch import nn
 
 from labkit.core.errors import InputError
 from labkit.elastic import start, train
+from labkit.elastic.checkpoint.resume import losses_before
 from labkit.elastic.data import as_dataset
-from labkit.elastic.resume import losses_before
 
 SAME: dict[str, Any] = {
     "steps": 12, "batch": 16, "shards": 4, "workers": 1, "servers": 1, "seed": 9, "optimizer": "momentum", "lr": 0.1,

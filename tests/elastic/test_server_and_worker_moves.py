@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from labkit.elastic.optimizers import optimizer
-from labkit.elastic.protocol import Kind, at
-from labkit.elastic.server import Server
-from labkit.elastic.store import Block
+from labkit.elastic.protocol.messages import FrameKind, at
+from labkit.elastic.protocol.summation_tree import Node
+from labkit.elastic.server.block import Block
+from labkit.elastic.server.optimizers import optimizer
+from labkit.elastic.server.server import ParameterServer
 from labkit.elastic.transport import Head, Message
-from labkit.elastic.tree import Node
-from labkit.elastic.worker import Worker
+from labkit.elastic.worker.synchronous import Worker
 
 N = 4
 
@@ -40,29 +40,31 @@ class Wire:
         return [kind for kind, _ in self.sent]
 
 
-def server() -> Server:
+def server() -> ParameterServer:
     made = optimizer("sgd", lr=0.1)
-    return Server("a", optimizer=made, n_shards=1, sync=True, report=lambda *_, **__: None, copy=lambda *_: None)
+    return ParameterServer(
+        "a", optimizer=made, n_shards=1, sync=True, report=lambda *_, **__: None, copy=lambda *_: None
+    )
 
 
 def state(moves: int, *, version: int) -> Message:
     """A block as it comes from another server."""
     block = Block(0, np.zeros(N, np.float32), {}, version=version, moves=moves)
-    return Message(Head(kind=Kind.STATE, step=at(0, version)), block.card(), memoryview(block.params).cast("B"))
+    return Message(Head(kind=FrameKind.STATE, step=at(0, version)), block.card(), memoryview(block.params).cast("B"))
 
 
 def pull(moves: int, *, version: int) -> Message:
     meta = {"blocks": [0], "moves": [moves]}
-    return Message(Head(kind=Kind.PULL, step=at(0, version)), meta, memoryview(b""))
+    return Message(Head(kind=FrameKind.PULL, step=at(0, version)), meta, memoryview(b""))
 
 
 def push(moves: int, *, version: int) -> Message:
-    head = Head(kind=Kind.PUSH, step=at(0, version), offset=Node(0, 1).pack())
+    head = Head(kind=FrameKind.PUSH, step=at(0, version), offset=Node(0, 1).pack())
     return Message(head, {"moves": moves}, memoryview(np.ones(N, np.float32)).cast("B"))
 
 
 @pytest.fixture
-def former() -> Server:
+def former() -> ParameterServer:
     """A server that had a block, and gave it to another at version 5."""
     made = server()
     made.install(Wire(), state(0, version=4))
@@ -73,22 +75,22 @@ def former() -> Server:
     return made
 
 
-def test_who_asks_a_former_owner_is_told_the_new_one(former: Server) -> None:
+def test_who_asks_a_former_owner_is_told_the_new_one(former: ParameterServer) -> None:
     worker = Wire()
     former.pull(worker, pull(0, version=6))
     former.push(worker, push(0, version=5))
-    assert worker.kinds() == [Kind.MOVED, Kind.MOVED]
+    assert worker.kinds() == [FrameKind.MOVED, FrameKind.MOVED]
     assert worker.sent[0][1]["meta"]["owner"] == "b"
 
 
-def test_who_knows_that_a_block_comes_back_waits_for_it_at_its_former_owner(former: Server) -> None:
+def test_who_knows_that_a_block_comes_back_waits_for_it_at_its_former_owner(former: ParameterServer) -> None:
     """The notice of the way back reached the worker before the block reached the server."""
     worker = Wire()
     former.pull(worker, pull(2, version=9))
     former.push(worker, push(2, version=8))
     assert worker.kinds() == []
     former.install(Wire(), state(2, version=8))
-    assert worker.kinds() == [Kind.PARAMS]
+    assert worker.kinds() == [FrameKind.PARAMS]
     assert worker.sent[0][1]["step"] == at(0, 9)
 
 
@@ -99,7 +101,7 @@ def test_servers_that_hand_over_at_the_same_time_take_turns() -> None:
         made = server()
         for block in range(4):
             card = Block(block, np.zeros(N, np.float32), {}, version=7).card()
-            head = Head(kind=Kind.STATE, step=at(0, 7), block=block)
+            head = Head(kind=FrameKind.STATE, step=at(0, 7), block=block)
             made.install(Wire(), Message(head, card, memoryview(np.zeros(N, np.float32)).cast("B")))  # type: ignore[arg-type]
         made._pace.bytes_per_step = lambda: 4 * N  # type: ignore[method-assign]
         made.hand_over(dict.fromkeys(range(4), "b"), version=None, turn=(turn, 3))

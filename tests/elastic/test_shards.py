@@ -19,12 +19,12 @@ from labkit.elastic.shards import (
     Commit,
     Fate,
     JournalError,
-    Lease,
     LedgerError,
-    Piece,
+    PendingRange,
     PoisonShardError,
+    ShardLease,
     ShardService,
-    Status,
+    ShardStatus,
     deal,
     logical_batches,
     order,
@@ -33,9 +33,11 @@ from labkit.elastic.shards import (
 from labkit.elastic.shards.sizes import n_minibatches
 
 
-def drain(service: ShardService, *, workers: int = 1, now_s: float = 0.0, speed: float | None = None) -> list[Lease]:
+def drain(
+    service: ShardService, *, workers: int = 1, now_s: float = 0.0, speed: float | None = None
+) -> list[ShardLease]:
     """Let workers take turns until all is done, and return the leases in order."""
-    leases: list[Lease] = []
+    leases: list[ShardLease] = []
     turns = iter(range(3 * service.plan.n_samples * service.plan.epochs + 10))
     while not service.over:
         assert next(turns, None) is not None, f"never ends: {service.state()}"
@@ -53,7 +55,7 @@ def through_json(value: Any) -> Any:
 def simulate(service: ShardService, speeds: dict[str, float], *, told: bool = False) -> dict[str, tuple[int, float]]:
     """Train on a simulated clock, and return samples and last commit of each worker."""
     done = dict.fromkeys(speeds, (0, 0.0))
-    ready: dict[str, tuple[float, Lease | None]] = dict.fromkeys(speeds, (0.0, None))
+    ready: dict[str, tuple[float, ShardLease | None]] = dict.fromkeys(speeds, (0.0, None))
     while not service.over:
         worker = min(ready, key=lambda each: ready[each][0])
         now_s, lease = ready[worker]
@@ -326,13 +328,13 @@ def test_what_is_not_a_worker_or_a_speed_or_a_step_is_refused_before_anything_ch
 # Poison ------------------------------------------------------------------------------------------------------------
 
 
-def fail_all_tries(service: ShardService) -> Piece:
+def fail_all_tries(service: ShardService) -> PendingRange:
     """Let workers a, b and c fail the first range."""
     for worker in "abc":
         lease = service.lease(worker, now_s=0.0)
         assert lease.start == 0
         assert service.fail(lease.token, reason=f"row 17 is no number ({worker})") is Fate.FAILED
-    return Piece(lease.epoch, lease.start, lease.end)
+    return PendingRange(lease.epoch, lease.start, lease.end)
 
 
 def test_a_range_that_fails_three_times_stops_the_job_by_name():
@@ -346,7 +348,7 @@ def test_a_range_that_fails_three_times_stops_the_job_by_name():
         "(b); c: row 17 is no number (c)). Look at these samples, then go on with retry(), or set such ranges aside "
         "with poison='set_aside'."
     )
-    assert service.status is Status.POISONED
+    assert service.status is ShardStatus.POISONED
     assert not service.over
     assert not service.completed()
 
@@ -368,7 +370,7 @@ def test_poison_set_aside_is_never_complete():
     bad = fail_all_tries(service)
     drain(service, workers=2)
     assert service.over
-    assert service.status is Status.SET_ASIDE
+    assert service.status is ShardStatus.SET_ASIDE
     assert not service.completed()
     assert [piece[:3] for piece in service.set_aside] == [bad[:3]]
     assert service.n_committed == 2 * 96 - 32
@@ -382,7 +384,7 @@ def test_what_was_set_aside_can_be_retried_after_its_epoch():
     fail_all_tries(service)
     drain(service, workers=2)
     assert [piece.epoch for piece in service.retry()] == [0]
-    assert service.status is Status.RUNNING
+    assert service.status is ShardStatus.RUNNING
     drain(service)
     assert service.completed()
     assert service.ledger[-1].epoch == 0

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from labkit.elastic import Job, start
-from labkit.elastic.control_groups import trees_here
-from labkit.elastic.usage import GB, resident_bytes
+from labkit.elastic.process.control_groups import trees_here
+from labkit.elastic.process.usage import GB, resident_bytes
 
 WITHIN_S = 60.0
 

@@ -14,11 +14,11 @@ import pytest
 
 from labkit.core.errors import InputError
 from labkit.elastic import JobError, Result
-from labkit.elastic.homes import packed, unpack
-from labkit.elastic.launch import running, words_of
-from labkit.elastic.protocol import Kind
+from labkit.elastic.process.credentials import packed, unpack
+from labkit.elastic.process.launchers import running, words_of
+from labkit.elastic.protocol.messages import FrameKind
+from labkit.elastic.protocol.sites import Site
 from labkit.elastic.shards import prove
-from labkit.elastic.sites import Site
 from labkit.elastic.transport import Access, Address, Authority, Certificates, TransportError, connect
 from tests.elastic import two_hosts
 from tests.elastic.transport.ends import WITHIN_S, Noting
@@ -348,7 +348,7 @@ def test_a_launcher_may_not_command_the_job_nor_give_a_copy(tmp_path: Path) -> N
         spec = two_hosts.said(home / "job.json")
         papers = Certificates.of("host-1.host", job=spec["reach"]["job"], folder=home)
         door = Address.parse((home / "controller.address").read_text())
-        for kind, meta in ((Kind.TELL, {"do": "stop"}), (Kind.SNAPSHOT, {"moves": 1})):
+        for kind, meta in ((FrameKind.TELL, {"do": "stop"}), (FrameKind.SNAPSHOT, {"moves": 1})):
             hello = {"name": "host-1", "role": "host"}
             guest = connect(door, handler=Noting(), access=Access(certificates=papers), hello=hello)
             with pytest.raises(TransportError):

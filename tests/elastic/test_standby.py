@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from labkit.core.errors import InputError
-from labkit.elastic.commands import Load, Start
-from labkit.elastic.controller import Controller
+from labkit.elastic.controller.state_machine import Controller
+from labkit.elastic.protocol.commands import Load, Start
 from tests.elastic.chaos.story import many
 from tests.elastic.stage import Stage, control
 from tests.elastic.test_controller import Play

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit.core.errors import InputError
-from labkit.elastic.optimizers import optimizer
-from labkit.elastic.store import Block, Pushed
-from labkit.elastic.tree import Node, cover, halves, parents
+from labkit.elastic.protocol.summation_tree import Node, cover, halves, parents
+from labkit.elastic.server.block import Block, Pushed
+from labkit.elastic.server.optimizers import optimizer
 
 
 def summed(node: Node, leaves: np.ndarray) -> np.ndarray:

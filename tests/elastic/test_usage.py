@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from labkit.elastic.usage import Gauge, Reading, Used, heard, read, readings, told
+from labkit.elastic.process.usage import Gauge, MemberUsage, UsageReading, heard, read, readings, told
 
 NAN = float("nan")
 
@@ -28,21 +28,21 @@ def test_of_a_process_that_is_gone_nothing_is_known() -> None:
     assert gone.memory_gb != gone.memory_gb
     gauge = Gauge()
     gauge.used({"ps-0": gone})
-    assert gauge.used({"ps-0": gone._replace(at_s=gone.at_s + 1)}) == {"ps-0": Used(None, None)}
+    assert gauge.used({"ps-0": gone._replace(at_s=gone.at_s + 1)}) == {"ps-0": MemberUsage(None, None)}
 
 
 def test_a_look_soon_after_the_last_one_tells_the_cores_of_that_one() -> None:
     gauge = Gauge()
-    gauge.used({"ps-0": Reading(0.0, 0.0, 1.0)})
-    assert gauge.used({"ps-0": Reading(1.0, 0.25, 1.0)})["ps-0"].cores == 0.25
-    assert gauge.used({"ps-0": Reading(1.1, 0.35, 2.0)}) == {"ps-0": Used(0.25, 2.0)}
-    assert gauge.used({"ps-0": Reading(2.0, 0.75, 2.0)})["ps-0"].cores == 0.5
+    gauge.used({"ps-0": UsageReading(0.0, 0.0, 1.0)})
+    assert gauge.used({"ps-0": UsageReading(1.0, 0.25, 1.0)})["ps-0"].cores == 0.25
+    assert gauge.used({"ps-0": UsageReading(1.1, 0.35, 2.0)}) == {"ps-0": MemberUsage(0.25, 2.0)}
+    assert gauge.used({"ps-0": UsageReading(2.0, 0.75, 2.0)})["ps-0"].cores == 0.5
 
 
 def test_readings_of_another_host_arrive_as_they_were_and_nonsense_does_not() -> None:
-    found = {"ps-0": Reading(1.0, 2.0, 0.5)}
+    found = {"ps-0": UsageReading(1.0, 2.0, 0.5)}
     assert heard(told(found)) == found
-    assert told({"ps-0": Reading(1.0, NAN, NAN)}) == {"ps-0": [1.0, None, None]}
+    assert told({"ps-0": UsageReading(1.0, NAN, NAN)}) == {"ps-0": [1.0, None, None]}
     assert heard({"ps-0": [1.0, None, None]})["ps-0"].cpu_s != 0
     assert heard({"ps-0": "no", "ps-1": [1.0]}) == {} == heard(None)
 

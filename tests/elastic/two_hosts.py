@@ -16,9 +16,9 @@ from typing import Any
 
 from labkit.elastic import Job, models, start
 from labkit.elastic.data import dataset
-from labkit.elastic.homes import unpack
-from labkit.elastic.launch import running
-from labkit.elastic.sites import Site
+from labkit.elastic.process.credentials import unpack
+from labkit.elastic.process.launchers import running
+from labkit.elastic.protocol.sites import Site
 
 NAME, STEPS, LEASE_S, WITHIN_S = "cnn-text-classification", 120, 3.0, 90.0
 SITES = [Site("a/0", "a", "127.0.0.1"), Site("b/0", "b", "127.0.0.2"), Site("c/0", "c", "127.0.0.3")]
@@ -64,8 +64,8 @@ class Bed:
             self.homes.append(home)
         with (home / "launcher.log").open("ab") as log:
             self.launchers[host] = subprocess.Popen(
-                [sys.executable, "-m", "labkit.elastic.host", str(home)], stdin=subprocess.DEVNULL, stdout=log,
-                stderr=log, start_new_session=True,
+                [sys.executable, "-m", "labkit.elastic.process.host_launcher", str(home)],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
         self._all.append(self.launchers[host])
         return self.launchers[host]

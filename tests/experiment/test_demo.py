@@ -19,9 +19,9 @@ from labkit.doctor import which
 from labkit.experiment import demo
 from labkit.plots.report import write_report
 from labkit.results import rescalings
-from labkit.testbed.bed import bed as beds
-from labkit.testbed.bed.processes import processes
 from labkit.testbed.errors import BedError
+from labkit.testbed.laptop import bed as beds
+from labkit.testbed.laptop.processes import processes
 
 SCRIPT = "from labkit.experiment.demo import train; train(say=lambda line: print(line, flush=True))"
 
@@ -84,7 +84,8 @@ def test_ctrl_c_in_the_middle_leaves_no_process_and_no_file(tmp_path):
             lines = iter(running.stdout.readline, "")
             assert any("train on a laptop testbed of 3 hosts (sshd)" in line for line in lines)
             until = time.monotonic() + 100
-            while not (homes := [home for command, home in marked(str(tmp_path)) if "labkit.testbed.job" in command]):
+            program = "labkit.testbed.run.job_process"
+            while not (homes := [home for command, home in marked(str(tmp_path)) if program in command]):
                 assert time.monotonic() < until
                 time.sleep(0.1)
         finally:

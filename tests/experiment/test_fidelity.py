@@ -19,7 +19,7 @@ from labkit.experiment import Experiment, Fidelity, every_slot, fidelity, forete
 from labkit.experiment.gap import _cadence
 from labkit.results import RunRecord
 from labkit.simulator import Overheads
-from labkit.speed.profiled import Cell, Overhead, TestbedProfile, write
+from labkit.speed.profiled import GangMeasurement, Overhead, TestbedProfile, write
 from labkit.topology.inventory import Host
 
 HOSTS = [Host(name=f"h{i}", gpus=2, device_type="laptop", cpus=2, memory_gb=4) for i in range(2)]
@@ -28,7 +28,7 @@ HOSTS = [Host(name=f"h{i}", gpus=2, device_type="laptop", cpus=2, memory_gb=4) f
 def profile_of(*, step_s: float = 0.02, start_s: float = 2.0) -> TestbedProfile:
     """A testbed on which more workers are faster, and starts take a while."""
     cells = [
-        Cell(model="dssm", n_ps=ps, n_workers=workers, step_s=step_s / workers**0.5, cpu_s=0.01)
+        GangMeasurement(model="dssm", n_ps=ps, n_workers=workers, step_s=step_s / workers**0.5, cpu_s=0.01)
         for ps in (1, 2)
         for workers in (1, 2)
     ]

@@ -16,7 +16,7 @@ from labkit.core.running import Running
 from labkit.experiment.profile import measure_profile
 from labkit.speed.gavel import GavelSpeed
 from labkit.speed.recorded import Recorded
-from labkit.testing.scenes import Sharing
+from labkit.testing.scenes import SharedSpeeds
 from labkit.topology import no_network
 from labkit.topology.presets import build
 from labkit.topology.servers import Server
@@ -222,7 +222,7 @@ def test_a_job_without_gpus_that_fits_elsewhere_only_is_measured_there() -> None
         arrival_s=[0, 0], total_steps=60, duration_s=60, n_workers=4, worker_demand=np.array([[0, 3, 0], [1, 3, 0.0]])
     )
     k80 = np.array([kind == "k80" for kind in cluster.device_types])
-    speed = Sharing(jobs, cluster, runs_on=np.array([k80, ~k80]))
+    speed = SharedSpeeds(jobs, cluster, runs_on=np.array([k80, ~k80]))
     found = measure_profile(jobs, cluster, speed=speed, pairs=False)
     assert found.alone[found.kind].tolist() == [k80.astype(float).tolist(), (~k80).astype(float).tolist()]
     assert found.mixed.tolist() == [0, 0]

@@ -15,7 +15,7 @@ from labkit.experiment import Cadence, Session, at_events, every_slot
 from labkit.schedulers import make
 from labkit.simulator import Faults, Losses, Simulator, Variation
 from labkit.speed.recorded import Recorded
-from labkit.testing import Chaos, Scene, same_events
+from labkit.testing import Chaos, DecisionScene, same_events
 from labkit.testing.strategies import rngs, scenes
 from labkit.topology import no_network
 from labkit.topology.servers import Server
@@ -74,14 +74,14 @@ def test_a_gap_keeps_decisions_apart_and_tells_what_happened_together() -> None:
 
 
 @given(scene=scenes(), gap_s=st.sampled_from([1.0, 30.0, 500.0]), rng=rngs())
-def test_decisions_are_never_closer_than_the_gap(scene: Scene, gap_s: float, rng: np.random.Generator) -> None:
+def test_decisions_are_never_closer_than_the_gap(scene: DecisionScene, gap_s: float, rng: np.random.Generator) -> None:
     run = Session(scene.simulator(), cadence=at_events(gap_s=gap_s), runs_on=scene.runs_on)
     run.run(make("srtf"))
     assert (np.diff(decisions(run)) >= gap_s - 1e-9).all()
 
 
 @given(scene=scenes(), slot_s=st.sampled_from([7.0, 60.0, 1000 / 3]))
-def test_slots_are_where_they_should_be(scene: Scene, slot_s: float) -> None:
+def test_slots_are_where_they_should_be(scene: DecisionScene, slot_s: float) -> None:
     run = Session(scene.simulator(), cadence=every_slot(slot_s), runs_on=scene.runs_on)
     run.run(make("fifo"))
     at = np.array(decisions(run)) / slot_s
@@ -96,7 +96,7 @@ def test_two_arrivals_and_a_completion_at_one_moment_are_one_decision() -> None:
 
 
 @given(scene=scenes(), slot_s=st.sampled_from([25.0, 130.0, 1e5]))
-def test_completions_inside_a_slot_are_exact(scene: Scene, slot_s: float) -> None:
+def test_completions_inside_a_slot_are_exact(scene: DecisionScene, slot_s: float) -> None:
     """The moment at which a job completes follows from when it was started, not from the length of the slot."""
     run = Session(scene.simulator(), cadence=every_slot(slot_s), runs_on=scene.runs_on)
     rows = run.run(make("fifo"))
@@ -108,7 +108,7 @@ def test_completions_inside_a_slot_are_exact(scene: Scene, slot_s: float) -> Non
 
 
 @given(scene=scenes())
-def test_with_everybody_started_at_once_slots_do_not_matter(scene: Scene) -> None:
+def test_with_everybody_started_at_once_slots_do_not_matter(scene: DecisionScene) -> None:
     """Jobs that all fit at their arrival complete at the same moments with any slots that divide the arrivals."""
     cluster = no_network(40)
     jobs = scene.jobs
@@ -286,7 +286,7 @@ def test_a_placement_that_cannot_be_is_refused_and_changes_nothing(placement: Pl
 
 
 @given(scene=scenes(), rng=rngs())
-def test_a_session_survives_any_valid_decisions(scene: Scene, rng: np.random.Generator) -> None:
+def test_a_session_survives_any_valid_decisions(scene: DecisionScene, rng: np.random.Generator) -> None:
     faults = Faults(2000, 100, 50)
     run = Session(scene.simulator(faults=faults, rng=rng), cadence=at_events(quantum_s=300), runs_on=scene.runs_on)
     chaos = Chaos(rng)

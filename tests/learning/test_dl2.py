@@ -13,7 +13,7 @@ from labkit.experiment import Experiment
 from labkit.learning.branches import explore
 from labkit.learning.dl2 import Policy, Recipe, Trainer, _Parts, loss_of, mean_jct
 from labkit.learning.settings import Setting
-from labkit.learning.training import NotFiniteError
+from labkit.learning.training import TrainingDivergedError
 from labkit.schedulers.dl2.network import Net
 from labkit.workloads import dl2_jobs
 from labkit.workloads.catalogue import DL2_MODELS
@@ -147,7 +147,7 @@ def test_a_loss_that_is_not_finite_stops_and_the_weights_are_the_last_good_ones(
     made._record.n[:] = 0
     whole = made._learn
     made._learn = lambda *_, **__: (float("nan"), whole(1e9, imitates=True)[1])  # type: ignore[method-assign]
-    with pytest.raises(NotFiniteError, match="the loss of update 2 is nan; the weights are those of update 1"):
+    with pytest.raises(TrainingDivergedError, match="the loss of update 2 is nan; the weights are those of update 1"):
         made.update()
     assert same(made.policy.net(), good)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from labkit.core import InputError
 from labkit.experiment import Experiment
-from labkit.learning.marl.episodes import How, play, record
+from labkit.learning.marl.episodes import ActionRule, play, record
 from labkit.learning.marl.plays import blame_of
 from labkit.learning.marl.settings import Setting
 from labkit.learning.marl.trainer import (
@@ -25,7 +25,7 @@ from labkit.learning.marl.trainer import (
     better_than_others,
 )
 from labkit.learning.marl.worlds import world_of
-from labkit.learning.training import NotFiniteError
+from labkit.learning.training import TrainingDivergedError
 from labkit.schedulers.marl.network import FEATURES, N_TOP, Net, desk_of
 from labkit.schedulers.marl.scheduler import Marl
 from labkit.schedulers.marl.weights import Weights
@@ -81,7 +81,7 @@ def test_a_loss_that_is_not_finite_stops_with_the_weights_from_before():
     made.update()
     before = made.policy.net()
     made.recipe = replace(SMALL, rate=float("nan"), n_epochs=3)
-    with pytest.raises(NotFiniteError, match=r"the loss of update 2 is .*; the weights are those of update 1"):
+    with pytest.raises(TrainingDivergedError, match=r"the loss of update 2 is .*; the weights are those of update 1"):
         made.update()
     assert same(made.policy.net(), before)
 
@@ -95,7 +95,7 @@ def test_a_trace_in_compiled_code_is_the_session_of_the_scheduler(tmp_path):
     jobs = trace(TRACE, seed=5)
     scene, world = world_of(jobs, cluster, model=known.model, uses=known.uses)
     play(
-        scene, world, learned(net.seen, net.out), net, How(False, False, 0.0, False), desk_of(scene), record(1),
+        scene, world, learned(net.seen, net.out), net, ActionRule(False, False, 0.0, False), desk_of(scene), record(1),
         np.random.default_rng(0),
     )  # fmt: skip
     speed = step_time(jobs, cluster, share="equal", slowdown=known.slowdown(jobs, cluster))
@@ -108,7 +108,7 @@ def test_a_trace_in_compiled_code_is_the_session_of_the_scheduler(tmp_path):
 def test_torch_and_compiled_code_see_the_same_worth():
     made = trainer()
     trained(made, 1)
-    rec, how = record(200), How(True, False, 0.0, False)
+    rec, how = record(200), ActionRule(True, False, 0.0, False)
     scene, world = made.worlds(np.random.default_rng(3))
     net, desk = made.policy.net(), desk_of(scene)
     play(scene, world, learned(net.seen, net.out), net, how, desk, rec, np.random.default_rng(0))
@@ -167,7 +167,7 @@ def test_a_job_is_blamed_for_its_own_time_and_for_that_of_jobs_on_its_machines()
     scene, world = made.worlds(np.random.default_rng(3))
     net = made.policy.net()
     play(
-        scene, world, learned(net.seen, net.out), net, How(True, False, 0.0, False), desk_of(scene), record(1),
+        scene, world, learned(net.seen, net.out), net, ActionRule(True, False, 0.0, False), desk_of(scene), record(1),
         np.random.default_rng(0),
     )  # fmt: skip
     blame, jct = blame_of(scene, world), (world.done_s - world.arrival_s) / 1800

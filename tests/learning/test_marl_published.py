@@ -20,7 +20,7 @@ from labkit.learning.marl.published.ecc import Ecc, Wires
 from labkit.learning.marl.published.env import PlacementEnv
 from labkit.learning.marl.published.episode import Episode, decide, rewards
 from labkit.learning.marl.published.learner import Learner
-from labkit.learning.marl.published.network import Batch, Net, wires_of
+from labkit.learning.marl.published.network import GraphBatch, Net, wires_of
 from labkit.learning.marl.published.trainer import Trainer
 from labkit.schedulers.marl.published import Form, PublishedMarl
 from labkit.schedulers.marl.published.graphs import graphs_of
@@ -127,7 +127,7 @@ def test_the_network_without_torch_is_that_of_torch(switches):
         slot.take(int(told[-1].argmax()))
     agent = batches[0].agent
     mine = [k for k, seen in enumerate(batches) if seen.agent == agent]
-    batch = Batch.of([batches[k] for k in mine], told=minds.told, edges=minds.inner, inter_edges=minds.inter)
+    batch = GraphBatch.of([batches[k] for k in mine], told=minds.told, edges=minds.inner, inter_edges=minds.inter)
     (inner, n), (inter, m) = wires_of(made.graphs.inner[agent]), wires_of(made.graphs.inter)
     scores, _ = made.learner.nets[0](batch, inner, inter, n, m)
     np.testing.assert_allclose(scores.detach().numpy(), np.stack([told[k] for k in mine]), rtol=1e-4, atol=1e-5)
@@ -201,7 +201,7 @@ def chances_of(made, did) -> float:
     total = 0.0
     for agent, action in enumerate(did.action):
         if action:
-            batch = Batch.of(did.seen[agent], told=did.told, edges=did.inner, inter_edges=did.inter)
+            batch = GraphBatch.of(did.seen[agent], told=did.told, edges=did.inner, inter_edges=did.inter)
             (inner, n), (inter, m) = wires_of(made.graphs.inner[agent]), wires_of(made.graphs.inter)
             scores, _ = made.learner.nets[0](batch, inner, inter, n, m)
             total += float(torch.log_softmax(scores[:-1], 1)[torch.arange(len(action)), action].sum().detach())

@@ -15,9 +15,9 @@ from labkit.core import InputError, Jobs, Kind
 from labkit.experiment import Experiment, every_slot
 from labkit.learning.published import Published
 from labkit.learning.published.learner import Learner
-from labkit.learning.published.network import Flat
+from labkit.learning.published.network import DenseNetwork
 from labkit.learning.published.online import Online
-from labkit.learning.published.replay import Prioritised, Replay
+from labkit.learning.published.replay import Prioritised, ReplayBuffer
 from labkit.learning.published.trainer import Trainer, mean_jct
 from labkit.learning.published.updates import (
     entropy_of,
@@ -27,12 +27,12 @@ from labkit.learning.published.updates import (
     policy_loss,
     stale_gradient,
 )
-from labkit.learning.published.warm_up import Ways, lessons, wanted
-from labkit.learning.training import NotFiniteError
+from labkit.learning.published.warm_up import ActionModes, lessons, wanted
+from labkit.learning.training import TrainingDivergedError
 from labkit.schedulers import make
 from labkit.schedulers.dl2.flat import load_flat
 from labkit.schedulers.dl2.flat.network import FlatNet, first_layer, scores
-from labkit.schedulers.dl2.flat.slots import Samples, room
+from labkit.schedulers.dl2.flat.slots import SlotSamples, room
 from labkit.workloads import dl2_jobs
 from labkit.workloads.catalogue import DL2_MODELS
 
@@ -88,7 +88,7 @@ def test_gradients_of_the_three_losses_of_a_warm_up_are_right(kind):
 def test_the_networks_gradients_are_right(released):
     torch.manual_seed(0)
     form = (LIKE_RELEASED if released else SMALL).form(2)._replace(n_jobs=2)
-    net = Flat(form, form.n_actions, n_units=4, n_layers=3).double()
+    net = DenseNetwork(form, form.n_actions, n_units=4, n_layers=3).double()
     state = torch.rand(3, 2, form.n_features, dtype=torch.float64)
     learned = [p for p in net.parameters() if p.requires_grad]
     with torch.no_grad():
@@ -152,21 +152,21 @@ def test_the_compiled_network_is_the_one_that_learns_and_follows_it():
 # --- warm-up
 
 
-def taught(teacher: str, switches: Published, ways: Ways, seed: int = 5):
+def taught(teacher: str, switches: Published, ways: ActionModes, seed: int = 5):
     form = switches.form(len(MODELS))
     return lessons(teacher, [experiment(seed)], form, MODELS, SLOT_S, ways, np.random.default_rng(0)), form
 
 
 @pytest.mark.parametrize("teacher", ["drf", "fifo", "srtf", "optimus", "tetris", "las", "sjf", "constant", "lookahead"])
 def test_any_scheduler_of_counts_can_be_a_teacher(teacher):
-    told, form = taught(teacher, replace(SMALL, first_bundle=False), Ways(False, True, False))
+    told, form = taught(teacher, replace(SMALL, first_bundle=False), ActionModes(False, True, False))
     assert len(told.action) > 20
     assert told.mask[np.arange(len(told.action)), told.action].all()
     assert told.state.shape[1:] == (6, form.n_features)
 
 
 def test_lessons_give_the_very_tasks_that_the_teacher_gave():
-    told, _ = taught("drf", replace(SMALL, first_bundle=False, n_jobs=20), Ways(False, False, False))
+    told, _ = taught("drf", replace(SMALL, first_bundle=False, n_jobs=20), ActionModes(False, False, False))
     given = np.bincount(told.action % 3, minlength=3)
     scheduler, n_tasks = make("drf"), 0
     session = experiment(5).session(scheduler)
@@ -181,7 +181,7 @@ def test_lessons_give_the_very_tasks_that_the_teacher_gave():
 
 
 def test_the_released_lessons_know_no_bundle_and_no_void_and_stand_in_any_order():
-    told, form = taught("drf(published=True)", LIKE_RELEASED, Ways(True, False, True))
+    told, form = taught("drf(published=True)", LIKE_RELEASED, ActionModes(True, False, True))
     given = np.bincount(np.where(told.action == form.n_actions - 1, 3, told.action % 3), minlength=4)
     assert given[0] == given[1] > 0
     assert given[2] == given[3] == 0
@@ -190,12 +190,12 @@ def test_the_released_lessons_know_no_bundle_and_no_void_and_stand_in_any_order(
     assert (half[:, :, 4].sum(axis=1) == half[:, :, 5].sum(axis=1) + 1).all(), "a server follows its worker at once"
     first_rows = (told.state[:, 0, 0] > 0).mean()
     assert 0 < first_rows < 1, "jobs are not always in the first rows"
-    ordered, _ = taught("drf(published=True)", LIKE_RELEASED, Ways(True, False, False))
+    ordered, _ = taught("drf(published=True)", LIKE_RELEASED, ActionModes(True, False, False))
     assert (ordered.state[:, 0, 0] > 0).all()
 
 
 def test_void_is_learned_where_a_teacher_leaves_room():
-    told, form = taught("constant", replace(SMALL, first_bundle=False), Ways(False, True, False))
+    told, form = taught("constant", replace(SMALL, first_bundle=False), ActionModes(False, True, False))
     assert (told.action == form.n_actions - 1).any()
 
 
@@ -221,14 +221,14 @@ def test_a_policy_that_is_warmed_up_is_about_as_good_as_its_teacher():
 )
 def test_a_teacher_that_cannot_teach_is_told_in_one_line(teacher, told):
     with pytest.raises(InputError, match=told) as refused:
-        taught(teacher, SMALL, Ways(False, True, False))
+        taught(teacher, SMALL, ActionModes(False, True, False))
     assert "\n" not in str(refused.value)
 
 
 # --- replay
 
 
-def slot_of(n: int, form: Any, first: int) -> Samples:
+def slot_of(n: int, form: Any, first: int) -> SlotSamples:
     kept = room(8, form)
     kept.n[0], kept.action[:n] = n, first + np.arange(n)
     return kept
@@ -236,7 +236,7 @@ def slot_of(n: int, form: Any, first: int) -> Samples:
 
 def test_the_memory_holds_the_latest_samples_and_draws_each_at_most_once():
     form = SMALL.form(len(MODELS))
-    memory, nothing = Replay(5, form), np.zeros((6, form.n_features), np.float32)
+    memory, nothing = ReplayBuffer(5, form), np.zeros((6, form.n_features), np.float32)
     assert not memory.ready
     for k in range(4):
         memory.add(slot_of(2, form, 2 * k), np.full(2, float(k)), nothing, over=False)
@@ -271,7 +271,7 @@ def learner(switches: Published) -> Learner:
     return Learner(switches, switches.form(len(MODELS)))
 
 
-def samples(form: Any, n: int = 40) -> Samples:
+def samples(form: Any, n: int = 40) -> SlotSamples:
     rng = np.random.default_rng(0)
     kept = room(n, form)
     kept.n[0], kept.mask[:], kept.behaviour[:] = n, True, 0.5
@@ -410,24 +410,29 @@ def test_all_reduce_jobs_have_one_action_each_and_others_are_refused(tmp_path):
 
     switches = replace(SMALL, all_reduce=True)
     told = lessons(
-        "drf", [rings(np.random.default_rng(0))], switches.form(len(MODELS)), MODELS, SLOT_S, Ways(False, True, False),
+        "drf",
+        [rings(np.random.default_rng(0))],
+        switches.form(len(MODELS)),
+        MODELS,
+        SLOT_S,
+        ActionModes(False, True, False),
         np.random.default_rng(0),
-    )  # fmt: skip
+    )
     assert told.mask.shape[1] == 7
     assert told.state.shape[2] == len(MODELS) + 4
     trainer(all_reduce=True).weights("").save(tmp_path / "w.safetensors")
     run = rings(np.random.default_rng(0)).run(make(f"dl2(published=True, weights='{tmp_path}/w.safetensors')"))
     assert run.summary["n_unfinished"] == 0
     with pytest.raises(InputError, match=r"has parameter servers, and this network is for all-reduce jobs alone"):
-        taught("drf", switches, Ways(False, True, False))
+        taught("drf", switches, ActionModes(False, True, False))
 
 
 def test_a_loss_that_is_no_number_stops_with_the_last_good_weights():
     made = trainer()
     made.update()
     good = made.learner.policy.copy()
-    made.learner.policy.forward = lambda state: Flat.forward(made.learner.policy, state) * float("nan")  # type: ignore
-    with pytest.raises(NotFiniteError, match=r"the loss of update 1 is nan .* The weights are those before it"):
+    made.learner.policy.forward = lambda state: DenseNetwork.forward(made.learner.policy, state) * float("nan")  # type: ignore
+    with pytest.raises(TrainingDivergedError, match=r"the loss of update 1 is nan .* The weights are those before it"):
         made.update()
     assert same(made.learner.policy.copy(), good)
 
@@ -439,7 +444,7 @@ def test_it_learns_once_per_slot_in_a_session_from_what_jobs_trained(tmp_path):
     told: list[float] = []
     whole = one.learner.remember
 
-    def remember(kept: Samples, reward: np.ndarray, following: np.ndarray, *, over: bool) -> None:
+    def remember(kept: SlotSamples, reward: np.ndarray, following: np.ndarray, *, over: bool) -> None:
         told.append(float(reward[0]))
         whole(kept, reward, following, over=over)
 

@@ -10,7 +10,7 @@ import pytest
 from labkit.core import Kind
 from labkit.core.resources import GPUS
 from labkit.experiment import Experiment
-from labkit.notebook.board import Board, Doing, as_bytes
+from labkit.notebook.board import Board, JobActivity, as_bytes
 from labkit.results import heat_map, time_split
 from labkit.simulator import Faults, Overheads
 from labkit.workloads import read
@@ -48,13 +48,17 @@ def test_times_by_doing_are_those_of_the_time_split(record):
     board = Board(record.jobs, record.cluster)
     board.fold(record.events)
     spent = np.zeros((len(record.jobs), 4))
-    last: dict[int, tuple[float, Doing]] = {}
+    last: dict[int, tuple[float, JobActivity]] = {}
     for job, time_s, doing, _ in board.changes.jobs:
         if job in last:
             spent[job, last[job][1]] += time_s - last[job][0]
         last[job] = (time_s, doing)
     expected = time_split(record.events, record.jobs)
-    for doing, column in ((Doing.WAITS, "waiting_s"), (Doing.HOLDS, "overhead_s"), (Doing.TRAINS, "training_s")):
+    for doing, column in (
+        (JobActivity.WAITS, "waiting_s"),
+        (JobActivity.HOLDS, "overhead_s"),
+        (JobActivity.TRAINS, "training_s"),
+    ):
         np.testing.assert_allclose(spent[:, doing], expected[column], atol=1e-6)
 
 

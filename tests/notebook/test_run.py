@@ -14,7 +14,7 @@ from labkit.core import InputError, Jobs, Placement
 from labkit.core.errors import StoppedError
 from labkit.experiment import Experiment
 from labkit.notebook.run import LiveRun
-from labkit.results import State
+from labkit.results import RunState
 from labkit.simulator import Paced
 from labkit.topology import no_network
 
@@ -66,7 +66,7 @@ def test_a_live_run_tells_the_same_story_as_a_plain_one(experiment):
     plain = experiment.run("srtf")
     assert live.state == "done"
     assert same(live.record.events, plain.events)
-    assert live.record.info.state is State.DONE
+    assert live.record.info.state is RunState.DONE
     assert live.metrics["mean_jct_s"] == pytest.approx(plain.summary["mean_jct_s"])
     assert live.now_s == plain.events["time_s"].max()
 
@@ -114,7 +114,7 @@ def test_what_was_not_due_when_a_run_was_stopped_is_not_in_its_record(experiment
     assert 0 < len(rows) < len(whole)
     assert same(rows, whole[: len(rows)])
     assert rows["time_s"].max() <= live.now_s + 1e-9
-    assert live.record.info.state is State.STOPPED
+    assert live.record.info.state is RunState.STOPPED
 
 
 def test_a_stopped_run_cannot_be_started_again(experiment):
@@ -145,7 +145,7 @@ def test_errors_of_a_scheduler_come_in_one_line(experiment):
     assert live.error.startswith("ZeroDivisionError: division by zero (in schedule, line ")
     assert "\n" not in live.error
     assert isinstance(live.exception, ZeroDivisionError)
-    assert live.record.info.state is State.FAILED
+    assert live.record.info.state is RunState.FAILED
 
 
 def test_an_impossible_placement_is_told_as_labkit_tells_it(experiment):

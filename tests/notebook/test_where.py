@@ -14,9 +14,9 @@ from labkit.core.errors import InputError
 from labkit.core.events import Kind
 from labkit.doctor import which
 from labkit.notebook import LabApp
-from labkit.testbed.bed import Bed
-from labkit.testbed.bed.processes import has_variable, processes
-from labkit.testbed.bed.server import VARIABLE
+from labkit.testbed.laptop import Bed
+from labkit.testbed.laptop.processes import has_variable, processes
+from labkit.testbed.laptop.server import VARIABLE
 
 SHORT = "id,model,arrival_s,total_steps,duration_s,n_ps,worker_cpus,ps_cpus\na,dssm,0,{},9,1,0.1,0.1\n"
 
@@ -93,7 +93,7 @@ def test_a_run_on_machines_is_steered_and_recorded_as_a_simulated_one(bed, trace
     app.stop()
     app.run.wait(60)
     assert app.run.state == "stopped"
-    tasks = [each for each in processes() if "labkit.testbed.job" in each.command]
+    tasks = [each for each in processes() if "labkit.testbed.run.job_process" in each.command]
     assert not [each for each in tasks if has_variable(each.pid, f"{VARIABLE}={bed.plan.token}")]
 
 

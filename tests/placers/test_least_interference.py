@@ -14,7 +14,7 @@ from labkit.placers.least_interference import default_model
 from labkit.schedulers import make
 from labkit.speed.contention import Kinds, profile
 from labkit.speed.interference import InterferenceModel
-from labkit.speed.interference.use import Interference, TaskUse, task_use
+from labkit.speed.interference.use import Interference, ModelUse, task_use
 from labkit.testing import check_placer
 from labkit.testing.scenes import empty_snapshot, random_scenes
 from labkit.topology import no_network
@@ -31,8 +31,8 @@ def tenth_per_core() -> InterferenceModel:
     return model
 
 
-def by_cores(**cores: float) -> dict[str, TaskUse]:
-    return {name: TaskUse(used) for name, used in cores.items()}
+def by_cores(**cores: float) -> dict[str, ModelUse]:
+    return {name: ModelUse(used) for name, used in cores.items()}
 
 
 def waiting(cluster: Cluster, **columns: object) -> Snapshot:
@@ -133,7 +133,7 @@ def plain_sum(model: InterferenceModel, cluster: Cluster, machine: int, tasks: l
     return total
 
 
-def plain(snapshot: Snapshot, gangs: Gangs, model: InterferenceModel, uses: dict[str, TaskUse]) -> list[list[int]]:
+def plain(snapshot: Snapshot, gangs: Gangs, model: InterferenceModel, uses: dict[str, ModelUse]) -> list[list[int]]:
     """Return the groups of each gang's tasks, by trying every group for every task."""
     cluster, table = snapshot.cluster, snapshot.table
     cores, pcie = task_use(table, uses=uses)
@@ -158,11 +158,11 @@ def plain(snapshot: Snapshot, gangs: Gangs, model: InterferenceModel, uses: dict
     return answer
 
 
-def random_case(seed: int, preset: str) -> tuple[Snapshot, Gangs, InterferenceModel, dict[str, TaskUse]]:
+def random_case(seed: int, preset: str) -> tuple[Snapshot, Gangs, InterferenceModel, dict[str, ModelUse]]:
     """Return jobs that wait for six empty machines, and the model of a synthetic server."""
     rng = np.random.default_rng([seed, len(preset)])
     kinds, model = Kinds.draw(8, rng=rng), InterferenceModel().fit(profile(preset, rng=rng))
-    uses = {f"kind-{k}": TaskUse(kinds.cpu_cores[k], 1.0, kinds.pcie_gbps[k]) for k in range(8)}
+    uses = {f"kind-{k}": ModelUse(kinds.cpu_cores[k], 1.0, kinds.pcie_gbps[k]) for k in range(8)}
     n = int(rng.integers(3, 12))
     n_workers, n_ps = rng.integers(1, 3, n), rng.integers(0, 3, n)
     names = [f"kind-{k}" for k in rng.integers(8, size=n)]
@@ -181,7 +181,7 @@ def test_it_follows_the_plain_rule(seed: int, preset: str) -> None:
     assert got == plain(snapshot, gangs, model, uses)
 
 
-def slowdowns(snapshot: Snapshot, placement: Placement, model: InterferenceModel, uses: dict[str, TaskUse]) -> Floats:
+def slowdowns(snapshot: Snapshot, placement: Placement, model: InterferenceModel, uses: dict[str, ModelUse]) -> Floats:
     """Return the foreseen slowdown of each placed task."""
     jobs, first = np.unique(placement.job, return_index=True)
     table, edges = snapshot.table, np.append(first, len(placement)).astype(np.int32)
@@ -231,7 +231,7 @@ def test_use_comes_from_the_catalogue_else_from_what_was_asked() -> None:
 @pytest.mark.parametrize("wrong", [-1.0, np.nan, np.inf])
 def test_use_that_is_no_amount_is_refused(wrong: float) -> None:
     with pytest.raises(InputError, match=r"worker_cores of a task is .*; expected a number >= 0"):
-        TaskUse(wrong)
+        ModelUse(wrong)
 
 
 def test_without_a_model_it_uses_the_synthetic_mild_server() -> None:

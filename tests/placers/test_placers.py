@@ -18,7 +18,7 @@ from labkit.placers import Even, FirstFit, LeastInterference, Pack, Spread
 from labkit.simulator import Faults, Simulator
 from labkit.speed.recorded import Recorded
 from labkit.testing import ConformanceError, check_placer
-from labkit.testing.scenes import Sharing, empty_snapshot
+from labkit.testing.scenes import SharedSpeeds, empty_snapshot
 from labkit.topology import no_network
 from labkit.topology.servers import Server
 
@@ -278,7 +278,7 @@ def test_of_a_pair_both_are_placed_or_none(placer: Placer) -> None:
 def test_a_pair_without_room_is_stopped_if_it_ran_and_strict_ends_there(placer: Placer) -> None:
     cluster = no_network(1, servers=Server("s", sockets=((2, 8, 64),)))
     jobs = Jobs.of(arrival_s=np.zeros(4), total_steps=100, duration_s=100, n_workers=2)
-    session = Session(Simulator(jobs, cluster, speed=Sharing(jobs, cluster)))
+    session = Session(Simulator(jobs, cluster, speed=SharedSpeeds(jobs, cluster)))
     session._note(session.backend.apply(placer.place(session.snapshot(), Gangs.of([0], n_workers=2, partner=[1]))))
     gangs = Gangs.of([2, 0, 3], n_workers=2, partner=[-1, 1, -1])
     placement = placer.place(session.snapshot(), gangs, strict=True)

@@ -12,11 +12,11 @@ from labkit.placers.least_interference import default_model
 from labkit.plots.contention import plot_contention
 from labkit.results.contention import contention
 from labkit.schedulers import make
-from labkit.speed.interference import Interference, TaskUse
+from labkit.speed.interference import Interference, ModelUse
 from labkit.speed.step_time import step_time
 from labkit.topology import build
 
-USES = {"vgg-16": TaskUse(worker_cores=6.0, ps_cores=2.0, pcie_gbps=8.0)}
+USES = {"vgg-16": ModelUse(worker_cores=6.0, ps_cores=2.0, pcie_gbps=8.0)}
 
 
 def placed(group: list[int]):

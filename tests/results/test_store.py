@@ -17,7 +17,7 @@ import pytest
 
 from labkit.core.errors import InputError
 from labkit.core.events import Events, events, explained, from_frame, to_frame
-from labkit.results import RunInfo, RunWriter, State, files, free_id, known_runs, load
+from labkit.results import RunInfo, RunState, RunWriter, files, free_id, known_runs, load
 from labkit.results.lock import writer_of
 from labkit.results.store import RunTail
 
@@ -49,7 +49,7 @@ def test_a_run_comes_back_as_it_was_written(tmp_path):
     record = load(tmp_path / "r1")
     assert same(record.events, by_hand())
     assert record.info == replace(writer.info, wall_s=0.0)
-    assert record.info.state is State.DONE
+    assert record.info.state is RunState.DONE
     assert record.jobs.to_frame().equals(three_jobs().to_frame())
     assert record.jobs.name == "three jobs"
     assert record.cluster.machines == TWO_MACHINES.machines
@@ -99,7 +99,7 @@ def test_a_run_that_has_ended_has_one_event_file(tmp_path):
         writer.append(row)
         writer.flush()
     left_over = (writer.folder / "events-00002.parquet").read_bytes()
-    writer.close(State.STOPPED)
+    writer.close(RunState.STOPPED)
     assert [path.name for path in writer.folder.glob("events-*")] == ["events-00000-00004.parquet"]
     (writer.folder / "events-00002.parquet").write_bytes(left_over)  # as after a crash while parts were removed
     assert same(load(tmp_path / "r1").events, rows[:20])
@@ -114,7 +114,7 @@ def test_a_running_run_can_be_read(tmp_path):
     writer.append(by_hand()[:5])
     writer.flush()
     record = load(tmp_path / "r1")
-    assert record.info.state is State.RUNNING
+    assert record.info.state is RunState.RUNNING
     assert same(record.events, by_hand()[:5])
 
 
@@ -134,7 +134,7 @@ def test_attach_goes_on_where_the_writer_died(tmp_path):
     with RunWriter.attach(tmp_path / "r1", clock=Clock()) as second:
         second.append(rows[9:])
     assert same(load(tmp_path / "r1").events, rows)
-    assert load(tmp_path / "r1").info.state is State.DONE
+    assert load(tmp_path / "r1").info.state is RunState.DONE
 
 
 WRITE = """
@@ -175,7 +175,7 @@ def test_a_run_has_one_writer_and_who_that_is_is_told_also_while_it_is_stopped_a
         with pytest.raises(InputError, match=rf"being written by process {process.pid} on .*: labkit watch .*/r\."):
             RunWriter.attach(tmp_path / "r")
         assert (writer_of(tmp_path / "r") or {})["pid"] == process.pid
-        assert load(tmp_path / "r").info.state is State.RUNNING, "it can be read"
+        assert load(tmp_path / "r").info.state is RunState.RUNNING, "it can be read"
         process.kill()
         process.wait()
         assert writer_of(tmp_path / "r") is None
@@ -260,7 +260,7 @@ def test_a_killed_writer_loses_at_most_what_was_not_flushed(tmp_path):
     assert same(load("k", root=tmp_path).events, by_hand()[:10])
 
 
-@pytest.mark.parametrize(("raised", "state"), [(KeyboardInterrupt, State.STOPPED), (ValueError, State.FAILED)])
+@pytest.mark.parametrize(("raised", "state"), [(KeyboardInterrupt, RunState.STOPPED), (ValueError, RunState.FAILED)])
 def test_how_a_block_ends_is_noted_and_its_events_are_kept(tmp_path, raised, state):
     def run() -> None:
         with begin(tmp_path) as writer:
@@ -415,7 +415,7 @@ def test_reasons_come_back_with_their_run_and_are_on_disk_before_the_events_that
     assert record.decisions.to_dict("list") == {
         "time_s": [5.0, 6.0], "job": [str(record.jobs.id[1]), str(record.jobs.id[2])], "reason": ["it is slow"] * 2,
     }  # fmt: skip
-    writer.close(State.STOPPED)
+    writer.close(RunState.STOPPED)
     with RunWriter.attach(tmp_path / "r1") as again:
         assert again.reasons == ["it is slow"]
         again.reasons.append("it is hot")

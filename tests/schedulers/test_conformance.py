@@ -12,7 +12,7 @@ from labkit.core import Gangs, Placement, Snapshot
 from labkit.placers import Even, FirstFit, LeastAllocated, MachineFirst, Pack, Spread, WholeGang
 from labkit.schedulers import available, make
 from labkit.schedulers.base import asked
-from labkit.testing import ConformanceError, Scene, check_answer, check_placer, check_scheduler
+from labkit.testing import ConformanceError, DecisionScene, check_answer, check_placer, check_scheduler
 from labkit.testing.strategies import scenes
 
 
@@ -25,7 +25,7 @@ def test_every_scheduler_passes_the_suite(name: str, seed: int) -> None:
 @pytest.mark.parametrize("name", available())
 @given(scene=scenes())
 @settings(max_examples=15)
-def test_every_answer_can_be_carried_out_and_is_the_same_twice(name: str, scene: Scene) -> None:
+def test_every_answer_can_be_carried_out_and_is_the_same_twice(name: str, scene: DecisionScene) -> None:
     check_answer(make(name), scene=scene)
 
 

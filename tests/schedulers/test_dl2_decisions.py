@@ -18,7 +18,7 @@ from labkit.learning.dl2 import Policy
 from labkit.schedulers.dl2 import load
 from labkit.schedulers.dl2.drafts import draft_of
 from labkit.schedulers.dl2.network import Net
-from labkit.schedulers.dl2.policy import BEST, How, Record, decide, record
+from labkit.schedulers.dl2.policy import BEST, DecisionRecord, How, decide, record
 from labkit.topology import no_network
 from labkit.topology.servers import Server
 from labkit.workloads.catalogue import DL2_MODELS
@@ -62,7 +62,7 @@ def state(seed: int) -> Batch:
     return batch
 
 
-def decided(batch: Batch, net: Net, how: How, rng: np.random.Generator | None = None) -> tuple[Record, bool]:
+def decided(batch: Batch, net: Net, how: How, rng: np.random.Generator | None = None) -> tuple[DecisionRecord, bool]:
     """Return what is decided about a slot that has begun, and whether the network was sound."""
     n = int(batch.episode["n_seen"][0])
     kept = record(1, n_jobs=n, n_features=len(net.seen), actions_per_slot=int(batch.most[0].sum()) + 2 * n + 1)
@@ -90,7 +90,7 @@ def allowed(batch: Batch) -> np.ndarray:
     return found
 
 
-def replay(seed: int, net: Net, kept: Record, check: Any) -> Batch:
+def replay(seed: int, net: Net, kept: DecisionRecord, check: Any) -> Batch:
     """Decide again what was decided, task by task; `check` gets each decision with all worths and what is allowed."""
     batch = state(seed)
     n = int(batch.episode["n_seen"][0])

@@ -12,7 +12,7 @@ from labkit.experiment import Experiment, every_slot
 from labkit.schedulers import make
 from labkit.schedulers.dl2 import load
 from labkit.schedulers.dl2.drafts import draft_of
-from labkit.schedulers.dl2.policy import BEST, Record, decide, record
+from labkit.schedulers.dl2.policy import BEST, DecisionRecord, decide, record
 from labkit.schedulers.dl2.shown import COLUMNS, STOP, TASKS, decisions
 from labkit.workloads import dl2_jobs
 
@@ -30,7 +30,7 @@ def snapshot(seed: int, n_jobs: int, cluster: str) -> Snapshot:
     return session.snapshot()
 
 
-def computed(seen: Snapshot, name: str) -> tuple[Record, np.ndarray]:
+def computed(seen: Snapshot, name: str) -> tuple[DecisionRecord, np.ndarray]:
     """Return the decisions of the compiled policy with their log-chances, and the tasks of each job, (J, 2)."""
     policy, n = load(name), len(seen.jobs)
     batch = draft_of(seen, policy.models)

@@ -14,7 +14,7 @@ from labkit.core.resources import CPUS, GPUS
 from labkit.core.snapshot import Snapshot
 from labkit.experiment import Experiment
 from labkit.schedulers import make
-from labkit.schedulers.marl.candidates import SLACK, Gang, candidates, found_of
+from labkit.schedulers.marl.candidates import SLACK, GangRequest, candidates, found_of
 from labkit.schedulers.marl.network import FEATURES, WAITING, Net, Scene, best_of, desk_of, gang_of, plain, weigh
 from labkit.schedulers.marl.scenes import declared_speed, scene_of
 from labkit.schedulers.marl.weights import FILES, Weights, load, shipped
@@ -106,7 +106,7 @@ def test_a_gang_that_no_even_split_holds_is_placed_all_the_same():
     made.room.free[:] = 0.0
     for g, gpus in ((0, 2.0), (2, 1.0), (4, 1.0)):
         made.room.free[g] = [gpus, 16.0, 100.0]
-    gang = Gang(np.array([1.0, 2.0, 0.0]), np.array([0.0, 2.0, 0.0]), 4, 1, np.ones(1, np.bool_))
+    gang = GangRequest(np.array([1.0, 2.0, 0.0]), np.array([0.0, 2.0, 0.0]), 4, 1, np.ones(1, np.bool_))
     found = found_of(8)
     order = np.array([[0, 1, 2]], np.int64)
     candidates(made.room, gang, 0, np.zeros(12, np.bool_), order, 24, found)

@@ -23,7 +23,7 @@ from labkit.schedulers import make
 from labkit.schedulers.marl.published import Form, MarlWeights, PublishedMarl, load_published
 from labkit.schedulers.marl.published.graphs import GROUP, SERVER, SWITCH, graphs_of, relabelled
 from labkit.schedulers.marl.published.network import encode, shapes
-from labkit.schedulers.marl.published.slot import Slot
+from labkit.schedulers.marl.published.slot import PlacementSlot
 from labkit.schedulers.marl.published.state import Declared
 from labkit.testing import check_scheduler
 from labkit.topology import build
@@ -60,10 +60,10 @@ def session_of(jobs: Jobs, cluster: str = PODS) -> Session:
     return Session(experiment.simulator(), runs_on=experiment.speed.runs_on(), on_stall="stop")
 
 
-def slot_of(session: Session, form: Form | None = None, **options: object) -> Slot:
+def slot_of(session: Session, form: Form | None = None, **options: object) -> PlacementSlot:
     form, snapshot = form or Form(models=MODELS, n_jobs=6), session.snapshot()
     graphs = graphs_of(snapshot.cluster, level=form.level, agents=form.agents)
-    return Slot(snapshot, graphs, Declared(snapshot.table, form), form, np.random.default_rng(0), **options)
+    return PlacementSlot(snapshot, graphs, Declared(snapshot.table, form), form, np.random.default_rng(0), **options)
 
 
 # --- graphs (sec. IV-A, VI-A)

@@ -9,14 +9,14 @@ from labkit.core import Jobs, Placement, Repair, repairs_of
 from labkit.core.events import Events, Kind
 from labkit.core.resources import amounts
 from labkit.simulator import Overheads, Simulator
-from labkit.speed.profiled import Cell, Overhead, Pool, ProfiledSpeed, TestbedProfile
+from labkit.speed.profiled import GangMeasurement, Overhead, Pool, ProfiledSpeed, TestbedProfile
 from labkit.topology.inventory import Host
 
 PROFILE = TestbedProfile(
     hosts=[Host("a", gpus=8, cpus=8, memory_gb=8)], pools=[Pool(name="a", hosts=["a"], cores=1.0)],
     cells=[
-        Cell(model="m", n_ps=1, n_workers=1, step_s=0.1, cpu_s=0.1, ps_cpu_s=0.0),
-        Cell(model="m", n_ps=1, n_workers=2, step_s=0.05, cpu_s=0.05, ps_cpu_s=0.0),
+        GangMeasurement(model="m", n_ps=1, n_workers=1, step_s=0.1, cpu_s=0.1, ps_cpu_s=0.0),
+        GangMeasurement(model="m", n_ps=1, n_workers=2, step_s=0.05, cpu_s=0.05, ps_cpu_s=0.0),
     ],
     overheads=[
         Overhead(kind="start", model="m", n_new=2, median_s=4.0, p90_s=4.0, cpu_s=4.0),

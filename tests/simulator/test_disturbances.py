@@ -17,7 +17,7 @@ from labkit.experiment import Session, at_events, every_slot
 from labkit.schedulers import make
 from labkit.simulator import Faults, Losses, Overheads, Simulator, Variation
 from labkit.speed.recorded import Recorded
-from labkit.testing import Chaos, Scene
+from labkit.testing import Chaos, DecisionScene
 from labkit.testing.strategies import rngs, scenes
 from labkit.topology import no_network
 
@@ -201,7 +201,7 @@ def test_nothing_can_be_placed_on_a_machine_that_is_down() -> None:
 
 @given(scene=scenes(), rng=rngs(), checkpoint_s=st.sampled_from([0.0, 45.0]))
 def test_in_any_run_with_failures_jobs_sit_on_machines_that_are_up(
-    scene: Scene, rng: np.random.Generator, checkpoint_s: float
+    scene: DecisionScene, rng: np.random.Generator, checkpoint_s: float
 ) -> None:
     session = Session(
         scene.simulator(faults=Faults(700, 200, checkpoint_s), rng=rng),

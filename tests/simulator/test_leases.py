@@ -17,7 +17,7 @@ from labkit.results import compare, gantt, job_table, summary
 from labkit.schedulers import make
 from labkit.simulator import Faults, Overheads, Paced, Replay, Simulator, Variation
 from labkit.speed.recorded import Recorded
-from labkit.testing import Chaos, Scene, check_backend, random_scene, same_events
+from labkit.testing import Chaos, DecisionScene, check_backend, random_scene, same_events
 from labkit.testing.strategies import scenes
 from labkit.topology import no_network
 
@@ -202,7 +202,7 @@ def test_a_simulator_with_leases_passes_the_suite_of_backends(seed: int, disturb
 
 @given(scene=scenes(max_jobs=6), seed=st.integers(0, 99), disturbed=st.booleans())
 @settings(max_examples=15)
-def test_simulated_equals_paced_equals_replayed_with_leases(scene: Scene, seed: int, disturbed: bool) -> None:
+def test_simulated_equals_paced_equals_replayed_with_leases(scene: DecisionScene, seed: int, disturbed: bool) -> None:
     def backend() -> Simulator:
         rng = np.random.default_rng(3)
         if not disturbed:

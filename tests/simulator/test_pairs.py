@@ -17,7 +17,7 @@ from labkit.notebook.board import Board
 from labkit.results import gantt, heat_map, job_table, utilisation
 from labkit.simulator import Faults, Losses, Overheads, Paced, Replay, Simulator, Variation
 from labkit.speed.recorded import Recorded
-from labkit.testing import Chaos, Scene, check_backend, random_scene, same_events
+from labkit.testing import Chaos, DecisionScene, check_backend, random_scene, same_events
 from labkit.testing.strategies import scenes
 from labkit.topology import no_network
 
@@ -266,7 +266,7 @@ def test_a_speed_model_that_knows_no_pairs_gets_none() -> None:
     assert story(backend.apply(Placement.of([0, 1], job=[0, 1], group=0, partner=[-1, -1])))
 
 
-def disturbed(scene: Scene, kind: str) -> Simulator:
+def disturbed(scene: DecisionScene, kind: str) -> Simulator:
     options: dict[str, Any] = {"rng": np.random.default_rng(7), "lease_s": 40 if "leases" in kind else None}
     if "all" in kind:
         options |= {
@@ -283,7 +283,9 @@ KINDS = ("none", "all", "leases", "all, leases")
 
 @given(scene=scenes(max_jobs=8), seed=st.integers(0, 99), kind=st.sampled_from(KINDS), slots=st.booleans())
 @settings(max_examples=20)
-def test_simulated_equals_paced_equals_replayed_with_pairs(scene: Scene, seed: int, kind: str, slots: bool) -> None:
+def test_simulated_equals_paced_equals_replayed_with_pairs(
+    scene: DecisionScene, seed: int, kind: str, slots: bool
+) -> None:
     cadence = every_slot(100) if slots else None
     run = Session(disturbed(scene, kind), cadence=cadence, runs_on=scene.runs_on)
     paced = Session(Paced(disturbed(scene, kind), speedup=1e9), cadence=cadence, runs_on=scene.runs_on)

@@ -16,17 +16,17 @@ from labkit.experiment import Cadence, Session, at_events, every_slot
 from labkit.experiment.context import context
 from labkit.schedulers import available, make
 from labkit.simulator import Faults, Losses, Overheads, Paced, Replay, Simulator, Variation
-from labkit.testing import Chaos, Scene, check_backend, random_scene, same_events
+from labkit.testing import Chaos, DecisionScene, check_backend, random_scene, same_events
 from labkit.testing.strategies import scenes
 
 DISTURBANCES = ("none", "all")
 
 
-def scene_of(seed: int) -> Scene:
+def scene_of(seed: int) -> DecisionScene:
     return random_scene(np.random.default_rng(seed), n_jobs=9)
 
 
-def disturbed(scene: Scene, kind: str) -> Simulator:
+def disturbed(scene: DecisionScene, kind: str) -> Simulator:
     if kind == "none":
         return scene.simulator()
     return scene.simulator(
@@ -38,11 +38,11 @@ def disturbed(scene: Scene, kind: str) -> Simulator:
     )
 
 
-def session(backend: Any, scene: Scene, cadence: Cadence | None = None) -> Session:
+def session(backend: Any, scene: DecisionScene, cadence: Cadence | None = None) -> Session:
     return Session(backend, cadence=cadence, runs_on=scene.runs_on)
 
 
-def begun(name: str, scene: Scene) -> Any:
+def begun(name: str, scene: DecisionScene) -> Any:
     """Return a scheduler; an oracle knows the speeds."""
     scheduler = make(name)
     if getattr(scheduler, "oracle", False):
@@ -86,7 +86,7 @@ def test_simulated_equals_paced_equals_replayed(name: str, kind: str, cadence: C
 
 @given(scene=scenes(), slots=st.booleans(), seed=st.integers(0, 99))
 @settings(max_examples=15)
-def test_any_recording_replays_to_the_snapshots_that_were_seen(scene: Scene, slots: bool, seed: int) -> None:
+def test_any_recording_replays_to_the_snapshots_that_were_seen(scene: DecisionScene, slots: bool, seed: int) -> None:
     cadence = every_slot(100) if slots else at_events(quantum_s=250)
     ways = {"runs_on": scene.runs_on, "on_stall": "stop"}  # chaos may forget a job for long
     run = Session(disturbed(scene, "all"), cadence=cadence, **ways)

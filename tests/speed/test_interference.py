@@ -17,7 +17,7 @@ from labkit.speed.interference import (
     COLUMNS,
     MODELS,
     InterferenceModel,
-    Profile,
+    InterferenceProfile,
     co_load,
     compare,
     held_out_error,
@@ -99,14 +99,14 @@ def test_gavels_pairs_are_slowed_as_published(
     shared_data: Shared, device: str, n_pairs: int, median: float, p90: float
 ) -> None:
     table = gavel_pairs(shared_data("gavel/simulation_throughputs.json"), device=device)
-    slowdown = Profile.of(table).slowdown
+    slowdown = InterferenceProfile.of(table).slowdown
     assert len(table) == n_pairs
     assert np.median(slowdown) == pytest.approx(median, abs=0.01)
     assert np.quantile(slowdown, 0.9) == pytest.approx(p90, abs=0.15)
 
 
 def test_on_gavels_pairs_every_model_beats_the_median(shared_data: Shared) -> None:
-    pairs = Profile.of(gavel_pairs(shared_data("gavel/simulation_throughputs.json"), device="p100"))
+    pairs = InterferenceProfile.of(gavel_pairs(shared_data("gavel/simulation_throughputs.json"), device="p100"))
     guess = np.abs(np.median(pairs.slowdown) / pairs.slowdown - 1).mean()
     errors = compare(pairs, repeats=1, rng=np.random.default_rng(0))
     assert (errors["held_out_error"] < guess).all()
@@ -123,11 +123,13 @@ def test_the_synthetic_server_is_reproducible_and_has_the_papers_size() -> None:
     pd.testing.assert_frame_equal(*tables)
     assert len(tables[0]) == 480
     assert set(COLUMNS) <= set(tables[0].columns)
-    assert (Profile.of(tables[0]).slowdown > 0.8).all()
+    assert (InterferenceProfile.of(tables[0]).slowdown > 0.8).all()
 
 
 def test_presets_differ_in_how_hard_they_slow() -> None:
-    mean = {name: Profile.of(profile(name, rng=np.random.default_rng(0))).slowdown.mean() for name in PRESETS}
+    mean = {
+        name: InterferenceProfile.of(profile(name, rng=np.random.default_rng(0))).slowdown.mean() for name in PRESETS
+    }
     assert 1.1 < mean["mild"] < 1.4
     assert 2.0 < mean["convex"] < 3.2
     for server in PRESETS.values():
@@ -147,12 +149,12 @@ def test_co_runners_by_name_stand_for_what_they_use_alone() -> None:
             "shared_s": [1.5, 1.0, 1.0],
         }
     )
-    rows = Profile.of(table)
+    rows = InterferenceProfile.of(table)
     assert rows.co_cpu_cores.tolist() == [6, 0, 0]
     assert rows.co_pcie_gbps.tolist() == [48, 0, 0]
     assert rows.shared.tolist() == [True, False, False]
     with pytest.raises(ProfileError, match=r"row 2: unknown co-runner 'bb'\. Did you mean 'b'"):
-        Profile.of(table.assign(co_runners=["b", "bb", ""]))
+        InterferenceProfile.of(table.assign(co_runners=["b", "bb", ""]))
 
 
 def test_profiles_that_cannot_be_fitted_are_refused() -> None:

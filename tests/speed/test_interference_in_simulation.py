@@ -13,13 +13,13 @@ from labkit.placers import FirstFit, LeastInterference, Pack, Spread
 from labkit.schedulers.fifo import Fifo
 from labkit.speed.contention import profile
 from labkit.speed.interference import InterferenceModel
-from labkit.speed.interference.use import Interference, TaskUse
+from labkit.speed.interference.use import Interference, ModelUse
 from labkit.speed.step_time import StepTime, step_time
 from labkit.testing import check_speed_model
 from labkit.topology import leaf_spine, no_network
 from labkit.topology.servers import Server
 
-USES = {"heavy": TaskUse(6.0, 1.0, 20.0), "light": TaskUse(1.0, 0.5, 2.0)}
+USES = {"heavy": ModelUse(6.0, 1.0, 20.0), "light": ModelUse(1.0, 0.5, 2.0)}
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from labkit.core.errors import InputError, ProfileError
 from labkit.experiment import Experiment, Grid, sweep
 from labkit.experiment.bound import jct_bound_s
 from labkit.speed.contention import profile
-from labkit.speed.interference import InterferenceModel, TaskUse, level
+from labkit.speed.interference import InterferenceModel, ModelUse, level
 from labkit.speed.interference.levels import CALIBRATION
 from labkit.speed.interference.use import task_use
 from labkit.speed.step_time import StepTime
@@ -140,7 +140,7 @@ def test_a_table_of_measurements_is_a_level_and_what_is_none_is_refused(tmp_path
     assert found.name == "lab.csv"
     np.testing.assert_allclose(found.model.cpu_, InterferenceModel().fit(table).cpu_)
     name = str(table["job"].iloc[0])
-    assert isinstance(found.uses[name], TaskUse)
+    assert isinstance(found.uses[name], ModelUse)
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
     (tmp_path / "other.json").write_text("{}")
     for other in ("other.csv", "other.json"):

@@ -23,7 +23,7 @@ from labkit.schedulers.marl.scenes import FAR, declared_speed
 from labkit.schedulers.marl.scheduler import Marl
 from labkit.speed.interference.levels import level
 from labkit.speed.interference.measured import table_of
-from labkit.speed.profiled import Beside, Cell, Pool, TestbedProfile, write
+from labkit.speed.profiled import ColocationSample, GangMeasurement, Pool, TestbedProfile, write
 from labkit.topology.inventory import Host, cluster_of
 from labkit.workloads import marl_jobs
 from labkit.workloads.expressions import trace
@@ -36,12 +36,12 @@ HOSTS = [Host(f"h{i}", gpus=2, cpus=16, memory_gb=8, pod=i // 2) for i in range(
 def measured(*, busy_cores: float = 0.0, cores: float = 1.5) -> TestbedProfile:
     """A testbed on which each core that others use makes an update a third slower."""
     beside = [
-        Beside(job=model, co_runners="load", cpu_cores=own, co_cpu_cores=others, alone_s=0.01,
+        ColocationSample(job=model, co_runners="load", cpu_cores=own, co_cpu_cores=others, alone_s=0.01,
                shared_s=0.01 * (1 + others / 3), busy_cores=busy_cores)
         for model, own in zip(MODELS, (cores, 0.5), strict=True) for others in (0.5, 1.0, 2.0, 3.0, 4.0)
     ]  # fmt: skip
     cells = [
-        Cell(model=model, n_ps=1, n_workers=w, step_s=0.01, cpu_s=0.01 * (own * w + 0.25), ps_cpu_s=0.0025)
+        GangMeasurement(model=model, n_ps=1, n_workers=w, step_s=0.01, cpu_s=0.01 * (own * w + 0.25), ps_cpu_s=0.0025)
         for model, own in zip(MODELS, (cores, 0.5), strict=True)
         for w in (1, 2)
     ]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from labkit.core.events import Role
 from labkit.core.running import Running
-from labkit.speed.network import Tasks, bandwidth_gbps, ps_flows, ring_flows
+from labkit.speed.network import RoleTasks, bandwidth_gbps, ps_flows, ring_flows
 from labkit.topology import fat_tree, single_switch
 
 
@@ -27,7 +27,7 @@ def jobs_with_tasks(draw):
 
 @given(jobs_with_tasks())
 def test_every_worker_talks_to_every_server_of_its_job_and_bytes_add_up(gangs):
-    workers, servers = Tasks.of(gangs, Role.WORKER), Tasks.of(gangs, Role.PS)
+    workers, servers = RoleTasks.of(gangs, Role.WORKER), RoleTasks.of(gangs, Role.PS)
     assert workers.count.tolist() == gangs.n_workers.tolist()
     size = np.arange(1.0, len(gangs.job) + 1)
     flows = ps_flows(gangs, workers=workers, servers=servers, model_bytes=size)
@@ -44,7 +44,7 @@ def test_every_worker_talks_to_every_server_of_its_job_and_bytes_add_up(gangs):
 
 @given(jobs_with_tasks())
 def test_a_ring_passes_every_worker_once_and_leaves_each_group_once(gangs):
-    workers = Tasks.of(gangs, Role.WORKER)
+    workers = RoleTasks.of(gangs, Role.WORKER)
     size = np.full(len(gangs.job), 6.0)
     rings = gangs.n_ps == 0
     flows = ring_flows(gangs, workers=workers, rings=rings, model_bytes=size)
@@ -65,7 +65,7 @@ def test_a_pair_of_tasks_keeps_its_path_whoever_else_runs(gangs):
     size = np.ones(len(gangs.job))
 
     def flows(of):
-        workers, servers = Tasks.of(of, Role.WORKER), Tasks.of(of, Role.PS)
+        workers, servers = RoleTasks.of(of, Role.WORKER), RoleTasks.of(of, Role.PS)
         return ps_flows(of, workers=workers, servers=servers, model_bytes=size)
 
     rows = slice(gangs.first[-2], gangs.first[-1])
@@ -86,7 +86,7 @@ def test_hashes_of_neighbouring_pairs_do_not_collide():
         np.tile([0, 255], n).astype(np.int32), np.full(2 * n, 4, np.int32), *[np.full(n, 4, np.int32)] * 2,
     )  # fmt: skip
     flows = ps_flows(
-        gangs, workers=Tasks.of(gangs, Role.WORKER), servers=Tasks.of(gangs, Role.PS), model_bytes=np.ones(n)
+        gangs, workers=RoleTasks.of(gangs, Role.WORKER), servers=RoleTasks.of(gangs, Role.PS), model_bytes=np.ones(n)
     )
     assert len(set(flows.flow_hash.tolist())) == len(flows) == 16 * n
     core = cluster.network.route(flows.source // 2, flows.destination // 2, flows.flow_hash)[:, 2]
@@ -103,7 +103,7 @@ def test_alone_gives_each_job_links_of_its_own():
         np.array([1, 1], np.int32),
     )  # fmt: skip
     flows = ps_flows(
-        gangs, workers=Tasks.of(gangs, Role.WORKER), servers=Tasks.of(gangs, Role.PS), model_bytes=np.ones(2)
+        gangs, workers=RoleTasks.of(gangs, Role.WORKER), servers=RoleTasks.of(gangs, Role.PS), model_bytes=np.ones(2)
     )
     np.testing.assert_allclose(bandwidth_gbps(cluster, flows), 10 / 3)
     assert bandwidth_gbps(cluster, flows, alone=True).tolist() == [10, 5, 5]

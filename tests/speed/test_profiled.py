@@ -21,9 +21,9 @@ from labkit.experiment import simulate
 from labkit.experiment.speeds import speed_model
 from labkit.simulator import Overheads
 from labkit.speed.profiled import (
-    Beside,
-    Cell,
-    Link,
+    ColocationSample,
+    GangMeasurement,
+    LinkMeasurement,
     Overhead,
     Pool,
     ProfiledSpeed,
@@ -34,7 +34,7 @@ from labkit.speed.profiled import (
 )
 from labkit.speed.profiled.beyond import Beyond
 from labkit.speed.profiled.fits import foreseen, interference, speed_functions
-from labkit.speed.profiled.grid import Grid
+from labkit.speed.profiled.grid import UpdateGrid
 from labkit.testing.speeds import check_speed_model
 from labkit.topology.inventory import Host
 from labkit.workloads import dl2_jobs
@@ -42,11 +42,15 @@ from labkit.workloads import dl2_jobs
 HOSTS = [Host(name, gpus=4, cpus=2, memory_gb=8, device_type="laptop") for name in ("a", "b")]
 
 
-def cell(model: str = "m", n_ps: int = 1, n_workers: int = 1, *, step_s: float | None = 0.1, **more: Any) -> Cell:
-    return Cell(model=model, n_ps=n_ps, n_workers=n_workers, step_s=step_s, **{"cpu_s": 0.1, "ps_cpu_s": 0.0, **more})
+def cell(
+    model: str = "m", n_ps: int = 1, n_workers: int = 1, *, step_s: float | None = 0.1, **more: Any
+) -> GangMeasurement:
+    return GangMeasurement(
+        model=model, n_ps=n_ps, n_workers=n_workers, step_s=step_s, **{"cpu_s": 0.1, "ps_cpu_s": 0.0, **more}
+    )
 
 
-def profile(*cells: Cell, cores: float = 1.0, **more: Any) -> TestbedProfile:
+def profile(*cells: GangMeasurement, cores: float = 1.0, **more: Any) -> TestbedProfile:
     """One machine of so many cores that passes for two hosts."""
     pools = [Pool(name="laptop", hosts=["a", "b"], cores=cores)]
     return TestbedProfile(hosts=HOSTS, pools=pools, cells=list(cells) or [cell()], **more)
@@ -142,7 +146,7 @@ def test_a_measured_gang_has_its_measured_numbers() -> None:
     cells = [
         cell(n_ps=p, n_workers=w, step_s=0.1 / w + 0.01 * p, cpu_s=0.1, ps_cpu_s=0.02) for p in (1, 2) for w in (1, 2)
     ]
-    grid = Grid.of(cells, max_ps=3, max_workers=4)
+    grid = UpdateGrid.of(cells, max_ps=3, max_workers=4)
     for each in cells:
         assert grid.step_s[1, each.n_ps, each.n_workers] == pytest.approx(each.step_s)
         assert grid.worker_cpu_s[1, each.n_ps, each.n_workers] == pytest.approx(0.08)
@@ -152,7 +156,7 @@ def test_a_measured_gang_has_its_measured_numbers() -> None:
 
 def test_a_gang_over_two_hosts_has_its_own_speed_and_the_others_are_slowed_like_it() -> None:
     cells = [cell(), cell(n_workers=2, step_s=0.05), cell(n_workers=2, step_s=0.1, n_hosts=2)]
-    grid = Grid.of(cells, max_ps=1, max_workers=2)
+    grid = UpdateGrid.of(cells, max_ps=1, max_workers=2)
     assert grid.step_s[1:, 1, 2] == pytest.approx([0.05, 0.1])
     assert grid.step_s[1:, 1, 1] == pytest.approx([0.1, 0.2])
 
@@ -169,8 +173,8 @@ def test_speed_functions_follow_what_was_measured() -> None:
 # --- slowdown beyond the sharing of cores
 
 
-def beside(own: float, others: float, slowdown: float) -> Beside:
-    return Beside(
+def beside(own: float, others: float, slowdown: float) -> ColocationSample:
+    return ColocationSample(
         job="m",
         co_runners="x",
         cpu_cores=own,
@@ -283,7 +287,7 @@ def test_a_model_that_was_not_measured_is_named_with_those_that_were_and_the_rem
 def whole() -> TestbedProfile:
     return profile(
         cell(), cell(n_workers=2, step_s=None, failed="no room"), overheads=OVERHEADS,
-        beside=[beside(1.0, 1.0, 1.5)], links=[Link(source="a", target="b", gbps=9.5, rtt_ms=0.2)],
+        beside=[beside(1.0, 1.0, 1.5)], links=[LinkMeasurement(source="a", target="b", gbps=9.5, rtt_ms=0.2)],
     )  # fmt: skip
 
 

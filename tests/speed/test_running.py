@@ -13,7 +13,7 @@ from labkit.experiment import Session
 from labkit.placers.least_interference import default_model
 from labkit.simulator import Simulator
 from labkit.speed.interference import Interference, co_load
-from labkit.speed.network import Tasks, link_loads
+from labkit.speed.network import RoleTasks, link_loads
 from labkit.speed.step_time import StepTime
 from labkit.testing import Chaos
 from labkit.topology import fat_tree, leaf_spine, no_network
@@ -54,7 +54,7 @@ def one_by_one(running: Running, jobs: Jobs, cluster: Cluster, speed: Floats) ->
     """Return the Gbps on each link, flow by flow."""
     network = cluster.network
     assert network is not None
-    workers, servers = Tasks.of(running, Role.WORKER), Tasks.of(running, Role.PS)
+    workers, servers = RoleTasks.of(running, Role.WORKER), RoleTasks.of(running, Role.PS)
     moved = np.zeros(network.n_links + 1)
     from labkit.speed.network import flows_of
 

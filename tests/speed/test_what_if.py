@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from labkit.core import InputError, Jobs
 from labkit.core.resources import amounts
 from labkit.core.running import Running
-from labkit.speed.interference import MODELS, Interference, InterferenceModel, TaskUse
+from labkit.speed.interference import MODELS, Interference, InterferenceModel, ModelUse
 from labkit.speed.step_time import StepTime
 from labkit.speed.what_if import fill, put, seconds_more, speed_of, take
-from labkit.speed.what_if_state import Facts, Slow, Tasks, facts_of, slow_of, tasks_of
+from labkit.speed.what_if_state import RunFacts, Slow, TaskTable, facts_of, slow_of, tasks_of
 from labkit.topology import build
 
 CLUSTER = build("leaf_spine(2, 2, 3, gbps=(10, 1000))")  # above the network cards there is room for all
-USES = {"a": TaskUse(3.5, 2.0, 8.0), "b": TaskUse(1.2, 4.4, 0.0)}
+USES = {"a": ModelUse(3.5, 2.0, 8.0), "b": ModelUse(1.2, 4.4, 0.0)}
 
 
 def fitted(kind: str) -> InterferenceModel:
@@ -58,7 +58,7 @@ def placed(jobs: Jobs, rng: np.random.Generator, which: np.ndarray) -> tuple[Run
     return Running(which.astype(np.int32), first, *columns, *held), where
 
 
-def looked_ahead(jobs: Jobs, speed: StepTime, kind: str) -> tuple[Facts, Slow, Tasks]:
+def looked_ahead(jobs: Jobs, speed: StepTime, kind: str) -> tuple[RunFacts, Slow, TaskTable]:
     facts = facts_of(jobs, CLUSTER, speed=speed, uses=USES)
     return facts, slow_of(MODEL[kind]), tasks_of(facts, most_tasks=8)
 

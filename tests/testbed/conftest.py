@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from labkit.doctor import which
-from labkit.testbed.bed import Bed, down
-from labkit.testbed.fleet import Fleet
 from labkit.testbed.inventory import Inventory
+from labkit.testbed.laptop import Bed, down
+from labkit.testbed.ssh.fleet import Fleet
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ import tarfile
 import time
 from pathlib import Path
 
-from labkit.testbed.onhost.frame import BEGIN, Message, send
+from labkit.testbed.onhost.frame import BEGIN, FramedMessage, send
 
 RUN = "run-1-0123abcd"
 
@@ -36,7 +36,7 @@ def file(path: str, content: bytes = b"pwned", size: int | None = None) -> None:
 
 
 def raw(content: bytes) -> None:
-    message = Message()
+    message = FramedMessage()
     message.write(content)
     message.end()
 

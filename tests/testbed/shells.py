@@ -33,7 +33,7 @@ WORDS = ["it's", "a!b", "new\nline", "back\\slash \\\\ \\n", "$HOME", "`x`", "",
 
 
 def shell_of(name: str) -> str:
-    from labkit.testbed.bed.server import program
+    from labkit.testbed.laptop.server import program
 
     return program(PROGRAMS.get(name, "bash"))
 
@@ -69,7 +69,7 @@ def main(folder: Path) -> None:
 @contextmanager
 def server(folder: Path) -> Any:
     """Run an SSH server of root that shows a banner; yield its port. What the users run ends with it."""
-    from labkit.testbed.bed.server import program
+    from labkit.testbed.laptop.server import program
     from tests.testbed.two_users import free_port, make_key, wait_until_open
 
     Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
@@ -112,14 +112,14 @@ def write_inventory(folder: Path, names: list[str], port: int) -> None:
 
 def looked(folder: Path) -> dict[str, Any]:
     """Return what is said of each host."""
-    from labkit.testbed import agents
-    from labkit.testbed.backups import Backups
-    from labkit.testbed.doctor import examine
+    from labkit.testbed.doctor.doctor import examine
     from labkit.testbed.errors import HostError
-    from labkit.testbed.fetch import fetch
-    from labkit.testbed.fleet import Fleet
+    from labkit.testbed.install.provision import deploy
     from labkit.testbed.inventory import Inventory
-    from labkit.testbed.provision import deploy
+    from labkit.testbed.run import agents
+    from labkit.testbed.run.checkpoint_cache import CheckpointCache
+    from labkit.testbed.run.fetch import fetch
+    from labkit.testbed.ssh.fleet import Fleet
 
     with Fleet(Inventory.read(folder / "hosts.toml")) as fleet:
         examined = examine(fleet, torch=False).findings
@@ -131,7 +131,7 @@ def looked(folder: Path) -> dict[str, Any]:
         words = {row.host: row.stdout.split("\0")[:-1] == WORDS if row.ok else row.why for row in said}
         errors = {row.host: row.stderr for row in said}
         fetched = rows(fetch(fleet, "harvest", folder=folder / "fetched"))
-        backups = Backups(fleet, folder / "backups", run="r")
+        backups = CheckpointCache(fleet, folder / "backups", run="r")
         kept = {}
         for machine in fleet.inventory:
             try:

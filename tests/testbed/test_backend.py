@@ -22,19 +22,19 @@ from labkit.core.errors import InputError, PlacementError
 from labkit.core.events import Events, Kind
 from labkit.core.ledger import Ledger
 from labkit.core.resources import amounts
-from labkit.elastic.heard import Member
+from labkit.elastic.event_quantities import MemberName
 from labkit.experiment import Session, attach, deploy
-from labkit.results.record import State
+from labkit.results.record import RunState
 from labkit.testbed.agent.client import Agent
-from labkit.testbed.backend import SshBackend
-from labkit.testbed.bed import Bed
-from labkit.testbed.fleet import Fleet
-from labkit.testbed.hosts import Hosts
 from labkit.testbed.inventory import Inventory
-from labkit.testbed.training import Training
-from labkit.testbed.usage import usage
+from labkit.testbed.laptop import Bed
+from labkit.testbed.run.agent_pool import AgentPool
+from labkit.testbed.run.backend import SshBackend
+from labkit.testbed.run.training import TrainingTable
+from labkit.testbed.run.usage import usage
+from labkit.testbed.ssh.fleet import Fleet
 
-TINY = Training(width=0.05, samples=256, save_every=20, lease_s=5.0)
+TINY = TrainingTable(width=0.05, samples=256, save_every=20, lease_s=5.0)
 
 
 def jobs_of(n: int = 2, *, steps: int | list[int] = 60, every_s: float = 0.0, **more: object) -> Jobs:
@@ -83,7 +83,7 @@ def test_a_trace_runs_to_its_end_and_is_a_record_like_that_of_a_simulation(bed: 
         jobs_of(3, every_s=0.5), inventory=bed, scheduler="fifo", folder=runs, training=TINY,
         observers=[lambda batch: seen.append(len(batch))],
     )  # fmt: skip
-    assert record.info.state == State.DONE
+    assert record.info.state == RunState.DONE
     assert record.info.backend == "testbed"
     rows = record.events
     assert sorted(ran(rows, Kind.COMPLETED)) == [0, 1, 2]
@@ -199,7 +199,7 @@ def test_a_measured_job_tells_use_pace_and_load_and_a_killed_worker_its_cause(be
         assert (seen.used_cores[0] < 2 * (os.cpu_count() or 1)).all()
         assert (seen.peak_memory_gb[0] > 0.01).all()
         assert backend._measuring is not None
-        host, pid = backend._measuring._jobs[0].where[Member(Role.WORKER, 0)]
+        host, pid = backend._measuring._jobs[0].where[MemberName(Role.WORKER, 0)]
         os.kill(pid, signal.SIGKILL)
         until(session, Kind.TASK_FAILED)
         (lost,) = session.log.rows[session.log.rows["kind"] == Kind.TASK_FAILED]
@@ -322,19 +322,19 @@ def test_a_task_that_is_begun_while_the_run_ends_is_not_left_behind(
     bed: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begins, ended = threading.Event(), threading.Event()
-    start, end = Agent.start, Hosts.end
+    start, end = Agent.start, AgentPool.end
 
     def held_up(self: Agent, run: str, **task: Any) -> dict[str, Any]:
         begins.set()
         assert ended.wait(60), "the run was never ended"
         return start(self, run, **task)
 
-    def end_and_tell(self: Hosts, run: str) -> None:
+    def end_and_tell(self: AgentPool, run: str) -> None:
         end(self, run)
         ended.set()
 
     monkeypatch.setattr(Agent, "start", held_up)
-    monkeypatch.setattr(Hosts, "end", end_and_tell)
+    monkeypatch.setattr(AgentPool, "end", end_and_tell)
     run = f"late-{os.getpid()}"
     backend = SshBackend(jobs_of(1, steps=100_000), bed, run=run, folder=tmp_path / "live", training=TINY)
     backend.advance(0.0, stop_at_event=False)

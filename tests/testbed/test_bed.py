@@ -14,16 +14,16 @@ from pathlib import Path
 import pytest
 
 from labkit.core.errors import InputError
-from labkit.testbed.agents import agent_of
-from labkit.testbed.bed import Bed, down, keys
-from labkit.testbed.bed import bed as module
-from labkit.testbed.bed.listing import beds, end_bed
-from labkit.testbed.bed.plan import STATE, VARIABLE, Plan, usual_folder
-from labkit.testbed.bed.processes import Process, await_that, has_variable, process, processes, send
-from labkit.testbed.bed.server import all_of, server_of
 from labkit.testbed.errors import BedError, LoginError
-from labkit.testbed.fleet import Fleet
-from labkit.testbed.provision import deploy
+from labkit.testbed.install.provision import deploy
+from labkit.testbed.laptop import Bed, down, keys
+from labkit.testbed.laptop import bed as module
+from labkit.testbed.laptop.listing import beds, end_bed
+from labkit.testbed.laptop.plan import STATE, VARIABLE, BedPlan, usual_folder
+from labkit.testbed.laptop.processes import BedProcess, await_that, has_variable, process, processes, send
+from labkit.testbed.laptop.server import all_of, server_of
+from labkit.testbed.run.agents import agent_of
+from labkit.testbed.ssh.fleet import Fleet
 from labkit.topology import from_inventory
 
 LABKIT = [sys.executable, "-m", "labkit.cli"]
@@ -202,7 +202,7 @@ def test_a_later_process_of_the_same_number_is_let_be():
     try:
         found = process(child.pid)
         assert found is not None
-        send(Process(child.pid, found.parent, "1", found.command), signal.SIGKILL)
+        send(BedProcess(child.pid, found.parent, "1", found.command), signal.SIGKILL)
         assert child.poll() is None
         send(found, signal.SIGKILL)
         assert child.wait(10) == -signal.SIGKILL
@@ -232,7 +232,7 @@ def test_the_command_line_starts_shows_and_ends_it(own_folder):
 def test_down_ends_what_a_killed_up_left_half_done(own_folder, after):
     script = (
         "import os, signal, sys\n"
-        "from labkit.testbed.bed import bed, plan, server\n"
+        "from labkit.testbed.laptop import bed, plan, server\n"
         f"where = {{'write': plan.Plan}}.get({after!r}, bed)\n"
         f"whole = getattr(where, {after!r})\n"
         "def cut(*a, **k):\n"
@@ -245,7 +245,7 @@ def test_down_ends_what_a_killed_up_left_half_done(own_folder, after):
     assert done.returncode == -signal.SIGKILL
     assert (own_folder / STATE).exists()
     assert not (own_folder / "hosts.toml").exists()
-    plan = Plan.read(own_folder)
+    plan = BedPlan.read(own_folder)
     assert len(all_of(plan)) == (3 if after == "start" else 0)
     assert down(own_folder)
     assert all_of(plan) == []
@@ -255,7 +255,7 @@ def test_down_ends_what_a_killed_up_left_half_done(own_folder, after):
 def test_up_goes_on_where_a_killed_up_stopped(own_folder):
     script = (
         "import os, signal\n"
-        "from labkit.testbed.bed import bed\n"
+        "from labkit.testbed.laptop import bed\n"
         "bed.write_config = lambda *a: os.kill(os.getpid(), signal.SIGKILL)\n"
         f"bed.Bed.up(2, folder={str(own_folder)!r})\n"
     )
@@ -286,7 +286,7 @@ def test_a_server_that_does_not_start_says_why_and_leaves_nothing_running(own_fo
     monkeypatch.setattr(keys, "write_private", lambda path, content: path.write_bytes(b"no key"))
     with pytest.raises(BedError, match=r"(?s)a server of the bed does not start: .*no hostkeys available"):
         Bed.up(2, folder=own_folder)
-    assert all_of(Plan.read(own_folder)) == []
+    assert all_of(BedPlan.read(own_folder)) == []
     assert down(own_folder)
 
 
@@ -347,7 +347,7 @@ def test_two_beds_do_not_meet(own_folder, up):
 
 KILLED = """
 import signal, os, sys
-from labkit.testbed.bed import Bed
+from labkit.testbed.laptop import Bed
 Bed.up(2, folder=sys.argv[1])
 os.kill(os.getpid(), signal.SIGKILL)
 """

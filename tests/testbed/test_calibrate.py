@@ -6,8 +6,8 @@ import pytest
 
 from labkit.experiment.demo import PROFILE
 from labkit.speed.profiled import Pool, read
-from labkit.speed.profiled.nouns import Cell
-from labkit.testbed.profiling.alone import Change
+from labkit.speed.profiled.nouns import GangMeasurement
+from labkit.testbed.profiling.alone import ChangeMeasurement
 from labkit.testbed.profiling.calibrate import Ratios, ratios_of, scaled
 
 BY = Ratios(step=2.0, step_cpu=1.5, start=3.0, start_cpu=2.5)
@@ -30,9 +30,13 @@ def test_updates_starts_and_cores_become_those_of_this_machine():
 
 def test_ratios_are_those_of_the_smallest_gang_and_its_start():
     shipped = read(PROFILE)
-    cell = Cell(model="dssm", n_ps=1, n_workers=1, step_s=2 * 0.0093487, cpu_s=1.5 * 0.0098096, busy_cores=0.7)
+    cell = GangMeasurement(
+        model="dssm", n_ps=1, n_workers=1, step_s=2 * 0.0093487, cpu_s=1.5 * 0.0098096, busy_cores=0.7
+    )
     found = ratios_of(
-        shipped, cell, [Change("start", "dssm", 2, 3 * 3.05, 2.5 * 3.531), Change("stop", "dssm", 0, 1.0)]
+        shipped,
+        cell,
+        [ChangeMeasurement("start", "dssm", 2, 3 * 3.05, 2.5 * 3.531), ChangeMeasurement("stop", "dssm", 0, 1.0)],
     )
     assert (found.step, found.step_cpu, found.start, found.start_cpu) == pytest.approx((2.0, 1.5, 3.0, 2.5))
     assert "something else kept 0.7 cores busy" in str(found)

@@ -19,8 +19,8 @@ from labkit.doctor import which
 from labkit.elastic import Result, models, start
 from labkit.elastic.data import dataset
 from labkit.experiment import deploy
-from labkit.results.record import State
-from labkit.testbed.bed import Bed
+from labkit.results.record import RunState
+from labkit.testbed.laptop import Bed
 from tests.elastic import test_training
 from tests.testbed.test_backend import TINY, jobs_of
 
@@ -95,7 +95,7 @@ def test_a_trace_of_two_jobs_runs_on_the_gpus_of_a_host(n_gpus: int, own_folder:
             jobs_of(2), inventory=replace(up.inventory, machines=(real,)), scheduler="fifo", training=TINY,
             folder=tmp_path / "runs",
         )  # fmt: skip
-        assert record.info.state == State.DONE
+        assert record.info.state == RunState.DONE
         rows = record.events
         assert np.count_nonzero(rows["kind"] == Kind.COMPLETED) == 2
         assert not np.count_nonzero(rows["kind"] == Kind.FAILED)

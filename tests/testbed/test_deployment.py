@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from labkit.core import Placement, Role
-from labkit.testbed.amounts import Given, by_row, given
-from labkit.testbed.deployment import Deployment
-from labkit.testbed.progress import Told
+from labkit.testbed.run.amounts import Given, by_row, given
+from labkit.testbed.run.progress import JobUpdate
+from labkit.testbed.run.remote_job import RemoteJob
 from labkit.topology import no_network
 
 A, B, C = ({f"{name}/0": (1, 1)} for name in ("h0", "h1", "h2"))
@@ -71,7 +71,7 @@ class Heard:
     def __init__(self) -> None:
         self._all: defaultdict[str, threading.Event] = defaultdict(threading.Event)
 
-    def __call__(self, _: int, told: Told) -> None:
+    def __call__(self, _: int, told: JobUpdate) -> None:
         self._all[told.what].set()
 
     def wait(self, what: str) -> None:
@@ -84,13 +84,13 @@ def heard() -> Heard:
 
 
 @pytest.fixture
-def job(host: Host, heard: Heard) -> Iterator[Deployment]:
+def job(host: Host, heard: Heard) -> Iterator[RemoteJob]:
     hosts: Any = SimpleNamespace(
         run="r", lease_s=9.0, up=defaultdict(lambda: True), agent=lambda _: host,
         fleet=SimpleNamespace(inventory=defaultdict(lambda: None)),
     )  # fmt: skip
     backups: Any = SimpleNamespace(bring=lambda _, task: "")
-    made = Deployment(0, hosts=hosts, backups=backups, wanted=lambda home, place: {}, n_steps=99, tell=heard)
+    made = RemoteJob(0, hosts=hosts, backups=backups, wanted=lambda home, place: {}, n_steps=99, tell=heard)
     made.want(A)
     host.event("began", version=0)
     heard.wait("began")

@@ -11,7 +11,7 @@ from labkit.core import Cause
 from labkit.core.events import Kind
 from labkit.core.ledger import Ledger
 from labkit.experiment import deploy
-from labkit.results.record import State
+from labkit.results.record import RunState
 from labkit.schedulers.dl2 import load
 from labkit.testbed.inventory import Inventory
 from tests.testbed.test_backend import TINY, jobs_of, ran
@@ -24,7 +24,7 @@ def test_it_trains_jobs_that_grow_and_shrink_to_their_ends(bed: Inventory, tmp_p
     jobs = jobs_of(4, steps=[150, 60, 60, 60], every_s=0.5, max_workers=3, max_ps=3)
     record = deploy(jobs, inventory=bed, scheduler=name, name="dl2", folder=tmp_path / "runs", training=TINY)
     rows = record.events
-    assert record.info.state == State.DONE
+    assert record.info.state == RunState.DONE
     assert sorted(ran(rows, Kind.COMPLETED)) == [0, 1, 2, 3]
     # A scaling may come to nothing as its job ends, and others may have its place by then: it is placed anew.
     causes = set(rows["cause"][rows["kind"] == Kind.FAILED].tolist())

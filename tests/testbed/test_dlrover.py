@@ -16,7 +16,7 @@ from labkit.experiment.watch import Watched, shown
 from labkit.results.store import load
 from labkit.results.tuning import configurations
 from labkit.testbed.inventory import Inventory
-from labkit.testbed.training import Training
+from labkit.testbed.run.training import TrainingTable
 
 BRAIN = "dlrover(total_cores=1, most_cores=0.5, unit=0.025, gap_s=8, patience_s=60, quantum_s=2, measure_every_s=2)"
 
@@ -28,7 +28,7 @@ def test_the_brain_configures_a_job_over_ssh_and_tells_why(bed: Inventory, tmp_p
         arrival_s=[0.0], total_steps=[900], model="wide-deep", id=["wide"], n_workers=2, n_ps=1, max_workers=6,
         max_ps=2, worker_demand=amounts(cpus=0.2), ps_demand=amounts(cpus=0.2), sync=False, samples_per_step=128,
     )  # fmt: skip
-    training = Training(width=0.3, batch=128, samples=2048)
+    training = TrainingTable(width=0.3, batch=128, samples=2048)
     record = deploy(jobs, inventory=hosts, scheduler=BRAIN, name="brain", folder=tmp_path, training=training)
     rows, folder = record.events, tmp_path / record.info.run
     assert rows["value"][rows["kind"] == Kind.COMPLETED].tolist() == [900.0]

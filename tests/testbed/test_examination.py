@@ -12,17 +12,26 @@ from pathlib import Path
 
 import pytest
 
-from labkit.testbed.doctor import examine, wanted_of
-from labkit.testbed.examiner import visit
-from labkit.testbed.findings import Examined, Finding, State, Wanted, of_clock, of_doors, of_facts, of_torch
-from labkit.testbed.fleet import Fleet
+from labkit.testbed.doctor.doctor import examine, wanted_of
+from labkit.testbed.doctor.findings import (
+    DoctorReport,
+    Finding,
+    HostExpectation,
+    Severity,
+    of_clock,
+    of_doors,
+    of_facts,
+    of_torch,
+)
+from labkit.testbed.doctor.probe import visit
+from labkit.testbed.install.provision import deploy
 from labkit.testbed.inventory import Inventory, Machine
-from labkit.testbed.links import measure
-from labkit.testbed.provision import deploy
+from labkit.testbed.profiling.links import measure
+from labkit.testbed.ssh.fleet import Fleet
 from labkit.topology.inventory import Host
 from tests.testbed.fabbing import ROOT, elsewhere, environment, hosts_file
 
-WANTED = Wanted("a", "python3", "~/.labkit", gpus=2, cpus=8, memory_gb=64, hash="0123456789abcdef")
+WANTED = HostExpectation("a", "python3", "~/.labkit", gpus=2, cpus=8, memory_gb=64, hash="0123456789abcdef")
 FACTS = {
     "python": "3.12.1", "executable": "/usr/bin/python3", "system": "Linux", "cores": 8, "memory_gb": 62.8,
     "free_gb": 100.0, "folder": "/h/.labkit", "writable": True, "mode": 0o700, "gpus": ["V100, 16 GiB, 1"] * 2,
@@ -30,7 +39,7 @@ FACTS = {
 }  # fmt: skip
 
 
-def found(examined: Examined, host: str, check: str) -> Finding:
+def found(examined: DoctorReport, host: str, check: str) -> Finding:
     (finding,) = [each for each in examined.findings if (each.host, each.check) == (host, check)]
     return finding
 
@@ -41,24 +50,24 @@ def judged(check: str, **facts) -> Finding:
 
 
 def test_a_host_that_is_as_the_inventory_says_has_no_fault():
-    assert {finding.state for finding in of_facts(WANTED, FACTS)} == {State.OK}
+    assert {finding.state for finding in of_facts(WANTED, FACTS)} == {Severity.OK}
 
 
 @pytest.mark.parametrize(
     ("check", "facts", "state", "said"),
     [
-        ("python", {"python": "3.10.2"}, State.FAULT, "python3.11"),
-        ("folder", {"writable": False}, State.FAULT, "may write"),
-        ("folder", {"mode": 0o755}, State.FAULT, "chmod 700 /h/.labkit"),
-        ("disk", {"free_gb": 0.1}, State.FAULT, "fab gc"),
-        ("disk", {"free_gb": 2.0}, State.NOTE, "fab gc"),
-        ("labkit", {"deployed": {"hash": "", "python": ""}}, State.NOTE, "fab deploy"),
-        ("labkit", {"deployed": {"hash": "fedc", "python": "x"}}, State.NOTE, "fab deploy"),
-        ("GPUs", {"gpus": ["V100, 16 GiB, 1"]}, State.FAULT, "the inventory says 2"),
-        ("GPUs", {"gpus": ["V100, 16 GiB, 1"] * 4}, State.NOTE, "left alone"),
-        ("cores", {"cores": 4}, State.NOTE, "the inventory says 8"),
-        ("memory", {"memory_gb": 30.0}, State.NOTE, "64 GB"),
-        ("agent", {"agent": "dead"}, State.NOTE, "fab start"),
+        ("python", {"python": "3.10.2"}, Severity.FAULT, "python3.11"),
+        ("folder", {"writable": False}, Severity.FAULT, "may write"),
+        ("folder", {"mode": 0o755}, Severity.FAULT, "chmod 700 /h/.labkit"),
+        ("disk", {"free_gb": 0.1}, Severity.FAULT, "fab gc"),
+        ("disk", {"free_gb": 2.0}, Severity.NOTE, "fab gc"),
+        ("labkit", {"deployed": {"hash": "", "python": ""}}, Severity.NOTE, "fab deploy"),
+        ("labkit", {"deployed": {"hash": "fedc", "python": "x"}}, Severity.NOTE, "fab deploy"),
+        ("GPUs", {"gpus": ["V100, 16 GiB, 1"]}, Severity.FAULT, "the inventory says 2"),
+        ("GPUs", {"gpus": ["V100, 16 GiB, 1"] * 4}, Severity.NOTE, "left alone"),
+        ("cores", {"cores": 4}, Severity.NOTE, "the inventory says 8"),
+        ("memory", {"memory_gb": 30.0}, Severity.NOTE, "64 GB"),
+        ("agent", {"agent": "dead"}, Severity.NOTE, "fab start"),
     ],
 )
 def test_what_is_not_as_it_should_be_has_a_hint(check, facts, state, said):
@@ -70,13 +79,13 @@ def test_what_is_not_as_it_should_be_has_a_hint(check, facts, state, said):
 @pytest.mark.parametrize(
     ("kind", "gpus", "state", "told"),
     [
-        ("cpu", [], State.OK, "2 said to be there"),
-        ("none", [], State.OK, "2 said to be there"),
-        ("Laptop", [], State.OK, "2 said to be there"),
-        ("cpu", ["V100, 16 GiB, 1"], State.OK, '1 real ones left alone: device_type = "cpu"'),
-        ("gpu", [], State.FAULT, "the inventory says 2"),
-        ("v100", ["Tesla V100-SXM2-16GB, 16 GiB, 1"] * 2, State.OK, "2 Tesla V100-SXM2-16GB"),
-        ("t4", ["Tesla V100-SXM2-16GB, 16 GiB, 1"] * 2, State.NOTE, "the inventory calls them t4"),
+        ("cpu", [], Severity.OK, "2 said to be there"),
+        ("none", [], Severity.OK, "2 said to be there"),
+        ("Laptop", [], Severity.OK, "2 said to be there"),
+        ("cpu", ["V100, 16 GiB, 1"], Severity.OK, '1 real ones left alone: device_type = "cpu"'),
+        ("gpu", [], Severity.FAULT, "the inventory says 2"),
+        ("v100", ["Tesla V100-SXM2-16GB, 16 GiB, 1"] * 2, Severity.OK, "2 Tesla V100-SXM2-16GB"),
+        ("t4", ["Tesla V100-SXM2-16GB, 16 GiB, 1"] * 2, Severity.NOTE, "the inventory calls them t4"),
     ],
 )
 def test_what_the_inventory_calls_gpus_decides_whether_they_must_be_there(kind, gpus, state, told):
@@ -88,30 +97,30 @@ def test_what_the_inventory_calls_gpus_decides_whether_they_must_be_there(kind, 
     assert finding.state == state
     assert told in finding.found + finding.hint
     assert of_torch(wanted_of(machine, ""), {"version": "2", "gpus": 0, "error": ""}, deployed=True).state == (
-        State.FAULT if kind in ("gpu", "v100", "t4") else State.OK
+        Severity.FAULT if kind in ("gpu", "v100", "t4") else Severity.OK
     )
 
 
 def test_a_clock_is_judged_by_what_is_certain():
-    assert of_clock(WANTED, offset_s=0.3, bound_s=0.25).state == State.OK
-    assert of_clock(WANTED, offset_s=-0.3, bound_s=0.1).state == State.NOTE
-    assert of_clock(WANTED, offset_s=7200, bound_s=0.1).state == State.FAULT
+    assert of_clock(WANTED, offset_s=0.3, bound_s=0.25).state == Severity.OK
+    assert of_clock(WANTED, offset_s=-0.3, bound_s=0.1).state == Severity.NOTE
+    assert of_clock(WANTED, offset_s=7200, bound_s=0.1).state == Severity.FAULT
 
 
 def test_a_firewall_between_two_hosts_is_a_fault_of_both_names():
     finding = of_doors(WANTED, "10.0.0.1", {"b": {"rtt_s": 0.001}, "c": {"error": "timed out"}})
-    assert finding.state == State.FAULT
+    assert finding.state == Severity.FAULT
     assert "c (timed out)" in finding.found
     assert "b" not in finding.found.split("reach ")[1]
 
 
 def test_torch_that_sees_too_few_gpus_is_a_fault_where_they_are_real():
     said = {"version": "2.13", "gpus": 0, "error": ""}
-    assert of_torch(WANTED, said, deployed=True).state == State.FAULT
-    assert of_torch(replace(WANTED, pretends=True), said, deployed=True).state == State.OK
+    assert of_torch(WANTED, said, deployed=True).state == Severity.FAULT
+    assert of_torch(replace(WANTED, pretends=True), said, deployed=True).state == Severity.OK
     broken = {"version": "", "gpus": 0, "error": "No module named 'torch'"}
-    assert of_torch(WANTED, broken, deployed=False).state == State.NOTE
-    assert of_torch(WANTED, broken, deployed=True).state == State.FAULT
+    assert of_torch(WANTED, broken, deployed=False).state == Severity.NOTE
+    assert of_torch(WANTED, broken, deployed=True).state == Severity.FAULT
 
 
 def test_the_laptop_testbed_is_well(fleet):
@@ -122,7 +131,7 @@ def test_the_laptop_testbed_is_well(fleet):
         assert found(examined, host, "labkit").found.endswith("as here")
         assert found(examined, host, "ports").found.startswith("3 of 3")
         assert found(examined, host, "GPUs").found == "1 said to be there"
-        assert found(examined, host, "clock").state == State.OK
+        assert found(examined, host, "clock").state == Severity.OK
     assert len(examined.df()) == len(examined.findings)
     assert examined._repr_html_().count("<tr>") == len(examined.findings) + 1
 
@@ -185,7 +194,7 @@ def test_an_agents_dead_socket_is_told_from_a_living_one(bed, short_folder):
     with socket.socket(socket.AF_UNIX) as sock:
         sock.bind(str(place / "agent.sock"))
     with Fleet(elsewhere(bed.only("h0"), folder=str(place))) as fleet:
-        assert found(examine(fleet, torch=False), "h0", "agent").state == State.NOTE
+        assert found(examine(fleet, torch=False), "h0", "agent").state == Severity.NOTE
 
 
 def doctor(*words: str) -> subprocess.CompletedProcess[str]:
@@ -214,7 +223,7 @@ def test_torch_is_imported_by_the_python_that_jobs_will_have(bed):
     with Fleet(bed.only("h0")) as fleet:
         deploy(fleet).checked()
         finding = found(examine(fleet), "h0", "torch")
-    assert finding.state == State.OK
+    assert finding.state == Severity.OK
     assert re.match(r"\d+\.\d+", finding.found)
 
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from labkit.testbed.agents import agent_of
-from labkit.testbed.bed import Bed
-from labkit.testbed.bed.processes import await_that, process
-from labkit.testbed.fleet import Fleet
-from labkit.testbed.provision import deploy
+from labkit.testbed.install.provision import deploy
+from labkit.testbed.laptop import Bed
+from labkit.testbed.laptop.processes import await_that, process
+from labkit.testbed.run.agents import agent_of
+from labkit.testbed.ssh.fleet import Fleet
 from tests.testbed.fabbing import FAB, ROOT, copied, environment, fab, hosts_file
 
 TASKS = {

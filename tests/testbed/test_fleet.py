@@ -16,24 +16,24 @@ from pathlib import Path
 import pytest
 
 from labkit.core.errors import InputError
-from labkit.testbed import call
-from labkit.testbed.answers import Answer, Answers
-from labkit.testbed.bed import Bed, server
-from labkit.testbed.bed.namespaces import PIPE
-from labkit.testbed.bed.processes import await_that, process
 from labkit.testbed.errors import (
     ChangedKeyError,
     CutError,
     FileError,
     FleetError,
     HostError,
+    HostUnreachableError,
     LoginError,
     OverdueError,
     UnknownKeyError,
-    UnreachableError,
 )
-from labkit.testbed.fleet import Fleet, prefixed
-from labkit.testbed.provision import sweep
+from labkit.testbed.install.provision import sweep
+from labkit.testbed.laptop import Bed, server
+from labkit.testbed.laptop.namespaces import PIPE
+from labkit.testbed.laptop.processes import await_that, process
+from labkit.testbed.ssh import command as call
+from labkit.testbed.ssh.answers import Answers, HostAnswer
+from labkit.testbed.ssh.fleet import Fleet, prefixed
 
 HOSTILE = [
     "", " ", "a b", "it's", '"', "$HOME", "$(touch x)", "`touch x`", "; touch x", "| touch x", "&& touch x", "*", "~",
@@ -240,7 +240,12 @@ def test_hosts_that_cannot_be_reached_or_say_nothing_do_not_hide_those_that_answ
             began_s = time.monotonic()
             answers = fleet.run(["echo", "here"])
             assert time.monotonic() - began_s < 60
-    assert [type(row.error) for row in answers] == [UnreachableError, OverdueError, UnreachableError, type(None)]
+    assert [type(row.error) for row in answers] == [
+        HostUnreachableError,
+        OverdueError,
+        HostUnreachableError,
+        type(None),
+    ]
     assert "refused" in str(answers["h0"].error)
     assert "within 1.5 s" in str(answers["h1"].error)
     assert answers["h3"].stdout == "here\n"
@@ -504,12 +509,16 @@ def test_a_host_may_be_reached_through_a_program(bed):
     with asked(changed(bed, "h1", proxy_command="nosuch-program %h")) as fleet:
         assert "nosuch-program: No such file" in str(fleet.run(["true"])["h1"].error)
     with asked(changed(bed, "h1", proxy_command="false")) as fleet:
-        assert isinstance(fleet.run(["true"])["h1"].error, UnreachableError)
+        assert isinstance(fleet.run(["true"])["h1"].error, HostUnreachableError)
 
 
 def test_answers_are_a_table():
     answers = Answers(
-        (Answer("a", 0, "fine\n", "", 0.5), Answer("<b>", None, error=UnreachableError("no & way")), Answer("c", -1))
+        (
+            HostAnswer("a", 0, "fine\n", "", 0.5),
+            HostAnswer("<b>", None, error=HostUnreachableError("no & way")),
+            HostAnswer("c", -1),
+        )
     )
     frame = answers.df()
     assert frame.columns.tolist() == ["host", "exited", "stdout", "stderr", "seconds", "error"]

@@ -20,14 +20,14 @@ from labkit.core.resources import amounts
 from labkit.doctor import which
 from labkit.experiment import Session
 from labkit.testbed.agent.errors import AgentRefused
-from labkit.testbed.agents import status
-from labkit.testbed.backend import SshBackend
-from labkit.testbed.bed import Bed
-from labkit.testbed.claims import Claims, checked_gpus, parts_of_gpus
-from labkit.testbed.fleet import Fleet
+from labkit.testbed.install.provision import deploy
 from labkit.testbed.inventory import Inventory
-from labkit.testbed.provision import deploy
-from labkit.testbed.training import gpus_of, sites_of
+from labkit.testbed.laptop import Bed
+from labkit.testbed.run.agents import status
+from labkit.testbed.run.backend import SshBackend
+from labkit.testbed.run.gpu_claims import Claims, checked_gpus, parts_of_gpus
+from labkit.testbed.run.training import gpus_of, sites_of
+from labkit.testbed.ssh.fleet import Fleet
 from tests.testbed.agent.conftest import dial, folder  # noqa: F401 - fixtures
 from tests.testbed.agent.driver import Driver
 from tests.testbed.agent.looking import environment, labelled, runs, wait_for
@@ -42,8 +42,8 @@ HOST = (
 LAUNCHER = """
 import sys, threading
 from pathlib import Path
-from labkit.elastic import launch
-from labkit.elastic.sites import Site
+from labkit.elastic.process import launchers as launch
+from labkit.elastic.protocol.sites import Site
 
 launch.MODULES = ("sits_there", "sits_there")
 socket_0, socket_1 = Site("h/0", "h", devices=("gpu:0", "gpu:1")), Site("h/1", "h", devices=("gpu:2", "gpu:3"))
@@ -178,7 +178,7 @@ def test_a_job_waits_for_those_that_leave_their_gpus_and_is_refused_where_nobody
     agent.stop("run", task="first")
     later.join(60)
     assert holders(agent) == {"second": 2}
-    monkeypatch.setattr("labkit.testbed.claims.BUSY_S", 0.5)
+    monkeypatch.setattr("labkit.testbed.run.gpu_claims.BUSY_S", 0.5)
     with pytest.raises(AgentRefused, match="3 GPUs of 4 asked for, 2 can be had"):
         start(agent, of("third"), "third", 3)
     assert holders(agent) == {"second": 2}

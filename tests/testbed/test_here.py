@@ -20,14 +20,14 @@ from labkit.core import InputError, Jobs, Placement
 from labkit.core.events import Kind
 from labkit.experiment import attach
 from labkit.experiment.auto import PLACE, auto, job_of, opener_of
-from labkit.results.record import State
+from labkit.results.record import RunState
 from labkit.results.store import load
-from labkit.testbed.fleet import Fleet
-from labkit.testbed.here import Here, HereFleet, inventory
-from labkit.testbed.training import Training
+from labkit.testbed.run.this_machine import LocalFleet, LocalStream, inventory
+from labkit.testbed.run.training import TrainingTable
+from labkit.testbed.ssh.fleet import Fleet
 from labkit.testing.plugs import Slowed
 
-QUICK = Training(samples=512, lease_s=2.0, save_every=50)
+QUICK = TrainingTable(samples=512, lease_s=2.0, save_every=50)
 
 
 def labkit(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -37,14 +37,14 @@ def labkit(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_program_of_this_machine_is_a_stream() -> None:
-    with Here([sys.executable, "-c", "print(input()[::-1])"]) as program:
+    with LocalStream([sys.executable, "-c", "print(input()[::-1])"]) as program:
         program.write(b"abc\n")
         assert io.BufferedReader(program).read() == b"cba\n"
     assert program.exited == 0
 
 
 def test_silence_of_a_program_is_a_timeout() -> None:
-    with Here(["cat"]) as program:
+    with LocalStream(["cat"]) as program:
         program.settimeout(0.01)
         with pytest.raises(TimeoutError):
             program.read(1)
@@ -54,7 +54,7 @@ def test_the_inventory_is_a_file_that_says_what_there_is(tmp_path: Path) -> None
     hosts = inventory(tmp_path, cores=0.5)
     assert hosts.cluster().capacity[:, 1].tolist() == [0.5]
     assert hosts.path.name == "0.5-cores.toml"
-    assert HereFleet(hosts).connect().rows[0].ok
+    assert LocalFleet(hosts).connect().rows[0].ok
     with pytest.raises(InputError, match="is this machine, without SSH: go on with labkit attach"):
         Fleet(hosts)
 
@@ -97,7 +97,7 @@ def test_cores_go_with_auto_only(tmp_path: Path) -> None:
 def test_a_job_trains_here_to_its_end_and_its_record_is_that_of_any_run(tmp_path: Path) -> None:
     record = auto("wide_deep", steps=120, scheduler="fifo", folder=tmp_path, training=QUICK)
     kinds = record.events["kind"]
-    assert record.info.state == State.DONE
+    assert record.info.state == RunState.DONE
     assert record.info.backend == "testbed"
     assert record.events["value"][kinds == Kind.COMPLETED].tolist() == [120.0]
     assert not np.isin(kinds, (Kind.FAILED, Kind.DROPPED)).any()
@@ -125,7 +125,7 @@ def test_the_command_ends_with_its_decisions_and_the_next_run_starts_where_this_
 def test_a_brain_that_is_killed_leaves_its_job_training_and_the_next_one_goes_on_with_it(tmp_path: Path) -> None:
     code = (
         "from labkit.experiment.auto import auto\n"
-        "from labkit.testbed.training import Training\n"
+        "from labkit.testbed.run.training import Training\n"
         f"auto('wide_deep', steps=2500, folder={str(tmp_path)!r}, training=Training(width=0.2, batch=64))"
     )
     brain = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -135,7 +135,7 @@ def test_a_brain_that_is_killed_leaves_its_job_training_and_the_next_one_goes_on
     brain.wait()
     record = attach(folder)
     rows = record.events
-    assert record.info.state == State.DONE
+    assert record.info.state == RunState.DONE
     assert rows["value"][rows["kind"] == Kind.COMPLETED].tolist() == [2500.0]
     assert (rows["kind"] == Kind.STARTED).sum() == 1  # it never stopped
     assert len(record.decisions) > 0

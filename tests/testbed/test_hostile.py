@@ -10,17 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from labkit.elastic.manifest import Manifest
-from labkit.testbed import backups, entries
-from labkit.testbed.backups import SAVED, Backups, refuse_incomplete
-from labkit.testbed.doctor import examine
-from labkit.testbed.errors import FileError, FrameError
-from labkit.testbed.fetch import fetch
-from labkit.testbed.findings import State
-from labkit.testbed.fleet import Fleet
+from labkit.elastic.checkpoint.manifest import Manifest
+from labkit.testbed.doctor.doctor import examine
+from labkit.testbed.doctor.findings import Severity
+from labkit.testbed.errors import FileError, HostMessageError
+from labkit.testbed.install.provision import deploy
 from labkit.testbed.inventory import Inventory
-from labkit.testbed.outcomes import Outcome
-from labkit.testbed.provision import deploy
+from labkit.testbed.run import checkpoint_cache as backups
+from labkit.testbed.run.checkpoint_cache import SAVED, CheckpointCache, refuse_incomplete
+from labkit.testbed.run.fetch import fetch
+from labkit.testbed.ssh import entries
+from labkit.testbed.ssh.fleet import Fleet
+from labkit.testbed.ssh.outcomes import HostOutcome
 from tests.testbed import liar
 
 
@@ -51,7 +52,7 @@ def lied_to(bed: Inventory, tmp_path: Path) -> Iterator[tuple[Path, object]]:
         fleet.close()
 
 
-def refused(place: Path, fleet: Fleet, **options: object) -> Outcome:
+def refused(place: Path, fleet: Fleet, **options: object) -> HostOutcome:
     """Fetch from a host that lies; return its row, after looking for what it may have written."""
     before = tree(place)
     row = fetch(fleet, folder=place / "a/b/c/runs", **options)["h0"]
@@ -170,7 +171,7 @@ def test_a_backup_replaces_the_one_before_only_once_it_is_verified(lied_to, bed,
     there = up.home("h0") / "ckpt"
     first = checkpoint(there, 100)
     with Fleet(bed) as fleet:
-        honest = Backups(fleet, place / "kept", run="r")
+        honest = CheckpointCache(fleet, place / "kept", run="r")
         honest.fetch(bed["h0"], folder=str(there), task="job-0")
     assert kept(honest.path("job-0"), 100) == first
     before = tree(place)
@@ -179,17 +180,19 @@ def test_a_backup_replaces_the_one_before_only_once_it_is_verified(lied_to, bed,
         with pytest.raises(
             FileError, match=rf"checkpoints of job-0 cannot be read \(the one before is kept\): .*{told}"
         ):
-            Backups(fleet, place / "kept", run="r").fetch(fleet.inventory["h0"], folder=str(there), task="job-0")
+            CheckpointCache(fleet, place / "kept", run="r").fetch(
+                fleet.inventory["h0"], folder=str(there), task="job-0"
+            )
         assert {path: content for path, content in tree(place).items() if path != "python"} == before, lie
         assert "the one before is kept" in caplog.records[-1].getMessage(), "the terminal is told at once"
     second = checkpoint(there, 200)
     (there / SAVED / "step-000200/manifest.json").rename(there / "aside")  # the one before is still whole
     with Fleet(bed) as fleet:
-        Backups(fleet, place / "kept", run="r").fetch(bed["h0"], folder=str(there), task="job-0")
+        CheckpointCache(fleet, place / "kept", run="r").fetch(bed["h0"], folder=str(there), task="job-0")
         assert kept(honest.path("job-0"), 200) == second
         (there / SAVED / "step-000100/ps-0.blocks").write_bytes(first[:-1])
         with pytest.raises(FileError, match="has no complete checkpoint"):
-            Backups(fleet, place / "kept", run="r").fetch(bed["h0"], folder=str(there), task="job-0")
+            CheckpointCache(fleet, place / "kept", run="r").fetch(bed["h0"], folder=str(there), task="job-0")
     assert kept(honest.path("job-0"), 100) == first
     with tarfile.open(honest.path("job-0")) as archive:
         assert all(member.isreg() or member.isdir() for member in archive)
@@ -200,13 +203,13 @@ def test_a_backup_that_is_cut_off_is_none(lied_to, monkeypatch):
     monkeypatch.setattr(backups, "PATIENCE_S", 0.5)
     fleet = lying("silent")
     with pytest.raises(Exception, match=r"no checkpoint of job-0: nothing came for 0.5 s"):
-        Backups(fleet, place / "kept", run="r").fetch(fleet.inventory["h0"], folder="x", task="job-0")
+        CheckpointCache(fleet, place / "kept", run="r").fetch(fleet.inventory["h0"], folder="x", task="job-0")
     assert not list((place / "kept").iterdir())
 
 
 def test_a_manifest_that_is_no_manifest_makes_no_checkpoint():
     for content in (b"", b"{}", b"[" * 100_000, b'{"manifest": {"files": 3}}'):
-        with pytest.raises(FrameError):
+        with pytest.raises(HostMessageError):
             refuse_incomplete({}, {f"{SAVED}/step-000001/manifest.json": content})
 
 
@@ -217,7 +220,7 @@ def test_a_manifest_that_is_no_manifest_makes_no_checkpoint():
 def test_doctor_and_deploy_tell_of_a_host_that_lies_in_one_line(lied_to, lie):
     _, lying = lied_to
     (finding,) = examine(lying(lie), torch=False).findings
-    assert (finding.host, finding.check, finding.state) == ("h0", "reach", State.FAULT)
+    assert (finding.host, finding.check, finding.state) == ("h0", "reach", Severity.FAULT)
     row = deploy(lying(lie))["h0"]
     assert not row.ok
     for text in (finding.found, finding.hint, row.did, row.hint):

@@ -20,9 +20,9 @@ from typing import Any
 import pytest
 
 from labkit.core.errors import InputError
-from labkit.elastic.launch import running, wait_for_end
-from labkit.testbed.desk import ask
-from labkit.testbed.job import JOB, RESULT, TASK, Wanted
+from labkit.elastic.process.launchers import running, wait_for_end
+from labkit.testbed.run.job_process import JOB, RESULT, TASK, JobRequest
+from labkit.testbed.run.order_socket import ask
 
 WITHIN_S = 60.0
 WANTED: dict[str, Any] = {
@@ -89,13 +89,13 @@ def task(tmp_path: Path) -> Iterator[Task]:
 def test_a_task_takes_orders_and_its_job_moves_to_another_host(task: Task) -> None:
     steps = 400  # it is not over before its other host is there
     (task.folder / JOB).write_text(json.dumps({**WANTED, "steps": steps}))
-    job = task.spawn("labkit.testbed.job", task.folder)
+    job = task.spawn("labkit.testbed.run.job_process", task.folder)
     answer = task.ask(do="host_home", host="b")
     home = task.folder / "b"
     home.mkdir(mode=0o700)
     (home / "home.tar").write_bytes(base64.b64decode(answer["archive"]))
     assert stat.S_IMODE((task.folder / TASK).stat().st_mode) == 0o600
-    launcher = task.spawn("labkit.elastic.host", home)
+    launcher = task.spawn("labkit.elastic.process.host_launcher", home)
     assert "scaling" in task.ask(do="place", place={"b/0": [1, 1]})
     assert "no order" in task.ask(do="dance")["error"]
     assert "Did you mean 'a/0'" in task.ask(do="place", place={"a/O": [1, 1]})["error"]
@@ -127,7 +127,7 @@ def test_a_second_start_goes_on_where_the_first_one_ended(task: Task, how: str) 
     """Who is stopped has saved its state; who is killed goes on from the checkpoint before."""
     steps = 400
     (task.folder / JOB).write_text(json.dumps({**WANTED, "steps": steps, "place": None}))
-    first = task.spawn("labkit.testbed.job", task.folder)
+    first = task.spawn("labkit.testbed.run.job_process", task.folder)
     task.until("loss", n=12)
     if how == "asked":
         assert task.ask(do="stop") == {}
@@ -139,7 +139,7 @@ def test_a_second_start_goes_on_where_the_first_one_ended(task: Task, how: str) 
         assert first.returncode == 0
         assert (done["done"], done["failure"]) == (False, "")
         assert done["steps"] >= 12
-    second = task.spawn("labkit.testbed.job", task.folder)
+    second = task.spawn("labkit.testbed.run.job_process", task.folder)
     assert second.wait(WITHIN_S) == 0
     result = task.result()
     assert (result["steps"], result["done"]) == (steps, True)
@@ -152,10 +152,10 @@ def test_a_second_start_goes_on_where_the_first_one_ended(task: Task, how: str) 
 
 def test_a_job_that_was_killed_between_its_last_checkpoint_and_its_result_is_done(task: Task) -> None:
     """Before, a start after that failed with "there is nothing left to do", and the second one gave the job up."""
-    assert task.spawn("labkit.testbed.job", task.folder).wait(WITHIN_S) == 0
+    assert task.spawn("labkit.testbed.run.job_process", task.folder).wait(WITHIN_S) == 0
     first = task.result()
     (task.folder / RESULT).unlink()
-    assert task.spawn("labkit.testbed.job", task.folder).wait(WITHIN_S) == 0
+    assert task.spawn("labkit.testbed.run.job_process", task.folder).wait(WITHIN_S) == 0
     again = task.result()
     assert again == {**first, "first_loss": None, "last_loss": None}, "nobody trained again"
     assert (again["steps"], again["done"], again["digest"]) == (WANTED["steps"], True, undisturbed())
@@ -164,18 +164,18 @@ def test_a_job_that_was_killed_between_its_last_checkpoint_and_its_result_is_don
 def test_a_saved_program_is_trained_instead_of_a_model_by_name(task: Task) -> None:
     from labkit.elastic import models
     from labkit.elastic.data import dataset
-    from labkit.elastic.program import Program
+    from labkit.elastic.protocol.program import Program
 
     Program(models.build("cnn", width=0.1), dataset("cnn", n=128, width=0.1), models.loss("cnn")).save(task.folder)
     wanted = {key: value for key, value in WANTED.items() if key not in ("name", "width", "data", "sites", "place")}
     (task.folder / JOB).write_text(json.dumps({**wanted, "program": True, "network": "local"}))
-    assert task.spawn("labkit.testbed.job", task.folder).wait(WITHIN_S) == 0
+    assert task.spawn("labkit.testbed.run.job_process", task.folder).wait(WITHIN_S) == 0
     assert task.result()["digest"] == undisturbed()
 
 
 def test_a_job_that_cannot_be_started_says_why_and_exits_with_1(task: Task) -> None:
     (task.folder / JOB).write_text(json.dumps({**WANTED, "place": {"c/0": [1, 1]}}))
-    assert task.spawn("labkit.testbed.job", task.folder).wait(WITHIN_S) == 1
+    assert task.spawn("labkit.testbed.run.job_process", task.folder).wait(WITHIN_S) == 1
     result = task.result()
     assert "unknown site 'c/0'" in result["failure"]
     assert not result["done"]
@@ -192,4 +192,4 @@ def test_a_job_that_cannot_be_started_says_why_and_exits_with_1(task: Task) -> N
 def test_a_description_that_makes_no_sense_is_told_with_what_is_wrong(tmp_path: Path, wrong: Any, what: str) -> None:
     (tmp_path / JOB).write_text(json.dumps({**WANTED, **wrong}))
     with pytest.raises(InputError, match=what):
-        Wanted.read(tmp_path / JOB)
+        JobRequest.read(tmp_path / JOB)

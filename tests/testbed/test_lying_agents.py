@@ -14,8 +14,8 @@ import pytest
 
 from labkit.testbed.agent.client import Agent
 from labkit.testbed.agent.errors import AgentError
-from labkit.testbed.job_events import event_of, result_of
-from labkit.testbed.shown import plain
+from labkit.testbed.run.job_events import event_of, result_of
+from labkit.testbed.terminal import plain
 
 HELLO = {
     "protocol": 1, "labkit": "0", "build": "b", "python": "3.11", "host": "h", "pid": 1, "boot": "x", "machine": "m",

@@ -18,12 +18,12 @@ from labkit.learning.marl.settings import Setting
 from labkit.learning.marl.trainer import Recipe, Trainer
 from labkit.speed.interference.levels import level
 from labkit.speed.profiled import read, write
-from labkit.testbed.bed import Bed
+from labkit.testbed.laptop import Bed
 from labkit.testbed.profiling.gangs import kinds_named
 from labkit.testbed.profiling.run import profile
-from labkit.testbed.training import Training
+from labkit.testbed.run.training import TrainingTable
 
-TINY = Training(width=0.05, samples=256)
+TINY = TrainingTable(width=0.05, samples=256)
 TRACE = (
     "marl_jobs(load=1, n_pods=2, n_slots=4, per_slot=1, models=('dssm',), most_workers=2, most_ps=1, worker_cpus=0.1, "
     "ps_cpus=0.1)"

@@ -8,11 +8,11 @@ import pytest
 
 from labkit.core import Cause, Kind, Quantity, Role
 from labkit.core.ledger import Ledger
-from labkit.elastic.heard import Heard, Member
+from labkit.elastic.event_quantities import EventQuantities, MemberName
 from labkit.testbed.agent.errors import AgentRefused
-from labkit.testbed.job_events import event_of
-from labkit.testbed.measuring import Measuring, _rows, _used
-from labkit.testbed.progress import Progress
+from labkit.testbed.run.job_events import event_of
+from labkit.testbed.run.measuring import RunMeasuring, _rows, _used
+from labkit.testbed.run.progress import Progress
 from labkit.testing.backends import same_events
 from tests.testbed.test_backend import jobs_of
 
@@ -24,8 +24,8 @@ def said(at_s: float, **cpu_s: float) -> dict[str, dict[str, Any]]:
     return {"h0": {"boot_s": at_s, "tasks": [task]}}
 
 
-def heard(*events: tuple[str, dict[str, Any]]) -> Heard:
-    found = Heard()
+def heard(*events: tuple[str, dict[str, Any]]) -> EventQuantities:
+    found = EventQuantities()
     for name, columns in events:
         found.note({"event": name, **columns})
     return found
@@ -42,10 +42,10 @@ def stepped(name: str, compute_s: float, wait_s: float) -> tuple[str, dict[str, 
 def test_cores_are_processor_seconds_per_second_and_their_sum_is_that_of_the_role() -> None:
     job = heard(started("worker-0", 7), started("worker-4", 8), started("ps-0", 9))
     used = _used(job, said(10, p7=1.0, p8=0.0), said(14, p7=4.0, p8=2.0, p9=1.0), run="r", task="job-0")
-    assert used[Member(Role.WORKER, 0), Quantity.CORES] == 0.75
-    assert used[Member(Role.WORKER, 4), Quantity.CORES] == 0.5
-    assert used[Member(Role.PS, 0), Quantity.MEMORY_GB] == 0.5
-    assert (Member(Role.PS, 0), Quantity.CORES) not in used  # it was seen once: nobody knows since when
+    assert used[MemberName(Role.WORKER, 0), Quantity.CORES] == 0.75
+    assert used[MemberName(Role.WORKER, 4), Quantity.CORES] == 0.5
+    assert used[MemberName(Role.PS, 0), Quantity.MEMORY_GB] == 0.5
+    assert (MemberName(Role.PS, 0), Quantity.CORES) not in used  # it was seen once: nobody knows since when
     rows = _rows(0, used)
     together = rows[(rows["task"] == -1) & (rows["quantity"] == Quantity.CORES)]
     assert together["role"].tolist() == [Role.WORKER]
@@ -101,7 +101,7 @@ def test_a_task_that_was_lost_is_told_with_its_host_its_status_and_its_cause() -
     assert told is not None
     assert told.task is not None
     assert (told.cause, told.task.member, told.task.host, told.task.code) == (
-        Cause.OUT_OF_MEMORY, Member(Role.PS, 1), "h2", 137.0,
+        Cause.OUT_OF_MEMORY, MemberName(Role.PS, 1), "h2", 137.0,
     )  # fmt: skip
     assert told.why == "ps-1 on h2: exit code 137"
     assert progress.note({"event": "left", "name": "ps-1", "expected": True, "reason": "exit code 0"}) is None
@@ -146,7 +146,7 @@ def test_measurements_of_a_run_reach_the_ledger_as_those_of_a_simulation_do() ->
     from labkit.topology import no_network
 
     heard_rows: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    measuring = Measuring(OneHost(said(1, p5=1.0), said(3, p5=2.0)), every_s=0.05, tell=heard_rows.put)  # type: ignore[arg-type]
+    measuring = RunMeasuring(OneHost(said(1, p5=1.0), said(3, p5=2.0)), every_s=0.05, tell=heard_rows.put)  # type: ignore[arg-type]
     measuring.note(0, {"event": "started", "name": "worker-0", "pid": 5, "host": "h0"})
     ledger = Ledger(jobs_of(1), no_network(1))
     while ledger.use.newest[0, Role.WORKER, Quantity.CORES] != 0.5:

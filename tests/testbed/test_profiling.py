@@ -17,27 +17,27 @@ from labkit.core.errors import InputError
 from labkit.experiment import simulate
 from labkit.speed.profiled import read
 from labkit.testbed.agent.client import Agent
-from labkit.testbed.bed import Bed
-from labkit.testbed.hosts import Hosts
 from labkit.testbed.inventory import Inventory
-from labkit.testbed.profiling.alone import Change
-from labkit.testbed.profiling.gangs import Gang, Kind, kinds_named, kinds_of, place_of, walk
+from labkit.testbed.laptop import Bed
+from labkit.testbed.profiling.alone import ChangeMeasurement
+from labkit.testbed.profiling.gangs import GangShape, MeasuredKind, kinds_named, kinds_of, place_of, walk
 from labkit.testbed.profiling.measure import measure, overheads
 from labkit.testbed.profiling.run import asked, profile, table
-from labkit.testbed.profiling.stage import Stage
-from labkit.testbed.training import Training
+from labkit.testbed.profiling.stage import ProfilingSession
+from labkit.testbed.run.agent_pool import AgentPool
+from labkit.testbed.run.training import TrainingTable
 from labkit.topology import no_network
 from tests.testbed.fabbing import environment
 
-TINY = Training(width=0.05, samples=256)
+TINY = TrainingTable(width=0.05, samples=256)
 
 
 def left_over(inventory: Inventory) -> list[str]:
     """Return the tasks of profiling runs that still run on some hosts."""
-    from labkit.testbed.fleet import Fleet
+    from labkit.testbed.ssh.fleet import Fleet
 
     with Fleet(inventory) as fleet:
-        hosts = Hosts(fleet, run="look")
+        hosts = AgentPool(fleet, run="look")
         hosts.get_ready()
         said = [(name, run) for name in inventory.names for run in hosts.agent(name).list()]
         hosts.close()
@@ -54,22 +54,24 @@ def left_over(inventory: Inventory) -> list[str]:
 
 
 def test_a_walk_changes_little_from_gang_to_gang_and_visits_all() -> None:
-    gangs = walk(Kind("m", max_ps=2, max_workers=3), no_network(3))
+    gangs = walk(MeasuredKind("m", max_ps=2, max_workers=3), no_network(3))
     once = [(gang.n_ps, gang.n_workers) for gang in gangs if gang.n_hosts == 1]
     assert sorted(once) == [(p, w) for p in (1, 2) for w in (1, 2, 3)]
     assert max(abs(a - c) + abs(b - d) for (a, b), (c, d) in zip(once[1:], once[:-1], strict=True)) == 1
     assert [str(gang) for gang in gangs if gang.n_hosts == 2] == ["2 PS, 3 workers on 2 hosts"]
-    assert all(gang.n_hosts == 1 for gang in walk(Kind("m"), no_network(1)))
+    assert all(gang.n_hosts == 1 for gang in walk(MeasuredKind("m"), no_network(1)))
 
 
 def test_large_gangs_are_sampled() -> None:
-    gangs = walk(Kind("m", max_ps=8, max_workers=16), no_network(1))
+    gangs = walk(MeasuredKind("m", max_ps=8, max_workers=16), no_network(1))
     assert 8 <= len(gangs) <= 12
-    assert Gang(1, 1) in gangs
+    assert GangShape(1, 1) in gangs
 
 
-@pytest.mark.parametrize("gang", [Gang(1, 1), Gang(2, 2), Gang(3, 2), Gang(2, 4, 2), Gang(2, 9)])
-def test_a_place_seats_exactly_the_gang(gang: Gang) -> None:
+@pytest.mark.parametrize(
+    "gang", [GangShape(1, 1), GangShape(2, 2), GangShape(3, 2), GangShape(2, 4, 2), GangShape(2, 9)]
+)
+def test_a_place_seats_exactly_the_gang(gang: GangShape) -> None:
     place = place_of(gang, no_network(3), first=2)
     assert sum(workers for workers, _ in place.values()) == gang.n_workers
     assert sum(servers for _, servers in place.values()) == gang.n_ps
@@ -81,8 +83,8 @@ def test_a_trace_is_measured_up_to_its_largest_gangs_and_names_up_to_those_asked
         arrival_s=[0.0] * 3, total_steps=5, model=["dssm", "wlm", "dssm"], n_ps=1, max_workers=[1, 2, 4],
         max_ps=[2, 1, 1], sync=[True, False, True],
     )  # fmt: skip
-    assert kinds_of(jobs) == [Kind("dssm", True, 2, 4), Kind("wlm", False, 1, 2)]
-    assert kinds_named(["dssm", "dssm"], max_workers=3) == [Kind("dssm", True, 2, 3)]
+    assert kinds_of(jobs) == [MeasuredKind("dssm", True, 2, 4), MeasuredKind("wlm", False, 1, 2)]
+    assert kinds_named(["dssm", "dssm"], max_workers=3) == [MeasuredKind("dssm", True, 2, 3)]
     with pytest.raises(InputError, match="either --models"):
         asked(None, "", max_ps=1, max_workers=1, sync=True)
     with pytest.raises(InputError, match="either --models"):
@@ -90,7 +92,10 @@ def test_a_trace_is_measured_up_to_its_largest_gangs_and_names_up_to_those_asked
 
 
 def test_overheads_are_told_by_kind_model_and_newcomers() -> None:
-    rows = overheads([Change("rescale", "m", 1, s, 2 * s) for s in (1.0, 2.0, 6.0)] + [Change("stop", "m", 0, 0.5)])
+    rows = overheads(
+        [ChangeMeasurement("rescale", "m", 1, s, 2 * s) for s in (1.0, 2.0, 6.0)]
+        + [ChangeMeasurement("stop", "m", 0, 0.5)]
+    )
     assert [(row.kind, row.n_new, row.median_s, row.cpu_s, row.n) for row in rows] == [
         ("rescale", 1, 2.0, 6.0, 3), ("stop", 0, 0.5, 0.0, 1),
     ]  # fmt: skip
@@ -144,7 +149,7 @@ def test_a_model_that_is_not_known_is_refused_before_anything_runs(bed: Inventor
 
 def test_a_gang_that_fails_is_a_row_that_says_why_and_the_others_are_measured(bed: Inventory) -> None:
     """There are more servers than blocks of the model: the job refuses that gang, and goes on."""
-    made = measure(bed, [Kind("dssm", True, 40, 1)], training=TINY.changed(), loads=(), n_crowd=0)
+    made = measure(bed, [MeasuredKind("dssm", True, 40, 1)], training=TINY.changed(), loads=(), n_crowd=0)
     failed = [cell for cell in made.cells if cell.failed]
     well = [cell for cell in made.cells if cell.step_s is not None]
     assert well
@@ -193,7 +198,7 @@ def test_ctrl_c_while_all_hosts_are_asked_what_they_use_ends_the_run_there(
         raise KeyboardInterrupt
 
     def look() -> None:
-        with Stage(bed, kinds_named(["dssm"]), training=TINY) as stage:
+        with ProfilingSession(bed, kinds_named(["dssm"]), training=TINY) as stage:
             for name in bed.names:
                 stage.hosts.agent(name).start(stage.run, task="t", argv=["sleep", "1000"])
             assert len(left_over(bed)) == len(bed.names)

@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 
 from labkit.core.errors import InputError
-from labkit.testbed.fleet import Fleet
-from labkit.testbed.frames import answer_in
+from labkit.testbed.install.provision import deploy, python_of, sweep
+from labkit.testbed.install.wheel import build
 from labkit.testbed.inventory import Inventory
 from labkit.testbed.onhost import source
-from labkit.testbed.provision import deploy, python_of, sweep
-from labkit.testbed.replies import Fault
-from labkit.testbed.wheel import build
+from labkit.testbed.ssh.fleet import Fleet
+from labkit.testbed.ssh.frames import answer_in
+from labkit.testbed.ssh.replies import ProgramFault
 from tests.testbed.fabbing import copied, elsewhere
 
 
@@ -134,7 +134,7 @@ def test_a_deploy_that_was_cut_off_leaves_the_old_labkit_working(one, package, c
         [sys.executable, "-c", source("receive"), str(folder)],
         input=json.dumps(order).encode() + b"\n" + b"x" * 500, capture_output=True, check=True,
     )  # fmt: skip
-    assert "500 of 1000 bytes" in answer_in(said.stdout, Fault).error
+    assert "500 of 1000 bytes" in answer_in(said.stdout, ProgramFault).error
     assert sorted(os.listdir(folder / "env")) == before
     assert version_there(one) == build(package).version
 

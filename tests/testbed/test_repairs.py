@@ -18,10 +18,10 @@ from labkit.experiment.history import add
 from labkit.notebook import live_auto
 from labkit.schedulers.dlrover.history import Likeness
 from labkit.schedulers.dlrover.plan import Plan
-from labkit.testbed.training import Training
+from labkit.testbed.run.training import TrainingTable
 from labkit.testing.plugs import Slowed
 
-QUICK = Training(samples=512, lease_s=2.0, save_every=50)
+QUICK = TrainingTable(samples=512, lease_s=2.0, save_every=50)
 
 
 @dataclass
@@ -65,7 +65,7 @@ TWO_SERVERS = Plan(3, 0.12, 2, 0.16)
 @pytest.mark.slow
 def test_a_server_at_a_quarter_of_its_cores_is_found_and_replaced_and_speed_comes_back(tmp_path: Path) -> None:
     """Servers time their updates: that is found within 30 s, as far as a machine with other work lets it."""
-    training = Training(width=0.3, batch=256, samples=2048)
+    training = TrainingTable(width=0.3, batch=256, samples=2048)
     add(tmp_path / "plans.jsonl", Likeness("wide-deep", 256.0, "generated"), TWO_SERVERS)
 
     async def story() -> None:

@@ -20,19 +20,19 @@ from labkit.core import Placement, Reason, Snapshot
 from labkit.core.errors import InputError
 from labkit.core.events import Events, Kind
 from labkit.experiment import Session, attach, deploy
-from labkit.results.record import RunRecord, State
+from labkit.results.record import RunRecord, RunState
 from labkit.results.store import load
 from labkit.schedulers import make
-from labkit.testbed.agents import agent_of
-from labkit.testbed.backend import SshBackend
-from labkit.testbed.bed import Bed
-from labkit.testbed.fleet import Fleet
 from labkit.testbed.inventory import Inventory
-from labkit.testbed.retries import Retries
+from labkit.testbed.laptop import Bed
+from labkit.testbed.run.agents import agent_of
+from labkit.testbed.run.backend import SshBackend
+from labkit.testbed.run.retries import Retries
+from labkit.testbed.ssh.fleet import Fleet
 from tests.testbed import trouble
 from tests.testbed.test_backend import TINY, jobs_of, on, ran, until
 
-JOB = "labkit.testbed.job"
+JOB = "labkit.testbed.run.job_process"
 
 
 def n_of(session: Session, kind: Kind) -> int:
@@ -115,9 +115,9 @@ from pathlib import Path
 sys.path.insert(0, {root!r})
 from labkit.core.events import Kind
 from labkit.experiment import Session
-from labkit.testbed.backend import SshBackend
-from labkit.testbed.bed import Bed
-from labkit.testbed.retries import Retries
+from labkit.testbed.run.backend import SshBackend
+from labkit.testbed.laptop import Bed
+from labkit.testbed.run.retries import Retries
 from tests.testbed.test_backend import TINY, jobs_of, on, until
 
 with Bed.up(2, folder={folder!r}, gpus=1) as up:
@@ -240,7 +240,7 @@ def goes_on(record: RunRecord) -> None:
     rows = record.events
     notes = ROOT[0] / record.info.run / "notes.txt"
     told = notes.read_text() if notes.exists() else "no notes"
-    assert record.info.state == State.DONE, told
+    assert record.info.state == RunState.DONE, told
     assert not ran(rows, Kind.DROPPED), told
     assert ran(rows, Kind.COMPLETED) == [0], told
     assert (np.diff(rows["time_s"]) >= 0).all()
@@ -282,11 +282,11 @@ def test_two_writers_are_refused_and_after_ctrl_c_attach_goes_on_from_the_checkp
             InputError, match=rf"being written by process {first.process.pid} on .*watch it with: labkit watch"
         ):
             attach(folder)
-        assert load(folder).info.state == State.RUNNING
+        assert load(folder).info.state == RunState.RUNNING
         first.process.send_signal(signal.SIGINT)
         first.process.communicate(timeout=120)
     stopped = load(folder)
-    assert stopped.info.state == State.STOPPED
+    assert stopped.info.state == RunState.STOPPED
     assert not ran(stopped.events, Kind.COMPLETED)
     record = attach(folder)
     goes_on(record)

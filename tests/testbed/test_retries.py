@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from labkit.core.errors import InputError
-from labkit.testbed.retries import Failures, Retries
+from labkit.testbed.run.retries import Failures, Retries
 
 FULL = "host h0: No space left on device (errno 28)"
 

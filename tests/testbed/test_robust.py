@@ -19,17 +19,17 @@ from labkit.core.errors import InputError
 from labkit.core.events import Kind
 from labkit.experiment import Session, deploy
 from labkit.notebook import live_deploy
-from labkit.testbed.backend import SshBackend
-from labkit.testbed.bed import Bed
-from labkit.testbed.bed.processes import await_that, process
-from labkit.testbed.fleet import Fleet
 from labkit.testbed.inventory import Inventory
+from labkit.testbed.laptop import Bed
+from labkit.testbed.laptop.processes import await_that, process
+from labkit.testbed.run.backend import SshBackend
+from labkit.testbed.ssh.fleet import Fleet
 from labkit.testbed.upkeep import gc
 from tests.testbed import trouble
 from tests.testbed.test_backend import TINY, jobs_of, on, ran, until
 from tests.testbed.test_fleet import changed
 
-JOB = "labkit.testbed.job"
+JOB = "labkit.testbed.run.job_process"
 
 
 def both() -> Placement:
@@ -136,8 +136,8 @@ from pathlib import Path
 sys.path.insert(0, {root!r})
 from labkit.core.events import Kind
 from labkit.experiment import Session
-from labkit.testbed.backend import SshBackend
-from labkit.testbed.bed import Bed
+from labkit.testbed.run.backend import SshBackend
+from labkit.testbed.laptop import Bed
 from tests.testbed.test_backend import TINY, jobs_of, ran, until
 from tests.testbed.test_robust import both, go_on
 
@@ -253,7 +253,7 @@ def test_gc_removes_runs_with_all_they_left_and_nothing_beside_them(own_folder: 
             session._note(backend.apply(place))
             until(session, Kind.STARTED)
             go_on(session, 0)
-            assert trouble.on_host(up, "h1", what="labkit.elastic.host")
+            assert trouble.on_host(up, "h1", what="labkit.elastic.process.host_launcher")
         for host in ("h0", "h1"):
             assert ended(up, host, "labkit.elastic")
         assert not trouble.secrets_left(up)

@@ -14,7 +14,7 @@ import pytest
 from labkit.core.events import Kind
 from labkit.core.ledger import Ledger
 from labkit.experiment import deploy
-from labkit.results.record import State
+from labkit.results.record import RunState
 from labkit.schedulers import available
 from labkit.testbed.inventory import Inventory
 from tests.testbed.test_backend import TINY, jobs_of, ran
@@ -35,7 +35,7 @@ def test_a_scheduler_runs_a_short_trace_on_machines_to_its_end(bed: Inventory, t
     jobs = jobs_of(3, steps=40, every_s=0.2)
     record = deploy(jobs, inventory=hosts, scheduler=name, folder=tmp_path, training=TINY)
     rows = record.events
-    assert record.info.state == State.DONE
+    assert record.info.state == RunState.DONE
     assert sorted(ran(rows, Kind.COMPLETED)) == [0, 1, 2]
     assert not ran(rows, Kind.FAILED), (next(tmp_path.iterdir()) / "notes.txt").read_text()
     assert rows["value"][rows["kind"] == Kind.COMPLETED].tolist() == [40.0] * 3

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from labkit.core.events import Role
-from labkit.elastic.heard import Member
-from labkit.testbed.amounts import Given
-from labkit.testbed.seating import Seating
+from labkit.elastic.event_quantities import MemberName
+from labkit.testbed.run.amounts import Given
+from labkit.testbed.run.task_of_member import TaskNumbers
 
 ROWS = [(Role.WORKER, "a/0", 2), (Role.PS, "b/0", 1), (Role.PS, "a/0", 1), (Role.WORKER, "b/0", 1)]
 
 
-def seated(*names: tuple[str, str]) -> Seating:
-    seating = Seating()
+def seated(*names: tuple[str, str]) -> TaskNumbers:
+    seating = TaskNumbers()
     for name, site in names:
         seating.note({"event": "started", "name": name, "site": site})
     return seating
@@ -28,9 +28,9 @@ def test_tasks_are_numbered_in_the_order_of_the_rows():
 def test_who_comes_for_another_has_its_number_once_that_is_gone():
     seating = seated(("ps-0", "a/0"), ("ps-1", "a/0"), ("ps-2", "a/0"))
     rows = [(Role.PS, "a/0", 2)]
-    assert seating.tasks(rows) == {Member(Role.PS, 0): 0, Member(Role.PS, 1): 1}  # ps-2 is still to take over
+    assert seating.tasks(rows) == {MemberName(Role.PS, 0): 0, MemberName(Role.PS, 1): 1}  # ps-2 is still to take over
     seating.note({"event": "left", "name": "ps-0"})
-    assert seating.tasks(rows) == {Member(Role.PS, 2): 0, Member(Role.PS, 1): 1}
+    assert seating.tasks(rows) == {MemberName(Role.PS, 2): 0, MemberName(Role.PS, 1): 1}
 
 
 def test_amounts_go_to_members_in_the_order_of_tasks():

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from labkit.testbed.bed import Bed
-from labkit.testbed.bed import bed as module
-from labkit.testbed.bed.namespaces import possible
-from labkit.testbed.bed.plan import Plan
-from labkit.testbed.bed.processes import await_that, process
-from labkit.testbed.bed.server import all_of
-from labkit.testbed.bed.shape import bridge, limit, rate_gbps
 from labkit.testbed.errors import BedError
-from labkit.testbed.fleet import Fleet
+from labkit.testbed.laptop import Bed
+from labkit.testbed.laptop import bed as module
+from labkit.testbed.laptop.namespaces import possible
+from labkit.testbed.laptop.plan import BedPlan
+from labkit.testbed.laptop.processes import await_that, process
+from labkit.testbed.laptop.server import all_of
+from labkit.testbed.laptop.shape import bridge, limit, rate_gbps
+from labkit.testbed.ssh.fleet import Fleet
 
 LISTEN = (
     "import socket; s = socket.create_server(('', 7000)); print('ready', flush=True); c, _ = s.accept(); n = 0\n"
@@ -33,7 +33,7 @@ SEND = (
 N_BYTES = 3_000_000
 
 
-def links(plan: Plan) -> set[str]:
+def links(plan: BedPlan) -> set[str]:
     """Return the devices of a bed on this machine; there may be other beds."""
     said = subprocess.run(["ip", "-j", "link"], capture_output=True, text=True, check=True).stdout
     return {link["ifname"] for link in json.loads(said) if link["ifname"].startswith(bridge(plan))}
@@ -101,7 +101,7 @@ def test_a_server_that_was_killed_comes_back_in_its_network(own_folder, needs_ro
 def test_down_removes_what_a_killed_up_left_of_the_networks(own_folder, needs_root, after):
     script = (
         "import os, signal\n"
-        "from labkit.testbed.bed import bed, namespaces\n"
+        "from labkit.testbed.laptop import bed, namespaces\n"
         f"whole = namespaces.{after}\n"
         "def cut(*a, **k):\n"
         "    whole(*a, **k)\n"
@@ -110,7 +110,7 @@ def test_down_removes_what_a_killed_up_left_of_the_networks(own_folder, needs_ro
         f"bed.Bed.up(2, folder={str(own_folder)!r}, shaped='1gbit')\n"
     )
     subprocess.run([sys.executable, "-c", script], timeout=60, check=False)
-    plan = Plan.read(own_folder)
+    plan = BedPlan.read(own_folder)
     assert all_of(plan)
     with pytest.raises(BedError, match="half up"):
         Bed.up(2, folder=own_folder, shaped="1gbit")
@@ -128,7 +128,7 @@ def test_where_the_kernel_refuses_the_bed_comes_up_without_limits_and_says_why(o
 
 def test_where_networks_cannot_be_made_after_all_nothing_of_them_stays(own_folder, needs_root, monkeypatch):
     monkeypatch.setattr(module, "possible", lambda: ("root", "nosuch", ""))
-    monkeypatch.setattr("labkit.testbed.bed.shape.limit", lambda *a, **k: ["qdisc add dev lo root nosuch"])
+    monkeypatch.setattr("labkit.testbed.laptop.shape.limit", lambda *a, **k: ["qdisc add dev lo root nosuch"])
     with Bed.up(2, folder=own_folder, shaped="20mbit") as bed, Fleet(bed.inventory) as fleet:
         assert "links are not limited: tc refuses a command" in bed.notes[0]
         assert links(bed.plan) == set()
@@ -136,7 +136,7 @@ def test_where_networks_cannot_be_made_after_all_nothing_of_them_stays(own_folde
 
 
 def test_the_reason_is_told_where_programs_are_missing(monkeypatch):
-    monkeypatch.setattr("labkit.testbed.bed.namespaces.program", lambda name: "" if name in ("tc", "ip") else name)
+    monkeypatch.setattr("labkit.testbed.laptop.namespaces.program", lambda name: "" if name in ("tc", "ip") else name)
     assert possible() == ("", "", "ip, tc missing (apt-get install iproute2 util-linux)")
 
 
@@ -158,8 +158,8 @@ AS_USER = """
 import os, sys
 sys.path.insert(0, {tests!r})
 import test_shaped
-from labkit.testbed.bed import Bed
-from labkit.testbed.bed.namespaces import possible
+from labkit.testbed.laptop import Bed
+from labkit.testbed.laptop.namespaces import possible
 if not possible()[0]:
     print(possible()[2])
     sys.exit(77)
@@ -198,6 +198,6 @@ def test_an_ordinary_user_has_limited_links_in_a_user_namespace(own_folder):
 def test_an_ordinary_user_has_a_laptop_testbed(own_folder):
     own_folder.parent.chmod(0o755)
     own_folder.mkdir()
-    check = "from labkit.testbed.fleet import Fleet; Fleet(bed.inventory).run(['true']).checked()"
+    check = "from labkit.testbed.ssh.fleet import Fleet; Fleet(bed.inventory).run(['true']).checked()"
     as_user(own_folder, AS_USER.format(tests=str(Path(__file__).parent), shaped=None, network="loopback", check=check))
     own_folder.rmdir()

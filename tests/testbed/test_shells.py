@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from labkit.testbed.bed.server import program
-from labkit.testbed.shell import Opening, for_any_shell
+from labkit.testbed.laptop.server import program
+from labkit.testbed.ssh.shell import Opening, for_any_shell
 from tests.testbed import shells
 
 REFUSED = {

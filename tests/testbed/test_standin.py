@@ -11,10 +11,10 @@ from dataclasses import replace
 
 import pytest
 
-from labkit.testbed.bed import Bed, server
-from labkit.testbed.bed.processes import await_that, process
 from labkit.testbed.errors import BedError, CutError, FileError, LoginError, OverdueError
-from labkit.testbed.fleet import Fleet
+from labkit.testbed.laptop import Bed, server
+from labkit.testbed.laptop.processes import await_that, process
+from labkit.testbed.ssh.fleet import Fleet
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 

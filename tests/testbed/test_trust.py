@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from labkit.testbed.errors import UnreachableError
-from labkit.testbed.fleet import Fleet
+from labkit.testbed.errors import HostUnreachableError
 from labkit.testbed.inventory import Inventory
-from labkit.testbed.trust import State, scan, trust
+from labkit.testbed.ssh.fleet import Fleet
+from labkit.testbed.ssh.host_keys import KeyState, scan, trust
 
 
 @pytest.fixture
@@ -24,11 +24,11 @@ def states(table):
 
 
 def test_new_keys_are_added_once_and_then_the_hosts_answer(strange):
-    assert states(trust(strange)) == [State.ADDED] * 4
+    assert states(trust(strange)) == [KeyState.ADDED] * 4
     assert strange.known_hosts.stat().st_mode & 0o777 == 0o600
     before = strange.known_hosts.read_text()
     again = trust(strange)
-    assert states(again) == [State.KNOWN] * 4
+    assert states(again) == [KeyState.KNOWN] * 4
     assert again.ok
     assert strange.known_hosts.read_text() == before
     with Fleet(strange) as fleet:
@@ -46,7 +46,7 @@ def test_the_fingerprint_is_the_one_that_the_host_itself_tells(strange, up):
 
 def test_nothing_is_added_unless_somebody_agrees(strange):
     shown = []
-    assert states(trust(strange, agree=lambda table: shown.append(str(table)))) == [State.NEW] * 4
+    assert states(trust(strange, agree=lambda table: shown.append(str(table)))) == [KeyState.NEW] * 4
     assert "SHA256:" in shown[0]
     assert not strange.known_hosts.exists()
 
@@ -57,7 +57,7 @@ def test_a_key_that_changed_is_not_replaced(strange, bed):
     lines[2] = f"{lines[2].split()[0]} {' '.join(lines[0].split()[1:])}"
     strange.known_hosts.write_text("# mine\n" + "\n".join(lines[1:]))  # without the first, and without a newline
     table = trust(strange)
-    assert states(table) == [State.ADDED, State.KNOWN, State.CHANGED, State.KNOWN]
+    assert states(table) == [KeyState.ADDED, KeyState.KNOWN, KeyState.CHANGED, KeyState.KNOWN]
     assert not table.ok
     assert "ssh-keygen -R" in table.rows[2].error
     assert strange.known_hosts.read_text().splitlines() == ["# mine", *lines[1:], lines[0]]
@@ -66,7 +66,7 @@ def test_a_key_that_changed_is_not_replaced(strange, bed):
 def test_hosts_that_do_not_answer_are_rows(strange):
     machines = (replace(strange["h0"], address="nosuch.invalid"), *strange.machines[1:])
     table = trust(replace(strange, machines=machines))
-    assert states(table) == [State.FAILED, State.ADDED, State.ADDED, State.ADDED]
+    assert states(table) == [KeyState.FAILED, KeyState.ADDED, KeyState.ADDED, KeyState.ADDED]
     assert "cannot be reached" in table.rows[0].error
-    with pytest.raises(UnreachableError):
+    with pytest.raises(HostUnreachableError):
         scan(machines[0], known_hosts=strange.known_hosts)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from labkit.testbed.bed.server import program
+from labkit.testbed.laptop.server import program
 from labkit.testbed.onhost import source
 from tests.testbed import two_users
 from tests.testbed.test_backend import jobs_of, undisturbed
@@ -66,7 +66,7 @@ def test_a_user_finds_no_way_to_the_jobs_of_another_one(found: dict[str, Any]) -
 
 def test_what_anybody_sees_of_a_users_processes_holds_no_secret(found: dict[str, Any]) -> None:
     told = found["bob"]["told"].replace(source("pack"), "")  # the program that is sent is no secret
-    assert "labkit.testbed.job" in told
+    assert "labkit.testbed.run.job_process" in told
     assert not re.search(r"PRIVATE|BEGIN|secret|token|[A-Za-z0-9+/]{40,}", told), told
 
 

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from labkit.testbed.bed import Bed
-from labkit.testbed.bed.processes import below, process, processes
+from labkit.testbed.laptop import Bed
+from labkit.testbed.laptop.processes import below, process, processes
 from tests.testbed.agent.looking import all_pids, environment, runs
 
 SECRET_FILES = ("*.key", "home.tar")

@@ -53,7 +53,7 @@ def main(folder: Path) -> None:
 @contextmanager
 def servers(folder: Path, users: dict[str, int]) -> Iterator[dict[str, int]]:
     """Run an SSH server of root on each address; yield their ports. All that the users run ends with them."""
-    from labkit.testbed.bed.server import program
+    from labkit.testbed.laptop.server import program
 
     Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
     keys = folder / "keys"
@@ -179,7 +179,7 @@ def left(users: dict[str, int]) -> list[int]:
 
     Fork servers end by themselves, a minute after the last process that they have started.
     """
-    from labkit.testbed.bed.processes import await_that
+    from labkit.testbed.laptop.processes import await_that
 
     def there() -> list[int]:
         return [pid for uid in users.values() for pid in processes_of(uid) if not is_fork_server(pid)]
@@ -210,8 +210,8 @@ def processes_of(uid: int) -> list[int]:
 
 def trained(folder: Path, name: str) -> Any:
     """Return the backend, not entered yet, of a user's job."""
-    from labkit.testbed.backend import SshBackend
     from labkit.testbed.inventory import Inventory
+    from labkit.testbed.run.backend import SshBackend
     from tests.testbed.test_backend import TINY, jobs_of
 
     hosts = Inventory.read(folder / f"{name}.toml")
@@ -251,9 +251,10 @@ def seen(agent: Any) -> list[str]:
 
 def cleared(folder: Path, name: str) -> dict[str, Any]:
     """Clear up after oneself, as `fab gc` and `fab stop --runs` do."""
-    from labkit.testbed import agents, upkeep
-    from labkit.testbed.fleet import Fleet
+    from labkit.testbed import upkeep
     from labkit.testbed.inventory import Inventory
+    from labkit.testbed.run import agents
+    from labkit.testbed.ssh.fleet import Fleet
 
     with Fleet(Inventory.read(folder / f"{name}.toml")) as fleet:
         return {"gc": rows(upkeep.gc(fleet, older_h=0.0)), "stop": rows(agents.stop(fleet, runs=True))}
@@ -427,9 +428,11 @@ def said_to(address: tuple[str, int], certificate: tuple[Path, Path] | tuple[()]
 
 def commands(folder: Path) -> dict[str, Any]:
     """Do what `fab` does, in one's own name and then in the folders of the other user; return the answers."""
-    from labkit.testbed import agents, logs, provision, upkeep
-    from labkit.testbed.fleet import Fleet
+    from labkit.testbed import upkeep
+    from labkit.testbed.install import provision
     from labkit.testbed.inventory import Inventory
+    from labkit.testbed.run import agents, logs
+    from labkit.testbed.ssh.fleet import Fleet
 
     def tried(fleet: Fleet) -> dict[str, Any]:
         lines: list[str] = []

@@ -12,7 +12,7 @@ from labkit.core.errors import InputError
 from labkit.core.resources import CPUS, GPUS
 from labkit.workloads.catalogue import DL2_MODELS
 from labkit.workloads.dl2_arrivals import GOOGLE, PHILLY, philly_like
-from labkit.workloads.dl2_traces import EPOCH_FRACTIONS, SETTINGS, Setting, dl2_jobs, setting
+from labkit.workloads.dl2_traces import EPOCH_FRACTIONS, SETTINGS, Dl2Setting, dl2_jobs, setting
 from labkit.workloads.readers import read, write
 
 
@@ -136,13 +136,13 @@ def test_the_published_settings(name, nodes, jobs, epochs, workers):
         (lambda: dl2_jobs("short_48n", seed=1, pattern="possion"), "Did you mean 'poisson'"),
         (lambda: dl2_jobs("short_48n", seed=1, pattern=[0, 0]), "not all of them 0"),
         (
-            lambda: dl2_jobs(Setting(1, 5, 4, 100), seed=1, pattern="google"),
+            lambda: dl2_jobs(Dl2Setting(1, 5, 4, 100), seed=1, pattern="google"),
             "known for at most 3, 5, 10 arrivals in a slot; max_arrivals is 4. Take one of these",
         ),
         (lambda: dl2_jobs("short_48n", seed=1, pattern=[]), "expected arrivals per slot"),
         (lambda: dl2_jobs("short_48n", seed=1, pattern="uniform", jobs_per_slot=0), "no job ever arrives"),
         (lambda: dl2_jobs("short_48n", seed=1, pattern="philly", jobs_per_slot=0), "no job ever arrives"),
-        (lambda: dl2_jobs(Setting(1, 5, 0, 100), seed=1), "no job ever arrives"),
+        (lambda: dl2_jobs(Dl2Setting(1, 5, 0, 100), seed=1), "no job ever arrives"),
     ],
 )
 def test_wrong_parameters_are_refused(call, message):

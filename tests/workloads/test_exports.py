@@ -18,7 +18,7 @@ from labkit.workloads import info, read
 from labkit.workloads.readers import read_sacct, sniff
 from labkit.workloads.readers.kubernetes import kubernetes
 from labkit.workloads.readers.mapped import mapped, proposed, table
-from labkit.workloads.readers.mapping import FIELDS, ColumnMap, Source, keep, named, sidecar
+from labkit.workloads.readers.mapping import FIELDS, ColumnMap, FieldSource, keep, named, sidecar
 from labkit.workloads.readers.sacct import sacct
 from labkit.workloads.readers.tres import gpus_of, read_tres
 
@@ -206,8 +206,8 @@ def test_columns_are_proposed_by_name_and_values_and_remembered_beside_the_file(
 def test_what_a_user_names_stands_and_what_is_misspelt_is_told(tmp_path):
     frame, separator = table(put(tmp_path, "jobs.csv", TABLE))
     mapping = proposed(frame, separator, told=named("arrival=startTime,duration=run_time_min:h"))
-    assert mapping.sources["arrival"] == Source("startTime", "s")
-    assert mapping.sources["duration"] == Source("run_time_min", "h")
+    assert mapping.sources["arrival"] == FieldSource("startTime", "s")
+    assert mapping.sources["duration"] == FieldSource("run_time_min", "h")
     assert "start" not in mapping.sources  # a column means one thing
     for text, told in (
         ("arrivel=x", "unknown field of a trace 'arrivel'. Did you mean 'arrival'"),
@@ -223,7 +223,7 @@ def test_what_a_user_names_stands_and_what_is_misspelt_is_told(tmp_path):
 def test_a_table_without_arrivals_or_durations_is_refused_with_its_columns(tmp_path):
     path = put(tmp_path, "jobs.csv", TABLE)
     with pytest.raises(InputError, match="no column tells how long jobs ran; name it: --map duration=COLUMN"):
-        mapped(path, ColumnMap(";", {"arrival": Source("submit_time")}))
+        mapped(path, ColumnMap(";", {"arrival": FieldSource("submit_time")}))
 
 
 @pytest.mark.parametrize(
@@ -303,7 +303,7 @@ def test_jobs_and_left_out_rows_of_a_mapped_table_are_all_rows(rows, fifth):
     names = ["arrival", "start", "end", "gpus", fifth]
     with tempfile.TemporaryDirectory() as folder:
         path = put(folder, "x.csv", "\n".join([",".join(f"c{i}" for i in range(5)), *(",".join(row) for row in rows)]))
-        mapping = ColumnMap(",", {name: Source(f"c{i}") for i, name in enumerate(names)})
+        mapping = ColumnMap(",", {name: FieldSource(f"c{i}") for i, name in enumerate(names)})
         read_, refusal = attempt(lambda: mapped(path, mapping))
         assert str(path) in refusal if read_ is None else conserved(read_)
 

@@ -20,7 +20,7 @@ from typing import Final
 
 from labkit.elastic.data.base import Dataset, Generated
 from labkit.elastic.data.clicks import Clicks
-from labkit.elastic.data.images import Digits, Images
+from labkit.elastic.data.images import DigitImages, Images
 from labkit.elastic.data.own import as_dataset
 from labkit.elastic.data.words import Language, Search, Sentences, Translation
 from labkit.elastic.models.sizes import NAMES, canonical, size_of, whole
@@ -79,5 +79,5 @@ def dataset(name: str, *, n: int | None = None, seed: int = 0, width: float = 1.
     n = None if n is None else whole("n", n, least=1)
     seed = whole("seed", seed)
     if name == "digits":
-        return Digits(n)
+        return DigitImages(n)
     return _KINDS.get(name, Images)(size, n or 4096, seed)

@@ -51,7 +51,7 @@ class Images(Generated):
 N_DIGITS: Final = 1797
 
 
-class Digits:
+class DigitImages:
     """The 1,797 handwritten digits of scikit-learn: images (B, 1, 8, 8) from 0 to 1 and what they show (B,).
 
     Parameters

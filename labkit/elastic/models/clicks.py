@@ -64,7 +64,7 @@ class WideDeep(nn.Module):
         """Return the embeddings of features (B, fields): (B, fields, EMBEDDING).
 
         Of a growing table a row is what was learned of a feature, from zero on; with what it begins follows from its
-        number. So a row that no sample has had yet is zero, and takes no memory (`labkit.elastic.growing`).
+        number. So a row that no sample has had yet is zero, and takes no memory (`labkit.elastic.server.growing`).
         """
         learned: Tensor = self.embed(features)
         return learned + beginning(features, EMBEDDING) if self.growing else learned

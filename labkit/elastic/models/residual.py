@@ -15,7 +15,7 @@ STAGES = ((256, 3), (512, 4), (1024, 6), (2048, 3))
 """Channels, and blocks, of each stage."""
 
 
-class Block(nn.Module):
+class ResidualBlock(nn.Module):
     """1x1 down to a quarter of the channels, 3x3, 1x1 up again, added to the input."""
 
     def __init__(self, n_in: int, n_out: int, *, n_inside: int, stride: int) -> None:
@@ -47,7 +47,7 @@ class ResNet(nn.Module):
             n_out, n_inside = (size.units(c, multiple=8, at_least=8) for c in (published, published // 4))
             for b in range(n_blocks):
                 stride = 2 if stage > 0 and b == 0 else 1
-                self.blocks.append(Block(n, n_out, n_inside=n_inside, stride=stride))
+                self.blocks.append(ResidualBlock(n, n_out, n_inside=n_inside, stride=stride))
                 n = n_out
         self.last_norm, self.classify = group_norm(n), nn.Linear(n, size.n_classes)
         he_weights(self)

@@ -17,7 +17,7 @@ STAGES = (72, 144, 288)
 N_BLOCKS = 12  # of each stage; 1 + 3 stages x 12 blocks x 3 layers + 1 = 110 layers
 
 
-class Block(nn.Module):
+class GroupedBlock(nn.Module):
     """1x1 down to half the channels, 3x3 in groups, 1x1 up again, added to the input."""
 
     def __init__(self, n_in: int, n_out: int, *, stride: int) -> None:
@@ -49,7 +49,7 @@ class ResNeXt(nn.Module):
             n_out = size.units(published, multiple=8, at_least=8)
             for b in range(n_blocks):
                 stride = 2 if stage > 0 and b == 0 else 1
-                self.blocks.append(Block(n, n_out, stride=stride))
+                self.blocks.append(GroupedBlock(n, n_out, stride=stride))
                 n = n_out
         self.classify = nn.Linear(n, size.n_classes)
         he_weights(self)

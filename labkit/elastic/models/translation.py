@@ -45,7 +45,7 @@ class GatedConv(nn.Module):
         return (y.transpose(1, 2) + x) * HALVED
 
 
-class Attention(nn.Module):
+class TargetAttention(nn.Module):
     """What each place of the target looks at in the source."""
 
     def __init__(self, channels: int) -> None:
@@ -70,7 +70,7 @@ class ConvSeq2Seq(nn.Module):
         self.target = WordsAndPlaces(size.n_words, size.length, channels)
         self.encoder = nn.Sequential(*(GatedConv(channels, causal=False) for _ in range(N_LAYERS)))
         self.decoder = nn.ModuleList(GatedConv(channels, causal=True) for _ in range(N_LAYERS))
-        self.attention = nn.ModuleList(Attention(channels) for _ in range(N_LAYERS))
+        self.attention = nn.ModuleList(TargetAttention(channels) for _ in range(N_LAYERS))
         self.score = nn.Linear(channels, size.n_words)
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:

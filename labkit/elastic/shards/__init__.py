@@ -13,25 +13,25 @@ from labkit.elastic.shards.batches import check_batch, deal, logical_batches, sa
 from labkit.elastic.shards.book import Record
 from labkit.elastic.shards.errors import JournalError, LedgerError, PoisonShardError
 from labkit.elastic.shards.ledger import prove
-from labkit.elastic.shards.nouns import Commit, Fate, Fault, Lease, Piece, Status, Worker
+from labkit.elastic.shards.nouns import Commit, Fate, PendingRange, ReturnReason, ShardLease, ShardStatus, Worker
 from labkit.elastic.shards.order import order
-from labkit.elastic.shards.plan import Plan
+from labkit.elastic.shards.plan import ShardPlan
 from labkit.elastic.shards.service import Journal, ShardService
 
 __all__ = [
     "Commit",
     "Fate",
-    "Fault",
     "Journal",
     "JournalError",
-    "Lease",
     "LedgerError",
-    "Piece",
-    "Plan",
+    "PendingRange",
     "PoisonShardError",
     "Record",
+    "ReturnReason",
+    "ShardLease",
+    "ShardPlan",
     "ShardService",
-    "Status",
+    "ShardStatus",
     "Worker",
     "check_batch",
     "deal",

@@ -9,15 +9,15 @@ from itertools import chain
 from typing import Any
 
 from labkit.elastic.shards.errors import JournalError
-from labkit.elastic.shards.nouns import TOKEN_BITS, Commit, Fate, Lease, Piece, Worker
-from labkit.elastic.shards.plan import Plan
+from labkit.elastic.shards.nouns import TOKEN_BITS, Commit, Fate, PendingRange, ShardLease, Worker
+from labkit.elastic.shards.plan import ShardPlan
 
 Record = Sequence[Any]
 """(number, kind, ...): one change of state, small, of plain numbers and strings."""
 
 
 @dataclass(slots=True)
-class Seen:
+class WorkerPace:
     """What is known of a worker that is at work: samples per second, and when it last committed."""
 
     speed: float | None = None
@@ -25,12 +25,12 @@ class Seen:
 
 
 @dataclass(slots=True)
-class Book:
+class ShardLog:
     """All that lies below the cursor is committed, save what waits, is held, or is dead.
 
     Attributes
     ----------
-    plan : Plan
+    plan : ShardPlan
         The settings.
     generation : int
         Upper bits of its tokens.
@@ -38,15 +38,15 @@ class Book:
         How many there have been; in this generation, and in all.
     epoch, cursor : int
         The last epoch that was opened; what lies beyond the cursor has never been leased.
-    todo : list of Piece
+    todo : list of PendingRange
         Ranges that came back, in order.
-    held : dict of Lease
+    held : dict of ShardLease
         Those in force, by token.
-    dead : list of Piece
+    dead : list of PendingRange
         Ranges that failed too often.
     lost : dict of Fate
         What became of tokens that were neither committed nor are held.
-    workers : dict of Seen
+    workers : dict of WorkerPace
         Those at work.
     ledger : list of Commit
         Append-only.
@@ -54,17 +54,17 @@ class Book:
         Samples in `todo`.
     """
 
-    plan: Plan
+    plan: ShardPlan
     generation: int = 0
     n_tokens: int = 0
     n_records: int = 0
     epoch: int = 0
     cursor: int = 0
-    todo: list[Piece] = field(default_factory=list)
-    held: dict[int, Lease] = field(default_factory=dict)
-    dead: list[Piece] = field(default_factory=list)
+    todo: list[PendingRange] = field(default_factory=list)
+    held: dict[int, ShardLease] = field(default_factory=dict)
+    dead: list[PendingRange] = field(default_factory=list)
     lost: dict[int, Fate] = field(default_factory=dict)
-    workers: dict[Worker, Seen] = field(default_factory=dict)
+    workers: dict[Worker, WorkerPace] = field(default_factory=dict)
     ledger: list[Commit] = field(default_factory=list)
     n_waiting: int = 0
 
@@ -83,11 +83,11 @@ class Book:
         _CHANGES[kind](self, *told)
         self.n_records = expected
 
-    def exceptions(self) -> Iterator[Piece]:
+    def exceptions(self) -> Iterator[PendingRange]:
         """Yield all ranges below the cursor that are not committed."""
         return chain(self.todo, (lease.piece() for lease in self.held.values()), self.dead)
 
-    def requeue(self, piece: Piece) -> None:
+    def requeue(self, piece: PendingRange) -> None:
         """Put a range that came back in its place: ahead of all that was never leased; or aside, if it is poison."""
         if len(piece.faults) >= self.plan.max_tries:
             insort(self.dead, piece)
@@ -103,18 +103,18 @@ class Book:
             raise JournalError(f"a lease has token {token}; expected {self.generation << TOKEN_BITS | self.n_tokens}.")
         piece = self._take(epoch, start, end)
         self.n_tokens += 1
-        self.held[token] = Lease(token, worker, *piece[:3], now_s + self.plan.lease_s, piece.faults, now_s)
-        seen = self.workers.setdefault(worker, Seen())
+        self.held[token] = ShardLease(token, worker, *piece[:3], now_s + self.plan.lease_s, piece.faults, now_s)
+        seen = self.workers.setdefault(worker, WorkerPace())
         if speed is not None:
             seen.speed = speed
 
-    def _take(self, epoch: int, start: int, end: int) -> Piece:
+    def _take(self, epoch: int, start: int, end: int) -> PendingRange:
         if (epoch, start) == (self.epoch, self.cursor) and start < end <= self.plan.n_samples:
             self.cursor = end
-            return Piece(epoch, start, end)
+            return PendingRange(epoch, start, end)
         if (epoch, start, self.cursor) == (self.epoch + 1, 0, self.plan.n_samples):
             self.epoch, self.cursor = epoch, end
-            return Piece(epoch, start, end)
+            return PendingRange(epoch, start, end)
         place = bisect_left(self.todo, (epoch, start))
         if place == len(self.todo) or self.todo[place][:2] != (epoch, start) or not start < end <= self.todo[place].end:
             raise JournalError(f"positions {start} to before {end} of epoch {epoch} were leased but did not wait.")
@@ -131,7 +131,7 @@ class Book:
         lease = self.held[token]
         if not lease.start < until <= lease.end:
             raise JournalError(f"token {token} commits up to {until}; it has {lease.start} to before {lease.end}.")
-        seen = self.workers.setdefault(lease.worker, Seen())
+        seen = self.workers.setdefault(lease.worker, WorkerPace())
         seen.speed = _measured(lease, seen, n=until - lease.start, now_s=now_s)
         seen.last_s = now_s
         self.ledger.append(Commit(lease.epoch, lease.start, until, lease.worker, token, step))
@@ -172,7 +172,7 @@ class Book:
             self.requeue(piece._replace(faults=()))
 
 
-def _measured(lease: Lease, seen: Seen, *, n: int, now_s: float) -> float | None:
+def _measured(lease: ShardLease, seen: WorkerPace, *, n: int, now_s: float) -> float | None:
     """Return the speed after a commit: the harmonic mean of what was known and what was measured now."""
     if lease.since_s is None:
         return seen.speed
@@ -183,10 +183,10 @@ def _measured(lease: Lease, seen: Seen, *, n: int, now_s: float) -> float | None
 
 
 _CHANGES: dict[str, Callable[..., None]] = {
-    "leased": Book.leased,
-    "committed": Book.committed,
-    "lost": Book.lose,
-    "renewed": Book.renewed,
-    "resumed": Book.resumed,
-    "retried": Book.retried,
+    "leased": ShardLog.leased,
+    "committed": ShardLog.committed,
+    "lost": ShardLog.lose,
+    "renewed": ShardLog.renewed,
+    "resumed": ShardLog.resumed,
+    "retried": ShardLog.retried,
 }

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from labkit.elastic.shards.book import Book
-from labkit.elastic.shards.nouns import Piece, Worker
+from labkit.elastic.shards.book import ShardLog
+from labkit.elastic.shards.nouns import PendingRange, Worker
 from labkit.elastic.shards.sizes import n_minibatches
 
 
-def next_piece(book: Book, worker: Worker) -> Piece | None:
+def next_piece(book: ShardLog, worker: Worker) -> PendingRange | None:
     """Return the range from which a worker gets its next lease; None: nothing now.
 
     First what came back, unless this worker failed it; then what was never leased; then what this worker failed, but
@@ -18,15 +18,15 @@ def next_piece(book: Book, worker: Worker) -> Piece | None:
         if all(fault.worker != worker for fault in piece.faults):
             return piece
     if book.cursor < n:
-        return Piece(book.epoch, book.cursor, n)
+        return PendingRange(book.epoch, book.cursor, n)
     if book.todo:
         return None if any(lease.worker != worker for lease in book.held.values()) else book.todo[0]
     if n and book.epoch + 1 < book.plan.epochs and (book.plan.overlap or not book.held):
-        return Piece(book.epoch + 1, 0, n)
+        return PendingRange(book.epoch + 1, 0, n)
     return None
 
 
-def size(book: Book, worker: Worker, *, piece: Piece, speed: float | None) -> int:
+def size(book: ShardLog, worker: Worker, *, piece: PendingRange, speed: float | None) -> int:
     """Return how many samples of a range a worker should get, at its speed as it says or as its commits tell."""
     plan = book.plan
     seen = book.workers.get(worker)

@@ -10,7 +10,7 @@ LabkitError
 from __future__ import annotations
 
 from labkit.core.errors import InputError, LabkitError
-from labkit.elastic.shards.nouns import Piece
+from labkit.elastic.shards.nouns import PendingRange
 
 
 class PoisonShardError(LabkitError, RuntimeError):
@@ -19,7 +19,7 @@ class PoisonShardError(LabkitError, RuntimeError):
     `what` says which and why, in a sentence.
     """
 
-    def __init__(self, piece: Piece) -> None:
+    def __init__(self, piece: PendingRange) -> None:
         tries = len(piece.faults)
         last = "; ".join(f"{fault.worker}: {fault.reason}" for fault in piece.faults[-3:])
         self.piece, self.what = piece, f"{piece} failed {tries} {'time' if tries == 1 else 'times'} ({last})."

@@ -8,11 +8,11 @@ import numpy as np
 
 from labkit.core.resources import Ints
 from labkit.elastic.shards.errors import LedgerError
-from labkit.elastic.shards.nouns import Commit, Piece
+from labkit.elastic.shards.nouns import Commit, PendingRange
 
 
 def prove(
-    rows: Sequence[Commit], *, n_samples: int, epochs: int, set_aside: Iterable[Piece] = (), barrier: bool = True
+    rows: Sequence[Commit], *, n_samples: int, epochs: int, set_aside: Iterable[PendingRange] = (), barrier: bool = True
 ) -> None:
     """Prove from a ledger that each sample was committed exactly once in each of the first `epochs` epochs.
 
@@ -26,7 +26,7 @@ def prove(
         Size of the dataset.
     epochs : int
         That must be whole.
-    set_aside : iterable of Piece
+    set_aside : iterable of PendingRange
         Ranges that must not be in the ledger.
     barrier : bool
         Also that no row of an epoch comes after one of a later epoch.

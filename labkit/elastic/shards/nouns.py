@@ -12,34 +12,34 @@ TOKEN_BITS: Final = 40
 """A token is a number that counts up, with the generation of the service above these bits."""
 
 
-class Fault(NamedTuple):
+class ReturnReason(NamedTuple):
     """Why a range came back."""
 
     worker: Worker
     reason: str
 
 
-class Piece(NamedTuple):
+class PendingRange(NamedTuple):
     """A range of an epoch's order that waits or was set aside, and why it came back so far.
 
-    >>> print(Piece(epoch=1, start=64, end=128))
+    >>> print(PendingRange(epoch=1, start=64, end=128))
     samples 64 to 127 of the order of epoch 1
     """
 
     epoch: int
     start: int
     end: int
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[ReturnReason, ...] = ()
 
     def __str__(self) -> str:
         return f"samples {self.start} to {self.end - 1} of the order of epoch {self.epoch}"
 
-    def failed(self, worker: Worker, *, reason: str) -> Piece:
+    def failed(self, worker: Worker, *, reason: str) -> PendingRange:
         """Return the range with one more try behind it."""
-        return self._replace(faults=(*self.faults, Fault(worker, reason)))
+        return self._replace(faults=(*self.faults, ReturnReason(worker, reason)))
 
 
-class Lease(NamedTuple):
+class ShardLease(NamedTuple):
     """What a worker may work on, until when.
 
     Attributes
@@ -52,7 +52,7 @@ class Lease(NamedTuple):
         Positions `start` to before `end` of the order of the epoch; `ShardService.indices` says which samples.
     deadline_s : float
         Unless it is renewed by then, somebody else may get the range.
-    faults : tuple of Fault
+    faults : tuple of ReturnReason
         Tries before this one.
     since_s : float, optional
         When it was given; None where the clock of that time is gone.
@@ -64,7 +64,7 @@ class Lease(NamedTuple):
     start: int
     end: int
     deadline_s: float
-    faults: tuple[Fault, ...]
+    faults: tuple[ReturnReason, ...]
     since_s: float | None
 
     @property
@@ -72,9 +72,9 @@ class Lease(NamedTuple):
         """Samples."""
         return self.end - self.start
 
-    def piece(self) -> Piece:
+    def piece(self) -> PendingRange:
         """Return its range."""
-        return Piece(self.epoch, self.start, self.end, self.faults)
+        return PendingRange(self.epoch, self.start, self.end, self.faults)
 
 
 class Commit(NamedTuple):
@@ -111,7 +111,7 @@ class Fate(StrEnum):
     """No such lease was ever given."""
 
 
-class Status(StrEnum):
+class ShardStatus(StrEnum):
     """How far all epochs are."""
 
     RUNNING = "running"

@@ -12,7 +12,7 @@ Poison = Literal["stop", "set_aside"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class ShardPlan:
     """The settings of a shard service, see `ShardService`."""
 
     n_samples: int

@@ -7,15 +7,15 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from labkit.core.errors import InputError
-from labkit.elastic.shards.book import Book, Record, Seen
+from labkit.elastic.shards.book import Record, ShardLog, WorkerPace
 from labkit.elastic.shards.errors import JournalError
-from labkit.elastic.shards.nouns import Commit, Fate, Fault, Lease, Piece
-from labkit.elastic.shards.plan import Plan
+from labkit.elastic.shards.nouns import Commit, Fate, PendingRange, ReturnReason, ShardLease
+from labkit.elastic.shards.plan import ShardPlan
 
 FORMAT: Final = "labkit shards 1"
 
 
-def to_state(book: Book, *, ledger: bool) -> dict[str, Any]:
+def to_state(book: ShardLog, *, ledger: bool) -> dict[str, Any]:
     """Return all that a book holds, for JSON."""
     state = {
         "format": FORMAT,
@@ -36,7 +36,7 @@ def to_state(book: Book, *, ledger: bool) -> dict[str, Any]:
     return state
 
 
-def from_state(state: Mapping[str, Any]) -> Book:
+def from_state(state: Mapping[str, Any]) -> ShardLog:
     """Return the book of a state.
 
     Without a ledger in it, the ledger begins with rows for all that was committed before.
@@ -60,7 +60,7 @@ def from_state(state: Mapping[str, Any]) -> Book:
     return book
 
 
-def opening(book: Book) -> list[Commit]:
+def opening(book: ShardLog) -> list[Commit]:
     """Return rows for all that is committed, without saying by whom.
 
     Raises
@@ -71,7 +71,7 @@ def opening(book: Book) -> list[Commit]:
     n = book.plan.n_samples
     if not (0 <= book.epoch < book.plan.epochs and 0 <= book.cursor <= n):
         raise JournalError(f"a saved shard queue is at {book.cursor} of epoch {book.epoch}, beyond its {n} samples.")
-    holes: dict[int, list[Piece]] = {epoch: [] for epoch in range(book.epoch + 1)}
+    holes: dict[int, list[PendingRange]] = {epoch: [] for epoch in range(book.epoch + 1)}
     for piece in book.exceptions():
         holes[piece.epoch].append(piece)
     rows: list[Commit] = []
@@ -88,7 +88,7 @@ def opening(book: Book) -> list[Commit]:
     return rows
 
 
-def replayed(records: Iterable[Record]) -> Book:
+def replayed(records: Iterable[Record]) -> ShardLog:
     """Return the book that a journal leads to.
 
     Raises
@@ -96,7 +96,7 @@ def replayed(records: Iterable[Record]) -> Book:
     JournalError
         With the number of the first line that cannot follow those before it.
     """
-    book: Book | None = None
+    book: ShardLog | None = None
     for line, record in enumerate(records, start=1):
         try:
             if record[1] == "opened":
@@ -112,14 +112,14 @@ def replayed(records: Iterable[Record]) -> Book:
     return book
 
 
-def _read(state: Mapping[str, Any]) -> Book:
+def _read(state: Mapping[str, Any]) -> ShardLog:
     for name in ("generation", "n_tokens", "n_records", "epoch", "cursor"):
         if not isinstance(state[name], int) or state[name] < 0:
             raise JournalError(f"a saved shard queue has {name} {state[name]!r}; expected a whole number from 0.")
     leases = [_lease(row) for row in state["held"]]
     todo = [_piece(row) for row in state["todo"]]
-    return Book(
-        plan=Plan(**state["plan"]),
+    return ShardLog(
+        plan=ShardPlan(**state["plan"]),
         generation=state["generation"],
         n_tokens=state["n_tokens"],
         n_records=state["n_records"],
@@ -129,23 +129,23 @@ def _read(state: Mapping[str, Any]) -> Book:
         held={lease.token: lease for lease in leases},
         dead=sorted(_piece(row) for row in state["dead"]),
         lost={token: Fate(fate) for token, fate in state["lost"]},
-        workers={worker: Seen(speed, last_s) for worker, speed, last_s in state["workers"]},
+        workers={worker: WorkerPace(speed, last_s) for worker, speed, last_s in state["workers"]},
         n_waiting=sum(piece.end - piece.start for piece in todo),
     )
 
 
-def _plain(row: Piece | Lease) -> list[Any]:
+def _plain(row: PendingRange | ShardLease) -> list[Any]:
     return [[list(fault) for fault in each] if isinstance(each, tuple) else each for each in row]
 
 
-def _piece(row: Sequence[Any]) -> Piece:
+def _piece(row: Sequence[Any]) -> PendingRange:
     epoch, start, end, faults = row
-    return Piece(epoch, start, end, tuple(Fault(*fault) for fault in faults))
+    return PendingRange(epoch, start, end, tuple(ReturnReason(*fault) for fault in faults))
 
 
-def _lease(row: Sequence[Any]) -> Lease:
-    lease = Lease(*row)
-    return lease._replace(faults=tuple(Fault(*fault) for fault in lease.faults))
+def _lease(row: Sequence[Any]) -> ShardLease:
+    lease = ShardLease(*row)
+    return lease._replace(faults=tuple(ReturnReason(*fault) for fault in lease.faults))
 
 
 def _short(record: Any) -> str:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Self
 
 from labkit.core.errors import InputError
-from labkit.elastic.shards.book import Book, Record
+from labkit.elastic.shards.book import Record, ShardLog
 from labkit.elastic.shards.choice import next_piece, size
-from labkit.elastic.shards.nouns import TOKEN_BITS, Fate, Lease, Piece, Worker
-from labkit.elastic.shards.plan import Plan, Poison
+from labkit.elastic.shards.nouns import TOKEN_BITS, Fate, PendingRange, ShardLease, Worker
+from labkit.elastic.shards.plan import Poison, ShardPlan
 from labkit.elastic.shards.saved import from_state, replayed, to_state
 from labkit.elastic.shards.view import View
 
@@ -60,7 +60,7 @@ class ShardService(View):
 
     Attributes
     ----------
-    plan : Plan
+    plan : ShardPlan
         These settings.
     counts : Counter
         Commits that were refused, by fate; and those that came "again". Of this process: neither saved nor replayed.
@@ -94,7 +94,7 @@ class ShardService(View):
         most_minibatches: int = 64,
         journal: Journal | None = None,
     ) -> None:
-        plan = Plan(
+        plan = ShardPlan(
             n_samples=n_samples,
             epochs=epochs,
             seed=seed,
@@ -107,7 +107,7 @@ class ShardService(View):
             target_s=target_s,
             most_minibatches=most_minibatches,
         )
-        self._open(Book(plan), journal)
+        self._open(ShardLog(plan), journal)
 
     @classmethod
     def from_state(
@@ -163,12 +163,12 @@ class ShardService(View):
         return cls._of(replayed(records), journal)
 
     @classmethod
-    def _of(cls, book: Book, journal: Journal | None) -> Self:
+    def _of(cls, book: ShardLog, journal: Journal | None) -> Self:
         service = cls.__new__(cls)
         service._open(book, journal)
         return service
 
-    def _open(self, book: Book, journal: Journal | None) -> None:
+    def _open(self, book: ShardLog, journal: Journal | None) -> None:
         self._book, self.plan, self._journal = book, book.plan, journal
         self._earliest_s = min((lease.deadline_s for lease in book.held.values()), default=float("inf"))
         self.counts: Counter[str] = Counter()
@@ -182,7 +182,7 @@ class ShardService(View):
             self._journal(record)
         self._book.apply(record)
 
-    def lease(self, worker: Worker, *, now_s: float, speed: float | None = None) -> Lease | None:
+    def lease(self, worker: Worker, *, now_s: float, speed: float | None = None) -> ShardLease | None:
         """Return what the worker may work on next; None: nothing now, ask again unless the service is `over`.
 
         A worker may hold several leases. A range that it failed before goes to others first.
@@ -282,7 +282,7 @@ class ShardService(View):
             return Fate.FAILED
         return fate
 
-    def expire(self, *, now_s: float) -> tuple[Lease, ...]:
+    def expire(self, *, now_s: float) -> tuple[ShardLease, ...]:
         """End the leases whose deadline has passed, and return them; their ranges wait again, ahead of all else.
 
         `lease` does it too.
@@ -296,7 +296,7 @@ class ShardService(View):
         self._earliest_s = self.next_expiry_s
         return late
 
-    def leave(self, worker: Worker) -> tuple[Lease, ...]:
+    def leave(self, worker: Worker) -> tuple[ShardLease, ...]:
         """Take back the leases of a worker that leaves or died, and return them; no try is counted."""
         gone = tuple(lease for lease in self._book.held.values() if lease.worker == worker)
         if gone or worker in self._book.workers:
@@ -308,7 +308,7 @@ class ShardService(View):
         self._do("resumed", now_s)
         self._earliest_s = self.next_expiry_s
 
-    def retry(self) -> tuple[Piece, ...]:
+    def retry(self) -> tuple[PendingRange, ...]:
         """Let the ranges that failed too often wait again, as if new, and return them.
 
         Those that were set aside in an earlier epoch are then done late, ahead of all else: no barrier waits for them.
@@ -319,7 +319,7 @@ class ShardService(View):
         return dead
 
 
-def _go_back(book: Book, generation: int) -> None:
+def _go_back(book: ShardLog, generation: int) -> None:
     if generation <= book.generation:
         raise InputError(f"generation {generation} has been used; expected a number above {book.generation}.")
     revoked = [lease.piece() for lease in book.held.values()]
@@ -336,7 +336,7 @@ def _check_worker(worker: object, speed: object) -> None:
         raise InputError(f"worker {worker} says that it does {speed!r} samples per second; expected a number above 0.")
 
 
-def _check_commit(lease: Lease, until: object, step: object) -> None:
+def _check_commit(lease: ShardLease, until: object, step: object) -> None:
     if not isinstance(step, int):
         raise InputError(f"token {lease.token} commits step {step!r}; expected a whole number.")
     if not isinstance(until, int) or until > lease.end:

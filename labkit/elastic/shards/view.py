@@ -8,20 +8,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.elastic.shards.book import Book
+from labkit.elastic.shards.book import ShardLog
 from labkit.elastic.shards.errors import PoisonShardError
 from labkit.elastic.shards.ledger import prove
-from labkit.elastic.shards.nouns import TOKEN_BITS, Commit, Fate, Lease, Piece, Status, Worker
+from labkit.elastic.shards.nouns import TOKEN_BITS, Commit, Fate, PendingRange, ShardLease, ShardStatus, Worker
 from labkit.elastic.shards.order import order
-from labkit.elastic.shards.plan import Plan
+from labkit.elastic.shards.plan import ShardPlan
 from labkit.elastic.shards.saved import to_state
 
 
 class View:
     """The half of a shard service that changes nothing."""
 
-    plan: Plan
-    _book: Book
+    plan: ShardPlan
+    _book: ShardLog
 
     def fate(self, token: object) -> Fate:
         """Return what has become of a lease; of anything that is no token, UNKNOWN."""
@@ -34,7 +34,7 @@ class View:
             return Fate.UNKNOWN
         return Fate.HELD if token in book.held else book.lost.get(token, Fate.COMMITTED)
 
-    def indices(self, lease: Lease | Piece | Commit) -> NDArray[np.int64]:
+    def indices(self, lease: ShardLease | PendingRange | Commit) -> NDArray[np.int64]:
         """Return the samples of a range, in order; read-only."""
         plan = self.plan
         return order(plan.n_samples, plan.seed, lease.epoch, plan.shuffle)[lease.start : lease.end]
@@ -47,37 +47,37 @@ class View:
         return to_state(self._book, ledger=ledger)
 
     @property
-    def status(self) -> Status:
+    def status(self) -> ShardStatus:
         """How far all epochs are."""
         book = self._book
         if book.dead and self.plan.poison == "stop":
-            return Status.POISONED
+            return ShardStatus.POISONED
         last = self.plan.n_samples == 0 or book.epoch == self.plan.epochs - 1
         if not last or book.cursor < self.plan.n_samples or book.todo or book.held:
-            return Status.RUNNING
-        return Status.SET_ASIDE if book.dead else Status.COMPLETE
+            return ShardStatus.RUNNING
+        return ShardStatus.SET_ASIDE if book.dead else ShardStatus.COMPLETE
 
     @property
     def over(self) -> bool:
         """True when there is nothing left to lease, now or later."""
-        return self.status in (Status.COMPLETE, Status.SET_ASIDE)
+        return self.status in (ShardStatus.COMPLETE, ShardStatus.SET_ASIDE)
 
     def completed(self) -> bool:
         """Return whether every sample of every epoch is committed; never true while ranges are set aside."""
-        return self.status is Status.COMPLETE
+        return self.status is ShardStatus.COMPLETE
 
     @property
     def poison(self) -> PoisonShardError | None:
         """What `lease` raises now."""
-        return PoisonShardError(self._book.dead[0]) if self.status is Status.POISONED else None
+        return PoisonShardError(self._book.dead[0]) if self.status is ShardStatus.POISONED else None
 
     @property
-    def set_aside(self) -> tuple[Piece, ...]:
+    def set_aside(self) -> tuple[PendingRange, ...]:
         """The ranges that failed too often, and why."""
         return tuple(self._book.dead)
 
     @property
-    def held(self) -> tuple[Lease, ...]:
+    def held(self) -> tuple[ShardLease, ...]:
         """The leases in force."""
         return tuple(self._book.held.values())
 

@@ -26,7 +26,7 @@ from labkit.elastic.transport.listen import Listener, bound
 from labkit.elastic.transport.proxy import Proxy
 from labkit.elastic.transport.replies import Reply
 from labkit.elastic.transport.shared import Region
-from labkit.elastic.transport.terms import MIB, SLICE_BYTES, Counts, Lease, Limits
+from labkit.elastic.transport.terms import MIB, SLICE_BYTES, Counts, Lease, PeerLimits
 
 __all__ = [
     "FIRST_KIND",
@@ -48,11 +48,11 @@ __all__ = [
     "Handler",
     "Head",
     "Lease",
-    "Limits",
     "Listener",
     "Message",
     "OversizedError",
     "Peer",
+    "PeerLimits",
     "PeerLostError",
     "Proxy",
     "Region",

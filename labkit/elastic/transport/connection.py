@@ -41,7 +41,7 @@ from labkit.elastic.transport.outbox import Outbox
 from labkit.elastic.transport.replies import Replies, Reply
 from labkit.elastic.transport.shared import REFERENCE, Region, Regions, moved
 from labkit.elastic.transport.streams import Stream, close_files
-from labkit.elastic.transport.terms import Counts, Lease, Limits
+from labkit.elastic.transport.terms import Counts, Lease, PeerLimits
 from labkit.oom import is_memory
 
 
@@ -56,7 +56,7 @@ class Connection:
         Who is at the other end.
     handler : Handler
         Takes what arrives.
-    lease, limits, counts : Lease, Limits, Counts
+    lease, limits, counts : Lease, PeerLimits, Counts
         The terms, and where things are counted.
     n_greeted : int
         Frames that each side has sent before.
@@ -73,7 +73,7 @@ class Connection:
         peer: Peer,
         handler: Handler,
         lease: Lease,
-        limits: Limits,
+        limits: PeerLimits,
         counts: Counts | None = None,
         n_greeted: int = GREETING_FRAMES,
         shares: bool = False,

@@ -15,7 +15,7 @@ from labkit.elastic.transport.errors import AccessError, TransportError, Unreach
 from labkit.elastic.transport.greeting import Greeting
 from labkit.elastic.transport.intake import Intake
 from labkit.elastic.transport.streams import SocketStream, Stream
-from labkit.elastic.transport.terms import DEFAULT_LEASE, DEFAULT_LIMITS, GREETING_LIMITS, Counts, Lease, Limits
+from labkit.elastic.transport.terms import DEFAULT_LEASE, DEFAULT_LIMITS, GREETING_LIMITS, Counts, Lease, PeerLimits
 from labkit.unix_sockets import reached
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def connect(
     hello: Mapping[str, Any] | None = None,
     expected: str | None = None,
     lease: Lease = DEFAULT_LEASE,
-    limits: Limits = DEFAULT_LIMITS,
+    limits: PeerLimits = DEFAULT_LIMITS,
 ) -> Connection:
     """Connect to a process that listens.
 
@@ -46,7 +46,7 @@ def connect(
         What this process says about itself, as small JSON.
     expected : str, optional
         Name that the peer's certificate must bear; without it any process of the job will do. For tls.
-    lease, limits : Lease, Limits
+    lease, limits : Lease, PeerLimits
         The terms of this end.
 
     Raises
@@ -136,7 +136,7 @@ def pair(
     other: Handler,
     *,
     lease: Lease = DEFAULT_LEASE,
-    limits: Limits = DEFAULT_LIMITS,
+    limits: PeerLimits = DEFAULT_LIMITS,
     shares: bool = False,
 ) -> tuple[Connection, Connection]:
     """Return two connected ends in this process, without an address: for tests, and where all runs in one process."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from labkit.elastic.transport.errors import FrameError, OversizedError, ReplayedError
-from labkit.elastic.transport.terms import SLICE_BYTES, Limits
+from labkit.elastic.transport.terms import SLICE_BYTES, PeerLimits
 
 Meta = Mapping[str, Any]
 
@@ -82,7 +82,7 @@ def pack(head: Head, meta: bytes = b"") -> bytes:
     return bare + zlib.crc32(meta, zlib.crc32(bare)).to_bytes(4, "little") + meta
 
 
-def unpack(header: bytes | bytearray | memoryview, *, limits: Limits) -> tuple[Head, int]:
+def unpack(header: bytes | bytearray | memoryview, *, limits: PeerLimits) -> tuple[Head, int]:
     """Return what a header says and its check value, which covers the meta part that follows.
 
     Raises
@@ -157,7 +157,7 @@ def encode(head: Head, *, meta: Meta | None = None, payload: bytes = b"") -> byt
     return pack(told, encode_meta(meta)) + payload
 
 
-def decode(raw: bytes, *, limits: Limits) -> tuple[Head, dict[str, Any], bytes, bytes] | None:
+def decode(raw: bytes, *, limits: PeerLimits) -> tuple[Head, dict[str, Any], bytes, bytes] | None:
     """Return head, meta, payload and what follows the first frame of `raw`; None while it is incomplete."""
     if len(raw) < HEADER.size:
         return None
@@ -173,7 +173,7 @@ def decode(raw: bytes, *, limits: Limits) -> tuple[Head, dict[str, Any], bytes, 
 
 
 @dataclass(slots=True)
-class Order:
+class FrameOrder:
     """The order of the frames of one direction: each comes once, none is missing."""
 
     last: int = 0

@@ -6,9 +6,9 @@ import time
 from typing import Any
 
 from labkit.elastic.transport.errors import PeerLostError
-from labkit.elastic.transport.frames import HEADER, Head, Order, decode_meta, unpack, verify
+from labkit.elastic.transport.frames import HEADER, FrameOrder, Head, decode_meta, unpack, verify
 from labkit.elastic.transport.streams import Stream, close_files
-from labkit.elastic.transport.terms import Counts, Lease, Limits
+from labkit.elastic.transport.terms import Counts, Lease, PeerLimits
 
 SCRATCH_BYTES = 64 * 1024
 
@@ -22,7 +22,7 @@ class Intake:
         Where bytes come from.
     lease : Lease
         How long silence may last.
-    limits : Limits
+    limits : PeerLimits
         How large frames may be.
     counts : Counts
         Where they are counted.
@@ -31,14 +31,14 @@ class Intake:
     """
 
     def __init__(
-        self, stream: Stream, *, lease: Lease, limits: Limits, counts: Counts, deadline_s: float | None = None
+        self, stream: Stream, *, lease: Lease, limits: PeerLimits, counts: Counts, deadline_s: float | None = None
     ) -> None:
         self._stream, self._lease, self._counts, self._limits = stream, lease, counts, limits
         self._deadline_s = deadline_s
         self._header = memoryview(bytearray(HEADER.size))
         self._scratch = memoryview(bytearray(max(SCRATCH_BYTES, limits.meta_bytes)))
         self._begun_s: float | None = None
-        self.order = Order()
+        self.order = FrameOrder()
         self.files: list[int] = []
         """Open files that came with the present frame."""
 

@@ -20,7 +20,7 @@ from labkit.elastic.transport.errors import AddressError, TransportError
 from labkit.elastic.transport.folders import private_folder
 from labkit.elastic.transport.greeting import Greeting
 from labkit.elastic.transport.intake import Intake
-from labkit.elastic.transport.terms import DEFAULT_LEASE, DEFAULT_LIMITS, GREETING_LIMITS, Counts, Lease, Limits
+from labkit.elastic.transport.terms import DEFAULT_LEASE, DEFAULT_LIMITS, GREETING_LIMITS, Counts, Lease, PeerLimits
 from labkit.unix_sockets import reached
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Listener:
         What opens a connection.
     hello : mapping, optional
         What this process says about itself, as small JSON.
-    lease, limits : Lease, Limits
+    lease, limits : Lease, PeerLimits
         The terms of this end.
     sock : socket, optional
         What `bound` returned for the address before; whoever has connected since then is let in now.
@@ -63,7 +63,7 @@ class Listener:
         access: Access,
         hello: Mapping[str, Any] | None = None,
         lease: Lease = DEFAULT_LEASE,
-        limits: Limits = DEFAULT_LIMITS,
+        limits: PeerLimits = DEFAULT_LIMITS,
         sock: socket.socket | None = None,
         refused: Callable[[str, str], None] | None = None,
     ) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from labkit.elastic.transport.errors import ClosedError, PeerLostError, TransportError
 from labkit.elastic.transport.frames import BYE, PING, Head, pack
 from labkit.elastic.transport.streams import Stream, rest
-from labkit.elastic.transport.terms import Counts, Limits
+from labkit.elastic.transport.terms import Counts, PeerLimits
 
 SMALL_BYTES = 32 * 1024
 """A frame up to this size is offered to the kernel at once."""
@@ -38,7 +38,7 @@ class Outbox:
     ----------
     stream : Stream
         Where they go.
-    counts, limits : Counts, Limits
+    counts, limits : Counts, PeerLimits
         Where they are counted, and how many may wait.
     heartbeat_s : float
         After so much idleness a sign of life is sent.
@@ -53,7 +53,7 @@ class Outbox:
         stream: Stream,
         *,
         counts: Counts,
-        limits: Limits,
+        limits: PeerLimits,
         heartbeat_s: float,
         first: int,
         on_failure: Callable[[TransportError], None],

@@ -123,7 +123,7 @@ class Proxy:
                 self._sockets |= {near, far}
             pairs = ((near, far, True), (far, near, False))
             pair = [threading.Thread(target=self._pass_on, args=each, name="proxy", daemon=True) for each in pairs]
-            self._threads += [*pair, threading.Thread(target=self._bury, args=(near, far, pair), daemon=True)]
+            self._threads += [*pair, threading.Thread(target=self._note_death, args=(near, far, pair), daemon=True)]
             for thread in self._threads[-3:]:
                 thread.start()
 
@@ -145,7 +145,7 @@ class Proxy:
         if late_s:
             self._closed.wait(late_s)
 
-    def _bury(self, near: socket.socket, far: socket.socket, pair: list[threading.Thread]) -> None:
+    def _note_death(self, near: socket.socket, far: socket.socket, pair: list[threading.Thread]) -> None:
         for thread in pair:
             thread.join()
         with self._lock:

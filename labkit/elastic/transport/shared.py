@@ -17,7 +17,7 @@ import numpy as np
 
 from labkit.core.errors import InputError
 from labkit.elastic.transport.errors import FrameError, OversizedError
-from labkit.elastic.transport.terms import Limits
+from labkit.elastic.transport.terms import PeerLimits
 
 REFERENCE = struct.Struct("<BIQQ")
 """Where a payload lies: whose region (0 the sender's, 1 the receiver's), its number, offset, length."""
@@ -97,7 +97,7 @@ def _start(view: memoryview) -> int:
 class Regions:
     """The regions that the two ends of one connection share: this end's, and the peer's."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: PeerLimits) -> None:
         self._limits = limits
         self._mine: list[_Mapped] = []
         self._theirs: list[_Mapped] = []

@@ -58,7 +58,7 @@ class Lease:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class PeerLimits:
     """What a peer may ask of this process.
 
     Attributes
@@ -91,8 +91,8 @@ class Limits:
 
 
 DEFAULT_LEASE = Lease()
-DEFAULT_LIMITS = Limits()
-GREETING_LIMITS = Limits(payload_bytes=0, meta_bytes=4096, long_bytes=0)
+DEFAULT_LIMITS = PeerLimits()
+GREETING_LIMITS = PeerLimits(payload_bytes=0, meta_bytes=4096, long_bytes=0)
 """What a peer may send before it has shown who it is."""
 
 

@@ -8,7 +8,7 @@ from labkit.core.book import Records, add_held
 from labkit.core.capacity import SLACK
 from labkit.core.job_columns import OVERDUE_FRACTION
 from labkit.core.resources import GPUS, Bools, Floats, Ints
-from labkit.experiment.classic.nouns import MARGIN, N_ORDERED, N_SET, N_TASKS, Belief, Queue, Room, Trace, Work
+from labkit.experiment.classic.nouns import MARGIN, N_ORDERED, N_SET, N_TASKS, Belief, FreeTree, Queue, Scratch, Trace
 from labkit.experiment.classic.queue import first_kind
 from labkit.experiment.classic.room import place, restore, touch
 from labkit.schedulers.base import BEHIND
@@ -54,7 +54,7 @@ def _take(left: Floats, gang: Floats, k: int) -> None:
 
 
 @njit(cache=True, _nrt=False)
-def all_fit(trace: Trace, work: Work) -> bool:
+def all_fit(trace: Trace, work: Scratch) -> bool:
     """Tell whether the gangs of all active jobs surely fit into the sums of what the machines offer."""
     for r in range(len(trace.budget)):
         margin = 0.0 if trace.whole else MARGIN * (1.0 + trace.budget[r])
@@ -64,7 +64,7 @@ def all_fit(trace: Trace, work: Work) -> bool:
 
 
 @njit(cache=True, _nrt=False)
-def _filtered(trace: Trace, queue: Queue, space: Room, head: int) -> bool:
+def _filtered(trace: Trace, queue: Queue, space: FreeTree, head: int) -> bool:
     """Leave out the kinds that ask for more GPUs than are free; tell whether that is sure.
 
     Where all amounts are whole they would find no room anyway. `head`: the only kind that counts, or -1.
@@ -83,7 +83,7 @@ def _filtered(trace: Trace, queue: Queue, space: Room, head: int) -> bool:
 
 @njit(cache=True, _nrt=False)
 def start_waiting(  # noqa: C901 - one pass over the queue, with a way out for each reason
-    space: Room, trace: Trace, queue: Queue, work: Work, strict: bool, filters: bool
+    space: FreeTree, trace: Trace, queue: Queue, work: Scratch, strict: bool, filters: bool
 ) -> bool:  # fmt: skip
     """Start waiting jobs in order; `strict`: up to the first without room. Tell whether the answer is sure.
 
@@ -148,7 +148,7 @@ def _sort_running(
 
 @njit(cache=True, _nrt=False)
 def _choose(  # noqa: C901 - two ordered lists, merged
-    trace: Trace, queue: Queue, work: Work, n_ordered: int
+    trace: Trace, queue: Queue, work: Scratch, n_ordered: int
 ) -> tuple[int, int]:  # fmt: skip
     """Note which jobs start and which stop, as `labkit.schedulers.base.choose` does; return their numbers.
 
@@ -191,7 +191,7 @@ def _choose(  # noqa: C901 - two ordered lists, merged
 
 @njit(cache=True, _nrt=False)
 def _place_all(
-    space: Room, trace: Trace, queue: Queue, work: Work, jobs: Ints, runs: bool
+    space: FreeTree, trace: Trace, queue: Queue, work: Scratch, jobs: Ints, runs: bool
 ) -> bool:  # fmt: skip
     """Place jobs in order; those that run are set in any case. Tell whether the buffers suffice."""
     numbers = work.numbers
@@ -208,7 +208,7 @@ def _place_all(
 
 
 @njit(cache=True, _nrt=False)
-def _behind(queue: Queue, work: Work, n: int) -> int:
+def _behind(queue: Queue, work: Scratch, n: int) -> int:
     """Note the first jobs that wait and were not chosen behind the n that start; return how many there are."""
     queue.out[:] = False
     more = 0
@@ -224,7 +224,7 @@ def _behind(queue: Queue, work: Work, n: int) -> int:
 
 @njit(cache=True, _nrt=False)
 def run_by_order(
-    space: Room, trace: Trace, queue: Queue, work: Work, mind: Belief, by: int, now_s: float, threshold: float,
+    space: FreeTree, trace: Trace, queue: Queue, work: Scratch, mind: Belief, by: int, now_s: float, threshold: float,
     holding: int,
 ) -> bool:  # fmt: skip
     """Run the first jobs of the order that the cluster holds, and preempt the others; tell whether that is sure."""

@@ -28,11 +28,11 @@ from labkit.experiment.classic.nouns import (
     STANDS,
     UNSURE,
     Belief,
+    FreeTree,
     Queue,
-    Room,
+    Scratch,
     Trace,
     Truth,
-    Work,
 )
 from labkit.experiment.classic.queue import add, remove
 from labkit.experiment.classic.room import fill, mark, restore
@@ -46,7 +46,7 @@ _PREEMPTED, _COMPLETED = int(Kind.PREEMPTED), int(Kind.COMPLETED)
 
 
 @njit(cache=True, _nrt=False)
-def _push(work: Work, at_s: float, j: int) -> None:
+def _push(work: Scratch, at_s: float, j: int) -> None:
     i = work.numbers[N_ENDS]
     work.numbers[N_ENDS] += 1
     while i > 0 and work.ends_s[(i - 1) >> 1] > at_s:
@@ -56,7 +56,7 @@ def _push(work: Work, at_s: float, j: int) -> None:
 
 
 @njit(cache=True, _nrt=False)
-def _pop(work: Work) -> None:
+def _pop(work: Scratch) -> None:
     n = work.numbers[N_ENDS] - 1
     work.numbers[N_ENDS] = n
     at_s, j = work.ends_s[n], work.ends[n]
@@ -73,7 +73,7 @@ def _pop(work: Work) -> None:
 
 
 @njit(cache=True, _nrt=False)
-def _await(truth: Truth, work: Work, j: int) -> None:
+def _await(truth: Truth, work: Scratch, j: int) -> None:
     """Note when a job that runs ends."""
     if truth.truth[j].phase != state.RUNNING or not truth.truth[j].next_s < np.inf:
         return
@@ -87,7 +87,7 @@ def _await(truth: Truth, work: Work, j: int) -> None:
 
 
 @njit(cache=True, _nrt=False)
-def _next_end_s(truth: Truth, work: Work) -> float:
+def _next_end_s(truth: Truth, work: Scratch) -> float:
     """Return when the next job ends; what is out of date leaves the heap."""
     while work.numbers[N_ENDS]:
         at = truth.truth[work.ends[0]]
@@ -101,7 +101,7 @@ def _next_end_s(truth: Truth, work: Work) -> float:
 
 
 @njit(cache=True, _nrt=False)
-def _fold(batch: Events, mind: Belief, space: Room, trace: Trace, work: Work) -> None:
+def _fold(batch: Events, mind: Belief, space: FreeTree, trace: Trace, work: Scratch) -> None:
     """Let the ledger take note of a batch, and the room with it."""
     for i in range(len(batch)):
         kind = batch[i].kind
@@ -121,7 +121,7 @@ def _fold(batch: Events, mind: Belief, space: Room, trace: Trace, work: Work) ->
 
 @njit(cache=True, _nrt=True)  # `carry_out` allocates
 def _apply(  # noqa: C901 - each of the jobs that are set is looked at before and after
-    truth: Truth, mind: Belief, trace: Trace, space: Room, queue: Queue, work: Work, by: int, threshold: float,
+    truth: Truth, mind: Belief, trace: Trace, space: FreeTree, queue: Queue, work: Scratch, by: int, threshold: float,
     preempts: bool, now_s: float, out: Events,
 ) -> None:  # fmt: skip
     """Carry the decision out, in truth and in belief."""
@@ -162,7 +162,7 @@ def _apply(  # noqa: C901 - each of the jobs that are set is looked at before an
 
 
 @njit(cache=True, _nrt=False)
-def _end(truth: Truth, trace: Trace, work: Work, j: int, now_s: float, out: Events, n: int) -> int:
+def _end(truth: Truth, trace: Trace, work: Scratch, j: int, now_s: float, out: Events, n: int) -> int:
     """Complete a job; it stays in the list of those that run until the next `_tidy`."""
     kind = state._end(truth.truth, j, now_s, trace.true_steps)
     n = state.write(out, n, now_s, kind, j, truth.truth[j].steps, 0.0, -1, -1)
@@ -174,7 +174,7 @@ def _end(truth: Truth, trace: Trace, work: Work, j: int, now_s: float, out: Even
 
 
 @njit(cache=True, _nrt=False)
-def _tidy(truth: Truth, work: Work) -> None:
+def _tidy(truth: Truth, work: Scratch) -> None:
     """Take the jobs that are over out of the list of those that run."""
     n = 0
     for i in range(truth.counts[state.N_RUNNING]):
@@ -188,7 +188,7 @@ def _tidy(truth: Truth, work: Work) -> None:
 
 @njit(cache=True, _nrt=False)
 def _pass(  # noqa: C901 - a branch for each thing that happens
-    truth: Truth, mind: Belief, trace: Trace, space: Room, queue: Queue, work: Work, by: int, threshold: float,
+    truth: Truth, mind: Belief, trace: Trace, space: FreeTree, queue: Queue, work: Scratch, by: int, threshold: float,
     now_s: float, until_s: float, out: Events,
 ) -> float:  # fmt: skip
     """Let time pass until jobs complete or arrive, or until a moment; return the time then. See `state.run_until`."""
@@ -232,7 +232,7 @@ def _pass(  # noqa: C901 - a branch for each thing that happens
 
 @njit(cache=True, _nrt=False)
 def _set_up(
-    truth: Truth, mind: Belief, trace: Trace, space: Room, queue: Queue, work: Work, by: int, threshold: float,
+    truth: Truth, mind: Belief, trace: Trace, space: FreeTree, queue: Queue, work: Scratch, by: int, threshold: float,
     preempts: bool, now_s: float, active: Ints,
 ) -> None:  # fmt: skip
     """Make heap, queue, order and room from what the simulator and the ledger have."""
@@ -259,7 +259,7 @@ def _set_up(
 
 @njit(cache=True, _nrt=False)
 def _decide(
-    trace: Trace, mind: Belief, space: Room, queue: Queue, work: Work, by: int, threshold: float, preempts: bool,
+    trace: Trace, mind: Belief, space: FreeTree, queue: Queue, work: Scratch, by: int, threshold: float, preempts: bool,
     backfill: bool, now_s: float,
 ) -> bool:  # fmt: skip
     """Decide; tell whether the answer is sure."""
@@ -272,7 +272,7 @@ def _decide(
 
 @njit(cache=True, _nrt=False)
 def stretch(  # noqa: C901 - the loop of a session, a way out for each reason
-    truth: Truth, mind: Belief, trace: Trace, space: Room, queue: Queue, work: Work, by: int, threshold: float,
+    truth: Truth, mind: Belief, trace: Trace, space: FreeTree, queue: Queue, work: Scratch, by: int, threshold: float,
     preempts: bool, backfill: bool, slot_s: float, patience: int, now_s: float, until_s: float, soft: int,
     active: Ints, out: Events,
 ) -> tuple[int, float]:  # fmt: skip

@@ -98,7 +98,7 @@ class Trace(NamedTuple):
     whole: bool
 
 
-class Room(NamedTuple):
+class FreeTree(NamedTuple):
     """What is free while a decision is made, and a tree of maxima over it for each device type.
 
     Attributes
@@ -148,7 +148,7 @@ class Queue(NamedTuple):
     stuck: Bools
 
 
-class Work(NamedTuple):
+class Scratch(NamedTuple):
     """What else the kernels need room for.
 
     Attributes

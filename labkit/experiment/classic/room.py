@@ -7,13 +7,13 @@ from numba import njit
 
 from labkit.core.capacity import SLACK, room
 from labkit.core.resources import Floats, Ints
-from labkit.experiment.classic.nouns import N_TASKS, N_TOUCHED, Belief, Room, Trace, Work
+from labkit.experiment.classic.nouns import N_TASKS, N_TOUCHED, Belief, FreeTree, Scratch, Trace
 
 
-def empty_room(n_groups: int, n_resources: int, n_types: int) -> Room:
+def empty_room(n_groups: int, n_resources: int, n_types: int) -> FreeTree:
     """Return room for the free capacity of a cluster, and for its trees."""
     size = 1 << max(n_groups - 1, 1).bit_length()
-    return Room(
+    return FreeTree(
         free=np.zeros((n_groups, n_resources)),
         tree=np.full((n_types + 1, 2 * size, n_resources), -np.inf),
         touched=np.empty(n_groups, np.int32),
@@ -22,7 +22,7 @@ def empty_room(n_groups: int, n_resources: int, n_types: int) -> Room:
 
 
 @njit(cache=True, _nrt=False)
-def fill(space: Room, free: Floats, group_type: Ints) -> None:
+def fill(space: FreeTree, free: Floats, group_type: Ints) -> None:
     """Copy what is free (G, R), and build the trees."""
     n_types, n_nodes, n_resources = space.tree.shape
     size = n_nodes // 2
@@ -58,7 +58,7 @@ def _rise(tree: Floats, free: Floats, g: int) -> None:
 
 
 @njit(cache=True, _nrt=False)
-def touch(space: Room, group_type: Ints, numbers: Ints, g: int) -> None:
+def touch(space: FreeTree, group_type: Ints, numbers: Ints, g: int) -> None:
     """Note that what is free in a group is another amount now."""
     _rise(space.tree[group_type[g]], space.free, g)
     if len(space.tree) > 2:
@@ -70,7 +70,7 @@ def touch(space: Room, group_type: Ints, numbers: Ints, g: int) -> None:
 
 
 @njit(cache=True, _nrt=False)
-def mark(space: Room, numbers: Ints, g: int) -> None:
+def mark(space: FreeTree, numbers: Ints, g: int) -> None:
     """Note that the ledger has another amount for a group, or will have."""
     if not space.is_touched[g]:
         space.is_touched[g] = True
@@ -79,7 +79,7 @@ def mark(space: Room, numbers: Ints, g: int) -> None:
 
 
 @njit(cache=True, _nrt=False)
-def restore(space: Room, mind: Belief, group_type: Ints, numbers: Ints) -> None:
+def restore(space: FreeTree, mind: Belief, group_type: Ints, numbers: Ints) -> None:
     """Bring the touched groups to what the ledger has."""
     for i in range(numbers[N_TOUCHED]):
         g = space.touched[i]
@@ -119,14 +119,14 @@ def _first(tree: Floats, start: int, demand: Floats) -> int:
 
 
 @njit(cache=True, _nrt=False)
-def _take(space: Room, trace: Trace, work: Work, demand: Floats, g: int, n: int) -> None:
+def _take(space: FreeTree, trace: Trace, work: Scratch, demand: Floats, g: int, n: int) -> None:
     for r in range(len(demand)):
         space.free[g, r] -= n * demand[r]
     touch(space, trace.group_type, work.numbers, g)
 
 
 @njit(cache=True, _nrt=False)
-def _fit(space: Room, trace: Trace, work: Work, k: int, j: int, of_type: int) -> bool:
+def _fit(space: FreeTree, trace: Trace, work: Scratch, k: int, j: int, of_type: int) -> bool:
     """Put all workers of a job of kind k on groups of one tree, or none; tell whether they are there."""
     n, demand, tree = trace.n_workers[k], trace.worker[k], space.tree[of_type]
     mixed = of_type == len(space.tree) - 1
@@ -150,7 +150,7 @@ def _fit(space: Room, trace: Trace, work: Work, k: int, j: int, of_type: int) ->
 
 
 @njit(cache=True, _nrt=False)
-def place(space: Room, trace: Trace, work: Work, j: int) -> bool:
+def place(space: FreeTree, trace: Trace, work: Scratch, j: int) -> bool:
     """Place the gang of a job by first fit: on the first type with room, on a mixture where it is larger than any."""
     k = trace.kind[j]
     for of_type in range(len(space.tree) - 1):

@@ -22,9 +22,9 @@ from labkit.experiment.classic.nouns import (
     STANDS,
     UNSURE,
     Belief,
+    Scratch,
     Trace,
     Truth,
-    Work,
 )
 from labkit.experiment.classic.queue import empty_queue
 from labkit.experiment.classic.room import empty_room
@@ -146,8 +146,8 @@ def _most_tasks(trace: Trace, session: Session) -> int:
     return int(min(offered.sum() + len(offered), MOST_TASKS))
 
 
-def _work(n_jobs: int, *, n_tasks: int, n_resources: int) -> Work:
-    return Work(
+def _work(n_jobs: int, *, n_tasks: int, n_resources: int) -> Scratch:
+    return Scratch(
         numbers=np.zeros(9, np.int64),
         asked=np.zeros(n_resources),
         ends_s=np.empty(n_jobs + 1),

@@ -8,7 +8,7 @@ from numba import njit
 from labkit.core.resources import GPUS, Bools, Floats, Ints
 from labkit.learning.marl.episodes import DONE, World, begin_job, end_job, settle
 from labkit.schedulers.marl.network import Scene
-from labkit.schedulers.pods.attending import Gang, Net, Notes, Stand, place
+from labkit.schedulers.pods.attending import GangView, Net, Notes, Stand, place
 
 
 def stand_of(scene: Scene, capacity: Floats) -> Stand:
@@ -19,11 +19,11 @@ def stand_of(scene: Scene, capacity: Floats) -> Stand:
 
 
 @njit(cache=True)
-def _gang(scene: Scene, job: int, about: Floats, workers_on: Bools) -> Gang:
+def _gang(scene: Scene, job: int, about: Floats, workers_on: Bools) -> GangView:
     room = scene.room
     for g in range(len(workers_on)):
         workers_on[g] = room.up[g] and (scene.worker[job, GPUS] <= 0 or scene.runs_on[job, room.group_type[g]])
-    return Gang(
+    return GangView(
         scene.worker[job], scene.ps[job], scene.n_workers[job], scene.n_ps[job], workers_on, room.up, about[job]
     )
 
@@ -50,7 +50,7 @@ def _pods(scene: Scene, stand: Stand, home: int) -> Ints:
 
 
 @njit(cache=True)
-def _holds(scene: Scene, stand: Stand, gang: Gang, pod: int) -> bool:
+def _holds(scene: Scene, stand: Stand, gang: GangView, pod: int) -> bool:
     """Tell whether a pod has as many free GPUs and cores in all as a gang asks for."""
     room, free = scene.room, np.zeros(stand.free.shape[1])
     for at in range(room.first_machine[pod], room.first_machine[pod + 1]):
@@ -62,7 +62,7 @@ def _holds(scene: Scene, stand: Stand, gang: Gang, pod: int) -> bool:
 
 @njit(cache=True)
 def _tried(
-    net: Net, scene: Scene, stand: Stand, gang: Gang, pod: int, groups: Ints, draws: bool, rng: np.random.Generator,
+    net: Net, scene: Scene, stand: Stand, gang: GangView, pod: int, groups: Ints, draws: bool, rng: np.random.Generator,
     notes: Notes, job: int,
 ) -> bool:  # fmt: skip
     """Try to place a gang in a pod; what is free is as before, whether it fits or not."""

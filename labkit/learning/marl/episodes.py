@@ -13,9 +13,9 @@ from numba import njit
 
 from labkit.core.resources import Floats, Ints
 from labkit.schedulers.marl.candidates import hold
-from labkit.schedulers.marl.network import FEATURES, N_TOP, Desk, Net, Scene, best_of, drawn, gang_of, weigh
+from labkit.schedulers.marl.network import FEATURES, N_TOP, CandidateBuffers, Net, Scene, best_of, drawn, gang_of, weigh
 from labkit.speed.what_if import put, renew, seconds_more, slowdown, speed_of, take, touched
-from labkit.speed.what_if_state import N_SEEN, PCIE_UNIT, WORKER, Facts, Slow, Tasks
+from labkit.speed.what_if_state import N_SEEN, PCIE_UNIT, WORKER, RunFacts, Slow, TaskTable
 
 DONE = 1e-9
 """Part of its steps that a job may lack when it ends: rounding."""
@@ -28,7 +28,7 @@ class World(NamedTuple):
     ----------
     arrival_s, steps : array
         (N,) of the jobs.
-    facts, slow, tasks : Facts, Slow, Tasks
+    facts, slow, tasks : RunFacts, Slow, TaskTable
         The truth.
     since_s, start_s, done_s : array
         (N,) when `Scene.left` was noted, when a job began and when it ended.
@@ -38,9 +38,9 @@ class World(NamedTuple):
 
     arrival_s: Floats
     steps: Floats
-    facts: Facts
+    facts: RunFacts
     slow: Slow
-    tasks: Tasks
+    tasks: TaskTable
     since_s: Floats
     start_s: Floats
     done_s: Floats
@@ -80,7 +80,7 @@ def record(n_decisions: int, n_samples: int = 1) -> Rec:
     )  # fmt: skip
 
 
-class How(NamedTuple):
+class ActionRule(NamedTuple):
     """draws: actions by their chances; teaches: note what the teacher would do, and obey it with this chance."""
 
     draws: bool
@@ -110,7 +110,7 @@ def _feel(scene: Scene, world: World, job: int, rec: Rec) -> None:
 
 
 @njit(cache=True, error_model="numpy")
-def _taught(scene: Scene, world: World, job: int, desk: Desk, n_top: int) -> int:
+def _taught(scene: Scene, world: World, job: int, desk: CandidateBuffers, n_top: int) -> int:
     """Return the option of least true cost, of all that were found; -1: it is none of the best foretold."""
     n_workers = scene.n_workers[job]
     n, best, least, who = n_workers + scene.n_ps[job], -1, np.inf, -1
@@ -130,9 +130,19 @@ def _taught(scene: Scene, world: World, job: int, desk: Desk, n_top: int) -> int
 
 @njit(cache=True, error_model="numpy")
 def _decide(
-    scene: Scene, world: World, slow: Slow, net: Net, job: int, now_s: float, n_waiting: int, n_running: int, how: How,
-    desk: Desk, rec: Rec, rng: np.random.Generator,
-) -> int:  # fmt: skip
+    scene: Scene,
+    world: World,
+    slow: Slow,
+    net: Net,
+    job: int,
+    now_s: float,
+    n_waiting: int,
+    n_running: int,
+    how: ActionRule,
+    desk: CandidateBuffers,
+    rec: Rec,
+    rng: np.random.Generator,
+) -> int:
     """Return the placement that is taken, a row of `desk.found`; -1: it waits."""
     n_top = weigh(
         scene, slow, net, job, now_s, world.arrival_s[job], n_waiting, n_running, how.stays, desk
@@ -192,8 +202,15 @@ def begin_job(scene: Scene, world: World, slow: Slow, job: int, groups: Ints, no
 
 @njit(cache=True, error_model="numpy")
 def play(  # noqa: C901 - the loop over time, whose parts share the queue and who runs
-    scene: Scene, world: World, slow: Slow, net: Net, how: How, desk: Desk, rec: Rec, rng: np.random.Generator
-) -> int:  # fmt: skip
+    scene: Scene,
+    world: World,
+    slow: Slow,
+    net: Net,
+    how: ActionRule,
+    desk: CandidateBuffers,
+    rec: Rec,
+    rng: np.random.Generator,
+) -> int:
     """Simulate a trace to its end; return how many decisions were made. FIFO with backfill, at events."""
     n_jobs = len(world.steps)
     queue, running = np.zeros(n_jobs, np.int64), np.zeros(n_jobs, np.int64)

@@ -16,7 +16,7 @@ import numpy as np
 
 from labkit.core.errors import LabkitError
 from labkit.core.resources import Floats, Ints
-from labkit.learning.marl.episodes import How, Rec, World, play, record
+from labkit.learning.marl.episodes import ActionRule, Rec, World, play, record
 from labkit.schedulers.marl.network import SLOT_S, Net, Scene, desk_of
 from labkit.speed.what_if_state import learned
 
@@ -32,7 +32,7 @@ class Play(NamedTuple):
     """What is to be played: the weights, how they decide, the seeds of trace and draws, and room for samples."""
 
     net: Net
-    how: How
+    how: ActionRule
     seed: int
     draws: int
     n_samples: int = 1

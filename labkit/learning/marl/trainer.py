@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from labkit.core.resources import Bools, Floats, Ints
-from labkit.learning.marl.episodes import How, Rec
+from labkit.learning.marl.episodes import ActionRule, Rec
 from labkit.learning.marl.plays import Play, Played, Submits, WorldOf, all_played, played
 from labkit.learning.marl.settings import Setting
 from labkit.learning.training import Training, copied, refuse_not_finite
@@ -160,7 +160,7 @@ class Trainer(Training):
         refuse_not_finite(self.policy, before, loss=loss, mean_jct=mean_jct, n_done=self.n_done)
         return "lesson" if taught else "round", mean_jct, loss, entropy
 
-    def _played(self, seed: int, how: How, *, n: int = 1, n_samples: int = 1) -> list[Played]:
+    def _played(self, seed: int, how: ActionRule, *, n: int = 1, n_samples: int = 1) -> list[Played]:
         """Return what comes of n plays of a trace."""
         net = self.policy.net()
         if not how.teaches:
@@ -178,7 +178,7 @@ class Trainer(Training):
     def _lesson(self) -> tuple[float, float, float]:
         """Imitate: what tasks suffer beside others, and where the oracle puts gangs."""
         recipe, seed = self.recipe, int(self._rng.integers(1 << 31))
-        (told,) = self._played(seed, How(True, True, recipe.obeys, not recipe.forwards), n_samples=60_000)
+        (told,) = self._played(seed, ActionRule(True, True, recipe.obeys, not recipe.forwards), n_samples=60_000)
         self._felt.append(torch.from_numpy(told.rec.felt))
         felt, part = torch.cat(self._felt), _parts(told.rec, told.home, recipe.n_agents, taught=True)
         self._set_rate(recipe.lesson_rate * (1 - self.n_done / recipe.n_lessons) + 1e-3)
@@ -200,7 +200,7 @@ class Trainer(Training):
     def _round(self) -> tuple[float, float, float]:
         """Play one trace several times, and make more probable what turned out better than in the others."""
         recipe, seed = self.recipe, int(self._rng.integers(1 << 31))
-        told = self._played(seed, How(True, False, 0.0, not recipe.forwards), n=recipe.n_draws)
+        told = self._played(seed, ActionRule(True, False, 0.0, not recipe.forwards), n=recipe.n_draws)
         parts = [_parts(one.rec, one.home, recipe.n_agents, taught=False) for one in told]
         blame = np.array([one.blame for one in told])
         better = better_than_others(blame) if recipe.leaves_one_out else better_than_all(blame)
@@ -261,7 +261,7 @@ class Trainer(Training):
 
 def mean_jct(net: Net, worlds: WorldOf, seeds: Sequence[int]) -> Floats:
     """Return the mean JCT in slots of the trace of each seed, (S,); the most probable placements are taken."""
-    frozen = How(False, False, 0.0, False)
+    frozen = ActionRule(False, False, 0.0, False)
     return np.array([played(worlds, Play(net, frozen, seed, 0)).mean_jct for seed in seeds])
 
 

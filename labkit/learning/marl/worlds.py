@@ -12,7 +12,7 @@ from labkit.learning.marl.episodes import World
 from labkit.schedulers.marl.network import Scene
 from labkit.schedulers.marl.scenes import declared_speed, scene_of
 from labkit.speed.interference.model import InterferenceModel
-from labkit.speed.interference.use import TaskUse
+from labkit.speed.interference.use import ModelUse
 from labkit.speed.step_time import step_time
 from labkit.speed.what_if_state import facts_of, slow_of, tasks_of
 
@@ -22,8 +22,8 @@ def world_of(
     cluster: Cluster,
     *,
     model: InterferenceModel | None,
-    uses: Mapping[str, TaskUse] | None,
-    known_uses: Mapping[str, TaskUse] | None = None,
+    uses: Mapping[str, ModelUse] | None,
+    known_uses: Mapping[str, ModelUse] | None = None,
 ) -> tuple[Scene, World]:
     """Return what the scheduler knows, and the truth; both empty, and of the same jobs.
 

@@ -40,7 +40,7 @@ PROCESSES: Final = "processes"
 Parts = list[NDArray[np.float32]]
 
 
-class Member:
+class ClusterMember:
     """One cluster and its trainer, in whatever process it is."""
 
     def __init__(
@@ -131,7 +131,7 @@ class Federated:
             self._pools = [_process(one) for one in given]
             self._members = [_ask_process(pool) for pool in self._pools]
         elif self.where == HERE:
-            self._members = [_ask_here(Member(*one)) for one in given]
+            self._members = [_ask_here(ClusterMember(*one)) for one in given]
         else:
             self._members = [_ask_actor(self.where, one) for one in given]
         self._parts = self._members[0]("parts")()
@@ -207,14 +207,14 @@ class Federated:
 # --- where members are
 
 
-def _ask_here(member: Member) -> Ask:
+def _ask_here(member: ClusterMember) -> Ask:
     def ask(what: str, *words: Any) -> Callable[[], Any]:
         return lambda: getattr(member, what)(*words)
 
     return ask
 
 
-_mine: Member | None = None
+_mine: ClusterMember | None = None
 
 
 def _process(given: tuple[Any, ...]) -> ProcessPoolExecutor:
@@ -227,7 +227,7 @@ def _begin(*given: Any) -> None:
     global _mine
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    _mine = Member(*given)
+    _mine = ClusterMember(*given)
 
 
 def _end_with_parent() -> None:
@@ -250,7 +250,7 @@ def _ask_process(pool: ProcessPoolExecutor) -> Ask:
 
 def _ask_actor(client: Any, given: tuple[Any, ...]) -> Ask:
     with client.as_current():  # an actor talks through the client that is current when it comes back
-        actor = client.submit(Member, *given, actor=True, pure=False).result()
+        actor = client.submit(ClusterMember, *given, actor=True, pure=False).result()
 
     def ask(what: str, *words: Any) -> Callable[[], Any]:
         with client.as_current():

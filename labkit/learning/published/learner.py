@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from labkit.core.resources import Floats
-from labkit.learning.published.network import Flat
-from labkit.learning.published.replay import Drawn, Prioritised, Replay
+from labkit.learning.published.network import DenseNetwork
+from labkit.learning.published.replay import Drawn, Prioritised, ReplayBuffer
 from labkit.learning.published.switches import Published
 from labkit.learning.published.updates import (
     entropy_of,
@@ -23,10 +23,10 @@ from labkit.learning.published.updates import (
     stale_gradient,
 )
 from labkit.learning.published.warm_up import Lessons
-from labkit.learning.training import NotFiniteError
+from labkit.learning.training import TrainingDivergedError
 from labkit.schedulers.dl2.flat.form import Form
 from labkit.schedulers.dl2.flat.network import FlatNet
-from labkit.schedulers.dl2.flat.slots import Samples
+from labkit.schedulers.dl2.flat.slots import SlotSamples
 
 MEMORY_OF_A_SLOT: Final = 4096
 """Samples of a slot that are learned from where there is no replay."""
@@ -48,7 +48,7 @@ class Learner:
 
     Attributes
     ----------
-    policy, value : Flat
+    policy, value : DenseNetwork
         Networks.
     n_updates : int
         Updates of reinforcement learning so far.
@@ -57,8 +57,8 @@ class Learner:
     def __init__(self, switches: Published, form: Form) -> None:
         self.switches, self.form = switches, form
         layers = {"n_units": switches.n_units, "n_layers": switches.n_layers}
-        self.policy, self.value = Flat(form, form.n_actions, **layers), Flat(form, 1, **layers)
-        self.memory = (Prioritised if switches.prioritised else Replay)(switches.replay or MEMORY_OF_A_SLOT, form)
+        self.policy, self.value = DenseNetwork(form, form.n_actions, **layers), DenseNetwork(form, 1, **layers)
+        self.memory = (Prioritised if switches.prioritised else ReplayBuffer)(switches.replay or MEMORY_OF_A_SLOT, form)
         self.n_updates, self.n_lessons = 0, 0
         self._mean, self._last = float("nan"), np.empty(0, np.int64)
         self._by_lessons, self._by_reward, self._of_value = (
@@ -79,7 +79,7 @@ class Learner:
     # --- supervised learning
 
     def study(self, taught: Lessons, rng: np.random.Generator) -> Learned:
-        """Learn from a mini-batch of what a teacher did; see `NotFiniteError`."""
+        """Learn from a mini-batch of what a teacher did; see `TrainingDivergedError`."""
         rows = rng.integers(len(taught.action), size=self.switches.batch)
         mask = torch.from_numpy(np.ones_like(taught.mask[rows]) if self.form.released else taught.mask[rows])
         scores = self.policy(torch.from_numpy(taught.state[rows]))
@@ -92,7 +92,7 @@ class Learner:
 
     # --- reinforcement learning
 
-    def remember(self, kept: Samples, reward: Floats, following: NDArray[np.float32], *, over: bool) -> None:
+    def remember(self, kept: SlotSamples, reward: Floats, following: NDArray[np.float32], *, over: bool) -> None:
         """Take note of a slot: its samples, what each was worth (N,), and the first state of the next slot (J, F)."""
         n = int(kept.n[0])
         self._last = self.memory.add(kept, reward, following, over=over)
@@ -158,7 +158,7 @@ class Learner:
         loss.backward()  # type: ignore[no-untyped-call]
         return loss, entropy_of(logs)
 
-    def _step(self, optimizer: torch.optim.Optimizer, net: Flat, loss: Tensor, which: str) -> None:
+    def _step(self, optimizer: torch.optim.Optimizer, net: DenseNetwork, loss: Tensor, which: str) -> None:
         _refuse_no_number(net, loss, which)
         optimizer.step()
 
@@ -193,7 +193,7 @@ def _refuse_no_number(net: nn.Module, loss: Tensor, which: str) -> None:
     """Raise if a loss or a gradient is not finite, before it changes anything."""
     norm = nn.utils.get_total_norm([p.grad for p in net.parameters() if p.grad is not None])
     if not (torch.isfinite(loss) and torch.isfinite(norm)):
-        raise NotFiniteError(
+        raise TrainingDivergedError(
             f"the loss of {which} is {float(loss.detach()):g} and its gradient {float(norm):g}; expected finite "
             "numbers. The weights are those before it; try a smaller rate."
         )

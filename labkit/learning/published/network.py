@@ -13,7 +13,7 @@ SMALL = 0.02
 """Standard deviation of the released code's weights, and of what is last in the paper's."""
 
 
-class Flat(nn.Module):
+class DenseNetwork(nn.Module):
     """Fully connected layers with ReLU over a state (J, F), and a linear one of `n_out` behind them (sec. 4.1).
 
     By the released code's rules each layer is followed by a factor and a summand of each unit, which is what its batch

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from labkit.core.resources import Floats
 from labkit.schedulers.dl2.flat.form import Form
-from labkit.schedulers.dl2.flat.slots import Samples
+from labkit.schedulers.dl2.flat.slots import SlotSamples
 
 LARGEST: Final = 4.0
 """No error counts for more in the released code's priorities."""
@@ -27,7 +27,7 @@ class Drawn(NamedTuple):
     weight: NDArray[np.float32]
 
 
-class Replay:
+class ReplayBuffer:
     """The latest samples, N at most; all are as likely to be drawn.
 
     Attributes
@@ -52,7 +52,7 @@ class Replay:
         """Most samples that it holds, N."""
         return len(self.columns["action"])
 
-    def add(self, kept: Samples, reward: Floats, following: NDArray[np.float32], *, over: bool) -> Whole:
+    def add(self, kept: SlotSamples, reward: Floats, following: NDArray[np.float32], *, over: bool) -> Whole:
         """Add the samples of a slot with their rewards (n,) and the first state of the next slot; return their rows."""
         n = min(int(kept.n[0]), self.size)
         rows = (self._at + np.arange(n)) % self.size
@@ -87,7 +87,7 @@ class Replay:
             self.columns[name][: self.n] = column
 
 
-class Prioritised(Replay):
+class Prioritised(ReplayBuffer):
     """The released code's memory (prioritized_memory.py): samples of larger errors are drawn more often.
 
     New ones count by how far their reward is above the mean, at least 1. None is drawn before it is full.
@@ -103,7 +103,7 @@ class Prioritised(Replay):
         """Whether it is full."""
         return self.n == self.size
 
-    def add(self, kept: Samples, reward: Floats, following: NDArray[np.float32], *, over: bool) -> Whole:
+    def add(self, kept: SlotSamples, reward: Floats, following: NDArray[np.float32], *, over: bool) -> Whole:
         """Add samples; see `Replay.add`. The mean is that of the memory as each of them comes in."""
         known = self.columns["reward"]
         total, n_before, begin = float(known[: self.n].sum(dtype=np.float64)), self.n, self._at

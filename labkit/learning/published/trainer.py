@@ -19,16 +19,16 @@ from labkit.experiment.run import Experiment
 from labkit.learning.dl2 import PATIENCE
 from labkit.learning.env import ExperimentOf
 from labkit.learning.envs import SlotEnvs
-from labkit.learning.episodes import Rules, end_slot, worth_of
+from labkit.learning.episodes import EpisodeRules, end_slot, worth_of
 from labkit.learning.published.altered import altered
 from labkit.learning.published.learner import Learned, Learner
 from labkit.learning.published.switches import Published
-from labkit.learning.published.warm_up import MOST_ACTIONS, Lessons, Ways, lessons
+from labkit.learning.published.warm_up import MOST_ACTIONS, ActionModes, Lessons, lessons
 from labkit.learning.training import Training
 from labkit.schedulers import make
 from labkit.schedulers.dl2.flat.form import N_SHARES, Form, Numbers, look, observe, open_slot
 from labkit.schedulers.dl2.flat.network import FlatNet
-from labkit.schedulers.dl2.flat.slots import BEST, DRAWN, How, Samples, decide, room
+from labkit.schedulers.dl2.flat.slots import BEST, DRAWN, How, SlotSamples, decide, room
 from labkit.schedulers.dl2.flat.weights import FlatWeights
 
 HUNDRED: Final = 100
@@ -70,7 +70,14 @@ def jain_of(batch: Batch, b: int) -> float:
 
 @njit(cache=True)
 def slot(
-    batch: Batch, b: int, rules: Rules, form: Form, net: FlatNet, how: How, kept: Samples, rng: np.random.Generator
+    batch: Batch,
+    b: int,
+    rules: EpisodeRules,
+    form: Form,
+    net: FlatNet,
+    how: How,
+    kept: SlotSamples,
+    rng: np.random.Generator,
 ) -> tuple[float, float]:
     """Decide about a slot, let it pass, and begin the next one.
 
@@ -163,7 +170,7 @@ class Trainer(Training):
         """Return what the teacher did on traces that the seed alone determines."""
         if self._taught is None:
             switches, rng = self.switches, np.random.default_rng([self.seed, 1])
-            ways = Ways(switches.apart, switches.voids, switches.shuffled)
+            ways = ActionModes(switches.apart, switches.voids, switches.shuffled)
             shown = [self.episode(rng) for _ in range(max(switches.n_taught, 1))]
             self._taught = lessons(switches.warm_up, shown, self.form, self.models, self.slot_s, ways, rng)
         return self._taught
@@ -223,7 +230,7 @@ class Trainer(Training):
         self.learner.go_on(learned)
 
 
-def reward_of_samples(kept: Samples, reward: float, by_job: Floats, kind: str) -> Floats:
+def reward_of_samples(kept: SlotSamples, reward: float, by_job: Floats, kind: str) -> Floats:
     """Return what each sample of a slot was worth, (n,): the slot's reward, or that of its job alone (N,).
 
     By job, void is worth the mean over jobs that trained, as in the released code (get_job_reward).

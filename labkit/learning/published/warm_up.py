@@ -22,13 +22,13 @@ from labkit.schedulers import make
 from labkit.schedulers.dl2.drafts import draft_of
 from labkit.schedulers.dl2.flat.form import N_SHARES, Form, Numbers, allow, look, observe, open_slot, show_held, take
 from labkit.schedulers.dl2.flat.scheduler import refuse_other_jobs
-from labkit.schedulers.dl2.flat.slots import Samples, room
+from labkit.schedulers.dl2.flat.slots import SlotSamples, room
 
 MOST_ACTIONS: Final = 4096
 """Of a slot that are learned from."""
 
 
-class Ways(NamedTuple):
+class ActionModes(NamedTuple):
     """How a decision becomes actions: switches `apart`, `voids` and `shuffled` of `Published`."""
 
     apart: bool
@@ -46,9 +46,14 @@ class Lessons(NamedTuple):
 
 
 def lessons(
-    teacher: str, experiments: Sequence[Experiment], form: Form, models: Sequence[str], slot_s: float, ways: Ways,
+    teacher: str,
+    experiments: Sequence[Experiment],
+    form: Form,
+    models: Sequence[str],
+    slot_s: float,
+    ways: ActionModes,
     rng: np.random.Generator,
-) -> Lessons:  # fmt: skip
+) -> Lessons:
     """Return what a scheduler does on some experiments.
 
     Raises
@@ -75,9 +80,16 @@ def lessons(
 
 
 def _watch(
-    teacher: str, experiment: Experiment, form: Form, models: Sequence[str], slot_s: float, ways: Ways, kept: Samples,
-    parts: list[tuple[Any, ...]], rng: np.random.Generator,
-) -> int:  # fmt: skip
+    teacher: str,
+    experiment: Experiment,
+    form: Form,
+    models: Sequence[str],
+    slot_s: float,
+    ways: ActionModes,
+    kept: SlotSamples,
+    parts: list[tuple[Any, ...]],
+    rng: np.random.Generator,
+) -> int:
     """Append what a teacher does in each slot of an experiment; return how many of its tasks found no room."""
     scheduler = make(teacher)
     traits = Traits.of(scheduler)
@@ -127,9 +139,16 @@ def wanted(snapshot: Snapshot, placement: Placement) -> Ints:
 
 @njit(cache=True)
 def teach(
-    batch: Batch, b: int, form: Form, slot_s: float, wanted: Ints, ways: Ways, shares: Numbers, kept: Samples,
+    batch: Batch,
+    b: int,
+    form: Form,
+    slot_s: float,
+    wanted: Ints,
+    ways: ActionModes,
+    shares: Numbers,
+    kept: SlotSamples,
     rng: np.random.Generator,
-) -> int:  # fmt: skip
+) -> int:
     """Write the actions that give jobs what they are to have; return how many tasks found no room.
 
     The job with the smallest dominant share is always next, as in DRF, ties going to the earlier one.
@@ -178,9 +197,21 @@ def _action(form: Form, k: int, what: int) -> int:
 
 @njit(cache=True)
 def _give(
-    batch: Batch, b: int, form: Form, slot_s: float, window: Ints, k: int, what: int, ways: Ways, shares: Numbers,
-    state: Numbers, allowed: NDArray[np.bool_], order: NDArray[np.int64], kept: Samples, rng: np.random.Generator,
-) -> None:  # fmt: skip
+    batch: Batch,
+    b: int,
+    form: Form,
+    slot_s: float,
+    window: Ints,
+    k: int,
+    what: int,
+    ways: ActionModes,
+    shares: Numbers,
+    state: Numbers,
+    allowed: NDArray[np.bool_],
+    order: NDArray[np.int64],
+    kept: SlotSamples,
+    rng: np.random.Generator,
+) -> None:
     """Give tasks and keep that; a bundle that the released code places whole is kept as a worker, then a server."""
     i = window[k]
     halves = form.released and ways.apart and what == BOTH
@@ -260,9 +291,14 @@ def _drop(batch: Batch, b: int, i: int, wanted: Ints) -> int:
 
 @njit(cache=True)
 def _keep(
-    kept: Samples, state: Numbers, allowed: NDArray[np.bool_], action: int, order: NDArray[np.int64], shuffled: bool,
+    kept: SlotSamples,
+    state: Numbers,
+    allowed: NDArray[np.bool_],
+    action: int,
+    order: NDArray[np.int64],
+    shuffled: bool,
     rng: np.random.Generator,
-) -> None:  # fmt: skip
+) -> None:
     """Keep an action; with its rows in any order if they are to be shuffled."""
     t, kinds = kept.n[0], len(allowed) // len(order)
     if t >= len(kept.action):

@@ -52,7 +52,7 @@ def n_seen(n_models: int) -> int:
     return n_models + N_OWN + n_models + N_AROUND + n_models
 
 
-class Desk(NamedTuple):
+class SlotBuffers(NamedTuple):
     """What a slot's decisions are made with, for J jobs.
 
     Attributes
@@ -108,7 +108,7 @@ def _mix(middle: Numbers, one: Numbers, two: Numbers) -> None:
 
 
 @njit(cache=True, error_model="numpy", fastmath={"reassoc", "contract", "nsz"})
-def evaluate(net: Net, desk: Desk, i: int, n_ps: int, n_workers: int) -> None:
+def evaluate(net: Net, desk: SlotBuffers, i: int, n_ps: int, n_workers: int) -> None:
     """Write what a worker, a PS and both are worth to the job in row i, which holds some tasks."""
     before, held, last, worth = desk.before, net.held, desk.last, desk.worth
     one, two, n_units, model, none = desk.one, desk.two, len(desk.one), desk.model[i], np.float32(0.0)
@@ -128,10 +128,10 @@ def evaluate(net: Net, desk: Desk, i: int, n_ps: int, n_workers: int) -> None:
 
 
 @njit(cache=True)
-def desk_of(net: Net, seen: Numbers, model: Ints) -> Desk:
+def desk_of(net: Net, seen: Numbers, model: Ints) -> SlotBuffers:
     """Return a desk for jobs that are seen, (J, F), of some models, (J,); -1: one that is not told apart."""
     n, n_units = len(seen), len(net.bias)
-    return Desk(
+    return SlotBuffers(
         net.bias + np.dot(seen, net.seen),
         np.where(model >= 0, model, len(net.held) - 1),
         np.zeros((n, 3), np.float32),

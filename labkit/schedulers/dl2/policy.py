@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from labkit.core.draft import BOTH, FEATURES, PS, WORKER, Batch, give, mark_all, put
 from labkit.core.resources import CPUS, GPUS, Bools, Floats, Ints
-from labkit.schedulers.dl2.network import N_AROUND, N_OWN, Desk, Net, Numbers, desk_of, evaluate
+from labkit.schedulers.dl2.network import N_AROUND, N_OWN, Net, Numbers, SlotBuffers, desk_of, evaluate
 from labkit.schedulers.dl2.teacher import advise
 
 
-class Record(NamedTuple):
+class DecisionRecord(NamedTuple):
     """What decisions leave for learning: S jobs seen, R rows of the network, A actions and K slots; `n` counts them.
 
     Attributes
@@ -53,10 +53,10 @@ class Record(NamedTuple):
     n: NDArray[np.int64]
 
 
-def record(n_slots: int, *, n_jobs: int, n_features: int, actions_per_slot: int = 120) -> Record:
+def record(n_slots: int, *, n_jobs: int, n_features: int, actions_per_slot: int = 120) -> DecisionRecord:
     """Return room for the decisions of some slots with up to J jobs each."""
     n_rows, n_actions = n_slots * (actions_per_slot + n_jobs), n_slots * actions_per_slot
-    return Record(
+    return DecisionRecord(
         seen=np.zeros((n_slots * n_jobs, n_features), np.float32),
         job=np.zeros(n_rows, np.int32),
         n_ps=np.zeros(n_rows, np.int32),
@@ -146,7 +146,7 @@ def _refuse_full(at: int, room: int) -> None:
 
 
 @njit(cache=True)
-def _open(seen: Numbers, rec: Record) -> int:
+def _open(seen: Numbers, rec: DecisionRecord) -> int:
     """Begin a slot in the record; return where its jobs are."""
     base, slot, n = int(rec.n[0]), rec.n[3], len(seen)
     _refuse_full(slot, len(rec.first))
@@ -159,7 +159,7 @@ def _open(seen: Numbers, rec: Record) -> int:
 
 
 @njit(cache=True, forceinline=True)
-def _look(net: Net, desk: Desk, i: int, n_ps: int, n_workers: int, grows: bool, most_ps: int) -> bool:
+def _look(net: Net, desk: SlotBuffers, i: int, n_ps: int, n_workers: int, grows: bool, most_ps: int) -> bool:
     """Look at the job in row i, which holds some tasks; return whether all its worths are finite.
 
     A job that grows task by task is given none with which it cannot train.
@@ -171,7 +171,7 @@ def _look(net: Net, desk: Desk, i: int, n_ps: int, n_workers: int, grows: bool, 
 
 
 @njit(cache=True)
-def _note(desk: Desk, i: int, n_ps: int, n_workers: int, rec: Record, base: int) -> None:
+def _note(desk: SlotBuffers, i: int, n_ps: int, n_workers: int, rec: DecisionRecord, base: int) -> None:
     """Put a row of the network into the record."""
     row = int(rec.n[1])
     _refuse_full(row, len(rec.job))
@@ -181,7 +181,7 @@ def _note(desk: Desk, i: int, n_ps: int, n_workers: int, rec: Record, base: int)
 
 
 @njit(cache=True)
-def _show(batch: Batch, b: int, net: Net, desk: Desk, i: int, rec: Record, base: int) -> bool:
+def _show(batch: Batch, b: int, net: Net, desk: SlotBuffers, i: int, rec: DecisionRecord, base: int) -> bool:
     """Look at the job in row i as it is now, and note it; return whether all its worths are finite."""
     j = batch.active[b, i]
     n_ps, n_workers = batch.n[b, j, PS], batch.n[b, j, WORKER]
@@ -191,7 +191,7 @@ def _show(batch: Batch, b: int, net: Net, desk: Desk, i: int, rec: Record, base:
 
 
 @njit(cache=True)
-def _rank(mask: Bools, b: int, desk: Desk, i: int) -> None:
+def _rank(mask: Bools, b: int, desk: SlotBuffers, i: int) -> None:
     """Find what is allowed for the job in row i, and the best of it."""
     worth, trains, allowed, best, top = desk.worth, desk.trains, desk.allowed, -1, np.float32(-np.inf)
     for a in range(3):
@@ -203,7 +203,7 @@ def _rank(mask: Bools, b: int, desk: Desk, i: int) -> None:
 
 
 @njit(cache=True)
-def _best(desk: Desk, stop: float) -> int:
+def _best(desk: SlotBuffers, stop: float) -> int:
     """Return the action of the most worth among those that are allowed; -1: stopping, or nothing is allowed."""
     best, top = -1, stop
     for i in range(len(desk.top)):
@@ -213,14 +213,14 @@ def _best(desk: Desk, stop: float) -> int:
 
 
 @njit(cache=True)
-def _weigh(desk: Desk, i: int) -> None:
+def _weigh(desk: SlotBuffers, i: int) -> None:
     """Write the weights of the actions for the job in row i."""
     for a in range(3):
         desk.weight[3 * i + a] = math.exp(desk.worth[i, a] - desk.level[0])
 
 
 @njit(cache=True)
-def _total(desk: Desk, stop: float) -> float:
+def _total(desk: SlotBuffers, stop: float) -> float:
     """Return the sum of the weights of what is allowed and of stopping; the largest one is near 1."""
     most = float(stop)
     for i in range(len(desk.top)):
@@ -237,7 +237,7 @@ def _total(desk: Desk, stop: float) -> float:
 
 
 @njit(cache=True)
-def _drawn(desk: Desk, left: float) -> int:
+def _drawn(desk: SlotBuffers, left: float) -> int:
     """Return the action at which the weights add up to more than `left`; -1: stopping."""
     for a in range(len(desk.allowed)):
         if desk.allowed[a]:
@@ -248,7 +248,7 @@ def _drawn(desk: Desk, left: float) -> int:
 
 
 @njit(cache=True)
-def _keep(desk: Desk, action: int, stop: float, total: float, rec: Record) -> None:
+def _keep(desk: SlotBuffers, action: int, stop: float, total: float, rec: DecisionRecord) -> None:
     """Put an action into the record."""
     n, n_jobs, t = len(desk.top), rec.row.shape[1], rec.n[2]
     _refuse_full(t, len(rec.action))
@@ -267,7 +267,14 @@ def _keep(desk: Desk, action: int, stop: float, total: float, rec: Record) -> No
 
 @njit(cache=True)
 def _choose(
-    batch: Batch, b: int, slot_s: float, desk: Desk, stop: float, how: How, rec: Record, rng: np.random.Generator
+    batch: Batch,
+    b: int,
+    slot_s: float,
+    desk: SlotBuffers,
+    stop: float,
+    how: How,
+    rec: DecisionRecord,
+    rng: np.random.Generator,
 ) -> int:
     """Draw the next action, or take the best, and keep it; -1: the slot ends."""
     if not desk.allowed.any():
@@ -281,7 +288,7 @@ def _choose(
 
 
 @njit(cache=True)
-def _begin(batch: Batch, b: int, net: Net, desk: Desk, rec: Record, base: int) -> bool:
+def _begin(batch: Batch, b: int, net: Net, desk: SlotBuffers, rec: DecisionRecord, base: int) -> bool:
     """Give each job its first gang, by arrival, and look at all; return whether all worths are finite."""
     n, sound = len(desk.top), True
     for i in range(n):
@@ -294,7 +301,9 @@ def _begin(batch: Batch, b: int, net: Net, desk: Desk, rec: Record, base: int) -
 
 
 @njit(cache=True)
-def decide(batch: Batch, b: int, slot_s: float, net: Net, how: How, rec: Record, rng: np.random.Generator) -> bool:
+def decide(
+    batch: Batch, b: int, slot_s: float, net: Net, how: How, rec: DecisionRecord, rng: np.random.Generator
+) -> bool:
     """Fill the draft of a slot: a worker and a PS for each job by arrival, then what the policy gives.
 
     Return whether all that the network gave out on the way was finite.

@@ -11,7 +11,7 @@ from labkit.core.resources import Ints
 from labkit.core.snapshot import Snapshot
 from labkit.schedulers.dl2.drafts import draft_of
 from labkit.schedulers.dl2.network import Net, Numbers
-from labkit.schedulers.dl2.policy import BEST, Record, decide, record
+from labkit.schedulers.dl2.policy import BEST, DecisionRecord, decide, record
 from labkit.schedulers.dl2.weights import Weights, load
 
 COLUMNS: Final = ("step", "job", "model", "task", "chance", "taken")
@@ -63,7 +63,7 @@ def decisions(snapshot: Snapshot, weights: str | Weights = "dl2") -> pd.DataFram
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
-def worths(net: Net, kept: Record, model: Ints) -> Numbers:
+def worths(net: Net, kept: DecisionRecord, model: Ints) -> Numbers:
     """Return what a worker, a PS and both are worth in each row of the network that was kept, (R, 3).
 
     `model` (S,) is that of each job that was seen. The same as the compiled network, for all rows at once.
@@ -80,7 +80,7 @@ def worths(net: Net, kept: Record, model: Ints) -> Numbers:
 
 
 def _actions(
-    step: int, kept: Record, worth: Numbers, stop: float, ids: list[str], kinds: list[str]
+    step: int, kept: DecisionRecord, worth: Numbers, stop: float, ids: list[str], kinds: list[str]
 ) -> list[tuple[int, str, str, str, float, bool]]:
     """Return the rows of a decision."""
     n, last = len(ids), kept.mask.shape[1] - 1

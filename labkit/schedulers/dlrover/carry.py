@@ -27,7 +27,7 @@ _PS: Final = int(Role.PS)
 
 
 @dataclass(eq=False)
-class Room:
+class CarriedRoom:
     """Free amounts of device groups while a decision is built, and the jobs that are given other tasks by it.
 
     Parameters

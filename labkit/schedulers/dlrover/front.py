@@ -21,7 +21,7 @@ from labkit.speed.bottleneck import SOFTNESS
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class PlanLimits:
     """What the plans of a job may have: cores in all, tasks, and cores of one task; `unit` cores count as one.
 
     `few`: of plans that are as fast with as many cores, the one with the fewest tasks.
@@ -84,7 +84,7 @@ class Front:
         return len(self.cores)
 
 
-def fronts(works: Floats, limits: Sequence[Limits]) -> list[Front]:
+def fronts(works: Floats, limits: Sequence[PlanLimits]) -> list[Front]:
     """Return the front of each job.
 
     Parameters
@@ -92,11 +92,11 @@ def fronts(works: Floats, limits: Sequence[Limits]) -> list[Front]:
     works : array
         (J, 4) core-seconds of computing and of an update, seconds of the rest, and the updates of the hottest server
         against the mean, as `labkit.speed.bottleneck.Work` has them.
-    limits : sequence of Limits
+    limits : sequence of PlanLimits
         Of each job.
     """
     told: list[Front | None] = [None] * len(limits)
-    alike: dict[Limits, list[int]] = {}
+    alike: dict[PlanLimits, list[int]] = {}
     for j, each in enumerate(limits):
         alike.setdefault(each, []).append(j)
     for each, which in alike.items():
@@ -112,7 +112,7 @@ def fronts(works: Floats, limits: Sequence[Limits]) -> list[Front]:
 
 
 @lru_cache(maxsize=256)
-def _tables(limits: Limits) -> Tables:
+def _tables(limits: PlanLimits) -> Tables:
     """Return workers and servers that limits allow."""
     within, most = in_units(limits.total_cores, limits.unit), in_units(limits.most_cores, limits.unit)
     tables = []

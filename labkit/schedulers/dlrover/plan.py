@@ -73,7 +73,7 @@ class Plan:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Grid:
+class PlanGrid:
     """Plans in columns (P,), by cores in all; cores are whole numbers where the unit is one core."""
 
     n_workers: Ints
@@ -104,7 +104,7 @@ def grid(
     worker_cores: tuple[int, ...] = WORKER_CORES,
     ps_cores: tuple[int, ...] = PS_CORES,
     unit: float = 1.0,
-) -> Grid:
+) -> PlanGrid:
     """Return every plan within a budget of cores, with at most so many tasks and so many cores in each.
 
     Parameters
@@ -139,7 +139,7 @@ def grid(
     order = np.argsort(cores[w, s], kind="stable")
     w, s = w[order], s[order]
     sized = [_in_cores(column, unit) for column in (workers[w, 1], servers[s, 1], cores[w, s])]
-    return Grid(workers[w, 0], sized[0], servers[s, 0], sized[1], sized[2])
+    return PlanGrid(workers[w, 0], sized[0], servers[s, 0], sized[1], sized[2])
 
 
 def in_units(cores: float, unit: float) -> int:
@@ -162,7 +162,7 @@ def pairs(ladder: Sequence[int], most: int, budget: int) -> Ints:
     return np.array(found, np.int32).reshape(-1, 2)
 
 
-def search(model: SpeedOfGangs, plans: Grid) -> tuple[Plan, float]:
+def search(model: SpeedOfGangs, plans: PlanGrid) -> tuple[Plan, float]:
     """Return the fastest plan and its steps/s: the one with the fewest cores of those that are hardly slower."""
     speed = plans.speed(model)
     best = int(np.argmax(speed >= (1 - NO_SLOWER) * speed.max()))  # plans are by cores: the first
@@ -175,7 +175,7 @@ def closed_form(worker_cores: float, ps_cores: float, *, budget: float, cores_pe
     return Plan(int(found.n_workers), float(found.worker_cores), int(found.n_ps), float(found.ps_cores))
 
 
-def frontier(model: SpeedOfGangs, plans: Grid) -> tuple[Ints, Floats]:
+def frontier(model: SpeedOfGangs, plans: PlanGrid) -> tuple[Ints, Floats]:
     """Return which plans are faster than all with no more cores, by cores (F,), and their steps/s (F,)."""
     speed = plans.speed(model)
     last = np.append(plans.cores[1:] != plans.cores[:-1], True)

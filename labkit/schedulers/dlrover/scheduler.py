@@ -18,8 +18,8 @@ from labkit.core.snapshot import Snapshot
 from labkit.placers import FirstFit
 from labkit.schedulers.base import start_in_order
 from labkit.schedulers.dlrover.adjust import Trouble
-from labkit.schedulers.dlrover.carry import Room
-from labkit.schedulers.dlrover.front import Limits
+from labkit.schedulers.dlrover.carry import CarriedRoom
+from labkit.schedulers.dlrover.front import PlanLimits
 from labkit.schedulers.dlrover.history import History
 from labkit.schedulers.dlrover.mend import Mender
 from labkit.schedulers.dlrover.plan import in_units
@@ -136,7 +136,7 @@ class Dlrover:
         mine: Bools = table.malleable[jobs] & (table.max_ps[jobs] > 0) & (gpus == 0)
         running = snapshot.holds(jobs)
         sight = Sight.of(snapshot, jobs[mine & running])
-        room = Room(snapshot, sight.running)
+        room = CarriedRoom(snapshot, sight.running)
         left_alone = jobs[~mine & ~running]
         started = start_in_order(snapshot, left_alone, self.placer, backfill=True)
         room.take(started)
@@ -227,7 +227,7 @@ class Dlrover:
     def _known(self, turn: Turn, jobs: list[int]) -> list[Known]:
         """Return what is believed of jobs that have samples."""
 
-        def limits(new: list[int]) -> list[Limits]:
+        def limits(new: list[int]) -> list[PlanLimits]:
             table, most = turn.snapshot.table, self._largest(turn.snapshot)
             return limits_of(
                 table.max_workers[new], table.max_ps[new], total_cores=self.total_cores, most_cores=most,

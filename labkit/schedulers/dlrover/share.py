@@ -11,7 +11,7 @@ from numba import njit
 
 from labkit.core.resources import Bools, Floats, Ints
 from labkit.schedulers.dlrover.fit import Sample, works_of
-from labkit.schedulers.dlrover.front import Front, Limits, fronts
+from labkit.schedulers.dlrover.front import Front, PlanLimits, fronts
 from labkit.schedulers.dlrover.plan import NO_SLOWER, Plan
 from labkit.schedulers.dlrover.rules import Rules
 from labkit.schedulers.dlrover.select import chosen
@@ -63,7 +63,7 @@ class Beliefs:
     _known: dict[int, Known] = field(default_factory=dict)
 
     def of(
-        self, states: Mapping[int, JobState], jobs: Sequence[int], limits: Callable[[list[int]], list[Limits]]
+        self, states: Mapping[int, JobState], jobs: Sequence[int], limits: Callable[[list[int]], list[PlanLimits]]
     ) -> list[Known]:  # fmt: skip
         """Return what is believed of some jobs, all of which have samples; `limits` are asked for where it is new."""
         known = self._known
@@ -205,8 +205,8 @@ def _why(sample: Sample, foretold: float, now: float) -> str:
 
 def limits_of(
     max_workers: Ints, max_ps: Ints, *, total_cores: float, most_cores: float, unit: float, few: bool = False
-) -> list[Limits]:
+) -> list[PlanLimits]:
     """Return the limits of jobs that differ in the tasks that are useful to them."""
     pairs = list(zip(max_workers.tolist(), max_ps.tolist(), strict=True))
-    limits = {pair: Limits(total_cores, *pair, most_cores, unit, few) for pair in set(pairs)}
+    limits = {pair: PlanLimits(total_cores, *pair, most_cores, unit, few) for pair in set(pairs)}
     return [limits[pair] for pair in pairs]

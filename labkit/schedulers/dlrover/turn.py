@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from labkit.core.events import Role
 from labkit.core.resources import CPUS, MEMORY_GB, Floats
 from labkit.core.snapshot import Snapshot
-from labkit.schedulers.dlrover.carry import Room
+from labkit.schedulers.dlrover.carry import CarriedRoom
 from labkit.schedulers.dlrover.memory import foreseen_gb
 from labkit.schedulers.dlrover.plan import Plan
 from labkit.schedulers.dlrover.rules import Rules
@@ -45,7 +45,7 @@ class Turn:
     """
 
     snapshot: Snapshot
-    room: Room
+    room: CarriedRoom
     rules: Rules
     states: dict[int, JobState]
     pause_s: float = 0.0

@@ -8,7 +8,7 @@ import numpy as np
 
 from labkit.core.resources import Floats
 from labkit.schedulers.gavel.base import check_choice, with_what_is_there
-from labkit.schedulers.gavel.linear import Program, Ways
+from labkit.schedulers.gavel.linear import AssignmentColumns, LinearPrograms
 from labkit.schedulers.gavel.problem import Allocation, Problem
 
 OBJECTIVES = ("ratio", "sum")
@@ -64,8 +64,8 @@ class Cost:
 
 def cheapest(problem: Problem, *, objective: str, floor: Floats | None = None) -> Allocation:
     """Return the shares that do the most for a dollar, with steps/s that each job must get, (J,)."""
-    ways = Ways.of(problem)
-    program = Program(ways, floor=floor)
+    ways = AssignmentColumns.of(problem)
+    program = LinearPrograms(ways, floor=floor)
     price = problem.use @ problem.price
     if objective == "sum":
         gain = ways.speed.sum(axis=1) / price[ways.column]
@@ -83,7 +83,7 @@ def cheapest(problem: Problem, *, objective: str, floor: Floats | None = None) -
     return ways.allocation(x, value=float(work @ x) / float(cost @ x), bound=bound)
 
 
-def _best_ratio(program: Program, work: Floats, cost: Floats) -> tuple[Floats, float]:
+def _best_ratio(program: LinearPrograms, work: Floats, cost: Floats) -> tuple[Floats, float]:
     """Return shares with the best work over cost and, of those, the most work; and a bound on the ratio.
 
     With a ratio r so far, the shares with the greatest work - r cost have a better one unless that is 0.

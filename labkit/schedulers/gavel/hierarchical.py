@@ -11,7 +11,7 @@ from labkit.core.errors import InputError
 from labkit.core.resources import Bools, Floats
 from labkit.schedulers.gavel.base import check_choice, with_what_is_there
 from labkit.schedulers.gavel.equal import proportional_speed, spread_evenly
-from labkit.schedulers.gavel.linear import Ways
+from labkit.schedulers.gavel.linear import AssignmentColumns
 from labkit.schedulers.gavel.problem import Allocation, Problem
 from labkit.schedulers.gavel.water import water_fill
 from labkit.solvers.levels import fill_entities
@@ -74,7 +74,7 @@ class Hierarchical:
         weights = _Division(seen, self._weights(), self.inside)
         worth = seen.n_gpus / normal
         if seen.sharing is not None:
-            answer = water_fill(Ways.of(seen), worth=worth, weights=weights)
+            answer = water_fill(AssignmentColumns.of(seen), worth=worth, weights=weights)
         else:
             answer = _alone(seen, worth, weights)
             answer = answer if self.aware else spread_evenly(seen, answer)

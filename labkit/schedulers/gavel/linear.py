@@ -14,7 +14,7 @@ from labkit.solvers.lp import LinearProgram
 
 
 @dataclass(frozen=True, eq=False)
-class Ways:
+class AssignmentColumns:
     """All ways to run: a job alone in a column, or a pair in a column.
 
     Attributes
@@ -35,7 +35,7 @@ class Ways:
     speed: Floats
 
     @classmethod
-    def of(cls, problem: Problem) -> Ways:
+    def of(cls, problem: Problem) -> AssignmentColumns:
         """Return all ways that get anybody on, but pairs that are no faster than their members taking turns."""
         j, v = np.nonzero(problem.speed > 0)
         alone = problem.speed[j, v]
@@ -97,18 +97,18 @@ class Ways:
         )
 
 
-class Program:
+class LinearPrograms:
     """Linear programs over the same ways and floors, one after the other: each starts where the last one ended.
 
     Parameters
     ----------
-    ways : Ways
+    ways : AssignmentColumns
         Of the problem.
     floor : array, optional
         (J,) steps/s that each job must get.
     """
 
-    def __init__(self, ways: Ways, *, floor: Floats | None = None) -> None:
+    def __init__(self, ways: AssignmentColumns, *, floor: Floats | None = None) -> None:
         from scipy import sparse
 
         rows = [ways.limits]

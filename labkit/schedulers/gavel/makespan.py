@@ -7,7 +7,7 @@ from typing import Final
 
 from labkit.schedulers.gavel.base import TIES, as_if_equal, check_choice, raise_levels, with_what_is_there, work_left
 from labkit.schedulers.gavel.equal import spread_evenly
-from labkit.schedulers.gavel.linear import Program, Ways
+from labkit.schedulers.gavel.linear import AssignmentColumns, LinearPrograms
 from labkit.schedulers.gavel.problem import Allocation, Problem
 
 SLACK: Final = 1e-7
@@ -63,8 +63,8 @@ class Makespan:
         left = work_left(problem)
         left_s = left / problem.speed.max(axis=1)
         done = problem.speed.max(axis=1) * (left_s + NEARLY_DONE * left_s.max())
-        ways = Ways.of(problem)
-        program = Program(ways, floor=left * least.value * (1 - SLACK))
+        ways = AssignmentColumns.of(problem)
+        program = LinearPrograms(ways, floor=left * least.value * (1 - SLACK))
         x, _ = program.most((ways.speed / done[ways.job]).sum(axis=1))
         answer = ways.allocation(x, value=least.value, bound=least.bound)
         return answer if self.aware else spread_evenly(problem, answer)

@@ -15,9 +15,9 @@ from labkit.core.snapshot import Snapshot
 from labkit.placers import Pack
 from labkit.schedulers.gavel.estimator import NEWS, Estimator, refuse_options
 from labkit.schedulers.gavel.prices import PRICES, refuse_odd_prices
-from labkit.schedulers.gavel.problem import Policy
+from labkit.schedulers.gavel.problem import AllocationPolicy
 from labkit.schedulers.gavel.profile import declared_profile
-from labkit.schedulers.gavel.run import STAY, Run
+from labkit.schedulers.gavel.run import STAY, RoundState
 
 
 @dataclass(eq=False)
@@ -31,7 +31,7 @@ class Gavel:
 
     Attributes
     ----------
-    policy : Policy
+    policy : AllocationPolicy
         What to allot.
     placer : Placer
         Where gangs go, the largest first; by default on as few machines as possible.
@@ -74,7 +74,7 @@ class Gavel:
     .. [1] Narayanan et al., "Heterogeneity-aware cluster scheduling policies for deep learning workloads", OSDI 2020.
     """
 
-    policy: Policy
+    policy: AllocationPolicy
     placer: Placer = Pack()
     round_s: float = 360.0
     recompute_s: float | None = None
@@ -91,7 +91,7 @@ class Gavel:
     seed: int = 0
     prices: Mapping[str, float] = field(default_factory=lambda: dict(PRICES))
     _profile: Profile | None = field(default=None, init=False, repr=False)
-    _run: Run | None = field(default=None, init=False, repr=False)
+    _run: RoundState | None = field(default=None, init=False, repr=False)
     _estimator: Estimator | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -164,7 +164,7 @@ class Gavel:
         """Return who starts, moves and stops."""
         run = self._run
         if run is None or not run.goes_on(snapshot):
-            run = self._run = Run(snapshot, profile=self._believed(self._profile_of(snapshot)), options=self)
+            run = self._run = RoundState(snapshot, profile=self._believed(self._profile_of(snapshot)), options=self)
         if self._estimator is not None and (change := self._estimator.observe(snapshot)):
             run.take_in(self._estimator.profile, news=change > NEWS)
         return run.decide(snapshot)

@@ -202,7 +202,7 @@ class Allocation:
 
 
 @runtime_checkable
-class Policy(Protocol):
+class AllocationPolicy(Protocol):
     """From a problem to an allocation."""
 
     def allocate(self, problem: Problem) -> Allocation:

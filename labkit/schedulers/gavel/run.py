@@ -18,7 +18,7 @@ from labkit.schedulers.gavel.base import known_speed
 from labkit.schedulers.gavel.equal import proportional_speed
 from labkit.schedulers.gavel.greedy import draws
 from labkit.schedulers.gavel.prices import prices_of
-from labkit.schedulers.gavel.problem import Allocation, Policy, Problem, Sharing
+from labkit.schedulers.gavel.problem import Allocation, AllocationPolicy, Problem, Sharing
 from labkit.schedulers.gavel.published import PublishedRounds
 from labkit.schedulers.gavel.rounds import changes, choose, hold, note_placed, owe, owe_pairs
 
@@ -39,9 +39,9 @@ MIXED: Final = -1
 
 
 class RoundOptions(Protocol):
-    """How rounds are run: what `Run` reads of a `Gavel`, whose docstring explains each."""
+    """How rounds are run: what `RoundState` reads of a `Gavel`, whose docstring explains each."""
 
-    policy: Policy
+    policy: AllocationPolicy
     placer: Placer
     round_s: float
     recompute_s: float | None
@@ -57,7 +57,7 @@ class RoundOptions(Protocol):
     prices: Mapping[str, float]
 
 
-class Run:
+class RoundState:
     """The mechanism's memory; columns over all N jobs of a table, V columns of a problem.
 
     Parameters

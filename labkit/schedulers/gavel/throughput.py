@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from labkit.schedulers.gavel.base import with_what_is_there
-from labkit.schedulers.gavel.linear import Program, Ways
+from labkit.schedulers.gavel.linear import AssignmentColumns, LinearPrograms
 from labkit.schedulers.gavel.problem import Allocation, Problem
 
 
@@ -33,10 +33,10 @@ class Throughput:
         return with_what_is_there(problem, self._most)
 
     def _most(self, problem: Problem) -> Allocation:
-        ways = Ways.of(problem)
+        ways = AssignmentColumns.of(problem)
         speed = ways.speed
         if self.normalised:
             speed = speed * (problem.n_gpus / problem.speed.max(axis=1))[ways.job]
         gain = speed.sum(axis=1)
-        x, bound = Program(ways).most(gain)
+        x, bound = LinearPrograms(ways).most(gain)
         return ways.allocation(x, value=float(gain @ x), bound=bound)

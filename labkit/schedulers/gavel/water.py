@@ -10,7 +10,7 @@ import numpy as np
 
 from labkit.core.errors import LabkitError
 from labkit.core.resources import Bools, Floats, Ints
-from labkit.schedulers.gavel.linear import Ways
+from labkit.schedulers.gavel.linear import AssignmentColumns
 from labkit.schedulers.gavel.problem import Allocation
 
 Weights = Callable[[Bools], Floats]
@@ -53,7 +53,7 @@ class Needs:
 
 
 def water_fill(
-    ways: Ways, *, worth: Floats, weights: Weights, drag: Floats | float = 0.0, leximin: bool = True
+    ways: AssignmentColumns, *, worth: Floats, weights: Weights, drag: Floats | float = 0.0, leximin: bool = True
 ) -> Allocation:
     """Return shares whose levels rise together until all jobs are saturated, one after the other.
 
@@ -62,7 +62,7 @@ def water_fill(
 
     Parameters
     ----------
-    ways : Ways
+    ways : AssignmentColumns
         Of the problem.
     worth : array
         (J,) what a step/s is worth to each job.
@@ -107,7 +107,7 @@ def water_fill(
 class _Filling:
     """The linear programs of one problem; speeds are relative to each job's fastest."""
 
-    def __init__(self, ways: Ways) -> None:
+    def __init__(self, ways: AssignmentColumns) -> None:
         from scipy import sparse
 
         self.ways = ways

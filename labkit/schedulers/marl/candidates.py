@@ -16,7 +16,7 @@ MOST_SPLIT: Final = 8
 """Machines over which a gang is split at most."""
 
 
-class Room(NamedTuple):
+class ClusterRoom(NamedTuple):
     """What a cluster has left, by device group; tasks are taken out of `free` as gangs are placed.
 
     Attributes
@@ -43,7 +43,7 @@ class Room(NamedTuple):
     machines: Ints
 
 
-class Gang(NamedTuple):
+class GangRequest(NamedTuple):
     """What a job asks for: (R,) of a worker and of a PS, how many, and (T,) device types on which it runs."""
 
     worker: Floats
@@ -53,7 +53,7 @@ class Gang(NamedTuple):
     runs_on: Bools
 
 
-class Found(NamedTuple):
+class Candidates(NamedTuple):
     """Placements: (C, K) device groups, workers first; (C,) pods; (1,) how many."""
 
     group: Ints
@@ -61,13 +61,13 @@ class Found(NamedTuple):
     n: Ints
 
 
-def found_of(most_tasks: int) -> Found:
+def found_of(most_tasks: int) -> Candidates:
     """Return room for placements of gangs of at most so many tasks."""
-    return Found(np.zeros((MOST, most_tasks), np.int64), np.zeros(MOST, np.int64), np.zeros(1, np.int64))
+    return Candidates(np.zeros((MOST, most_tasks), np.int64), np.zeros(MOST, np.int64), np.zeros(1, np.int64))
 
 
 @njit(cache=True)
-def fits(room: Room, gang: Gang, g: int, n_workers: int, n_ps: int) -> bool:
+def fits(room: ClusterRoom, gang: GangRequest, g: int, n_workers: int, n_ps: int) -> bool:
     """Tell whether a group has room for some workers and PSs of a gang."""
     if not room.up[g]:
         return False
@@ -80,7 +80,7 @@ def fits(room: Room, gang: Gang, g: int, n_workers: int, n_ps: int) -> bool:
 
 
 @njit(cache=True)
-def hold(room: Room, gang: Gang, groups: Ints, sign: int) -> None:
+def hold(room: ClusterRoom, gang: GangRequest, groups: Ints, sign: int) -> None:
     """Take a gang's tasks out of what is free, or give them back (sign -1)."""
     for t in range(len(groups)):
         demand = gang.worker if t < gang.n_workers else gang.ps
@@ -89,7 +89,7 @@ def hold(room: Room, gang: Gang, groups: Ints, sign: int) -> None:
 
 
 @njit(cache=True)
-def _most(room: Room, gang: Gang, g: int, wants_workers: bool, n: int) -> int:
+def _most(room: ClusterRoom, gang: GangRequest, g: int, wants_workers: bool, n: int) -> int:
     """Return how many tasks of one role a group has room for, at most n."""
     k = 0
     while k < n and fits(room, gang, g, k + 1 if wants_workers else 0, 0 if wants_workers else k + 1):
@@ -98,7 +98,7 @@ def _most(room: Room, gang: Gang, g: int, wants_workers: bool, n: int) -> int:
 
 
 @njit(cache=True)
-def _as_new(room: Room, empty: Bools, m: int, other: int) -> bool:
+def _as_new(room: ClusterRoom, empty: Bools, m: int, other: int) -> bool:
     """Tell whether two machines without tasks are alike."""
     a, b = room.first_group[m], room.first_group[other]
     if room.first_group[m + 1] - a != room.first_group[other + 1] - b:
@@ -114,7 +114,7 @@ def _as_new(room: Room, empty: Bools, m: int, other: int) -> bool:
 
 @njit(cache=True)
 def _whole(  # noqa: C901 - all pairs of groups, all numbers of tasks on the first
-    room: Room, gang: Gang, m: int, pod: int, alike: bool, found: Found
+    room: ClusterRoom, gang: GangRequest, m: int, pod: int, alike: bool, found: Candidates
 ) -> None:
     """Note all ways to put a gang on one machine: over one group, or over two."""
     first, last = room.first_group[m], room.first_group[m + 1]
@@ -146,7 +146,9 @@ def _whole(  # noqa: C901 - all pairs of groups, all numbers of tasks on the fir
 
 
 @njit(cache=True)
-def _share(room: Room, gang: Gang, m: int, n_workers: int, n_ps: int, groups: Ints, w0: int, p0: int) -> bool:
+def _share(
+    room: ClusterRoom, gang: GangRequest, m: int, n_workers: int, n_ps: int, groups: Ints, w0: int, p0: int
+) -> bool:
     """Put so many workers and PSs on a machine, each in the group with most free cores; note them in `groups`."""
     first, last = room.first_group[m], room.first_group[m + 1]
     used_w, used_p = np.zeros(last - first, np.int64), np.zeros(last - first, np.int64)
@@ -169,7 +171,7 @@ def _share(room: Room, gang: Gang, m: int, n_workers: int, n_ps: int, groups: In
 
 
 @njit(cache=True)
-def _split(room: Room, gang: Gang, pod: int, k: int, order: Ints, found: Found) -> None:
+def _split(room: ClusterRoom, gang: GangRequest, pod: int, k: int, order: Ints, found: Candidates) -> None:
     """Note the split over k machines, the first ones of an order that hold their shares."""
     c = found.n[0]
     if c >= len(found.pod):
@@ -188,7 +190,7 @@ def _split(room: Room, gang: Gang, pod: int, k: int, order: Ints, found: Found) 
 
 
 @njit(cache=True)
-def _fill(room: Room, gang: Gang, pod: int, order: Ints, found: Found) -> None:
+def _fill(room: ClusterRoom, gang: GangRequest, pod: int, order: Ints, found: Candidates) -> None:
     """Note the placement that fills machines in an order, for gangs that no even split holds."""
     c = found.n[0]
     if c >= len(found.pod):
@@ -210,7 +212,9 @@ def _fill(room: Room, gang: Gang, pod: int, order: Ints, found: Found) -> None:
 
 
 @njit(cache=True)
-def candidates(room: Room, gang: Gang, pod: int, empty: Bools, order: Ints, looked_at: int, found: Found) -> None:
+def candidates(
+    room: ClusterRoom, gang: GangRequest, pod: int, empty: Bools, order: Ints, looked_at: int, found: Candidates
+) -> None:
     """Note placements of a gang in a pod; of machines without tasks that are alike, one is looked at.
 
     Parameters

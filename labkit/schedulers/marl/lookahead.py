@@ -13,7 +13,7 @@ from labkit.core.snapshot import Snapshot
 from labkit.schedulers.marl.network import NEVER, desk_of, plain
 from labkit.schedulers.marl.queue import place_waiting
 from labkit.schedulers.marl.scenes import declared_speed, scene_of
-from labkit.schedulers.marl.scheduler import Known, beyond_pods, placement, show
+from labkit.schedulers.marl.scheduler import RunKnowledge, beyond_pods, placement, show
 from labkit.schedulers.pods.room import refuse_pods_without_gpus
 from labkit.speed.what_if_state import slow_of
 
@@ -39,7 +39,7 @@ class LookAheadPods:
 
     forwards: bool = True
     patience: float = np.inf
-    _known: Known | None = field(default=None, init=False, repr=False)
+    _known: RunKnowledge | None = field(default=None, init=False, repr=False)
 
     def begin(self, context: Context) -> None:
         """Begin a run: be told the truth about interference.
@@ -56,7 +56,7 @@ class LookAheadPods:
         uses = None if level is None else level.uses
         scene, net = scene_of(jobs, cluster, runs_on=runs_on, speed=speed, uses=uses), plain()
         net.wait[:, -1] = -net.sharp * self.patience if np.isfinite(self.patience) else NEVER
-        self._known = Known(scene, desk_of(scene), slow_of(None if level is None else level.model), net)
+        self._known = RunKnowledge(scene, desk_of(scene), slow_of(None if level is None else level.model), net)
 
     def schedule(self, snapshot: Snapshot) -> Placement:
         """Return where the waiting jobs go."""

@@ -8,9 +8,9 @@ import numpy as np
 from numba import njit
 
 from labkit.core.resources import CPUS, GPUS, Bools, Floats, Ints
-from labkit.schedulers.marl.candidates import MOST, Found, Gang, Room, candidates, found_of
+from labkit.schedulers.marl.candidates import MOST, Candidates, ClusterRoom, GangRequest, candidates, found_of
 from labkit.speed.what_if import seconds_more
-from labkit.speed.what_if_state import N_SEEN, WORKER, Facts, Slow, Tasks
+from labkit.speed.what_if_state import N_SEEN, WORKER, RunFacts, Slow, TaskTable
 
 FEATURES: Final = (
     "own_slowdown", "others", "machines", "empty", "gpus_left", "cores_left", "stranded", "at_home", "pod_free",
@@ -62,7 +62,7 @@ class Scene(NamedTuple):
 
     Attributes
     ----------
-    facts, tasks, room : Facts, Tasks, Room
+    facts, tasks, room : RunFacts, TaskTable, ClusterRoom
         As declared; who is where; what is free.
     left, alone_s, home : array
         (N,) steps left, declared seconds alone, and the pod of arrival.
@@ -72,9 +72,9 @@ class Scene(NamedTuple):
         (2,) pods that are looked at beside the home, and machines of each on which a whole gang is tried.
     """
 
-    facts: Facts
-    tasks: Tasks
-    room: Room
+    facts: RunFacts
+    tasks: TaskTable
+    room: ClusterRoom
     left: Floats
     alone_s: Floats
     home: Ints
@@ -86,12 +86,12 @@ class Scene(NamedTuple):
     pods: Ints
 
 
-class Desk(NamedTuple):
+class CandidateBuffers(NamedTuple):
     """What a decision is made with: placements, their costs, the best of them, and what is seen of these.
 
     Attributes
     ----------
-    found, cost : Found, array
+    found, cost : Candidates, array
         All placements, and (C,) their costs over the time alone.
     kind : array
         (C,) a number of the machines that it takes.
@@ -103,7 +103,7 @@ class Desk(NamedTuple):
         (M,) machines without tasks, and (N,) to be written to.
     """
 
-    found: Found
+    found: Candidates
     cost: Floats
     own: Floats
     more: Floats
@@ -115,10 +115,10 @@ class Desk(NamedTuple):
     others: Ints
 
 
-def desk_of(scene: Scene) -> Desk:
+def desk_of(scene: Scene) -> CandidateBuffers:
     """Return a desk."""
     n = N_TOP + 1
-    return Desk(
+    return CandidateBuffers(
         found_of(scene.tasks.group.shape[1]), np.zeros(MOST), np.zeros(MOST), np.zeros(MOST),
         np.zeros(MOST, np.int64), np.zeros(N_TOP, np.int64),
         np.zeros((n, len(FEATURES))), np.zeros(n), np.zeros(len(scene.facts.up_gbps), np.bool_),
@@ -127,9 +127,9 @@ def desk_of(scene: Scene) -> Desk:
 
 
 @njit(cache=True)
-def gang_of(scene: Scene, job: int) -> Gang:
+def gang_of(scene: Scene, job: int) -> GangRequest:
     """Return the gang that a job asks for."""
-    return Gang(scene.worker[job], scene.ps[job], scene.n_workers[job], scene.n_ps[job], scene.runs_on[job])
+    return GangRequest(scene.worker[job], scene.ps[job], scene.n_workers[job], scene.n_ps[job], scene.runs_on[job])
 
 
 @njit(cache=True)
@@ -151,7 +151,7 @@ def _orders(scene: Scene, pod: int) -> Ints:
 
 
 @njit(cache=True)
-def _free_gpus(room: Room, pod: int) -> tuple[float, float]:
+def _free_gpus(room: ClusterRoom, pod: int) -> tuple[float, float]:
     """Return GPUs and cores that are free in a pod."""
     gpus, cores = 0.0, 0.0
     for i in range(room.first_machine[pod], room.first_machine[pod + 1]):
@@ -164,7 +164,7 @@ def _free_gpus(room: Room, pod: int) -> tuple[float, float]:
 
 
 @njit(cache=True)
-def _find(scene: Scene, job: int, desk: Desk, stays: bool) -> None:
+def _find(scene: Scene, job: int, desk: CandidateBuffers, stays: bool) -> None:
     """Note placements: at home, and in those pods that have most free GPUs."""
     room, gang, desk.found.n[0] = scene.room, gang_of(scene, job), 0
     n_pods, home = len(room.first_machine) - 1, scene.home[job]
@@ -190,7 +190,7 @@ def _find(scene: Scene, job: int, desk: Desk, stays: bool) -> None:
 
 
 @njit(cache=True, error_model="numpy")
-def _see(scene: Scene, job: int, desk: Desk, c: int, n_waiting: int, seen: Floats) -> None:
+def _see(scene: Scene, job: int, desk: CandidateBuffers, c: int, n_waiting: int, seen: Floats) -> None:
     """Write what the head sees of a placement."""
     room, tasks, facts = scene.room, scene.tasks, scene.facts
     n_workers, n = scene.n_workers[job], scene.n_workers[job] + scene.n_ps[job]
@@ -255,7 +255,7 @@ def worth_of(net: Net, agent: int, seen: Floats, cost: float) -> float:
 @njit(cache=True, error_model="numpy")
 def weigh(  # noqa: C901 - one pass: what there is, what it costs, what it is worth
     scene: Scene, slow: Slow, net: Net, job: int, now_s: float, arrival_s: float, n_waiting: int, n_running: int,
-    stays: bool, desk: Desk,
+    stays: bool, desk: CandidateBuffers,
 ) -> int:  # fmt: skip
     """Find the best placements of a job and what each is worth; return how many there are, 0: it finds no room.
 
@@ -299,7 +299,7 @@ def weigh(  # noqa: C901 - one pass: what there is, what it costs, what it is wo
 
 
 @njit(cache=True)
-def _see_waiting(desk: Desk, cost: float, age: float, n_top: int) -> None:
+def _see_waiting(desk: CandidateBuffers, cost: float, age: float, n_top: int) -> None:
     """Write what the head sees of leaving a job in the queue."""
     seen = desk.seen[n_top]
     seen[:] = 0.0
@@ -308,7 +308,7 @@ def _see_waiting(desk: Desk, cost: float, age: float, n_top: int) -> None:
 
 
 @njit(cache=True)
-def best_of(desk: Desk, n_top: int) -> int:
+def best_of(desk: CandidateBuffers, n_top: int) -> int:
     """Return the option of the most worth; n_top: wait."""
     best = 0
     for k in range(1, n_top + 1):
@@ -318,7 +318,7 @@ def best_of(desk: Desk, n_top: int) -> int:
 
 
 @njit(cache=True)
-def drawn(desk: Desk, n_top: int, rng: np.random.Generator) -> int:
+def drawn(desk: CandidateBuffers, n_top: int, rng: np.random.Generator) -> int:
     """Return an option by its chance."""
     most, total = desk.logit[best_of(desk, n_top)], 0.0
     for k in range(n_top + 1):

@@ -7,7 +7,7 @@ from numba import njit
 
 from labkit.core.resources import Floats, Ints
 from labkit.schedulers.marl.candidates import hold
-from labkit.schedulers.marl.network import Desk, Net, Scene, best_of, gang_of, weigh
+from labkit.schedulers.marl.network import CandidateBuffers, Net, Scene, best_of, gang_of, weigh
 from labkit.speed.what_if import put, renew
 from labkit.speed.what_if_state import Slow
 
@@ -15,7 +15,7 @@ from labkit.speed.what_if_state import Slow
 @njit(cache=True, error_model="numpy")
 def place_waiting(
     scene: Scene, slow: Slow, net: Net, waiting: Ints, now_s: float, arrival_s: Floats, n_running: int, stays: bool,
-    desk: Desk,
+    desk: CandidateBuffers,
 ) -> tuple[Ints, Ints]:  # fmt: skip
     """Return which jobs start, (C,), and the device groups of their tasks, workers first, (C, K)."""
     chosen = np.zeros(len(waiting), np.int64)

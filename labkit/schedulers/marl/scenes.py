@@ -11,9 +11,9 @@ from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError
 from labkit.core.jobs import Jobs
 from labkit.core.resources import Bools, Floats
-from labkit.schedulers.marl.candidates import Room
+from labkit.schedulers.marl.candidates import ClusterRoom
 from labkit.schedulers.marl.network import Scene
-from labkit.speed.interference.use import TaskUse
+from labkit.speed.interference.use import ModelUse
 from labkit.speed.step_time import StepTime
 from labkit.speed.units import samples_of_step
 from labkit.speed.what_if_state import facts_of, tasks_of
@@ -78,14 +78,14 @@ def _times_the_catalogues(jobs: Jobs, compute_s: Floats, size: Floats, per_step:
 
 
 def scene_of(
-    jobs: Jobs, cluster: Cluster, *, runs_on: Bools, speed: StepTime, uses: Mapping[str, TaskUse] | None = None
+    jobs: Jobs, cluster: Cluster, *, runs_on: Bools, speed: StepTime, uses: Mapping[str, ModelUse] | None = None
 ) -> Scene:  # fmt: skip
     """Return an empty cluster as it is known; `uses`: by model, the catalogue's without it."""
     facts = facts_of(jobs, cluster, speed=speed, uses=uses)
     most = int((jobs.n_workers + jobs.n_ps).max())
     order = np.argsort(cluster.partition, kind="stable").astype(np.int64)
     n_pods = int(cluster.partition.max()) + 1
-    room = Room(
+    room = ClusterRoom(
         cluster.capacity.astype(np.float64), np.ones(cluster.n_groups, np.bool_), cluster.group_type.astype(np.int64),
         facts.first_group, np.searchsorted(cluster.partition[order], np.arange(n_pods + 1)).astype(np.int64), order,
     )  # fmt: skip

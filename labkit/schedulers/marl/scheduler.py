@@ -17,21 +17,21 @@ from labkit.core.resources import Bools, Ints
 from labkit.core.snapshot import Snapshot
 from labkit.placers import Even
 from labkit.schedulers.base import asked
-from labkit.schedulers.marl.network import Desk, Net, Scene, desk_of
+from labkit.schedulers.marl.network import CandidateBuffers, Net, Scene, desk_of
 from labkit.schedulers.marl.queue import place_waiting
 from labkit.schedulers.marl.scenes import declared_speed, scene_of
 from labkit.schedulers.marl.weights import load
 from labkit.schedulers.pods.room import refuse_pods_without_gpus
-from labkit.speed.interference.use import TaskUse
+from labkit.speed.interference.use import ModelUse
 from labkit.speed.what_if import fill
 from labkit.speed.what_if_state import Slow, learned
 
 
-class Known(NamedTuple):
+class RunKnowledge(NamedTuple):
     """What was made of a run's jobs and cluster, to be filled anew for each decision."""
 
     scene: Scene
-    desk: Desk
+    desk: CandidateBuffers
     slow: Slow
     net: Net
 
@@ -66,9 +66,9 @@ class Marl:
     forwards: bool = True
     waits: bool = True
     _net: Net = field(init=False, repr=False)
-    _known: Known | None = field(default=None, init=False, repr=False)
+    _known: RunKnowledge | None = field(default=None, init=False, repr=False)
     _of: tuple[int, int] = field(default=(0, 0), init=False, repr=False)
-    _uses: Mapping[str, TaskUse] | None = field(default=None, init=False, repr=False)
+    _uses: Mapping[str, ModelUse] | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         net = load(self.weights).net
@@ -90,11 +90,11 @@ class Marl:
         self._known = self._made(context.jobs, context.cluster, context.runs_on)
         self._of = (id(context.jobs), id(context.cluster))
 
-    def _made(self, jobs: Jobs, cluster: Cluster, runs_on: Bools) -> Known:
+    def _made(self, jobs: Jobs, cluster: Cluster, runs_on: Bools) -> RunKnowledge:
         """Return what the jobs declare, on an empty cluster."""
         speed = declared_speed(jobs, cluster)
         scene = scene_of(jobs, cluster, runs_on=runs_on, speed=speed, uses=self._uses)
-        return Known(scene, desk_of(scene), learned(self._net.seen, self._net.out), self._net)
+        return RunKnowledge(scene, desk_of(scene), learned(self._net.seen, self._net.out), self._net)
 
     def schedule(self, snapshot: Snapshot) -> Placement:
         """Return where the waiting jobs go."""

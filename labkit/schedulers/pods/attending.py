@@ -102,7 +102,7 @@ class Stand(NamedTuple):
     length: Floats
 
 
-class Gang(NamedTuple):
+class GangView(NamedTuple):
     """What a job asks for: (R,) of a worker and of a PS, how many, where (G,) they may go, and what is seen of it."""
 
     worker: Floats
@@ -179,7 +179,7 @@ def scores(net: Net, seen: Floats, task: Floats) -> Floats:
 
 
 @njit(cache=True)
-def see_machines(stand: Stand, gang: Gang, machines: Ints, left: Ints, own: Floats, seen: Floats) -> None:
+def see_machines(stand: Stand, gang: GangView, machines: Ints, left: Ints, own: Floats, seen: Floats) -> None:
     """Write what is seen of some machines, (M, F); `left`: workers and PSs to place, `own` (2, M): those placed."""
     for i in range(len(machines)):
         m = machines[i]
@@ -200,7 +200,7 @@ def see_machines(stand: Stand, gang: Gang, machines: Ints, left: Ints, own: Floa
 
 
 @njit(cache=True)
-def see_task(gang: Gang, role: int, left: Ints, begun: bool, seen: Floats) -> None:
+def see_task(gang: GangView, role: int, left: Ints, begun: bool, seen: Floats) -> None:
     """Write what is seen of a task, (Q,)."""
     demand, at = gang.worker if role == 0 else gang.ps, len(gang.about)
     seen[:at] = gang.about
@@ -253,7 +253,7 @@ def _best(score: Floats, fits: Bools) -> int:
 
 @njit(cache=True)
 def place(
-    net: Net, stand: Stand, gang: Gang, machines: Ints, groups: Ints, draws: bool, rng: np.random.Generator,
+    net: Net, stand: Stand, gang: GangView, machines: Ints, groups: Ints, draws: bool, rng: np.random.Generator,
     notes: Notes, job: int,
 ) -> bool:  # fmt: skip
     """Place a gang task by task, workers before PSs; where it does not fit, all is as before.

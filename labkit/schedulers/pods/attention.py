@@ -14,7 +14,7 @@ from labkit.core.snapshot import Snapshot
 from labkit.core.trial import Trial
 from labkit.placers import Pack
 from labkit.placers.base import of_one_type, settled
-from labkit.schedulers.pods.attending import NO_NOTES, Gang, Net, Stand, about_of, length_of, load, place
+from labkit.schedulers.pods.attending import NO_NOTES, GangView, Net, Stand, about_of, length_of, load, place
 
 _NO_DRAWS = np.random.default_rng(0)
 
@@ -64,7 +64,7 @@ def by_attention(net: Net, snapshot: Snapshot, gangs: Gangs, *, strict: bool) ->
     for i, job in enumerate(gangs.job.tolist()):
         n_workers, n_ps = int(gangs.n_workers[i]), int(gangs.n_ps[i])
         usable = of_one_type(snapshot, gangs, i, trial.room(job, Role.WORKER))
-        gang = Gang(table.worker_demand[job], table.ps_demand[job], n_workers, n_ps, usable, up, about[i])
+        gang = GangView(table.worker_demand[job], table.ps_demand[job], n_workers, n_ps, usable, up, about[i])
         groups = np.zeros(n_workers + n_ps, np.int64)
         placed[i] = place(net, stand, gang, machines, groups, False, _NO_DRAWS, NO_NOTES, job)
         if not placed[i]:

@@ -13,7 +13,7 @@ from labkit.core.snapshot import Snapshot
 from labkit.core.trial import Trial
 from labkit.placers import Pack
 from labkit.placers.base import of_one_type, settled
-from labkit.schedulers.pods.predictor import Beside, features, load, model_gb, model_kind
+from labkit.schedulers.pods.predictor import MachineTasks, features, load, model_gb, model_kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Greedy:
         self.kind, self.gb = model_kind(snapshot.table), model_gb(snapshot.table)
         there = self.trial.running()
         machine, job = self.of[there.group], there.job[there.row_job()]
-        self.beside = Beside(
+        self.beside = MachineTasks(
             np.bincount(machine, there.count, n).astype(np.float64),
             np.bincount(machine, there.count * (there.role == Role.WORKER), n).astype(np.float64),
             np.bincount(machine, there.count * self.gb[job], n).astype(np.float64),
@@ -86,7 +86,7 @@ class Greedy:
         position = np.full(self.snapshot.cluster.n_machines, -1)
         position[machines] = np.arange(len(machines))
         mine: list[tuple[int, int, int]] = []
-        beside = Beside(*(column[machines] for column in self.beside))
+        beside = MachineTasks(*(column[machines] for column in self.beside))
         for role in (Role.WORKER, Role.PS):
             for _ in range(left[role]):
                 room = self.trial.room(job, role)
@@ -107,7 +107,7 @@ class Greedy:
         self._seats += mine
         return True
 
-    def _best(self, job: int, left: list[int], on: Floats, fits: Ints, beside: Beside) -> int:
+    def _best(self, job: int, left: list[int], on: Floats, fits: Ints, beside: MachineTasks) -> int:
         """Return the position of the best of the machines where one more task fits, or -1."""
         if not len(fits):
             return -1

@@ -18,7 +18,7 @@ from labkit.core.resources import Ints
 from labkit.core.snapshot import Snapshot
 from labkit.placers import Even
 from labkit.schedulers.base import asked, place, start_in_order
-from labkit.schedulers.pods.room import Room, refuse_unfit
+from labkit.schedulers.pods.room import PodRoom, refuse_unfit
 
 FORWARD: Final = {
     "most_free": "the pod with most free GPUs that holds it",
@@ -85,9 +85,9 @@ class Partitioned:
             return Placement.nothing()
         if not self.pods or n_pods(snapshot.cluster) == 1:
             return start_in_order(snapshot, waiting, placer, backfill=True)
-        return self._by_pod(Room(snapshot, waiting), placer)
+        return self._by_pod(PodRoom(snapshot, waiting), placer)
 
-    def _by_pod(self, room: Room, placer: Placer) -> Placement:
+    def _by_pod(self, room: PodRoom, placer: Placer) -> Placement:
         """Return which jobs start in which pods."""
         snapshot, waiting = room.snapshot, room.waiting
         belongs = snapshot.pod_of(waiting)
@@ -112,7 +112,7 @@ class Partitioned:
                 room.note_full(job, pod)
         return Placement.joined(started) if started else Placement.nothing()
 
-    def _elsewhere(self, room: Room, job: int) -> Iterator[int]:
+    def _elsewhere(self, room: PodRoom, job: int) -> Iterator[int]:
         """Return the pods that a job is to be tried in, which may hold it, the first choice first."""
         home, n = int(room.snapshot.table.home[job]), len(room.free_gpus)
         if home >= 0 and self.forward == "none":

@@ -30,7 +30,7 @@ FILES: Final = WeightsFiles(
 )
 
 
-class Beside(NamedTuple):
+class MachineTasks(NamedTuple):
     """What stands on each machine: tasks, workers, and GB of parameters of the jobs of these tasks, (M,) each."""
 
     tasks: Floats
@@ -54,7 +54,7 @@ def _by_model(jobs: Jobs, known: dict[str, float], otherwise: float) -> Floats:
     return found
 
 
-def features(kind: int, workers: Floats, servers: Floats, beside: Beside) -> Floats:
+def features(kind: int, workers: Floats, servers: Floats, beside: MachineTasks) -> Floats:
     """Return what the network sees of a gang in some places, (K, N_FEATURES).
 
     Parameters
@@ -63,7 +63,7 @@ def features(kind: int, workers: Floats, servers: Floats, beside: Beside) -> Flo
         Position of its model in `MODELS`.
     workers, servers : array
         (K, M) its workers and PSs on each machine, one row for each place.
-    beside : Beside
+    beside : MachineTasks
         The tasks of others.
 
     Returns

@@ -16,7 +16,7 @@ from labkit.core.snapshot import Snapshot
 from labkit.core.trial import Trial
 
 
-class Room:
+class PodRoom:
     """The free room of each pod while jobs are started.
 
     Attributes

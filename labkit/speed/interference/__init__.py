@@ -9,8 +9,8 @@ shape of one factor is a `Factor` in `factors`; another level is a line in `leve
 from labkit.speed.interference.levels import Level, level
 from labkit.speed.interference.load import co_load, slowdowns
 from labkit.speed.interference.model import MODELS, InterferenceModel, compare, held_out_error
-from labkit.speed.interference.profile import COLUMNS, Profile
-from labkit.speed.interference.use import GroupUse, Interference, TaskUse
+from labkit.speed.interference.profile import COLUMNS, InterferenceProfile
+from labkit.speed.interference.use import GroupUse, Interference, ModelUse
 
 __all__ = [
     "COLUMNS",
@@ -18,9 +18,9 @@ __all__ = [
     "GroupUse",
     "Interference",
     "InterferenceModel",
+    "InterferenceProfile",
     "Level",
-    "Profile",
-    "TaskUse",
+    "ModelUse",
     "co_load",
     "compare",
     "held_out_error",

@@ -13,9 +13,9 @@ import numpy as np
 from labkit.core.cluster import Cluster
 from labkit.core.errors import unknown
 from labkit.core.jobs import Jobs
-from labkit.speed.interference.measured import Measured, read
+from labkit.speed.interference.measured import MeasuredInterference, read
 from labkit.speed.interference.model import InterferenceModel
-from labkit.speed.interference.use import Interference, TaskUse
+from labkit.speed.interference.use import Interference, ModelUse
 from labkit.workloads import catalogue
 
 MILD: Final = "mild"
@@ -55,11 +55,11 @@ class Level:
 
     name: str
     model: InterferenceModel
-    uses: Mapping[str, TaskUse] | None = None
+    uses: Mapping[str, ModelUse] | None = None
     measured: bool = False
 
     @property
-    def declared(self) -> Mapping[str, TaskUse] | None:
+    def declared(self) -> Mapping[str, ModelUse] | None:
         """What is known before a run of what tasks use, as `task_use` takes it: measurements, else the catalogue's.
 
         >>> level("calibrated").declared is None
@@ -106,7 +106,7 @@ def level(what: str | Path | Level | None) -> Level | None:
         return _named(text)
     if not is_file(what):
         raise unknown("level of interference", text, [*NAMES, "FILE.csv", "FILE.json"])
-    found: Measured = read(text)
+    found: MeasuredInterference = read(text)
     return Level(Path(text).name, found.model, found.uses, measured=True)
 
 
@@ -133,7 +133,7 @@ def mild_model() -> InterferenceModel:
 def _named(name: str) -> Level:
     times = FACTORS[name]
     uses = {
-        each.name: TaskUse(times * each.worker_cores, times * each.ps_cores, times * each.pcie_gbps)
+        each.name: ModelUse(times * each.worker_cores, times * each.ps_cores, times * each.pcie_gbps)
         for each in catalogue.models()
     }
     return Level(name, mild_model(), uses if times != 1 else None)

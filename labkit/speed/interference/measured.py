@@ -11,8 +11,8 @@ import numpy as np
 
 from labkit.core.errors import InputError, ProfileError
 from labkit.speed.interference.model import MIN_ROWS, InterferenceModel
-from labkit.speed.interference.profile import NO_LOAD, Profile
-from labkit.speed.interference.use import TaskUse
+from labkit.speed.interference.profile import NO_LOAD, InterferenceProfile
+from labkit.speed.interference.use import ModelUse
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Measured:
+class MeasuredInterference:
     """A model fitted to measurements, and what they say that tasks use.
 
     Attributes
@@ -33,10 +33,10 @@ class Measured:
     """
 
     model: InterferenceModel
-    uses: Mapping[str, TaskUse]
+    uses: Mapping[str, ModelUse]
 
 
-def read(path: str | Path) -> Measured:
+def read(path: str | Path) -> MeasuredInterference:
     """Return what a file says: the profile of a testbed (.json), or a table with the columns of `Profile.of`.
 
     Raises
@@ -61,7 +61,7 @@ def read(path: str | Path) -> Measured:
     return _fitted(table, uses=_uses(table), source=str(path))
 
 
-def of_testbed(profile: TestbedProfile, *, source: str = "") -> Measured:
+def of_testbed(profile: TestbedProfile, *, source: str = "") -> MeasuredInterference:
     """Return what a testbed's profile says of jobs beside others, measured while nothing else kept its cores busy.
 
     Raises
@@ -94,22 +94,22 @@ def table_of(profile: TestbedProfile) -> pd.DataFrame:
     return table.assign(pcie_gbps=0.0, co_pcie_gbps=0.0)
 
 
-def _fitted(table: pd.DataFrame, *, uses: Mapping[str, TaskUse], source: str) -> Measured:
+def _fitted(table: pd.DataFrame, *, uses: Mapping[str, ModelUse], source: str) -> MeasuredInterference:
     try:
-        rows = Profile.of(table)
+        rows = InterferenceProfile.of(table)
         moved = (rows.co_pcie_gbps > NO_LOAD).any()
-        return Measured(InterferenceModel("two_stage" if moved else "without_pcie").fit(rows), uses)
+        return MeasuredInterference(InterferenceModel("two_stage" if moved else "without_pcie").fit(rows), uses)
     except ProfileError as error:
         raise ProfileError(f"{source}: {error}") from None
 
 
-def _uses(table: pd.DataFrame) -> dict[str, TaskUse]:
+def _uses(table: pd.DataFrame) -> dict[str, ModelUse]:
     """Return what a worker of each job of a table uses: the mean of its rows; a server as the catalogue has it."""
     if not {"job", "cpu_cores", "pcie_gbps"} <= set(table.columns):
         return {}  # the fit says which column is missing
     named = table.assign(job=table["job"].astype(str)).groupby("job")
     means = named[["cpu_cores", "pcie_gbps"]].mean(numeric_only=True)
-    return {str(name): TaskUse(row.cpu_cores, _ps_cores(str(name)), row.pcie_gbps) for name, row in means.iterrows()}
+    return {str(name): ModelUse(row.cpu_cores, _ps_cores(str(name)), row.pcie_gbps) for name, row in means.iterrows()}
 
 
 def _ps_cores(name: str) -> float:
@@ -121,7 +121,7 @@ def _ps_cores(name: str) -> float:
         return 0.0
 
 
-def _testbed_uses(profile: TestbedProfile) -> dict[str, TaskUse]:
+def _testbed_uses(profile: TestbedProfile) -> dict[str, ModelUse]:
     """Return the cores of a worker and of a server of each model: the mean over its gangs that were measured.
 
     What leads the processes of a job is counted with its workers. Where nobody could tell servers from workers, all
@@ -137,5 +137,5 @@ def _testbed_uses(profile: TestbedProfile) -> dict[str, TaskUse]:
             theirs = cell.cpu_s * cell.n_ps / n if cell.ps_cpu_s is None else min(cell.ps_cpu_s, cell.cpu_s)
             server.append(theirs / cell.step_s / cell.n_ps)
             worker.append((cell.cpu_s - theirs) / cell.step_s / cell.n_workers)
-        uses[name] = TaskUse(float(np.mean(worker)), float(np.mean(server)))
+        uses[name] = ModelUse(float(np.mean(worker)), float(np.mean(server)))
     return uses

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from labkit.core.errors import InputError, ProfileError, unknown
 from labkit.core.resources import Bools, Floats
 from labkit.speed.interference.factors import FACTORS
-from labkit.speed.interference.profile import NO_LOAD, Profile
+from labkit.speed.interference.profile import NO_LOAD, InterferenceProfile
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -67,7 +67,7 @@ class InterferenceModel:
         if self.kind not in MODELS:
             raise unknown("interference model", self.kind, MODELS)
 
-    def fit(self, profile: pd.DataFrame | Profile) -> Self:
+    def fit(self, profile: pd.DataFrame | InterferenceProfile) -> Self:
         """Fit how much co-located jobs slow each other, in two stages [1]_.
 
         First the processor's factor, on the rows beside which nothing used PCIe (a load generator; on all shared rows
@@ -95,7 +95,7 @@ class InterferenceModel:
         ----------
         .. [1] Zhao and Wu, "Large-scale machine learning cluster scheduling via multi-agent graph RL", sec. V.
         """
-        rows = profile if isinstance(profile, Profile) else Profile.of(profile)
+        rows = profile if isinstance(profile, InterferenceProfile) else InterferenceProfile.of(profile)
         shape = MODELS[self.kind]
         rows = rows.take(rows.shared)
         self._refuse_too_few(len(rows))
@@ -109,7 +109,7 @@ class InterferenceModel:
             self._fit_pcie(rows if shape.cpu is None else _pcie_rows(rows))
         return self
 
-    def _fit_pcie(self, rows: Profile) -> None:
+    def _fit_pcie(self, rows: InterferenceProfile) -> None:
         shape = MODELS[self.kind]
         assert shape.pcie is not None
         factor, cpu = FACTORS[shape.pcie], np.maximum(self._cpu(rows.cpu_cores, rows.co_cpu_cores), 1.0)
@@ -167,33 +167,37 @@ class InterferenceModel:
         alone = (co_u <= NO_LOAD) & (co_p <= NO_LOAD)
         return np.where(alone, 1.0, np.maximum(together, 1.0))
 
-    def predict(self, profile: pd.DataFrame | Profile) -> Floats:
+    def predict(self, profile: pd.DataFrame | InterferenceProfile) -> Floats:
         """Return the slowdown of each row of a profile, (n,), without looking at its measured times."""
-        rows = profile if isinstance(profile, Profile) else Profile.of(profile)
+        rows = profile if isinstance(profile, InterferenceProfile) else InterferenceProfile.of(profile)
         return self.slowdown(
             rows.cpu_cores, rows.pcie_gbps, co_cpu_cores=rows.co_cpu_cores, co_pcie_gbps=rows.co_pcie_gbps
         )
 
 
-def _cpu_rows(rows: Profile) -> Bools:
+def _cpu_rows(rows: InterferenceProfile) -> Bools:
     """Return the rows that show the processor alone, or all where there are too few."""
     pure = rows.co_pcie_gbps <= NO_LOAD
     return np.asarray(pure if pure.sum() >= MIN_ROWS else np.ones(len(rows), np.bool_), dtype=np.bool_)
 
 
-def _pcie_rows(rows: Profile) -> Profile:
+def _pcie_rows(rows: InterferenceProfile) -> InterferenceProfile:
     busy = rows.co_pcie_gbps > NO_LOAD
     return rows.take(busy) if busy.sum() >= MIN_ROWS else rows
 
 
 def held_out_error(
-    model: InterferenceModel | str, profile: pd.DataFrame | Profile, *, folds: int = 5, rng: np.random.Generator
+    model: InterferenceModel | str,
+    profile: pd.DataFrame | InterferenceProfile,
+    *,
+    folds: int = 5,
+    rng: np.random.Generator,
 ) -> float:
     """Return the mean of |predicted - measured| / measured slowdown over rows that the fit did not see.
 
     The rows with a co-runner are dealt at random into `folds` parts; each part is foreseen from the others.
     """
-    rows = profile if isinstance(profile, Profile) else Profile.of(profile)
+    rows = profile if isinstance(profile, InterferenceProfile) else InterferenceProfile.of(profile)
     rows = rows.take(rows.shared)
     kind = model if isinstance(model, str) else model.kind
     if not 2 <= folds <= len(rows):
@@ -208,7 +212,7 @@ def held_out_error(
 
 
 def compare(
-    profile: pd.DataFrame | Profile,
+    profile: pd.DataFrame | InterferenceProfile,
     *,
     models: Iterable[str] = tuple(MODELS),
     folds: int = 5,
@@ -218,7 +222,7 @@ def compare(
     """Return model and held_out_error, one row per model, the best first; all see the same folds."""
     import pandas as pd
 
-    rows = profile if isinstance(profile, Profile) else Profile.of(profile)
+    rows = profile if isinstance(profile, InterferenceProfile) else InterferenceProfile.of(profile)
     seeds = rng.integers(2**32, size=repeats)
     errors = {
         kind: float(np.mean([held_out_error(kind, rows, folds=folds, rng=np.random.default_rng(s)) for s in seeds]))

@@ -22,7 +22,7 @@ NO_LOAD: Final = 1e-9
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Profile:
+class InterferenceProfile:
     """Measured slowdowns, one per row; `Profile.of` makes one from a table.
 
     Attributes
@@ -80,9 +80,9 @@ class Profile:
         """(n,) True where somebody was beside it."""
         return np.asarray((self.co_cpu_cores > NO_LOAD) | (self.co_pcie_gbps > NO_LOAD), dtype=np.bool_)
 
-    def take(self, which: NDArray[np.bool_] | NDArray[np.int64]) -> Profile:
+    def take(self, which: NDArray[np.bool_] | NDArray[np.int64]) -> InterferenceProfile:
         """Return the rows that a mask or an index names."""
-        return Profile(
+        return InterferenceProfile(
             self.cpu_cores[which], self.pcie_gbps[which], self.co_cpu_cores[which], self.co_pcie_gbps[which],
             self.slowdown[which],
         )  # fmt: skip

@@ -17,7 +17,7 @@ from labkit.speed.interference.model import InterferenceModel
 
 
 @dataclass(frozen=True, slots=True)
-class TaskUse:
+class ModelUse:
     """What the tasks of a model use when alone.
 
     Attributes
@@ -43,7 +43,7 @@ class TaskUse:
                 raise InputError(f"{name} of a task is {getattr(self, name)}; expected a number >= 0.")
 
 
-def task_use(jobs: Jobs, *, uses: Mapping[str, TaskUse] | None = None) -> tuple[Floats, Floats]:
+def task_use(jobs: Jobs, *, uses: Mapping[str, ModelUse] | None = None) -> tuple[Floats, Floats]:
     """Return the cores and the PCIe Gbps of one worker (row 0) and one PS (row 1) of each job, (2, N) each.
 
     Parameters
@@ -64,14 +64,14 @@ def task_use(jobs: Jobs, *, uses: Mapping[str, TaskUse] | None = None) -> tuple[
     return cores, pcie
 
 
-def _published(name: str) -> TaskUse | None:
+def _published(name: str) -> ModelUse | None:
     from labkit.workloads import catalogue
 
     try:
         model = catalogue.model(name)
     except InputError:
         return None
-    return TaskUse(model.worker_cores, model.ps_cores, model.pcie_gbps)
+    return ModelUse(model.worker_cores, model.ps_cores, model.pcie_gbps)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -105,7 +105,7 @@ class Interference:
     """
 
     def __init__(
-        self, model: InterferenceModel, jobs: Jobs, cluster: Cluster, *, uses: Mapping[str, TaskUse] | None = None
+        self, model: InterferenceModel, jobs: Jobs, cluster: Cluster, *, uses: Mapping[str, ModelUse] | None = None
     ) -> None:
         self.model, self.cluster = model, cluster
         self.cores, self.pcie_gbps = task_use(jobs, uses=uses)

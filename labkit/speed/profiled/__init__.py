@@ -7,9 +7,27 @@ rescales cost. `labkit profile` measures one.
 
 from labkit.speed.profiled.files import read, write
 from labkit.speed.profiled.model import ProfiledSpeed
-from labkit.speed.profiled.nouns import Beside, Cell, Link, Made, Overhead, Pool, TestbedProfile
+from labkit.speed.profiled.nouns import (
+    ColocationSample,
+    GangMeasurement,
+    LinkMeasurement,
+    Overhead,
+    Pool,
+    Provenance,
+    TestbedProfile,
+)
 from labkit.speed.profiled.sharing import max_min
 
 __all__ = [
-    "Beside", "Cell", "Link", "Made", "Overhead", "Pool", "ProfiledSpeed", "TestbedProfile", "max_min", "read", "write",
+    "ColocationSample",
+    "GangMeasurement",
+    "LinkMeasurement",
+    "Overhead",
+    "Pool",
+    "ProfiledSpeed",
+    "Provenance",
+    "TestbedProfile",
+    "max_min",
+    "read",
+    "write",
 ]  # fmt: skip

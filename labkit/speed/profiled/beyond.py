@@ -10,7 +10,7 @@ import numpy as np
 from labkit.core.resources import Floats
 from labkit.speed.interference.factors import FACTORS
 from labkit.speed.profiled.fits import beyond_sharing, quiet
-from labkit.speed.profiled.nouns import Beside, TestbedProfile
+from labkit.speed.profiled.nouns import ColocationSample, TestbedProfile
 
 
 class Press(NamedTuple):
@@ -24,7 +24,7 @@ class Press(NamedTuple):
     most: float = 0.0
 
     @classmethod
-    def of(cls, rows: list[Beside], *, cores: float) -> Press:
+    def of(cls, rows: list[ColocationSample], *, cores: float) -> Press:
         """Return the least-squares line through what was measured; none if nothing was."""
         excess = np.array([max((row.cpu_cores + row.co_cpu_cores) / cores - 1, 0.0) for row in rows])
         if not excess.any():

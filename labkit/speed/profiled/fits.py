@@ -10,7 +10,7 @@ import numpy as np
 from labkit.core.errors import ProfileError
 from labkit.core.resources import Floats
 from labkit.speed.optimus import PRIOR, SpeedFunction
-from labkit.speed.profiled.nouns import QUIET, Beside, Cell, Fitted
+from labkit.speed.profiled.nouns import QUIET, ColocationSample, Fitted, GangMeasurement
 from labkit.speed.profiled.sharing import max_min
 
 FEWEST: Final = 8
@@ -20,13 +20,13 @@ FEW: Final = 2
 """Measurements of jobs whose mean stands for all, where there are not enough for a fit."""
 
 
-def speed_functions(cells: Sequence[Cell], *, batch: float) -> list[Fitted]:
+def speed_functions(cells: Sequence[GangMeasurement], *, batch: float) -> list[Fitted]:
     """Return Optimus' speed function of each model, fitted to its gangs; `error` is the mean relative residual."""
     kinds = dict.fromkeys((cell.model, cell.sync) for cell in cells if cell.step_s)
     return [_fitted(model, sync, cells, batch) for model, sync in kinds]
 
 
-def _fitted(model: str, sync: bool, cells: Sequence[Cell], batch: float) -> Fitted:
+def _fitted(model: str, sync: bool, cells: Sequence[GangMeasurement], batch: float) -> Fitted:
     mine = [cell for cell in cells if (cell.model, cell.sync) == (model, sync) and cell.step_s]
     function = SpeedFunction.fit(
         [cell.n_ps for cell in mine], [cell.n_workers for cell in mine], [1 / (cell.step_s or 1) for cell in mine],
@@ -36,12 +36,12 @@ def _fitted(model: str, sync: bool, cells: Sequence[Cell], batch: float) -> Fitt
     return Fitted(model=model, sync=sync, theta=theta, batch=batch, error=round(function.error, 4))
 
 
-def quiet(rows: Sequence[Beside]) -> list[Beside]:
+def quiet(rows: Sequence[ColocationSample]) -> list[ColocationSample]:
     """Return the measurements during which nothing else ran."""
     return [row for row in rows if row.busy_cores <= QUIET]
 
 
-def foreseen(rows: Sequence[Beside], *, cores: float) -> Floats:
+def foreseen(rows: Sequence[ColocationSample], *, cores: float) -> Floats:
     """Return the slowdown of each measured job by the sharing of cores alone, (n,)."""
     slowdown = np.ones(len(rows))
     for i, row in enumerate(rows):
@@ -51,12 +51,12 @@ def foreseen(rows: Sequence[Beside], *, cores: float) -> Floats:
     return slowdown
 
 
-def beyond_sharing(rows: Sequence[Beside], *, cores: float) -> Floats:
+def beyond_sharing(rows: Sequence[ColocationSample], *, cores: float) -> Floats:
     """Return by how much more each was slowed than the sharing of cores explains, (n,)."""
     return np.array([row.shared_s / row.alone_s for row in rows]) / foreseen(rows, cores=cores)
 
 
-def interference(rows: Sequence[Beside], *, cores: float) -> list[float] | None:
+def interference(rows: Sequence[ColocationSample], *, cores: float) -> list[float] | None:
     """Return the coefficients of what jobs slow each other beyond the sharing of cores; None for too few quiet rows.
 
     What real jobs did to each other is believed rather than what loads did, where there is enough of it: a load never

@@ -10,11 +10,11 @@ import numpy as np
 from labkit.core.resources import Floats
 from labkit.speed.measured import SpeedTable
 from labkit.speed.optimus import PRIOR, SpeedFunction
-from labkit.speed.profiled.nouns import Cell
+from labkit.speed.profiled.nouns import GangMeasurement
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Grid:
+class UpdateGrid:
     """What an update takes with every gang up to a size; row 0 of an axis is that of 1.
 
     Attributes
@@ -30,7 +30,7 @@ class Grid:
     ps_cpu_s: Floats
 
     @classmethod
-    def of(cls, cells: Sequence[Cell], *, max_ps: int, max_workers: int) -> Grid:
+    def of(cls, cells: Sequence[GangMeasurement], *, max_ps: int, max_workers: int) -> UpdateGrid:
         """Return the grid of one model's measured gangs.
 
         A measured gang has its measured numbers. One that was measured over another number of hosts only is changed as
@@ -45,15 +45,15 @@ class Grid:
         return cls(*arrays)
 
 
-def _nearest(cells: Sequence[Cell], span: int) -> list[Cell]:
+def _nearest(cells: Sequence[GangMeasurement], span: int) -> list[GangMeasurement]:
     """Return one cell of each gang: that over so many hosts, or the most similar number, changed as others change."""
-    best: dict[tuple[int, int], Cell] = {}
+    best: dict[tuple[int, int], GangMeasurement] = {}
     for cell in sorted(cells, key=lambda cell: (abs(cell.n_hosts - span), cell.n_hosts)):
         best.setdefault((cell.n_ps, cell.n_workers), cell)
     return [cell if cell.n_hosts == span else _spread(cell, cells, span) for cell in best.values()]
 
 
-def _spread(cell: Cell, cells: Sequence[Cell], span: int) -> Cell:
+def _spread(cell: GangMeasurement, cells: Sequence[GangMeasurement], span: int) -> GangMeasurement:
     """Return what a gang would do over another number of hosts: as gangs that were measured over both."""
     there = {(each.n_ps, each.n_workers): each for each in cells if each.n_hosts == span}
     both = [
@@ -71,7 +71,7 @@ def _spread(cell: Cell, cells: Sequence[Cell], span: int) -> Cell:
     )  # fmt: skip
 
 
-def _layer(cells: Sequence[Cell], max_ps: int, max_workers: int) -> tuple[Floats, Floats, Floats]:
+def _layer(cells: Sequence[GangMeasurement], max_ps: int, max_workers: int) -> tuple[Floats, Floats, Floats]:
     ps, workers = (np.array([getattr(cell, role) for cell in cells], np.float64) for role in ("n_ps", "n_workers"))
     step_s = np.array([float(cell.step_s or np.nan) for cell in cells])
     cpu_s = np.array([cell.cpu_s for cell in cells])
@@ -86,7 +86,7 @@ def _layer(cells: Sequence[Cell], max_ps: int, max_workers: int) -> tuple[Floats
     return 1 / speed, cpu - ps_cpu, ps_cpu
 
 
-def _ps_part(cell: Cell) -> float:
+def _ps_part(cell: GangMeasurement) -> float:
     """Return which part of the processor time is that of parameter servers; by heads where nobody knows."""
     if cell.ps_cpu_s is None or cell.cpu_s <= 0:
         return cell.n_ps / (cell.n_ps + cell.n_workers)
@@ -102,7 +102,7 @@ def _between(ps: Floats, workers: Floats, values: Floats, at_ps: Floats, at_work
     return np.asarray(np.clip(table.interpolate("it", n_ps=p, n_workers=w), values.min(), values.max()), np.float64)
 
 
-def _beyond(cells: Sequence[Cell], at_ps: Floats, at_workers: Floats, edge: Floats) -> Floats:
+def _beyond(cells: Sequence[GangMeasurement], at_ps: Floats, at_workers: Floats, edge: Floats) -> Floats:
     """Return speeds outside of the measured gangs: those of the nearest edge, changed as the speed function changes."""
     ps, workers = [cell.n_ps for cell in cells], [cell.n_workers for cell in cells]
     speeds = [1 / cell.step_s for cell in cells if cell.step_s]

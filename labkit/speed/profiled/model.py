@@ -13,14 +13,14 @@ from labkit.core.jobs import Jobs
 from labkit.core.resources import Bools, Floats, Ints
 from labkit.core.running import Running
 from labkit.speed.profiled.beyond import Beyond
-from labkit.speed.profiled.grid import Grid
+from labkit.speed.profiled.grid import UpdateGrid
 from labkit.speed.profiled.nouns import TestbedProfile
-from labkit.speed.profiled.overheads import Cost, Costs, weight_of
+from labkit.speed.profiled.overheads import ChangeCost, Costs, weight_of
 from labkit.speed.profiled.sharing import max_min
 from labkit.speed.units import refuse_samples
 
 
-class Gangs(NamedTuple):
+class GangTable(NamedTuple):
     """What gangs do alone: seconds of an update (J,); cores that they keep busy, and processes that compete, (J, K)."""
 
     step_s: Floats
@@ -59,7 +59,7 @@ class ProfiledSpeed:
         self.group_pool, self.pool_cores = profile.pool_of(cluster)
         self._kind, kinds = _kinds(jobs)
         self._grids = [
-            Grid.of(
+            UpdateGrid.of(
                 profile.of(model, sync=sync),
                 max_ps=max(int(jobs.max_ps.max()), 1) + 1,
                 max_workers=int(jobs.max_workers.max()) + 1,
@@ -69,7 +69,7 @@ class ProfiledSpeed:
 
         self._costs = [Costs(profile.overheads, model) for model in jobs.models]
         self._beyond = Beyond.of(profile)
-        self._known_costs: dict[tuple[int, int], tuple[Cost, Cost, Cost]] = {}
+        self._known_costs: dict[tuple[int, int], tuple[ChangeCost, ChangeCost, ChangeCost]] = {}
 
     def speeds(self, running: Running) -> Floats:
         """Return steps per second of each job, (J,)."""
@@ -118,14 +118,14 @@ class ProfiledSpeed:
             pressed[i] = press.at(float(excess[here].max(initial=0.0)))
         return pressed
 
-    def _costs_of(self, job: int, n_new: int) -> tuple[Cost, Cost, Cost]:
+    def _costs_of(self, job: int, n_new: int) -> tuple[ChangeCost, ChangeCost, ChangeCost]:
         key = int(self.jobs.model[job]), n_new
         if key not in self._known_costs:
             costs = self._costs[key[0]]
             self._known_costs[key] = costs.start(n_new), costs.start(n_new, again=True), costs.rescale(n_new)
         return self._known_costs[key]
 
-    def alone(self, running: Running) -> Gangs:
+    def alone(self, running: Running) -> GangTable:
         """Return what each gang does alone."""
         n_hosts = self._n_hosts(running)
         step_s, worker_s, ps_s = (np.empty(len(running.job)) for _ in range(3))
@@ -147,7 +147,7 @@ class ProfiledSpeed:
         cores = here[0] * each[0][:, None] + here[1] * each[1][:, None]
         busiest = np.where(here > 0, each[:, :, None], 0.0).max(axis=0)
         weight = np.divide(cores, busiest, out=np.ones_like(cores), where=busiest > 0)
-        return Gangs(step_s, cores, weight)
+        return GangTable(step_s, cores, weight)
 
     def shares(self, cores: Floats, weight: Floats) -> Floats:
         """Return which part of the cores that it wants each gang gets, (J,).

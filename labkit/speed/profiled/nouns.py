@@ -24,7 +24,7 @@ Positive = Annotated[float, Gt(0), Lt(float("inf"))]
 Amount = Annotated[float, Ge(0), Lt(float("inf"))]
 
 
-class Row:
+class ProfileRow:
     """What all parts of a profile share: a key that nobody knows is a fault."""
 
     __slots__ = ()
@@ -32,7 +32,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Made(Row):
+class Provenance(ProfileRow):
     """Where the numbers come from.
 
     Attributes
@@ -44,7 +44,7 @@ class Made(Row):
     took_s : float
         How long it took to measure.
     training : dict
-        How jobs trained: width of the models, batch, ... (`labkit.testbed.training.Training`).
+        How jobs trained: width of the models, batch, ... (`labkit.testbed.run.training.TrainingTable`).
     notes : list of str
         What went wrong on the way.
     """
@@ -58,7 +58,7 @@ class Made(Row):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell(Row):
+class GangMeasurement(ProfileRow):
     """A gang of a model, measured while nothing else ran.
 
     Attributes
@@ -103,7 +103,7 @@ class Cell(Row):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pool(Row):
+class Pool(ProfileRow):
     """Cores that some hosts share: those of one machine.
 
     Attributes
@@ -122,7 +122,7 @@ class Pool(Row):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Overhead(Row):
+class Overhead(ProfileRow):
     """What a start, a rescale or a stop of a model's job takes when nothing else runs.
 
     Attributes
@@ -154,7 +154,7 @@ KINDS: Final = ("start", "restart", "rescale", "stop")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beside(Row):
+class ColocationSample(ProfileRow):
     """A job, or its start or rescale, that was measured beside others on the same cores.
 
     Attributes
@@ -186,7 +186,7 @@ class Beside(Row):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Link(Row):
+class LinkMeasurement(ProfileRow):
     """What one TCP connection from a host to another carries."""
 
     source: Name
@@ -197,7 +197,7 @@ class Link(Row):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fitted(Row):
+class Fitted(ProfileRow):
     """Optimus' speed function of a model, fitted to its cells; see `labkit.speed.optimus.SpeedFunction`."""
 
     model: Name
@@ -208,7 +208,7 @@ class Fitted(Row):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TestbedProfile(Row):
+class TestbedProfile(ProfileRow):
     """What was measured on a testbed: all that a simulation of it needs.
 
     Attributes
@@ -219,13 +219,13 @@ class TestbedProfile(Row):
         As its inventory has them.
     pools : list of Pool
         Whose cores are whose; hosts in none have cores of their own.
-    cells : list of Cell
+    cells : list of GangMeasurement
         Speeds and processor time by gang.
     overheads, beside, links, functions : list
         What changes cost, how jobs slow each other, what links carry, and Optimus' speed functions.
     interference : list of float or None
         Coefficients (4,) of slowdown beyond the sharing of cores; see `labkit.speed.interference`.
-    made : Made
+    made : Provenance
         Where it comes from.
     """
 
@@ -234,13 +234,13 @@ class TestbedProfile(Row):
     name: Name = "testbed"
     hosts: Annotated[list[Host], Len(1)]
     pools: list[Pool] = field(default_factory=list)
-    cells: list[Cell] = field(default_factory=list)
+    cells: list[GangMeasurement] = field(default_factory=list)
     overheads: list[Overhead] = field(default_factory=list)
-    beside: list[Beside] = field(default_factory=list)
-    links: list[Link] = field(default_factory=list)
+    beside: list[ColocationSample] = field(default_factory=list)
+    links: list[LinkMeasurement] = field(default_factory=list)
     functions: list[Fitted] = field(default_factory=list)
     interference: Annotated[list[float], Len(4, 4)] | None = None
-    made: Made = field(default_factory=Made)
+    made: Provenance = field(default_factory=Provenance)
 
     def cluster(self) -> Cluster:
         """Return the testbed as a cluster: its hosts on one switch."""
@@ -251,7 +251,7 @@ class TestbedProfile(Row):
         """Models of which at least one gang could be measured."""
         return list(dict.fromkeys(cell.model for cell in self.cells if cell.step_s is not None))
 
-    def of(self, model: str, *, sync: bool = True) -> list[Cell]:
+    def of(self, model: str, *, sync: bool = True) -> list[GangMeasurement]:
         """Return the gangs of a model that could be measured.
 
         Raises
@@ -307,8 +307,8 @@ def _pool_faults(pools: list[Pool], names: list[str]) -> list[str]:
     return faults + [f"pools: host '{host}' is in two pools" for host in twice]
 
 
-def _twice(cells: list[Cell]) -> list[str]:
-    keys = [tuple(getattr(cell, f.name) for f in fields(Cell)[:5]) for cell in cells]
+def _twice(cells: list[GangMeasurement]) -> list[str]:
+    keys = [tuple(getattr(cell, f.name) for f in fields(GangMeasurement)[:5]) for cell in cells]
     return [
         f"cells: {model} with {n_ps} PS and {n_workers} workers on {n_hosts} hosts occurs {keys.count(key)} times"
         for key in dict.fromkeys(keys)

@@ -28,7 +28,7 @@ def weight_of(kind: str, cores: float, *, n_new: int) -> float:
     return max(STARTER * cores, 1.0) if kind == "start" else NEWCOMER * max(n_new, 1)
 
 
-class Cost(NamedTuple):
+class ChangeCost(NamedTuple):
     """Seconds with nobody beside it, and processor seconds."""
 
     seconds: float
@@ -51,13 +51,13 @@ class Costs:
         self._each_cpu_s = _each_cpu_s(self._rows["rescale"])
         """Processor seconds of a process that joins."""
 
-    def start(self, n_new: int, *, again: bool = False) -> Cost:
+    def start(self, n_new: int, *, again: bool = False) -> ChangeCost:
         """Return what a start of so many workers and servers takes, with the end of the job, which holds its tasks."""
         row = _nearest(self._rows["restart" if again else "start"], n_new)
         if row is None:
-            return Cost(0.0, 0.0)
+            return ChangeCost(0.0, 0.0)
         more = max(n_new - row.n_new, 0) * self._each_cpu_s
-        return Cost(row.median_s + self.finish_s, row.cpu_s + more)
+        return ChangeCost(row.median_s + self.finish_s, row.cpu_s + more)
 
     @property
     def finish_s(self) -> float:
@@ -65,12 +65,12 @@ class Costs:
         row = _nearest(self._rows["stop"], 0)
         return 0.0 if row is None else row.median_s
 
-    def rescale(self, n_new: int) -> Cost:
+    def rescale(self, n_new: int) -> ChangeCost:
         """Return what a rescale takes that starts so many processes; nothing, if it ends some and was not measured."""
         row = _nearest([row for row in self._rows["rescale"] if bool(row.n_new) == bool(n_new)], n_new)
         if row is None:
-            return Cost(0.0, 0.0)
-        return Cost(row.median_s, row.cpu_s + (n_new - row.n_new) * self._each_cpu_s if n_new else 0.0)
+            return ChangeCost(0.0, 0.0)
+        return ChangeCost(row.median_s, row.cpu_s + (n_new - row.n_new) * self._each_cpu_s if n_new else 0.0)
 
 
 def _rows_of(overheads: Sequence[Overhead], kind: str, model: str) -> list[Overhead]:

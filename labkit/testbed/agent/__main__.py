@@ -13,7 +13,7 @@ from labkit.testbed.agent.daemon import IDLE_S, Daemon, inherited, listen, lock,
 from labkit.testbed.agent.journal import NAME
 from labkit.testbed.agent.places import own_folder
 from labkit.testbed.agent.spawn import BED
-from labkit.testbed.agent.wire import Refused
+from labkit.testbed.agent.wire import Refusal
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _in_background(lambda: _serve(asked.folder, asked.idle_s, said))
     os.close(said)
     with os.fdopen(heard) as pipe:
-        line = pipe.readline() or json.dumps(told(Refused("fault", f"the agent did not start; see {NAME}")))
+        line = pipe.readline() or json.dumps(told(Refusal("fault", f"the agent did not start; see {NAME}")))
     print(line.strip(), flush=True)
     return 1 if "fault" in json.loads(line) else 0
 
@@ -66,8 +66,8 @@ def _serve(path: str, idle_s: float, said: int) -> None:
         held = lock(folder)
         daemon = None if held is None else Daemon(folder, held=held, listener=listen(folder), idle_s=idle_s)
         answer = {"ready": True, "began": held is not None}
-    except (Refused, OSError) as error:
-        fault = error if isinstance(error, Refused) else Refused("fault", f"the agent did not start: {error}")
+    except (Refusal, OSError) as error:
+        fault = error if isinstance(error, Refusal) else Refusal("fault", f"the agent did not start: {error}")
         daemon, answer = None, told(fault)
     os.chdir("/")
     os.write(said, json.dumps(answer).encode() + b"\n")

@@ -7,29 +7,29 @@ from typing import Final
 
 from labkit.testbed.agent.forks import watch
 from labkit.testbed.agent.processes import Key, alive
-from labkit.testbed.agent.records import Phase, Record, Task
-from labkit.testbed.agent.run import Run
-from labkit.testbed.agent.runs import RESTARTED, Runs
+from labkit.testbed.agent.records import AgentRunRecord, Phase, TaskRecord
+from labkit.testbed.agent.run import AgentRun
+from labkit.testbed.agent.runs import RESTARTED, AgentRuns
 from labkit.testbed.agent.wire import now_s, wall_s
 
 NEVER: Final = "the agent died while it started it"
 
 
-def adopt(runs: Runs) -> None:
+def adopt(runs: AgentRuns) -> None:
     """Read all records, and follow what they say is running."""
     for folder in sorted(runs.folder.iterdir()):
-        record = Record.read(folder) if folder.is_dir() and not folder.is_symlink() else None
+        record = AgentRunRecord.read(folder) if folder.is_dir() and not folder.is_symlink() else None
         if record is None:
             runs.log(f"{folder.name!r} bears no label; left alone")
             continue
-        here = Run(record, folder, log=runs.log)
+        here = AgentRun(record, folder, log=runs.log)
         here.catch_up()
         runs.all[record.run] = here
         _adopt_run(runs, here)
     _end_orphans(runs)
 
 
-def _adopt_run(runs: Runs, here: Run) -> None:
+def _adopt_run(runs: AgentRuns, here: AgentRun) -> None:
     record = here.record
     restarted = record.boot != runs.boot
     for task in record.running:
@@ -43,7 +43,7 @@ def _adopt_run(runs: Runs, here: Run) -> None:
     runs.close_if_done(here)  # its agent may have died before it could
 
 
-def _adopt_task(runs: Runs, here: Run, task: Task) -> None:
+def _adopt_task(runs: AgentRuns, here: AgentRun, task: TaskRecord) -> None:
     key = Key(here.record.run, task.name)
     if task.phase == Phase.STARTING and not _found(runs, here, task):
         return
@@ -55,7 +55,7 @@ def _adopt_task(runs: Runs, here: Run, task: Task) -> None:
         runs.ender.end([key], grace_s=0.0)
 
 
-def _found(runs: Runs, here: Run, task: Task) -> bool:
+def _found(runs: AgentRuns, here: AgentRun, task: TaskRecord) -> bool:
     """Find a task whose agent died before it could write down the number; False if it never came so far."""
     found = runs.processes.leader(Key(here.record.run, task.name), task.token)
     if found is None:
@@ -76,7 +76,7 @@ def _is_child(pid: int) -> bool:
     return True
 
 
-def _end_orphans(runs: Runs) -> None:
+def _end_orphans(runs: AgentRuns) -> None:
     known = {Key(here.record.run, task.name) for here in runs for task in here.record.running}
     orphans = [key for key in runs.processes.find({}) if key not in known]
     for key in orphans:

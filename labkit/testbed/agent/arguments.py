@@ -9,10 +9,10 @@ import re
 from difflib import get_close_matches
 from typing import Any, Final
 
-from labkit.testbed.agent.devices import ALLOTMENT, Ask
+from labkit.testbed.agent.devices import ALLOTMENT, GpuRequest
 from labkit.testbed.agent.places import EAR, LOG, RESULT, parts
 from labkit.testbed.agent.runs import File
-from labkit.testbed.agent.wire import Refused, check_name
+from labkit.testbed.agent.wire import Refusal, check_name
 
 GPU: Final = re.compile(r"[A-Za-z0-9-]{1,80}")
 VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -21,7 +21,7 @@ MOST_GPUS: Final = 1024
 GPUS: Final = 'how many GPUs, numbers or identifiers of some, or for example [{"n": 1, "of": [0, 1]}]'
 
 
-class Arguments:
+class RequestArguments:
     """What came with a request."""
 
     def __init__(self, verb: str, given: dict[str, Any]) -> None:
@@ -31,15 +31,15 @@ class Arguments:
         self._known.add(name)
         return self._given.pop(name, default)
 
-    def _wrong(self, name: str, value: object, expected: str) -> Refused:
-        return Refused("argument", f"{self._verb}: {name} is {repr(value)[:100]}; expected {expected}")
+    def _wrong(self, name: str, value: object, expected: str) -> Refusal:
+        return Refusal("argument", f"{self._verb}: {name} is {repr(value)[:100]}; expected {expected}")
 
     def done(self) -> None:
         """See to it that nothing is left over."""
         for name in self._given:
             near = get_close_matches(name, self._known, n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise Refused("argument", f"{self._verb} takes no {name[:80]!r}.{hint}")
+            raise Refusal("argument", f"{self._verb} takes no {name[:80]!r}.{hint}")
 
     def name(self, name: str) -> str:
         """Take a name of a run or task."""
@@ -120,7 +120,7 @@ class Arguments:
             raise self._wrong(name, missing, f"cores of this host: {_ranges(allowed)}")
         return sorted(set(value))
 
-    def gpus(self, name: str) -> list[Ask] | None:
+    def gpus(self, name: str) -> list[GpuRequest] | None:
         """Take GPUs: None leaves them as they are, an empty list hides all.
 
         A number n asks for any n; a list for each of some, by number or identifier; a list of {"n": 1, "of": [0, 1]}
@@ -134,7 +134,7 @@ class Arguments:
             raise self._wrong(name, value, GPUS)
         return [ask for ask in (self._ask(name, each) for each in given) if ask.n]
 
-    def _ask(self, name: str, given: object) -> Ask:
+    def _ask(self, name: str, given: object) -> GpuRequest:
         """Return what is asked for by a number or identifier, or by how many of some."""
         said = {"n": 1, "of": [given]} if type(given) in (int, str) else given
         if not isinstance(said, dict) or not {"n"} <= said.keys() <= {"n", "of"}:
@@ -144,7 +144,7 @@ class Arguments:
             raise self._wrong(name, given, GPUS)
         if not all(type(each) in (int, str) and GPU.fullmatch(str(each)) for each in among):
             raise self._wrong(name, given, GPUS)
-        return Ask(n, tuple(str(each) for each in among))
+        return GpuRequest(n, tuple(str(each) for each in among))
 
     def files(self, name: str) -> list[File]:
         """Take small files: path -> {"data": base64, "mode": "0600"}."""
@@ -165,7 +165,7 @@ class Arguments:
         try:
             data = base64.b64decode(file["data"], validate=True)
         except binascii.Error:
-            raise Refused("argument", f"{self._verb}: {name}.{path}.data is not base64") from None
+            raise Refusal("argument", f"{self._verb}: {name}.{path}.data is not base64") from None
         return File(names, data, int(mode, 8))
 
 

@@ -16,7 +16,7 @@ from typing import Final
 
 from labkit.testbed.agent.build import build
 from labkit.testbed.agent.places import SOCKET, call, own_folder
-from labkit.testbed.agent.wire import MARK, PROTOCOL, Refused, pack
+from labkit.testbed.agent.wire import MARK, PROTOCOL, Refusal, pack
 
 START_S: Final = 30.0
 ATTEMPTS: Final = 5
@@ -28,16 +28,16 @@ def reach(folder: Path, *, start: bool) -> socket.socket:
 
     Raises
     ------
-    Refused
+    Refusal
         If there is none and it cannot or may not be started.
     """
     for _ in range(ATTEMPTS):
         with contextlib.suppress(OSError):
             return call(folder, SOCKET)
         if not start:
-            raise Refused("no_agent", f"no agent runs in {folder}")
+            raise Refusal("no_agent", f"no agent runs in {folder}")
         _start(folder)
-    raise Refused("no_agent", f"the agent of {folder} was started {ATTEMPTS} times and is gone again; see its log")
+    raise Refusal("no_agent", f"the agent of {folder} was started {ATTEMPTS} times and is gone again; see its log")
 
 
 def search_path() -> str | None:
@@ -59,9 +59,9 @@ def _start(folder: Path) -> None:
         )
         said = json.loads(done.stdout)
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
-        raise Refused("no_agent", f"the agent of {folder} did not start ({type(error).__name__})") from None
+        raise Refusal("no_agent", f"the agent of {folder} did not start ({type(error).__name__})") from None
     if "fault" in said:
-        raise Refused(said["fault"]["kind"], said["fault"]["message"])
+        raise Refusal(said["fault"]["kind"], said["fault"]["message"])
 
 
 def join(sock: socket.socket) -> None:
@@ -96,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         _write_all(1, MARK + pack(me))
         sock = reach(own_folder(asked.folder), start=not asked.no_start)
-    except Refused as error:
+    except Refusal as error:
         _write_all(1, pack({"id": None, "error": error.told()}))
         return 1
     except BrokenPipeError:

@@ -7,7 +7,9 @@ from functools import cache
 from pathlib import Path
 
 from labkit import unix_sockets
-from labkit.elastic import fork_order, fork_place, forks
+from labkit.elastic.forkserver import client as forks
+from labkit.elastic.forkserver import order as fork_order
+from labkit.elastic.forkserver import place as fork_place
 from labkit.release import installed
 
 

@@ -9,9 +9,19 @@ from itertools import accumulate
 from typing import Any
 
 from labkit.testbed.agent.errors import AgentRefused, AgentVersion
-from labkit.testbed.agent.link import Link, Stream
-from labkit.testbed.agent.shapes import Data, Event, Hello, Lines, Measured, Row, Started, named_runs, shaped
-from labkit.testbed.agent.watching import Watching
+from labkit.testbed.agent.link import AgentLink, ByteStream
+from labkit.testbed.agent.shapes import (
+    Data,
+    Event,
+    FileLines,
+    FolderRow,
+    Hello,
+    HostMeasurement,
+    StartedTask,
+    named_runs,
+    shaped,
+)
+from labkit.testbed.agent.watching import Subscription
 from labkit.testbed.agent.wire import PROTOCOL
 
 Gpus = int | Sequence[int | str] | Sequence[Mapping[str, Any]]
@@ -19,7 +29,7 @@ Gpus = int | Sequence[int | str] | Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class FilePiece:
     """A piece of a file.
 
     Attributes
@@ -37,14 +47,14 @@ class Piece:
     size: int
 
 
-class Agent(Link):
+class Agent(AgentLink):
     """The agent of a host.
 
     Every method may raise AgentRefused, AgentTimeout and AgentGone. Methods may be called from several threads.
 
     Parameters
     ----------
-    stream : Stream
+    stream : ByteStream
         To the bridge on that host.
     timeout_s : float
         For each answer, where a method has none of its own.
@@ -63,7 +73,7 @@ class Agent(Link):
         If the agent speaks another protocol; `Agent.connect` restarts it.
     """
 
-    def __init__(self, stream: Stream, *, timeout_s: float = 20.0) -> None:
+    def __init__(self, stream: ByteStream, *, timeout_s: float = 20.0) -> None:
         super().__init__(stream, timeout_s=timeout_s)
         self.hello: dict[str, Any] = {}
         try:
@@ -82,7 +92,7 @@ class Agent(Link):
             raise AgentVersion(str(error), kind=error.kind) from None
 
     @classmethod
-    def connect(cls, dial: Callable[[], Stream], *, renew: bool = True, timeout_s: float = 20.0) -> Agent:
+    def connect(cls, dial: Callable[[], ByteStream], *, renew: bool = True, timeout_s: float = 20.0) -> Agent:
         """Connect; an agent of another labkit than the one installed there is replaced, its tasks go on.
 
         One that speaks our protocol is replaced only while nobody else is connected to it.
@@ -101,7 +111,7 @@ class Agent(Link):
         except AgentVersion:
             if not renew:
                 raise
-            link = Link(dial(), timeout_s=timeout_s)
+            link = AgentLink(dial(), timeout_s=timeout_s)
             restart(link)
         else:
             if not (renew and agent.outdated and agent.hello["n_clients"] == 1):
@@ -162,7 +172,7 @@ class Agent(Link):
         sent = {path: {"data": base64.b64encode(data).decode()} for path, data in (files or {}).items()}
         return dict(
             shaped(
-                Started,
+                StartedTask,
                 self.request(
                 "start", run=run, task=task, argv=[str(word) for word in argv], env=dict(env or {}),
                 cores=None if cores is None else [int(core) for core in cores],
@@ -204,27 +214,29 @@ class Agent(Link):
 
         `pss` counts shared memory once, and takes longer; `each` tells the processor seconds of each process too.
         """
-        return dict(shaped(Measured, self.request("measure", pss=pss, each=each)))
+        return dict(shaped(HostMeasurement, self.request("measure", pss=pss, each=each)))
 
-    def measuring(self, *, every_s: float = 1.0) -> Watching[dict[str, Any]]:
+    def measuring(self, *, every_s: float = 1.0) -> Subscription[dict[str, Any]]:
         """Return a measurement each so many seconds, without end."""
-        return self.watching("measure", unfold=lambda item: [(0, shaped(Measured, item))], ahead=8, every_s=every_s)
+        return self.watching(
+            "measure", unfold=lambda item: [(0, shaped(HostMeasurement, item))], ahead=8, every_s=every_s
+        )
 
-    def watch(self, run: str, *, since: int = 0) -> Watching[dict[str, Any]]:
+    def watch(self, run: str, *, since: int = 0) -> Subscription[dict[str, Any]]:
         """Return the events of a run after a number, and those to come, until it is over.
 
         `Watching.last` is the number from which to go on after AgentGone: nothing is missed, nothing comes twice.
         """
         return self.watching("watch", unfold=_events, last=since, run=run, since=since)
 
-    def follow(self, run: str, *, task: str, file: str = "log", offset: int = 0) -> Watching[str]:
+    def follow(self, run: str, *, task: str, file: str = "log", offset: int = 0) -> Subscription[str]:
         """Return the complete lines of a file of a task as they come, until the task has ended.
 
         `Watching.last` is the offset from which to go on after AgentGone.
         """
         return self.watching("follow", unfold=_lines, last=offset, run=run, task=task, file=file, offset=offset)
 
-    def read(self, run: str, *, task: str, file: str, offset: int = 0, n_bytes: int = 1 << 20) -> Piece:
+    def read(self, run: str, *, task: str, file: str, offset: int = 0, n_bytes: int = 1 << 20) -> FilePiece:
         """Return a piece of a file of a task, at most 4 MiB."""
         said = shaped(Data, self.request("read", run=run, task=task, file=file, offset=offset, n_bytes=n_bytes))
         try:
@@ -233,11 +245,11 @@ class Agent(Link):
             raise AgentRefused(f"what came of {file} is not base64", kind="malformed") from None
         if len(data) > n_bytes:
             raise AgentRefused(f"{len(data)} bytes of {file} came, more than the {n_bytes} asked for", kind="malformed")
-        return Piece(said["offset"], data, said["size"])
+        return FilePiece(said["offset"], data, said["size"])
 
     def gc(self, *, older_s: float = 86400.0, dry_run: bool = False) -> Sequence[dict[str, Any]]:
         """Remove runs that were over for that long; return run, removed, why, age_s, n_files, n_bytes of each."""
-        return tuple(shaped(list[Row], self.request("gc", older_s=older_s, dry_run=dry_run, wait_s=600.0)))
+        return tuple(shaped(list[FolderRow], self.request("gc", older_s=older_s, dry_run=dry_run, wait_s=600.0)))
 
     def shutdown(self) -> None:
         """End the agent, and wait until it is gone; refused (busy) while anything runs. A bridge starts another one."""
@@ -256,7 +268,7 @@ class Agent(Link):
         self.close()
 
 
-def restart(link: Link) -> None:
+def restart(link: AgentLink) -> None:
     """Let an agent become the one that is installed there, whatever protocol it speaks, and end the connection."""
     link.begun()
     link.request("restart", python=link.bridge.get("python"), path=link.bridge.get("path"), wait_s=60.0)
@@ -270,7 +282,7 @@ def _events(item: Any) -> list[tuple[int, dict[str, Any]]]:
 
 def _lines(item: Mapping[str, Any]) -> list[tuple[int, str]]:
     """Return the lines of an item, each with the offset of the next one."""
-    item = shaped(Lines, item)
+    item = shaped(FileLines, item)
     raw = [line.encode(errors="surrogateescape") for line in item["lines"]]
     ends = [*(item["offset"] + n for n in accumulate(len(line) + 1 for line in raw[:-1])), item["next"]]
     return [(end, line.decode(errors="replace")) for end, line in zip(ends, raw, strict=True)]

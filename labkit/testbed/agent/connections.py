@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 from labkit.testbed.agent.loop import READ, WRITE, Loop, Timer
-from labkit.testbed.agent.wire import Lines, Refused, pack, unpack
+from labkit.testbed.agent.wire import Lines, Refusal, pack, unpack
 
 FULL: Final = 1 << 20
 """Bytes that wait for a client; with more it is not heard, and streams to it stand still."""
@@ -18,7 +18,7 @@ STALLED_S: Final = 120.0
 """A client that takes nothing for so long, while that much waits for it, is dropped."""
 
 
-class Stream(Protocol):
+class ClientStream(Protocol):
     """Something that goes on telling a client things."""
 
     def pump(self) -> None:
@@ -28,17 +28,17 @@ class Stream(Protocol):
         """Stop."""
 
 
-class Request:
+class ClientRequest:
     """What a client asked; answered once, if the client is still there."""
 
-    def __init__(self, connection: Connection, number: int | None, verb: str) -> None:
+    def __init__(self, connection: ClientConnection, number: int | None, verb: str) -> None:
         self.connection, self.number, self.verb = connection, number, verb
 
     def reply(self, ok: Any) -> None:
         """Answer."""
         self._close({"id": self.number, "ok": ok})
 
-    def refuse(self, error: Refused) -> None:
+    def refuse(self, error: Refusal) -> None:
         """Answer why not."""
         self._close({"id": self.number, "error": error.told()})
 
@@ -57,7 +57,7 @@ class Request:
         return self.connection.waits(self)
 
 
-class Connection:
+class ClientConnection:
     """A client.
 
     Parameters
@@ -77,13 +77,13 @@ class Connection:
         sock: socket.socket,
         *,
         loop: Loop,
-        serve: Callable[[Request, dict[str, Any]], None],
-        closed: Callable[[Connection], None],
+        serve: Callable[[ClientRequest, dict[str, Any]], None],
+        closed: Callable[[ClientConnection], None],
     ) -> None:
         self._sock, self._loop, self._serve, self._closed = sock, loop, serve, closed
         self._in, self._out = Lines(), bytearray()
-        self._requests: dict[int, Request] = {}
-        self._streams: dict[int, Stream] = {}
+        self._requests: dict[int, ClientRequest] = {}
+        self._streams: dict[int, ClientStream] = {}
         self._stalled: Timer | None = None
         self._ending = False
         self.alive = True
@@ -98,7 +98,7 @@ class Connection:
                 self._write()
             if events & READ and self.alive:
                 self._read()
-        except (OSError, Refused):
+        except (OSError, Refusal):
             self.close()
 
     def _read(self) -> None:
@@ -117,7 +117,7 @@ class Connection:
         while self.alive and not self._ending and self.has_room:
             try:
                 line = self._in.take()
-            except Refused as error:
+            except Refusal as error:
                 self._ending = True
                 self.send(pack({"id": None, "error": error.told()}))
                 break
@@ -131,11 +131,11 @@ class Connection:
             said = unpack(line)
             number, verb = said.pop("id", None), said.pop("verb", None)
             if type(number) is not int or type(verb) is not str or number in self._requests:
-                raise Refused("malformed", "a request has a new whole number as `id`, and a `verb`")
-        except Refused as error:
+                raise Refusal("malformed", "a request has a new whole number as `id`, and a `verb`")
+        except Refusal as error:
             self.send(pack({"id": None, "error": error.told()}))
             return
-        request = Request(self, number, verb)
+        request = ClientRequest(self, number, verb)
         self._requests[number] = request
         self._serve(request, said)
 
@@ -194,11 +194,11 @@ class Connection:
 
     # --- requests and streams
 
-    def waits(self, request: Request) -> bool:
+    def waits(self, request: ClientRequest) -> bool:
         """Whether a request is still to be answered."""
         return self.alive and request.number is not None and self._requests.get(request.number) is request
 
-    def forget(self, request: Request) -> None:
+    def forget(self, request: ClientRequest) -> None:
         """Note that a request is answered."""
         if request.number is not None:
             self._requests.pop(request.number, None)
@@ -206,13 +206,13 @@ class Connection:
             if stream is not None:
                 stream.close()
 
-    def attach(self, request: Request, stream: Stream) -> None:
+    def attach(self, request: ClientRequest, stream: ClientStream) -> None:
         """Let a stream answer a request."""
         assert request.number is not None
         self._streams[request.number] = stream
         stream.pump()
 
-    def stream(self, number: int) -> Stream | None:
+    def stream(self, number: int) -> ClientStream | None:
         """Return the stream that answers a request."""
         return self._streams.get(number)
 
@@ -253,7 +253,7 @@ def accept(listener: socket.socket) -> socket.socket | None:
         return sock
     with sock:
         sock.setblocking(False)
-        error = Refused("forbidden", "this agent belongs to another user")
+        error = Refusal("forbidden", "this agent belongs to another user")
         try:
             sock.send(pack({"id": None, "error": error.told()}))
         except OSError:

@@ -17,16 +17,16 @@ from typing import Any, Final
 from labkit.testbed.agent import logs
 from labkit.testbed.agent.adoption import adopt
 from labkit.testbed.agent.build import build
-from labkit.testbed.agent.connections import Connection, accept
-from labkit.testbed.agent.journal import Log
+from labkit.testbed.agent.connections import ClientConnection, accept
+from labkit.testbed.agent.journal import AgentJournal
 from labkit.testbed.agent.loop import Loop
 from labkit.testbed.agent.places import LOCK, SOCKET, STATE, call, read_json, write_whole
 from labkit.testbed.agent.processes import Key
 from labkit.testbed.agent.records import boot_id
 from labkit.testbed.agent.results import code_of
-from labkit.testbed.agent.runs import Runs
+from labkit.testbed.agent.runs import AgentRuns
 from labkit.testbed.agent.service import GRACE_S, Service
-from labkit.testbed.agent.wire import PROTOCOL, Refused, now_s, wall_s
+from labkit.testbed.agent.wire import PROTOCOL, Refusal, now_s, wall_s
 from labkit.unix_sockets import reached
 
 IDLE_S: Final = 3600.0
@@ -43,7 +43,7 @@ def lock(folder: Path) -> int | None:
 
     Raises
     ------
-    Refused
+    Refusal
         If somebody has it and does not listen.
     """
     file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -58,7 +58,7 @@ def lock(folder: Path) -> int | None:
         else:
             return file
         if now_s() > until_s:
-            raise Refused("taken", _taken(folder))
+            raise Refusal("taken", _taken(folder))
         select.select([], [], [], AGAIN_S)
 
 
@@ -109,11 +109,11 @@ class Daemon:
 
     def __init__(self, folder: Path, *, held: int, listener: socket.socket, idle_s: float = IDLE_S) -> None:
         self._folder, self._held, self._listener, self._idle_s = folder, held, listener, idle_s
-        self.log = Log(folder)
+        self.log = AgentJournal(folder)
         self.loop = Loop(failed=self.log.error)
-        self.runs = Runs(folder, loop=self.loop, log=self.log)
+        self.runs = AgentRuns(folder, loop=self.loop, log=self.log)
         self.runs.ender.results = self._code_of
-        self._connections: set[Connection] = set()
+        self._connections: set[ClientConnection] = set()
         self._busy_s = now_s()
         self._next: tuple[str, Mapping[str, str]] | None = None
         self.service = Service(
@@ -186,7 +186,7 @@ class Daemon:
         if sock is not None and len(self._connections) >= MOST:
             sock.close()
         elif sock is not None:
-            client = Connection(sock, loop=self.loop, serve=self.service.serve, closed=self._connections.discard)
+            client = ClientConnection(sock, loop=self.loop, serve=self.service.serve, closed=self._connections.discard)
             self._connections.add(client)
 
     def _second(self) -> None:
@@ -257,6 +257,6 @@ def inherited(kept: str) -> tuple[int, socket.socket]:
     return held, listener
 
 
-def told(fault: Refused) -> dict[str, Any]:
+def told(fault: Refusal) -> dict[str, Any]:
     """Return a fault as a bridge says it."""
     return {"fault": fault.told()}

@@ -17,10 +17,10 @@ from typing import Any, Final
 
 from labkit.testbed.agent.places import write_whole
 from labkit.testbed.agent.processes import Key, read
-from labkit.testbed.agent.records import Phase, Task
-from labkit.testbed.agent.run import Run
-from labkit.testbed.agent.runs import Runs
-from labkit.testbed.agent.wire import Refused
+from labkit.testbed.agent.records import Phase, TaskRecord
+from labkit.testbed.agent.run import AgentRun
+from labkit.testbed.agent.runs import AgentRuns
+from labkit.testbed.agent.wire import Refusal
 
 ALLOTMENT: Final = "gpus.json"
 """In the folder of a task: the GPUs that it has now, by number."""
@@ -31,7 +31,7 @@ NAME: Final = "\0labkit-gpu/"
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class GpuRequest:
     """GPUs that a task is to have: `n` of those with these numbers or identifiers; of all, where there are none."""
 
     n: int
@@ -88,11 +88,11 @@ class Devices:
 
     Parameters
     ----------
-    runs : Runs
+    runs : AgentRuns
         Whose tasks hold them.
     """
 
-    runs: Runs
+    runs: AgentRuns
     _names: Names = field(default_factory=Names)
 
     def holders(self) -> dict[str, set[Key]]:
@@ -103,7 +103,7 @@ class Devices:
                 found.setdefault(uuid, set()).add(Key(here.record.run, task.name))
         return found
 
-    def _tasks(self) -> Iterable[tuple[Run, Task]]:
+    def _tasks(self) -> Iterable[tuple[AgentRun, TaskRecord]]:
         return ((here, task) for here in self.runs for task in here.record.running if task.gpus or task.leaving)
 
     def settle(self) -> None:
@@ -118,14 +118,16 @@ class Devices:
                 here.write()
         self._names.keep(self.holders())
 
-    def grant(self, key: Key, asks: Sequence[Ask], *, said: Mapping[str, Any], beside: str | None = None) -> list[Gpu]:
+    def grant(
+        self, key: Key, asks: Sequence[GpuRequest], *, said: Mapping[str, Any], beside: str | None = None
+    ) -> list[Gpu]:
         """Return the GPUs that a task gets; those that it has already come first, then those of its partner.
 
         Parameters
         ----------
         key : Key
             The task.
-        asks : sequence of Ask
+        asks : sequence of GpuRequest
             How many, and of which.
         said : mapping
             The newest reading of the driver.
@@ -134,13 +136,13 @@ class Devices:
 
         Raises
         ------
-        Refused
+        Refusal
             If there are not so many (`no_gpu`), or others hold them (`busy`); nothing has changed then.
         """
         self.settle()
         gpus = [Gpu.of(each) for each in said.get("gpus", ())]
         if not gpus:
-            raise Refused(
+            raise Refusal(
                 "no_gpu", f"no GPU can be handed out here: {said.get('absent') or 'the driver tells of none'}"
             )
         holders = self.holders()
@@ -155,7 +157,7 @@ class Devices:
         return sorted(chosen, key=lambda gpu: gpu.index)
 
     def _choose(
-        self, ask: Ask, among: Sequence[Gpu], *, holders: Mapping[str, set[Key]], key: Key, partner: Key | None
+        self, ask: GpuRequest, among: Sequence[Gpu], *, holders: Mapping[str, set[Key]], key: Key, partner: Key | None
     ) -> list[Gpu]:
         own = [gpu for gpu in among if key in holders.get(gpu.uuid, ())]
         shared = [gpu for gpu in among if gpu not in own and partner and holders.get(gpu.uuid) == {partner}]
@@ -170,7 +172,7 @@ class Devices:
         if len(found) < ask.n:
             told = "; ".join(f"GPU {index}: {reason}" for index, reason in why.items() if reason)
             asked = f"{ask.n} GPU{'s' if ask.n > 1 else ''} of {len(among)} asked for, {len(found)} can be had"
-            raise Refused("busy", f"task {key.task!r} of run {key.run!r}: {asked} ({told})")
+            raise Refusal("busy", f"task {key.task!r} of run {key.run!r}: {asked} ({told})")
         return found[: ask.n]
 
     def _taken(self, gpu: Gpu, holders: set[Key]) -> str:
@@ -184,25 +186,27 @@ class Devices:
         others = [pid for pid in gpu.pids if _is_there(pid)]
         return f"used by process {others[0]}, which did not get it from this agent" if others else ""
 
-    def change(self, key: Key, asks: Sequence[Ask], *, said: Mapping[str, Any], beside: str | None = None) -> list[Gpu]:
+    def change(
+        self, key: Key, asks: Sequence[GpuRequest], *, said: Mapping[str, Any], beside: str | None = None
+    ) -> list[Gpu]:
         """Give a task that runs other GPUs; those that it gives back are free once none of its processes sees them.
 
         Raises
         ------
-        Refused
+        Refusal
             As `grant`; if it does not run, or the disk is full.
         """
         here = self.runs.get(key.run)
         task = here.task(key.task)
         if task.phase == Phase.ENDED:
-            raise Refused("ended", f"task {key.task!r} of run {key.run!r} has ended: {task.how}")
+            raise Refusal("ended", f"task {key.task!r} of run {key.run!r} has ended: {task.how}")
         chosen = self.grant(key, asks, said=said, beside=beside) if asks else []
         before = task.gpus, task.leaving
         uuids = [gpu.uuid for gpu in chosen]
         task.gpus, task.leaving = uuids, [each for each in (*(before[0] or ()), *before[1]) if each not in uuids]
         if not here.write():
             task.gpus, task.leaving = before
-            raise Refused("disk", f"the state could not be written to {here.folder}: is the disk full?")
+            raise Refusal("disk", f"the state could not be written to {here.folder}: is the disk full?")
         write_whole(here.folder / task.name / ALLOTMENT, allotment(chosen))
         return chosen
 
@@ -221,7 +225,7 @@ def place_of_allotment(folder: Path) -> dict[str, str]:
     return {VARIABLE: str(folder / ALLOTMENT)}
 
 
-def _named(ask: Ask, gpus: Sequence[Gpu]) -> list[Gpu]:
+def _named(ask: GpuRequest, gpus: Sequence[Gpu]) -> list[Gpu]:
     """Return the GPUs that are asked for by number or identifier; all where none is named."""
     if not ask.of:
         found = list(gpus)
@@ -230,7 +234,7 @@ def _named(ask: Ask, gpus: Sequence[Gpu]) -> list[Gpu]:
         found = [by_name[name] for name in dict.fromkeys(ask.of) if name in by_name]
     if len(found) < ask.n:
         named = f" of the numbers {', '.join(ask.of)}" if ask.of else ""
-        raise Refused("no_gpu", f"{ask.n} GPUs{named} asked for; this host has {len(gpus)}, numbers from 0")
+        raise Refusal("no_gpu", f"{ask.n} GPUs{named} asked for; this host has {len(gpus)}, numbers from 0")
     return found
 
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from labkit.testbed.agent.loop import Loop, Timer
-from labkit.testbed.agent.processes import Identity, Key, Processes, Stat, alive, pidfd, signal_all
-from labkit.testbed.agent.wire import Refused, now_s
+from labkit.testbed.agent.processes import Identity, Key, Stat, TaskProcesses, alive, pidfd, signal_all
+from labkit.testbed.agent.wire import Refusal, now_s
 
 LEFT_GRACE_S: Final = 2.0
 """For what a task leaves behind when its first process ends."""
@@ -23,14 +23,14 @@ STUCK_S: Final = 10.0
 UNKNOWN: Final = "unknown: it ended while no agent watched, or under another than its own, and wrote no result.json"
 
 
-class Ended(Protocol):
+class EndListener(Protocol):
     """Takes how a task ended."""
 
     def __call__(self, key: Key, code: int | None, signal_name: str | None, how: str) -> None:
         """Note it."""
 
 
-class Forked(Protocol):
+class ForkedTask(Protocol):
     """A process whose fork server tells how it has ended."""
 
     @property
@@ -55,7 +55,7 @@ class Followed:
     who: Identity
     child: bool
     handle: int | None
-    forked: Forked | None = None
+    forked: ForkedTask | None = None
 
 
 @dataclass(slots=True)
@@ -73,17 +73,17 @@ class Waiting:
 
     left: set[Key]
     reply: Callable[[], None]
-    refuse: Callable[[Refused], None]
+    refuse: Callable[[Refusal], None]
 
 
-class Ender:
+class TaskReaper:
     """Watches the processes of tasks, and ends them.
 
     Parameters
     ----------
     loop : Loop
         Calls when a process has ended.
-    processes : Processes
+    processes : TaskProcesses
         Knows whose a process is.
     ended : callable
         Is told when nothing of a task is left.
@@ -91,7 +91,7 @@ class Ender:
         Takes a line for the agent's log.
     """
 
-    def __init__(self, loop: Loop, *, processes: Processes, ended: Ended, log: Callable[[str], None]) -> None:
+    def __init__(self, loop: Loop, *, processes: TaskProcesses, ended: EndListener, log: Callable[[str], None]) -> None:
         self._loop, self._processes, self._ended, self._log = loop, processes, ended, log
         self._followed: dict[Key, Followed] = {}
         self._doomed: dict[Key, Doom] = {}
@@ -99,7 +99,7 @@ class Ender:
         self.results: Callable[[Key], int | None] = lambda _: None
         self._waiting: list[Waiting] = []
 
-    def follow(self, key: Key, who: Identity, *, child: bool, forked: Forked | None = None) -> None:
+    def follow(self, key: Key, who: Identity, *, child: bool, forked: ForkedTask | None = None) -> None:
         """Watch a task from now on."""
         handle = pidfd(who) if who.pid else None
         self._followed[key] = Followed(who, child, handle, forked)
@@ -110,7 +110,7 @@ class Ender:
         elif not (child or alive(who)):
             self._gone(key)
 
-    def _hear(self, key: Key, forked: Forked) -> None:
+    def _hear(self, key: Key, forked: ForkedTask) -> None:
         """Take in how a process of a fork server has ended; its handle tells that it has."""
         if forked.settled():
             self._loop.off(forked.fileno)
@@ -222,7 +222,7 @@ class Ender:
         code = self.results(key)
         return (None, None, UNKNOWN) if code is None else (code, None, "told by its result.json")
 
-    def when_gone(self, keys: Sequence[Key], reply: Callable[[], None], refuse: Callable[[Refused], None]) -> None:
+    def when_gone(self, keys: Sequence[Key], reply: Callable[[], None], refuse: Callable[[Refusal], None]) -> None:
         """Call when nothing is left of some tasks, or when they do not die."""
         left = {key for key in keys if key in self._followed}
         if left:
@@ -235,7 +235,7 @@ class Ender:
             waiting.left.discard(key)
             if stuck:
                 self._waiting.remove(waiting)
-                waiting.refuse(Refused("stuck", f"task {key.task!r}: processes {stuck} do not die"))
+                waiting.refuse(Refusal("stuck", f"task {key.task!r}: processes {stuck} do not die"))
             elif not waiting.left:
                 self._waiting.remove(waiting)
                 waiting.reply()

@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-from labkit.elastic import fork_order, forks
-from labkit.elastic.fork_place import ROOT, ForkError
+from labkit.elastic.forkserver import client as forks
+from labkit.elastic.forkserver import order as fork_order
+from labkit.elastic.forkserver.place import ROOT, ForkError
 from labkit.testbed.agent.places import LOG
 from labkit.testbed.agent.processes import Identity
-from labkit.testbed.agent.spawn import TO_LOG, Order
+from labkit.testbed.agent.spawn import TO_LOG, SpawnRequest
 
 PATIENCE_S: Final = 2.0
 """For a server that is there: the agent hears nobody meanwhile."""
@@ -24,12 +25,12 @@ UMASK: Final = 0o077
 """Of the agent, and so of its tasks."""
 
 
-def fork(order: Order, *, log: Callable[[str], None]) -> forks.Child | None:
+def fork(order: SpawnRequest, *, log: Callable[[str], None]) -> forks.ForkedProcess | None:
     """Let a task be forked; None if it is to be started by itself, as whatever is no program of this labkit.
 
     Parameters
     ----------
-    order : Order
+    order : SpawnRequest
         What is to be started.
     log : callable
         Takes a line for the agent's log: why a program of this labkit is not forked.
@@ -37,7 +38,7 @@ def fork(order: Order, *, log: Callable[[str], None]) -> forks.Child | None:
     if not _is_ours(order):
         return None
     allowed = sorted(os.sched_getaffinity(0) if order.cores is None else order.cores)
-    asked = fork_order.Order(
+    asked = fork_order.ForkOrder(
         list(order.argv), dict(order.env), str(order.folder), allowed, order.nice, umask=UMASK
     )  # fmt: skip
     try:
@@ -47,7 +48,7 @@ def fork(order: Order, *, log: Callable[[str], None]) -> forks.Child | None:
         return None
 
 
-def _is_ours(order: Order) -> bool:
+def _is_ours(order: SpawnRequest) -> bool:
     """Tell whether a task is a program of the very labkit, and the very Python, that the agent is of."""
     words = list(order.argv[:3])
     if len(words) < 3 or words[:2] != [sys.executable, "-m"] or words[2] not in fork_order.MODULES:
@@ -70,6 +71,6 @@ def _files(folder: Path) -> Iterator[tuple[int, int, int]]:
         os.close(nothing)
 
 
-def watch(server: str, who: Identity) -> forks.Child | None:
+def watch(server: str, who: Identity) -> forks.ForkedProcess | None:
     """Return a task that an agent before this one had forked; None if nobody will know how it ends."""
     return forks.watched(Path(server), who.pid, who.start) if server else None

@@ -9,22 +9,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from labkit.testbed.agent.connections import Request
+from labkit.testbed.agent.connections import ClientRequest
 from labkit.testbed.agent.loop import READ, WRITE, Loop
 from labkit.testbed.agent.places import EAR
-from labkit.testbed.agent.wire import Lines, Refused, pack
+from labkit.testbed.agent.wire import Lines, Refusal, pack
 from labkit.unix_sockets import reached
 
 AGAIN_S: Final = 0.05
 """How often a task that does not listen yet is called."""
 
 
-class Forward:
+class MessageForward:
     """One message on its way to a task.
 
     Parameters
     ----------
-    request : Request
+    request : ClientRequest
         Is answered with what the task answers.
     folder : Path
         Of the task.
@@ -38,7 +38,7 @@ class Forward:
 
     def __init__(
         self,
-        request: Request,
+        request: ClientRequest,
         *,
         folder: Path,
         message: Any,
@@ -88,7 +88,7 @@ class Forward:
             return
         except OSError as error:
             self._refuse("deaf", f"the task hung up: {error.strerror}")
-        except Refused as error:
+        except Refusal as error:
             self._refuse("deaf", f"the task's answer is of no use: {error}")
 
     def _hear(self, data: bytes) -> None:
@@ -114,7 +114,7 @@ class Forward:
     def _refuse(self, kind: str, message: str) -> None:
         self.close()
         if self._request.open:
-            self._request.refuse(Refused(kind, message))
+            self._request.refuse(Refusal(kind, message))
 
     def close(self) -> None:
         """Let go of the task."""

@@ -13,7 +13,7 @@ LIMIT: Final = 1 << 20
 """Bytes of a log; the one before it is kept as well."""
 
 
-class Log:
+class AgentJournal:
     """Appends lines to a file."""
 
     def __init__(self, folder: Path) -> None:

@@ -12,14 +12,14 @@ from typing import Any, Final, Protocol
 from labkit.core.errors import LabkitError
 from labkit.testbed.agent.errors import AgentError, AgentGone, AgentRefused, AgentTimeout
 from labkit.testbed.agent.shapes import Bridge, readable, shaped
-from labkit.testbed.agent.watching import Watching
-from labkit.testbed.agent.wire import MARK, MAX_LINE, Lines, Refused, pack, unpack
+from labkit.testbed.agent.watching import Subscription
+from labkit.testbed.agent.wire import MARK, MAX_LINE, Lines, Refusal, pack, unpack
 
 NOISE: Final = 1 << 16
 """Bytes that a login shell may say before the bridge begins."""
 
 
-class Stream(Protocol):
+class ByteStream(Protocol):
     """Bytes both ways; `read` waits for at least one byte, and returns none at the end."""
 
     def read(self, n: int, /) -> bytes:
@@ -48,12 +48,12 @@ class _Answer:
         """Drop what nobody expects."""
 
 
-class Link:
+class AgentLink:
     """Asks, and hears answers, in two threads of its own: Ctrl-C, which strikes the main one, cuts no line in half.
 
     Parameters
     ----------
-    stream : Stream
+    stream : ByteStream
         To the bridge.
     timeout_s : float
         For each answer, where none is given with the request.
@@ -64,12 +64,12 @@ class Link:
         What the bridge said of itself.
     """
 
-    def __init__(self, stream: Stream, *, timeout_s: float) -> None:
+    def __init__(self, stream: ByteStream, *, timeout_s: float) -> None:
         self._stream, self._timeout_s = stream, timeout_s
         self._numbers = count(1)
         self._lock = threading.Lock()
         self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._waiting: dict[int, _Answer | Watching[Any]] = {}
+        self._waiting: dict[int, _Answer | Subscription[Any]] = {}
         self._gone: AgentError | None = None
         self._began = threading.Event()
         self.bridge: dict[str, Any] = {}
@@ -118,9 +118,9 @@ class Link:
         last: int = 0,
         ahead: int = 64,
         **arguments: Any,
-    ) -> Watching[Any]:
+    ) -> Subscription[Any]:
         """Ask for things that come in over time; `unfold` makes numbered ones of each item."""
-        watching: Watching[Any] = Watching(unfold or (lambda item: [(0, item)]), last=last, ahead=ahead)
+        watching: Subscription[Any] = Subscription(unfold or (lambda item: [(0, item)]), last=last, ahead=ahead)
         number = self._send(verb, {**arguments, "ahead": ahead}, watching)
         watching.bind(
             more=lambda n: self._quietly("more", request=number, n=n),
@@ -133,7 +133,7 @@ class Link:
         with contextlib.suppress(AgentError):
             self._send(verb, arguments, _Answer())
 
-    def _send(self, verb: str, arguments: Mapping[str, Any], answer: _Answer | Watching[Any]) -> int:
+    def _send(self, verb: str, arguments: Mapping[str, Any], answer: _Answer | Subscription[Any]) -> int:
         number = next(self._numbers)
         line = pack({"id": number, "verb": verb, **arguments})
         if len(line) > MAX_LINE:
@@ -162,7 +162,7 @@ class Link:
                 lines.feed(data)
                 while (line := lines.take()) is not None:
                     self._hear(line, noise)
-        except (OSError, ValueError, Refused, EOFError, LabkitError) as error:
+        except (OSError, ValueError, Refusal, EOFError, LabkitError) as error:
             self._end(AgentGone(f"the connection to the agent is gone: {error}"))
         else:
             said = bytes(noise).decode(errors="replace").strip()
@@ -178,7 +178,7 @@ class Link:
         elif len(noise) < NOISE:
             noise += line + b"\n"
         else:
-            raise Refused("oversized", f"it said more than {NOISE >> 10} KiB before the bridge began")
+            raise Refusal("oversized", f"it said more than {NOISE >> 10} KiB before the bridge began")
 
     def _hear(self, line: bytes, noise: bytearray) -> None:
         if not self._began.is_set():
@@ -187,7 +187,7 @@ class Link:
         said = unpack(line)
         number = said.get("id")
         if number is not None and not isinstance(number, int):
-            raise Refused("malformed", "an answer has an id that no question has")
+            raise Refusal("malformed", "an answer has an id that no question has")
         error = _error(said["error"]) if "error" in said else None
         if number is None:
             if error is not None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from labkit.testbed.agent.processes import Key, Processes, Stat, read
+from labkit.testbed.agent.processes import Key, Stat, TaskProcesses, read
 from labkit.testbed.agent.sampler import Said, of_tasks
 from labkit.testbed.agent.wire import now_s, wall_s
 
@@ -53,13 +53,13 @@ class Meter:
     ----------
     folder : Path
         Whose disk is looked at.
-    processes : Processes
+    processes : TaskProcesses
         Knows whose a process is.
     sessions : callable
         Returns sessions that are those of tasks.
     """
 
-    def __init__(self, folder: Path, *, processes: Processes, sessions: Callable[[], Mapping[int, Key]]) -> None:
+    def __init__(self, folder: Path, *, processes: TaskProcesses, sessions: Callable[[], Mapping[int, Key]]) -> None:
         self._folder, self._processes, self._sessions = folder, processes, sessions
         self._last: Reading | None = None
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from labkit.testbed.agent.wire import Refused, check_name
+from labkit.testbed.agent.wire import Refusal, check_name
 from labkit.unix_sockets import reached
 
 SOCKET: Final = "agent.sock"
@@ -32,7 +32,7 @@ def own_folder(path: str | Path) -> Path:
 
     Raises
     ------
-    Refused
+    Refusal
         If it belongs to somebody else, or cannot be made.
     """
     folder = Path(path).expanduser()
@@ -41,9 +41,9 @@ def own_folder(path: str | Path) -> Path:
         folder = folder.resolve()
         found = folder.stat()
     except OSError as error:
-        raise Refused("folder", f"{folder} cannot be made: {error.strerror}") from None
+        raise Refusal("folder", f"{folder} cannot be made: {error.strerror}") from None
     if found.st_uid != os.getuid():
-        raise Refused("folder", f"{folder} belongs to user {found.st_uid}, not to {os.getuid()}; name another `folder`")
+        raise Refusal("folder", f"{folder} belongs to user {found.st_uid}, not to {os.getuid()}; name another `folder`")
     if found.st_mode & 0o077:
         folder.chmod(0o700)
     return folder
@@ -79,7 +79,7 @@ def parts(text: object, what: str) -> list[str]:
     ['keys', 'ps.pem']
     """
     if not isinstance(text, str) or text.count("/") > DEPTH:
-        raise Refused("name", f"{what} {str(text)[:80]!r} is no relative path of at most {DEPTH} folders")
+        raise Refusal("name", f"{what} {str(text)[:80]!r} is no relative path of at most {DEPTH} folders")
     return [check_name(part, what) for part in text.split("/")]
 
 
@@ -106,7 +106,7 @@ def open_file(folder: Path, names: list[str]) -> int | None:
 
     Raises
     ------
-    Refused
+    Refusal
         If it is something else than a plain file.
     """
     try:
@@ -115,10 +115,10 @@ def open_file(folder: Path, names: list[str]) -> int | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise Refused("file", f"{'/'.join(names)} cannot be read: {error.strerror}") from None
+        raise Refusal("file", f"{'/'.join(names)} cannot be read: {error.strerror}") from None
     if not stat.S_ISREG(os.fstat(file).st_mode):
         os.close(file)
-        raise Refused("file", f"{'/'.join(names)} is no plain file")
+        raise Refusal("file", f"{'/'.join(names)} is no plain file")
     return file
 
 

@@ -116,7 +116,7 @@ def send(who: Identity, number: signal.Signals) -> bool:
     return True
 
 
-class Processes:
+class TaskProcesses:
     """Which processes belong to which task: by session, or by the label in their environment.
 
     Parameters

@@ -31,7 +31,7 @@ class Phase(StrEnum):
 
 
 @dataclass(slots=True)
-class Task:
+class TaskRecord:
     """A process, and all that it started.
 
     Attributes
@@ -72,7 +72,7 @@ class Task:
         return Identity(self.pid, self.start)
 
     @classmethod
-    def read(cls, said: dict[str, Any]) -> Task:
+    def read(cls, said: dict[str, Any]) -> TaskRecord:
         """Read what `asdict` returned."""
         known = {each.name for each in fields(cls)}
         task = cls(**{name: value for name, value in said.items() if name in known})
@@ -81,7 +81,7 @@ class Task:
 
 
 @dataclass(slots=True)
-class Record:
+class AgentRunRecord:
     """A run.
 
     Attributes
@@ -105,27 +105,27 @@ class Record:
     over: str = ""
     over_s: float | None = None
     saying: dict[str, Any] | None = None
-    tasks: dict[str, Task] = field(default_factory=dict)
+    tasks: dict[str, TaskRecord] = field(default_factory=dict)
 
     def write(self, folder: Path) -> None:
         """Write it into the folder of the run."""
         write_whole(folder / LABEL, json.dumps({"format": FORMAT, **asdict(self)}))
 
     @classmethod
-    def read(cls, folder: Path) -> Record | None:
+    def read(cls, folder: Path) -> AgentRunRecord | None:
         """Read it from the folder of a run; None where there is no label, or it is of another run."""
         said = read_json(folder / LABEL)
         if said is None or said.get("format") != FORMAT or said.get("run") != folder.name:
             return None
         try:
-            tasks = {name: Task.read(task) for name, task in said["tasks"].items()}
+            tasks = {name: TaskRecord.read(task) for name, task in said["tasks"].items()}
             names = ("run", "boot", "lease_s", "until_s", "over", "over_s", "saying")
             return cls(**{name: said[name] for name in names}, tasks=tasks)
         except (KeyError, TypeError, ValueError, AttributeError):
             return None
 
     @property
-    def running(self) -> list[Task]:
+    def running(self) -> list[TaskRecord]:
         """Its tasks that have not ended."""
         return [task for task in self.tasks.values() if task.phase != Phase.ENDED]
 

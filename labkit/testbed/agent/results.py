@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from labkit.testbed.agent.places import RESULT, open_file
-from labkit.testbed.agent.wire import Refused
+from labkit.testbed.agent.wire import Refusal
 
 LARGEST: Final = 1 << 20
 
@@ -17,7 +17,7 @@ def code_of(folder: Path, task: str) -> int | None:
     """Return `code` of result.json in the folder of a task, or None."""
     try:
         file = open_file(folder, [task, RESULT])
-    except Refused:
+    except Refusal:
         return None
     if file is None:
         return None

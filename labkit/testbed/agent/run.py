@@ -8,19 +8,19 @@ from typing import Any, Final
 
 from labkit.testbed.agent.events import EventFile
 from labkit.testbed.agent.places import EVENTS
-from labkit.testbed.agent.records import Record, Task
-from labkit.testbed.agent.wire import Refused
+from labkit.testbed.agent.records import AgentRunRecord, TaskRecord
+from labkit.testbed.agent.wire import Refusal
 
 OVER: Final = "over"
 """The last event of a run."""
 
 
-class Run:
+class AgentRun:
     """A run.
 
     Parameters
     ----------
-    record : Record
+    record : AgentRunRecord
         What is known of it.
     folder : Path
         Where that is kept.
@@ -28,7 +28,7 @@ class Run:
         Takes a line for the agent's log.
     """
 
-    def __init__(self, record: Record, folder: Path, *, log: Callable[[str], None]) -> None:
+    def __init__(self, record: AgentRunRecord, folder: Path, *, log: Callable[[str], None]) -> None:
         self.record, self.folder, self._log = record, folder, log
         self.listeners: set[Callable[[], None]] = set()
         self.events = EventFile(folder / EVENTS, written=self._written)
@@ -38,11 +38,11 @@ class Run:
         """Whether no event will follow."""
         return self.events.last_kind == OVER and not self.events.waiting
 
-    def task(self, name: str) -> Task:
+    def task(self, name: str) -> TaskRecord:
         """Return a task of that name, also one that has ended."""
         if name not in self.record.tasks:
             known = ", ".join(sorted(self.record.tasks)) or "none"
-            raise Refused("unknown_task", f"run {self.record.run!r} has no task {name!r} here; it has: {known}")
+            raise Refusal("unknown_task", f"run {self.record.run!r} has no task {name!r} here; it has: {known}")
         return self.record.tasks[name]
 
     def _written(self) -> None:

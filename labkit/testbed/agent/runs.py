@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any, Final
 
 from labkit.testbed.agent import logs
-from labkit.testbed.agent.ending import Ender
+from labkit.testbed.agent.ending import TaskReaper
 from labkit.testbed.agent.forks import fork
 from labkit.testbed.agent.keys import forget_keys
 from labkit.testbed.agent.loop import Loop
 from labkit.testbed.agent.places import EAR, LABEL, RESULT, RUNS, inside, put_file
-from labkit.testbed.agent.processes import Key, Processes, stat
-from labkit.testbed.agent.records import Phase, Record, Task, boot_id
-from labkit.testbed.agent.run import OVER, Run
-from labkit.testbed.agent.spawn import Order, environment, spawn
-from labkit.testbed.agent.wire import Refused, now_s, wall_s
+from labkit.testbed.agent.processes import Key, TaskProcesses, stat
+from labkit.testbed.agent.records import AgentRunRecord, Phase, TaskRecord, boot_id
+from labkit.testbed.agent.run import OVER, AgentRun
+from labkit.testbed.agent.spawn import SpawnRequest, environment, spawn
+from labkit.testbed.agent.wire import Refusal, now_s, wall_s
 
 LEASE_S: Final = 600.0
 STOPPED, LEASE_OVER, RESTARTED = "stopped", "lease", "host restarted"
@@ -39,7 +39,7 @@ class File:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class TaskRequest:
     """A task to start."""
 
     task: str
@@ -52,7 +52,7 @@ class Wish:
     lease_s: float = LEASE_S
 
 
-class Runs:
+class AgentRuns:
     """All runs in a folder.
 
     Parameters
@@ -70,17 +70,17 @@ class Runs:
         self._root = str(folder)
         self.folder.mkdir(mode=0o700, exist_ok=True)
         self.boot = boot_id()
-        self.processes = Processes(self._root)
-        self.ender = Ender(loop, processes=self.processes, ended=self.ended, log=log)
-        self.all: dict[str, Run] = {}
+        self.processes = TaskProcesses(self._root)
+        self.ender = TaskReaper(loop, processes=self.processes, ended=self.ended, log=log)
+        self.all: dict[str, AgentRun] = {}
 
-    def __iter__(self) -> Iterator[Run]:
+    def __iter__(self) -> Iterator[AgentRun]:
         return iter(list(self.all.values()))
 
-    def get(self, run: str) -> Run:
+    def get(self, run: str) -> AgentRun:
         """Return a run of that name."""
         if run not in self.all:
-            raise Refused("unknown_run", f"there is no run {run!r} on this host")
+            raise Refusal("unknown_run", f"there is no run {run!r} on this host")
         return self.all[run]
 
     @property
@@ -94,63 +94,63 @@ class Runs:
 
     # --- start
 
-    def start(self, run: str, wish: Wish) -> Task:
+    def start(self, run: str, wish: TaskRequest) -> TaskRecord:
         """Start a task; the run is made if there is none of that name.
 
         Raises
         ------
-        Refused
+        Refusal
             If it runs already, the run was stopped, or it cannot be started.
         """
         here = self._open(run, wish.lease_s)
         before = here.record.tasks.get(wish.task)
         if before is not None and before.phase != Phase.ENDED:
-            raise Refused("exists", f"task {wish.task!r} of run {run!r} runs already, as process {before.pid}")
+            raise Refusal("exists", f"task {wish.task!r} of run {run!r} runs already, as process {before.pid}")
         until_s = max(here.record.until_s, now_s() + wish.lease_s)
         here.record.until_s, here.record.lease_s = until_s, wish.lease_s
-        task = Task(wish.task, os.urandom(8).hex(), list(wish.argv), wish.cores, wish.gpus)
+        task = TaskRecord(wish.task, os.urandom(8).hex(), list(wish.argv), wish.cores, wish.gpus)
         here.record.tasks[wish.task] = task
         if not here.write():
             self._forget(here, task, before)
-            raise Refused("disk", f"the state could not be written to {self.folder}: is the disk full? Nothing started")
+            raise Refusal("disk", f"the state could not be written to {self.folder}: is the disk full? Nothing started")
         try:
             self._spawn(here, task, wish)
-        except (Refused, OSError) as error:
+        except (Refusal, OSError) as error:
             raise self._failed(here, task, error) from None
         return task
 
-    def _open(self, run: str, lease_s: float) -> Run:
+    def _open(self, run: str, lease_s: float) -> AgentRun:
         if run in self.all:
             here = self.all[run]
             if here.record.over in REOPENED:
                 self._reopen(here, lease_s)
             elif here.record.over:
-                raise Refused("over", f"run {run!r} is over ({here.record.over}); take another name")
+                raise Refusal("over", f"run {run!r} is over ({here.record.over}); take another name")
             return here
         folder = self.folder / run
         try:
             folder.mkdir(mode=0o700)
         except FileExistsError:
-            raise Refused("foreign", f"{folder} is there without {LABEL}: not made by labkit, or damaged") from None
+            raise Refusal("foreign", f"{folder} is there without {LABEL}: not made by labkit, or damaged") from None
         except OSError as error:
-            raise Refused("disk", f"{folder} cannot be made: {error.strerror}") from None
+            raise Refusal("disk", f"{folder} cannot be made: {error.strerror}") from None
         return self._new(run, folder, lease_s)
 
-    def _new(self, run: str, folder: Path, lease_s: float) -> Run:
-        record = Record(run, self.boot, lease_s, now_s() + lease_s)
+    def _new(self, run: str, folder: Path, lease_s: float) -> AgentRun:
+        record = AgentRunRecord(run, self.boot, lease_s, now_s() + lease_s)
         try:
             record.write(folder)
-            here = Run(record, folder, log=self.log)
+            here = AgentRun(record, folder, log=self.log)
         except OSError as error:
             with contextlib.suppress(OSError):
                 (folder / LABEL).unlink(missing_ok=True)
                 folder.rmdir()
-            raise Refused("disk", f"{folder} cannot be written: {error.strerror}. Nothing started") from None
+            raise Refusal("disk", f"{folder} cannot be written: {error.strerror}. Nothing started") from None
         self.all[run] = here
         here.tell("opened", lease_s=lease_s)
         return here
 
-    def _reopen(self, here: Run, lease_s: float) -> None:
+    def _reopen(self, here: AgentRun, lease_s: float) -> None:
         """Let a run go on that was over without anybody's wish; what still ends of it ends."""
         record, why = here.record, here.record.over
         record.over, record.over_s, record.boot = "", None, self.boot
@@ -158,13 +158,13 @@ class Runs:
         here.tell("reopened", why=why, lease_s=lease_s)
 
     @staticmethod
-    def _forget(here: Run, task: Task, before: Task | None) -> None:
+    def _forget(here: AgentRun, task: TaskRecord, before: TaskRecord | None) -> None:
         if before is None:
             del here.record.tasks[task.name]
         else:
             here.record.tasks[task.name] = before
 
-    def _spawn(self, here: Run, task: Task, wish: Wish) -> None:
+    def _spawn(self, here: AgentRun, task: TaskRecord, wish: TaskRequest) -> None:
         with inside(here.folder, [task.name], make=True):
             folder = here.folder / task.name
         for stale in (EAR, RESULT):
@@ -173,7 +173,7 @@ class Runs:
             put_file(folder, file.names, file.data, mode=file.mode)
         label = {"LABKIT_FOLDER": self._root, "LABKIT_RUN": here.record.run, "LABKIT_TASK": task.name}
         env = environment({**label, "LABKIT_START": task.token}, wish.env, wish.gpus)
-        order = Order(folder, wish.argv, env, wish.cores, wish.nice)
+        order = SpawnRequest(folder, wish.argv, env, wish.cores, wish.nice)
         forked = fork(order, log=self.log)
         task.pid, task.server = (spawn(order), "") if forked is None else (forked.pid, str(forked.server))
         found = stat(task.pid)
@@ -182,8 +182,8 @@ class Runs:
         here.tell("started", task=task.name, pid=task.pid, cores=task.cores, gpus=task.gpus)
         self.ender.follow(Key(here.record.run, task.name), task.who, child=forked is None, forked=forked)
 
-    def _failed(self, here: Run, task: Task, error: Refused | OSError) -> Refused:
-        told = error if isinstance(error, Refused) else Refused("cannot_start", f"task {task.name!r}: {error}")
+    def _failed(self, here: AgentRun, task: TaskRecord, error: Refusal | OSError) -> Refusal:
+        told = error if isinstance(error, Refusal) else Refusal("cannot_start", f"task {task.name!r}: {error}")
         task.phase, task.how, task.ended_s = Phase.ENDED, told.message, wall_s()
         here.tell("failed", task=task.name, why=told.message)
         return told
@@ -200,14 +200,14 @@ class Runs:
         self._end(here, keys, grace_s)
         return keys
 
-    def _end(self, here: Run, keys: Sequence[Key], grace_s: float) -> None:
+    def _end(self, here: AgentRun, keys: Sequence[Key], grace_s: float) -> None:
         for key in keys:
             here.record.tasks[key.task].phase = Phase.ENDING
         for key in keys:
             here.tell("stopping", task=key.task, grace_s=grace_s)
         self.ender.end(keys, grace_s=grace_s)
 
-    def over(self, here: Run, why: str) -> None:
+    def over(self, here: AgentRun, why: str) -> None:
         """Note that a run is over: nothing of it may start any more."""
         if not here.record.over:
             here.record.over, here.record.over_s = why, wall_s()
@@ -224,7 +224,7 @@ class Runs:
         here.tell("ended", task=task.name, code=code, signal=signal_name, how=how)
         self.close_if_done(here)
 
-    def close_if_done(self, here: Run) -> None:
+    def close_if_done(self, here: AgentRun) -> None:
         """Tell the last event of a run that is over and has no tasks left, and keep none of its keys."""
         if here.record.over and not here.record.running and here.events.last_kind != OVER:
             forget_keys(here.folder)
@@ -237,7 +237,7 @@ class Runs:
         """Let a run go on for so long from now."""
         here = self.get(run)
         if here.record.over:
-            raise Refused("over", f"run {run!r} is over ({here.record.over})")
+            raise Refusal("over", f"run {run!r} is over ({here.record.over})")
         here.record.until_s, here.record.lease_s = now_s() + lease_s, lease_s
         here.write()
         return here.record.until_s
@@ -262,7 +262,7 @@ class Runs:
         """Return all runs, for a reply."""
         return [self.shown(here) for here in self]
 
-    def shown(self, here: Run) -> dict[str, Any]:
+    def shown(self, here: AgentRun) -> dict[str, Any]:
         """Return a run, for a reply."""
         record = here.record
         left_s = 0.0 if record.over else round(record.until_s - now_s(), 3)
@@ -273,7 +273,7 @@ class Runs:
         }  # fmt: skip
 
 
-def _shown(task: Task) -> dict[str, Any]:
+def _shown(task: TaskRecord) -> dict[str, Any]:
     said = asdict(task)
     for hidden in ("token", "start", "server"):
         del said[hidden]

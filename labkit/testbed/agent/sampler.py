@@ -12,7 +12,7 @@ from typing import Any, Final
 from labkit.testbed.agent.gpus import ABSENT, module
 from labkit.testbed.agent.loop import Loop, Timer
 from labkit.testbed.agent.processes import Key
-from labkit.testbed.agent.wire import Lines, Refused
+from labkit.testbed.agent.wire import Lines, Refusal
 
 EVERY_S: Final = 1.0
 UNUSED_S: Final = 10.0
@@ -81,7 +81,7 @@ class Sampler:
             self._lines.feed(data)
             while (line := self._lines.take()) is not None:
                 self._tell(json.loads(line))
-        except (OSError, ValueError, Refused):
+        except (OSError, ValueError, Refusal):
             data = b""
         if not data:
             self._tell({"absent": "the process that reads the GPUs ended"})

@@ -14,21 +14,21 @@ from pathlib import Path
 from typing import Any, Final
 
 from labkit.testbed.agent import sweep
-from labkit.testbed.agent.arguments import Arguments
+from labkit.testbed.agent.arguments import RequestArguments
 from labkit.testbed.agent.aside import aside
 from labkit.testbed.agent.build import build, version
-from labkit.testbed.agent.connections import Request
-from labkit.testbed.agent.devices import ALLOTMENT, Ask, Devices, Gpu, allotment, place_of_allotment
-from labkit.testbed.agent.forward import Forward
+from labkit.testbed.agent.connections import ClientRequest
+from labkit.testbed.agent.devices import ALLOTMENT, Devices, Gpu, GpuRequest, allotment, place_of_allotment
+from labkit.testbed.agent.forward import MessageForward
 from labkit.testbed.agent.loop import Loop
 from labkit.testbed.agent.measure import Meter
 from labkit.testbed.agent.processes import Key
 from labkit.testbed.agent.reading import read_range
 from labkit.testbed.agent.records import Phase, machine_id
-from labkit.testbed.agent.runs import LEASE_S, File, Runs, Wish
+from labkit.testbed.agent.runs import LEASE_S, AgentRuns, File, TaskRequest
 from labkit.testbed.agent.sampler import Said, Sampler
-from labkit.testbed.agent.streams import AHEAD, Follow, Measuring, Telling, Watch
-from labkit.testbed.agent.wire import PROTOCOL, Refused, now_s, wall_s
+from labkit.testbed.agent.streams import AHEAD, EventStream, Follow, MeasurementStream, Telling
+from labkit.testbed.agent.wire import PROTOCOL, Refusal, now_s, wall_s
 
 GRACE_S: Final = 5.0
 DAY_S: Final = 86400.0
@@ -46,7 +46,7 @@ class Service:
     ----------
     folder : Path
         Of the agent.
-    runs : Runs
+    runs : AgentRuns
         What it is about.
     loop : Loop
         Calls later.
@@ -60,7 +60,7 @@ class Service:
         self,
         folder: Path,
         *,
-        runs: Runs,
+        runs: AgentRuns,
         loop: Loop,
         log: Callable[[str], None],
         failed: Callable[[BaseException], None],
@@ -72,43 +72,43 @@ class Service:
         self._sampler = Sampler(loop)
         self.devices = Devices(runs)
         self._meter = Meter(folder, processes=runs.processes, sessions=runs.ender.sessions)
-        self._verbs: dict[str, Callable[[Request, Arguments], Any]] = {
+        self._verbs: dict[str, Callable[[ClientRequest, RequestArguments], Any]] = {
             name.removeprefix("do_"): getattr(self, name) for name in dir(self) if name.startswith("do_")
         }
 
-    def serve(self, request: Request, given: dict[str, Any]) -> None:
+    def serve(self, request: ClientRequest, given: dict[str, Any]) -> None:
         """Answer a request, now or later."""
         self.serve_later(request, lambda: self._answer(request, given))
 
-    def serve_later(self, request: Request, answered: Callable[[], Any]) -> None:
+    def serve_later(self, request: ClientRequest, answered: Callable[[], Any]) -> None:
         """Answer a request with what a function returns, or why it does not."""
         try:
             answer = answered()
-        except Refused as error:
+        except Refusal as error:
             request.refuse(error)
         except Exception as error:
             self._failed(error)
-            request.refuse(Refused("fault", f"{request.verb}: the agent failed ({type(error).__name__}); see its log"))
+            request.refuse(Refusal("fault", f"{request.verb}: the agent failed ({type(error).__name__}); see its log"))
         else:
             if answer is not Later and request.open:
                 request.reply(answer)
 
-    def _answer(self, request: Request, given: dict[str, Any]) -> Any:
+    def _answer(self, request: ClientRequest, given: dict[str, Any]) -> Any:
         if request.verb not in self._verbs:
             near = get_close_matches(request.verb, self._verbs, n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise Refused("unknown_verb", f"unknown verb {request.verb[:80]!r}.{hint}")
-        return self._verbs[request.verb](request, Arguments(request.verb, given))
+            raise Refusal("unknown_verb", f"unknown verb {request.verb[:80]!r}.{hint}")
+        return self._verbs[request.verb](request, RequestArguments(request.verb, given))
 
     # --- the agent itself
 
-    def do_hello(self, request: Request, arguments: Arguments) -> Any:
+    def do_hello(self, request: ClientRequest, arguments: RequestArguments) -> Any:
         """Say what agent and host are; a client of another protocol is told so."""
         protocol = arguments.whole("protocol", default=0, low=0, high=10**6)
         arguments.done()
         if protocol != PROTOCOL:
             mine = f"this agent speaks protocol {PROTOCOL} (labkit {version()}), the client {protocol}"
-            raise Refused("protocol", f"{mine}: restart the agent; its tasks go on")
+            raise Refusal("protocol", f"{mine}: restart the agent; its tasks go on")
         cores = sorted(os.sched_getaffinity(0))
         said = {
             "protocol": PROTOCOL, "labkit": version(), "build": build(),
@@ -120,18 +120,18 @@ class Service:
         self._sampler.ask(lambda gpus: request.reply({**said, **_what_gpus(gpus, self.devices.holders())}))
         return Later
 
-    def do_shutdown(self, request: Request, arguments: Arguments) -> Any:
+    def do_shutdown(self, request: ClientRequest, arguments: RequestArguments) -> Any:
         """End the agent; it stays as long as anything runs."""
         arguments.done()
         if self._runs.busy:
             running = [f"{run.record.run}/{task.name}" for run in self._runs for task in run.record.running]
-            raise Refused("busy", f"{len(running)} tasks run: {', '.join(running[:10])}; stop them first")
+            raise Refusal("busy", f"{len(running)} tasks run: {', '.join(running[:10])}; stop them first")
         self._log("shut down")
         request.reply({})
         self._leave(None, {})
         return Later
 
-    def do_restart(self, request: Request, arguments: Arguments) -> Any:
+    def do_restart(self, request: ClientRequest, arguments: RequestArguments) -> Any:
         """Become the agent of another labkit; tasks are not touched."""
         python, path = arguments.maybe_text("python"), arguments.maybe_text("path")
         arguments.done()
@@ -144,10 +144,10 @@ class Service:
 
     # --- tasks
 
-    def do_start(self, request: Request, arguments: Arguments) -> Any:
+    def do_start(self, request: ClientRequest, arguments: RequestArguments) -> Any:
         """Start a task; one that asks for GPUs as soon as the driver has told of them."""
         run = arguments.name("run")
-        wish = Wish(
+        wish = TaskRequest(
             task=arguments.name("task"),
             argv=arguments.words("argv"),
             env=arguments.variables("env"),
@@ -168,21 +168,21 @@ class Service:
         self._sampler.ask(lambda said: self.serve_later(request, lambda: start(said)))
         return Later
 
-    def _with_gpus(self, run: str, wish: Wish, gpus: list[Gpu]) -> Wish:
+    def _with_gpus(self, run: str, wish: TaskRequest, gpus: list[Gpu]) -> TaskRequest:
         """Return a wish for a task that has these GPUs, and sees no others."""
         env = {**place_of_allotment(self._runs.folder / run / wish.task), **wish.env}
         file = File([ALLOTMENT], allotment(gpus).encode())
         return replace(wish, env=env, files=(*wish.files, file), gpus=[gpu.uuid for gpu in gpus])
 
-    def _start(self, run: str, wish: Wish) -> Any:
+    def _start(self, run: str, wish: TaskRequest) -> Any:
         task = self._runs.start(run, wish)
         self._log(f"started {run}/{task.name} as {task.pid}")
         return {"pid": task.pid, "folder": str(self._runs.get(run).folder / task.name)}
 
-    def do_claim(self, request: Request, arguments: Arguments) -> Any:
+    def do_claim(self, request: ClientRequest, arguments: RequestArguments) -> Any:
         """Give a task that runs other GPUs than it has."""
         key = Key(arguments.name("run"), arguments.name("task"))
-        asks: list[Ask] = arguments.gpus("gpus") or []
+        asks: list[GpuRequest] = arguments.gpus("gpus") or []
         beside = arguments.maybe_name("beside")
         arguments.done()
 
@@ -193,15 +193,15 @@ class Service:
         self._sampler.ask(lambda said: self.serve_later(request, lambda: change(said)))
         return Later
 
-    def do_tell(self, request: Request, arguments: Arguments) -> Any:
+    def do_tell(self, request: ClientRequest, arguments: RequestArguments) -> Any:
         """Hand a message to a task."""
         run, name = self._runs.get(arguments.name("run")), arguments.name("task")
         message = arguments.anything("message")
         timeout_s = arguments.number("timeout_s", default=30.0, low=0.0, high=3600.0)
         arguments.done()
         if run.task(name).phase == Phase.ENDED:
-            raise Refused("ended", f"task {name!r} of run {run.record.run!r} has ended: {run.task(name).how}")
-        Forward(
+            raise Refusal("ended", f"task {name!r} of run {run.record.run!r} has ended: {run.task(name).how}")
+        MessageForward(
             request,
             folder=run.folder / name,
             message=message,
@@ -211,7 +211,7 @@ class Service:
         )
         return Later
 
-    def do_stop(self, request: Request, arguments: Arguments) -> Any:
+    def do_stop(self, request: ClientRequest, arguments: RequestArguments) -> Any:
         """End a task, or a run; answer when nothing of it is left."""
         run, task = arguments.name("run"), arguments.maybe_name("task")
         grace_s = arguments.number("grace_s", default=GRACE_S, low=0.0, high=3600.0)
@@ -228,7 +228,7 @@ class Service:
         self._runs.ender.when_gone(left if wait else [], reply, request.refuse)
         return Later
 
-    def do_renew(self, _: Request, arguments: Arguments) -> Any:
+    def do_renew(self, _: ClientRequest, arguments: RequestArguments) -> Any:
         """Let a run go on."""
         run = arguments.name("run")
         lease_s = arguments.number("lease_s", default=LEASE_S, low=0.0, high=30 * DAY_S)
@@ -236,7 +236,7 @@ class Service:
         self._runs.renew(run, lease_s)
         return {"lease_left_s": lease_s}
 
-    def do_list(self, _: Request, arguments: Arguments) -> Any:
+    def do_list(self, _: ClientRequest, arguments: RequestArguments) -> Any:
         """Say what runs there are, and their tasks."""
         run = arguments.maybe_name("run")
         arguments.done()
@@ -244,16 +244,16 @@ class Service:
 
     # --- what they say
 
-    def do_watch(self, request: Request, arguments: Arguments) -> Any:
+    def do_watch(self, request: ClientRequest, arguments: RequestArguments) -> Any:
         """Tell the events of a run, from a number on, and go on."""
         run = self._runs.get(arguments.name("run"))
         since = arguments.whole("since", default=0, low=0, high=2**53)
         ahead = arguments.whole("ahead", default=AHEAD, low=1, high=10**6)
         arguments.done()
-        request.connection.attach(request, Watch(request, run, since=since, ahead=ahead))
+        request.connection.attach(request, EventStream(request, run, since=since, ahead=ahead))
         return Later
 
-    def do_follow(self, request: Request, arguments: Arguments) -> Any:
+    def do_follow(self, request: ClientRequest, arguments: RequestArguments) -> Any:
         """Tell the lines of a file of a task, and go on."""
         run = self._runs.get(arguments.name("run"))
         task, names = run.task(arguments.name("task")), arguments.path("file")
@@ -264,7 +264,7 @@ class Service:
         request.connection.attach(request, stream)
         return Later
 
-    def do_more(self, request: Request, arguments: Arguments) -> Any:
+    def do_more(self, request: ClientRequest, arguments: RequestArguments) -> Any:
         """Let a stream go on by so many items."""
         number = arguments.whole("request", default=0, low=0, high=2**53)
         n = arguments.whole("n", default=1, low=1, high=10**6)
@@ -274,14 +274,14 @@ class Service:
             stream.more(n)
         return {}
 
-    def do_cancel(self, request: Request, arguments: Arguments) -> Any:
+    def do_cancel(self, request: ClientRequest, arguments: RequestArguments) -> Any:
         """End a stream."""
         number = arguments.whole("request", default=0, low=0, high=2**53)
         arguments.done()
         request.connection.cancel(number)
         return {}
 
-    def do_read(self, _: Request, arguments: Arguments) -> Any:
+    def do_read(self, _: ClientRequest, arguments: RequestArguments) -> Any:
         """Return a piece of a file of a task."""
         run = self._runs.get(arguments.name("run"))
         task, names = run.task(arguments.name("task")), arguments.path("file")
@@ -290,20 +290,20 @@ class Service:
         arguments.done()
         found = read_range(run.folder, [task.name, *names], offset=offset, n_bytes=n_bytes)
         if found is None:
-            raise Refused("no_file", f"task {task.name!r} has no file {'/'.join(names)!r}")
+            raise Refusal("no_file", f"task {task.name!r} has no file {'/'.join(names)!r}")
         start, data, size = found
         return {"offset": start, "data": base64.b64encode(data).decode(), "size": size}
 
     # --- measurements
 
-    def do_measure(self, request: Request, arguments: Arguments) -> Any:
+    def do_measure(self, request: ClientRequest, arguments: RequestArguments) -> Any:
         """Measure tasks and host: once, or each so many seconds."""
         every_s = arguments.number("every_s", default=0.0, low=0.0, high=3600.0)
         pss, each = arguments.flag("pss", default=False), arguments.flag("each", default=False)
         ahead = arguments.whole("ahead", default=AHEAD, low=1, high=10**6)
         arguments.done()
         if every_s:
-            stream = Measuring(
+            stream = MeasurementStream(
                 request, every_s=max(every_s, SHORT_S), loop=self._loop, sample=self._samples(every_s), ahead=ahead
             )
             request.connection.attach(request, stream)
@@ -312,7 +312,7 @@ class Service:
         self._loop.after(SHORT_S, lambda: self._sampler.ask(lambda _: request.reply(sample(pss=pss, each=each))))
         return Later
 
-    def do_gc(self, request: Request, arguments: Arguments) -> Any:
+    def do_gc(self, request: ClientRequest, arguments: RequestArguments) -> Any:
         """Remove the folders of runs that were over for long enough."""
         older_s = arguments.number("older_s", default=DAY_S, low=0.0, high=1e9)
         dry_run = arguments.flag("dry_run", default=False)
@@ -325,7 +325,7 @@ class Service:
                     self._runs.all.pop(row["run"], None)
                     self._log(f"removed run {row['run']}")
             if found is None:
-                request.refuse(Refused("fault", "the removal failed; see what is left with gc(dry_run=true)"))
+                request.refuse(Refusal("fault", "the removal failed; see what is left with gc(dry_run=true)"))
             else:
                 request.reply(found)
 
@@ -359,7 +359,7 @@ def _check_python(python: str, env: dict[str, str]) -> None:
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
         fault = str(error)
     if fault:
-        raise Refused("restart", f"{python!r} cannot load an agent: {fault}")
+        raise Refusal("restart", f"{python!r} cannot load an agent: {fault}")
 
 
 def _what_gpus(said: Said, holders: Mapping[str, set[Key]]) -> dict[str, Any]:

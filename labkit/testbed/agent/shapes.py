@@ -56,7 +56,7 @@ class Hello:
 
 
 @dataclass(frozen=True)
-class Task:
+class ListedTask:
     """A task of a run."""
 
     phase: Text
@@ -65,13 +65,13 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Run:
+class ListedRun:
     """A run that an agent lists."""
 
     run: Text
     over: Any
     last_event: Count
-    tasks: dict[str, Task] = field(default_factory=dict)
+    tasks: dict[str, ListedTask] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Event:
 
 
 @dataclass(frozen=True)
-class Lines:
+class FileLines:
     """Lines of a file."""
 
     offset: Count
@@ -128,7 +128,7 @@ class HostUse:
 
 
 @dataclass(frozen=True)
-class Measured:
+class HostMeasurement:
     """What was measured."""
 
     boot_s: Number
@@ -137,7 +137,7 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Started:
+class StartedTask:
     """A task that was started."""
 
     pid: Count
@@ -145,7 +145,7 @@ class Started:
 
 
 @dataclass(frozen=True)
-class Row:
+class FolderRow:
     """What became of a folder."""
 
     n_bytes: Count = 0
@@ -175,7 +175,7 @@ def shaped(kind: Any, said: Any) -> Any:
 
 def named_runs(said: Any) -> Any:
     """Return a list of runs, if it is one and each run and task has a name that it can have."""
-    for run in shaped(list[Run], said):
+    for run in shaped(list[ListedRun], said):
         for name in (run["run"], *run["tasks"]):
             if not NAME.fullmatch(name):
                 raise AgentRefused(

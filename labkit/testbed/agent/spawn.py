@@ -12,7 +12,7 @@ from typing import Final, NoReturn
 
 from labkit.testbed.agent.places import LOG
 from labkit.testbed.agent.records import BOOT
-from labkit.testbed.agent.wire import Refused
+from labkit.testbed.agent.wire import Refusal
 
 BED: Final = ("LABKIT_BED", "LABKIT_BED_HOST", BOOT)
 """Marks of a laptop testbed: what has them ends with it."""
@@ -28,7 +28,7 @@ RESET: Final = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM, signal.SIGINT, s
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class SpawnRequest:
     """A process to start."""
 
     folder: Path
@@ -45,12 +45,12 @@ def environment(label: Mapping[str, str], given: Mapping[str, str], gpus: Sequen
     return {**label, **base, **seen, **given, **label}
 
 
-def spawn(order: Order) -> int:
+def spawn(order: SpawnRequest) -> int:
     """Start a process, and return its number once it runs the program.
 
     Raises
     ------
-    Refused
+    Refusal
         If it cannot be started; nothing is left of it.
     """
     heard, told = os.pipe()
@@ -62,11 +62,11 @@ def spawn(order: Order) -> int:
         fault = pipe.read().decode()
     if fault:
         os.waitpid(pid, 0)
-        raise Refused("cannot_start", f"{order.argv[0]!r} cannot be started: {fault}")
+        raise Refusal("cannot_start", f"{order.argv[0]!r} cannot be started: {fault}")
     return pid
 
 
-def _become(order: Order, told: int) -> NoReturn:
+def _become(order: SpawnRequest, told: int) -> NoReturn:
     """Turn this child into what was ordered; on failure say why."""
     try:
         os.setsid()

@@ -6,13 +6,13 @@ import json
 from collections.abc import Callable
 from typing import Any, Final
 
-from labkit.testbed.agent.connections import Request
+from labkit.testbed.agent.connections import ClientRequest
 from labkit.testbed.agent.loop import Loop, Timer
 from labkit.testbed.agent.places import EVENTS
 from labkit.testbed.agent.reading import LineReader
-from labkit.testbed.agent.records import Phase, Task
-from labkit.testbed.agent.run import Run
-from labkit.testbed.agent.wire import Refused
+from labkit.testbed.agent.records import Phase, TaskRecord
+from labkit.testbed.agent.run import AgentRun
+from labkit.testbed.agent.wire import Refusal
 
 LOOK_S: Final = 0.1
 """How often a file that somebody follows is looked at."""
@@ -24,7 +24,7 @@ AHEAD: Final = 64
 class Telling:
     """A stream: tells items while the client wants more, and ends with a reply."""
 
-    def __init__(self, request: Request, *, ahead: int = AHEAD) -> None:
+    def __init__(self, request: ClientRequest, *, ahead: int = AHEAD) -> None:
         self.request, self._credit = request, ahead
 
     def more(self, n: int) -> None:
@@ -51,10 +51,10 @@ class Telling:
         raise NotImplementedError
 
 
-class Watch(Telling):
+class EventStream(Telling):
     """The events of a run, from a number on, until it is over."""
 
-    def __init__(self, request: Request, run: Run, *, since: int, ahead: int = AHEAD) -> None:
+    def __init__(self, request: ClientRequest, run: AgentRun, *, since: int, ahead: int = AHEAD) -> None:
         super().__init__(request, ahead=ahead)
         self._run, self._last = run, since
         self._reader = LineReader(run.folder, [EVENTS], offset=0)
@@ -94,7 +94,15 @@ class Follow(Telling):
     """The lines of a file of a task, until the task has ended and all is told."""
 
     def __init__(
-        self, request: Request, run: Run, task: Task, *, names: list[str], offset: int, loop: Loop, ahead: int = AHEAD
+        self,
+        request: ClientRequest,
+        run: AgentRun,
+        task: TaskRecord,
+        *,
+        names: list[str],
+        offset: int,
+        loop: Loop,
+        ahead: int = AHEAD,
     ) -> None:
         super().__init__(request, ahead=ahead)
         self._run, self._task, self._loop = run, task, loop
@@ -106,15 +114,15 @@ class Follow(Telling):
         self._pause()
         try:
             done = self._tell_all()
-        except (Refused, OSError) as error:
-            self.request.refuse(error if isinstance(error, Refused) else Refused("file", str(error)))
+        except (Refusal, OSError) as error:
+            self.request.refuse(error if isinstance(error, Refusal) else Refusal("file", str(error)))
             return
         if done:
             self.request.reply({"offset": self._reader.offset, "how": self._now().how})
         elif self.request.open:
             self._timer = self._loop.after(LOOK_S, self.pump)
 
-    def _now(self) -> Task:
+    def _now(self) -> TaskRecord:
         return self._run.record.tasks.get(self._task.name, self._task)
 
     def _tell_all(self) -> bool:
@@ -140,11 +148,17 @@ class Follow(Telling):
         self._reader.close()
 
 
-class Measuring(Telling):
+class MeasurementStream(Telling):
     """A measurement each so many seconds; those that the client has no room for are left out, and counted."""
 
     def __init__(
-        self, request: Request, *, every_s: float, loop: Loop, sample: Callable[[], dict[str, Any]], ahead: int = AHEAD
+        self,
+        request: ClientRequest,
+        *,
+        every_s: float,
+        loop: Loop,
+        sample: Callable[[], dict[str, Any]],
+        ahead: int = AHEAD,
     ) -> None:
         super().__init__(request, ahead=ahead)
         self._every_s, self._loop, self._sample, self._n_missed = every_s, loop, sample, 0

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from labkit.testbed.agent.places import LABEL
-from labkit.testbed.agent.records import Record
-from labkit.testbed.agent.runs import Runs
+from labkit.testbed.agent.records import AgentRunRecord
+from labkit.testbed.agent.runs import AgentRuns
 from labkit.testbed.agent.wire import wall_s
 
 DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def plan(runs: Runs, *, older_s: float) -> list[dict[str, Any]]:
+def plan(runs: AgentRuns, *, older_s: float) -> list[dict[str, Any]]:
     """Return a row for each thing in the folder of runs: run, remove, why, age_s."""
     living = {key.run for key in runs.processes.find({})}
     return [
@@ -24,7 +24,7 @@ def plan(runs: Runs, *, older_s: float) -> list[dict[str, Any]]:
     ]
 
 
-def _judge(runs: Runs, name: str, *, living: Iterable[str], older_s: float) -> dict[str, Any]:
+def _judge(runs: AgentRuns, name: str, *, living: Iterable[str], older_s: float) -> dict[str, Any]:
     why = _reason_to_keep(runs, name, living)
     if why:
         return {"remove": False, "why": why, "age_s": None}
@@ -33,9 +33,9 @@ def _judge(runs: Runs, name: str, *, living: Iterable[str], older_s: float) -> d
     return {"remove": old, "why": "over" if old else f"over for {age_s:g} s only", "age_s": age_s}
 
 
-def _reason_to_keep(runs: Runs, name: str, living: Iterable[str]) -> str:
+def _reason_to_keep(runs: AgentRuns, name: str, living: Iterable[str]) -> str:
     folder = runs.folder / name
-    if folder.is_symlink() or not folder.is_dir() or Record.read(folder) is None or name not in runs.all:
+    if folder.is_symlink() or not folder.is_dir() or AgentRunRecord.read(folder) is None or name not in runs.all:
         return "bears no label of labkit"
     here = runs.all[name]
     if not here.record.over:

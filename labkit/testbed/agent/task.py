@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.testbed.agent.places import EAR, RESULT, write_whole
-from labkit.testbed.agent.wire import Lines, Refused, pack
+from labkit.testbed.agent.wire import Lines, Refusal, pack
 from labkit.unix_sockets import reached
 
 
@@ -46,7 +46,7 @@ class Ear:
                 sock, _ = self._listener.accept()
             except OSError:  # closed
                 return
-            with sock, contextlib.suppress(OSError, Refused):
+            with sock, contextlib.suppress(OSError, Refusal):
                 self._hear(sock)
 
     def _hear(self, sock: socket.socket) -> None:

@@ -11,7 +11,7 @@ from labkit.testbed.agent.errors import AgentError, AgentRefused, AgentTimeout
 T = TypeVar("T")
 
 
-class Watching(Iterator[T], Generic[T]):
+class Subscription(Iterator[T], Generic[T]):
     """Events, lines or measurements, as they come.
 
     Parameters
@@ -98,7 +98,7 @@ class Watching(Iterator[T], Generic[T]):
             self._over = True
             self._here.clear()
 
-    def __enter__(self) -> Watching[T]:
+    def __enter__(self) -> Subscription[T]:
         return self
 
     def __exit__(self, *_: object) -> None:

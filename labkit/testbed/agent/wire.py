@@ -19,7 +19,7 @@ MAX_LINE: Final = 8 << 20
 NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,79}")
 
 
-class Refused(Exception):  # noqa: N818 - what happened, as one says it
+class Refusal(Exception):  # noqa: N818 - what happened, as one says it
     """The agent will not or cannot do what was asked; `kind` is one word for programs."""
 
     def __init__(self, kind: str, message: str) -> None:
@@ -41,15 +41,15 @@ def unpack(line: bytes) -> dict[str, Any]:
 
     Raises
     ------
-    Refused
+    Refusal
         If it is not.
     """
     try:
         said = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise Refused("malformed", f"this line is not JSON: {type(error).__name__}") from None
+        raise Refusal("malformed", f"this line is not JSON: {type(error).__name__}") from None
     if not isinstance(said, dict):
-        raise Refused("malformed", f"expected a JSON object, got {type(said).__name__}")
+        raise Refusal("malformed", f"expected a JSON object, got {type(said).__name__}")
     return said
 
 
@@ -61,11 +61,11 @@ def check_name(text: object, what: str) -> str:
     >>> check_name("../etc", "task")
     Traceback (most recent call last):
         ...
-    labkit.testbed.agent.wire.Refused: task '../etc' is no name: letters, digits, . _ - (not first a dot), at most 80
+    labkit.testbed.agent.wire.Refusal: task '../etc' is no name: letters, digits, . _ - (not first a dot), at most 80
     """
     if not isinstance(text, str) or not NAME.fullmatch(text):
         shown = repr(text) if len(repr(text)) < 100 else repr(text)[:97] + "..."
-        raise Refused("name", f"{what} {shown} is no name: letters, digits, . _ - (not first a dot), at most 80")
+        raise Refusal("name", f"{what} {shown} is no name: letters, digits, . _ - (not first a dot), at most 80")
     return text
 
 
@@ -84,14 +84,14 @@ class Lines:
 
         Raises
         ------
-        Refused
+        Refusal
             If there is a line that is too long; nothing after it can be understood.
         """
         end = self._buffer.find(b"\n", self._seen)
         if end < 0:
             self._seen = len(self._buffer)
         if (self._seen if end < 0 else end) > self._limit:
-            raise Refused("oversized", f"a line has more than {self._limit} bytes")
+            raise Refusal("oversized", f"a line has more than {self._limit} bytes")
         if end < 0:
             return None
         line = bytes(self._buffer[:end])

@@ -2,7 +2,7 @@
 
 A message is a line that begins it, any number of frames `D LENGTH` with as many bytes behind the line, and a last one:
 `E TOTAL SHA256`, or `X REASON` where the rest cannot be sent. Whatever else gets into the output, a greeting or the
-warning of a library, is not a message. `labkit.testbed.frames` reads them.
+warning of a library, is not a message. `labkit.testbed.ssh.frames` reads them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ BEGIN = b"\036labkit-message\n"
 CHUNK = 1 << 18
 
 
-class Message:
+class FramedMessage:
     """A message that is sent part by part; each but the last must be of whole chunks."""
 
     def __init__(self) -> None:
@@ -44,6 +44,6 @@ class Message:
 
 def send(said: Any) -> None:
     """Send something as JSON."""
-    message = Message()
+    message = FramedMessage()
     message.write(json.dumps(said).encode())
     message.end()

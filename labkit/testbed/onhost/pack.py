@@ -13,7 +13,7 @@ import stat
 import sys
 from typing import Any
 
-from labkit.testbed.onhost.frame import CHUNK, Message, send
+from labkit.testbed.onhost.frame import CHUNK, FramedMessage, send
 
 SECRET = (".key", ".pem", ".sock")
 
@@ -66,7 +66,7 @@ class Packer:
         with open(os.path.join(self.root, path), "rb") as file:
             left = os.fstat(file.fileno()).st_size
             self.told({"kind": "file", "path": path, "size": left})
-            content = Message()
+            content = FramedMessage()
             while left:
                 data = file.read(min(CHUNK, left))
                 if not data:
@@ -85,7 +85,7 @@ class Packer:
         """Leave something out, or end where nothing may be."""
         why = f"{path}: {error.strerror}"
         if self.strict:
-            Message().fail(why)
+            FramedMessage().fail(why)
             sys.exit(3)
         self.left_out.append(why)
 

@@ -10,11 +10,11 @@ from typing import Final
 import numpy as np
 
 from labkit.core.errors import LabkitError
-from labkit.speed.profiled.nouns import QUIET, Cell
+from labkit.speed.profiled.nouns import QUIET, GangMeasurement
 from labkit.testbed.errors import HostError
-from labkit.testbed.profiling.gangs import Gang, Kind, place_of, walk
-from labkit.testbed.profiling.stage import Stage
-from labkit.testbed.profiling.trainee import Trainee
+from labkit.testbed.profiling.gangs import GangShape, MeasuredKind, place_of, walk
+from labkit.testbed.profiling.stage import ProfilingSession
+from labkit.testbed.profiling.trainee import MeasuredJob
 from labkit.testbed.profiling.usage import Look, Usage
 
 SETTLE: Final = 5
@@ -28,14 +28,14 @@ TRIES: Final = 3
 
 FEWEST: Final = 4
 
-SMALLEST: Final = Gang(1, 1)
+SMALLEST: Final = GangShape(1, 1)
 
 Say = Callable[[str], None]
 """Is told what has been done: a step of the progress bar."""
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class GangPace:
     """A gang that trained for a while.
 
     Attributes
@@ -71,7 +71,7 @@ class Pace:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ChangeMeasurement:
     """What a start, a rescale or a stop took."""
 
     kind: str
@@ -82,19 +82,19 @@ class Change:
 
 
 @dataclass(slots=True)
-class Found:
+class Measurements:
     """What has been measured so far."""
 
-    cells: list[Cell] = field(default_factory=list)
-    changes: list[Change] = field(default_factory=list)
-    paces: dict[tuple[int, Gang], Pace] = field(default_factory=dict)
+    cells: list[GangMeasurement] = field(default_factory=list)
+    changes: list[ChangeMeasurement] = field(default_factory=list)
+    paces: dict[tuple[int, GangShape], GangPace] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
-    def failed(self, kind: Kind, gang: Gang, why: str) -> None:
+    def failed(self, kind: MeasuredKind, gang: GangShape, why: str) -> None:
         """Note a gang that could not be measured."""
         told = " ".join(why.split())[-300:]
         self.cells.append(
-            Cell(
+            GangMeasurement(
                 model=kind.model, sync=kind.sync, n_ps=gang.n_ps, n_workers=gang.n_workers, n_hosts=gang.n_hosts,
                 step_s=None, failed=told,
             )
@@ -102,7 +102,7 @@ class Found:
         self.notes.append(f"{kind}, {gang}: {told}")
 
 
-def pace(trainee: Trainee, *, least_s: float = LEAST_S) -> Pace:
+def pace(trainee: MeasuredJob, *, least_s: float = LEAST_S) -> GangPace:
     """Return how fast a job trains now, and what it uses; where something else runs, in the quietest of a few tries.
 
     Raises
@@ -111,13 +111,13 @@ def pace(trainee: Trainee, *, least_s: float = LEAST_S) -> Pace:
         If it ends meanwhile, or hardly makes a step.
     """
     trainee.more_steps(SETTLE, least_s=SETTLE_S, most_s=MOST_S)
-    found: list[Pace] = []
+    found: list[GangPace] = []
     while len(found) < TRIES and all(each.busy_cores > QUIET for each in found):
         found += _at_once(trainee.stage, [trainee], least_s)
     return min(found, key=lambda each: each.busy_cores)
 
 
-def paces_of(stage: Stage, trainees: Sequence[Trainee], *, least_s: float = LEAST_S) -> list[Pace]:
+def paces_of(stage: ProfilingSession, trainees: Sequence[MeasuredJob], *, least_s: float = LEAST_S) -> list[GangPace]:
     """Return how fast some jobs train at the same time.
 
     Raises
@@ -130,7 +130,7 @@ def paces_of(stage: Stage, trainees: Sequence[Trainee], *, least_s: float = LEAS
     return _at_once(stage, trainees, least_s)
 
 
-def _at_once(stage: Stage, trainees: Sequence[Trainee], least_s: float) -> list[Pace]:
+def _at_once(stage: ProfilingSession, trainees: Sequence[MeasuredJob], least_s: float) -> list[GangPace]:
     before, first = stage.look(), [len(trainee.steps) for trainee in trainees]
     for trainee, begin in zip(trainees, first, strict=True):
         left = max(begin + LEAST_STEPS - len(trainee.steps), 0)
@@ -145,7 +145,7 @@ def _at_once(stage: Stage, trainees: Sequence[Trainee], least_s: float) -> list[
     return found
 
 
-def _pace(trainee: Trainee, times: np.ndarray, used: Usage) -> Pace:
+def _pace(trainee: MeasuredJob, times: np.ndarray, used: Usage) -> GangPace:
     stage, each = trainee.stage, np.diff(times)
     step_s = float(times[-1] - times[0]) / len(each)
     quarters = np.quantile(each, [0.25, 0.75])
@@ -155,7 +155,7 @@ def _pace(trainee: Trainee, times: np.ndarray, used: Usage) -> Pace:
         for role in ("server", "worker")
     }
     servers, workers = (sum(by_role[role]) for role in ("server", "worker"))
-    return Pace(
+    return GangPace(
         step_s=step_s, spread_s=float(quarters[1] - quarters[0]) / 2, n_steps=len(each), cpu_s=cores * step_s,
         ps_cpu_s=servers * step_s, home_cpu_s=max(cores - servers - workers, 0.0) * step_s,
         busiest=max([*by_role["server"], *by_role["worker"]], default=0.0),
@@ -163,9 +163,9 @@ def _pace(trainee: Trainee, times: np.ndarray, used: Usage) -> Pace:
     )  # fmt: skip
 
 
-def cell_of(kind: Kind, gang: Gang, found: Pace) -> Cell:
+def cell_of(kind: MeasuredKind, gang: GangShape, found: GangPace) -> GangMeasurement:
     """Return a measurement as the profile has it."""
-    return Cell(
+    return GangMeasurement(
         model=kind.model, sync=kind.sync, n_ps=gang.n_ps, n_workers=gang.n_workers, n_hosts=gang.n_hosts,
         step_s=short(found.step_s), cpu_s=short(found.cpu_s), ps_cpu_s=short(found.ps_cpu_s),
         home_cpu_s=short(found.home_cpu_s), n_steps=found.n_steps, spread_s=short(found.spread_s),
@@ -179,14 +179,16 @@ def short(value: float) -> float:
 
 
 @contextmanager
-def alone(stage: Stage, number: int, found: Found, say: Say, *, least_s: float = LEAST_S) -> Iterator[Trainee | None]:
+def alone(
+    stage: ProfilingSession, number: int, found: Measurements, say: Say, *, least_s: float = LEAST_S
+) -> Iterator[MeasuredJob | None]:
     """Measure a kind in all its gangs, and yield its job, which trains with the last of them; it is stopped then.
 
     None where it did not train at all. What fails is noted.
     """
     kind = stage.kinds[number]
     gangs = walk(kind, stage.cluster)
-    trainee = Trainee(stage, number)
+    trainee = MeasuredJob(stage, number)
     started = False
     for gang in gangs:
         try:
@@ -205,13 +207,15 @@ def alone(stage: Stage, number: int, found: Found, say: Say, *, least_s: float =
         try:
             if gangs[-1] != SMALLEST:
                 took_s = trainee.place(place_of(SMALLEST, stage.cluster))
-                found.changes.append(Change("rescale", kind.model, 0, took_s))
-            found.changes.append(Change("stop", kind.model, 0, trainee.stop()))
+                found.changes.append(ChangeMeasurement("rescale", kind.model, 0, took_s))
+            found.changes.append(ChangeMeasurement("stop", kind.model, 0, trainee.stop()))
         except LabkitError as error:
             found.notes.append(f"{kind}: {error}")
 
 
-def _measure(trainee: Trainee, kind: Kind, gang: Gang, found: Found, *, start: bool, least_s: float) -> None:
+def _measure(
+    trainee: MeasuredJob, kind: MeasuredKind, gang: GangShape, found: Measurements, *, start: bool, least_s: float
+) -> None:
     stage = trainee.stage
     before, n_before, members = stage.look(), len(trainee.steps), dict(trainee.members)
     began_s = _last(found, trainee.number)
@@ -223,16 +227,16 @@ def _measure(trainee: Trainee, kind: Kind, gang: Gang, found: Found, *, start: b
     used = _extra_cpu_s(trainee, before, n_before, began_s, now)
     if start:
         took_s += warm_up_s(trainee, now.step_s)
-    found.changes.append(Change("start" if start else "rescale", kind.model, len(new), took_s, used))
+    found.changes.append(ChangeMeasurement("start" if start else "rescale", kind.model, len(new), took_s, used))
 
 
-def _last(found: Found, number: int) -> Pace | None:
+def _last(found: Measurements, number: int) -> GangPace | None:
     """Return the pace that was measured last of a job."""
     mine = [pace for (of, _), pace in found.paces.items() if of == number]
     return mine[-1] if mine else None
 
 
-def _extra_cpu_s(trainee: Trainee, before: Look, n_before: int, old: Pace | None, new: Pace) -> float:
+def _extra_cpu_s(trainee: MeasuredJob, before: Look, n_before: int, old: GangPace | None, new: GangPace) -> float:
     """Return the processor seconds since a look beside those of the updates that were made."""
     used = Usage(before, trainee.stage.look()).seconds(trainee.task, run=trainee.stage.run)
     n_steps = len(trainee.steps) - n_before
@@ -240,7 +244,7 @@ def _extra_cpu_s(trainee: Trainee, before: Look, n_before: int, old: Pace | None
     return max(used - n_steps * each, 0.0)
 
 
-def warm_up_s(trainee: Trainee, step_s: float) -> float:
+def warm_up_s(trainee: MeasuredJob, step_s: float) -> float:
     """Return the seconds by which the first updates of a start were slower than those to come."""
     n = min(len(trainee.steps), SETTLE + 1)
     first, last = trainee.steps[0], trainee.steps[n - 1]

@@ -7,17 +7,17 @@ from typing import Final
 
 from labkit.core.errors import ProfileError
 from labkit.speed.profiled import Pool, TestbedProfile
-from labkit.speed.profiled.nouns import QUIET, Cell, Fitted, Overhead
+from labkit.speed.profiled.nouns import QUIET, Fitted, GangMeasurement, Overhead
 from labkit.testbed.errors import HostError
 from labkit.testbed.inventory import Inventory
-from labkit.testbed.profiling.alone import Change, Found, alone
+from labkit.testbed.profiling.alone import ChangeMeasurement, Measurements, alone
 from labkit.testbed.profiling.cores import pools
-from labkit.testbed.profiling.gangs import Gang, Kind, place_of
-from labkit.testbed.profiling.stage import Stage
-from labkit.testbed.profiling.trainee import Trainee
-from labkit.testbed.training import Training
+from labkit.testbed.profiling.gangs import GangShape, MeasuredKind, place_of
+from labkit.testbed.profiling.stage import ProfilingSession
+from labkit.testbed.profiling.trainee import MeasuredJob
+from labkit.testbed.run.training import TrainingTable
 
-SMALLEST: Final = Gang(1, 1)
+SMALLEST: Final = GangShape(1, 1)
 
 LEAST_S: Final = 5.0
 """Of updates: on a machine that shares its cores with others, a second of them may be off by a third."""
@@ -53,7 +53,7 @@ class Ratios:
 
 
 def calibrated(
-    inventory: Inventory, profile: TestbedProfile, *, model: str, training: Training | None = None
+    inventory: Inventory, profile: TestbedProfile, *, model: str, training: TrainingTable | None = None
 ) -> tuple[TestbedProfile, Ratios]:
     """Return a profile scaled to a testbed on which one job was measured, and by how much it was scaled.
 
@@ -67,7 +67,7 @@ def calibrated(
         Of another machine.
     model : str
         What to train: one that the profile has with one worker and one PS.
-    training : Training, optional
+    training : TrainingTable, optional
         How jobs train.
 
     Raises
@@ -75,10 +75,10 @@ def calibrated(
     LabkitError, OSError
         If the job cannot be measured here, or the profile does not know it.
     """
-    kind, found = Kind(model, True, 1, 1), Found()
-    with Stage(inventory, [kind, kind], training=training or Training()) as stage:
+    kind, found = MeasuredKind(model, True, 1, 1), Measurements()
+    with ProfilingSession(inventory, [kind, kind], training=training or TrainingTable()) as stage:
         machines = pools(stage)
-        warm = Trainee(stage, 1)
+        warm = MeasuredJob(stage, 1)
         warm.place(place_of(SMALLEST, stage.cluster))
         warm.stop()
         with alone(stage, 0, found, lambda _: None, least_s=LEAST_S):
@@ -90,7 +90,7 @@ def calibrated(
     return scaled(profile, ratios, machines), ratios
 
 
-def ratios_of(profile: TestbedProfile, measured: Cell, changes: list[Change]) -> Ratios:
+def ratios_of(profile: TestbedProfile, measured: GangMeasurement, changes: list[ChangeMeasurement]) -> Ratios:
     """Return what was measured over what a profile says."""
     then = [cell for cell in profile.of(measured.model) if (cell.n_ps, cell.n_workers, cell.n_hosts) == (1, 1, 1)]
     starts = [row for row in profile.overheads if (row.kind, row.model) == ("start", measured.model)]
@@ -124,7 +124,7 @@ def scaled(profile: TestbedProfile, by: Ratios, machines: list[Pool]) -> Testbed
     )
 
 
-def _cell(cell: Cell, by: Ratios) -> Cell:
+def _cell(cell: GangMeasurement, by: Ratios) -> GangMeasurement:
     return replace(
         cell,
         step_s=None if cell.step_s is None else cell.step_s * by.step,

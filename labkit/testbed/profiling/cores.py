@@ -13,16 +13,16 @@ from labkit.core.errors import LabkitError
 from labkit.speed.profiled.nouns import Pool
 from labkit.testbed.agent.client import Agent
 from labkit.testbed.errors import HostError
-from labkit.testbed.frames import Number, decoded
-from labkit.testbed.profiling.stage import LEASE_S, Stage
+from labkit.testbed.profiling.stage import LEASE_S, ProfilingSession
 from labkit.testbed.profiling.usage import Usage
+from labkit.testbed.ssh.frames import Number, decoded
 
 SPIN: Final = "labkit.testbed.profiling.spin"
 ALONE_S, TOGETHER_S = 0.3, 1.0
 _numbers = count()
 
 
-def pools(stage: Stage) -> list[Pool]:
+def pools(stage: ProfilingSession) -> list[Pool]:
     """Return the machines of a testbed, and how many cores each one gives, measured.
 
     A generator of load alone says what a second of a core is worth; as many as there are cores say how many such
@@ -34,7 +34,7 @@ def pools(stage: Stage) -> list[Pool]:
     ]
 
 
-def _cores(stage: Stage, hosts: list[str]) -> float:
+def _cores(stage: ProfilingSession, hosts: list[str]) -> float:
     host = hosts[0]
     n = len(stage.hosts.agent(host).hello["cores"])
     (alone,) = _spun(stage, host, 1, ALONE_S)
@@ -57,7 +57,7 @@ class Spun:
     wall_s: Number
 
 
-def _spun(stage: Stage, host: str, n: int, seconds: float) -> list[dict[str, float]]:
+def _spun(stage: ProfilingSession, host: str, n: int, seconds: float) -> list[dict[str, float]]:
     """Return what some loads at once have done in so many seconds."""
     agent = stage.hosts.agent(host)
     watching = agent.watch(stage.run, since=_last_event(agent, stage.run)) if _known(agent, stage.run) else None
@@ -79,7 +79,7 @@ def _last_event(agent: Agent, run: str) -> int:
     return max((int(said["last_event"]) for said in agent.list() if said["run"] == run), default=0)
 
 
-def _start(stage: Stage, agent: Agent, *words: str) -> str:
+def _start(stage: ProfilingSession, agent: Agent, *words: str) -> str:
     path = agent.bridge.get("path")
     task = f"spin-{next(_numbers)}"
     agent.start(
@@ -90,7 +90,7 @@ def _start(stage: Stage, agent: Agent, *words: str) -> str:
 
 
 @contextmanager
-def load(stage: Stage, host: str, n_cores: int) -> Iterator[None]:
+def load(stage: ProfilingSession, host: str, n_cores: int) -> Iterator[None]:
     """Keep some cores of a host busy.
 
     Raises
@@ -109,7 +109,7 @@ def load(stage: Stage, host: str, n_cores: int) -> Iterator[None]:
                 agent.stop(stage.run, task=task, grace_s=0.0)
 
 
-def _await_busy(stage: Stage, agent: Agent, tasks: list[str]) -> None:
+def _await_busy(stage: ProfilingSession, agent: Agent, tasks: list[str]) -> None:
     """Wait until all loads have used some time of a core."""
     for _ in range(100):
         used: dict[str, Any] = {

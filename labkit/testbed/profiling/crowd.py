@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from labkit.core.errors import LabkitError
-from labkit.speed.profiled.nouns import Beside, Overhead
+from labkit.speed.profiled.nouns import ColocationSample, Overhead
 from labkit.speed.profiled.overheads import Costs, weight_of
-from labkit.testbed.profiling.alone import Found, Pace, Say, paces_of, short, warm_up_s
-from labkit.testbed.profiling.gangs import Gang, place_of, room
-from labkit.testbed.profiling.stage import Stage
-from labkit.testbed.profiling.trainee import Trainee
+from labkit.testbed.profiling.alone import GangPace, Measurements, Say, paces_of, short, warm_up_s
+from labkit.testbed.profiling.gangs import GangShape, place_of, room
+from labkit.testbed.profiling.stage import ProfilingSession
+from labkit.testbed.profiling.trainee import MeasuredJob
 
 SIZE: Final = 4
 """Jobs at once, where the machine has GPUs for so many; as many extra kinds the stage must have."""
@@ -23,38 +23,38 @@ What = Literal["step", "start", "rescale"]
 
 
 @dataclass(slots=True)
-class Member:
+class ColocatedJob:
     """A job of a crowd: how fast its gang is alone, and what its start took alone."""
 
-    trainee: Trainee
+    trainee: MeasuredJob
     name: str
-    gang: Gang
-    alone: Pace
+    gang: GangShape
+    alone: GangPace
     host: int
 
-    def place(self, stage: Stage) -> float:
+    def place(self, stage: ProfilingSession) -> float:
         """Let its gang train on its host; return the seconds until it does."""
         return self.trainee.place(place_of(self.gang, stage.cluster, first=self.host))
 
 
 def crowd(
-    stage: Stage, found: Found, costs: Sequence[Overhead], *, n_kinds: int, n_crowd: int, say: Say
-) -> list[Beside]:
+    stage: ProfilingSession, found: Measurements, costs: Sequence[Overhead], *, n_kinds: int, n_crowd: int, say: Say
+) -> list[ColocationSample]:
     """Return how jobs slow each other, job by job that comes: their updates, each start, and at last a rescale.
 
     They go on to train; the end of the stage ends them.
 
     Parameters
     ----------
-    stage : Stage
+    stage : ProfilingSession
         Its first `n_kinds` kinds were measured alone; the next `n_crowd` are the same again, in turn.
-    found : Found
+    found : Measurements
         What was measured alone; what goes wrong here is noted there.
     costs : sequence of Overhead
         What starts and rescales take alone.
     """
-    members: list[Member] = []
-    rows: list[Beside] = []
+    members: list[ColocatedJob] = []
+    rows: list[ColocationSample] = []
     try:
         for member in _members(stage, found, n_kinds, n_crowd):
             rows += _joined(stage, members, member, costs)
@@ -65,10 +65,10 @@ def crowd(
     return rows
 
 
-def _members(stage: Stage, found: Found, n_kinds: int, n_crowd: int) -> list[Member]:
+def _members(stage: ProfilingSession, found: Measurements, n_kinds: int, n_crowd: int) -> list[ColocatedJob]:
     """Return jobs that the machine with most room has GPUs for, small and large gangs in turn; none, if only one."""
     free = _free(stage)
-    members: list[Member] = []
+    members: list[ColocatedJob] = []
     for i, number in enumerate(range(n_kinds, n_kinds + n_crowd)):
         host = max(free, key=lambda host: free[host])
         alone = {gang: pace for (of, gang), pace in found.paces.items() if of == i % n_kinds and gang.n_hosts == 1}
@@ -76,18 +76,20 @@ def _members(stage: Stage, found: Found, n_kinds: int, n_crowd: int) -> list[Mem
         gang = next((each for each in gangs[i % 2 :] + gangs[:1] if each.n_workers <= free[host]), None)
         if gang is not None:
             free[host] -= gang.n_workers
-            members.append(Member(Trainee(stage, number), stage.kinds[number].model, gang, alone[gang], host))
+            members.append(ColocatedJob(MeasuredJob(stage, number), stage.kinds[number].model, gang, alone[gang], host))
     return members if len(members) > 1 else []
 
 
-def _free(stage: Stage) -> dict[int, int]:
+def _free(stage: ProfilingSession) -> dict[int, int]:
     """Return how many workers each host has room for, by number, of the machine that has most."""
     names, there = list(stage.inventory.names), room(stage.cluster).astype(int)
     pools = [{host: int(there[host]) for host in map(names.index, hosts)} for hosts in stage.machines.values()]
     return max(pools, key=lambda free: sum(free.values()))
 
 
-def _joined(stage: Stage, members: list[Member], new: Member, costs: Sequence[Overhead]) -> list[Beside]:
+def _joined(
+    stage: ProfilingSession, members: list[ColocatedJob], new: ColocatedJob, costs: Sequence[Overhead]
+) -> list[ColocationSample]:
     """Let one more train; return what its start took beside the others, and how fast all are with it."""
     others = list(members)
     members.append(new)
@@ -105,7 +107,7 @@ def _joined(stage: Stage, members: list[Member], new: Member, costs: Sequence[Ov
     return [row for row in rows if row is not None]
 
 
-def _grown(stage: Stage, members: list[Member], costs: Sequence[Overhead]) -> list[Beside]:
+def _grown(stage: ProfilingSession, members: list[ColocatedJob], costs: Sequence[Overhead]) -> list[ColocationSample]:
     """Let the first job of the crowd have one worker more; return what that took."""
     first = members[0]
     larger = replace(first, gang=replace(first.gang, n_workers=first.gang.n_workers + 1))
@@ -116,9 +118,15 @@ def _grown(stage: Stage, members: list[Member], costs: Sequence[Overhead]) -> li
 
 
 def _change(
-    what: What, member: Member, others: Sequence[Member], took_s: float, costs: Sequence[Overhead], *, n_new: int,
+    what: What,
+    member: ColocatedJob,
+    others: Sequence[ColocatedJob],
+    took_s: float,
+    costs: Sequence[Overhead],
+    *,
+    n_new: int,
     busy_cores: float,
-) -> Beside | None:  # fmt: skip
+) -> ColocationSample | None:
     """Return a start or a rescale beside others; None if none was measured alone."""
     alone = Costs(costs, member.name)
     cost = alone.start(n_new) if what == "start" else alone.rescale(n_new)
@@ -131,13 +139,15 @@ def _change(
 
 
 def _row(
-    member: Member, beside: Sequence[Member], *, what: What, alone_s: float, shared_s: float, cores: float,
+    member: ColocatedJob, beside: Sequence[ColocatedJob], *, what: What, alone_s: float, shared_s: float, cores: float,
     weight: float, busy_cores: float = 0.0,
-) -> Beside:  # fmt: skip
+) -> ColocationSample:  # fmt: skip
     numbers = {
         "cpu_cores": cores, "co_cpu_cores": sum(other.alone.cores for other in beside), "weight": weight,
         "co_weight": sum(other.alone.weight for other in beside), "alone_s": alone_s, "shared_s": shared_s,
         "busy_cores": busy_cores,
     }  # fmt: skip
     names = " + ".join(other.name for other in beside)
-    return Beside(job=member.name, co_runners=names, what=what, **{name: short(n) for name, n in numbers.items()})
+    return ColocationSample(
+        job=member.name, co_runners=names, what=what, **{name: short(n) for name, n in numbers.items()}
+    )

@@ -11,11 +11,11 @@ from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError
 from labkit.core.jobs import Jobs
 from labkit.core.resources import GPUS
-from labkit.testbed.training import Place, site_names
+from labkit.testbed.run.training import JobPlacement, site_names
 
 
 @dataclass(frozen=True, slots=True)
-class Gang:
+class GangShape:
     """Parameter servers, workers, and over how many hosts."""
 
     n_ps: int
@@ -28,7 +28,7 @@ class Gang:
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class MeasuredKind:
     """What is measured together: a model, trained in one way.
 
     Attributes
@@ -48,20 +48,22 @@ class Kind:
         return self.model if self.sync else f"{self.model} (asynchronous)"
 
 
-def kinds_of(jobs: Jobs) -> list[Kind]:
+def kinds_of(jobs: Jobs) -> list[MeasuredKind]:
     """Return what the jobs of a trace train, up to their largest gangs."""
-    found: dict[tuple[str, bool], Kind] = {}
+    found: dict[tuple[str, bool], MeasuredKind] = {}
     for number in range(len(jobs)):
         name, sync = jobs.models[jobs.model[number]], bool(jobs.sync[number])
-        before = found.get((name, sync), Kind(name, sync, 1, 1))
-        found[name, sync] = Kind(
+        before = found.get((name, sync), MeasuredKind(name, sync, 1, 1))
+        found[name, sync] = MeasuredKind(
             name, sync, max(before.max_ps, int(jobs.max_ps[number])),
             max(before.max_workers, int(jobs.max_workers[number])),
         )  # fmt: skip
     return list(found.values())
 
 
-def kinds_named(models: Iterable[str], *, max_ps: int = 2, max_workers: int = 2, sync: bool = True) -> list[Kind]:
+def kinds_named(
+    models: Iterable[str], *, max_ps: int = 2, max_workers: int = 2, sync: bool = True
+) -> list[MeasuredKind]:
     """Return some models by name, all up to the same gang.
 
     Raises
@@ -75,45 +77,45 @@ def kinds_named(models: Iterable[str], *, max_ps: int = 2, max_workers: int = 2,
     for what, n in (("max_ps", max_ps), ("max_workers", max_workers)):
         if n < 1:
             raise InputError(f"{what} is {n}; expected at least 1.")
-    return [Kind(name, sync, max_ps, max_workers) for name in names]
+    return [MeasuredKind(name, sync, max_ps, max_workers) for name in names]
 
 
-def walk(kind: Kind, cluster: Cluster) -> list[Gang]:
+def walk(kind: MeasuredKind, cluster: Cluster) -> list[GangShape]:
     """Return the gangs to measure, one after the other, each a small change of the one before.
 
     Every gang up to 3 by 3, else those of `labkit.speed.optimus.pre_runs`; and where there are several hosts, the
     largest one also spread over two.
 
     >>> from labkit.topology import single_switch
-    >>> [str(gang) for gang in walk(Kind("dssm"), single_switch(2))]  # doctest: +NORMALIZE_WHITESPACE
+    >>> [str(gang) for gang in walk(MeasuredKind("dssm"), single_switch(2))]  # doctest: +NORMALIZE_WHITESPACE
     ['1 PS, 1 workers', '1 PS, 2 workers', '2 PS, 2 workers', '2 PS, 2 workers on 2 hosts', '2 PS, 1 workers']
     """
     chosen = _chosen(kind)
     largest = max(chosen, key=lambda gang: (gang.n_workers + gang.n_ps, gang.n_workers))
     gangs = [
-        gang if fits(gang, cluster) else Gang(gang.n_ps, gang.n_workers, _fewest(gang, cluster)) for gang in chosen
+        gang if fits(gang, cluster) else GangShape(gang.n_ps, gang.n_workers, _fewest(gang, cluster)) for gang in chosen
     ]
     if cluster.n_machines > 1 and largest in gangs and largest.n_workers + largest.n_ps > 2:
-        gangs.insert(gangs.index(largest) + 1, Gang(largest.n_ps, largest.n_workers, 2))
+        gangs.insert(gangs.index(largest) + 1, GangShape(largest.n_ps, largest.n_workers, 2))
     return gangs
 
 
-def _chosen(kind: Kind) -> list[Gang]:
+def _chosen(kind: MeasuredKind) -> list[GangShape]:
     if max(kind.max_ps, kind.max_workers) <= 3:
         rows = [range(1, kind.max_workers + 1), range(kind.max_workers, 0, -1)]
-        return [Gang(p, w) for p in range(1, kind.max_ps + 1) for w in rows[(p - 1) % 2]]
+        return [GangShape(p, w) for p in range(1, kind.max_ps + 1) for w in rows[(p - 1) % 2]]
     from labkit.speed.optimus import pre_runs
 
     ps, workers = pre_runs(max_ps=kind.max_ps, max_workers=kind.max_workers)
-    return [Gang(p, w) for p, w in sorted(zip(ps.tolist(), workers.tolist(), strict=True))]
+    return [GangShape(p, w) for p, w in sorted(zip(ps.tolist(), workers.tolist(), strict=True))]
 
 
-def fits(gang: Gang, cluster: Cluster) -> bool:
+def fits(gang: GangShape, cluster: Cluster) -> bool:
     """Tell whether the workers of a gang have room on as many hosts as it is to have."""
     return bool(gang.n_workers <= room(cluster)[: gang.n_hosts].sum())
 
 
-def _fewest(gang: Gang, cluster: Cluster) -> int:
+def _fewest(gang: GangShape, cluster: Cluster) -> int:
     """Return on how many hosts its workers have room; all where they have not."""
     free = np.cumsum(room(cluster))
     return min(int(np.searchsorted(free, gang.n_workers)) + 1, cluster.n_machines)
@@ -125,12 +127,12 @@ def room(cluster: Cluster) -> np.ndarray:
     return np.maximum(gpus, 1)
 
 
-def place_of(gang: Gang, cluster: Cluster, *, first: int = 0) -> Place:
+def place_of(gang: GangShape, cluster: Cluster, *, first: int = 0) -> JobPlacement:
     """Return where the tasks of a gang sit: host by host from one on, GPU by GPU, servers spread as workers are.
 
     Parameters
     ----------
-    gang : Gang
+    gang : GangShape
         Who.
     cluster : Cluster
         Where.
@@ -143,7 +145,7 @@ def place_of(gang: Gang, cluster: Cluster, *, first: int = 0) -> Place:
     free = room(cluster)[machines].astype(int)
     workers = _dealt(gang.n_workers, free.tolist())
     servers = _dealt(gang.n_ps, [gang.n_ps] * len(machines))
-    place: Place = {}
+    place: JobPlacement = {}
     for m, w, p in zip(machines, workers, servers, strict=True):
         groups = len(sites[m])
         for i, name in enumerate(sites[m]):

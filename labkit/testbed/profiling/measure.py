@@ -11,19 +11,19 @@ from typing import Any
 import numpy as np
 
 from labkit.core.errors import LabkitError
-from labkit.speed.profiled import Beside, Link, Made, Overhead, Pool, TestbedProfile
+from labkit.speed.profiled import ColocationSample, LinkMeasurement, Overhead, Pool, Provenance, TestbedProfile
 from labkit.speed.profiled.fits import interference, speed_functions
 from labkit.speed.profiled.nouns import QUIET
 from labkit.testbed.inventory import Inventory
-from labkit.testbed.links import measure as measure_links
-from labkit.testbed.profiling.alone import Change, Found, Say, alone
+from labkit.testbed.profiling.alone import ChangeMeasurement, Measurements, Say, alone
 from labkit.testbed.profiling.beside import beside_load
 from labkit.testbed.profiling.cores import pools
 from labkit.testbed.profiling.crowd import SIZE, crowd
-from labkit.testbed.profiling.gangs import Gang, Kind, place_of, walk
-from labkit.testbed.profiling.stage import Stage
-from labkit.testbed.profiling.trainee import Trainee
-from labkit.testbed.training import Training
+from labkit.testbed.profiling.gangs import GangShape, MeasuredKind, place_of, walk
+from labkit.testbed.profiling.links import measure as measure_links
+from labkit.testbed.profiling.stage import ProfilingSession
+from labkit.testbed.profiling.trainee import MeasuredJob
+from labkit.testbed.run.training import TrainingTable
 
 LOADS = (1, 2)
 """Busy cores beside a job."""
@@ -33,9 +33,9 @@ LINK_S = 0.2
 
 def measure(
     inventory: Inventory,
-    kinds: Sequence[Kind],
+    kinds: Sequence[MeasuredKind],
     *,
-    training: Training | None = None,
+    training: TrainingTable | None = None,
     loads: Sequence[int] = LOADS,
     n_crowd: int = SIZE,
     name: str = "",
@@ -49,9 +49,9 @@ def measure(
     ----------
     inventory : Inventory
         The hosts; nothing else should run there.
-    kinds : sequence of Kind
+    kinds : sequence of MeasuredKind
         What to train, and up to which gangs.
-    training : Training, optional
+    training : TrainingTable, optional
         How jobs train: as those of the runs that are to be simulated.
     loads : sequence of int
         Busy cores beside a job, one measurement each.
@@ -74,12 +74,12 @@ def measure(
     InputError
         If a model is not known, or a host cannot be used; nothing runs then.
     """
-    began, how = time.monotonic(), training or Training()
-    listed, found = list(kinds), Found()
+    began, how = time.monotonic(), training or TrainingTable()
+    listed, found = list(kinds), Measurements()
     cluster = inventory.cluster()
     extra = [listed[i % len(listed)] for i in range(n_crowd)]
     total(sum(len(walk(kind, cluster)) + len(loads) for kind in listed) + len(extra) + 3)
-    with Stage(inventory, [*listed, *extra, listed[0]], training=how) as stage:
+    with ProfilingSession(inventory, [*listed, *extra, listed[0]], training=how) as stage:
         machines = pools(stage)
         say("cores")
         _warm_up(stage, found, number=len(stage.kinds) - 1)
@@ -98,18 +98,20 @@ def measure(
     return replace(profile, made=_made(command, how, found, machines, took_s=time.monotonic() - began))
 
 
-def _warm_up(stage: Stage, found: Found, *, number: int) -> None:
+def _warm_up(stage: ProfilingSession, found: Measurements, *, number: int) -> None:
     """Start and stop a job on all hosts: the first one there reads from disk what all others find in memory."""
-    trainee, n = Trainee(stage, number), stage.cluster.n_machines
+    trainee, n = MeasuredJob(stage, number), stage.cluster.n_machines
     try:
-        trainee.place(place_of(Gang(1, n, n), stage.cluster))
+        trainee.place(place_of(GangShape(1, n, n), stage.cluster))
         trainee.stop()
     except (LabkitError, OSError) as error:
         found.notes.append(f"warm-up: {error}")
 
 
-def _jobs(stage: Stage, found: Found, *, n_kinds: int, loads: tuple[int, ...], say: Say) -> list[Beside]:
-    rows: list[Beside] = []
+def _jobs(
+    stage: ProfilingSession, found: Measurements, *, n_kinds: int, loads: tuple[int, ...], say: Say
+) -> list[ColocationSample]:
+    rows: list[ColocationSample] = []
     for number, kind in enumerate(stage.kinds[:n_kinds]):
         with alone(stage, number, found, say) as trainee:
             if trainee is not None:
@@ -117,7 +119,7 @@ def _jobs(stage: Stage, found: Found, *, n_kinds: int, loads: tuple[int, ...], s
     return rows
 
 
-def overheads(changes: Sequence[Change]) -> list[Overhead]:
+def overheads(changes: Sequence[ChangeMeasurement]) -> list[Overhead]:
     """Return what starts, rescales and stops took: a row for each model and number of new processes."""
     rows = []
     for kind, model, n_new in dict.fromkeys((change.kind, change.model, change.n_new) for change in changes):
@@ -132,7 +134,7 @@ def overheads(changes: Sequence[Change]) -> list[Overhead]:
     return rows
 
 
-def _links(stage: Stage, found: Found) -> list[Link]:
+def _links(stage: ProfilingSession, found: Measurements) -> list[LinkMeasurement]:
     try:
         table = measure_links(stage.fleet, seconds=LINK_S)
     except (LabkitError, OSError) as error:
@@ -141,15 +143,17 @@ def _links(stage: Stage, found: Found) -> list[Link]:
     return [_link({str(key): value for key, value in row.items()}) for row in table.to_dict("records")]
 
 
-def _link(row: Mapping[str, Any]) -> Link:
+def _link(row: Mapping[str, Any]) -> LinkMeasurement:
     well = not row["error"]
-    return Link(
+    return LinkMeasurement(
         source=row["source"], target=row["target"] or "?", error=row["error"],
         gbps=round(row["gbps"], 3) if well else None, rtt_ms=round(row["rtt_ms"], 3) if well else None,
     )  # fmt: skip
 
 
-def _made(command: str, how: Training, found: Found, machines: Sequence[Pool], *, took_s: float) -> Made:
+def _made(
+    command: str, how: TrainingTable, found: Measurements, machines: Sequence[Pool], *, took_s: float
+) -> Provenance:
     from labkit.testbed.agent.build import version
 
     busy = max((cell.busy_cores for cell in found.cells), default=0.0)
@@ -159,7 +163,7 @@ def _made(command: str, how: Training, found: Found, machines: Sequence[Pool], *
             f"something else kept up to {busy:.1f} cores busy meanwhile (cells tell when): measure on a quiet testbed"
         )
     notes += [f"machine {pool.name} gives {pool.cores:g} cores to {len(pool.hosts)} hosts" for pool in machines]
-    return Made(
+    return Provenance(
         at=datetime.now(UTC).isoformat(timespec="seconds"), labkit=version(), command=command, took_s=round(took_s, 1),
         training=how.to_json(), notes=notes,
     )  # fmt: skip

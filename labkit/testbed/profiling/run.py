@@ -16,13 +16,13 @@ from labkit.core.text import split_names
 from labkit.speed.profiled import TestbedProfile, write
 from labkit.testbed.inventory import Inventory
 from labkit.testbed.profiling.crowd import SIZE
-from labkit.testbed.profiling.gangs import Kind, kinds_named, kinds_of
+from labkit.testbed.profiling.gangs import MeasuredKind, kinds_named, kinds_of
 from labkit.testbed.profiling.measure import LOADS, measure
-from labkit.testbed.training import Training
+from labkit.testbed.run.training import TrainingTable
 from labkit.workloads import read as read_trace
 
 
-def asked(trace: str | Path | None, models: str, *, max_ps: int, max_workers: int, sync: bool) -> list[Kind]:
+def asked(trace: str | Path | None, models: str, *, max_ps: int, max_workers: int, sync: bool) -> list[MeasuredKind]:
     """Return what is to be measured: the models of a trace up to their largest gangs, or some by name.
 
     Raises
@@ -50,10 +50,10 @@ def name_of(inventory: Inventory) -> str:
 
 def profile(
     inventory: Inventory,
-    kinds: Sequence[Kind],
+    kinds: Sequence[MeasuredKind],
     *,
     out: Path | None = None,
-    training: Training | None = None,
+    training: TrainingTable | None = None,
     loads: Sequence[int] = LOADS,
     n_crowd: int = SIZE,
     progress: bool = True,
@@ -64,7 +64,7 @@ def profile(
     ----------
     inventory : Inventory
         The hosts.
-    kinds : sequence of Kind
+    kinds : sequence of MeasuredKind
         What to train.
     out : Path, optional
         The file; by default profiles/NAME.json.
@@ -134,7 +134,7 @@ def _command() -> str:
 
 def show(made: TestbedProfile, path: Path) -> None:
     """Print what was measured, and where it was written."""
-    from labkit.testbed.shown import show_frame
+    from labkit.testbed.terminal import show_frame
 
     show_frame(table(made))
     for note in made.made.notes:

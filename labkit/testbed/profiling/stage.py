@@ -12,12 +12,12 @@ from types import TracebackType
 from typing import Any, Self
 
 from labkit.core.jobs import Jobs
-from labkit.testbed.deployment import Deployment, Tell
 from labkit.testbed.inventory import Inventory
-from labkit.testbed.profiling.gangs import Kind
+from labkit.testbed.profiling.gangs import MeasuredKind
 from labkit.testbed.profiling.usage import Look
-from labkit.testbed.training import Training
-from labkit.testbed.venue import Venue
+from labkit.testbed.run.remote_job import RemoteJob, Tell
+from labkit.testbed.run.session import TestbedSession
+from labkit.testbed.run.training import TrainingTable
 
 LEASE_S = 30.0
 """All that was started ends so long after whoever measures is gone."""
@@ -26,16 +26,16 @@ MANY = 10_000_000
 """Steps of a job that is to be stopped."""
 
 
-class Stage:
+class ProfilingSession:
     """A testbed while it is measured.
 
     Parameters
     ----------
     inventory : Inventory
         The hosts.
-    kinds : sequence of Kind
+    kinds : sequence of MeasuredKind
         What will train.
-    training : Training
+    training : TrainingTable
         How.
 
     Attributes
@@ -51,7 +51,7 @@ class Stage:
         If a model is not known, or a host cannot be used; nothing runs then.
     """
 
-    def __init__(self, inventory: Inventory, kinds: list[Kind], *, training: Training) -> None:
+    def __init__(self, inventory: Inventory, kinds: list[MeasuredKind], *, training: TrainingTable) -> None:
         self.inventory, self.cluster, self.kinds = inventory, inventory.cluster(), kinds
         self.jobs = Jobs.of(
             arrival_s=[0.0] * len(kinds), total_steps=MANY, model=[kind.model for kind in kinds],
@@ -61,7 +61,7 @@ class Stage:
         self.machines: dict[str, list[str]] = {}
         with ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="labkit-profile-")))
-            self._venue = Venue(
+            self._venue = TestbedSession(
                 inventory, jobs=self.jobs, training=training, run=self.run, folder=folder, lease_s=LEASE_S
             )
             stack.callback(self._venue.close)
@@ -70,7 +70,7 @@ class Stage:
                 self.machines.setdefault(str(self.hosts.agent(name).hello["machine"]), []).append(name)
             self._stack = stack.pop_all()
 
-    def deployment(self, number: int, *, tell: Tell, hear: Callable[[dict[str, Any]], None]) -> Deployment:
+    def deployment(self, number: int, *, tell: Tell, hear: Callable[[dict[str, Any]], None]) -> RemoteJob:
         """Return the job of a kind, not started yet."""
         return self._venue.deployment(number, tell=tell, hear=hear)
 

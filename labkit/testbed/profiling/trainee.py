@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from labkit.testbed.errors import HostError
-from labkit.testbed.profiling.stage import Stage
-from labkit.testbed.progress import Told
-from labkit.testbed.training import Place
+from labkit.testbed.profiling.stage import ProfilingSession
+from labkit.testbed.run.progress import JobUpdate
+from labkit.testbed.run.training import JobPlacement
 
 PATIENCE_S: Final = 90.0
 """A start or a scaling that takes longer has failed."""
@@ -25,7 +25,7 @@ class Step:
     heard_s: float
 
 
-class Trainee:
+class MeasuredJob:
     """A job of a kind, on a stage.
 
     Attributes
@@ -38,7 +38,7 @@ class Trainee:
         Name of each process -> (role, host, number there).
     """
 
-    def __init__(self, stage: Stage, number: int) -> None:
+    def __init__(self, stage: ProfilingSession, number: int) -> None:
         self.stage, self.number = stage, number
         self.steps: list[Step] = []
         self.members: dict[str, tuple[str, str, int]] = {}
@@ -51,7 +51,7 @@ class Trainee:
 
     # --- what it tells, in threads of its deployment
 
-    def _told(self, _: int, told: Told) -> None:
+    def _told(self, _: int, told: JobUpdate) -> None:
         with self._changed:
             if told.what in ("failed", "ended"):
                 self._failure = told.why or "it failed"
@@ -77,7 +77,7 @@ class Trainee:
 
     # --- what is done with it
 
-    def place(self, place: Place) -> float:
+    def place(self, place: JobPlacement) -> float:
         """Let its tasks sit there; return the seconds until they train."""
         n_members = sum(sum(counts) for counts in place.values())
         with self._changed:

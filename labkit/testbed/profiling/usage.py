@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from labkit.testbed.hosts import Hosts
-from labkit.testbed.together import together
+from labkit.testbed.run.agent_pool import AgentPool
+from labkit.testbed.ssh.parallel import together
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class Look:
     said: Mapping[str, Mapping[str, Any]]
 
     @classmethod
-    def at(cls, hosts: Hosts) -> Look:
+    def at(cls, hosts: AgentPool) -> Look:
         """Ask all hosts at once."""
         names = list(hosts.up)
         answers = together(lambda name: hosts.agent(name).measure(each=True), names, give_up=hosts.drop)

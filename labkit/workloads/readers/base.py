@@ -31,7 +31,7 @@ _CLOCK: Final = "%Y-%m-%d %H:%M:%S"
 _CONTROL: Final = r"[\x00-\x1f\x7f]"
 
 
-class Table:
+class TraceTable:
     """The rows of a trace as columns; what is wrong with them is gathered and told at once.
 
     Parameters
@@ -160,7 +160,7 @@ class Table:
 
 def table_of(
     path: Path, *, columns: Sequence[str], names: Sequence[str], header: bool, expected: str, separator: str = ","
-) -> Table:
+) -> TraceTable:
     """Return the rows of a text file.
 
     Parameters
@@ -205,7 +205,7 @@ def table_of(
         "skiprows": 1 if header else 0,
         "quoting": csv.QUOTE_MINIMAL if separator in QUOTED else csv.QUOTE_NONE,
     }
-    return Table(path, _frame(path, text, options, expected=expected), text=text, header=header)
+    return TraceTable(path, _frame(path, text, options, expected=expected), text=text, header=header)
 
 
 def _frame(path: Path, text: str, options: dict[str, Any], *, expected: str) -> pd.DataFrame:

@@ -10,7 +10,7 @@ import numpy as np
 from labkit.core.jobs import Jobs
 from labkit.core.resources import Floats, Ints
 from labkit.workloads.gavel import Throughputs
-from labkit.workloads.readers.base import Table, table_of
+from labkit.workloads.readers.base import TraceTable, table_of
 
 COLUMNS: Final = (
     "job_type",
@@ -68,12 +68,12 @@ def read_gavel_old(path: str | Path, *, throughputs: Throughputs | None = None) 
     return _jobs(table, throughputs)
 
 
-def _order(table: Table) -> Ints:
+def _order(table: TraceTable) -> Ints:
     order: Ints = np.argsort(table.frame["arrival_time"].to_numpy(np.float64), kind="stable").astype(np.int32)
     return order
 
 
-def _jobs(table: Table, throughputs: Throughputs | None) -> Jobs:
+def _jobs(table: TraceTable, throughputs: Throughputs | None) -> Jobs:
     figures = Throughputs.published() if throughputs is None else throughputs
     model = table.texts("job_type", known=frozenset(figures.models))
     steps = table.numbers("total_steps", low=0, above=True)

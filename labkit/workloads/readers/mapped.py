@@ -12,9 +12,9 @@ from labkit.core.bounds import MAX_TASKS
 from labkit.core.errors import TraceError, unknown
 from labkit.core.jobs import Jobs
 from labkit.core.resources import Bools, Floats
-from labkit.workloads.readers.base import MAX_NUMBER, Table, from_zero, header_of, names_of, table_of
+from labkit.workloads.readers.base import MAX_NUMBER, TraceTable, from_zero, header_of, names_of, table_of
 from labkit.workloads.readers.files import lines_of, text_of
-from labkit.workloads.readers.mapping import FIELDS, ColumnMap, Source, kept, refuse_unfit, sureness, words_of
+from labkit.workloads.readers.mapping import FIELDS, ColumnMap, FieldSource, kept, refuse_unfit, sureness, words_of
 from labkit.workloads.readers.tally import Read, Tally
 from labkit.workloads.readers.times import moments_s, read_moments_s, read_spans_s, spans_s, without_offset
 from labkit.workloads.readers.times import unknown as not_known
@@ -64,7 +64,7 @@ def table(path: str | Path) -> tuple[pd.DataFrame, str]:
     return whole.frame, separator
 
 
-def proposed(frame: pd.DataFrame, separator: str, *, told: dict[str, Source] | None = None) -> ColumnMap:
+def proposed(frame: pd.DataFrame, separator: str, *, told: dict[str, FieldSource] | None = None) -> ColumnMap:
     """Return what the columns of a table seem to mean; what is `told` stands.
 
     Raises
@@ -88,7 +88,7 @@ def proposed(frame: pd.DataFrame, separator: str, *, told: dict[str, Source] | N
     for order, _, name, column in sorted(candidates, key=lambda c: (c[0], c[1], columns.index(c[3]))):
         if name not in found and column not in taken:
             sure = next(word for word, n in _ORDER.items() if n == order)
-            found[name] = _with_unit(name, Source(column, sure=sure), head)
+            found[name] = _with_unit(name, FieldSource(column, sure=sure), head)
             taken.add(column)
     return ColumnMap(separator, {name: found[name] for name in FIELDS if name in found})
 
@@ -123,7 +123,7 @@ def _largest(cells: pd.Series) -> float:
     return float(np.nanmax(numbers)) if np.isfinite(numbers).any() else 0.0
 
 
-def _with_unit(name: str, source: Source, head: pd.DataFrame) -> Source:
+def _with_unit(name: str, source: FieldSource, head: pd.DataFrame) -> FieldSource:
     """Return a source with the unit that the name of its column tells, or the size of its numbers."""
     units = FIELDS[name].units
     if source.unit or not units:
@@ -169,7 +169,7 @@ def mapped(path: str | Path, mapping: ColumnMap) -> Read:
     return Read(_jobs(cells, sources, columns, times, gpus, keep, tally), tally)
 
 
-def _column(cells: Table, name: str, source: Source) -> Floats:
+def _column(cells: TraceTable, name: str, source: FieldSource) -> Floats:
     unit = FIELDS[name].units.get(source.unit, 1.0)
     kind = FIELDS[name].kind
     if kind == "moment":
@@ -217,7 +217,7 @@ def _kept(arrival_s: Floats, duration_s: Floats, gpus: Floats, tally: Tally) -> 
     return keep
 
 
-def _remark(cells: Table, sources: dict[str, Source], tally: Tally) -> None:
+def _remark(cells: TraceTable, sources: dict[str, FieldSource], tally: Tally) -> None:
     if "gpus" not in sources:
         tally.remark(tally.n_jobs, "no column of GPUs, so that a job takes one")
     moments = [source.column for name, source in sources.items() if FIELDS[name].kind == "moment"]
@@ -226,9 +226,14 @@ def _remark(cells: Table, sources: dict[str, Source], tally: Tally) -> None:
 
 
 def _jobs(
-    cells: Table, sources: dict[str, Source], columns: dict[str, Floats], times: _Times, gpus: Floats, keep: Bools,
+    cells: TraceTable,
+    sources: dict[str, FieldSource],
+    columns: dict[str, Floats],
+    times: _Times,
+    gpus: Floats,
+    keep: Bools,
     tally: Tally,
-) -> Jobs:  # fmt: skip
+) -> Jobs:
     """Return the rows that are kept as jobs."""
     n = int(keep.sum())
     gpus, duration_s = gpus[keep], times.duration_s[keep]

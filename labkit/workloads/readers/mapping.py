@@ -126,7 +126,7 @@ FIELDS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class FieldSource:
     """Where a field comes from: a column, the unit of its numbers, and how sure that is."""
 
     column: str
@@ -139,10 +139,10 @@ class ColumnMap:
     """How a table is read: its separator, and the source of each field."""
 
     separator: str
-    sources: dict[str, Source] = field(default_factory=dict)
+    sources: dict[str, FieldSource] = field(default_factory=dict)
 
 
-def named(text: str) -> dict[str, Source]:
+def named(text: str) -> dict[str, FieldSource]:
     """Return the sources that a user names: "arrival=submit_time,duration=runtime:min".
 
     Raises
@@ -153,9 +153,9 @@ def named(text: str) -> dict[str, Source]:
     Examples
     --------
     >>> named("duration=run:min")
-    {'duration': Source(column='run', unit='min', sure='named')}
+    {'duration': FieldSource(column='run', unit='min', sure='named')}
     """
-    sources: dict[str, Source] = {}
+    sources: dict[str, FieldSource] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, found, column = (word.strip() for word in part.partition("="))
         if not found or not column:
@@ -164,16 +164,16 @@ def named(text: str) -> dict[str, Source]:
     return sources
 
 
-def _source(name: str, column: str) -> Source:
+def _source(name: str, column: str) -> FieldSource:
     if name not in FIELDS:
         raise unknown("field of a trace", name, FIELDS)
     plain, colon, unit = column.rpartition(":")
     units = FIELDS[name].units
     if colon and unit.lower() in units:
-        return Source(plain, unit.lower())
+        return FieldSource(plain, unit.lower())
     if colon and units and plain:
         raise unknown(f"unit of {name}", unit, units)
-    return Source(column)
+    return FieldSource(column)
 
 
 def words_of(column: str) -> tuple[tuple[str, ...], str]:
@@ -252,14 +252,14 @@ def kept(path: str | Path) -> ColumnMap:
     return ColumnMap(separator, _checked(columns, units, beside, again))
 
 
-def _checked(columns: Mapping[str, str], units: Mapping[str, str], beside: Path, again: str) -> dict[str, Source]:
+def _checked(columns: Mapping[str, str], units: Mapping[str, str], beside: Path, again: str) -> dict[str, FieldSource]:
     for name in (*columns, *units):
         if name not in FIELDS:
             raise TraceError(f"{beside}: {unknown('field of a trace', name, FIELDS)} {again}")
     for name, unit in units.items():
         if unit not in FIELDS[name].units:
             raise TraceError(f"{beside}: {unknown(f'unit of {name}', unit, FIELDS[name].units or ['none'])} {again}")
-    return {name: Source(column, units.get(name, "")) for name, column in columns.items()}
+    return {name: FieldSource(column, units.get(name, "")) for name, column in columns.items()}
 
 
 def _strings(table: object) -> bool:

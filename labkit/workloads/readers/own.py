@@ -13,7 +13,7 @@ import numpy as np
 from labkit.core.bounds import MAX_TASKS
 from labkit.core.errors import InputError, TraceError, unknown
 from labkit.core.jobs import Jobs
-from labkit.workloads.readers.base import MAX_NUMBER, Table, names_of, table_of
+from labkit.workloads.readers.base import MAX_NUMBER, TraceTable, names_of, table_of
 from labkit.workloads.readers.files import bytes_of, lines_of, text_of
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def read_parquet(path: str | Path) -> Jobs:
     missing = [name for name in REQUIRED if name not in frame.columns]
     if missing:
         raise TraceError(f"{path}: column {missing[0]} is missing; expected {EXPECTED}.")
-    return _jobs(Table(path, frame.reset_index(drop=True), text="", header=False))
+    return _jobs(TraceTable(path, frame.reset_index(drop=True), text="", header=False))
 
 
 def write(jobs: Jobs, path: str | Path) -> Path:
@@ -102,7 +102,7 @@ def _header(text: str) -> list[str]:
     return next((line for _, line in lines_of(text)), "").split(",")
 
 
-def _jobs(table: Table) -> Jobs:
+def _jobs(table: TraceTable) -> Jobs:
     frame = table.frame
     columns: dict[str, Any] = {}
     for name in map(str, frame.columns):
@@ -121,7 +121,7 @@ def _jobs(table: Table) -> Jobs:
         raise TraceError(f"{table.path}: {error}") from None
 
 
-def _column(table: Table, name: str) -> Any:
+def _column(table: TraceTable, name: str) -> Any:
     if name in _TEXT:
         return table.texts(name)
     if name in _TYPES:
@@ -136,7 +136,7 @@ def _column(table: Table, name: str) -> Any:
     return table.numbers(name, low=0, above=optional or name in _POSITIVE, blank_ok=optional)
 
 
-def _flags(table: Table) -> Any:
+def _flags(table: TraceTable) -> Any:
     text = table.frame["sync"].astype("str").str.strip().str.lower()
     table.fault(~text.isin(["true", "false", "0", "1"]).to_numpy(), "sync", expected="True or False")
     return text.isin(["true", "1"]).to_numpy()

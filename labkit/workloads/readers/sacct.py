@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from labkit.core.bounds import MAX_TASKS
 from labkit.core.jobs import Jobs
 from labkit.core.resources import Bools, Floats
-from labkit.workloads.readers.base import Table, from_zero, names_of, per_gpu
+from labkit.workloads.readers.base import TraceTable, from_zero, names_of, per_gpu
 from labkit.workloads.readers.sacct_files import sacct_table
 from labkit.workloads.readers.tally import Read, Tally
 from labkit.workloads.readers.times import moments_s, spans_s, without_offset
@@ -66,7 +66,7 @@ def sacct(path: str | Path, *, cpu_jobs: bool = False) -> Read:
     return Read(_jobs(rows, name=Path(path).name, notes=tally.notes()), tally)
 
 
-def _columns(table: Table, which: Bools) -> pd.DataFrame:
+def _columns(table: TraceTable, which: Bools) -> pd.DataFrame:
     """Return what is known of the rows that are no steps, with faults of all that is looked at noted."""
     import pandas as pd
 
@@ -89,7 +89,7 @@ def _columns(table: Table, which: Bools) -> pd.DataFrame:
     return _with_resources(rows[which], table)
 
 
-def _with_resources(rows: pd.DataFrame, table: Table) -> pd.DataFrame:
+def _with_resources(rows: pd.DataFrame, table: TraceTable) -> pd.DataFrame:
     """Add gpus, kind (of GPU, allocated), asked (kind of GPU, requested), cpus and memory_gb."""
     rows = rows.copy()
     got = {text: read_tres(text) for text in set(rows["alloc"]) | set(rows["req"])}
@@ -167,7 +167,7 @@ def _heterogeneous(rows: pd.DataFrame, tally: Tally) -> pd.DataFrame:
     return rows[~repeated]
 
 
-def _remark(rows: pd.DataFrame, tally: Tally, table: Table) -> None:
+def _remark(rows: pd.DataFrame, tally: Tally, table: TraceTable) -> None:
     """Note what was guessed of the jobs that are left."""
     state = rows["state"]
     under_way = state.isin(list(UNDER_WAY)) | (
@@ -219,7 +219,7 @@ def _jobs(rows: pd.DataFrame, *, name: str, notes: list[str]) -> Jobs:
     )
 
 
-def _first_number(table: Table, columns: tuple[str, ...]) -> Floats:
+def _first_number(table: TraceTable, columns: tuple[str, ...]) -> Floats:
     column = next((name for name in columns if name in table.frame.columns), None)
     return np.full(len(table), np.nan) if column is None else table.numbers(column, low=0, blank_ok=True)
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from labkit.core.errors import TraceError
 from labkit.core.jobs import told
-from labkit.workloads.readers.base import Table, table_of
+from labkit.workloads.readers.base import TraceTable, table_of
 from labkit.workloads.readers.files import lines_of, text_of
 
 COLUMNS: Final = (
@@ -36,7 +36,7 @@ def separator_of(header: str) -> str | None:
     return None
 
 
-def sacct_table(path: Path) -> Table:
+def sacct_table(path: Path) -> TraceTable:
     """Return the rows of an export.
 
     Raises
@@ -69,7 +69,7 @@ def _refuse_missing(path: Path, given: set[str]) -> None:
         raise TraceError(f"{path}: line 1: column Elapsed is missing, and Start or End; expected {EXPECTED}.")
 
 
-def _from_json(path: Path, text: str) -> Table:
+def _from_json(path: Path, text: str) -> TraceTable:
     import pandas as pd
 
     entries = entries_of(path, text, key="jobs", expected=EXPECTED)
@@ -78,7 +78,7 @@ def _from_json(path: Path, text: str) -> Table:
     if faults:
         raise TraceError(told(str(path), faults))
     frame = pd.DataFrame([row for row in rows if row is not None], columns=[name for name in COLUMNS if name in _KEPT])
-    return Table(path, frame.astype(object), text="", header=False, unit="job")
+    return TraceTable(path, frame.astype(object), text="", header=False, unit="job")
 
 
 def entries_of(path: Path, text: str, *, key: str, expected: str) -> list[Any]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from labkit.core.resources import Bools, Floats
-from labkit.workloads.readers.base import Table
+from labkit.workloads.readers.base import TraceTable
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -25,12 +25,12 @@ _SPAN: Final = r"^(?:(\d{1,6})-)?(?:(\d{1,9}):)?(\d{1,9}):(\d{1,9}(?:\.\d{1,9})?
 _OFFSET: Final = r"(?:Z|[+-]\d{2}:?\d{2})$"
 
 
-def moments_s(table: Table, column: str, *, unit_s: float = 1.0) -> Floats:
+def moments_s(table: TraceTable, column: str, *, unit_s: float = 1.0) -> Floats:
     """Return a column of moments as seconds since 1970, (N,); NaN where one is not known, or wrong (noted).
 
     Parameters
     ----------
-    table : Table
+    table : TraceTable
         Where faults are noted.
     column : str
         Its name; its cells hold ISO 8601 with or without an offset, or a number.
@@ -56,7 +56,7 @@ def read_moments_s(raw: pd.Series, *, unit_s: float = 1.0) -> Floats:
     return seconds
 
 
-def spans_s(table: Table, column: str, *, unit_s: float = 1.0) -> Floats:
+def spans_s(table: TraceTable, column: str, *, unit_s: float = 1.0) -> Floats:
     """Return a column of spans of time in seconds, (N,); NaN where one is not known, or wrong (noted).
 
     Cells hold [days-][hours:]minutes:seconds, or a number of units of `unit_s` seconds.
@@ -77,7 +77,7 @@ def read_spans_s(raw: pd.Series, *, unit_s: float = 1.0) -> Floats:
     return seconds
 
 
-def _noted(table: Table, column: str, seconds: Floats, *, expected: str) -> Floats:
+def _noted(table: TraceTable, column: str, seconds: Floats, *, expected: str) -> Floats:
     """Return seconds of a column; a cell that says something, and could not be read, is noted as a fault."""
     table.fault(np.isnan(seconds) & ~unknown(table.frame[column]), column, expected=expected)
     return seconds

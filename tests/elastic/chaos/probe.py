@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from labkit.elastic.blocks import layout, pack
-from labkit.elastic.checkpoint import digest_of
-from labkit.elastic.flat import Flat
-from labkit.elastic.optimizers import optimizer as by_name
+from labkit.elastic.checkpoint.store import digest_of
+from labkit.elastic.protocol.blocks import layout, pack
+from labkit.elastic.protocol.summation_tree import Node
+from labkit.elastic.server.block import Block
+from labkit.elastic.server.optimizers import optimizer as by_name
 from labkit.elastic.shards import logical_batches
-from labkit.elastic.store import Block
-from labkit.elastic.tree import Node
+from labkit.elastic.worker.flat import FlatModel
 
 SAMPLES, BATCH, SHARDS = 128, 32, 8
 RATES = {"sgd": 2.0**-4, "momentum": 2.0**-5, "adam": 2.0**-8}
@@ -115,7 +115,7 @@ def control(optimizer: str, steps: int) -> tuple[str, list[float]]:
     net, data, chosen = model(), Data(Path("/nowhere")), by_name(optimizer, lr=RATES[optimizer])
     cut = layout(net)
     blocks = [Block(i, part.copy(), chosen.init(len(part))) for i, part in enumerate(cut.blocks(pack(net)))]
-    flat = Flat(net)
+    flat = FlatModel(net)
     for step in range(steps):
         np.concatenate([block.params for block in blocks], out=flat.versions[step % 2])
         flat.use(step)

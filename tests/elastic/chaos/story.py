@@ -23,9 +23,10 @@ from unittest import mock
 import cloudpickle
 import pytest
 
-from labkit.elastic import Job, JobError, Result, fault, start
-from labkit.elastic.fault import Fault
-from labkit.elastic.member import Spec
+from labkit.elastic import Job, JobError, Result, start
+from labkit.elastic.process import fault_injection as fault
+from labkit.elastic.process.fault_injection import InjectedFault
+from labkit.elastic.process.member import Spec
 from labkit.elastic.shards import prove
 from tests.elastic.chaos import probe
 
@@ -57,7 +58,7 @@ class Story:
     ----------
     row : str
         Of the table of faults.
-    faults : sequence of Fault
+    faults : sequence of InjectedFault
         That happen by themselves.
     data : dict, optional
         More about the data: see `probe.Data`.
@@ -69,7 +70,7 @@ class Story:
         self,
         row: str,
         *,
-        faults: Sequence[Fault] = (),
+        faults: Sequence[InjectedFault] = (),
         optimizer: str = "sgd",
         steps: int = STEPS,
         wait_s: float = 0.03,
@@ -334,7 +335,7 @@ class Story:
             assert (more >= 0).all(), f"effects that are missing: {more.tolist()}"
             assert more.sum() <= twice * self.batch, f"effects that were made twice: {more.tolist()}"
 
-    def _missed(self, marks: dict[int, float]) -> list[Fault]:
+    def _missed(self, marks: dict[int, float]) -> list[InjectedFault]:
         return [f for i, f in enumerate(self.faults) if i not in marks]
 
     def _is_mine(self, pid: int) -> bool:

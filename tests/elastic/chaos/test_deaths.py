@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from labkit.elastic import fault
-from labkit.elastic.fault import Fault
+from labkit.elastic.process import fault_injection as fault
+from labkit.elastic.process.fault_injection import InjectedFault
 from tests.elastic.chaos.story import Story, many
 
 SOURCE = ["announced", "stream", "streaming", "acknowledged"]
@@ -38,7 +38,7 @@ def test_a_worker_that_dies_before_amid_or_after_its_push_costs_no_bit(seed: int
     rng = np.random.default_rng(seed)
     points = rng.permutation(["worker.push", "worker.push.half", "worker.pushed", "worker.stepped"])[:2]
     victims = ["worker-0", "worker-3"]
-    faults = [Fault(v, str(point), int(rng.integers(2, 9))) for v, point in zip(victims, points, strict=True)]
+    faults = [InjectedFault(v, str(point), int(rng.integers(2, 9))) for v, point in zip(victims, points, strict=True)]
     with Story("W1 worker", faults=faults, workers=3, steps=240) as story:
         for number in range(len(faults)):
             story.struck(number)
@@ -50,7 +50,7 @@ def test_a_worker_that_dies_before_amid_or_after_its_push_costs_no_bit(seed: int
 @pytest.mark.parametrize("seed", many(1))
 def test_an_only_worker_may_die_too(seed: int) -> None:
     """The parameters of its step die with it: training goes back to a checkpoint."""
-    faults = [Fault("worker-0", "worker.push.half", 8 + seed), Fault("worker-1", "worker.push", 1)]
+    faults = [InjectedFault("worker-0", "worker.push.half", 8 + seed), InjectedFault("worker-1", "worker.push", 1)]
     with Story("W1 only worker", faults=faults, workers=1, save_every=5) as story:
         story.struck(0).struck(1)
         story.happens("began")
@@ -61,8 +61,12 @@ def test_an_only_worker_may_die_too(seed: int) -> None:
 def test_a_server_that_dies_idle_amid_a_sum_or_a_reply_costs_steps_but_no_bit(seed: int) -> None:
     rng = np.random.default_rng(seed)
     points = ["ps.updated", "ps.aggregating", "ps.replying", "ps.load.arrived"]
-    faults = [Fault("ps-0", points[0], int(rng.integers(20, 99))), Fault("ps-1", points[1], int(rng.integers(99, 300))),
-              Fault("ps-2", points[2], int(rng.integers(20, 99))), Fault("ps-4", points[3], 2)]  # fmt: skip
+    faults = [
+        InjectedFault("ps-0", points[0], int(rng.integers(20, 99))),
+        InjectedFault("ps-1", points[1], int(rng.integers(99, 300))),
+        InjectedFault("ps-2", points[2], int(rng.integers(20, 99))),
+        InjectedFault("ps-4", points[3], 2),
+    ]
     with Story("P1 server, checkpoint", faults=faults, save_every=5) as story:
         for number in range(3):
             story.struck(number)
@@ -82,7 +86,7 @@ def test_whoever_dies_while_it_scales_costs_no_bit(strategy: str, seed: int) -> 
     Either the move is undone, or done, or training goes back: never has a block two owners, never does it hang.
     """
     rng = np.random.default_rng(seed)
-    faults = [Fault(who, str(rng.choice(points)), int(rng.integers(1, 3))) for who, points in POINTS[strategy]]
+    faults = [InjectedFault(who, str(rng.choice(points)), int(rng.integers(1, 3))) for who, points in POINTS[strategy]]
     with Story(f"P2 {strategy}", faults=faults, save_every=5, steps=200) as story:
         for number in rng.permutation(len(faults)):
             scale_until_struck(story, int(number), strategy)

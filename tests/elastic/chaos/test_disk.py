@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from labkit.elastic import JobError
-from labkit.elastic.fault import Fault
+from labkit.elastic.process.fault_injection import InjectedFault
 from tests.elastic.chaos.story import Story, alive, many
 
 
@@ -20,11 +20,13 @@ def test_training_goes_on_when_nothing_can_be_written_and_says_so(seed: int) -> 
     """Each write of a checkpoint fails in turn, then the controller's own, then its events: nothing good is lost."""
     n = 1 + seed % 3
     faults = [
-        Fault("controller", "disk.write", n, "ENOSPC"), Fault("controller", "disk.wrote", 3 * n, "EDQUOT"),
-        Fault("controller", "disk.sync", 3 + n, "EIO"), Fault("controller", "disk.rename", n, "EIO"),
-        Fault("controller", "controller.write", 8 + n, "ENOSPC", times=3),
-        Fault("controller", "controller.event", 60, "ENOSPC", times=5),
-    ]  # fmt: skip
+        InjectedFault("controller", "disk.write", n, "ENOSPC"),
+        InjectedFault("controller", "disk.wrote", 3 * n, "EDQUOT"),
+        InjectedFault("controller", "disk.sync", 3 + n, "EIO"),
+        InjectedFault("controller", "disk.rename", n, "EIO"),
+        InjectedFault("controller", "controller.write", 8 + n, "ENOSPC", times=3),
+        InjectedFault("controller", "controller.event", 60, "ENOSPC", times=5),
+    ]
     with Story("C1 no space, input/output error", faults=faults, save_every=4) as story:
         for _ in range(4):
             story.happens("unsaved")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from labkit.elastic.fault import Fault
+from labkit.elastic.process.fault_injection import InjectedFault
 from tests.elastic.chaos.story import Story, alive, many
 from tests.elastic.chaos.test_links import wait
 
@@ -13,7 +13,10 @@ START_S = 25.0
 
 def test_who_never_comes_is_given_up_a_newcomer_with_its_request_a_replacement_for_another() -> None:
     """They stand still before they have said a word."""
-    faults = [Fault("ps-2", "member.begins", what="stop"), Fault("worker-2", "member.begins", what="stop")]
+    faults = [
+        InjectedFault("ps-2", "member.begins", what="stop"),
+        InjectedFault("worker-2", "member.begins", what="stop"),
+    ]
     with Story("M3 newcomer and replacement hang", faults=faults, start_s=START_S, steps=400) as story:
         story.at(3).scale(servers=1).struck(0).kill("worker-1").struck(1)
         dropped = story.happens("dropped")
@@ -24,7 +27,7 @@ def test_who_never_comes_is_given_up_a_newcomer_with_its_request_a_replacement_f
 
 
 def test_a_job_whose_first_worker_never_comes_ends_by_name() -> None:
-    faults = [Fault("worker-1", "member.begins", what="stop")]
+    faults = [InjectedFault("worker-1", "member.begins", what="stop")]
     with Story("M3 first worker hangs", faults=faults, start_s=START_S) as story:
         why = story.ends_with(f"worker-1 did not come within {START_S:g} s")
     assert "worker-1.log" in why
@@ -45,7 +48,7 @@ def test_training_goes_on_while_the_controller_is_dead(seed: int) -> None:
 @pytest.mark.parametrize("seed", many(1))
 def test_a_controller_that_could_not_write_and_died_leaves_no_block_without_owner(seed: int) -> None:
     """What the next one reads is old: it knows neither the newcomers nor who has what, and goes back."""
-    faults = [Fault("controller", "controller.write", 9 + seed, "ENOSPC", times=40)]
+    faults = [InjectedFault("controller", "controller.write", 9 + seed, "ENOSPC", times=40)]
     with Story("M1 old state", faults=faults, save_every=5, steps=200) as story:
         story.at(3).scale(servers=1, workers=1).struck(0)
         story.happens("unwritten")

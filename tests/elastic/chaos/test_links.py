@@ -12,8 +12,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from labkit.elastic import fault
-from labkit.elastic.protocol import Kind
+from labkit.elastic.process import fault_injection as fault
+from labkit.elastic.protocol.messages import FrameKind
 from labkit.elastic.transport import Address, Proxy
 from tests.elastic.chaos.story import Story, many
 
@@ -149,7 +149,7 @@ class Swapping:
     def __call__(self, frame: bytes, from_near: bool, held: list[bytes]) -> list[bytes]:
         if self.done.is_set() or not from_near:
             return [frame]
-        if frame[3] != Kind.PUSH:
+        if frame[3] != FrameKind.PUSH:
             return [*self._all(held), frame]
         if held and frame[BLOCK] != held[0][BLOCK]:
             self.done.set()
@@ -290,7 +290,7 @@ def test_of_two_controllers_the_second_names_the_first_and_ends(seed: int) -> No
         story.at(3 + seed)
         with story.gone().stopped(story.job.pid):
             second = subprocess.run(
-                [sys.executable, "-m", "labkit.elastic.control", str(story.folder)],
+                [sys.executable, "-m", "labkit.elastic.controller.process", str(story.folder)],
                 capture_output=True, text=True, timeout=30, check=False,
             )  # fmt: skip
             wait(1.2 * LEASE_S)

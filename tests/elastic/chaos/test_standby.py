@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from labkit.elastic import Result
-from labkit.elastic.fault import Fault
+from labkit.elastic.process.fault_injection import InjectedFault
 from tests.elastic.chaos.story import Story, many
 
 
@@ -36,7 +36,7 @@ def events(result: Result) -> list[str]:
 @pytest.mark.parametrize("seed", many(1))
 def test_servers_that_die_one_after_the_other_cost_no_step(point: str, options: dict[str, Any], seed: int) -> None:
     """Between two steps, amid a sum, amid a reply; the next one after what the first had is followed again."""
-    faults = [Fault("ps-0", point, int(np.random.default_rng(seed).integers(60, 160)))]
+    faults = [InjectedFault("ps-0", point, int(np.random.default_rng(seed).integers(60, 160)))]
     with Story("P1 server, followed", faults=faults, standby=True, **options) as story:
         redundant(story).struck(0)
         story.happens("repaired")
@@ -91,7 +91,9 @@ def test_a_server_may_die_while_it_scales(seed: int) -> None:
     """The source or the destination of a move that is under way: it goes on from whoever has the block then."""
     rng = np.random.default_rng(seed)
     point = str(rng.choice(["ps.handover.announced", "ps.handover.streaming", "ps.install.placed"]))
-    with Story("P2 followed", faults=[Fault("ps-*", point, 1)], standby=True, save_every=10, steps=200) as story:
+    with Story(
+        "P2 followed", faults=[InjectedFault("ps-*", point, 1)], standby=True, save_every=10, steps=200
+    ) as story:
         redundant(story).scale(servers=1)
         story.struck(0)
         story.happens("repaired", "began")

@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 
-from labkit.elastic.protocol import Kind
+from labkit.elastic.protocol.messages import FrameKind
 from labkit.elastic.transport import Access, Address, Handler, TransportError, connect
 from labkit.elastic.transport.frames import Head, encode
 from tests.elastic.chaos.story import Story, many
@@ -29,7 +29,7 @@ def knock(path: str, raw: bytes) -> None:
 
 def hostile(rng: np.random.Generator) -> list[bytes]:
     """Return garbage, a frame that is too large, one that is replayed, and a header with one bit changed."""
-    good = encode(Head(Kind.PUSH, sequence=1), payload=bytes(64))
+    good = encode(Head(FrameKind.PUSH, sequence=1), payload=bytes(64))
     flipped = bytearray(good)
     flipped[int(rng.integers(48))] ^= 1 << int(rng.integers(8))
     huge = good[:8] + struct.pack("<I", (1 << 32) - 1) + good[12:]
@@ -46,7 +46,7 @@ def test_strangers_at_every_door_change_nothing(seed: int) -> None:
         for door in doors:
             for raw in hostile(rng):
                 knock(door, raw)
-        for door, kind in zip(doors, (Kind.STATE, Kind.SNAPSHOT, Kind.TELL), strict=True):
+        for door, kind in zip(doors, (FrameKind.STATE, FrameKind.SNAPSHOT, FrameKind.TELL), strict=True):
             hello = {"name": "worker-99", "role": "worker", "pid": 1, "address": ""}
             with contextlib.suppress(TransportError):
                 channel = connect(Address.parse(f"unix:{door}"), handler=Handler(), access=Access(), hello=hello)

@@ -11,7 +11,17 @@ from typing import Any
 
 import pytest
 
-from labkit.elastic.transport import Access, Address, Authority, Handler, Lease, Limits, Listener, connect, new_token
+from labkit.elastic.transport import (
+    Access,
+    Address,
+    Authority,
+    Handler,
+    Lease,
+    Listener,
+    PeerLimits,
+    connect,
+    new_token,
+)
 from labkit.elastic.transport.terms import DEFAULT_LEASE, DEFAULT_LIMITS
 from tests.elastic.transport.ends import Noting
 
@@ -58,7 +68,7 @@ def ends(address, accesses) -> Iterator[Callable[..., Any]]:
             server: Handler | None = None,
             client: Handler | None = None,
             lease: Lease = DEFAULT_LEASE,
-            limits: Limits = DEFAULT_LIMITS,
+            limits: PeerLimits = DEFAULT_LIMITS,
         ):
             there = server or Noting()
             access = accesses[scheme]

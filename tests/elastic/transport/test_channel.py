@@ -16,9 +16,9 @@ from labkit.elastic.transport import (
     Handler,
     Head,
     Lease,
-    Limits,
     Message,
     OversizedError,
+    PeerLimits,
     PeerLostError,
     Region,
     RemoteError,
@@ -131,7 +131,7 @@ def test_a_sent_buffer_may_change_after_flush(ends, scheme):
 
 @every_scheme
 def test_a_payload_beyond_the_limit_is_refused_where_it_is_sent(ends, scheme):
-    channel, _, _ = ends(scheme, server=Echo(), limits=Limits(payload_bytes=1000, meta_bytes=500, long_bytes=500))
+    channel, _, _ = ends(scheme, server=Echo(), limits=PeerLimits(payload_bytes=1000, meta_bytes=500, long_bytes=500))
     with pytest.raises(OversizedError, match="1,001 bytes"):
         channel.send(20, bytes(1001))
     with pytest.raises(OversizedError, match="meta part of 6"):

@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit.elastic import transport
-from labkit.elastic.transport import FrameError, Head, Limits, OversizedError, ReplayedError, slices
+from labkit.elastic.transport import FrameError, Head, OversizedError, PeerLimits, ReplayedError, slices
 from labkit.elastic.transport.frames import (
     FLAGS_ALLOWED,
     HEADER,
     LONG,
     REPLY,
     REQUEST,
-    Order,
+    FrameOrder,
     decode,
     decode_meta,
     encode,
@@ -28,7 +28,7 @@ from labkit.elastic.transport.frames import (
     views,
 )
 
-LIMITS = Limits(payload_bytes=1000, meta_bytes=2000)
+LIMITS = PeerLimits(payload_bytes=1000, meta_bytes=2000)
 U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
 
 
@@ -123,7 +123,7 @@ def test_what_exceeds_the_limits_is_refused_by_its_header_alone():
 @pytest.mark.parametrize("head", [Head(16, LONG, payload_bytes=101), Head(6, LONG, payload_bytes=9)])
 def test_a_long_meta_part_has_a_limit_of_its_own_and_is_of_no_kind_of_the_transport(head):
     with pytest.raises(OversizedError, match=r"a long meta part of \d+ bytes"):
-        unpack(pack(head), limits=Limits(payload_bytes=1000, long_bytes=100))
+        unpack(pack(head), limits=PeerLimits(payload_bytes=1000, long_bytes=100))
 
 
 def test_a_long_meta_part_stands_alone():
@@ -140,7 +140,7 @@ def test_another_version_is_told_as_such():
 
 
 def test_a_frame_comes_once_and_none_is_missing():
-    order = Order()
+    order = FrameOrder()
     assert [order.fresh(number) for number in (1, 2, 2, 1, 3)] == [True, True, False, False, True]
     with pytest.raises(ReplayedError, match="frame 5 came after 3"):
         order.fresh(5)

@@ -20,10 +20,10 @@ from labkit.elastic.transport import (
     Handler,
     Head,
     Lease,
-    Limits,
     Listener,
     OversizedError,
     Peer,
+    PeerLimits,
     PeerLostError,
     ReplayedError,
     TransportError,
@@ -36,7 +36,7 @@ from labkit.elastic.transport.streams import SocketStream
 from tests.elastic.transport.ends import WITHIN_S, Echo, Noting, drained
 
 SHORT = Lease(0.6)
-LIMITS = Limits(payload_bytes=1 << 20, meta_bytes=1000)
+LIMITS = PeerLimits(payload_bytes=1 << 20, meta_bytes=1000)
 SLACK_S = 1.0
 """A busy machine may be so late."""
 
@@ -44,7 +44,7 @@ SLACK_S = 1.0
 class Pair:
     """A connection whose other end is a bare socket."""
 
-    def __init__(self, *, lease: Lease = SHORT, limits: Limits = LIMITS, handler: Noting | None = None) -> None:
+    def __init__(self, *, lease: Lease = SHORT, limits: PeerLimits = LIMITS, handler: Noting | None = None) -> None:
         near, self.far = socket.socketpair()
         self.far.settimeout(WITHIN_S)
         self.handler = handler or Noting()
@@ -110,7 +110,7 @@ def test_frames_with_right_checks_and_wrong_content_never_hang_or_break_a_thread
 
 
 def test_an_oversized_frame_is_refused_counted_and_never_allocated():
-    with Pair(limits=Limits(payload_bytes=1 << 16)) as pair:
+    with Pair(limits=PeerLimits(payload_bytes=1 << 16)) as pair:
         tracemalloc.start()
         pair.say(pack(Head(20, payload_bytes=(1 << 32) - 1, sequence=1)), bytes(1000))
         assert isinstance(pair.handler.end(), OversizedError)
@@ -160,7 +160,7 @@ def test_frames_of_the_transport_itself_are_refused_where_they_do_not_belong(raw
 
 
 def test_a_peer_that_does_not_read_is_given_up_when_too_much_waits():
-    with Pair(limits=Limits(queued_frames=50), lease=Lease(60)) as pair:
+    with Pair(limits=PeerLimits(queued_frames=50), lease=Lease(60)) as pair:
         big = np.ones(1 << 20, np.uint8)
 
         def flood():
@@ -280,7 +280,7 @@ def doorway():
     from labkit.elastic.transport import Address
 
     folder = Path(tempfile.mkdtemp(prefix="lk"))
-    limits = Limits(n_greeting=4)
+    limits = PeerLimits(n_greeting=4)
     listener = Listener(
         Address.parse(f"unix:{folder}/door"), welcome=lambda peer: Echo(), access=Access(), lease=SHORT, limits=limits
     )

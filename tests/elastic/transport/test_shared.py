@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit.core.errors import InputError
-from labkit.elastic.transport import FrameError, Limits, OversizedError, Region
+from labkit.elastic.transport import FrameError, OversizedError, PeerLimits, Region
 from labkit.elastic.transport.shared import REFERENCE, Regions, moved
 
 
-def shared(*regions: Region, limits: Limits | None = None) -> tuple[Regions, Regions]:
+def shared(*regions: Region, limits: PeerLimits | None = None) -> tuple[Regions, Regions]:
     """Return what two ends know of regions that the first one shares."""
-    mine, theirs = Regions(limits or Limits()), Regions(limits or Limits())
+    mine, theirs = Regions(limits or PeerLimits()), Regions(limits or PeerLimits())
     for region in regions:
         theirs.accept(region.fileno(), mine.describe(region))
         mine.add(region)
@@ -59,7 +59,7 @@ def test_memory_of_no_region_or_beyond_one_is_not_referred_to():
     region = Region(4096)
     mine, _ = shared(region)
     assert mine.refer(memoryview(bytearray(10))) is None
-    assert Regions(Limits()).refer(region.view) is None
+    assert Regions(PeerLimits()).refer(region.view) is None
 
 
 def test_a_peer_may_write_only_where_it_may():
@@ -80,21 +80,21 @@ def test_a_file_that_could_shrink_under_its_readers_is_refused():
     handle = os.memfd_create("unsealed", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(handle, 4096)
     with pytest.raises(FrameError, match="could shrink"):
-        Regions(Limits()).accept(handle, {"region": 0, "n_bytes": 4096})
+        Regions(PeerLimits()).accept(handle, {"region": 0, "n_bytes": 4096})
     fcntl.fcntl(handle, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
     with pytest.raises(FrameError, match="smaller than it says"):
-        Regions(Limits()).accept(handle, {"region": 0, "n_bytes": 4097})
+        Regions(PeerLimits()).accept(handle, {"region": 0, "n_bytes": 4097})
     os.close(handle)
 
 
 @pytest.mark.parametrize("told", [{}, {"region": 0}, {"region": 1, "n_bytes": 10}, {"region": 0, "n_bytes": "10"}])
 def test_a_region_that_is_not_described_is_refused(told):
     with pytest.raises(FrameError, match="describes no shared region"):
-        Regions(Limits()).accept(Region(10).fileno(), told)
+        Regions(PeerLimits()).accept(Region(10).fileno(), told)
 
 
 def test_regions_are_few_and_not_too_large():
-    limits = Limits(region_bytes=4096, n_regions=1)
+    limits = PeerLimits(region_bytes=4096, n_regions=1)
     _, theirs = shared(Region(4096), limits=limits)
     with pytest.raises(OversizedError, match="beyond the limits"):
         theirs.accept(Region(10).fileno(), {"region": 1, "n_bytes": 10})

@@ -10,7 +10,7 @@ import pytest
 
 from labkit.core.errors import InputError
 from labkit.schedulers.dlrover.fit import Sample, fitted_sum, measured_work
-from labkit.schedulers.dlrover.front import Limits, fronts
+from labkit.schedulers.dlrover.front import PlanLimits, fronts
 from labkit.schedulers.dlrover.history import History, Likeness
 from labkit.schedulers.dlrover.plan import Plan, closed_form, frontier, grid, search
 from labkit.schedulers.dlrover.rules import USUAL
@@ -110,7 +110,9 @@ def test_fronts_of_many_jobs_are_the_frontier_of_each(unit):
         [rng.uniform(0.1, 3, n), rng.uniform(0.1, 0.6, n), rng.uniform(0.0, 0.2, n), rng.uniform(1, 1.5, n)]
     )
     limits = [
-        Limits(float(rng.integers(20, 200)) * unit, int(rng.integers(1, 60)), int(rng.integers(1, 16)), 32 * unit, unit)
+        PlanLimits(
+            float(rng.integers(20, 200)) * unit, int(rng.integers(1, 60)), int(rng.integers(1, 16)), 32 * unit, unit
+        )
         for _ in range(n)
     ]
     for work, each, front in zip(works, limits, fronts(works, limits), strict=True):
@@ -183,7 +185,7 @@ def test_a_plan_that_turned_out_slower_is_taken_back_unless_something_faster_is_
 
 def test_of_plans_that_are_as_fast_the_one_with_the_fewest_tasks_can_be_had() -> None:
     work = np.array([[0.0119, 0.0095, 0.001, 1.0]])
-    many, few = (fronts(work, [Limits(0.6, 8, 4, 0.6, 0.03, few)])[0] for few in (False, True))
+    many, few = (fronts(work, [PlanLimits(0.6, 8, 4, 0.6, 0.03, few)])[0] for few in (False, True))
     np.testing.assert_allclose(many.speed, few.speed)
     tasks = [[front.plan(i).n_workers + front.plan(i).n_ps for i in range(len(front))] for front in (few, many)]
     assert all(a <= b for a, b in zip(*tasks, strict=True))

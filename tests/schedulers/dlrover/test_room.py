@@ -10,7 +10,7 @@ from labkit.core.resources import CPUS, MEMORY_GB, amounts
 from labkit.experiment import Experiment
 from labkit.experiment.session import Session
 from labkit.schedulers import make
-from labkit.schedulers.dlrover.carry import Room
+from labkit.schedulers.dlrover.carry import CarriedRoom
 from labkit.schedulers.dlrover.plan import Plan
 from labkit.topology import no_network
 from labkit.topology.presets import DLROVER
@@ -28,12 +28,12 @@ def session_of(n_jobs: int = 2, **columns: object) -> Session:
     return Experiment.of(jobs, cluster=no_network(N_MACHINES, servers=DLROVER)).session(make("dlrover"))
 
 
-def room_of(session: Session) -> Room:
+def room_of(session: Session) -> CarriedRoom:
     snapshot = session.snapshot()
-    return Room(snapshot, snapshot.running())
+    return CarriedRoom(snapshot, snapshot.running())
 
 
-def taken(room: Room, job: int) -> np.ndarray:
+def taken(room: CarriedRoom, job: int) -> np.ndarray:
     """Return the cores and GB that the rows of a job take of each group, (G, 2)."""
     rows, each = room.rows(job)
     used = np.zeros((len(room.free), 2))
@@ -41,7 +41,7 @@ def taken(room: Room, job: int) -> np.ndarray:
     return used
 
 
-def cores_of(room: Room, job: int, role: Role) -> list[float]:
+def cores_of(room: CarriedRoom, job: int, role: Role) -> list[float]:
     """Return the cores of each task of a role, in the order of the rows."""
     rows, each = room.rows(job)
     mine = rows[:, 0] == role

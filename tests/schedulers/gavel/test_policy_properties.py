@@ -16,7 +16,7 @@ from labkit.schedulers.gavel.ftf import Ftf
 from labkit.schedulers.gavel.hierarchical import Hierarchical
 from labkit.schedulers.gavel.isolated import Isolated
 from labkit.schedulers.gavel.las import Las
-from labkit.schedulers.gavel.linear import Program, Ways
+from labkit.schedulers.gavel.linear import AssignmentColumns, LinearPrograms
 from labkit.schedulers.gavel.makespan import Makespan
 from labkit.schedulers.gavel.problem import Allocation, Problem, Sharing
 from labkit.schedulers.gavel.water import water_fill
@@ -157,10 +157,10 @@ def test_water_filled_shares_are_pareto_efficient(policy: object, problem: Probl
     """
     for some in (problem, replace(problem, sharing=None)):
         speed, fastest = policy.allocate(some).speed(some), some.speed.max(axis=1)
-        ways = Ways.of(some)
+        ways = AssignmentColumns.of(some)
         gain = (ways.speed / fastest[ways.job]).sum(axis=1)
         once, twice = (
-            gain @ Program(ways, floor=speed * (1 - give)).most(gain)[0] - (speed / fastest).sum()
+            gain @ LinearPrograms(ways, floor=speed * (1 - give)).most(gain)[0] - (speed / fastest).sum()
             for give in (1e-8, 2e-8)
         )
         assert once - (twice - once) <= 1e-2
@@ -214,7 +214,11 @@ def by_programs(
 ) -> Allocation:
     """Return levels by one linear program after the other, instead of by `fill_pairs`."""
     answer = water_fill(
-        Ways.of(problem), worth=worth, weights=lambda active: active.astype(float), drag=drag, leximin=leximin
+        AssignmentColumns.of(problem),
+        worth=worth,
+        weights=lambda active: active.astype(float),
+        drag=drag,
+        leximin=leximin,
     )
     got = worth * answer.speed(problem)
     return replace(answer, value=float((got / (1 + drag * got)).min()))

@@ -16,7 +16,7 @@ from labkit.schedulers.pods.attending import (
     FILES,
     NO_NOTES,
     SHAPES,
-    Gang,
+    GangView,
     Net,
     Stand,
     load,
@@ -45,8 +45,10 @@ def stand_of(free: np.ndarray, *, n_machines: int) -> Stand:
     return Stand(free, capacity, first, np.zeros(n_machines), np.zeros(n_machines))
 
 
-def gang_of(n_workers: int, n_ps: int, *, on: np.ndarray) -> Gang:
-    return Gang(np.array([1.0, 2, 0]), np.array([0.0, 2, 0]), n_workers, n_ps, on, np.ones(len(on), np.bool_), ABOUT)
+def gang_of(n_workers: int, n_ps: int, *, on: np.ndarray) -> GangView:
+    return GangView(
+        np.array([1.0, 2, 0]), np.array([0.0, 2, 0]), n_workers, n_ps, on, np.ones(len(on), np.bool_), ABOUT
+    )
 
 
 def test_what_is_seen_of_machines_by_hand() -> None:

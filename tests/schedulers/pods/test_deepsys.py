@@ -10,13 +10,13 @@ import pytest
 from labkit.core import InputError, Kind
 from labkit.learning.deepsys import fit, history
 from labkit.schedulers import make
-from labkit.schedulers.pods.predictor import FILES, N_FEATURES, Beside, Predictor, features, load
+from labkit.schedulers.pods.predictor import FILES, N_FEATURES, MachineTasks, Predictor, features, load
 from labkit.topology import presets
 from tests.schedulers.pods.test_partitioned import CLUSTER, gangs, pods_of, run
 
 
-def beside(*tasks: float) -> Beside:
-    return Beside(np.array(tasks), np.array(tasks) / 2, np.array(tasks) / 10)
+def beside(*tasks: float) -> MachineTasks:
+    return MachineTasks(np.array(tasks), np.array(tasks) / 2, np.array(tasks) / 10)
 
 
 def test_what_the_network_sees_of_a_gang_by_hand() -> None:

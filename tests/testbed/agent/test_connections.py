@@ -8,7 +8,7 @@ import pytest
 
 from labkit.testbed.agent import connections
 from labkit.testbed.agent.client import Agent
-from labkit.testbed.agent.connections import FULL, Connection
+from labkit.testbed.agent.connections import FULL, ClientConnection
 from labkit.testbed.agent.errors import AgentGone, AgentRefused, AgentTimeout
 from labkit.testbed.agent.local import Piped
 from labkit.testbed.agent.loop import Loop
@@ -20,7 +20,7 @@ def pair():
     ours, theirs = socket.socketpair()
     loop = Loop(failed=lambda error: pytest.fail(repr(error)))
     closed = []
-    made = Connection(ours, loop=loop, serve=lambda request, _: request.reply("x" * 1024), closed=closed.append)
+    made = ClientConnection(ours, loop=loop, serve=lambda request, _: request.reply("x" * 1024), closed=closed.append)
     theirs.settimeout(20)
     yield loop, made, theirs, closed
     theirs.close()

@@ -146,7 +146,7 @@ def test_a_folder_that_is_used_on_another_host_is_told(folder, monkeypatch):
     (folder / "agent.json").write_text('{"host": "far", "pid": 7, "boot": "another"}')
     with (folder / "agent.lock").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        with pytest.raises(daemon.Refused, match=r"another host .process 7 on far.: give each host a `folder`"):
+        with pytest.raises(daemon.Refusal, match=r"another host .process 7 on far.: give each host a `folder`"):
             daemon.lock(folder)
 
 

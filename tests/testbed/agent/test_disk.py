@@ -121,7 +121,7 @@ def test_a_log_that_is_small_or_a_link_is_not_touched(tmp_path):
 
 def test_the_agents_own_log_is_bounded(tmp_path, monkeypatch):
     monkeypatch.setattr(journal, "LIMIT", 1000)
-    log = journal.Log(tmp_path)
+    log = journal.AgentJournal(tmp_path)
     for number in range(100):
         log(f"line {number}\nof two")
     sizes = [path.stat().st_size for path in tmp_path.iterdir()]

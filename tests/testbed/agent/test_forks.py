@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from labkit.elastic import fork_place
+from labkit.elastic.forkserver import place as fork_place
 from labkit.testbed.agent.client import Agent
 from labkit.testbed.agent.measure import Reading
 from labkit.testbed.agent.processes import Key, Stat

@@ -124,11 +124,11 @@ def test_a_rebooted_host_takes_tasks_of_the_same_run_again(dial, folder, tmp_pat
 
 def test_a_host_that_slept_gives_its_runs_a_moment_to_be_renewed(tmp_path):
     from labkit.testbed.agent.loop import Loop
-    from labkit.testbed.agent.runs import Runs, Wish
+    from labkit.testbed.agent.runs import AgentRuns, TaskRequest
 
     loop = Loop(failed=lambda error: pytest.fail(str(error)))
-    here = Runs(tmp_path, loop=loop, log=lambda _: None)
-    here.start("run", Wish("t", ["true"], lease_s=0.0))
+    here = AgentRuns(tmp_path, loop=loop, log=lambda _: None)
+    here.start("run", TaskRequest("t", ["true"], lease_s=0.0))
     here.check_leases(slept_s=3600.0, grace_s=0.0)
     record = here.get("run").record
     assert not record.over

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from labkit.testbed.agent.arguments import Arguments
+from labkit.testbed.agent.arguments import RequestArguments
 from labkit.testbed.agent.errors import AgentError, AgentRefused
 from labkit.testbed.agent.places import SOCKET, call, parts
-from labkit.testbed.agent.wire import MAX_LINE, NAME, Lines, Refused, check_name, unpack
+from labkit.testbed.agent.wire import MAX_LINE, NAME, Lines, Refusal, check_name, unpack
 from tests.testbed.agent.looking import all_pids, hear, labelled, runs, say, wait_for
 
 HOSTILE = [
@@ -265,7 +265,7 @@ def test_any_bytes_become_lines_or_a_refusal(pieces):
             lines.feed(piece)
             while (line := lines.take()) is not None:
                 taken.append(line)
-    except Refused:
+    except Refusal:
         too_long = True
     assert too_long == (max(len(line) for line in whole.split(b"\n")) > 64)
     assert too_long or taken == whole.split(b"\n")[:-1]
@@ -275,7 +275,7 @@ def test_any_bytes_become_lines_or_a_refusal(pieces):
 def test_a_name_has_no_character_that_means_something_elsewhere(text):
     try:
         assert check_name(text, "run") == text
-    except Refused:
+    except Refusal:
         return
     assert NAME.fullmatch(text)
     assert not set(text) & set("/\\\0\n \"'$`;&|<>*?~(){}[]!#%=,:@^+")
@@ -286,7 +286,7 @@ def test_a_name_has_no_character_that_means_something_elsewhere(text):
 def test_a_path_never_leads_up(text):
     try:
         names = parts(text, "file")
-    except Refused:
+    except Refusal:
         return
     assert ".." not in names
     assert "" not in names
@@ -296,18 +296,18 @@ def test_a_path_never_leads_up(text):
 def test_unpack_returns_an_object_or_refuses(line):
     try:
         said = unpack(line)
-    except Refused as error:
+    except Refusal as error:
         said = error.told()
     assert isinstance(said, dict)
 
 
 @given(st.dictionaries(st.text(max_size=8), st.none() | st.booleans() | st.floats() | st.text(max_size=8), max_size=4))
 def test_arguments_of_any_kind_are_taken_or_refused(given_arguments):
-    arguments = Arguments("start", given_arguments)
+    arguments = RequestArguments("start", given_arguments)
     for take in (
         lambda: arguments.name("run"), lambda: arguments.words("argv"), lambda: arguments.variables("env"),
         lambda: arguments.files("files"), lambda: arguments.gpus("gpus"),
         lambda: arguments.number("lease_s", default=1.0, low=0.0, high=2.0), arguments.done,
     ):  # fmt: skip
-        with contextlib.suppress(Refused):
+        with contextlib.suppress(Refusal):
             take()

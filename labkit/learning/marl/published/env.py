@@ -15,8 +15,8 @@ from labkit.learning.env import ExperimentOf
 from labkit.learning.marl.published.episode import Episode
 from labkit.learning.marl.published.switches import Published
 from labkit.schedulers.marl.published.graphs import graphs_of
-from labkit.schedulers.marl.published.slot import Slot
-from labkit.schedulers.marl.published.state import Seen
+from labkit.schedulers.marl.published.slot import PlacementSlot
+from labkit.schedulers.marl.published.state import AgentView
 from labkit.schedulers.marl.published.weights import MarlWeights
 
 MOST = 1e6
@@ -90,7 +90,7 @@ class PlacementEnv(gym.Env[Observation, np.int64]):
             self.experiment_of(self.np_random), self.graphs, nobody, slot_s=self.slot_s,
             room_elsewhere=self.switches.room_elsewhere,
         )  # fmt: skip
-        self._slot: Slot = self._episode.slot(self.np_random)
+        self._slot: PlacementSlot = self._episode.slot(self.np_random)
         self._pass()
         return self._seen(), self._info()
 
@@ -128,7 +128,7 @@ class PlacementEnv(gym.Env[Observation, np.int64]):
         return reward
 
     def _seen(self) -> Observation:
-        seen: Seen = self._slot.look(0) if self._slot.over else self._slot.see()
+        seen: AgentView = self._slot.look(0) if self._slot.over else self._slot.see()
         nodes = np.zeros((self._n_places, self._form.n_node), np.float32)
         nodes[: len(seen.nodes)] = seen.nodes
         told = {"nodes": nodes, "models": seen.models, "demands": seen.demands, "task": seen.task.copy()}

@@ -14,7 +14,7 @@ from labkit.learning.marl.published.learner import Interval
 from labkit.schedulers.marl.published.graphs import Graphs, Numbers
 from labkit.schedulers.marl.published.network import chances
 from labkit.schedulers.marl.published.scheduler import Minds
-from labkit.schedulers.marl.published.slot import Slot
+from labkit.schedulers.marl.published.slot import PlacementSlot
 from labkit.schedulers.marl.published.state import Declared, Loads
 from labkit.schedulers.marl.published.weights import MarlWeights
 
@@ -36,7 +36,7 @@ class Episode:
     slot_s : float
         Seconds of an interval.
     room_elsewhere : bool
-        As for `Slot`.
+        As for `PlacementSlot`.
     """
 
     def __init__(
@@ -66,18 +66,18 @@ class Episode:
         """Whether all jobs are done, or nothing will ever happen."""
         return self.session.done
 
-    def slot(self, rng: np.random.Generator) -> Slot:
+    def slot(self, rng: np.random.Generator) -> PlacementSlot:
         """Return the decision that is due."""
         snapshot = self.session.snapshot()
-        return Slot(
+        return PlacementSlot(
             snapshot, self.graphs, self._declared, self.weights.form, rng, room_elsewhere=self._room_elsewhere
         )  # fmt: skip
 
-    def minds(self, slot: Slot) -> Minds:
+    def minds(self, slot: PlacementSlot) -> Minds:
         """Return the schedulers' networks for a decision."""
         return Minds(self.weights, slot, self._loads)
 
-    def end(self, slot: Slot) -> Floats:
+    def end(self, slot: PlacementSlot) -> Floats:
         """Let the interval pass; return the fraction of its epochs that each job was trained in it, (N,).
 
         They sum to 1 for each job over the episode: the text's normalised speed.
@@ -111,7 +111,7 @@ class Episode:
         return float(np.maximum(spent_s, 0.0).mean() / self.slot_s)
 
 
-def decide(episode: Episode, rng: np.random.Generator, *, n_agents: int) -> tuple[Slot, Interval]:
+def decide(episode: Episode, rng: np.random.Generator, *, n_agents: int) -> tuple[PlacementSlot, Interval]:
     """Draw a decision by the networks' chances; return it, and what each scheduler did and saw."""
     slot = episode.slot(rng)
     if slot.over:
@@ -134,7 +134,7 @@ def decide(episode: Episode, rng: np.random.Generator, *, n_agents: int) -> tupl
 
 
 def rewards(
-    did: Interval, gained: Floats, graphs: Graphs, slot: Slot, *, kind: str, slot_s: float = 1800.0
+    did: Interval, gained: Floats, graphs: Graphs, slot: PlacementSlot, *, kind: str, slot_s: float = 1800.0
 ) -> list[Numbers]:  # fmt: skip
     """Return what each task of each scheduler was worth, as `Published.reward` says: progress of jobs (N,)."""
     if kind in ("own", "speed"):

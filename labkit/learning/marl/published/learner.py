@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from labkit.learning.marl.published.network import Batch, Net, wires_of
+from labkit.learning.marl.published.network import GraphBatch, Net, wires_of
 from labkit.learning.marl.published.switches import Published
-from labkit.learning.training import NotFiniteError
+from labkit.learning.training import TrainingDivergedError
 from labkit.schedulers.marl.published.form import Form
 from labkit.schedulers.marl.published.graphs import Graph, Graphs, Numbers
 from labkit.schedulers.marl.published.network import Params
-from labkit.schedulers.marl.published.state import Seen
+from labkit.schedulers.marl.published.state import AgentView
 
 
 @dataclass(eq=False)
@@ -27,7 +27,7 @@ class Interval:
     ----------
     told, inner, inter : arrays
         As in `labkit.schedulers.marl.published.scheduler.Minds`.
-    seen : list of list of Seen
+    seen : list of list of AgentView
         By scheduler: one for each task, and the last one of after them.
     action, job : list of list of int
         By scheduler, for each task.
@@ -36,7 +36,7 @@ class Interval:
     told: Numbers
     inner: Sequence[Numbers]
     inter: Numbers
-    seen: list[list[Seen]]
+    seen: list[list[AgentView]]
     action: list[list[int]]
     job: list[list[int]]
 
@@ -95,7 +95,7 @@ class Learner:
 
         Raises
         ------
-        NotFiniteError
+        TrainingDivergedError
             If a loss or a gradient is not finite; the weights are those before it.
         """
         told = []
@@ -113,7 +113,7 @@ class Learner:
     def _parts(self, net: Net, did: Interval, agents: Sequence[int], reward: Sequence[Numbers]) -> tuple[Tensor, ...]:
         """Return of each task of some schedulers -log pi A, the squared error of V, and the entropy, (B,)."""
         seen = [one for agent in agents for one in did.seen[agent]]
-        batch = Batch.of(seen, told=did.told, edges=did.inner, inter_edges=did.inter)
+        batch = GraphBatch.of(seen, told=did.told, edges=did.inner, inter_edges=did.inter)
         inner, n_nodes = self._inner[agents[0]]
         scores, values = net(batch, inner, self._inter[0], n_nodes, self._inter[1])
         after = np.cumsum([len(did.seen[agent]) for agent in agents]) - 1  # what was seen after the last task
@@ -134,7 +134,7 @@ class Learner:
         loss.backward()  # type: ignore[no-untyped-call]
         norm = nn.utils.get_total_norm([p.grad for p in net.parameters() if p.grad is not None])
         if not (torch.isfinite(loss) and torch.isfinite(norm)):
-            raise NotFiniteError(
+            raise TrainingDivergedError(
                 f"the loss of step {self.n_updates + 1} is {float(loss.detach()):g} and its gradient {float(norm):g}; "
                 "expected finite numbers. The weights are those before it; try a smaller rate."
             )

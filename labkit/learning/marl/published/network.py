@@ -15,22 +15,22 @@ from labkit.learning.marl.published.ecc import Ecc, Wires
 from labkit.schedulers.marl.published.form import N_KINDS, Form
 from labkit.schedulers.marl.published.graphs import Graph, Numbers
 from labkit.schedulers.marl.published.network import NEVER, SCALE_DEMAND, SCALE_FREE, SCALE_TASKS, Params
-from labkit.schedulers.marl.published.state import Seen
+from labkit.schedulers.marl.published.state import AgentView
 
 SMALL = 0.05
 """Part of the usual deviation that the last weights of actor and critic begin with: nearly indifferent."""
 
 
 @dataclass(frozen=True, eq=False)
-class Batch:
-    """B moments of schedulers of an interval whose graphs are alike: what `Seen` has, and what all told before.
+class GraphBatch:
+    """B moments of schedulers of an interval whose graphs are alike: what `AgentView` has, and what all told before.
 
     Attributes
     ----------
     agent : Tensor
         (B,) who.
     nodes, models, demands, task, mask : Tensor
-        (B, ...) as in `Seen`.
+        (B, ...) as in `AgentView`.
     told : Tensor
         (N, D) h0 of each scheduler when the interval began.
     edges : Tensor
@@ -50,7 +50,7 @@ class Batch:
     inter_edges: Tensor
 
     @classmethod
-    def of(cls, seen: Sequence[Seen], *, told: Numbers, edges: Sequence[Numbers], inter_edges: Numbers) -> Self:
+    def of(cls, seen: Sequence[AgentView], *, told: Numbers, edges: Sequence[Numbers], inter_edges: Numbers) -> Self:
         """Return a batch of what schedulers saw; `edges` are those of every scheduler."""
         names = ("nodes", "models", "demands", "task", "mask")
         columns = {name: torch.from_numpy(np.stack([getattr(one, name) for one in seen])) for name in names}
@@ -93,12 +93,14 @@ class Net(nn.Module):
             self.place = Two(form.n_whole + form.width, form.n_hidden, 1, last=SMALL)
             self.elsewhere = Two(2 * form.n_whole, form.n_hidden, 1, last=SMALL)
 
-    def forward(self, batch: Batch, inner: Wires, inter: Wires, n_nodes: int, n_inter: int) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, batch: GraphBatch, inner: Wires, inter: Wires, n_nodes: int, n_inter: int
+    ) -> tuple[Tensor, Tensor]:
         """Return scores (B, P + N), those of what is not allowed very low, and values (B,).
 
         Parameters
         ----------
-        batch : Batch
+        batch : GraphBatch
             What was seen.
         inner, inter : Wires
             Of the inner graphs of `n_nodes` nodes, and of the graph among schedulers of `n_inter` nodes.
@@ -119,7 +121,7 @@ class Net(nn.Module):
             scores = torch.cat([to_place, to_agent], dim=1)
         return scores.masked_fill(~batch.mask, NEVER), values
 
-    def encode(self, batch: Batch, inner: Wires, n_nodes: int) -> tuple[Tensor, Tensor]:
+    def encode(self, batch: GraphBatch, inner: Wires, n_nodes: int) -> tuple[Tensor, Tensor]:
         """Return h0, (B, D), and the embeddings of places, (B, P, W)."""
         form, n_places = self.form, batch.nodes.shape[1]
         scale = torch.full((form.n_node,), SCALE_TASKS)

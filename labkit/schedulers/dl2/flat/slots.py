@@ -29,7 +29,7 @@ class How(NamedTuple):
     explores: float
 
 
-class Samples(NamedTuple):
+class SlotSamples(NamedTuple):
     """What was decided in a slot: N samples, of which `n` counts those that are there.
 
     Attributes
@@ -54,9 +54,9 @@ class Samples(NamedTuple):
     taken: Ints
 
 
-def room(n: int, form: Form) -> Samples:
+def room(n: int, form: Form) -> SlotSamples:
     """Return room for N samples; a slot's later ones are not kept."""
-    return Samples(
+    return SlotSamples(
         state=np.zeros((n, form.n_jobs, form.n_features), np.float32),
         mask=np.zeros((n, form.n_actions), np.bool_),
         action=np.zeros(n, np.int32),
@@ -74,7 +74,7 @@ DRAWN: Final = How(draws=True, explores=0.0)
 
 @njit(cache=True)
 def decide(
-    batch: Batch, b: int, slot_s: float, form: Form, net: FlatNet, how: How, kept: Samples, rng: np.random.Generator
+    batch: Batch, b: int, slot_s: float, form: Form, net: FlatNet, how: How, kept: SlotSamples, rng: np.random.Generator
 ) -> None:
     """Fill the draft of a slot that `open_slot` has begun; what is decided goes into `kept` as far as there is room."""
     ratio = int(rng.integers(3, 8)) if form.released and how.explores > 0 else 0
@@ -86,7 +86,7 @@ def decide(
 
 @njit(cache=True)
 def _decide_about(
-    batch: Batch, b: int, start: int, slot_s: float, form: Form, net: FlatNet, how: How, kept: Samples, ratio: int,
+    batch: Batch, b: int, start: int, slot_s: float, form: Form, net: FlatNet, how: How, kept: SlotSamples, ratio: int,
     rng: np.random.Generator,
 ) -> None:  # fmt: skip
     """Infer until void for the jobs that a window shows."""
@@ -127,9 +127,17 @@ def _moved(batch: Batch, b: int, form: Form, window: Ints, n: int) -> bool:
 
 @njit(cache=True)
 def _choose(
-    batch: Batch, b: int, form: Form, window: Ints, allowed: Bools, worth: Numbers, how: How, kept: Samples, ratio: int,
+    batch: Batch,
+    b: int,
+    form: Form,
+    window: Ints,
+    allowed: Bools,
+    worth: Numbers,
+    how: How,
+    kept: SlotSamples,
+    ratio: int,
     rng: np.random.Generator,
-) -> tuple[Floats, int, float]:  # fmt: skip
+) -> tuple[Floats, int, float]:
     """Return the chances, the next action, and its chance with exploration."""
     if not how.draws:
         return np.empty(0), best(allowed, worth), 1.0
@@ -169,7 +177,7 @@ def drawn(chance: Floats, rng: np.random.Generator) -> int:
 
 @njit(cache=True)
 def _keep(
-    kept: Samples, state: Numbers, allowed: Bools, action: int, job: int, chance: Floats, behaviour: float
+    kept: SlotSamples, state: Numbers, allowed: Bools, action: int, job: int, chance: Floats, behaviour: float
 ) -> None:
     t = kept.n[0]
     if t >= len(kept.action) or not len(chance):

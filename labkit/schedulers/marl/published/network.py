@@ -22,7 +22,7 @@ from numba import njit
 from labkit.core.resources import Bools, Floats, Ints
 from labkit.schedulers.marl.published.form import N_KINDS, Form
 from labkit.schedulers.marl.published.graphs import N_EDGE, Graph, Numbers
-from labkit.schedulers.marl.published.state import Seen
+from labkit.schedulers.marl.published.state import AgentView
 
 Params = Mapping[str, Numbers]
 
@@ -109,7 +109,7 @@ def scaled_task(task: Numbers, form: Form) -> Numbers:
     return out
 
 
-def encode(params: Params, form: Form, seen: Seen, graph: Graph, edges: Numbers) -> tuple[Numbers, Numbers]:
+def encode(params: Params, form: Form, seen: AgentView, graph: Graph, edges: Numbers) -> tuple[Numbers, Numbers]:
     """Return h0 of a scheduler (D,), and the embeddings of its places, (P, W): the inner graph and the encoder."""
     h = np.zeros((graph.n_nodes, form.n_node), np.float32)
     h[: graph.n_places] = scaled(seen.nodes)

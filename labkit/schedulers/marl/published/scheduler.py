@@ -17,11 +17,11 @@ from labkit.core.resources import GPUS
 from labkit.core.snapshot import Snapshot
 from labkit.schedulers.marl.published.graphs import Graphs, Numbers, graphs_of
 from labkit.schedulers.marl.published.network import chances, encode, scores, states
-from labkit.schedulers.marl.published.slot import Slot
-from labkit.schedulers.marl.published.state import Declared, Loads, Seen
+from labkit.schedulers.marl.published.slot import PlacementSlot
+from labkit.schedulers.marl.published.state import AgentView, Declared, Loads
 from labkit.schedulers.marl.published.weights import MarlWeights, load_published
 from labkit.schedulers.pods.room import refuse_pods_without_gpus
-from labkit.speed.interference.use import TaskUse
+from labkit.speed.interference.use import ModelUse
 
 
 class Minds:
@@ -37,7 +37,7 @@ class Minds:
         Features of the edges of each inner graph, and of the graph among schedulers.
     """
 
-    def __init__(self, weights: MarlWeights, slot: Slot, loads: Loads) -> None:
+    def __init__(self, weights: MarlWeights, slot: PlacementSlot, loads: Loads) -> None:
         self.weights, self.graphs = weights, slot.graphs
         link, bus = loads(slot.snapshot)
         self.inner = [graph.features(link, bus) for graph in self.graphs.inner]
@@ -45,11 +45,11 @@ class Minds:
         alone = [self._encoded(slot.look(agent))[0] for agent in range(self.graphs.n_agents)]
         self.told: Numbers = np.stack(alone)
 
-    def _encoded(self, seen: Seen) -> tuple[Numbers, Numbers]:
+    def _encoded(self, seen: AgentView) -> tuple[Numbers, Numbers]:
         agent, weights = seen.agent, self.weights
         return encode(weights.net(agent), weights.form, seen, self.graphs.inner[agent], self.inner[agent])
 
-    def scores(self, seen: Seen) -> Numbers:
+    def scores(self, seen: AgentView) -> Numbers:
         """Return the score of each action, (P + N,)."""
         net, form = self.weights.net(seen.agent), self.weights.form
         mine, places = self._encoded(seen)
@@ -92,7 +92,7 @@ class PublishedMarl:
     _weights: MarlWeights = field(init=False, repr=False)
     _jobs: Jobs | None = field(default=None, init=False, repr=False)
     _cluster: Cluster | None = field(default=None, init=False, repr=False)
-    _uses: Mapping[str, TaskUse] | None = field(default=None, init=False, repr=False)
+    _uses: Mapping[str, ModelUse] | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._weights = self.weights if isinstance(self.weights, MarlWeights) else load_published(self.weights)
@@ -130,14 +130,14 @@ class PublishedMarl:
         graphs = self._graphs(snapshot)
         self._meet(snapshot.table, snapshot.cluster)
         rng = np.random.default_rng([self.seed, snapshot.number])
-        slot = Slot(
+        slot = PlacementSlot(
             snapshot, graphs, self._declared, self._weights.form, rng, room_elsewhere=self.room_elsewhere
         )  # fmt: skip
         if not slot.over:
             self._answer(slot, rng)
         return slot.placement()
 
-    def _answer(self, slot: Slot, rng: np.random.Generator) -> None:
+    def _answer(self, slot: PlacementSlot, rng: np.random.Generator) -> None:
         """Place task by task until none is due."""
         minds = Minds(self._weights, slot, self._loads)
         while not slot.over:

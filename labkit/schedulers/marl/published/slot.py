@@ -15,11 +15,11 @@ from labkit.core.snapshot import Snapshot
 from labkit.core.trial import Trial
 from labkit.schedulers.marl.published.form import Form
 from labkit.schedulers.marl.published.graphs import Graph, Graphs, Numbers
-from labkit.schedulers.marl.published.state import Declared, Seen, nodes_of, placed_on
+from labkit.schedulers.marl.published.state import AgentView, Declared, nodes_of, placed_on
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class TaskToPlace:
     """A task that is to be placed: whose, and which scheduler is asked."""
 
     agent: int
@@ -27,7 +27,7 @@ class Task:
     role: int
 
 
-class Slot:
+class PlacementSlot:
     """A decision while it is made: `task` is due, `see` tells what its scheduler sees, `take` answers.
 
     Each scheduler goes through the jobs that wait at its pod, in order of arrival, and places workers first. A job goes
@@ -67,7 +67,7 @@ class Slot:
     ) -> None:
         self.snapshot, self.graphs, self.form = snapshot, graphs, form
         self.trial = Trial(snapshot)
-        self.task: Task | None = None
+        self.task: TaskToPlace | None = None
         self._declared, self._rng, self._room_elsewhere = declared, rng, room_elsewhere
         self._queues = self._queued()
         running = snapshot.jobs.number[snapshot.holds(snapshot.jobs.number)]
@@ -90,18 +90,18 @@ class Slot:
         """What may be done with the task that is due, (P + N,): places, then schedulers."""
         return self._mask
 
-    def see(self) -> Seen:
+    def see(self) -> AgentView:
         """Return what the scheduler of the task that is due sees."""
         assert self.task is not None
         agent, job, role = self.task.agent, self.task.job, self.task.role
         return self._seen(agent, job, self._declared.tasks[job, role], self._mask)
 
-    def look(self, agent: int) -> Seen:
+    def look(self, agent: int) -> AgentView:
         """Return what a scheduler sees that is asked about no task."""
         n = self.graphs.inner[agent].n_places + self.graphs.n_agents
         return self._seen(agent, -1, np.zeros(self.form.n_task, np.float32), np.zeros(n, np.bool_))
 
-    def _seen(self, agent: int, job: int, task: Numbers, mask: Bools) -> Seen:
+    def _seen(self, agent: int, job: int, task: Numbers, mask: Bools) -> AgentView:
         form, declared, placed = self.form, self._declared, self._placed[agent]
         order = self._members[agent]
         if job >= 0 and form.current_first:
@@ -112,7 +112,7 @@ class Slot:
         models[: len(order)], demands[: len(order)] = declared.models[order], declared.demands[order]
         tasks = [placed.get(one) for one in order]
         nodes = nodes_of(self.graphs.inner[agent], self.trial.free, tasks, n_jobs=form.n_jobs)
-        return Seen(agent, nodes, models, demands, task, mask)
+        return AgentView(agent, nodes, models, demands, task, mask)
 
     # --- what is answered
 
@@ -181,26 +181,26 @@ class Slot:
                 if mask.any():
                     n_workers, n_ps = self.snapshot.table.n_workers[job], self.snapshot.table.n_ps[job]
                     self._left = [int(Role.WORKER)] * int(n_workers) + [int(Role.PS)] * int(n_ps)
-                    self.task, self._mask = Task(agent, job, self._left[0]), mask
+                    self.task, self._mask = TaskToPlace(agent, job, self._left[0]), mask
                     return
 
-    def _go_on(self, task: Task) -> None:
+    def _go_on(self, task: TaskToPlace) -> None:
         """Make the next task of a job due; where it finds no room, the job waits."""
         if not self._left:
             self._next()
             return
-        self.task = Task(task.agent, task.job, self._left[0])
+        self.task = TaskToPlace(task.agent, task.job, self._left[0])
         places = self._places(task.agent, task.job, self._left[0])
         if not places.any():
             self.drop()
             return
         self._mask = np.concatenate([places, np.zeros(self.graphs.n_agents, np.bool_)])
 
-    def _undo(self, task: Task) -> None:
+    def _undo(self, task: TaskToPlace) -> None:
         self.trial.clear(task.job)
         self._placed[task.agent].pop(task.job, None)
 
-    def _forward(self, task: Task, to: int) -> None:
+    def _forward(self, task: TaskToPlace, to: int) -> None:
         self._members[task.agent].remove(task.job)
         self._members[to] = sorted([*self._members[to], task.job])
         self._queues[to].append(task.job)
@@ -237,7 +237,7 @@ class Slot:
         there = self.trial.free[groups[(usable > 0) | (for_ps > 0)]].sum(axis=0)
         return bool((table.gang_demand[job] <= there + SLACK).all())
 
-    def _group(self, graph: Graph, place: int, task: Task) -> int:
+    def _group(self, graph: Graph, place: int, task: TaskToPlace) -> int:
         """Return a device group of a place that has room: of a server, one at random (sec. VI-A)."""
         groups: Ints = graph.groups[graph.first_group[place] : graph.first_group[place + 1]]
         if len(groups) > 1:

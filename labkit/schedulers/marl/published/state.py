@@ -15,7 +15,7 @@ from labkit.core.resources import CPUS, GPUS, Bools, Floats, Ints
 from labkit.core.snapshot import Snapshot
 from labkit.schedulers.marl.published.form import Form
 from labkit.schedulers.marl.published.graphs import Graph, Numbers
-from labkit.speed.interference.use import TaskUse, task_use
+from labkit.speed.interference.use import ModelUse, task_use
 from labkit.speed.network import link_loads
 
 TOLD = [CPUS, GPUS]
@@ -23,7 +23,7 @@ TOLD = [CPUS, GPUS]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Seen:
+class AgentView:
     """What an agent sees when it is asked about a task.
 
     Attributes
@@ -127,7 +127,7 @@ def nodes_of(graph: Graph, free: Floats, placed: Sequence[Numbers | None], *, n_
 class Loads:
     """How busy links and PCIe buses are, as far as a scheduler can know it: by measured speeds and declared use."""
 
-    def __init__(self, jobs: Jobs, cluster: Cluster, *, uses: Mapping[str, TaskUse] | None = None) -> None:
+    def __init__(self, jobs: Jobs, cluster: Cluster, *, uses: Mapping[str, ModelUse] | None = None) -> None:
         self._cluster = cluster
         self._bytes = model_bytes(jobs)
         self._pcie = task_use(jobs, uses=uses)[1]

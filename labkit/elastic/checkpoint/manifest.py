@@ -1,0 +1,253 @@
+"""What a checkpoint says about itself: its manifest, and how it can be wrong.
+
+CheckpointError
+├── WriteError           a disk is full or broken; what was saved before is untouched
+├── BadCheckpointError   one checkpoint cannot be used: damaged, incomplete, stale
+├── NoCheckpointError    no good one is left, or there never was one
+└── OtherModelError      a checkpoint of another model or optimizer
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final, Protocol
+
+import numpy as np
+
+from labkit.core.errors import InputError, LabkitError
+from labkit.elastic.checkpoint.disk import Buffer
+from labkit.elastic.protocol.blocks import Vector
+
+FORMAT: Final = 1
+"""Raw float32, little-endian: of each block its parameters, then its state in order of names."""
+
+FILE: Final = "manifest.json"
+QUEUE: Final = "queue.json"
+
+
+class CheckpointError(LabkitError):
+    """Anything that goes wrong with checkpoints."""
+
+
+class WriteError(CheckpointError, OSError):
+    """A checkpoint could not be written; what was saved before is untouched."""
+
+
+class BadCheckpointError(CheckpointError):
+    """A checkpoint that cannot be used, and why."""
+
+    def __init__(self, name: str, why: str) -> None:
+        super().__init__(f"{name}: {why}")
+        self.name, self.why = name, why
+
+
+class NoCheckpointError(CheckpointError):
+    """There is no good checkpoint; `bad` tells of those that are no good."""
+
+    def __init__(self, message: str, *, bad: Iterable[BadCheckpointError] = ()) -> None:
+        super().__init__(message)
+        self.bad = tuple(bad)
+
+
+class OtherModelError(CheckpointError, InputError):
+    """A checkpoint of another model or optimizer."""
+
+
+class BlockLike(Protocol):
+    """A block as a checkpoint sees it; `labkit.elastic.server.block.Block` is one."""
+
+    @property
+    def number(self) -> int:
+        """Which block."""
+        ...
+
+    @property
+    def version(self) -> int:
+        """Updates so far."""
+        ...
+
+    @property
+    def params(self) -> Vector:
+        """(n,) float32."""
+        ...
+
+    @property
+    def state(self) -> Mapping[str, Vector]:
+        """(n,) each: what the optimizer remembers."""
+        ...
+
+    @property
+    def seen(self) -> Mapping[int, int]:
+        """Number of the last update of each worker, in asynchronous mode."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SavedBlock:
+    """A block of a checkpoint; its arrays are nobody else's.
+
+    Attributes
+    ----------
+    number, version : int
+        Which block, and how many updates it had.
+    params : array
+        (n,) float32.
+    state : dict of array
+        (n,) each.
+    seen : dict of int
+        Number of the last update of each worker, in asynchronous mode.
+    """
+
+    number: int
+    version: int
+    params: Vector
+    state: Mapping[str, Vector] = field(default_factory=dict)
+    seen: Mapping[int, int] = field(default_factory=dict)
+
+
+def bytes_of(block: BlockLike) -> list[memoryview]:
+    """Return the bytes of a block's parameters, then of its state in order of names; copied only where they must be."""
+    vectors = [block.params, *(block.state[name] for name in sorted(block.state))]
+    return [np.ascontiguousarray(vector, np.float32).data for vector in vectors]
+
+
+def digest_of(blocks: Iterable[BlockLike]) -> str:
+    """Return one digest of all blocks: SHA-256 over number, version, parameters and optimizer state of each, by number.
+
+    It does not depend on who owns what, nor on the order in which blocks are given: equal training has equal digests.
+
+    Raises
+    ------
+    CheckpointError
+        If a block comes twice: two servers believe that they own it.
+    """
+    sha, last = hashlib.sha256(), -1
+    for block in sorted(blocks, key=lambda b: b.number):
+        if block.number == last:
+            raise CheckpointError(f"block {last} comes twice; expected one owner of each.")
+        last = block.number
+        sha.update(f"{block.number} {block.version} {len(block.params)} {' '.join(sorted(block.state))}\n".encode())
+        for part in bytes_of(block):
+            sha.update(part)
+    return sha.hexdigest()
+
+
+def check_sum(buffers: Iterable[Buffer]) -> str:
+    """Return the BLAKE2b digest of some buffers, one after the other."""
+    found = hashlib.blake2b(digest_size=20)
+    for buffer in buffers:
+        found.update(buffer)
+    return found.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class BlockEntry:
+    """Where a block is, and what it must be.
+
+    Attributes
+    ----------
+    number, version, n : int
+        Which block, how many updates it had, how many numbers each of its vectors has.
+    server, offset : str, int
+        Whose file, and the first byte in it.
+    seen : list
+        (worker, number of its last update) in asynchronous mode.
+    blake2b : str
+        Of its bytes.
+    """
+
+    number: int
+    version: int
+    n: int
+    server: str
+    offset: int
+    seen: list[tuple[int, int]]
+    blake2b: str
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """All that belongs to a checkpoint.
+
+    Attributes
+    ----------
+    step : int
+        Updates of the model so far; in asynchronous mode, what the controller calls it.
+    layout : str
+        Digest of the model's `Layout`.
+    optimizer, options : str, dict
+        By which `labkit.elastic.server.optimizers.optimizer` makes it.
+    state : list of str
+        Names of what the optimizer remembers, sorted.
+    blocks : list of BlockEntry
+        Every block once.
+    files : dict
+        Bytes in the file of each server.
+    queue : str
+        BLAKE2b of the file of the shard queue.
+    training : dict
+        What decides which samples a step takes: seed, batch, n_shards, n_samples; empty where nobody said.
+    """
+
+    step: int
+    layout: str
+    optimizer: str
+    options: dict[str, Any]
+    state: list[str]
+    blocks: list[BlockEntry]
+    files: dict[str, int]
+    queue: str
+    training: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> bytes:
+        """Return the text of the file, with a digest of itself."""
+        told = {"format": FORMAT, **asdict(self)}
+        return json.dumps({"blake2b": check_sum([_canonical(told)]), "manifest": told}, indent=0).encode()
+
+    @classmethod
+    def from_json(cls, text: bytes, *, name: str) -> Manifest:
+        """Read a manifest of the checkpoint of some name.
+
+        Raises
+        ------
+        BadCheckpointError
+            If it is not what was written, or of another format.
+        """
+        try:
+            outside = json.loads(text)
+            told = outside["manifest"]
+            if check_sum([_canonical(told)]) != outside["blake2b"]:
+                raise BadCheckpointError(name, f"{FILE} is damaged: its digest does not match.")
+            form = told.pop("format")
+            if form != FORMAT:
+                raise BadCheckpointError(name, f"{FILE} is of format {form}; this version of labkit reads {FORMAT}.")
+            return cls(**{**told, "blocks": [BlockEntry(**entry) for entry in told["blocks"]]})
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            raise BadCheckpointError(name, f"{FILE} is damaged: {_glance(text)}") from None
+
+
+def name_of(step: int) -> str:
+    """Return the name of the folder of a checkpoint.
+
+    >>> name_of(120)
+    'step-000120'
+    """
+    return f"step-{step:06d}"
+
+
+def file_of(server: str) -> str:
+    """Return the name of the file with the blocks of a server."""
+    return f"{server}.blocks"
+
+
+def _canonical(told: Any) -> bytes:
+    return json.dumps(told, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _glance(text: bytes) -> str:
+    if not text.strip(b"\0"):
+        return f"{len(text)} bytes, all of them 0." if text else "it is empty."
+    return f"it is no manifest, or cut short after {len(text)} bytes."

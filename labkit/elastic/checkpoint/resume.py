@@ -1,0 +1,139 @@
+"""Going on from a checkpoint: by the same training, or not at all; and what was told of it before."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from itertools import zip_longest
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from labkit.core.errors import InputError
+from labkit.elastic.checkpoint.manifest import OtherModelError
+from labkit.elastic.controller.losses import decoded
+
+if TYPE_CHECKING:
+    from labkit.elastic.checkpoint.store import Checkpoint
+    from labkit.elastic.process.member import Spec
+
+
+class NothingLeftError(InputError):
+    """The newest checkpoint of a folder is that of the last step.
+
+    Attributes
+    ----------
+    saved : Checkpoint
+        Which it is.
+    """
+
+    def __init__(self, message: str, *, saved: Checkpoint) -> None:
+        super().__init__(message)
+        self.saved = saved
+
+
+_BEFORE = re.compile(r"(\d+)-events\.jsonl")
+
+
+def check_resume(folder: Path, spec: Spec, *, anyway: bool = False) -> list[str]:
+    """Return what differs from the training of which there are checkpoints, where that is allowed; [] if nothing does.
+
+    Parameters
+    ----------
+    folder : Path
+        Of the job.
+    spec : Spec
+        Of the job that is to go on.
+    anyway : bool
+        Whether it may take other samples than the one before (synchronous training only).
+
+    Raises
+    ------
+    InputError
+        If it is another training; NothingLeftError if it is done.
+    """
+    checkpoints = spec.checkpoints(folder)
+    if checkpoints.steps() in ([], [0]):  # nobody has trained there; it begins with what it is given
+        return []
+    try:
+        saved = checkpoints.newest()
+    except OtherModelError as error:
+        raise OtherModelError(_explained(str(error), folder, spec)) from None
+    if saved.step >= spec.n_steps:
+        raise NothingLeftError(
+            f"the newest checkpoint of {folder} is of step {saved.step} of {spec.n_steps}: there is nothing left to "
+            "do; give more steps, or another folder.",
+            saved=saved,
+        )
+    if (saved.queue is None) != spec.sync:
+        was, asked = ("asynchronous", "sync=False") if spec.sync else ("synchronous", "sync=True")
+        raise InputError(f"the checkpoints of {folder} are of {was} training: go on with {asked}, or elsewhere.")
+    differs = _differences(saved, spec)
+    if differs and not (anyway and spec.sync):
+        told = "; " + 'resume="anyway" goes on with other samples, some twice or never' if spec.sync else ""
+        raise InputError(
+            f"the checkpoints of {folder}, up to step {saved.step}, are of {' and '.join(differs)}: give the same, or "
+            f"another folder{told}."
+        )
+    return differs
+
+
+def _differences(saved: Checkpoint, spec: Spec) -> list[str]:
+    """Return what a checkpoint says otherwise, one phrase each."""
+    known: Mapping[str, Any] = saved.training
+    if saved.queue is not None:
+        plan = saved.queue["plan"]
+        known = {"n_samples": plan["n_samples"], "batch": plan["base_shard"], "seed": plan["seed"], **known}
+        known = {name: value for name, value in known.items() if name != "n_shards"}
+    words = {"n_samples": "a dataset of {} samples (not {})"}
+    return [
+        words.get(name, name + "={} (not {})").format(known[name], given)
+        for name, given in spec.training.items()
+        if name in known and known[name] != given
+    ]
+
+
+def _explained(told: str, folder: Path, spec: Spec) -> str:
+    """Return an error about another model, with the first parameter that differs if the job before tells."""
+    from labkit.elastic.process.member import SPEC, Spec
+
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        before = Spec.load(folder)
+        for old, new in zip_longest(before.params, spec.params):
+            if _plain(old) != _plain(new):
+                return f"{told.removesuffix('.')}: there {_said(old)}, here {_said(new)} ({folder / SPEC})."
+    return told
+
+
+def _plain(param: Any) -> Any:
+    return None if param is None else [param[0], list(param[2])]
+
+
+def _said(param: Any) -> str:
+    return "no more parameters" if param is None else f"'{param[0]}' {tuple(param[2])}"
+
+
+def losses_before(folder: Path, *, step: int) -> dict[int, float]:
+    """Return the losses, by step, that the jobs before this one told in a folder, before the step where it began.
+
+    What a later one did again counts, also where it has not told it.
+    """
+    found: dict[int, float] = {}
+    names = (_BEFORE.fullmatch(path.name) for path in folder.glob("*-events.jsonl"))
+    for name in sorted((name for name in names if name), key=lambda name: int(name[1])):
+        for event in _told(folder / name[0]):
+            if event["event"] == "began":
+                found = {version: loss for version, loss in found.items() if version < event["version"]}
+            else:
+                found[int(event["version"])] = decoded(event["loss"])
+    return {version: loss for version, loss in found.items() if version < step}
+
+
+def _told(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the losses of a file of events, and where training began; a last line that was cut off is none."""
+    with contextlib.suppress(OSError), path.open() as file:
+        for line in file:
+            if '"event": "loss"' in line or '"event": "began"' in line:
+                with contextlib.suppress(ValueError):
+                    yield json.loads(line)

@@ -1,0 +1,355 @@
+"""Consistent checkpoints: model, optimizer and shard queue under one manifest, whole or not at all.
+
+A checkpoint is a folder `step-000120` with a file for each server, `queue.json` and `manifest.json`. It is written
+under another name, brought to the disk, and renamed (`labkit.elastic.checkpoint.writer`): a `step-` folder holds all
+of it. It is verified when it is read, and a bad one is passed over for the one before. What is kept is never
+overwritten.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from labkit.core.errors import InputError
+from labkit.elastic.checkpoint.disk import Disk
+from labkit.elastic.checkpoint.manifest import (
+    FILE,
+    QUEUE,
+    BadCheckpointError,
+    BlockLike,
+    CheckpointError,
+    Manifest,
+    NoCheckpointError,
+    OtherModelError,
+    SavedBlock,
+    WriteError,
+    check_sum,
+    digest_of,
+    file_of,
+    name_of,
+)
+from labkit.elastic.checkpoint.writer import CheckpointWriter
+from labkit.elastic.controller.losses import CONTINUE, NotFiniteError
+from labkit.elastic.protocol.blocks import Layout
+from labkit.elastic.server.optimizers import Optimizer
+
+__all__ = [
+    "BadCheckpointError",
+    "Checkpoint",
+    "CheckpointError",
+    "CheckpointWriter",
+    "Checkpoints",
+    "NoCheckpointError",
+    "OtherModelError",
+    "SavedBlock",
+    "WriteError",
+    "digest_of",
+]
+
+_NAME: Final = re.compile(r"step-(\d{6,})")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What was saved, verified.
+
+    Attributes
+    ----------
+    step : int
+        Of the checkpoint.
+    blocks : dict of SavedBlock
+        Every block of the model, by number.
+    queue : object
+        State of the shard queue, as it was given.
+    options : dict
+        Of the optimizer that was used.
+    passed_over : tuple of BadCheckpointError
+        Newer ones that are no good, newest first: each names itself and says why.
+    training : dict
+        See `Manifest`.
+    """
+
+    step: int
+    blocks: Mapping[int, SavedBlock]
+    queue: Any
+    options: Mapping[str, Any]
+    passed_over: tuple[BadCheckpointError, ...] = field(default=())
+    training: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def digest(self) -> str:
+        """See `digest_of`."""
+        return digest_of(self.blocks.values())
+
+
+class Checkpoints:
+    """The checkpoints of one training in a folder.
+
+    Only one process writes at a time. Any may read.
+
+    Parameters
+    ----------
+    folder : Path
+        Made if it is not there.
+    layout : Layout
+        Of the model.
+    optimizer : Optimizer
+        Of the training.
+    keep : int
+        At least 2: so many good ones stay, older ones are removed.
+    disk : Disk
+        How the file system is reached.
+    training : mapping, optional
+        What those that are written say of their training: see `Manifest`.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        layout: Layout,
+        optimizer: Optimizer,
+        keep: int = 2,
+        disk: Disk | None = None,
+        training: Mapping[str, Any] | None = None,
+    ) -> None:
+        if keep < 2:
+            raise InputError(f"keep is {keep}; expected 2 or more: the newest checkpoint may turn out to be bad.")
+        self.folder, self.layout, self.optimizer, self.keep = folder, layout, optimizer, keep
+        self.disk = disk or Disk()
+        self.training = training or {}
+        self.in_work: set[Path] = set()
+        """Folders of drafts."""
+        self.verified: set[int] = set()
+        """Steps whose checkpoints were written, or read and found good, by this process."""
+
+    # --- write
+
+    def save(
+        self, step: int, servers: Mapping[str, Iterable[BlockLike]], *, queue: Any = None, mixed: bool = False
+    ) -> Path:
+        """Write a checkpoint from the blocks of each server; return its folder. See `begin` and `Draft.commit`."""
+        with self.begin(step, mixed=mixed) as draft:
+            for server, blocks in servers.items():
+                draft.add(server, blocks)
+            return draft.commit(queue)
+
+    def begin(self, step: int, *, mixed: bool = False) -> CheckpointWriter:
+        """Begin a checkpoint to which servers are added one by one.
+
+        What a process that died left unfinished is removed.
+
+        Parameters
+        ----------
+        step : int
+            0 or more; names the checkpoint.
+        mixed : bool
+            Whether blocks may have different versions, as in asynchronous training; else all must be at `step`.
+
+        Raises
+        ------
+        OtherModelError
+            If the folder has checkpoints of another model or optimizer.
+        CheckpointError
+            If it has a good one of a later step: this training did not start from it, and one of both would be lost.
+        WriteError
+            If the folder cannot be made or written.
+        """
+        if step < 0:
+            raise InputError(f"a checkpoint of step {step}; expected 0 or more.")
+        for known in self.steps():
+            self._compatible(known)
+            if known > step and self.is_good(known):
+                raise CheckpointError(
+                    f"there is a good {name_of(known)} in {self.folder}, later than {name_of(step)}: go on from there, "
+                    "or give another folder."
+                )
+        try:
+            if not self.folder.exists():
+                self.folder.mkdir(mode=0o700, parents=True)
+                self.disk.sync_folder(self.folder.parent)
+            self._tidy()
+            return CheckpointWriter(self, step, mixed=mixed)
+        except OSError as error:
+            raise self.write_error(step, error) from error
+
+    def write_error(self, step: int, error: OSError) -> WriteError:
+        """Return what to say when the system could not write."""
+        good = next((name_of(known) for known in reversed(self.steps()) if known != step and self.is_good(known)), None)
+        last = f"the last good one is {good}" if good else "there is no other one"
+        return WriteError(
+            error.errno,
+            f"{name_of(step)} could not be written to {self.folder}: {error.strerror or error}; {last}. Free space or "
+            "mend the disk, or give another folder.",
+        )
+
+    def prune(self) -> None:
+        """Remove what is older than the newest `keep` good ones, and what nobody works on."""
+        good = list(islice(filter(self.is_good, reversed(self.steps())), self.keep))
+        if len(good) == self.keep:
+            for step in [s for s in self.steps() if s < good[-1]]:
+                self.set_aside(step)
+        self._tidy()
+
+    def set_aside(self, step: int) -> None:
+        """Take a checkpoint out of the list, at once."""
+        self.verified.discard(step)
+        self.disk.rename(self.folder / name_of(step), self.folder / f".gone-{name_of(step)}-{os.urandom(4).hex()}")
+
+    def _tidy(self) -> None:
+        for path in self.folder.glob(".*-step-*"):
+            if path not in self.in_work:
+                self.disk.remove(path)
+
+    # --- read
+
+    def path(self, step: int) -> Path:
+        """Return where the checkpoint of a step is, or would be."""
+        return self.folder / name_of(step)
+
+    def steps(self) -> list[int]:
+        """Return the steps of which there are checkpoints, good or bad, in order."""
+        if not self.folder.is_dir():
+            return []
+        found = (_NAME.fullmatch(path.name) for path in self.folder.iterdir())
+        return sorted(int(match[1]) for match in found if match)
+
+    def newest(self, *, on_bad: Callable[[BadCheckpointError], None] | None = None) -> Checkpoint:
+        """Read the newest good checkpoint, passing over bad ones.
+
+        Parameters
+        ----------
+        on_bad : callable, optional
+            Is told of each that is passed over.
+
+        Raises
+        ------
+        NoCheckpointError
+            If none is good; the message names every one and why.
+        OtherModelError
+            If one is of another model or optimizer.
+        """
+        bad: list[BadCheckpointError] = []
+        for step in reversed(self.steps()):
+            try:
+                return self.load(step, passed_over=tuple(bad))
+            except BadCheckpointError as error:
+                bad.append(error)
+                if on_bad is not None:
+                    on_bad(error)
+        if not bad:
+            raise NoCheckpointError(f"there is no checkpoint in {self.folder}.")
+        raise NoCheckpointError(f"no checkpoint in {self.folder} is good: {' '.join(map(str, bad))}", bad=bad)
+
+    def load(self, step: int, *, passed_over: tuple[BadCheckpointError, ...] = ()) -> Checkpoint:
+        """Read one checkpoint, all of it verified.
+
+        Raises
+        ------
+        BadCheckpointError
+            If anything is not as it was written.
+        OtherModelError
+            If it is of another model or optimizer.
+        """
+        name, path = name_of(step), self.folder / name_of(step)
+        manifest = self._manifest(step)
+        self._refuse_other(manifest, name)
+        blocks = dict(sorted((b.number, b) for s in manifest.files for b in _read_server(path, s, manifest)))
+        if list(blocks) != list(range(self.layout.n_blocks)):
+            raise BadCheckpointError(name, f"it has {len(blocks)} blocks of {self.layout.n_blocks}.")
+        queue = _read(path / QUEUE, name)
+        if check_sum([queue]) != manifest.queue:
+            raise BadCheckpointError(name, f"{QUEUE} is damaged: its digest does not match.")
+        self.verified.add(step)
+        return Checkpoint(step, blocks, json.loads(queue), manifest.options, passed_over, manifest.training)
+
+    def _manifest(self, step: int) -> Manifest:
+        name = name_of(step)
+        manifest = Manifest.from_json(_read(self.folder / name / FILE, name), name=name)
+        if manifest.step != step:
+            raise BadCheckpointError(name, f"{FILE} is stale: it is that of {name_of(manifest.step)}.")
+        return manifest
+
+    def _refuse_other(self, manifest: Manifest, name: str) -> None:
+        if manifest.layout != self.layout.digest:
+            raise OtherModelError(
+                f"{self.folder / name} is of another model: its layout is {manifest.layout[:8]}, this model's "
+                f"{self.layout.digest[:8]} ({len(self.layout.params)} parameters, {self.layout.n} numbers, "
+                f"{self.layout.n_blocks} blocks); give the model it was made with, or another folder."
+            )
+        if (manifest.optimizer, manifest.state) != (self.optimizer.name, sorted(self.optimizer.state_names)):
+            raise OtherModelError(
+                f"{self.folder / name} is of the optimizer {manifest.optimizer}; expected {self.optimizer.name}: go on "
+                "with the same one, or give another folder."
+            )
+
+    def _compatible(self, step: int) -> None:
+        """Raise OtherModelError for a checkpoint of something else; a bad one may be of anything."""
+        try:
+            self._refuse_other(self._manifest(step), name_of(step))
+        except BadCheckpointError:
+            return
+
+    def is_good(self, step: int) -> bool:
+        """Tell whether a checkpoint is good; one that this process knows is only looked over: is everything there."""
+        try:
+            if step not in self.verified:
+                self.load(step)
+            name = name_of(step)
+            files = self._manifest(step).files.items()
+            return all((self.folder / name / file_of(server)).stat().st_size == n for server, n in files)
+        except (BadCheckpointError, OtherModelError, OSError):
+            return False
+
+
+def check_blocks(blocks: Iterable[BlockLike], layout: Layout, *, step: int) -> None:
+    """Raise NotFiniteError, with its name, for a parameter that is NaN or infinite, or for what is remembered of it."""
+    for block in sorted(blocks, key=lambda b: b.number):
+        for what, vector in (("", block.params), *sorted(block.state.items())):
+            bad = np.flatnonzero(~np.isfinite(vector))
+            if len(bad):
+                at = layout.extents[block.number][0] + int(bad[0])
+                owner = next(p.name for p in layout.params if p.first <= at < p.first + p.n)
+                raise NotFiniteError(
+                    f"the state at step {step} is not saved: {what and f'{what} of '}parameter '{owner}' has "
+                    f'{vector[bad[0]]}. Lower the learning rate; on_nan="{CONTINUE}" goes on with it.'
+                )
+
+
+def _read(path: Path, name: str) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise BadCheckpointError(name, f"{path.name} cannot be read: {error.strerror}.") from None
+
+
+def _read_server(folder: Path, server: str, manifest: Manifest) -> Iterator[SavedBlock]:
+    """Yield the blocks in the file of a server, each verified; the file is read once."""
+    path, expected = folder / file_of(server), manifest.files[server]
+    raw = np.empty(expected, np.uint8)
+    try:
+        with path.open("rb") as file:
+            n_read, size = file.readinto(raw.data), path.stat().st_size
+    except OSError as error:
+        raise BadCheckpointError(folder.name, f"{path.name} cannot be read: {error.strerror}.") from None
+    if n_read != expected or size != expected:
+        raise BadCheckpointError(folder.name, f"{path.name} has {size} bytes; expected {expected}.")
+    for entry in (entry for entry in manifest.blocks if entry.server == server):
+        n_bytes = 4 * entry.n * (1 + len(manifest.state))
+        part = raw[entry.offset : entry.offset + n_bytes]
+        if check_sum([part.data]) != entry.blake2b:
+            raise BadCheckpointError(
+                folder.name, f"block {entry.number} in {path.name} is damaged: its digest does not match."
+            )
+        rows = part.view(np.float32).reshape(1 + len(manifest.state), entry.n)
+        state = dict(zip(manifest.state, rows[1:], strict=True))
+        yield SavedBlock(entry.number, entry.version, rows[0], state, dict(entry.seen))

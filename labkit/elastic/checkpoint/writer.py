@@ -1,0 +1,226 @@
+"""A checkpoint that is being written: nobody finds it before it is complete and on the disk."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Protocol, Self
+
+from labkit.core.errors import InputError
+from labkit.elastic.checkpoint.disk import Buffer, Disk
+from labkit.elastic.checkpoint.manifest import (
+    FILE,
+    QUEUE,
+    BadCheckpointError,
+    BlockEntry,
+    BlockLike,
+    CheckpointError,
+    Manifest,
+    SavedBlock,
+    WriteError,
+    bytes_of,
+    check_sum,
+    file_of,
+    name_of,
+)
+from labkit.elastic.protocol.blocks import Layout
+from labkit.elastic.server.optimizers import Optimizer
+
+_SERVER: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
+
+
+class Saved(Protocol):
+    """A checkpoint that was read and found good."""
+
+    @property
+    def blocks(self) -> Mapping[int, SavedBlock]:
+        """Its blocks, by number."""
+
+
+class CheckpointFolder(Protocol):
+    """Where a `CheckpointWriter` keeps checkpoints; see `labkit.elastic.checkpoint.store.Checkpoints`."""
+
+    folder: Path
+    disk: Disk
+    layout: Layout
+    optimizer: Optimizer
+    training: Mapping[str, Any]
+    in_work: set[Path]
+    verified: set[int]
+
+    def load(self, step: int) -> Saved:
+        """Return the checkpoint of a step; BadCheckpointError if it is not as it was written."""
+
+    def set_aside(self, step: int) -> None:
+        """Rename the checkpoint of a step, so that it is found no more."""
+
+    def prune(self) -> None:
+        """Remove what is older than those that are kept."""
+
+    def write_error(self, step: int, error: OSError) -> WriteError:
+        """Return what is told where the system cannot write."""
+
+
+class CheckpointWriter:
+    """A checkpoint that is being written, in a folder without a name that anybody looks for.
+
+    As a context it is abandoned unless it was committed. Any error abandons it.
+    """
+
+    def __init__(self, home: CheckpointFolder, step: int, *, mixed: bool) -> None:
+        self.step, self.mixed, self._home, self._disk = step, mixed, home, home.disk
+        self.folder = home.folder / f".partial-{name_of(step)}-{os.getpid()}-{os.urandom(4).hex()}"
+        self._entries: list[BlockEntry] = []
+        self._files: dict[str, int] = {}
+        self._disk.make_folder(self.folder)
+        home.in_work.add(self.folder)
+
+    def add(self, server: str, blocks: Iterable[BlockLike]) -> None:
+        """Write the blocks of one server, and bring them to the disk.
+
+        Raises
+        ------
+        WriteError
+            If the system cannot; what was saved before is untouched.
+        CheckpointError
+            If a block is not one of this model, or not at the version of the checkpoint.
+        """
+        if not _SERVER.fullmatch(server) or server in self._files:
+            raise InputError(f"server '{server}' cannot name a file; expected letters, digits, -, _ and ., each once.")
+        entries: list[BlockEntry] = []
+        self._write(self.folder / file_of(server), self._bytes_of(server, blocks, entries))
+        self._entries += entries
+        self._files[server] = sum(4 * e.n * (1 + len(self._home.optimizer.state_names)) for e in entries)
+
+    def commit(self, queue: Any = None) -> Path:
+        """Make it a checkpoint, at once; return its folder. Then remove what is older than those that are kept.
+
+        A good one of the same step stays if it says the same; a bad one gives way.
+
+        Parameters
+        ----------
+        queue : object
+            State of the shard queue: plain numbers, strings, lists and dicts.
+
+        Raises
+        ------
+        WriteError
+            If the system cannot; what was saved before is untouched.
+        CheckpointError
+            If a block is missing or comes twice, or there is a good checkpoint of this step that says something else.
+        """
+        numbers, home = sorted(entry.number for entry in self._entries), self._home
+        missing = sorted(set(range(home.layout.n_blocks)) - set(numbers))
+        if missing or len(numbers) > len(set(numbers)):
+            twice = [n for n in set(numbers) if numbers.count(n) > 1]
+            what = f"lacks block {missing[0]}" if missing else f"has block {twice[0]} twice"
+            raise CheckpointError(f"{name_of(self.step)} {what}; expected each of {home.layout.n_blocks} blocks once.")
+        try:
+            text = json.dumps(queue).encode()
+        except (TypeError, ValueError) as error:
+            raise InputError(f"the state of the shard queue is nothing for JSON: {error}.") from None
+        manifest = Manifest(
+            step=self.step, layout=home.layout.digest, optimizer=home.optimizer.name, options=home.optimizer.options,
+            state=sorted(home.optimizer.state_names), blocks=self._entries, files=self._files, queue=check_sum([text]),
+            training=dict(home.training),
+        )  # fmt: skip
+        self._write(self.folder / QUEUE, [text])
+        self._write(self.folder / FILE, [manifest.to_json()])
+        return self._publish(manifest)
+
+    def _publish(self, manifest: Manifest) -> Path:
+        home, path = self._home, self._home.folder / name_of(self.step)
+        try:
+            self._disk.sync_folder(self.folder)
+            if not path.exists() or self._gives_way(manifest):
+                self._disk.rename(self.folder, path)
+                home.in_work.discard(self.folder)
+            self._disk.sync_folder(home.folder)
+        except OSError as error:
+            raise self._failed(error) from error
+        self.abandon()
+        home.verified.add(self.step)
+        with contextlib.suppress(OSError):  # too many are no harm
+            home.prune()
+        return path
+
+    def _gives_way(self, manifest: Manifest) -> bool:
+        """Set a bad checkpoint of the same step aside; tell whether there was one, and not a good one like this."""
+        try:
+            known = self._home.load(self.step)
+        except BadCheckpointError:
+            self._home.set_aside(self.step)
+            return True
+        same = {e.number: (e.version, e.blake2b) for e in manifest.blocks} == {
+            b.number: (b.version, check_sum(bytes_of(b))) for b in known.blocks.values()
+        }
+        if not same:
+            self.abandon()
+            raise CheckpointError(
+                f"there is a good {name_of(self.step)} in {self._home.folder} that says something else, and no "
+                "good one is overwritten: give another folder, or remove those from which this training did not start."
+            )
+        return False
+
+    def abandon(self) -> None:
+        """Forget it; harmless after `commit`."""
+        if self.folder in self._home.in_work:
+            self._home.in_work.discard(self.folder)
+            with contextlib.suppress(OSError):
+                self._disk.remove(self.folder)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.abandon()
+
+    def _bytes_of(self, server: str, blocks: Iterable[BlockLike], entries: list[BlockEntry]) -> Iterator[Buffer]:
+        """Yield the bytes of blocks, and note each."""
+        offset = 0
+        for block in blocks:
+            self._check(block)
+            parts = bytes_of(block)
+            seen = [(int(worker), int(number)) for worker, number in sorted(block.seen.items())]
+            n, version = len(block.params), int(block.version)
+            entries.append(BlockEntry(int(block.number), version, n, server, offset, seen, check_sum(parts)))
+            offset += sum(part.nbytes for part in parts)
+            yield from parts
+
+    def _check(self, block: BlockLike) -> None:
+        name, layout, names = name_of(self.step), self._home.layout, sorted(self._home.optimizer.state_names)
+        if not 0 <= block.number < layout.n_blocks:
+            raise CheckpointError(f"{name}: block {block.number} is not one of {layout.n_blocks}.")
+        n = layout.sizes[block.number]
+        if sorted(block.state) != names or any(v.shape != (n,) for v in chain([block.params], block.state.values())):
+            told = {key: v.shape for key, v in block.state.items()}
+            raise CheckpointError(
+                f"{name}: block {block.number} has parameters {block.params.shape} and state {told}; "
+                f"expected ({n},) each, and {names}."
+            )
+        if block.version != self.step and not self.mixed:
+            raise CheckpointError(
+                f"{name}: block {block.number} is at version {block.version}; expected {self.step}, as all of them."
+            )
+
+    def _write(self, path: Path, buffers: Iterable[Buffer]) -> None:
+        """Write a file and bring it to the disk."""
+        try:
+            with self._disk.create(path) as file:
+                self._disk.write(file, buffers)
+                self._disk.sync(file)
+        except OSError as error:
+            raise self._failed(error) from error
+        except BaseException:
+            self.abandon()
+            raise
+
+    def _failed(self, error: OSError) -> WriteError:
+        self.abandon()
+        return self._home.write_error(self.step, error)

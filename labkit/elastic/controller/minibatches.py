@@ -1,0 +1,165 @@
+"""Who works on which samples in asynchronous training: the shard service, cut into minibatches, for so many updates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from labkit.elastic.shards import Fate, Journal, Record, ShardLease, ShardService
+
+
+class Grant(NamedTuple):
+    """What a worker may work on: minibatches of positions `start` to before `end` of the order of an epoch."""
+
+    worker: str
+    token: int
+    epoch: int
+    start: int
+    end: int
+
+
+def _epochs(*, n_samples: int, batch: int, n_steps: int) -> int:
+    return -(-n_steps * batch // n_samples) + 1
+
+
+class Leases:
+    """The minibatches of a training, each leased until it is committed: as many as there are updates to make.
+
+    Minibatches have numbers through all epochs. Those from `n_steps` on are leased to nobody: a lease that reaches so
+    far is cut, and its rest is kept from the others.
+
+    Parameters
+    ----------
+    service : ShardService
+        With `batch` as its smallest shard.
+    n_steps : int
+        Updates of the whole training.
+    """
+
+    def __init__(self, service: ShardService, *, n_steps: int) -> None:
+        self.service, self.n_steps = service, n_steps
+        self.batch = service.plan.base_shard
+        self._per_epoch = -(-service.plan.n_samples // self.batch)
+        self._beyond = {lease.token for lease in service.held if self._is_beyond(lease.epoch, lease.start)}
+        self._waiting: dict[str, None] = {}
+        self.n_done = self._committed(service.state())
+
+    @classmethod
+    def opened(
+        cls, *, n_samples: int, batch: int, n_steps: int, seed: int, lease_s: float, journal: Journal | None = None
+    ) -> Leases:
+        """Return those of a training that begins."""
+        epochs = _epochs(n_samples=n_samples, batch=batch, n_steps=n_steps)
+        service = ShardService(
+            n_samples, epochs=epochs, seed=seed, base_shard=batch, lease_s=lease_s,
+            target_s=lease_s, journal=journal,
+        )  # fmt: skip
+        return cls(service, n_steps=n_steps)
+
+    @classmethod
+    def restored(cls, state: Mapping[str, Any], *, era: int, n_steps: int, journal: Journal | None = None) -> Leases:
+        """Return those of a checkpoint, from which an era begins; no lease of before is in force."""
+        plan = state["plan"]
+        epochs = _epochs(n_samples=plan["n_samples"], batch=plan["base_shard"], n_steps=n_steps)  # it may go on longer
+        state = {**state, "plan": {**plan, "epochs": max(epochs, plan["epochs"])}}
+        generation = max(era, int(state["generation"]) + 1)
+        return cls(ShardService.from_state(state, generation=generation, journal=journal), n_steps=n_steps)
+
+    @classmethod
+    def replayed(cls, records: Iterable[Record], *, n_steps: int, journal: Journal | None = None) -> Leases:
+        """Return those that a journal leads to, leases in force; `resume` starts the clock."""
+        return cls(ShardService.replay(records, journal=journal), n_steps=n_steps)
+
+    def resume(self, *, now_s: float) -> None:
+        """Begin with another clock."""
+        self.service.resume(now_s=now_s)
+
+    def _committed(self, state: Mapping[str, Any]) -> int:
+        """Return how many minibatches are committed; all ranges begin at a multiple of the batch."""
+        out = [piece[1:3] for piece in state["todo"]] + [lease[3:5] for lease in state["held"]]
+        missing = sum(-(-(end - start) // self.batch) for start, end in out + [p[1:3] for p in state["dead"]])
+        return int(state["epoch"] * self._per_epoch + -(-state["cursor"] // self.batch) - missing)
+
+    # --- what workers ask
+
+    def ask(self, worker: str, *, now_s: float) -> Grant | None:
+        """Return what a worker may do next; None: it waits, and `serve` will name it, unless all is done."""
+        lease = self.service.lease(worker, now_s=now_s)
+        while lease is not None and (grant := self._cut(lease)) is None:
+            self._beyond.add(lease.token)  # kept from everybody
+            lease = self.service.lease(worker, now_s=now_s)
+        if lease is None:
+            self.wait(worker)
+            return None
+        self._waiting.pop(worker, None)
+        return grant
+
+    def _cut(self, lease: ShardLease) -> Grant | None:
+        first = lease.epoch * self._per_epoch + lease.start // self.batch
+        n = min(-(-lease.size // self.batch), self.n_steps - first)
+        if n < 1:
+            return None
+        end = min(lease.end, lease.start + n * self.batch)
+        return Grant(str(lease.worker), lease.token, lease.epoch, lease.start, end)
+
+    def wait(self, worker: str) -> None:
+        """Note that a worker wants something to do."""
+        self._waiting[worker] = None
+
+    def serve(self, *, now_s: float) -> list[Grant]:
+        """Return grants for workers that wait, as far as there is work again."""
+        grants = []
+        for worker in list(self._waiting):
+            grant = self.ask(worker, now_s=now_s)
+            if grant is not None:
+                grants.append(grant)
+        return grants
+
+    def commit(self, token: int, *, until: int, now_s: float) -> Fate:
+        """Enter minibatches before `until` in the ledger, and count their updates; again, it changes nothing."""
+        held = next((lease for lease in self.service.held if lease.token == token), None)
+        fate = self.service.commit(token, now_s=now_s, until=until if held is not None else None, step=self.n_done)
+        if held is not None and until > held.start:
+            self.n_done += -(-(until - held.start) // self.batch)
+            if any(lease.token == token for lease in self.service.held) and self._is_beyond(held.epoch, until):
+                self._beyond.add(token)
+        return fate
+
+    def _is_beyond(self, epoch: int, start: int) -> bool:
+        return epoch * self._per_epoch + start // self.batch >= self.n_steps
+
+    def tokens(self, worker: str) -> list[int]:
+        """Return the leases that a worker holds."""
+        return [lease.token for lease in self.service.held if lease.worker == worker]
+
+    def grants(self, worker: str) -> list[Grant]:
+        """Return what a worker holds and may do, as `ask` told it."""
+        held = [lease for lease in self.service.held if lease.worker == worker and lease.token not in self._beyond]
+        return [grant for lease in held if (grant := self._cut(lease)) is not None]
+
+    def leave(self, worker: str, *, died: bool = False) -> None:
+        """Take back what a worker has that is gone; if it died, what it was at counts as tried."""
+        self._waiting.pop(worker, None)
+        at_work = [token for token in self.tokens(worker) if token not in self._beyond]
+        if died and at_work:
+            self.service.fail(min(at_work), reason="its process died")
+        self._beyond -= {lease.token for lease in self.service.leave(worker)}
+
+    def tick(self, alive: Iterable[str], *, now_s: float) -> list[ShardLease]:
+        """Renew what those have that are alive, and return the leases that have expired."""
+        for worker in alive:
+            self.service.renew(worker, now_s=now_s)
+        for token in list(self._beyond):
+            self.service.renew_token(token, now_s=now_s)
+        late = list(self.service.expire(now_s=now_s))
+        self._beyond -= {lease.token for lease in late}
+        return late
+
+    @property
+    def done(self) -> bool:
+        """Whether every update has been made and committed."""
+        return self.n_done >= self.n_steps
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint needs, for JSON."""
+        return self.service.state()

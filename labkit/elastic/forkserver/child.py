@@ -1,0 +1,134 @@
+"""What a process does that a fork server has just forked, until it is as if `python -m` had started it."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import os
+import random  # noqa: TID251 - to give users' models other numbers than the server's
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from labkit.elastic.forkserver.order import GO, NETWORK, OF_PYTHON, ForkOrder, ForkRefused, ForkStarted, encode
+from labkit.elastic.forkserver.title import show
+
+CLONE_NEWNET: Final = 0x40000000
+MADE_HERE: Final = ("NUMBA_CACHE_DIR",)
+"""Variables that `import labkit` sets."""
+
+
+def become(order: ForkOrder, files: Sequence[int], client: socket.socket) -> None:
+    """Become the process that was ordered, tell its number, and wait until the client has it.
+
+    Ends this process if that cannot be, or the client is gone: then nothing has run.
+    """
+    try:
+        os.setsid()
+        _enter_network(files[3:])
+        _take_files(files)
+        os.chdir(order.cwd)
+        os.umask(order.umask)
+        os.sched_setaffinity(0, order.cores)
+        if order.nice:
+            os.nice(order.nice)
+        _settle_signals(order.ignored)
+        _settle_python(order)
+        client.sendall(encode(ForkStarted(os.getpid(), start_of(os.getpid()))))
+        if client.recv(1) != GO:
+            os._exit(0)
+        client.close()
+    except BaseException as error:
+        _refuse(client, error)
+
+
+def _refuse(client: socket.socket, error: BaseException) -> None:
+    try:
+        client.sendall(encode(ForkRefused(f"{type(error).__name__}: {error}"[:1000])))
+    finally:
+        os._exit(127)
+
+
+def start_of(pid: int) -> int:
+    """Return when a process started, in ticks since the host did; 0 if there is none."""
+    try:
+        said = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return 0
+    return int(said.rpartition(b") ")[2].split()[19])
+
+
+def _enter_network(files: Sequence[int]) -> None:
+    """Enter the network namespace of the client, if that is another one."""
+    for handle in files:
+        there, here = os.fstat(handle), os.stat(NETWORK)
+        libc = ctypes.CDLL(None, use_errno=True)
+        if (there.st_dev, there.st_ino) != (here.st_dev, here.st_ino) and libc.setns(handle, CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), "the client's network cannot be entered")
+
+
+def _take_files(files: Sequence[int]) -> None:
+    for target, source in enumerate(files[:3]):
+        os.dup2(source, target)
+    for handle in files:
+        os.close(handle)
+
+
+def _settle_signals(ignored: Sequence[int]) -> None:
+    """Have the actions that a new interpreter has."""
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        as_python = signal.SIG_IGN if number in OF_PYTHON else signal.SIG_DFL
+        signal.signal(number, signal.SIG_IGN if number in ignored else as_python)
+    if signal.SIGINT not in ignored:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def _settle_python(order: ForkOrder) -> None:
+    """Let nothing be left of the server's own: environment, names, where modules are found, random numbers."""
+    argv = list(order.argv)
+    made = {name: os.environ[name] for name in MADE_HERE if name in os.environ}
+    os.environ.clear()
+    os.environ.update({**made, **order.env})
+    show(argv, order.env)
+    time.tzset()
+    tempfile.tempdir = None
+    if not os.environ.get("PYTHONSAFEPATH"):
+        sys.path.insert(0, os.getcwd())  # as -m does
+    importlib.invalidate_caches()
+    sys.orig_argv = argv
+    _settle_numbers(order)
+
+
+def _settle_numbers(order: ForkOrder) -> None:
+    """Draw other random numbers than the server's other children, and compute with the threads that are wanted."""
+    random.seed()
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()  # which users' models may draw
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.default_generator.seed()
+        torch.set_num_threads(threads(order.env, len(order.cores), torch.get_num_threads()))
+
+
+def threads(env: Mapping[str, str], n_cores: int, most: int) -> int:
+    """Return with how many threads torch computes in a new process.
+
+    >>> threads({"OMP_NUM_THREADS": "1"}, 8, 4), threads({}, 2, 4)
+    (1, 2)
+    """
+    said = env.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    return int(said) if said.isdigit() and int(said) else max(1, min(n_cores, most))
+
+
+def run(order: ForkOrder) -> None:
+    """Run the program that was ordered; as `python -m`, this is the last thing that the process does."""
+    module = importlib.import_module(order.argv[2])
+    sys.modules["__main__"] = module
+    sys.argv = [str(module.__file__), *order.argv[3:]]
+    module.main(sys.argv[1:])

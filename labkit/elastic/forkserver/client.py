@@ -1,0 +1,376 @@
+"""Start processes of jobs through the fork server of this user and host: in a hundredth of the time that imports take.
+
+>>> import os
+>>> argv = [sys.executable, "-m", "labkit.elastic.process.member", "/tmp/job", "worker", "worker-0"]
+>>> child = started(argv, env=os.environ, log=open("/tmp/log", "ab"))  # doctest: +SKIP
+
+Where there is none, and none can be started, `started` returns None: then the plain start is taken.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Final
+
+from labkit.elastic.forkserver import place as place
+from labkit.elastic.forkserver.order import (
+    GO,
+    MODULES,
+    NETWORK,
+    OF_PYTHON,
+    ForkEnded,
+    ForkOrder,
+    ForkRefused,
+    ForkStarted,
+    ForkWatch,
+    Message,
+    OrderError,
+    OrderFrames,
+    encode,
+)
+from labkit.elastic.forkserver.place import ForkError
+from labkit.unix_sockets import reached
+
+PATIENCE_S: Final = 120.0
+"""For a server to import what it needs, on a machine that is busy."""
+AGAIN_S: Final = 60.0
+"""After a fault the plain start is taken for so long before a server is asked again."""
+ATTEMPTS: Final = 3
+"""A server may leave just when somebody comes."""
+BOOT: Final = (
+    "import sys; sys.path[:] = [sys.argv[1], *filter(None, sys.path)]; "
+    "import labkit.elastic.forkserver.server as server; server.main(sys.argv[1:])"
+)
+BEHIND: Final = '"$@" &'
+"""A shell starts it, so that nobody has to wait for its end."""
+
+_told: set[str] = set()
+_not_before_s = [0.0]
+
+
+class ForkedProcess:
+    """A process that a fork server has started for us.
+
+    Attributes
+    ----------
+    pid, start : int
+        Its number, and when it started, in ticks since the host did.
+    server : Path
+        The socket of its fork server.
+    """
+
+    def __init__(self, sock: socket.socket, pid: int, start: int, *, server: Path) -> None:
+        self._sock, self.pid, self.start, self.server = sock, pid, start, server
+        self._handle: int | None = None
+        with contextlib.suppress(OSError):  # it may be over, if it is not ours to let run
+            self._handle = os.pidfd_open(pid)
+        self._frames, self._settled = OrderFrames(), False
+        self._status: int | None = None
+
+    @property
+    def fileno(self) -> int:
+        """File descriptor that can be read from when it may have ended; -1 after `close`."""
+        return self._sock.fileno()
+
+    @property
+    def code(self) -> int | None:
+        """How it has ended, below 0 by a signal; None while it runs, and where its server was gone before it."""
+        return None if self._status is None else os.waitstatus_to_exitcode(self._status)
+
+    def settled(self) -> bool:
+        """Tell, without waiting, whether all is known of its end that ever will be."""
+        while not self._settled and select.select([self._sock], [], [], 0)[0]:
+            self._hear()
+        return self._settled
+
+    def wait(self) -> int | None:
+        """Wait for its end, and return its `code`."""
+        while not self._settled:
+            self._hear()
+        if self._status is None and self._handle is not None:
+            select.select([self._handle], [], [])
+        self.close()
+        return self.code
+
+    def _hear(self) -> None:
+        try:
+            data = self._sock.recv(1 << 12)
+        except OSError:
+            data = b""
+        self._frames.feed(data)
+        message = self._frames.take()
+        self._status = message.status if isinstance(message, ForkEnded) else None
+        self._settled = not data or message is not None
+
+    def go(self) -> None:
+        """Let it run: somebody knows of it now."""
+        self._sock.settimeout(None)
+        with contextlib.suppress(OSError):  # it has been killed: `wait` tells
+            self._sock.sendall(GO)
+
+    def close(self) -> None:
+        """Want to know no more."""
+        self._settled = True
+        self._sock.close()
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
+
+
+def started(
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    log: IO[bytes],
+    cores: Sequence[int] = (),
+    wait: bool = True,
+    stdin: int | None = None,
+) -> ForkedProcess | None:
+    """Start a process of a job, in a session of its own; None if that is for the plain start.
+
+    Parameters
+    ----------
+    argv : sequence of str
+        Interpreter, "-m", one of `labkit.elastic.forkserver.order.MODULES`, and its arguments.
+    env : mapping
+        Its whole environment.
+    log : file
+        For its stdout and stderr.
+    cores : sequence of int
+        That it may use; none: those of this process.
+    wait : bool
+        Whether to wait for a server that is just being started.
+    stdin : int, optional
+        File descriptor; nothing by default.
+    """
+    if argv[2] not in MODULES:
+        return None
+    ignored = [int(n) for n in signal.valid_signals() - {*OF_PYTHON} if signal.getsignal(n) == signal.SIG_IGN]
+    try:
+        folder = os.getcwd()
+    except FileNotFoundError:  # removed: only a child by itself can be there
+        return None
+    allowed = sorted(cores or os.sched_getaffinity(0))
+    order = ForkOrder(list(argv), dict(env), folder, allowed, umask=_umask(), ignored=ignored)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    try:
+        return fork(order, (nothing if stdin is None else stdin, log.fileno(), log.fileno()), wait=wait)
+    finally:
+        os.close(nothing)
+
+
+def _umask() -> int:
+    """Return the umask, which can only be read by setting it: in /proc without that."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("Umask:"):
+            return int(line.split()[1], 8)
+    return 0o077
+
+
+def tell(what: str) -> None:
+    """Say something on stderr, once."""
+    if what not in _told:
+        _told.add(what)
+        print(f"labkit: {what}", file=sys.stderr, flush=True)
+
+
+def fork(
+    order: ForkOrder,
+    files: Sequence[int],
+    *,
+    wait: bool,
+    patience_s: float = PATIENCE_S,
+    tell: Callable[[str], None] = tell,
+) -> ForkedProcess | None:
+    """Let a process be forked, with these files as stdin, stdout and stderr; None if that is for the plain start.
+
+    Why a plain start is taken is told, unless it was asked for or a server is just being started.
+    """
+    settings = place.Settings.read(order.env)
+    if not settings.on or order.argv[0] != sys.executable or time.monotonic() < _not_before_s[0]:
+        return None
+    try:
+        return _forked(order, files, settings, wait=wait, patience_s=patience_s)
+    except (ForkError, OrderError, OSError, RuntimeError, subprocess.SubprocessError) as error:
+        _not_before_s[0] = time.monotonic() + AGAIN_S
+        tell(f"processes are started without a fork server, which takes seconds each: {error}")
+        return None
+
+
+def prepare(env: Mapping[str, str]) -> None:
+    """See to it that there is a server soon, without waiting for it.
+
+    Raises
+    ------
+    ForkError
+        If a variable makes no sense.
+    """
+    settings = place.Settings.read(env)
+    with contextlib.suppress(ForkError, OSError):
+        if settings.on and time.monotonic() >= _not_before_s[0]:
+            path = _path(settings, env)
+            if not _answers(path):
+                _begin(path, env, settings)
+
+
+def watched(server: Path, pid: int, start: int) -> ForkedProcess | None:
+    """Return a process that an earlier process of ours had started through that server; None if nobody knows."""
+    try:
+        sock = _connected(server)
+        sock.sendall(encode(ForkWatch(pid, start)))
+    except OSError:
+        return None
+    return ForkedProcess(sock, pid, start, server=server)
+
+
+# --- the server
+
+
+def _path(settings: place.Settings, env: Mapping[str, str]) -> Path:
+    return place.own_folder(settings.folder) / f"{place.key(env)}.sock"
+
+
+def _connected(path: Path) -> socket.socket:
+    """Connect to a server of this user; OSError if there is none."""
+    sock = socket.socket(socket.AF_UNIX)
+    try:
+        with reached(path) as address:
+            sock.connect(address)
+        if place.uid_of(sock) != os.getuid():
+            raise ConnectionRefusedError(f"{path} is not served by user {os.getuid()}")
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def _answers(path: Path) -> bool:
+    with contextlib.suppress(OSError):
+        _connected(path).close()
+        return True
+    return False
+
+
+def _begin(path: Path, env: Mapping[str, str], settings: place.Settings) -> None:
+    """Start a server, unless there is one by now: one at a time."""
+    place.own_folder(path.parent)
+    with place.locked(place.lock_of(path), wait=True):
+        early = place.early_of(path)
+        if _answers(path) or _answers(early):
+            return
+        path.unlink(missing_ok=True)
+        early.unlink(missing_ok=True)
+        with socket.socket(socket.AF_UNIX) as listener, place.log_of(path).open("wb") as log:
+            with reached(early) as address:
+                listener.bind(address)
+            early.chmod(0o600)
+            listener.listen(256)
+            line = [
+                sys.executable,
+                "-c",
+                BOOT,
+                str(place.ROOT),
+                str(path),
+                str(listener.fileno()),
+                f"{settings.idle_s}",
+            ]
+            subprocess.run(
+                ["/bin/sh", "-c", BEHIND, "sh", *line], env=place.environment(env), cwd="/", start_new_session=True,
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=[listener.fileno()], check=True,
+            )  # fmt: skip
+
+
+def _reach(path: Path, env: Mapping[str, str], settings: place.Settings, *, wait: bool) -> socket.socket | None:
+    """Connect to the server, and start it if there is none; None if there is none yet and nobody is to wait."""
+    for each in (path, place.early_of(path), path) if wait else (path,):
+        with contextlib.suppress(OSError):
+            return _connected(each)
+    _begin(path, env, settings)
+    return _reach_soon(path) if wait else None
+
+
+def _reach_soon(path: Path) -> socket.socket:
+    """Connect to a server that was just started: it changes its name once."""
+    with contextlib.suppress(OSError):
+        return _connected(place.early_of(path))
+    return _connected(path)
+
+
+def _forked(
+    order: ForkOrder, files: Sequence[int], settings: place.Settings, *, wait: bool, patience_s: float
+) -> ForkedProcess | None:
+    path, until_s = _path(settings, order.env), time.monotonic() + patience_s
+    for _ in range(ATTEMPTS):
+        try:
+            sock = _reach(path, order.env, settings, wait=wait)
+        except FileNotFoundError:  # the one before has just removed its folder
+            continue
+        if sock is None:
+            return None
+        try:
+            said = _asked(sock, order, files, until_s=until_s)
+        except BaseException:
+            sock.close()
+            raise
+        if said is not None:
+            child = ForkedProcess(sock, said.pid, said.start, server=path)
+            child.go()
+            return child
+        sock.close()
+    raise ForkError(f"the fork server ends before it answers: {_last_words(path)}")
+
+
+def _asked(sock: socket.socket, order: ForkOrder, files: Sequence[int], *, until_s: float) -> ForkStarted | None:
+    """Give an order, and let the process run; None if the server is gone and nothing has run."""
+    with _network() as network:
+        raw = encode(order)
+        try:
+            sock.settimeout(max(until_s - time.monotonic(), 0.1))
+            n_sent = socket.send_fds(sock, [raw], [*files, *network])
+            sock.sendall(raw[n_sent:])
+            said = _answer(sock)
+        except (BrokenPipeError, ConnectionResetError):
+            return None
+        except TimeoutError:
+            raise ForkError("the fork server does not answer in time.") from None
+    if isinstance(said, ForkRefused):
+        raise ForkError(said.why)
+    return said if isinstance(said, ForkStarted) else None
+
+
+@contextlib.contextmanager
+def _network() -> Iterator[list[int]]:
+    """Yield the network that a child is to enter, if this process may let it."""
+    if not place.may_enter():
+        yield []
+        return
+    handle = os.open(NETWORK, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield [handle]
+    finally:
+        os.close(handle)
+
+
+def _answer(sock: socket.socket) -> Message | None:
+    frames, data = OrderFrames(), b"?"
+    message = None
+    while message is None and data:
+        data = sock.recv(1 << 12)
+        frames.feed(data)
+        message = frames.take()
+    return message
+
+
+def _last_words(path: Path) -> str:
+    from labkit.elastic.failure import last_line
+
+    return last_line(place.log_of(path)) or "it left no message."

@@ -1,0 +1,186 @@
+"""What a fork server is asked, and what it answers: one schema, versioned, checked when it is read."""
+
+from __future__ import annotations
+
+import json
+import signal
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+VERSION: Final = 1
+MODULES: Final = (
+    "labkit.elastic.process.member",
+    "labkit.elastic.process.newcomer",
+    "labkit.elastic.controller.process",
+    "labkit.elastic.process.host_launcher",
+    "labkit.testbed.run.job_process",
+)
+"""Programs that a fork server starts: `python -m MODULE` of labkit, nothing else."""
+GO: Final = b"g"
+"""The client has the number of the process: now it runs. A process that does not hear it ends, and nothing has run."""
+
+NETWORK: Final = "/proc/thread-self/ns/net"
+OF_PYTHON: Final = (signal.SIGPIPE, signal.SIGXFSZ)
+"""Signals that Python ignores from its start."""
+
+_HEAD: Final = struct.Struct(">I")
+HEAD_BYTES: Final = _HEAD.size
+MOST_BYTES: Final = 1 << 24
+
+
+class OrderError(ValueError):
+    """A message between a fork server and its client makes no sense."""
+
+
+def _strings(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and all(isinstance(each, str) for each in value)
+
+
+def _numbers(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and all(type(each) is int for each in value)
+
+
+def _texts(value: Any) -> bool:
+    return isinstance(value, dict) and _strings([*value, *value.values()])
+
+
+def _is(*kinds: type) -> Callable[[Any], bool]:
+    return lambda value: type(value) in kinds
+
+
+_KINDS: Final[dict[str, Callable[[Any], bool]]] = {
+    "argv": lambda value: _strings(value) and len(value) > 2 and value[1] == "-m" and value[2] in MODULES,
+    "env": _texts, "cwd": _is(str), "cores": _numbers, "nice": _is(int), "umask": _is(int), "ignored": _numbers,
+    "pid": _is(int), "start": _is(int), "status": _is(int), "why": _is(str),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Checked:
+    """A message whose columns are what they should be."""
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if not _KINDS[name](value):
+                raise OrderError(f"{name} of {type(self).__name__} is {str(value)[:100]!r}, which is none.")
+
+
+@dataclass(frozen=True, slots=True)
+class ForkOrder(_Checked):
+    """A process to start. With it go file descriptors: stdin, stdout, stderr, and that of a network namespace or none.
+
+    Attributes
+    ----------
+    argv : sequence of str
+        Interpreter, "-m", one of `MODULES`, and its arguments.
+    env : mapping
+        Its whole environment.
+    cwd : str
+        Its working directory.
+    cores : sequence of int
+        Processor cores that it may use.
+    nice : int
+        Is added to the server's niceness, which is that of its clients.
+    umask : int
+        Of the files that it makes.
+    ignored : sequence of int
+        Signals that it ignores; all others have their default action.
+    """
+
+    argv: Sequence[str]
+    env: Mapping[str, str] = field(repr=False)
+    cwd: str
+    cores: Sequence[int]
+    nice: int = 0
+    umask: int = 0o077
+    ignored: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ForkWatch(_Checked):
+    """How has a process of this server ended, or how will it? `start` tells it from another of its number."""
+
+    pid: int
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class ForkStarted(_Checked):
+    """A process waits for `GO`; said by itself."""
+
+    pid: int
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class ForkEnded(_Checked):
+    """A process has ended; `status` as waitpid has it."""
+
+    status: int
+
+
+@dataclass(frozen=True, slots=True)
+class ForkRefused(_Checked):
+    """It cannot be done; nothing has run."""
+
+    why: str
+
+
+Message = ForkOrder | ForkWatch | ForkStarted | ForkEnded | ForkRefused
+_MESSAGES: Final[dict[str, type[Message]]] = {
+    "order": ForkOrder, "watch": ForkWatch, "started": ForkStarted, "ended": ForkEnded, "refused": ForkRefused,
+}  # fmt: skip
+
+
+def encode(message: Message) -> bytes:
+    """Return a message as it travels, its length first."""
+    name = next(name for name, kind in _MESSAGES.items() if isinstance(message, kind))
+    body = json.dumps({"version": VERSION, "message": name, "columns": asdict(message)}).encode()
+    return _HEAD.pack(len(body)) + body
+
+
+def decode(body: bytes) -> Message:
+    """Return the message of a frame; OrderError if it is none.
+
+    >>> decode(encode(ForkWatch(7, start=9))[HEAD_BYTES:])
+    ForkWatch(pid=7, start=9)
+    """
+    try:
+        said = json.loads(body)
+        if said["version"] != VERSION:
+            raise OrderError(f"a message of version {said['version']!r}; this labkit speaks {VERSION}.")
+        return _MESSAGES[said["message"]](**said["columns"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise OrderError(f"{body[:100]!r} is no message of a fork server ({type(error).__name__}).") from None
+
+
+class OrderFrames:
+    """Bytes as they come, and the messages in them."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def feed(self, data: bytes) -> None:
+        """Take in bytes."""
+        self._data += data
+
+    def take(self) -> Message | None:
+        """Return the next message; None if it is not complete yet.
+
+        Raises
+        ------
+        OrderError
+            If it is none, or too long.
+        """
+        if len(self._data) < HEAD_BYTES:
+            return None
+        (n_bytes,) = _HEAD.unpack(self._data[:HEAD_BYTES])
+        if n_bytes > MOST_BYTES:
+            raise OrderError(f"a message of {n_bytes} bytes; at most {MOST_BYTES} are expected.")
+        if len(self._data) < HEAD_BYTES + n_bytes:
+            return None
+        body = bytes(self._data[HEAD_BYTES : HEAD_BYTES + n_bytes])
+        del self._data[: HEAD_BYTES + n_bytes]
+        return decode(body)

@@ -1,0 +1,314 @@
+"""A process that has imported what workers and servers need, and forks them on order: see docs/why/fork-server.md.
+
+It is started by `labkit.elastic.forkserver.client`, which gives it a socket that listens already. It never has a
+second thread, imports nothing of a user's, and does not touch a GPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from labkit.elastic.forkserver import child as fork_child
+from labkit.elastic.forkserver.order import (
+    ForkEnded,
+    ForkOrder,
+    ForkRefused,
+    ForkWatch,
+    Message,
+    OrderError,
+    OrderFrames,
+    encode,
+)
+from labkit.elastic.forkserver.place import clear, early_of, lock_of, locked, uid_of
+from labkit.elastic.forkserver.title import name, show
+
+TITLE: Final = ("labkit-forks",)
+PRELOADED: Final = (
+    "torch",
+    "pydantic",
+    "labkit.elastic.process.member",
+    "labkit.elastic.process.newcomer",
+    "labkit.elastic.controller.process",
+    "labkit.elastic.process.host_launcher",
+    "labkit.elastic.server.server",
+    "labkit.elastic.worker.synchronous",
+    "labkit.elastic.worker.asynchronous",
+    "labkit.elastic.worker.flat",
+    "labkit.elastic.worker.forward",
+    "labkit.elastic.transport.shared_arrays",
+    "labkit.elastic.protocol.program",
+    "labkit.elastic.shards",
+    "labkit.elastic.models",
+    "labkit.elastic.data",
+    "labkit.elastic.server.optimizers",
+    "labkit.elastic.server.kernels",
+    "labkit.elastic.job",
+    "labkit.testbed.run.job_process",
+    "labkit.testbed.run.order_socket",
+)
+"""By name, since what stands above this package is among them."""
+LOOK_S: Final = 5.0
+"""Seconds between two looks whether the socket is still there."""
+KEPT: Final = 256
+"""Ends that are remembered for whoever asks later."""
+MOST_FILES: Final = 4
+
+
+class InChild(Exception):  # noqa: N818 - not an error: it leads out of the server's loop
+    """Raised in a child: `order` is what it is to run."""
+
+    def __init__(self, order: ForkOrder) -> None:
+        self.order = order
+
+
+@dataclass(slots=True)
+class Caller:
+    """A client that has connected, and what it has said so far."""
+
+    sock: socket.socket
+    frames: OrderFrames = field(default_factory=OrderFrames)
+    files: list[int] = field(default_factory=list)
+
+    def close(self) -> None:
+        """Let go of it, and of the files that it has sent."""
+        for handle in self.files:
+            os.close(handle)
+        self.files.clear()
+        self.sock.close()
+
+
+@dataclass(slots=True)
+class Child:
+    """A process that was forked here; `watchers` want to know how it ends."""
+
+    pid: int
+    start: int
+    handle: int
+    watchers: list[socket.socket]
+
+
+class ForkServer:
+    """Forks processes on order, and tells how they end.
+
+    Parameters
+    ----------
+    listener : socket.socket
+        Listens at `path`.
+    path : Path
+        Where clients find it as soon as it is ready; beside it lie its lock and its log.
+    idle_s : float
+        Ends after so long without children and orders.
+    """
+
+    def __init__(self, listener: socket.socket, path: Path, *, idle_s: float) -> None:
+        self._listener, self._path, self._idle_s = listener, path, idle_s
+        self._selector = selectors.DefaultSelector()
+        self._callers: dict[int, Caller] = {}
+        self._children: dict[int, Child] = {}
+        self._over: OrderedDict[tuple[int, int], int] = OrderedDict()
+        self._active_s, self._gone = time.monotonic(), False
+        listener.setblocking(False)
+        self._on(listener, self._accept)
+        self._inode = os.stat(path).st_ino
+
+    def _on(self, what: socket.socket | int, call: Callable[[], None]) -> None:
+        self._selector.register(what, selectors.EVENT_READ, call)
+
+    def run(self) -> None:
+        """Serve until nobody needs it; raises `InChild` in each child."""
+        look_s = min(LOOK_S, self._idle_s / 4)
+        while not self._done():
+            for key, _ in self._selector.select(look_s):
+                key.data()
+
+    # --- clients
+
+    def _accept(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            sock, _ = self._listener.accept()
+            if uid_of(sock) != os.getuid():
+                sock.close()
+                return
+            sock.setblocking(False)
+            caller = Caller(sock)
+            self._callers[sock.fileno()] = caller
+            self._on(sock, lambda: self._hear(caller))
+
+    def _hear(self, caller: Caller) -> None:
+        self._active_s = time.monotonic()
+        try:
+            data, files, _, _ = socket.recv_fds(caller.sock, 1 << 16, MOST_FILES)
+            caller.files += files
+            caller.frames.feed(data)
+            message = caller.frames.take()
+        except BlockingIOError:
+            return
+        except (OSError, OrderError) as error:
+            self._leave(caller)
+            self._refuse(caller, str(error))
+            return
+        if not data or message is not None:
+            self._leave(caller)
+            self._serve(caller, message)
+
+    def _leave(self, caller: Caller) -> None:
+        """Read no more from a client: what it says next is for its process."""
+        self._selector.unregister(caller.sock)
+        del self._callers[caller.sock.fileno()]
+
+    def _serve(self, caller: Caller, message: Message | None) -> None:
+        if isinstance(message, ForkOrder):
+            self._fork(caller, message)
+        elif isinstance(message, ForkWatch):
+            self._watch(caller, message)
+        else:
+            caller.close()
+
+    @staticmethod
+    def _refuse(caller: Caller, why: str) -> None:
+        with contextlib.suppress(OSError):
+            caller.sock.sendall(encode(ForkRefused(why)))
+        caller.close()
+
+    # --- children
+
+    def _fork(self, caller: Caller, order: ForkOrder) -> None:
+        if len(caller.files) < 3 or n_threads() > 1:
+            fault = f"{len(caller.files)} files came with it, 3 are needed" if n_threads() == 1 else "it has threads"
+            self._refuse(caller, f"the fork server cannot fork: {fault}")
+            return
+        try:
+            pid = os.fork()
+        except OSError as error:
+            self._refuse(caller, f"no process can be forked: {error.strerror}")
+            return
+        if pid == 0:
+            self._be_child(caller, order)
+        for handle in caller.files:
+            os.close(handle)
+        caller.files.clear()
+        child = Child(pid, fork_child.start_of(pid), os.pidfd_open(pid), [caller.sock])
+        self._children[pid] = child
+        self._on(child.handle, lambda: self._reap(child))
+
+    def _be_child(self, caller: Caller, order: ForkOrder) -> None:
+        """Close what is the server's, and become what was ordered."""
+        self._selector.close()
+        self._listener.close()
+        for other in self._callers.values():
+            other.close()
+        for child in self._children.values():
+            os.close(child.handle)
+            for sock in child.watchers:
+                sock.close()
+        caller.sock.setblocking(True)
+        fork_child.become(order, caller.files, caller.sock)
+        raise InChild(order)
+
+    def _reap(self, child: Child) -> None:
+        self._active_s = time.monotonic()
+        _, status = os.waitpid(child.pid, 0)
+        self._selector.unregister(child.handle)
+        os.close(child.handle)
+        del self._children[child.pid]
+        self._over[child.pid, child.start] = status
+        if len(self._over) > KEPT:
+            self._over.popitem(last=False)
+        for sock in child.watchers:
+            _tell(sock, status)
+
+    def _watch(self, caller: Caller, asked: ForkWatch) -> None:
+        child = self._children.get(asked.pid)
+        if child is not None and child.start == asked.start:
+            child.watchers.append(caller.sock)
+        elif (status := self._over.get((asked.pid, asked.start))) is not None:
+            _tell(caller.sock, status)
+        else:
+            self._refuse(caller, f"process {asked.pid} is none of this fork server")
+
+    # --- the end
+
+    def _done(self) -> bool:
+        """Tell whether nobody needs it: it is not found any more, or nobody has asked for long."""
+        if not self._gone and self._is_gone():
+            self._gone = True
+            self._selector.unregister(self._listener)
+        if self._children or self._callers:
+            return False
+        return self._gone or (time.monotonic() - self._active_s > self._idle_s and self._is_closed())
+
+    def _is_gone(self) -> bool:
+        try:
+            return os.stat(self._path).st_ino != self._inode
+        except OSError:
+            return True
+
+    def _is_closed(self) -> bool:
+        """Remove the socket, unless somebody starts one just now."""
+        with locked(lock_of(self._path), wait=False) as held:
+            if held:
+                clear(self._path)  # whoever has connected, and is not heard any more, asks again
+            return held
+
+
+def _tell(sock: socket.socket, status: int) -> None:
+    with contextlib.suppress(OSError):  # whoever wanted to know is gone
+        sock.setblocking(True)
+        sock.sendall(encode(ForkEnded(status)))
+    sock.close()
+
+
+def n_threads() -> int:
+    """Return how many threads this process has."""
+    return len(os.listdir("/proc/self/task"))
+
+
+def preload() -> None:
+    """Import what processes of jobs need; `kernels` loads what is compiled."""
+    for module in PRELOADED:
+        importlib.import_module(module)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Be a fork server: ROOT of labkit, PATH of the socket, number of the listener, seconds."""
+    root, path, listener, idle_s = arguments
+    os.chdir("/")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    show(TITLE, {})
+    name(TITLE[0])
+    with contextlib.suppress(OSError):
+        os.sched_setaffinity(0, range(os.cpu_count() or 1))
+    preload()
+    sys.path.remove(root)
+    if n_threads() > 1:
+        sys.exit(f"the fork server has {n_threads()} threads after its imports; it must have one.")
+    gc.collect()
+    gc.freeze()
+    place = Path(path)
+    early_of(place).rename(place)
+    order = _serve(ForkServer(socket.socket(fileno=int(listener)), place, idle_s=float(idle_s)))
+    if order is not None:
+        fork_child.run(order)
+
+
+def _serve(server: ForkServer) -> ForkOrder | None:
+    """Return in each child, with what it is to run; and in the server at its end."""
+    try:
+        server.run()
+    except InChild as forked:
+        return forked.order
+    return None

@@ -1,0 +1,206 @@
+"""What each member of a job gets: a folder of its own, with its key and nothing of another's, to be copied to its host.
+
+The authority that signs certificates, and the token of connections in clear, are in the memory of the launcher and the
+controller alone: the launcher hands them over through a pipe, again to each controller that follows one that died.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import re
+import shutil
+import tarfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from socket import socket
+from typing import Any
+
+from labkit.core.errors import InputError
+from labkit.elastic.protocol.network import CONTROLLER, HOST, NetworkConfig, NetworkMode, certificate_name
+from labkit.elastic.transport import (
+    Access,
+    Address,
+    AddressError,
+    Authority,
+    Certificates,
+    Listener,
+    Scheme,
+    bound,
+    new_token,
+    private_folder,
+)
+from labkit.elastic.transport.certificates import write_private
+
+MEMBERS, ADDRESS, CARD = "members", "controller.address", "host.json"
+FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*")
+"""Names of files that are sent to another host."""
+DAYS = 365
+"""For which certificates are valid; they are of no use without the job that they were made for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Secrets:
+    """What opens every door of a job.
+
+    Attributes
+    ----------
+    authority : bytes
+        Signs certificates: key and certificate.
+    token : bytes
+        Opens connections in clear.
+    """
+
+    authority: bytes = field(repr=False)
+    token: bytes = field(repr=False)
+
+    @classmethod
+    def of(cls, reach: NetworkConfig) -> Secrets | None:
+        """Make those of a new job; None for one that stays on this machine."""
+        if reach.network == NetworkMode.LOCAL:
+            return None
+        return cls(Authority(reach.job, days=DAYS).dump(), new_token())
+
+    def write(self) -> bytes:
+        """Return them for a pipe."""
+        return json.dumps({"authority": self.authority.decode(), "token": self.token.hex()}).encode()
+
+    @classmethod
+    def read(cls, raw: bytes) -> Secrets:
+        """Read what `write` returned."""
+        said = json.loads(raw)
+        return cls(said["authority"].encode(), bytes.fromhex(said["token"]))
+
+
+def packed(content: Mapping[str, bytes]) -> bytes:
+    """Return files of a folder as a tar; they are for their owner alone."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as archive:
+        for name, raw in content.items():
+            card = tarfile.TarInfo(name)
+            card.size, card.mode = len(raw), 0o600
+            archive.addfile(card, io.BytesIO(raw))
+    return out.getvalue()
+
+
+def unpack(raw: bytes, folder: Path) -> None:
+    """Write what `packed` returned into a folder that only its owner can enter; InputError if it holds anything else.
+
+    Parameters
+    ----------
+    raw : bytes
+        The archive.
+    folder : Path
+        Is made if it is not there.
+    """
+    private_folder(folder)
+    try:
+        with tarfile.open(fileobj=io.BytesIO(raw), mode="r:") as archive:
+            for card in archive:
+                file = archive.extractfile(card) if card.isfile() else None
+                if file is None or not FILE.fullmatch(card.name):
+                    raise InputError(
+                        f"the archive of a launcher's home holds {card.name[:100]!r}, which is none of it."
+                    )
+                write_private(folder / card.name, file.read())
+    except tarfile.TarError as error:
+        raise InputError(f"the archive of a launcher's home cannot be read: {error}.") from None
+
+
+class Credentials:
+    """The folders of the members of a job, as its controller keeps them.
+
+    Parameters
+    ----------
+    folder : Path
+        Of the job.
+    reach : NetworkConfig
+        Where its processes can be reached.
+    secrets : Secrets, optional
+        None for a job that stays on this machine: all its processes use the folder of the job.
+    """
+
+    def __init__(self, folder: Path, *, reach: NetworkConfig, secrets: Secrets | None) -> None:
+        self.folder, self._reach, self._secrets = folder, reach, secrets
+        self._authority = None if secrets is None else Authority.parse(secrets.authority, job=reach.job)
+
+    def of(self, name: str) -> Path:
+        """Return the folder of a member: all that it needs on its host."""
+        return self.folder if self._authority is None else self.folder / MEMBERS / name
+
+    def furnish(self, name: str, role: str, *, files: Iterable[str]) -> Path:
+        """Make the folder of a member, with certificate, key, the controller's address and some files of the job."""
+        home = self.of(name)
+        if self._authority is None:
+            return home
+        private_folder(home.parent)
+        shutil.rmtree(home, ignore_errors=True)
+        self._issue(name, role)
+        for file in (ADDRESS, *files):
+            os.link(self.folder / file, home / file)
+        return home
+
+    def papers(self, name: str, role: str) -> dict[str, bytes]:
+        """Return certificate and key of a member that another host makes a home for, by name of the file."""
+        assert self._authority is not None
+        return self._authority.papers(certificate_name(name, role))
+
+    def archive(self, launcher: str, host: str, *, files: Iterable[str]) -> bytes:
+        """Return what a launcher needs on its host, as a tar: its papers, the controller's address, files of the job.
+
+        Parameters
+        ----------
+        launcher : str
+            Its name, as its certificate bears it.
+        host : str
+            Name of the machine.
+        files : iterable of str
+            What members need there, once for all of them.
+        """
+        content = {file: (self.folder / file).read_bytes() for file in (ADDRESS, *files)}
+        content[CARD] = json.dumps({"name": launcher, "host": host}).encode()
+        return packed({**content, **self.papers(launcher, HOST)})
+
+    def _issue(self, name: str, role: str) -> Certificates:
+        assert self._authority is not None
+        return self._authority.issue(certificate_name(name, role), folder=self.of(name))
+
+    def clear(self, name: str) -> None:
+        """Remove the folder of a member that has ended, its key first of all."""
+        if self._authority is not None:
+            shutil.rmtree(self.of(name), ignore_errors=True)
+
+    def close(self) -> None:
+        """Remove all of them, and every key with them."""
+        shutil.rmtree(self.folder / MEMBERS, ignore_errors=True)
+        (self.folder / ADDRESS).unlink(missing_ok=True)
+
+    def gate(self, **terms: Any) -> Listener | None:
+        """Open the controller's door to the network, if there is one; `terms` are those of a Listener.
+
+        A controller that follows another takes the same port, so that members on other hosts find it; if that is
+        taken by now, another one, which the folders of the members tell.
+        """
+        if self._secrets is None:
+            return None
+        private_folder(self.folder / MEMBERS)
+        certificates = self._issue(CONTROLLER, CONTROLLER)
+        address, sock = self._listen()
+        for place in (self.folder, *(self.folder / MEMBERS).glob("*/")):
+            write_private(place / ADDRESS, str(address).encode())
+        hello = {"name": CONTROLLER}
+        if self._reach.network == NetworkMode.TCP:
+            hello["token"] = self._secrets.token.hex()  # over TLS, to members that have shown who they are
+        return Listener(address, access=Access(certificates=certificates), sock=sock, hello=hello, **terms)
+
+    def _listen(self) -> tuple[Address, socket]:
+        """Listen where the controller before this one did, if there was one and that is free."""
+        before = self.folder / ADDRESS
+        if before.exists():
+            address = Address.parse(before.read_text())
+            with contextlib.suppress(AddressError):
+                return address, bound(address)
+        return self._reach.listen(Scheme.TLS, CONTROLLER)

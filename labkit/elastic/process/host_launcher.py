@@ -1,0 +1,222 @@
+"""The launcher of a host: `python -m labkit.elastic.process.host_launcher HOME` starts and ends members of a job.
+
+HOME holds what `Job.host_home` returned: unpacked, or as `home.tar`. The launcher connects to the job's controller,
+gets the keys of members from it, and says who runs. It ends when the job is over, at SIGTERM, or when it has been
+without a controller for too long; then all its members are gone, and of HOME only logs are left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import fcntl
+import json
+import os
+import queue
+import re
+import shutil
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from labkit.core.errors import InputError
+from labkit.elastic.process.credentials import ADDRESS, CARD, FILE, MEMBERS, unpack
+from labkit.elastic.process.endpoints import Endpoints
+from labkit.elastic.process.launchers import LocalProcesses, StartRequest, running
+from labkit.elastic.process.member import PATIENCE_LEASES, SPEC, Spec
+from labkit.elastic.process.usage import EVERY_S, readings, told
+from labkit.elastic.protocol.messages import FrameKind
+from labkit.elastic.protocol.network import HOST
+from labkit.elastic.protocol.program import FILE as PROGRAM
+from labkit.elastic.protocol.sites import NOWHERE_ELSE
+from labkit.elastic.transport import Channel, Handler, Lease, Message, TransportError, connect, private_folder
+from labkit.elastic.transport.certificates import write_private
+
+ARCHIVE, LOCK = "home.tar", "host.lock"
+_MEMBER = re.compile(r"(ps|worker)-\d{1,9}")
+
+
+class LauncherOrders(Handler):
+    """What the controller says, into the launcher's queue."""
+
+    def __init__(self, inbox: queue.SimpleQueue[tuple[Any, ...]]) -> None:
+        self._inbox = inbox
+
+    def received(self, channel: Channel, message: Message) -> None:  # noqa: ARG002
+        """Pass it on."""
+        if message.head.kind == FrameKind.TELL:
+            self._inbox.put(("told", dict(message.meta)))
+
+    def closed(self, channel: Channel, reason: TransportError | None) -> None:  # noqa: ARG002
+        """Pass it on."""
+        self._inbox.put(("alone", channel))
+
+
+class HostLauncher:
+    """The launcher of one host.
+
+    Parameters
+    ----------
+    folder : Path
+        Its home; members have theirs in it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.spec = folder, Spec.load(folder)
+        self.lease = Lease(self.spec.lease_s)
+        self.name = str(json.loads((folder / CARD).read_text())["name"])
+        self.ways = Endpoints(folder, reach=self.spec.reach_at(""), scheme=self.spec.scheme, name=self.name, role=HOST)
+        self.inbox: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
+        self.over = threading.Event()
+        self.why = "the job is over"
+        self.channel: Channel | None = None
+        self.here: set[str] = set()
+        self._every_s, self._next_look_s = min(EVERY_S, self.spec.measure_every_s or EVERY_S), 0.0
+        self.processes = LocalProcesses(folder, ended=lambda name, code: self.inbox.put(("ended", name, code)))
+        for name, pid in running(folder).items():  # of a launcher that was killed
+            self.here.add(name)
+            self.processes.adopt(name, pid, NOWHERE_ELSE)
+
+    def run(self) -> None:
+        """Do what the controller says, to the end of the job; leave nobody behind."""
+        try:
+            self._join()
+            while not self.over.is_set():
+                with contextlib.suppress(queue.Empty):
+                    item = self.inbox.get(timeout=self._every_s)
+                    getattr(self, f"_{item[0]}")(*item[1:])
+                self._measure()
+        finally:
+            self._clear()
+
+    def stop(self, why: str) -> None:
+        """End everything; from any thread, and from a signal."""
+        self.why = why
+        self.over.set()
+        self.inbox.put(("alone", None))  # wakes the loop
+
+    def _measure(self) -> None:
+        """Tell the controller what members have used so far, now and then."""
+        now_s = time.monotonic()
+        if now_s >= self._next_look_s:
+            self._next_look_s = now_s + self._every_s
+            found = readings({name: self.processes.pids[name] for name in self.here})
+            if found:
+                self._report("used", readings=told(found))
+
+    # --- the connection
+
+    def _join(self) -> None:
+        """Connect to the controller and say who runs; the end, if there is none for too long."""
+        until, why = time.monotonic() + PATIENCE_LEASES * self.lease.base_s, ""
+        while time.monotonic() < until and not self.over.is_set():
+            try:
+                self.channel = connect(
+                    **self.ways.to_controller(), hello={"name": self.name, "role": HOST}, lease=self.lease,
+                    handler=LauncherOrders(self.inbox),
+                )  # fmt: skip
+            except (TransportError, InputError, OSError) as error:
+                why = str(error)
+                self.over.wait(self.lease.heartbeat_s)
+            else:
+                self._report("hosting", running={name: self.processes.pids[name] for name in self.here})
+                return
+        if not self.over.is_set():
+            self.stop(f"no controller for {PATIENCE_LEASES * self.lease.base_s} s: {why}")
+
+    def _alone(self, channel: Channel | None) -> None:
+        if channel is self.channel and not self.over.is_set():
+            self._join()
+
+    def _report(self, event: str, **columns: Any) -> None:
+        if self.channel is not None:
+            with contextlib.suppress(TransportError):  # who runs is told when it is back
+                self.channel.send(FrameKind.REPORT, meta={"event": event, **columns})
+
+    # --- what the controller says
+
+    def _told(self, what: dict[str, Any]) -> None:
+        if what["do"] == "start":
+            self._start(StartRequest.read(what["order"]), what["papers"])
+        elif what["do"] == "kill":
+            self.processes.kill(str(what["name"]))
+        elif what["do"] == "over":
+            self.stop("the job is over")
+
+    def _start(self, order: StartRequest, papers: dict[str, str]) -> None:
+        if order.name not in self.here:
+            try:
+                self.processes.spawn(order, self._furnish(order, papers))
+            except (OSError, InputError) as error:
+                self._report("unable", name=order.name, why=f"cannot be started: {error}"[:300])
+                self._report("ended", name=order.name, code=-1)
+                return
+            self.here.add(order.name)
+        self._report("started", name=order.name, pid=self.processes.pids[order.name])
+
+    def _furnish(self, order: StartRequest, papers: dict[str, str]) -> Path:
+        """Make the home of a member: its papers, which nobody else has, and files of the job."""
+        if not _MEMBER.fullmatch(order.name):
+            raise InputError(f"a member named '{order.name[:60]}'; expected for example worker-0.")
+        home = private_folder(self.folder / MEMBERS) / order.name
+        shutil.rmtree(home, ignore_errors=True)
+        private_folder(home)
+        for name, content in papers.items():
+            if not FILE.fullmatch(name):
+                raise InputError(f"a file named '{name[:60]}' for {order.name}, which is none of it.")
+            write_private(home / name, content.encode())
+        for name in (ADDRESS, SPEC, *([PROGRAM] if order.role == "worker" else [])):
+            os.link(self.folder / name, home / name)
+        return home
+
+    def _ended(self, name: str, code: int) -> None:
+        self.here.discard(name)
+        shutil.rmtree(self.folder / MEMBERS / name, ignore_errors=True)
+        self._report("ended", name=name, code=code)
+
+    # --- the end
+
+    def _clear(self) -> None:
+        """End all members; remove everything but logs, keys first of all."""
+        print(f"{self.name} ends: {self.why}", file=sys.stderr)
+        for name in self.here:
+            self.processes.kill(name)
+        for key in self.folder.rglob("*.key"):
+            key.unlink(missing_ok=True)
+        for name in self.here:
+            self.processes.wait(name, timeout_s=self.lease.base_s)
+        self._report("leaving")
+        if self.channel is not None:
+            self.channel.close()
+        shutil.rmtree(self.folder / MEMBERS, ignore_errors=True)
+        for path in (
+            *self.folder.glob("*.pem"),
+            *(self.folder / name for name in (SPEC, PROGRAM, ADDRESS, CARD, LOCK)),
+        ):
+            path.unlink(missing_ok=True)
+
+
+def main(arguments: list[str]) -> None:
+    """Be the launcher of a host: one at a time in this folder."""
+    folder = private_folder(Path(arguments[0]).absolute())
+    faulthandler.register(signal.SIGUSR1)  # kill -USR1 writes into the log what every thread is doing
+    with (folder / LOCK).open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            sys.exit(f"another launcher runs in {folder}: end it first.")
+        archive = folder / ARCHIVE
+        if archive.exists():
+            unpack(archive.read_bytes(), folder)
+            archive.unlink()
+        host = HostLauncher(folder)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda number, _: host.stop(f"signal {number}"))
+        host.run()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

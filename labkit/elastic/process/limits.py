@@ -1,0 +1,315 @@
+"""Cores and memory of a process that runs: what this host can limit, and without a restart.
+
+Four ways, each behind `Limits`; `LABKIT_LIMITS` chooses one by name, else it is the first of these that is there:
+
+v2, v1
+    A control group, of cgroup v2 or v1: shares of cores, and memory. They need folders that this user may write.
+brake
+    No rights: the process keeps to a share of cores by waiting (`elastic/process/brake.py`), and ends itself when
+    it finds that it has more memory than it may.
+affinity
+    No rights: whole cores only, and no memory. Chosen by name only.
+
+All of them give whole cores by affinity beside it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+from labkit.core.errors import InputError
+from labkit.elastic.process.brake import Brake
+from labkit.elastic.process.control_groups import LEAST_CPUS, Trees, gb, trees_here
+from labkit.elastic.process.usage import GB, resident_bytes
+
+CHOICE: Final = "LABKIT_LIMITS"
+"""Environment variable that names the way."""
+BRAKE, AFFINITY, V1, V2 = "brake", "affinity", "v1", "v2"
+WAYS: Final = (V2, V1, BRAKE, AFFINITY)
+
+
+@dataclass(frozen=True, slots=True)
+class Amounts:
+    """What a process may use.
+
+    Attributes
+    ----------
+    cpus, memory_gb : float or None
+        Cores and GB; None: no limit of ours.
+
+    Raises
+    ------
+    InputError
+        If one is not finite and > 0.
+    """
+
+    cpus: float | None = None
+    memory_gb: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, amount in (("cores", self.cpus), ("GB of memory", self.memory_gb)):
+            number = isinstance(amount, int | float) and not isinstance(amount, bool)
+            if amount is not None and not (number and 0 < amount < math.inf):
+                raise InputError(f"a process is to have {amount!r} {name}; expected a finite number > 0, or no limit.")
+
+
+class Limits(Protocol):
+    """A way to limit a process that runs."""
+
+    how: str
+    """Its name: one of `WAYS`."""
+
+    def apply(self, pid: int, amounts: Amounts) -> list[str]:
+        """Limit a process from now on; return what of it cannot be had here, a sentence each.
+
+        Raises
+        ------
+        ProcessLookupError
+            If there is no such process.
+        """
+        ...
+
+    def keep(self, *, most_s: float = math.inf) -> bool:
+        """Wait, in a thread of the limited process that has just done a piece of work, as long as the limit asks.
+
+        Return whether more is to be waited than `most_s`. At once where the kernel limits.
+        """
+        ...
+
+    def exceeded(self) -> str:
+        """Return why this process is to end, which has more memory than it may; empty if the kernel sees to that."""
+        ...
+
+
+class Affinity:
+    """Whole cores, by affinity: every thread of the process, and those that it starts later.
+
+    A process that is to have fewer cores than it may use gets those that the fewest others of this user were given.
+
+    Parameters
+    ----------
+    allowed : iterable of int, optional
+        Cores among which it chooses; those of the calling process by default.
+    """
+
+    how = AFFINITY
+
+    def __init__(self, allowed: Iterable[int] | None = None) -> None:
+        self.allowed = frozenset(os.sched_getaffinity(0) if allowed is None else allowed)
+
+    def apply(self, pid: int, amounts: Amounts) -> list[str]:
+        """Limit the cores of a process: a part of a core counts as one."""
+        unable = self.whole(pid, amounts.cpus)
+        if amounts.cpus is not None and amounts.cpus != math.ceil(amounts.cpus):
+            n = min(math.ceil(amounts.cpus), len(self.allowed))
+            unable.append(f"{amounts.cpus:g} cores: it has {n}, for affinity gives whole ones")
+        if amounts.memory_gb is not None:
+            unable.append(f"{amounts.memory_gb:g} GB: memory is not limited here, for want of a control group")
+        return unable
+
+    def whole(self, pid: int, cpus: float | None) -> list[str]:
+        """Give a process whole cores, as many as it takes for so many; return what is not there."""
+        n = len(self.allowed) if cpus is None else math.ceil(cpus)
+        give(pid, chosen(min(n, len(self.allowed)), self.allowed, but=pid))
+        return [f"{n} cores: {len(self.allowed)} are there"] if n > len(self.allowed) else []
+
+    def keep(self, *, most_s: float = math.inf) -> bool:  # noqa: ARG002
+        """Wait for nothing."""
+        return False
+
+    def exceeded(self) -> str:
+        """Return nothing: memory is not limited."""
+        return ""
+
+
+class ControlGroup(Affinity):
+    """Shares of cores, and memory, by control groups of its own.
+
+    Pages that a process had before it was first limited stay with the group that it was in: the kernel does not move
+    them. So the limit that is written is what is left for new ones.
+
+    Parameters
+    ----------
+    trees : Trees
+        In which groups are made.
+    allowed : iterable of int, optional
+        See `Affinity`.
+    resident : callable
+        Returns the bytes that a process has.
+    """
+
+    def __init__(
+        self, trees: Trees, *, allowed: Iterable[int] | None = None,
+        resident: Callable[[int], int] = resident_bytes,
+    ) -> None:  # fmt: skip
+        super().__init__(allowed)
+        self.trees, self.how, self._resident = trees, f"v{trees.version}", resident
+        self._brought: dict[int, int] = {}
+
+    def apply(self, pid: int, amounts: Amounts) -> list[str]:
+        """Limit the cores and memory of a process."""
+        unable = self.whole(pid, amounts.cpus)
+        unable += too_few(amounts.cpus)
+        has = _resident_of(pid, self._resident)
+        room, why = room_for(amounts.memory_gb, has)
+        unable += why
+        if amounts.memory_gb is not None and self.trees.memory is None:
+            unable.append(f"{amounts.memory_gb:g} GB: there is no control group for memory that may be written here")
+        try:
+            self.trees.make(pid)
+            self.trees.limit_cpus(pid, amounts.cpus)
+            if pid not in self._brought:
+                self.trees.enter(pid)
+                self._brought[pid] = has or 0
+            if amounts.memory_gb is None:
+                self.trees.limit_memory(pid, None)
+            elif room:
+                self.trees.limit_memory(pid, gb(amounts.memory_gb) - self._brought[pid])
+        except OSError as error:
+            unable.append(f"a control group in {self.trees.cpu}: {error.strerror}")
+        return unable
+
+
+class Braked(Affinity):
+    """A share of cores that this process keeps to by waiting; memory that it looks at now and then.
+
+    Parameters
+    ----------
+    brake : Brake, optional
+        Of this process.
+    want : str
+        What was asked for and is not there, to be told.
+    """
+
+    how = BRAKE
+
+    def __init__(
+        self, *, allowed: Iterable[int] | None = None, brake: Brake | None = None, want: str = "",
+        resident: Callable[[int], int] = resident_bytes,
+    ) -> None:  # fmt: skip
+        super().__init__(allowed)
+        self._brake, self._want, self._resident = brake or Brake(), want, resident
+        self._most: float | None = None
+
+    def apply(self, pid: int, amounts: Amounts) -> list[str]:
+        """Limit this process; another one can only be given whole cores."""
+        if pid != os.getpid():
+            return super().apply(pid, amounts)
+        unable = [*([self._want] if self._want else []), *self.whole(pid, amounts.cpus), *too_few(amounts.cpus)]
+        self._brake.limit(None if amounts.cpus is None else max(amounts.cpus, LEAST_CPUS))
+        has = _resident_of(pid, self._resident)
+        room, why = room_for(amounts.memory_gb, has)
+        unable += why
+        if amounts.memory_gb is None:
+            self._most = None
+        elif has is None:
+            unable.append(f"{amounts.memory_gb:g} GB: this host does not tell how much memory a process has")
+        elif room:
+            self._most = amounts.memory_gb
+            unable.append(f"{amounts.memory_gb:g} GB: not held by the kernel; it ends itself soon after it has more")
+        return unable
+
+    def keep(self, *, most_s: float = math.inf) -> bool:
+        """Wait until the share is kept."""
+        return self._brake.keep(most_s=most_s)
+
+    def exceeded(self) -> str:
+        """Return why this process is to end, if it has more memory than it may."""
+        most, has = self._most, _resident_of(os.getpid(), self._resident)
+        if most is None or has is None or has <= gb(most):
+            return ""
+        return f"it has {has / GB:.3g} GB, and may have {most:g}"
+
+
+def _resident_of(pid: int, resident: Callable[[int], int]) -> int | None:
+    try:
+        return resident(pid)
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def too_few(cpus: float | None) -> list[str]:
+    """Return what is told of a share of a core below the least."""
+    few = cpus is not None and cpus < LEAST_CPUS
+    return [f"{cpus:g} cores: it has {LEAST_CPUS:g}, the least that can be given"] if few else []
+
+
+def room_for(memory_gb: float | None, has: int | None) -> tuple[bool, list[str]]:
+    """Return whether a process fits into a limit, and what is told where it does not: it would end at once."""
+    if memory_gb is None or has is None or gb(memory_gb) > has:
+        return True, []
+    return False, [f"{memory_gb:g} GB: it has {has / GB:.3g} already; its limit of memory stays as it was"]
+
+
+def limits_here() -> Limits:
+    """Return the way that `LABKIT_LIMITS` names, or else the best that this host and user have."""
+    wish = os.environ.get(CHOICE, "")
+    if wish == AFFINITY:
+        return Affinity()
+    if wish == BRAKE:
+        return Braked()
+    trees = trees_here(versions={V1: (1,), V2: (2,)}.get(wish, (2, 1)))
+    if trees is not None:
+        return ControlGroup(trees)
+    want = f"control groups ({wish}): this user may make none here; the process limits itself"
+    return Braked(want=want if wish else "")
+
+
+def check_choice() -> None:
+    """Raise InputError unless `LABKIT_LIMITS` is not set, or names a way."""
+    wish = os.environ.get(CHOICE, "")
+    if wish and wish not in WAYS:
+        raise InputError(f"{CHOICE} is '{wish}'; expected one of {', '.join(WAYS)}, or nothing.")
+
+
+def told() -> str:
+    """Return what can be limited on this host, for people."""
+    here = limits_here()
+    if isinstance(here, ControlGroup):
+        what = "cores and memory" if here.trees.memory is not None else "cores, not memory"
+        return f"{what}, in {' and '.join(map(str, here.trees.folders))}"
+    return "cores, by waiting; memory is watched, not held" if here.how == BRAKE else "whole cores, not memory"
+
+
+def give(pid: int, cores: Iterable[int]) -> None:
+    """Give a process some cores, all its threads; those that are started meanwhile too.
+
+    Raises
+    ------
+    ProcessLookupError
+        If there is no such process.
+    """
+    mine, seen = set(cores), set[str]()
+    while new := {path.name for path in Path(f"/proc/{pid}/task").glob("*")} - seen:
+        for thread in new:
+            with contextlib.suppress(ProcessLookupError):
+                os.sched_setaffinity(int(thread), mine)
+        seen |= new
+    if not seen:
+        raise ProcessLookupError(f"process {pid} is gone")
+
+
+def chosen(n: int, allowed: Iterable[int], *, but: int = 0) -> list[int]:
+    """Return n cores, those first that the fewest processes of this user were limited to; `but` one does not count."""
+    used = _used(set(os.sched_getaffinity(0)) | set(allowed), but=but)
+    return sorted(sorted(allowed, key=lambda core: (used[core], core))[:n])
+
+
+def _used(everything: set[int], *, but: int) -> Counter[int]:
+    """Return how many processes of this user are limited to each core."""
+    used: Counter[int] = Counter()
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if int(path.name) == but or path.stat().st_uid != os.getuid():
+                continue
+            theirs = os.sched_getaffinity(int(path.name))
+            if len(theirs) < len(everything):
+                used.update(theirs)
+    return used

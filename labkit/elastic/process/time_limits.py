@@ -1,0 +1,92 @@
+"""Time limits that stand still while the process does: whoever was stopped or suspended has not been waiting."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from labkit.elastic.process.causes import BY_FORCE
+
+LOOK_S: Final = 0.25
+"""Seconds between two looks at a limit."""
+
+
+class Waking:
+    """Seconds that this process was awake since the beginning: a longer gap between two looks counts as one look.
+
+    Parameters
+    ----------
+    clock : callable
+        Seconds that also pass while the process is stopped.
+
+    Examples
+    --------
+    >>> times = iter([0.0, 0.25, 100.25])
+    >>> waking = Waking(clock=lambda: next(times))
+    >>> waking.look(), waking.look()
+    (0.25, 0.75)
+    """
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._last_s, self._awake_s = clock, clock(), 0.0
+
+    def look(self, *, every_s: float = LOOK_S) -> float:
+        """Return seconds awake so far; looks are to be `every_s` apart."""
+        now_s = self._clock()
+        self._awake_s += min(now_s - self._last_s, 2 * every_s)
+        self._last_s = now_s
+        return self._awake_s
+
+
+class Watchdog:
+    """Ends this process by force when a limit runs out: whatever its other threads are doing.
+
+    A thread of its own, so it cannot act while something holds the interpreter's lock; `launch.end_orphans` can.
+
+    Parameters
+    ----------
+    name : str
+        Of the process, for its log.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name, self._changed = name, threading.Condition()
+        self._limit: tuple[float, str] | None = None
+        threading.Thread(target=self._run, name="watchdog", daemon=True).start()
+
+    def limit(self, seconds: float, why: str) -> None:
+        """Grant so many seconds from now, unless `free` is called before; `why` is what the log will say."""
+        with self._changed:
+            self._limit = (seconds, why)
+            self._changed.notify_all()
+
+    def free(self) -> None:
+        """Set no limit."""
+        with self._changed:
+            self._limit = None
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while self._limit is None:
+                    self._changed.wait()
+                limit = self._limit
+            seconds, why = limit
+            if self._runs_out(limit):
+                print(f"{self._name} is ended by force: {why}, {seconds:g} s ago.", file=sys.stderr, flush=True)
+                os._exit(BY_FORCE)
+
+    def _runs_out(self, limit: tuple[float, str]) -> bool:
+        """Wait until a limit has run out; False if it does not hold any more."""
+        waking = Waking()
+        with self._changed:
+            while self._limit is limit:
+                if waking.look() > limit[0]:
+                    return True
+                self._changed.wait(LOOK_S)
+        return False

@@ -1,0 +1,106 @@
+"""Cores and memory that processes use: read from the kernel in microseconds, whoever they belong to."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+GB: Final = 1e9
+PAGE: Final = os.sysconf("SC_PAGE_SIZE")
+LEAST_S: Final = 0.2
+"""Over less than that cores are not told anew."""
+EVERY_S: Final = 1.0
+"""Between two looks at a job's processes."""
+_SCHEDULED: Final = 2
+"""What kind of processor clock: CPUCLOCK_SCHED of the kernel."""
+
+
+class UsageReading(NamedTuple):
+    """What a process has used until a moment of its host's clock; NaN where the kernel does not tell."""
+
+    at_s: float
+    cpu_s: float
+    memory_gb: float
+
+
+class MemberUsage(NamedTuple):
+    """Cores in use between two looks, and GB resident at the second; None where that is not known."""
+
+    cores: float | None = None
+    memory_gb: float | None = None
+
+
+def cpu_s(pid: int) -> float:
+    """Return processor seconds of all threads of a process so far, also of those that ended; OSError if it is gone."""
+    return time.clock_gettime(~pid << 3 | _SCHEDULED)
+
+
+def resident_bytes(pid: int, *, proc: Path = Path("/proc")) -> int:
+    """Return the resident memory of a process, what it shares included; OSError if it is gone, or no /proc there."""
+    return int((proc / str(pid) / "statm").read_text().split()[1]) * PAGE
+
+
+def read(pid: int) -> UsageReading:
+    """Return what a process has used until now."""
+    nan = float("nan")
+    try:
+        spent_s = cpu_s(pid)
+    except OSError:
+        spent_s = nan
+    try:
+        memory_gb = resident_bytes(pid) / GB
+    except (OSError, ValueError, IndexError):
+        memory_gb = nan
+    return UsageReading(time.monotonic(), spent_s, memory_gb)
+
+
+def readings(pids: Mapping[str, int]) -> dict[str, UsageReading]:
+    """Return what each has used, by name; processes without a number (0) are left out."""
+    return {name: read(pid) for name, pid in pids.items() if pid > 0}
+
+
+def told(found: Mapping[str, UsageReading]) -> dict[str, list[float | None]]:
+    """Return readings as JSON has them."""
+    return {name: [None if value != value else value for value in reading] for name, reading in found.items()}
+
+
+def heard(said: Any) -> dict[str, UsageReading]:
+    """Return readings that another host told; what is none is left out."""
+    found: dict[str, UsageReading] = {}
+    for name, values in said.items() if isinstance(said, dict) else ():
+        if isinstance(values, list | tuple) and len(values) == len(UsageReading._fields):
+            numbers = [value if isinstance(value, int | float) else float("nan") for value in values]
+            found[str(name)] = UsageReading(*(float(number) for number in numbers))
+    return found
+
+
+class Gauge:
+    """Turns readings into what was used since the last ones."""
+
+    def __init__(self) -> None:
+        self._before: dict[str, UsageReading] = {}
+        self._used: dict[str, MemberUsage] = {}
+
+    def used(self, now: Mapping[str, UsageReading]) -> dict[str, MemberUsage]:
+        """Return what each used since it was read before; who is not among them any more is forgotten.
+
+        >>> gauge = Gauge()
+        >>> _ = gauge.used({"ps-0": UsageReading(10.0, 3.0, 0.5)})
+        >>> gauge.used({"ps-0": UsageReading(12.0, 4.0, 0.6)})
+        {'ps-0': MemberUsage(cores=0.5, memory_gb=0.6)}
+        """
+        self._before = {name: was for name, was in self._before.items() if name in now}
+        self._used = {name: self._since(name, reading) for name, reading in now.items()}
+        return dict(self._used)
+
+    def _since(self, name: str, now: UsageReading) -> MemberUsage:
+        memory_gb = None if now.memory_gb != now.memory_gb else now.memory_gb
+        was = self._before.setdefault(name, now)
+        over_s, spent_s = now.at_s - was.at_s, now.cpu_s - was.cpu_s
+        if over_s < LEAST_S:
+            return MemberUsage(self._used.get(name, MemberUsage()).cores, memory_gb)
+        self._before[name] = now
+        return MemberUsage(max(spent_s, 0.0) / over_s if spent_s == spent_s else None, memory_gb)

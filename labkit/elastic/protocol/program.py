@@ -1,0 +1,178 @@
+"""What a job trains: a model, its data and a loss, as its processes get it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from labkit.core.errors import InputError
+from labkit.elastic.protocol.blocks import trained
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+FILE = "program.pickle"
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A model, its data and a loss.
+
+    Attributes
+    ----------
+    model : Module
+        Its parameters that need gradients are trained; all float32.
+    data : object
+        `len(data)` samples; `data.fetch(indices)` returns a batch, or `data[i]` a sample (a tensor or a tuple of them).
+    loss : callable
+        (model, batch) to a scalar tensor, the mean over the batch.
+    """
+
+    model: nn.Module
+    data: Any
+    loss: Callable[[nn.Module, Any], Tensor]
+
+    def check(self) -> None:
+        """Raise InputError unless it can be trained: a module, samples by number, a loss to call."""
+        check_model(self.model)
+        check_data(self.data)
+        if not callable(self.loss):
+            raise InputError(f"loss is {_a(self.loss)}; expected a function of (model, batch).")
+
+    def batch(self, indices: list[int]) -> Any:
+        """Return the samples of some indices as a batch."""
+        fetch = getattr(self.data, "fetch", None)
+        if fetch is not None:
+            return fetch(indices)
+        from torch.utils.data import default_collate
+
+        return default_collate([self.data[i] for i in indices])
+
+    def save(self, folder: Path) -> None:
+        """Write it into a folder that only its owner can enter; modules of `__main__` are written by value.
+
+        Raises
+        ------
+        InputError
+            If a part of it cannot be pickled; what was written there before stays.
+        """
+        import cloudpickle
+
+        partial = folder / f".{FILE}"
+        try:
+            with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+                try:
+                    cloudpickle.dump((self.model.cpu(), self.data, self.loss), file)
+                except OSError:
+                    raise
+                except Exception as error:
+                    raise self._unpicklable(error) from error
+            partial.rename(folder / FILE)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+
+    def _unpicklable(self, error: Exception) -> InputError:
+        """Return which part cannot be pickled, and why."""
+        import cloudpickle
+
+        for name, part in (("model", self.model), ("data", self.data), ("loss", self.loss)):
+            try:
+                cloudpickle.dumps(part)
+            except Exception as found:
+                why = " ".join(str(found).split())[:300]
+                return InputError(
+                    f"{name} ({_a(part)}) cannot be sent to other processes: {type(found).__name__}: {why}. "
+                    "Open files, locks and connections where they are first used, or leave them out in __getstate__."
+                )
+        return InputError(f"model, data and loss cannot be sent to other processes: {error}")
+
+    @classmethod
+    def load(cls, folder: Path) -> Program:
+        """Read what `save` wrote: from the folder of the job alone, never from the network."""
+        import pickle
+
+        with (folder / FILE).open("rb") as file:
+            return cls(*pickle.load(file))  # written by this user into a folder of mode 0700
+
+
+def check_model(model: Any) -> None:
+    """Raise unless there is something to train, all of it in parameters that need gradients and are float32."""
+    from torch import nn
+    from torch.nn.parameter import is_lazy
+    from torch.nn.utils.parametrize import is_parametrized
+
+    if not isinstance(model, nn.Module):
+        raise InputError(f"model is {_a(model)}; expected a torch.nn.Module.")
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(tensor):
+            raise InputError(f"'{name}' of the model has no shape yet (a lazy module); call the model once before.")
+    trained(model)
+    for name, module in model.named_modules():
+        if getattr(module, "track_running_stats", False):
+            raise InputError(
+                f"{name or 'the model'} ({type(module).__name__}) keeps running statistics, no parameters: "
+                "each worker would have its own. Give it track_running_stats=False, or take nn.GroupNorm."
+            )
+        if is_parametrized(module):
+            raise InputError(
+                f"{name or 'the model'} ({type(module).__name__}) is parametrized, and torch cannot pickle that; "
+                "take torch.nn.utils.weight_norm instead of parametrizations.weight_norm, or remove_parametrizations."
+            )
+    _check_values(model)
+
+
+def _check_values(model: nn.Module) -> None:
+    """Refuse a model that is broken before it begins."""
+    for name, p in trained(model):
+        if not bool(p.detach().isfinite().all()):
+            raise InputError(f"parameter '{name}' of the model has NaN or infinite values already; expected numbers.")
+
+
+def check_data(data: Any) -> None:
+    """Raise unless these are samples by number."""
+    from torch.utils.data import DataLoader, IterableDataset
+
+    if isinstance(data, DataLoader):
+        raise InputError(
+            "data is a DataLoader; give its dataset (loader.dataset), and batch= here: the order of samples and their "
+            "batches are the job's, and a collate_fn belongs into the dataset's fetch(indices)."
+        )
+    if isinstance(data, IterableDataset):
+        raise InputError(
+            "data is an IterableDataset, which has an order of its own; expected samples by number: len(data), and "
+            "data[i] or data.fetch(indices)."
+        )
+    if isinstance(data, tuple) and data and all(hasattr(part, "ndim") for part in data):
+        raise InputError(
+            "data is a tuple of arrays; give labkit.elastic.data.as_dataset(data), whose samples are their rows."
+        )
+    if not hasattr(data, "__len__") or not (hasattr(data, "fetch") or hasattr(data, "__getitem__")):
+        raise InputError(f"data is {_a(data)}; expected len(data), and data[i] or data.fetch(indices).")
+
+
+def _a(thing: Any) -> str:
+    """Return what something is, for a message."""
+    return f"the class {thing.__name__}" if isinstance(thing, type) else f"a {type(thing).__name__}"
+
+
+def module_paths() -> list[str]:
+    """Return where this process finds modules that no other interpreter would: beside its script, in its folder."""
+    library = sysconfig.get_path("stdlib")
+    entries = dict.fromkeys(os.path.abspath(entry) for entry in sys.path)
+    return [
+        entry for entry in entries
+        if not entry.startswith(library) and not {"site-packages", "dist-packages"} & set(Path(entry).parts)
+        and not entry.endswith(".zip")
+    ]  # fmt: skip
+
+
+def find_modules(paths: Iterable[str]) -> None:
+    """Find modules where another process does, first there: they are its own."""
+    missing = [path for path in dict.fromkeys(paths) if path not in sys.path and os.path.exists(path)]
+    sys.path[:0] = missing

@@ -1,0 +1,1 @@
+"""A parameter server: blocks, their updates, replicas and hand-overs."""

@@ -1,0 +1,82 @@
+"""Updates of parameters that somebody may still be reading as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from labkit.elastic.protocol.blocks import Vector
+from labkit.elastic.server.block import Block, Updates
+from labkit.elastic.server.growing import copied
+from labkit.elastic.transport import Channel, ClosedError
+from labkit.elastic.transport.shared_arrays import SharedArray
+
+
+@dataclass(frozen=True, slots=True)
+class SeqlockUpdates:
+    """An optimizer that stamps the parameters it changes: peers read them in place."""
+
+    optimizer: Updates
+    place: SharedArray
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """See Updates."""
+        return self.optimizer.state_names
+
+    def apply(self, param: Any, grad: Any, state: Mapping[str, Any], **how: Any) -> None:
+        """See Updates."""
+        self.place.open()
+        try:
+            self.optimizer.apply(param, grad, state, **how)
+        finally:
+            self.place.close()
+
+
+@dataclass(frozen=True, slots=True)
+class CopyOnWriteUpdates:
+    """An optimizer that leaves alone what is still on its way to somebody, and goes on with a copy.
+
+    Attributes
+    ----------
+    block : Block
+        Whose parameters they are.
+    sent : list
+        Connections and numbers of the frames with this version; none once it is out.
+    buffer : callable
+        Returns room for so many bytes.
+    """
+
+    optimizer: Updates
+    block: Block
+    sent: list[tuple[Channel, int]]
+    buffer: Callable[[int], Vector]
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """See Updates."""
+        return self.optimizer.state_names
+
+    def apply(self, param: Any, grad: Any, state: Mapping[str, Any], **how: Any) -> None:
+        """See Updates."""
+        if not all(_is_out(channel, number) for channel, number in self.sent):
+            if self.block.pages is None:
+                self.block.params = self.buffer(param.nbytes)
+                np.copyto(self.block.params, param)
+            else:
+                self.block.params = copied(param, self.block.pages)
+        self.sent.clear()
+        self.optimizer.apply(self.block.params, grad, state, **how)
+
+
+def _is_out(channel: Channel, number: int) -> bool:
+    try:
+        channel.flush(number, timeout_s=0)
+    except TimeoutError:
+        return False
+    except ClosedError:
+        pass
+    return True

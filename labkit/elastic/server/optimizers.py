@@ -1,0 +1,302 @@
+"""Optimizers as servers run them: updates of slices of a flat float32 vector, in place.
+
+An update costs one pass over memory. It gives the same bits however the vector is cut into slices. SGD and momentum
+give the bits of `torch.optim`. Adam gives those that torch would give if its square root were rounded correctly: MKL's,
+which torch uses, is off by one unit in the last place now and then, so that after 20 updates of numbers around 1 one
+parameter in a hundred differs, by some 1e-7.
+
+To add one, write a frozen dataclass with the methods of `Optimizer` and name it in `OPTIMIZERS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from math import isfinite
+from typing import Any, ClassVar, Protocol, runtime_checkable
+
+import numpy as np
+
+from labkit.core.errors import InputError, unknown
+from labkit.elastic.protocol.blocks import Vector
+
+
+@runtime_checkable
+class Optimizer(Protocol):
+    """What turns gradients into the next version of the parameters."""
+
+    @property
+    def name(self) -> str:
+        """Under which `optimizer` makes it."""
+        ...
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """Names of the vectors that it remembers, in order of the alphabet."""
+        ...
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """With which `optimizer` makes an equal one; plain numbers, for JSON."""
+        ...
+
+    def init(self, n: int) -> dict[str, Vector]:
+        """Return its memory of n numbers before the first update: (n,) float32 by name, its pages touched.
+
+        What `apply` needs is compiled (or read from its cache) by then.
+        """
+        ...
+
+    def apply(
+        self, param: Any, grad: Any, state: Mapping[str, Any], *, step: int, scale: float = 1.0, plus: Any = None
+    ) -> None:
+        """Make update number `step` (from 1) of a slice in place, other threads go on meanwhile.
+
+        Parameters
+        ----------
+        param : array or tensor
+            (n,) float32, contiguous, on the processor.
+        grad : array or tensor
+            (n,) the same; only read.
+        state : mapping
+            (n,) by name: of the same slice.
+        step : int
+            How many updates it will have had.
+        scale : float
+            The gradient is multiplied by it first, as `grad *= scale` would.
+        plus : array or tensor, optional
+            (n,) the other half of the gradient, added before, as `grad += plus` would; only read.
+
+        Raises
+        ------
+        InputError
+            If an array is of another type or length, or the step is below 1; nothing is changed then.
+        """
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class SGD:
+    """Plain descent, p -= lr (g + weight_decay p): `torch.optim.SGD` without momentum, bit by bit."""
+
+    lr: float
+    weight_decay: float = 0.0
+
+    name: ClassVar[str] = "sgd"
+    state_names: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """With which `optimizer` makes an equal one."""
+        return asdict(self)
+
+    def init(self, n: int) -> dict[str, Vector]:
+        """Return an empty memory."""
+        return _memory(self, n)
+
+    def apply(
+        self, param: Any, grad: Any, state: Mapping[str, Any], *, step: int, scale: float = 1.0, plus: Any = None
+    ) -> None:
+        """Make an update in place; see `Optimizer`."""
+        from labkit.elastic.server import kernels
+
+        kernels.sgd(*_slices(self, param, grad, state, step, plus), scale, self.lr, self.weight_decay)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Momentum:
+    """Descent with momentum, v = momentum v + g, p -= lr v: `torch.optim.SGD` with momentum, bit by bit.
+
+    With `nesterov` p -= lr (g + momentum v) (Sutskever et al., ICML 2013, as torch has it).
+    """
+
+    lr: float
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+    nesterov: bool = False
+
+    name: ClassVar[str] = "momentum"
+    state_names: ClassVar[tuple[str, ...]] = ("velocity",)
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """With which `optimizer` makes an equal one."""
+        return asdict(self)
+
+    def init(self, n: int) -> dict[str, Vector]:
+        """Return velocities of 0."""
+        return _memory(self, n, of=-0.0)  # -0 + g has the bits of g, as torch's first velocity, also where g is -0
+
+    def apply(
+        self, param: Any, grad: Any, state: Mapping[str, Any], *, step: int, scale: float = 1.0, plus: Any = None
+    ) -> None:
+        """Make an update in place; see `Optimizer`."""
+        from labkit.elastic.server import kernels
+
+        slices = _slices(self, param, grad, state, step, plus)
+        kernels.momentum(*slices, scale, self.lr, self.weight_decay, self.momentum, self.nesterov)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adam:
+    """Adam (Kingma and Ba, ICLR 2015): `torch.optim.Adam`, its square root rounded correctly.
+
+    With `decoupled_weight_decay` parameters shrink by lr weight_decay instead (AdamW: Loshchilov and Hutter, ICLR
+    2019).
+    """
+
+    lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    decoupled_weight_decay: bool = False
+
+    name: ClassVar[str] = "adam"
+    state_names: ClassVar[tuple[str, ...]] = ("mean", "square")
+
+    def __post_init__(self) -> None:
+        betas = self.betas
+        if not isinstance(betas, (tuple, list)) or len(betas) != 2 or not all(_is_number(b) for b in betas):
+            raise InputError(f"adam: betas is {betas!r}; expected two numbers, each 0 or more and below 1.")
+        object.__setattr__(self, "betas", tuple(float(beta) for beta in betas))
+        _check(self)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """With which `optimizer` makes an equal one."""
+        return asdict(self) | {"betas": list(self.betas)}
+
+    def init(self, n: int) -> dict[str, Vector]:
+        """Return moving averages of 0."""
+        return _memory(self, n)
+
+    def apply(
+        self, param: Any, grad: Any, state: Mapping[str, Any], *, step: int, scale: float = 1.0, plus: Any = None
+    ) -> None:
+        """Make an update in place; see `Optimizer`."""
+        from labkit.elastic.server import kernels
+
+        slices = _slices(self, param, grad, state, step, plus)
+        (beta1, beta2), decay = self.betas, self.weight_decay
+        apart = self.decoupled_weight_decay
+        kernels.adam(
+            *slices,
+            scale,
+            self.lr / (1 - beta1**step),  # unbiased mean
+            0.0 if apart else decay,
+            1 - self.lr * decay if apart else 1.0,
+            1 - beta1,
+            beta2,
+            1 - beta2,
+            (1 - beta2**step) ** 0.5,  # unbiased square
+            self.eps,
+        )
+
+
+OPTIMIZERS: dict[str, type[SGD] | type[Momentum] | type[Adam]] = {"sgd": SGD, "momentum": Momentum, "adam": Adam}
+"""By name."""
+
+
+def optimizer(name: str, **options: Any) -> Optimizer:
+    """Return an optimizer by name.
+
+    Parameters
+    ----------
+    name : str
+        sgd, momentum or adam.
+    **options
+        Those of its class, named as in torch: lr, weight_decay, momentum, nesterov, betas, eps.
+
+    Raises
+    ------
+    InputError
+        If there is no such optimizer or option, or a value cannot be.
+
+    Examples
+    --------
+    >>> optimizer("momentum", lr=0.1)
+    Momentum(lr=0.1, momentum=0.9, weight_decay=0.0, nesterov=False)
+    >>> optimizer("adam", learning_rate=0.1)
+    Traceback (most recent call last):
+    labkit.core.errors.InputError: unknown option of adam 'learning_rate'. Known: betas, decoupled_weight_decay, eps, \
+lr, weight_decay.
+    """
+    if name not in OPTIMIZERS:
+        raise unknown("optimizer", name, OPTIMIZERS)
+    kind = OPTIMIZERS[name]
+    known = [field.name for field in fields(kind)]
+    for option in options:
+        if option not in known:
+            raise unknown(f"option of {name}", option, known)
+    if "lr" not in options and kind is not Adam:
+        raise InputError(f"{name} needs a learning rate: lr=0.1, say.")
+    return kind(**options)
+
+
+_NOTHING = np.empty(0, np.float32)
+_BELOW_1 = ("momentum", "betas")
+_SWITCHES = ("nesterov", "decoupled_weight_decay")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _check(chosen: SGD | Momentum | Adam) -> None:
+    """Raise InputError for a value that cannot be."""
+    for option, value in asdict(chosen).items():
+        if option in _SWITCHES:
+            if not isinstance(value, bool):
+                raise InputError(f"{chosen.name}: {option} is {value!r}; expected True or False.")
+            continue
+        below = 1.0 if option in _BELOW_1 else float("inf")
+        for number in value if option == "betas" else (value,):
+            if not (_is_number(number) and isfinite(number) and 0 <= number < below):
+                limit = " and below 1" if below == 1 else ""
+                raise InputError(f"{chosen.name}: {option} is {value!r}; expected a number, 0 or more{limit}.")
+
+
+def _memory(chosen: SGD | Momentum | Adam, n: int, *, of: float = 0.0) -> dict[str, Vector]:
+    from labkit.elastic.server import kernels  # noqa: F401 - compiles them
+
+    memory = {name: np.empty(n, np.float32) for name in chosen.state_names}
+    for vector in memory.values():
+        vector.fill(of)  # np.zeros would leave its pages to be found at the first update
+    return memory
+
+
+def _slices(
+    chosen: SGD | Momentum | Adam, param: Any, grad: Any, state: Mapping[str, Any], step: int, plus: Any
+) -> list[Vector]:
+    """Return parameters, gradients and state as arrays that the kernels take."""
+    if step < 1:
+        raise InputError(f"{chosen.name}: update number {step}; expected 1 for the first.")
+    if set(state) != set(chosen.state_names):
+        raise InputError(f"{chosen.name} remembers {list(chosen.state_names)}, and was given {sorted(state)}.")
+    halves = [_array(grad)] if plus is None else [_array(grad), _array(plus)]
+    found = [_array(param), *halves, *(_array(state[name]) for name in chosen.state_names)]
+    names = ("parameters", *["gradients"] * len(halves), *chosen.state_names)
+    for what, array in zip(names, found, strict=True):
+        fits = array.dtype == np.float32 and array.shape == (len(found[0]),)
+        if not (fits and array.flags.c_contiguous and array.flags.aligned):
+            raise InputError(
+                f"{chosen.name}: {what} are {array.dtype} {array.shape}; expected float32 ({len(found[0])},), "
+                "contiguous and aligned."
+            )
+        if what != "gradients" and not array.flags.writeable:
+            raise InputError(f"{chosen.name}: {what} cannot be written; expected an array of one's own: copy it.")
+    if plus is None:
+        found.insert(2, _NOTHING)
+    return found
+
+
+def _array(given: Any) -> Vector:
+    """Return a view of an array or a tensor."""
+    array: Vector = given if isinstance(given, np.ndarray) else given.detach().numpy()
+    return array

@@ -1,0 +1,1 @@
+"""A worker, synchronous or asynchronous: gradients, and which servers they go to."""

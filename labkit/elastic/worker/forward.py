@@ -1,0 +1,106 @@
+"""What a worker computes of some samples: their loss, from a seed of its own, on its device."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import random  # noqa: TID251 - users' data may draw from it
+from collections.abc import MutableMapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from labkit.core.errors import InputError
+from labkit.elastic.worker.constant import ForwardGuard
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from labkit.elastic.protocol.program import Program
+
+
+class SampleLoss:
+    """The loss of samples: the same bits wherever it is computed, and whoever else is there.
+
+    Parameters
+    ----------
+    program : Program
+        Its model is on the device already.
+    device : str
+        Where batches go.
+    seed : int
+        Of the job.
+    """
+
+    def __init__(self, program: Program, *, device: str, seed: int) -> None:
+        self._program, self._device, self._seed = program, device, seed
+        self._constant = ForwardGuard(program.model)
+
+    def __call__(self, samples: list[int], place: tuple[int, int]) -> Tensor:
+        """Return the loss of samples; what data and model draw depends on the job's seed and `place` alone.
+
+        Raises
+        ------
+        InputError
+            If the loss is nothing to train by, or the model has changed on the way.
+        """
+        seed_all(hash((self._seed, *place)) & 0x7FFFFFFF)
+        self._constant.begin()
+        batch = self._program.batch(samples)
+        if self._device != "cpu":
+            batch = moved(batch, self._device)
+        loss = self._program.loss(self._program.model, batch)
+        self._constant.check()
+        return checked(loss)
+
+
+def seed_all(seed: int) -> None:
+    """Seed the generators that everybody shares: of torch (on all devices), of numpy, and Python's own."""
+    import torch
+
+    torch.manual_seed(seed)
+    np.random.seed(seed)  # noqa: NPY002, TID251 - users' data may draw from it
+    random.seed(seed)
+
+
+def moved(batch: Any, device: str) -> Any:
+    """Return a batch on another device: a tensor, or mappings, tuples, lists and dataclasses of them.
+
+    >>> moved({"words": [1, 2], "name": "a"}, "cpu")
+    {'words': [1, 2], 'name': 'a'}
+    """
+    if hasattr(batch, "to"):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(moved(part, device) for part in batch))
+    if isinstance(batch, tuple | list):
+        return type(batch)(moved(part, device) for part in batch)
+    if isinstance(batch, MutableMapping):
+        there = copy.copy(batch)
+        there.update({key: moved(part, device) for key, part in batch.items()})
+        return there
+    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        fields = {f.name: moved(getattr(batch, f.name), device) for f in dataclasses.fields(batch) if f.init}
+        return dataclasses.replace(batch, **fields)
+    return batch
+
+
+def checked(loss: Any) -> Tensor:
+    """Return a loss if it is one number with a gradient.
+
+    Raises
+    ------
+    InputError
+        If it is something else.
+    """
+    import torch
+
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+        found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
+        raise InputError(f"the loss is {found}; expected a tensor of one number, the mean over the batch.")
+    if not loss.requires_grad:
+        raise InputError(
+            "the loss has no gradient: expected one that is computed of the model's parameters, not detached, not "
+            "under torch.no_grad(), and on which nobody has called backward()."
+        )
+    return loss

@@ -1,5 +1,0 @@
-"""The laptop testbed: real SSH servers on this machine, behind the same inventory as real machines."""
-
-from labkit.testbed.bed.bed import Bed, HostStatus, down
-
-__all__ = ["Bed", "HostStatus", "down"]

@@ -1,0 +1,1 @@
+"""Examine the hosts of a testbed."""

@@ -1,0 +1,352 @@
+"""What an examination of hosts found: facts to findings, findings to a table. No connection in sight."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from labkit.testbed.ssh.frames import readable
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.table import Table
+
+OLDEST_PYTHON = (3, 11)
+ROOM_GB, LITTLE_ROOM_GB = 0.5, 5.0
+LATE_S, WRONG_TIME_S = 0.1, 3600.0
+"""Clock offsets from which events look out of order, and from which certificates of a job may not hold."""
+ANY_TYPE = "gpu"
+"""What an inventory calls GPUs whose kind it does not say."""
+WORD = re.compile(r"[a-z0-9]+")
+MEMORY_SLACK = 0.9
+"""What a machine sold as 64 GB shows of it."""
+
+
+class Severity(StrEnum):
+    """How bad a finding is."""
+
+    OK = "ok"
+    NOTE = "note"
+    """Jobs run; something is missing, or not as the inventory says."""
+    FAULT = "fault"
+    """Jobs cannot run there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at on one host.
+
+    Attributes
+    ----------
+    host, check : str
+        Where, and what: a heading of the table.
+    state : Severity
+        How bad it is.
+    found : str
+        In a few words.
+    hint : str
+        What to do about it; empty where all is well.
+    """
+
+    host: str
+    check: str
+    state: Severity
+    found: str
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class HostExpectation:
+    """What the inventory says of a host, as far as it can be checked.
+
+    Attributes
+    ----------
+    name : str
+        Of the host.
+    python, folder : str
+        Its interpreter and labkit's folder there.
+    gpus : int
+        How many it should have.
+    cpus, memory_gb : float
+        As the inventory has them.
+    hash : str
+        Of the labkit that is here.
+    pretends : bool
+        Its GPUs are only said to be there: those of a host of the type laptop, cpu or none.
+    device_type : str
+        The kind of its GPUs.
+    """
+
+    name: str
+    python: str
+    folder: str
+    gpus: int
+    cpus: float
+    memory_gb: float
+    hash: str
+    pretends: bool = False
+    device_type: str = ANY_TYPE
+
+
+class DoctorReport:
+    """Findings of all hosts; a notebook shows them as a table."""
+
+    def __init__(self, findings: Iterable[Finding]) -> None:
+        self.findings = tuple(findings)
+
+    @property
+    def ok(self) -> bool:
+        """Return whether jobs can run on every host."""
+        return all(finding.state != Severity.FAULT for finding in self.findings)
+
+    @property
+    def hosts(self) -> list[str]:
+        """Return the names of the hosts."""
+        return list(dict.fromkeys(finding.host for finding in self.findings))
+
+    @property
+    def faulty(self) -> list[str]:
+        """Return the names of the hosts on which jobs cannot run."""
+        return list(dict.fromkeys(each.host for each in self.findings if each.state == Severity.FAULT))
+
+    def df(self) -> pd.DataFrame:
+        """Return one row per finding: host, check, state, found, hint."""
+        import pandas as pd
+
+        columns = ("host", "check", "state", "found", "hint")
+        return pd.DataFrame([[str(getattr(each, name)) for name in columns] for each in self.findings], columns=columns)
+
+    def table(self) -> Table:
+        """Return a row per host for a terminal."""
+        from rich.table import Table
+        from rich.text import Text
+
+        styles = {Severity.OK: "", Severity.NOTE: "yellow", Severity.FAULT: "bold red"}
+        checks = list(dict.fromkeys(finding.check for finding in self.findings))
+        cells = {(each.host, each.check): each for each in self.findings}
+        shown = Table(header_style="bold", box=None, pad_edge=False)
+        shown.add_column("host")
+        for check in checks:
+            shown.add_column(check, overflow="fold")
+        for host in self.hosts:
+            row = [cells.get((host, check)) for check in checks]
+            shown.add_row(Text(host), *(Text(each.found, styles[each.state]) if each else Text("–") for each in row))
+        return shown
+
+    def hints(self) -> Table:
+        """Return what is not well, the worst first, each with what to do about it."""
+        from rich.table import Table
+        from rich.text import Text
+
+        shown = Table(header_style="bold", box=None, pad_edge=False)
+        for heading in ("", "host", "what", "hint"):
+            shown.add_column(heading, overflow="fold")
+        styles = {Severity.FAULT: "bold red", Severity.NOTE: "yellow"}
+        for state in styles:
+            for each in self.findings:
+                if each.state == state:
+                    shown.add_row(
+                        Text(state, styles[state]),
+                        Text(each.host),
+                        Text(f"{each.check}: {each.found}"),
+                        Text(each.hint),
+                    )
+        return shown
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            "<tr>" + "".join(f"<td>{escape(str(part))}</td>" for part in row) + "</tr>"
+            for row in self.df().itertuples(index=False)
+        )
+        return f"<table><tr><th>host<th>check<th>state<th>found<th>hint</tr>{rows}</table>"
+
+
+def of_facts(wanted: HostExpectation, facts: Mapping[str, Any]) -> list[Finding]:
+    """Return what the facts of one host say, against the inventory.
+
+    Parameters
+    ----------
+    wanted : HostExpectation
+        What should be there.
+    facts : mapping
+        As labkit/testbed/onhost/examine.py answers "facts".
+    """
+    return [
+        _python(wanted, facts),
+        _folder(wanted, facts),
+        _disk(wanted, facts),
+        _deployed(wanted, facts["deployed"]),
+        _gpus(wanted, facts["gpus"]),
+        _cores(wanted, facts),
+        _memory(wanted, facts),
+        *_limits(wanted, facts),
+        _agent(wanted, facts["agent"]),
+    ]
+
+
+def _python(wanted: HostExpectation, facts: Mapping[str, Any]) -> Finding:
+    parts = tuple(int(part) for part in facts["python"].split(".")[:2])
+    if parts >= OLDEST_PYTHON:
+        return Finding(wanted.name, "python", Severity.OK, facts["python"])
+    oldest = ".".join(map(str, OLDEST_PYTHON))
+    hint = f'name Python {oldest} or newer in the inventory: ssh = {{ python = "python{oldest}" }}'
+    return Finding(wanted.name, "python", Severity.FAULT, facts["python"], hint)
+
+
+def _folder(wanted: HostExpectation, facts: Mapping[str, Any]) -> Finding:
+    mode = facts["mode"]
+    if not facts["writable"]:
+        hint = "give the host a folder in the inventory that its user may write"
+        return Finding(wanted.name, "folder", Severity.FAULT, f"{facts['folder']} cannot be written", hint)
+    if mode is not None and mode & 0o077:
+        hint = f"on the host: chmod 700 {facts['folder']}"
+        return Finding(wanted.name, "folder", Severity.FAULT, f"{facts['folder']} is open to others ({mode:o})", hint)
+    return Finding(wanted.name, "folder", Severity.OK, "private" if mode is not None else "new")
+
+
+def _disk(wanted: HostExpectation, facts: Mapping[str, Any]) -> Finding:
+    free = facts["free_gb"]
+    state = Severity.FAULT if free < ROOM_GB else Severity.NOTE if free < LITTLE_ROOM_GB else Severity.OK
+    hint = (
+        "make room there (`fab gc`), or give the host another folder in the inventory" if state != Severity.OK else ""
+    )
+    return Finding(wanted.name, "disk", state, f"{free:.1f} GB free", hint)
+
+
+def _deployed(wanted: HostExpectation, deployed: Mapping[str, str]) -> Finding:
+    if not deployed["hash"]:
+        return Finding(wanted.name, "labkit", Severity.NOTE, "not deployed", "fab deploy")
+    if deployed["hash"] != wanted.hash:
+        return Finding(wanted.name, "labkit", Severity.NOTE, f"{deployed['hash'][:8]}, not as here", "fab deploy")
+    return Finding(wanted.name, "labkit", Severity.OK, f"{deployed['hash'][:8]}, as here")
+
+
+def _gpus(wanted: HostExpectation, found: Sequence[str]) -> Finding:
+    kinds = sorted({line.split(",")[0].strip() for line in found})
+    told = f"{len(found)}" + (f" {', '.join(kinds)}" if kinds else "")
+    if wanted.pretends:
+        return Finding(
+            wanted.name, "GPUs", Severity.OK, f"{wanted.gpus} said to be there" + _unused(wanted, len(found))
+        )
+    if len(found) < wanted.gpus:
+        hint = f"the inventory says {wanted.gpus}; on the host: nvidia-smi, or correct the inventory"
+        return Finding(wanted.name, "GPUs", Severity.FAULT, told, hint)
+    hints = [f"the inventory says {wanted.gpus}; the others are left alone"] if len(found) > wanted.gpus else []
+    hints += [other_type(wanted.device_type, kind) for kind in kinds if wanted.gpus]
+    hint = "; ".join(filter(None, hints))
+    return Finding(wanted.name, "GPUs", Severity.NOTE if hint else Severity.OK, told, hint)
+
+
+def _unused(wanted: HostExpectation, n_found: int) -> str:
+    """Return that GPUs which are there are left alone, because of what the inventory calls them."""
+    return f', {n_found} real ones left alone: device_type = "{wanted.device_type}"' if n_found else ""
+
+
+def other_type(device_type: str, name: str) -> str:
+    """Return that a GPU is not of the type that the inventory says; empty where its name has all words of the type.
+
+    >>> other_type("v100", "Tesla V100-SXM2-16GB"), other_type("a100-80gb", "NVIDIA A100-SXM4-80GB")
+    ('', '')
+    >>> other_type("t4", "Tesla V100-SXM2-16GB")
+    "the inventory calls them t4, the driver 'Tesla V100-SXM2-16GB': speeds by type will be those of t4"
+    """
+    known = "".join(WORD.findall(name.casefold()))
+    if device_type == ANY_TYPE or all(word in known for word in WORD.findall(device_type.casefold())):
+        return ""
+    return f"the inventory calls them {device_type}, the driver {name!r}: speeds by type will be those of {device_type}"
+
+
+def _limits(wanted: HostExpectation, facts: Mapping[str, Any]) -> list[Finding]:
+    """Return what can be limited of a process that runs, where the host has a labkit that says so."""
+    said = str(facts.get("limits", ""))
+    return [Finding(wanted.name, "limits", Severity.OK, said)] if said else []
+
+
+def _cores(wanted: HostExpectation, facts: Mapping[str, Any]) -> Finding:
+    short = facts["cores"] < wanted.cpus
+    hint = f"the inventory says {wanted.cpus:g}; jobs will share cores" if short else ""
+    return Finding(wanted.name, "cores", Severity.NOTE if short else Severity.OK, f"{facts['cores']}", hint)
+
+
+def _memory(wanted: HostExpectation, facts: Mapping[str, Any]) -> Finding:
+    short = facts["memory_gb"] < MEMORY_SLACK * wanted.memory_gb
+    hint = f"the inventory says {wanted.memory_gb:g} GB; correct it" if short else ""
+    return Finding(wanted.name, "memory", Severity.NOTE if short else Severity.OK, f"{facts['memory_gb']:.0f} GB", hint)
+
+
+def _agent(wanted: HostExpectation, state: str) -> Finding:
+    if state == "dead":
+        return Finding(wanted.name, "agent", Severity.NOTE, "ended, socket left", "fab start starts it again")
+    return Finding(wanted.name, "agent", Severity.OK, "alive" if state == "alive" else "starts when needed")
+
+
+def of_torch(wanted: HostExpectation, said: Mapping[str, Any], *, deployed: bool) -> Finding:
+    """Return what an import of torch says."""
+    if said["error"]:
+        state, hint = (Severity.FAULT, "look at what failed; ") if deployed else (Severity.NOTE, "")
+        return Finding(wanted.name, "torch", state, said["error"], hint + "`fab deploy` installs it")
+    if said["gpus"] < wanted.gpus and not wanted.pretends:
+        hint = f"it should see {wanted.gpus}: install a build of torch for this driver"
+        return Finding(wanted.name, "torch", Severity.FAULT, f"{said['version']} sees {said['gpus']} GPUs", hint)
+    return Finding(wanted.name, "torch", Severity.OK, said["version"])
+
+
+def of_reach(wanted: HostExpectation, *, trip_s: float, noise: bytes = b"") -> Finding:
+    """Return that a host was reached; `noise`: what its login's shell says before each command."""
+    told = f"{trip_s * 1e3:.1f} ms"
+    if not noise.strip():
+        return Finding(wanted.name, "reach", Severity.OK, told)
+    line = readable(noise.strip().splitlines()[0])[:60]
+    hint = "labkit drops it; scp and rsync may not. In the shell's rc file, say something only at a terminal: [ -t 1 ]"
+    return Finding(wanted.name, "reach", Severity.NOTE, f"{told}; its login shell says {line!r}", hint)
+
+
+def of_clock(wanted: HostExpectation, *, offset_s: float, bound_s: float) -> Finding:
+    """Return how far a host's clock is from the one here, which is known to half a round trip.
+
+    Parameters
+    ----------
+    wanted : HostExpectation
+        The host.
+    offset_s : float
+        Its time minus the time here.
+    bound_s : float
+        The offset may be wrong by as much.
+    """
+    beyond = abs(offset_s) - bound_s
+    state = Severity.FAULT if beyond > WRONG_TIME_S else Severity.NOTE if beyond > LATE_S else Severity.OK
+    told = f"{offset_s * 1e3:+.1f} ms ± {bound_s * 1e3:.1f}" if abs(offset_s) < 1 else f"{offset_s:+.1f} s"
+    hint = "set it there: `timedatectl set-ntp true`, or chrony" if state != Severity.OK else ""
+    return Finding(wanted.name, "clock", state, told, hint)
+
+
+def of_doors(
+    wanted: HostExpectation, address: str, said: Mapping[str, Mapping[str, Any]], *, error: str = ""
+) -> Finding:
+    """Return whether a host can reach the others, at any port.
+
+    Parameters
+    ----------
+    wanted : HostExpectation
+        The host.
+    address : str
+        Where it listened.
+    said : mapping
+        Answer by the name of the other host: rtt_s, or error.
+    error : str
+        Why it could not listen itself.
+    """
+    if error:
+        hint = f"{address} must be an address of the host itself: jobs listen there; correct the inventory"
+        return Finding(wanted.name, "ports", Severity.FAULT, error, hint)
+    shut = [f"{name} ({each['error']})" for name, each in said.items() if "error" in each]
+    if shut:
+        hint = "open TCP between the hosts (a firewall?), or name addresses of a network that they share"
+        return Finding(wanted.name, "ports", Severity.FAULT, f"cannot reach {', '.join(shut)}", hint)
+    slowest = max((each["rtt_s"] for each in said.values()), default=0.0)
+    told = f"{len(said)} of {len(said)} within {slowest * 1e3:.1f} ms" if said else "no other host"
+    return Finding(wanted.name, "ports", Severity.OK, told)

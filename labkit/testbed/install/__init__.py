@@ -1,0 +1,1 @@
+"""Bring labkit and what it needs to hosts."""

@@ -1,0 +1,191 @@
+"""A wheel of labkit as it is here: the same files give the same bytes and the same name.
+
+No build tool is asked: labkit is Python files and a little data, so its wheel is those files and four of metadata. The
+one module through which an agent speaks to NVIDIA's driver goes with them, so that hosts need not install it.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import json
+import tomllib
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from labkit import release
+from labkit.core.errors import InputError
+
+SUFFIXES = (".py", ".csv", ".js", ".css", ".json", ".safetensors", ".template", ".typed")
+"""Of the files that belong to labkit; a test compares them with pyproject.toml."""
+HASH_LETTERS = 16
+DRIVER_MODULE = "labkit/testbed/agent/_pynvml.py"
+EPOCH = (1980, 1, 1, 0, 0, 0)
+"""The date of every file in a wheel: the oldest that a zip can hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What the metadata of labkit say.
+
+    Attributes
+    ----------
+    version : str
+        Of the release, without a local part.
+    python : str
+        Which Pythons it runs on, as ">=3.11".
+    requires : sequence of str
+        Requirements, each as one line; those of an extra end in `; extra == "name"`.
+    """
+
+    version: str
+    python: str
+    requires: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Wheel:
+    """labkit as files.
+
+    Attributes
+    ----------
+    about : About
+        Its metadata.
+    files : mapping
+        Content by path, as the wheel holds them; metadata are among them.
+    hash : str
+        Of all files and metadata; the same here and on a host means the same labkit.
+    """
+
+    about: About
+    files: Mapping[str, bytes] = field(repr=False)
+    hash: str
+
+    @property
+    def version(self) -> str:
+        """Return the version, which contains the hash."""
+        return local_version(self.about, self.hash)
+
+    @property
+    def filename(self) -> str:
+        """Return the name that the file must have."""
+        return f"labkit-{self.version}-py3-none-any.whl"
+
+    def digests(self) -> dict[str, str]:
+        """Return the SHA-256 of each file by its path."""
+        return {path: hashlib.sha256(content).hexdigest() for path, content in self.files.items()}
+
+    def write(self, folder: str | Path) -> Path:
+        """Write the wheel into a folder, and return where it is."""
+        path = Path(folder) / self.filename
+        packed = io.BytesIO()
+        with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name, content in self.files.items():
+                entry = zipfile.ZipInfo(name, date_time=EPOCH)
+                entry.external_attr = 0o644 << 16
+                archive.writestr(entry, content, zipfile.ZIP_DEFLATED)
+        path.write_bytes(packed.getvalue())
+        return path
+
+
+def build(package: str | Path | None = None) -> Wheel:
+    """Return the wheel of a checkout or an installed labkit; of the one that is running, if none is named.
+
+    Parameters
+    ----------
+    package : str or Path, optional
+        The folder `labkit` with its modules.
+
+    Raises
+    ------
+    InputError
+        If the folder has no module, or nothing tells its version.
+    """
+    folder = Path(package) if package is not None else Path(__file__).parents[2]
+    own = {f"labkit/{path.relative_to(folder).as_posix()}": path.read_bytes() for path in _sources(folder)}
+    if "labkit/__init__.py" not in own:
+        raise InputError(f"{folder} has no __init__.py; expected the folder of labkit's modules.")
+    own |= _driver_module()
+    about = _about(folder)
+    hash = _hash(own, about)
+    return Wheel(about, own | _metadata(own, about, hash), hash)
+
+
+def _driver_module() -> dict[str, bytes]:
+    """Return NVIDIA's module pynvml (nvidia-ml-py) as a part of the agent's package; nothing where it is not here."""
+    found = find_spec("pynvml")
+    if found is None or found.origin is None:
+        return {}
+    return {DRIVER_MODULE: Path(found.origin).read_bytes()}
+
+
+def local_version(about: About, hash: str) -> str:
+    """Return a version that says which content it is.
+
+    >>> local_version(About("0.1.0", ">=3.11", ()), "00c0ffee")
+    '0.1.0+h00c0ffee'
+    """
+    return f"{about.version}+h{hash}"
+
+
+def _sources(folder: Path) -> Iterator[Path]:
+    """Yield labkit's files in order of their paths; what an editor or a test left behind is none of them."""
+    for path in sorted(folder.rglob("*")):
+        parts = path.relative_to(folder).parts
+        hidden = any(part.startswith(".") or part == "__pycache__" for part in parts)
+        if not hidden and path.suffix in SUFFIXES and path.is_file():
+            yield path
+
+
+def _hash(files: Mapping[str, bytes], about: About) -> str:
+    whole = hashlib.sha256()
+    for path, content in sorted(files.items()):
+        whole.update(f"{path}\0{hashlib.sha256(content).hexdigest()}\n".encode())
+    whole.update(json.dumps([about.version, about.python, *about.requires]).encode())
+    return whole.hexdigest()[:HASH_LETTERS]
+
+
+def _about(folder: Path) -> About:
+    """Return the metadata of the checkout around a package, else those of the installed distribution."""
+    project = folder.parent / "pyproject.toml"
+    if project.is_file():
+        said: dict[str, Any] = tomllib.loads(project.read_text("utf-8")).get("project", {})
+        if said.get("name") == release.DISTRIBUTION:
+            extras = said.get("optional-dependencies", {})
+            optional = [f'{line}; extra == "{name}"' for name, lines in extras.items() for line in lines]
+            return About(said["version"], said["requires-python"], (*said["dependencies"], *optional))
+    if (found := release.installed()) is None:
+        raise InputError(f"{folder} has neither pyproject.toml beside it nor metadata; install labkit.")
+    return About(
+        found["Version"].partition("+")[0], found["Requires-Python"], tuple(found.get_all("Requires-Dist") or ())
+    )
+
+
+def _metadata(own: Mapping[str, bytes], about: About, hash: str) -> dict[str, bytes]:
+    """Return the files of the folder dist-info: what an installer and importlib.metadata read."""
+    version = local_version(about, hash)
+    folder = f"labkit-{version}.dist-info"
+    extras = dict.fromkeys(
+        line.rpartition("extra == ")[2].strip("\"' ") for line in about.requires if "extra == " in line
+    )
+    lines = ["Metadata-Version: 2.1", "Name: labkit", f"Version: {version}", f"Requires-Python: {about.python}"]
+    lines += [f"Provides-Extra: {extra}" for extra in extras]
+    lines += [f"Requires-Dist: {line}" for line in about.requires]
+    wheel = ["Wheel-Version: 1.0", "Generator: labkit", "Root-Is-Purelib: true", "Tag: py3-none-any"]
+    told = {
+        f"{folder}/METADATA": "\n".join([*lines, ""]).encode(),
+        f"{folder}/WHEEL": "\n".join([*wheel, ""]).encode(),
+        f"{folder}/entry_points.txt": b"[console_scripts]\nlabkit = labkit.cli:main\n",
+    }
+    record = [f"{path},{_record_hash(content)},{len(content)}" for path, content in {**own, **told}.items()]
+    return told | {f"{folder}/RECORD": "\n".join([*record, f"{folder}/RECORD,,", ""]).encode()}
+
+
+def _record_hash(content: bytes) -> str:
+    """Return a hash as the file RECORD has it."""
+    return "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()

@@ -1,0 +1,5 @@
+"""The laptop testbed: real SSH servers on this machine, behind the same inventory as real machines."""
+
+from labkit.testbed.laptop.bed import Bed, HostStatus, down
+
+__all__ = ["Bed", "HostStatus", "down"]

@@ -1,0 +1,394 @@
+"""The laptop testbed: a few SSH servers on this machine that everything else takes for a testbed."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import socket
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Self
+
+from labkit.core.errors import InputError, unknown
+from labkit.testbed.errors import BedError
+from labkit.testbed.inventory import Inventory
+from labkit.testbed.laptop.inventory_text import inventory_text, ssh_config_text
+from labkit.testbed.laptop.keys import make_keys
+from labkit.testbed.laptop.namespaces import build, entry, free_subnet, possible, remove, whole
+from labkit.testbed.laptop.plan import STATE, BedPlan, Spot, alone, usual_folder, write_private
+from labkit.testbed.laptop.processes import BedProcess, end
+from labkit.testbed.laptop.server import all_of, server_of, sshd_program, start, write_config
+from labkit.testbed.laptop.shape import PORT, addresses, rate_gbps
+
+MAX_HOSTS = 64
+ATTEMPTS = 5
+SERVERS = ("sshd", "paramiko")
+MOST_OF_A_PATH = 60
+"""Characters of a bed's folder, so that the sockets of agents below it have room: a socket's path has 107."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostStatus:
+    """A host of the bed.
+
+    Attributes
+    ----------
+    name, address, port
+        Where it is.
+    pid : int or None
+        Its server's process; None where that is gone.
+    """
+
+    name: str
+    address: str
+    port: int
+    pid: int | None
+
+    @property
+    def alive(self) -> bool:
+        """True while its server runs."""
+        return self.pid is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Bed:
+    """A laptop testbed that is up, or was.
+
+    Attributes
+    ----------
+    plan : BedPlan
+        What it consists of.
+    notes : tuple of str
+        What is not as it was asked for, in plain words.
+    """
+
+    plan: BedPlan
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def up(
+        cls,
+        n_hosts: int = 4,
+        *,
+        folder: str | Path | None = None,
+        gpus: int = 0,
+        cpus: float | None = None,
+        memory_gb: float | None = None,
+        pods: int = 1,
+        server: str | None = None,
+        shaped: str | float | None = None,
+    ) -> Self:
+        """Start a testbed on this machine: OpenSSH servers as this user, on loopback addresses, with keys of their own.
+
+        A bed that is up already is returned as it is; servers that are gone are started again.
+
+        Parameters
+        ----------
+        n_hosts : int
+            How many hosts: h0, h1, ...
+        folder : path, optional
+            Where all its files go; by default one folder per user, below ~/.local/state.
+        gpus : int
+            GPUs that the inventory says each host has; nothing checks that they exist.
+        cpus, memory_gb : float, optional
+            The same for cores and memory; by default each host's share of this machine.
+        pods : int
+            Schedulers among which the inventory divides the hosts, in their order.
+        server : str, optional
+            "sshd", or "paramiko", a server in Python; by default sshd, and paramiko where there is none.
+        shaped : str or float, optional
+            Rate of each host's link in either direction, "200mbit" or in Gbps. Hosts then have networks of their own,
+            as root or in a user namespace. Where the machine cannot do this they have none, and a note tells why.
+
+        Raises
+        ------
+        InputError
+            If there cannot be such a bed.
+        BedError
+            If it does not start, or another one is up in this folder.
+        """
+        where = _checked_folder(folder)
+        if not 1 <= n_hosts <= MAX_HOSTS:
+            raise InputError(f"{n_hosts} hosts; expected 1 to {MAX_HOSTS}.")
+        if not 1 <= pods <= n_hosts:
+            raise InputError(f"{pods} pods of {n_hosts} hosts; expected 1 to {n_hosts}.")
+        server, notes = _server(server)
+        gbps = None if shaped is None else rate_gbps(shaped)
+        with alone(where):
+            plan = BedPlan.read(where)
+            if plan is None:
+                _refuse_strangers(where)
+                plan, more = _new(where, n_hosts, server=server, gbps=gbps)
+                notes += more
+            elif (len(plan.spots), plan.server) != (n_hosts, server) or not whole(plan):
+                state = "up" if whole(plan) else "half up"
+                raise BedError(
+                    f"a bed of {len(plan.spots)} hosts ({plan.server}) is {state} in {where}; labkit bed down ends it, "
+                    "or give another --folder."
+                )
+            elif plan.shaped_gbps != gbps:
+                notes += (f"the bed that is up {_links(plan)}; to change that, labkit bed down first.",)
+            plan = _started(plan)
+            write_private(plan.folder / "ssh_config", ssh_config_text(plan))
+            write_private(plan.hosts_file, inventory_text(plan, gpus=gpus, cpus=cpus, memory_gb=memory_gb, pods=pods))
+        return cls(plan, notes)
+
+    @classmethod
+    def of(cls, folder: str | Path | None = None) -> Self:
+        """Return the bed of a folder.
+
+        Raises
+        ------
+        BedError
+            If there is none.
+        """
+        where = _checked_folder(folder)
+        plan = BedPlan.read(where)
+        if plan is None:
+            raise BedError(f"there is no laptop testbed in {where}; start one: labkit bed up.")
+        return cls(plan)
+
+    @property
+    def folder(self) -> Path:
+        """All its files."""
+        return self.plan.folder
+
+    @property
+    def hosts_file(self) -> Path:
+        """Its inventory, for `Inventory.read` and `--hosts`."""
+        return self.plan.hosts_file
+
+    @property
+    def inventory(self) -> Inventory:
+        """Its machines."""
+        return Inventory.read(self.hosts_file)
+
+    def home(self, name: str) -> Path:
+        """Return the folder of this machine that is a host's home."""
+        return self.plan.home(self._spot(name))
+
+    def _spot(self, name: str) -> Spot:
+        for spot in self.plan.spots:
+            if spot.name == name:
+                return spot
+        raise unknown("host", name, [spot.name for spot in self.plan.spots])
+
+    def status(self) -> list[HostStatus]:
+        """Return how each host is."""
+        found = [(spot, server_of(self.plan, spot)) for spot in self.plan.spots]
+        return [HostStatus(spot.name, spot.address, spot.port, each.pid if each else None) for spot, each in found]
+
+    def kill(self, name: str) -> None:
+        """End a host as a power cut does: its server and all that runs there, at once; its files stay.
+
+        It has another boot id from then on.
+
+        Raises
+        ------
+        InputError
+            If there is no such host.
+        BedError
+            If something cannot be ended.
+        """
+        spot = self._spot(name)
+        with alone(self.folder):
+            if left := end(lambda: all_of(self.plan, host=spot), at_once=True):
+                raise BedError(f"these processes of {name} do not end: {', '.join(map(_told, left))}.")
+            self.plan.restart(spot)
+
+    def reboot(self, name: str, *, keep_files: bool = True) -> None:
+        """Restart a host: all that ran there is gone, and it has another boot id.
+
+        Parameters
+        ----------
+        name : str
+            The host.
+        keep_files : bool
+            False: labkit's folder there is gone too, as one below /tmp would be.
+
+        Raises
+        ------
+        InputError, BedError
+            As `kill` and `revive`.
+        """
+        self.kill(name)
+        if not keep_files:
+            with alone(self.folder):
+                shutil.rmtree(self.home(name) / ".labkit", ignore_errors=True)
+        self.revive()
+
+    def revive(self) -> None:
+        """Start the servers that are gone, where they were; hosts come back with their files.
+
+        Raises
+        ------
+        BedError
+            If somebody took a port meanwhile; `Bed.up` then finds another one and writes it into the inventory.
+        """
+        with alone(self.folder):
+            moved = _started(self.plan) != self.plan
+        if moved:
+            raise BedError("a host is at another port now, because its own was taken: labkit bed up tells where.")
+
+    def down(self) -> None:
+        """End all that runs on the hosts, the servers, and remove all files; what is gone already is no error.
+
+        Raises
+        ------
+        BedError
+            If something cannot be ended.
+        """
+        down(self.folder)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.down()
+
+
+def down(folder: str | Path | None = None) -> bool:
+    """End the bed of a folder, also one that did not come up wholly; return False where there is none."""
+    where = _checked_folder(folder)
+    if not where.exists():
+        return False
+    with alone(where):
+        plan = BedPlan.read(where)
+        if plan is None:
+            if not any(where.iterdir()):
+                where.rmdir()
+            return False
+        _end(plan)
+        remove(plan)
+        try:
+            _clear(where)
+        except OSError:  # somebody who was just starting wrote meanwhile
+            _end(plan)
+            _clear(where)
+        where.rmdir()
+    if where == usual_folder().absolute():
+        with suppress(OSError):  # somebody else's files are in it
+            where.parent.rmdir()
+    return True
+
+
+def _end(plan: BedPlan) -> None:
+    """End all processes of a bed."""
+    if left := end(lambda: all_of(plan)):
+        raise BedError(f"these processes of the bed do not end: {', '.join(map(_told, left))}.")
+
+
+def _clear(where: Path) -> None:
+    """Remove all files of a bed, its plan last: half a removal can go on."""
+    for path in sorted(where.iterdir(), key=lambda path: path.name == STATE):
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+
+
+def _new(where: Path, n_hosts: int, *, server: str, gbps: float | None) -> tuple[BedPlan, tuple[str, ...]]:
+    """Return a new plan, written down, with its networks made where links are to be limited; and what is not so."""
+    token = secrets.token_hex(8)
+    plain = BedPlan(where, token, server, _spots(n_hosts))
+    kind, qdisc, why = ("", "", "") if gbps is None else possible()
+    if kind:
+        there = addresses(n_hosts, subnet=free_subnet(token))
+        spots = tuple(Spot(f"h{i}", address, PORT) for i, address in enumerate(there))
+        plan = BedPlan(where, token, server, spots, shaped_gbps=gbps, network=kind)
+        plan.write()
+        try:
+            build(plan, qdisc=qdisc)
+            return plan, ()
+        except BedError as error:
+            end(lambda: all_of(plan))
+            remove(plan)
+            why = str(error)
+    plain.write()
+    return plain, () if gbps is None else (f"links are not limited: {why}.",)
+
+
+def _links(plan: BedPlan) -> str:
+    return "has links without limits" if plan.shaped_gbps is None else f"has links of {plan.shaped_gbps:g} Gbps"
+
+
+def _started(plan: BedPlan) -> BedPlan:
+    """Start the servers that do not run; those whose port was taken meanwhile get another one."""
+    for _ in range(ATTEMPTS):
+        missing = [spot for spot in plan.spots if server_of(plan, spot) is None]
+        plan.make_folders()
+        make_keys(plan)
+        for spot in missing:
+            write_config(plan, spot)
+        taken = start(plan, missing, inside=entry(plan))
+        if not taken:
+            return plan
+        spots = [replace(spot, port=free_port(spot.address)) if spot in taken else spot for spot in plan.spots]
+        plan = replace(plan, spots=tuple(spots))
+        plan.write()
+    raise BedError(f"no free ports for {', '.join(spot.name for spot in taken)}; try again.")
+
+
+def _spots(n_hosts: int) -> tuple[Spot, ...]:
+    """Return hosts at 127.0.0.2, 127.0.0.3, ..., or at ports of 127.0.0.1 where there is no other address."""
+    addresses = [f"127.0.0.{i + 2}" for i in range(n_hosts)]
+    if not all(_is_here(address) for address in addresses):
+        addresses = ["127.0.0.1"] * n_hosts
+    spots: list[Spot] = []
+    for i, address in enumerate(addresses):
+        port = free_port(address, but={spot.port for spot in spots})
+        spots.append(Spot(f"h{i}", address, port))
+    return tuple(spots)
+
+
+def _is_here(address: str) -> bool:
+    try:
+        free_port(address)
+    except OSError:
+        return False
+    return True
+
+
+def free_port(address: str, *, but: set[int] | frozenset[int] = frozenset()) -> int:
+    """Return a port at which nobody listens."""
+    while True:
+        with socket.socket() as found:
+            found.bind((address, 0))
+            port: int = found.getsockname()[1]
+        if port not in but:
+            return port
+
+
+def _server(asked: str | None) -> tuple[str, tuple[str, ...]]:
+    """Return the kind of server, and a note where it is not the usual one."""
+    if asked is not None and asked not in SERVERS:
+        raise unknown("server", asked, SERVERS)
+    if asked == "paramiko" or (asked is None and not sshd_program()):
+        note = (
+            ()
+            if asked
+            else ("no sshd for this user here (apt-get install openssh-server): a server in Python stands in.",)
+        )
+        return "paramiko", note
+    if not sshd_program():
+        raise BedError("there is no sshd for this user here; apt-get install openssh-server, or --server paramiko.")
+    return "sshd", ()
+
+
+def _checked_folder(folder: str | Path | None) -> Path:
+    where = (usual_folder() if folder is None else Path(folder).expanduser()).absolute()
+    if len(str(where)) > MOST_OF_A_PATH:
+        raise InputError(
+            f"the bed's folder {where} has {len(str(where))} characters; expected at most {MOST_OF_A_PATH}, because "
+            "Unix sockets below it have little room. Give a shorter --folder."
+        )
+    return where
+
+
+def _refuse_strangers(where: Path) -> None:
+    """Refuse a folder that has something else in it, which `down` would remove."""
+    if found := sorted(path.name for path in where.iterdir()):
+        raise BedError(f"{where} has something else in it ({', '.join(found[:3])}); give an empty or new --folder.")
+    where.chmod(0o700)
+
+
+def _told(each: BedProcess) -> str:
+    return f"{each.pid} ({each.command[:60]})"

@@ -1,0 +1,106 @@
+"""`labkit bed up`, `down`, `status` and `list`: the laptop testbed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from labkit.testbed.laptop import Bed
+    from labkit.testbed.laptop.listing import FoundBed
+
+app = typer.Typer(help="A testbed on this machine: a few SSH servers of your own, on loopback.", no_args_is_help=True)
+Folder = Annotated[
+    Path | None, typer.Option(help="All its files; by default one folder per user, below ~/.local/state.")
+]
+
+
+@app.command()
+def up(
+    hosts: Annotated[int, typer.Option(help="How many hosts.", min=1, max=64)] = 4,
+    folder: Folder = None,
+    gpus: Annotated[int, typer.Option(help="GPUs that each host says it has: jobs ask for them.", min=0)] = 1,
+    pods: Annotated[int, typer.Option(help="Schedulers among which the hosts are divided.", min=1)] = 1,
+    shaped: Annotated[
+        str | None, typer.Option(help="Rate of each host's link, such as 200mbit: hosts in networks of their own.")
+    ] = None,
+    server: Annotated[str | None, typer.Option(help="sshd, or paramiko: a server in Python.")] = None,
+) -> None:
+    """Start it, and say how to use it; what runs already is left as it is."""
+    from labkit.testbed.laptop import Bed
+
+    bed = Bed.up(hosts, folder=folder, gpus=gpus, pods=pods, server=server, shaped=shaped)
+    for note in bed.notes:
+        print(f"note: {note}")
+    _show(bed)
+    flag = "" if folder is None else f" --folder {bed.folder}"
+    print(f"inventory: {bed.hosts_file}")
+    print(f"log in:    ssh -F {bed.folder / 'ssh_config'} {bed.plan.spots[0].name} COMMAND")
+    print(f"end it:    labkit bed down{flag}")
+
+
+@app.command()
+def down(
+    folder: Folder = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="End all of yours, in any folder: also those that a killed notebook left.")
+    ] = False,
+) -> None:
+    """End its servers and all that runs there, and remove its files."""
+    from labkit.testbed.laptop import down as end
+    from labkit.testbed.laptop.listing import beds, end_bed
+
+    if not everything:
+        print("the laptop testbed is down" if end(folder) else "there is no laptop testbed")
+        if folder is None and (others := beds()):
+            _list(others, "still up:")
+        return
+    for found in beds():
+        end_bed(found)
+        print(f"the laptop testbed in {found.folder} is down")
+    if end():  # one without servers
+        print("the laptop testbed is down")
+
+
+@app.command("list")
+def list_() -> None:
+    """List all laptop testbeds of yours of which servers run, in any folder."""
+    from labkit.testbed.laptop.listing import beds
+
+    if not (found := beds()):
+        print("no laptop testbed is up")
+    else:
+        _list(found, "")
+
+
+def _list(found: list[FoundBed], heading: str) -> None:
+    """Print beds, each with what ends it."""
+    out = sys.stderr if heading else sys.stdout
+    if heading:
+        print(heading, file=out)
+    for bed in found:
+        flag = "" if bed.usual else f" --folder {bed.folder}" if bed.whole else " --all"
+        gone = "" if bed.whole else ", its files are gone"
+        print(f"  {bed.folder}: {', '.join(bed.hosts)}{gone}; end it: labkit bed down{flag}", file=out)
+
+
+@app.command()
+def status(folder: Folder = None) -> None:
+    """Show its hosts; exit code 1 where one of them is gone."""
+    from labkit.testbed.laptop import Bed
+
+    bed = Bed.of(folder)
+    _show(bed)
+    if not all(host.alive for host in bed.status()):
+        raise typer.Exit(1)
+
+
+def _show(bed: Bed) -> None:
+    links = "" if bed.plan.shaped_gbps is None else f" with links of {bed.plan.shaped_gbps:g} Gbps"
+    print(f"{bed.plan.server} on {len(bed.plan.spots)} hosts{links}, in {bed.folder}")
+    for host in bed.status():
+        state = f"process {host.pid}" if host.alive else "GONE: labkit bed up starts it again"
+        print(f"  {host.name:<4} {host.address}:{host.port:<6} {state}")

@@ -1,0 +1,179 @@
+"""What a laptop testbed consists of, written down before anything is started: so all of it can be found again."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from labkit.testbed.errors import BedError
+
+STATE = "bed.json"
+KIND = "labkit bed"
+VARIABLE = "LABKIT_BED"
+"""The environment of all that runs on a bed's hosts has this variable, with the bed's token."""
+
+
+def usual_folder() -> Path:
+    """Return where the laptop testbed is kept: one per user, found from any folder, with a short path.
+
+    Unix sockets, which agents have below their hosts' folders, allow about 100 characters in all.
+    """
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(state) / "labkit" / "bed"
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """A host of the bed.
+
+    Attributes
+    ----------
+    name : str
+        h0, h1, ...
+    address, port : str, int
+        Where its server listens.
+    """
+
+    name: str
+    address: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class BedPlan:
+    """A laptop testbed.
+
+    Attributes
+    ----------
+    folder : Path
+        All its files; `down` removes it.
+    token : str
+        Marks its processes and networks; random.
+    server : str
+        "sshd", or "paramiko" where there is none.
+    spots : tuple of Spot
+        Its hosts.
+    shaped_gbps : float or None
+        Rate of each host's link in either direction; None: hosts share the machine's loopback.
+    network : str
+        "loopback"; "root": namespaces made as root; "user": namespaces inside a user namespace.
+    """
+
+    folder: Path
+    token: str
+    server: str
+    spots: tuple[Spot, ...]
+    shaped_gbps: float | None = None
+    network: str = "loopback"
+
+    def home(self, spot: Spot) -> Path:
+        """Return the folder that is a host's home."""
+        return self.folder / "hosts" / spot.name
+
+    def control(self, spot: Spot) -> Path:
+        """Return the folder of a host's server: its configuration, key, number and log."""
+        return self.folder / "servers" / spot.name
+
+    def config(self, spot: Spot) -> Path:
+        """Return the configuration of a host's server.
+
+        Its name is nobody else's and plain: it tells the server's process, whose title shows odd letters in other ways.
+        """
+        return self.control(spot) / f"{self.token}-{spot.name}"
+
+    def boot_file(self, spot: Spot) -> Path:
+        """Return the file that tells this start of a host from others, as the kernel does for a real one."""
+        return self.control(spot) / "boot_id"
+
+    def restart(self, spot: Spot) -> None:
+        """Let a host have been started anew."""
+        write_private(self.boot_file(spot), f"{uuid.uuid4()}\n")
+
+    @property
+    def hosts_file(self) -> Path:
+        """The inventory."""
+        return self.folder / "hosts.toml"
+
+    @property
+    def key(self) -> Path:
+        """The private key that may log in."""
+        return self.folder / "key"
+
+    @property
+    def known_hosts(self) -> Path:
+        """The keys of the hosts."""
+        return self.folder / "known_hosts"
+
+    def make_folders(self) -> None:
+        """Make the folders that are missing; only their owner may enter."""
+        ends = [folder for spot in self.spots for folder in (self.home(spot), self.control(spot))]
+        for folder in [*dict.fromkeys(end.parent for end in ends), *ends]:
+            folder.mkdir(mode=0o700, exist_ok=True)
+        for spot in self.spots:
+            if not self.boot_file(spot).exists():
+                self.restart(spot)
+
+    def write(self) -> None:
+        """Write the plan, whole or not at all."""
+        content = asdict(self) | {"kind": KIND, "folder": str(self.folder)}
+        write_private(self.folder / STATE, json.dumps(content, indent=1) + "\n")
+
+    @classmethod
+    def read(cls, folder: Path) -> Self | None:
+        """Return the plan of a folder; None where it has none.
+
+        Raises
+        ------
+        BedError
+            If there is something else.
+        """
+        try:
+            content: dict[str, Any] = json.loads((folder / STATE).read_text())
+            if content.pop("kind") != KIND:
+                raise ValueError
+            spots = tuple(Spot(**spot) for spot in content.pop("spots"))
+            return cls(**(content | {"folder": folder, "spots": spots}))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (ValueError, TypeError, KeyError, AttributeError):
+            raise BedError(f"{folder / STATE} is not of a laptop testbed; remove it if nobody needs it.") from None
+
+
+def write_private(path: Path, content: str | bytes) -> None:
+    """Write a file that only its owner can read, whole or not at all."""
+    beside = path.with_name(f"{path.name}.part")
+    beside.unlink(missing_ok=True)
+    number = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(number, "wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+    beside.replace(path)
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Hold a bed's folder, which is made where it is missing, against others who start or end it."""
+    while True:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(number, fcntl.LOCK_EX)
+            if _is_still(folder, number):
+                yield
+                return
+        finally:
+            os.close(number)
+
+
+def _is_still(folder: Path, number: int) -> bool:
+    """Return whether an open folder is still the one of that name: whoever held it may have removed it."""
+    try:
+        return os.path.samestat(folder.stat(), os.fstat(number))
+    except FileNotFoundError:
+        return False

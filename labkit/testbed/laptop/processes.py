@@ -1,0 +1,190 @@
+"""Processes of this machine: which are alive, whose they are, and how to end exactly those."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+PROC = Path("/proc")
+
+
+@dataclass(frozen=True, slots=True)
+class BedProcess:
+    """A process, told from a later one of the same number by when it started.
+
+    Attributes
+    ----------
+    pid, parent : int
+        Numbers.
+    started : str
+        When, in the system's own terms.
+    command : str
+        Its command line, words joined by blanks.
+    """
+
+    pid: int
+    parent: int
+    started: str
+    command: str
+
+
+def process(pid: int) -> BedProcess | None:
+    """Return a process that is alive; None for one that is gone or only waits to be collected."""
+    if not PROC.joinpath("self", "stat").exists():
+        return next((each for each in _listed("-p", str(pid)) if each.pid == pid), None)
+    try:
+        stat = (PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
+        command = (PROC / str(pid) / "cmdline").read_bytes()
+    except (OSError, ValueError):
+        return None
+    if stat[0] in "ZX":
+        return None
+    words = command.rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace")
+    return BedProcess(pid, parent=int(stat[1]), started=stat[19], command=words)
+
+
+def processes() -> list[BedProcess]:
+    """Return all processes that are alive."""
+    if not PROC.joinpath("self", "stat").exists():
+        return _listed("-ax")
+    pids = [int(name) for name in os.listdir(PROC) if name.isdigit()]
+    return [found for pid in pids if (found := process(pid)) is not None]
+
+
+def _listed(*which: str) -> list[BedProcess]:
+    """Return processes as `ps` lists them, where there is no /proc."""
+    said = subprocess.run(
+        ["ps", *which, "-o", "pid=,ppid=,state=,lstart=,command="], capture_output=True, text=True, check=False
+    ).stdout
+    rows = [line.split(None, 8) for line in said.splitlines()]
+    return [
+        BedProcess(int(row[0]), int(row[1]), " ".join(row[3:8]), row[8])
+        for row in rows
+        if len(row) == 9 and not row[2].startswith("Z")
+    ]
+
+
+def has_variable(pid: int, assignment: str) -> bool:
+    """Return whether a process was started with "NAME=value" in its environment; False where we may not see."""
+    try:
+        return assignment.encode() in (PROC / str(pid) / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+
+
+def below(roots: Iterable[int], among: Iterable[BedProcess]) -> set[int]:
+    """Return the numbers of some processes and of all that descend from them."""
+    children: dict[int, list[int]] = {}
+    for each in among:
+        children.setdefault(each.parent, []).append(each.pid)
+    found: set[int] = set()
+    waiting = list(roots)
+    while waiting:
+        pid = waiting.pop()
+        if pid not in found:
+            found.add(pid)
+            waiting += children.get(pid, [])
+    return found
+
+
+def holders_of(ends: Iterable[tuple[str, int]]) -> set[int]:
+    """Return the processes that hold an end of a TCP connection at one of some IPv4 addresses and ports."""
+    wanted = {f"{int.from_bytes(socket.inet_aton(address), sys.byteorder):08X}:{port:04X}" for address, port in ends}
+    try:
+        rows = [line.split() for line in (PROC / "net" / "tcp").read_text().splitlines()[1:]]
+    except OSError:
+        return set()
+    sockets = {f"socket:[{row[9]}]" for row in rows if row[1] in wanted}
+    return {pid for pid in map(int, filter(str.isdigit, os.listdir(PROC))) if sockets & _open_files(pid)}
+
+
+def _open_files(pid: int) -> set[str]:
+    found = set()
+    with suppress(OSError):
+        for name in os.listdir(PROC / str(pid) / "fd"):
+            with suppress(OSError):
+                found.add(os.readlink(PROC / str(pid) / "fd" / name))
+    return found
+
+
+def end(find: Callable[[], list[BedProcess]], *, patience_s: float = 2.0, at_once: bool = False) -> list[BedProcess]:
+    """End processes: ask them, and after a while make them; return those that are left.
+
+    Parameters
+    ----------
+    find : callable
+        Returns those to end; asked again until there are none, since what ends may have started others.
+    at_once : bool
+        Do not ask them.
+    """
+    until_s = time.monotonic() + patience_s
+    sent: set[BedProcess] = set()
+    while found := find() or find():  # in the middle of an exec a process shows nothing of itself
+        late = at_once or time.monotonic() > until_s
+        if time.monotonic() > until_s + patience_s:
+            return found
+        for each in found:
+            if late or each not in sent:
+                send(each, signal.SIGKILL if late else signal.SIGTERM)
+                sent.add(each)
+        await_end(found, timeout_s=0.1 if late else max(until_s - time.monotonic(), 0.01))
+    return []
+
+
+def send(each: BedProcess, number: int) -> None:
+    """Send a signal to exactly this process, never to a later one of the same number."""
+    if not hasattr(os, "pidfd_open"):
+        if process(each.pid) == each:
+            _kill(each.pid, number)
+        return
+    with suppress(ProcessLookupError, PermissionError):
+        handle = os.pidfd_open(each.pid)
+        try:
+            now = process(each.pid)
+            if now is not None and now.started == each.started:
+                signal.pidfd_send_signal(handle, number)
+        finally:
+            os.close(handle)
+
+
+def await_end(those: Iterable[BedProcess], *, timeout_s: float) -> None:
+    """Wait until some processes have ended, at most so long."""
+    until_s = time.monotonic() + timeout_s
+    for each in those:
+        if hasattr(os, "pidfd_open"):
+            with suppress(ProcessLookupError):
+                handle = os.pidfd_open(each.pid)
+                try:
+                    if process(each.pid) is not None:
+                        select.select([handle], [], [], max(until_s - time.monotonic(), 0))
+                finally:
+                    os.close(handle)
+        else:
+            await_that(lambda pid=each.pid: process(pid) is None, timeout_s=until_s - time.monotonic())  # type: ignore[misc]
+        with suppress(ChildProcessError):
+            os.waitpid(each.pid, os.WNOHANG)
+
+
+def await_that(true: Callable[[], bool], *, timeout_s: float) -> bool:
+    """Wait until something is so that nothing tells of: ask at once, then ever more seldom."""
+    until_s, pause_s = time.monotonic() + timeout_s, 0.001
+    while not true():
+        if time.monotonic() > until_s:
+            return False
+        select.select([], [], [], pause_s)
+        pause_s = min(2 * pause_s, 0.02)
+    return True
+
+
+def _kill(pid: int, number: int) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)

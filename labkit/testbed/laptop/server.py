@@ -1,0 +1,225 @@
+"""The SSH servers of a laptop testbed: their configuration, how to start one, and which processes are whose."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from labkit.testbed.agent.records import BOOT
+from labkit.testbed.errors import BedError
+from labkit.testbed.laptop.plan import VARIABLE, BedPlan, Spot, write_private
+from labkit.testbed.laptop.processes import BedProcess, await_that, below, has_variable, holders_of, process, processes
+
+PATIENCE_S = 90.0
+"""A server that does not start within so long hangs; on a machine that is busy it may take seconds."""
+CARRIED = ("PYTHONPATH", "NUMBA_CACHE_DIR", "LANG", "LC_ALL", "TMPDIR")
+"""Variables that hosts have from whoever starts the bed: they are this machine, and shall import the same labkit."""
+HOST_VARIABLE = "LABKIT_BED_HOST"
+STANDIN = "labkit.testbed.laptop.standin"
+NO_SHELL = ("nologin", "false")
+SYSTEM_FOLDERS = ("/usr/local/sbin", "/usr/sbin", "/sbin")
+
+
+def sshd_program() -> str:
+    """Return where OpenSSH's server is; empty where it is not, or where this user could not log in to it."""
+    try:
+        shell = pwd.getpwuid(os.getuid()).pw_shell
+    except KeyError:
+        return ""
+    return "" if Path(shell).name in NO_SHELL else program("sshd")
+
+
+def program(name: str) -> str:
+    """Return where a program is, also in folders that only root has on its path; empty where it is not."""
+    path = os.pathsep.join((os.environ.get("PATH", os.defpath), *SYSTEM_FOLDERS))
+    return shutil.which(name, path=path) or ""
+
+
+def write_config(plan: BedPlan, spot: Spot) -> None:
+    """Write the configuration of a host's server."""
+    told = standin_config if plan.server == "paramiko" else sshd_config
+    write_private(plan.config(spot), told(plan, spot, environment=environment(plan, spot)))
+
+
+def environment(plan: BedPlan, spot: Spot) -> dict[str, str]:
+    """Return what is in the environment of all that runs on a host: a home of its own, and the bed's mark."""
+    carried = {name: os.environ[name] for name in CARRIED if os.environ.get(name)}
+    marks = {VARIABLE: plan.token, HOST_VARIABLE: spot.name}
+    return carried | {"HOME": str(plan.home(spot)), BOOT: str(plan.boot_file(spot)), **marks}
+
+
+def sshd_config(plan: BedPlan, spot: Spot, *, environment: Mapping[str, str]) -> str:
+    """Return a configuration of OpenSSH's server that lets one key of one user in, for commands and files alone."""
+    control, home = plan.control(spot), plan.home(spot)
+    variables = " ".join(_quoted(f"{name}={value}") for name, value in environment.items())
+    user = pwd.getpwuid(os.getuid()).pw_name
+    return f"""# A host of labkit's laptop testbed.
+ListenAddress {spot.address}:{spot.port}
+HostKey {_quoted(str(control / "key"))}
+PidFile {_quoted(str(control / "pid"))}
+AuthorizedKeysFile {_quoted(str(plan.folder / "authorized_keys").replace("%", "%%"))}
+StrictModes no
+AllowUsers {user}
+AuthenticationMethods publickey
+PubkeyAuthentication yes
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+HostbasedAuthentication no
+UsePAM no
+PermitRootLogin prohibit-password
+PermitEmptyPasswords no
+DisableForwarding yes
+PermitTunnel no
+PermitTTY no
+PermitUserRC no
+PermitUserEnvironment no
+PrintMotd no
+PrintLastLog no
+UseDNS no
+MaxSessions 64
+MaxStartups 64
+LoginGraceTime 20
+SetEnv {variables}
+Subsystem sftp internal-sftp -d {_quoted(str(home).replace("%", "%%"))}
+"""
+
+
+def standin_config(plan: BedPlan, spot: Spot, *, environment: Mapping[str, str]) -> str:
+    """Return the same for the server that stands in for OpenSSH's."""
+    control = plan.control(spot)
+    content = {
+        "address": spot.address,
+        "port": spot.port,
+        "key": str(control / "key"),
+        "pid": str(control / "pid"),
+        "log": str(control / "log"),
+        "authorized_keys": str(plan.folder / "authorized_keys"),
+        "user": user_name(),
+        "home": str(plan.home(spot)),
+        "environment": dict(environment),
+    }
+    return json.dumps(content, indent=1) + "\n"
+
+
+def user_name() -> str:
+    """Return who logs in to the hosts: whoever runs this."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())
+
+
+def _quoted(value: str) -> str:
+    if any(letter in value for letter in '"\\\n'):
+        raise BedError(f"{value!r} has a quote, a backslash or a newline, which sshd's configuration cannot hold.")
+    return f'"{value}"'
+
+
+def start_commands(plan: BedPlan, spots: Sequence[Spot], *, inside: Callable[[Spot], list[str]]) -> list[list[str]]:
+    """Return the commands that start hosts' servers, which go to the background by themselves.
+
+    Parameters
+    ----------
+    inside : callable
+        Returns the words in front of a host's command: what enters its network.
+    """
+    standin = [sys.executable, "-m", STANDIN]
+    if plan.server == "sshd":
+        sshd = sshd_program()
+        return [
+            [*inside(spot), sshd, "-f", str(plan.config(spot)), "-E", str(plan.control(spot) / "log")] for spot in spots
+        ]
+    if plan.network == "loopback":  # one Python is started, and becomes one process per host
+        return [[*standin, *(str(plan.config(spot)) for spot in spots)]] if spots else []
+    return [[*inside(spot), *standin, str(plan.config(spot))] for spot in spots]
+
+
+def start(plan: BedPlan, spots: Sequence[Spot], *, inside: Callable[[Spot], list[str]]) -> list[Spot]:
+    """Start servers, all at once, and wait until they listen; return those whose port somebody else has.
+
+    Parameters
+    ----------
+    inside : callable
+        As in `start_commands`.
+
+    Raises
+    ------
+    BedError
+        If a server does not start for another reason: what it said.
+    """
+    if plan.server == "sshd" and os.getuid() == 0:
+        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # sshd's empty folder; other servers may use it too
+    for spot in spots:
+        (plan.control(spot) / "pid").unlink(missing_ok=True)
+        (plan.control(spot) / "log").unlink(missing_ok=True)
+    started = [
+        subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        for words in start_commands(plan, spots, inside=inside)
+    ]
+    said = [_said_by(starter) for starter in started]
+    if failed := [what for what, starter in zip(said, started, strict=True) if starter.returncode]:
+        logs = [_log(plan, spot) for spot in spots]
+        raise BedError(f"a server of the bed does not start: {'; '.join(filter(None, [*failed, *logs]))}")
+    return [spot for spot in spots if not _listens(plan, spot)]
+
+
+def _said_by(starter: subprocess.Popen[bytes]) -> str:
+    """Return what a server has said when it is in the background."""
+    try:
+        return starter.communicate(timeout=PATIENCE_S)[0].decode(errors="replace").strip()
+    except subprocess.TimeoutExpired:
+        starter.kill()
+        told = starter.communicate()[0].decode(errors="replace").strip()
+        return f"it does not go to the background within {PATIENCE_S:g} s: {told}"
+
+
+def _listens(plan: BedPlan, spot: Spot) -> bool:
+    """Wait until a server has written its number, which it does once it listens; False where it has no port."""
+
+    def settled() -> bool:
+        return server_of(plan, spot) is not None or "Cannot bind any address" in _log(plan, spot)
+
+    if not await_that(settled, timeout_s=PATIENCE_S):
+        raise BedError(f"the server of {spot.name} does not listen after {PATIENCE_S:g} s: {_log(plan, spot)}")
+    return server_of(plan, spot) is not None
+
+
+def _log(plan: BedPlan, spot: Spot) -> str:
+    try:
+        return (plan.control(spot) / "log").read_text(errors="replace").strip()[-500:]
+    except OSError:
+        return ""
+
+
+def server_of(plan: BedPlan, spot: Spot) -> BedProcess | None:
+    """Return the process of a host's server; None where it is gone."""
+    try:
+        found = process(int((plan.control(spot) / "pid").read_text()))
+    except (OSError, ValueError):
+        return None
+    return found if found is not None and is_server(found, plan.config(spot)) else None
+
+
+def is_server(each: BedProcess, config: Path) -> bool:
+    """Return whether a process is the server that has this configuration."""
+    words = f"{each.command} "
+    program = Path(words.split(" ", 1)[0]).name
+    return (program in ("sshd", "sshd:") or STANDIN in words) and f"/{config.name} " in words
+
+
+def all_of(plan: BedPlan, *, host: Spot | None = None) -> list[BedProcess]:
+    """Return all processes of a bed, or of one host: servers, their sessions, and all that was started there."""
+    now, spots = processes(), plan.spots if host is None else (host,)
+    marks = [f"{VARIABLE}={plan.token}", *([] if host is None else [f"{HOST_VARIABLE}={host.name}"])]
+    servers = {each.pid for each in now for spot in spots if is_server(each, plan.config(spot))}
+    marked = {each.pid for each in now if all(has_variable(each.pid, mark) for mark in marks)}
+    holders = holders_of([(spot.address, spot.port) for spot in spots])
+    sessions = {each.pid for each in now if each.pid in holders and each.command.startswith("sshd")}
+    wanted = below(servers | marked | sessions, now) - {os.getpid()}
+    return [each for each in now if each.pid in wanted]

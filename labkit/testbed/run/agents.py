@@ -1,0 +1,193 @@
+"""The agents of all hosts at once: start, stop, look."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from labkit.testbed.agent.client import Agent
+from labkit.testbed.agent.errors import AgentError, AgentGone, AgentRefused
+from labkit.testbed.errors import HostError
+from labkit.testbed.install.provision import python_of
+from labkit.testbed.inventory import Machine
+from labkit.testbed.run.names import called
+from labkit.testbed.ssh.fleet import Fleet
+from labkit.testbed.ssh.outcomes import NO_PROGRAM, HostOutcome, Outcomes, failure
+from labkit.testbed.ssh.parallel import together
+from labkit.testbed.ssh.stream import RemoteStream
+
+BRIDGE = "labkit.testbed.agent.bridge"
+NO_AGENT = "no agent runs"
+
+
+NOT_ALLOWED = 126
+"""What a shell says of a program that may not be run."""
+
+
+class NotDeployedError(HostError):
+    """labkit is not on a host."""
+
+
+class ForeignFolderError(HostError):
+    """labkit's folder on a host is not of the user who logs in."""
+
+
+def bridge_of(machine: Machine, *, start: bool = True) -> list[str]:
+    """Return the command that joins its input and output to a machine's agent, and starts one where none runs."""
+    return [python_of(machine), "-m", BRIDGE, machine.folder, *([] if start else ["--no-start"])]
+
+
+def agent_of(fleet: Fleet, machine: Machine, *, start: bool = True, renew: bool = True) -> Agent:
+    """Return a connection to the agent of a machine; close it after use.
+
+    Parameters
+    ----------
+    fleet : Fleet
+        Connections.
+    machine : Machine
+        The host.
+    start : bool
+        Start an agent where none runs; False: that is refused with the kind "no_agent".
+    renew : bool
+        Replace an agent of another labkit than the deployed one; its tasks go on.
+
+    Raises
+    ------
+    NotDeployedError, ForeignFolderError
+        If labkit is not there, or what is there is of another user.
+    HostError, AgentError
+        If the host or its agent cannot be reached.
+    """
+    dialled: list[RemoteStream] = []
+
+    def dial() -> RemoteStream:
+        dialled.append(fleet.stream(machine, bridge_of(machine, start=start)))
+        return dialled[-1]
+
+    try:
+        return Agent.connect(dial, renew=renew)
+    except AgentGone:
+        exited = dialled[-1].exited if dialled else None
+        if exited == NO_PROGRAM:
+            raise NotDeployedError(f"labkit is not on host {machine.name} yet: fab deploy.") from None
+        if exited == NOT_ALLOWED:
+            raise ForeignFolderError(
+                f"{machine.user} may not run {python_of(machine)} on host {machine.name}: "
+                "the folder belongs to somebody else"
+            ) from None
+        raise
+
+
+def each(
+    fleet: Fleet,
+    do: Callable[[Machine, Agent], HostOutcome],
+    *,
+    start: bool = True,
+    renew: bool = True,
+    needed: bool = True,
+) -> Outcomes:
+    """Do something with the agent of every host at once.
+
+    Parameters
+    ----------
+    fleet : Fleet
+        The hosts.
+    do : callable
+        Takes a machine and the connection to its agent.
+    start, renew : bool
+        As in `agent_of`; with start=False a host without an agent has an outcome that says so, and is no failure.
+    needed : bool
+        Whether a host without labkit is a failure.
+    """
+
+    def one(machine: Machine) -> HostOutcome:
+        try:
+            with agent_of(fleet, machine, start=start, renew=renew) as agent:
+                return do(machine, agent)
+        except (HostError, AgentError) as error:
+            return _told(machine.name, error, start=start, needed=needed)
+
+    return Outcomes.of(together(one, fleet.inventory, give_up=fleet.close))
+
+
+def _told(host: str, error: HostError | AgentError, *, start: bool, needed: bool) -> HostOutcome:
+    if isinstance(error, NotDeployedError):
+        return HostOutcome(host, not needed, "labkit is not there", "fab deploy" if needed else "")
+    if isinstance(error, ForeignFolderError):
+        return HostOutcome(
+            host, False, str(error), "name a folder of your own in the inventory: ssh = { folder = ... }"
+        )
+    if isinstance(error, HostError):
+        return failure(host, error)
+    if isinstance(error, AgentRefused) and error.kind == "no_agent" and not start:
+        return HostOutcome(host, True, NO_AGENT)
+    if isinstance(error, AgentRefused) and error.kind == "busy":
+        return HostOutcome(host, False, str(error), "fab stop --runs ends them too")
+    return HostOutcome(host, False, str(error), "its log is agent.log in labkit's folder there")
+
+
+def start(fleet: Fleet) -> Outcomes:
+    """Start an agent on every host that has none; one of another labkit than the deployed one is replaced."""
+
+    def say(_: Machine, agent: Agent) -> HostOutcome:
+        hello = agent.hello
+        return HostOutcome(
+            str(_.name), True, f"agent {hello['pid']}, labkit {hello['labkit']}, {hello['n_runs']} runs",
+            numbers={"pid": hello["pid"], "runs": hello["n_runs"]},
+        )  # fmt: skip
+
+    return each(fleet, say)
+
+
+def stop(fleet: Fleet, *, runs: bool | str = False) -> Outcomes:
+    """End runs, agents, or both.
+
+    Parameters
+    ----------
+    fleet : Fleet
+        The hosts.
+    runs : bool or str
+        False: end agents, but not where anything runs. True: end all runs, and the agents. A name, also that of its
+        record here: end that run alone.
+    """
+
+    def end(machine: Machine, agent: Agent) -> HostOutcome:
+        going = [run["run"] for run in agent.list() if not run["over"]]
+        names = called(runs, going) if isinstance(runs, str) else going if runs else []
+        if isinstance(runs, str) and len(names) > 1:
+            return HostOutcome(machine.name, False, f"several runs are called {runs}", f"name one: {', '.join(names)}")
+        n_tasks = sum(len(agent.stop(name)) for name in names)
+        told = f"ended {len(names)} runs ({n_tasks} tasks)" if names else "no run to end" if runs else ""
+        if not isinstance(runs, str):
+            agent.shutdown()
+            told = f"{told}, agent ended" if names else "agent ended"
+        return HostOutcome(machine.name, True, told, numbers={"runs": len(names), "tasks": n_tasks})
+
+    return each(fleet, end, start=False, renew=False)
+
+
+def status(fleet: Fleet) -> Outcomes:
+    """Return what runs on every host, and what it uses."""
+
+    def look(machine: Machine, agent: Agent) -> HostOutcome:
+        runs, measured = agent.list(), agent.measure()
+        here = measured["host"]
+        going = [run for run in runs if not run["over"]]
+        tasks = [f"{run['run']}/{name}" for run in going for name, task in run["tasks"].items() if _runs(task)]
+        used = (
+            f"{here['cpu_percent'] / 100:.1f} cores, "
+            f"{(here['memory_mb'] - here['free_memory_mb']) / 1e3:.1f} of {here['memory_mb'] / 1e3:.0f} GB"
+        )
+        gpus = [bool(gpu["held_by"]) for gpu in agent.hello["gpus"]]
+        used += f", {sum(gpus)} of {len(gpus)} GPUs" if gpus else ""
+        told = f"agent {agent.hello['pid']}; {used} in use; {len(tasks)} tasks" + (
+            f": {', '.join(tasks)}" if tasks else ""
+        )
+        numbers = {"runs": len(going), "tasks": len(tasks), **{name: float(value) for name, value in here.items()}}
+        return HostOutcome(machine.name, True, told, numbers=numbers)
+
+    return each(fleet, look, start=False, renew=False)
+
+
+def _runs(task: dict[str, Any]) -> bool:
+    return str(task["phase"]) != "ended"

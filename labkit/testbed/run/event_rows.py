@@ -1,0 +1,52 @@
+"""Events of a run on machines, made one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from labkit.core.cluster import Cluster
+from labkit.core.events import Events, Kind, Role, events
+from labkit.testbed.run.amounts import Given, by_row
+from labkit.testbed.run.training import JobPlacement, site_names
+
+
+def row(kind: Kind, **columns: Any) -> Events:
+    """Return one event."""
+    made = events(1)
+    made["kind"] = kind
+    for name, value in columns.items():
+        made[name] = value
+    return made
+
+
+def at(rows: list[Events], time_s: float) -> list[Events]:
+    """Let events have happened at a time."""
+    for each in rows:
+        each["time_s"] = time_s
+    return rows
+
+
+def seats(
+    cluster: Cluster, job: int, place: JobPlacement, *, with_ps: bool, amounts: Sequence[Given] = ()
+) -> list[Events]:  # fmt: skip
+    """Return that the tasks of a job sit in a place; the PS of a job that asks for none is ours alone."""
+    names = site_names(cluster)
+    return [
+        row(Kind.PLACED, job=job, role=role, group=names.index(site), value=float(n), cpus=cpus, memory_gb=memory_gb)
+        for site, counts in place.items()
+        for role in (Role.WORKER, Role.PS)
+        if counts[role] and (role == Role.WORKER or with_ps)
+        for n, cpus, memory_gb in by_row(amounts, site, role, counts[role])
+    ]
+
+
+def hosts_of(place: JobPlacement) -> set[str]:
+    """Return the hosts that a place has tasks on."""
+    return {site.rpartition("/")[0] for site, counts in place.items() if any(counts)}
+
+
+def wall_s() -> float:
+    """Return the time of day, to go on counting in another process."""
+    return datetime.now(UTC).timestamp()

@@ -1,0 +1,152 @@
+"""What the tasks of a run say, from all hosts at once, while it goes on or afterwards."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from labkit.testbed.agent.client import Agent
+from labkit.testbed.agent.errors import AgentError, AgentGone, AgentRefused
+from labkit.testbed.inventory import Machine
+from labkit.testbed.run.agents import each
+from labkit.testbed.run.names import called, no_such
+from labkit.testbed.ssh.fleet import Fleet
+from labkit.testbed.ssh.outcomes import HostOutcome, Outcomes
+
+LOG = "log"
+TAIL_BYTES = 1 << 20
+Told = Callable[[str, str], None]
+
+
+def logs(
+    fleet: Fleet,
+    *,
+    tell: Told,
+    run: str = "",
+    task: str = "",
+    lines: int = 20,
+    follow: bool = False,
+) -> Outcomes:
+    """Tell what tasks have said, and what they say until they have ended.
+
+    Parameters
+    ----------
+    fleet : Fleet
+        The hosts.
+    tell : callable
+        Takes (host, line); a line begins with the name of its task.
+    run : str
+        Of which run; by default the latest of each host.
+    task : str
+        Of which task; by default of all.
+    lines : int
+        How many of the last lines of each task to begin with.
+    follow : bool
+        Go on until no task of the run runs any more.
+
+    Returns
+    -------
+    Outcomes
+        One row per host: how each task ended, or that it runs.
+
+    Raises
+    ------
+    InputError
+        If every host answers, and none has such a run.
+    """
+    known: set[str] = set()
+
+    def one(machine: Machine, agent: Agent) -> HostOutcome:
+        there = agent.list()
+        known.update(each["run"] for each in there)
+        found = _run_of(there, run)
+        if found is None:
+            return HostOutcome(machine.name, True, f"no run {run}" if run else "no run")
+        reader = _Reader(agent, found["run"], lambda line: tell(machine.name, line), lines=lines)
+        wanted = [name for name in found["tasks"] if task in ("", name)]
+        if follow:
+            reader.follow(wanted, since=found["last_event"], task=task)
+        else:
+            for name in wanted:
+                reader.tail(name)
+        return HostOutcome(machine.name, True, _ends(agent, found["run"], task))
+
+    told = each(fleet, one, start=False, renew=False)
+    if run and told.ok and not called(run, known):
+        raise no_such(run, known)
+    return told
+
+
+def _run_of(there: list[dict[str, Any]], run: str) -> dict[str, Any] | None:
+    """Return a run of a host; of several the one that still goes on, or began last."""
+    meant = called(run, (each["run"] for each in there))
+    found = [each for each in there if not run or each["run"] in meant]
+    return max(found, key=lambda each: (not each["over"], _began_s(each)), default=None)
+
+
+def _began_s(run: dict[str, Any]) -> float:
+    return max((task["started_s"] for task in run["tasks"].values()), default=0.0)
+
+
+def _ends(agent: Agent, run: str, task: str) -> str:
+    """Say how the tasks of a run are."""
+    (found,) = agent.list(run)
+    told = [f"{name} {each['how'] or each['phase']}" for name, each in found["tasks"].items() if task in ("", name)]
+    return f"{run}: {', '.join(told) or 'no task'}"
+
+
+class _Reader:
+    """The logs of one run on one host."""
+
+    def __init__(self, agent: Agent, run: str, tell: Callable[[str], None], *, lines: int) -> None:
+        self._agent, self._run, self._tell, self._lines = agent, run, tell, lines
+        self._threads: list[threading.Thread] = []
+
+    def tail(self, task: str, *, whole: bool = False) -> int:
+        """Tell the last lines of a task; return the offset behind them. `whole`: only those that have ended."""
+        try:
+            size = self._agent.read(self._run, task=task, file=LOG, n_bytes=0).size
+            first = max(0, size - TAIL_BYTES)
+            piece = self._agent.read(self._run, task=task, file=LOG, offset=first, n_bytes=size - first)
+        except AgentRefused as error:
+            if error.kind != "no_file":
+                raise
+            return 0
+        rest = piece.data.rpartition(b"\n")[2] if whole else b""
+        last = piece.data.removesuffix(rest).splitlines()[-self._lines :] if self._lines else []
+        for line in last:
+            self._tell(f"{task}: {line.decode(errors='replace')}")
+        return piece.offset + len(piece.data) - len(rest)
+
+    def follow(self, tasks: list[str], *, since: int, task: str) -> None:
+        """Tell what tasks say, also those that begin meanwhile, until none of them runs."""
+        for name in tasks:
+            self._follow(name)
+        with self._agent.watch(self._run, since=since) as events:
+            waker = threading.Thread(target=self._wait, args=(events.close,), daemon=True)
+            waker.start()
+            for event in events:
+                if event["kind"] == "started" and task in ("", event["task"]):
+                    self._follow(event["task"])
+        waker.join()
+
+    def _wait(self, done: Callable[[], None]) -> None:
+        """Wait until all that is followed has ended, then stop waiting for newcomers."""
+        for thread in self._threads:  # newcomers are appended while this goes on
+            thread.join()
+        done()
+
+    def _follow(self, task: str) -> None:
+        thread = threading.Thread(target=self._carry, args=(task, self.tail(task, whole=True)), daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _carry(self, task: str, offset: int) -> None:
+        try:
+            for line in self._agent.follow(self._run, task=task, file=LOG, offset=offset):
+                self._tell(f"{task}: {line}")
+        except AgentGone:
+            return  # whoever waits for events hears of it too
+        except AgentError as error:
+            self._tell(f"{task}: {error}")

@@ -1,0 +1,93 @@
+"""A unix socket that takes orders for a task: one JSON line in, one JSON line out."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from labkit.unix_sockets import reached
+
+LONGEST: Final = 1 << 20
+"""Bytes of a line that is read."""
+
+OrderAnswer = Callable[[bytes], dict[str, Any]]
+
+
+@contextlib.contextmanager
+def serving(folder: Path, name: str, answer: OrderAnswer) -> Iterator[Path]:
+    """Answer whoever connects to a socket in the folder, if its process is of the same user; yield where it is."""
+    with _listening(folder, name) as sock:
+        threading.Thread(target=_accept, args=(sock, answer), name=name, daemon=True).start()
+        try:
+            yield folder / name
+        finally:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+            (folder / name).unlink(missing_ok=True)
+
+
+def _listening(folder: Path, name: str) -> socket.socket:
+    """Return a socket that only this user can connect to."""
+    (folder / name).unlink(missing_ok=True)
+    sock = socket.socket(socket.AF_UNIX)
+    before = os.umask(0o177)
+    try:
+        with reached(folder / name) as address:
+            sock.bind(address)
+    finally:
+        os.umask(before)
+    sock.listen(16)
+    return sock
+
+
+def _accept(sock: socket.socket, answer: OrderAnswer) -> None:
+    while True:
+        try:
+            client, _ = sock.accept()
+        except OSError:
+            return
+        if _uid(client) == os.getuid():
+            threading.Thread(target=_attend, args=(client, answer), name="order", daemon=True).start()
+        else:
+            client.close()
+
+
+def _uid(client: socket.socket) -> int:
+    """Return whose process is at the other end."""
+    raw = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return int(struct.unpack("3i", raw)[1])
+
+
+def _attend(client: socket.socket, answer: OrderAnswer) -> None:
+    """Answer each line until the other end is closed; a line that is too long ends it."""
+    with client, client.makefile("rwb") as lines, contextlib.suppress(OSError):
+        while (line := lines.readline(LONGEST)).endswith(b"\n"):
+            lines.write(json.dumps(answer(line)).encode() + b"\n")
+            lines.flush()
+
+
+def ask(path: Path, order: dict[str, Any], *, timeout_s: float = 30.0) -> dict[str, Any]:
+    """Send an order to a socket that `serving` has opened; return the answer.
+
+    Raises
+    ------
+    OSError
+        If nobody answers.
+    """
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(timeout_s)
+        with reached(path) as address:
+            sock.connect(address)
+        sock.sendall(json.dumps(order).encode() + b"\n")
+        with sock.makefile("rb") as lines:
+            answer = lines.readline()
+    if not answer.endswith(b"\n"):
+        raise ConnectionResetError(f"{path} ended before it had answered.")
+    return dict(json.loads(answer))

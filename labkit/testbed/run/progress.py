@@ -1,0 +1,159 @@
+"""How far a job on the testbed is, from the events of its elastic runtime."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from labkit.core.events import Cause
+from labkit.elastic.event_quantities import MemberName
+from labkit.elastic.process.causes import read
+from labkit.testbed.agent.shapes import readable
+
+REPORT_S: Final = 1.0
+"""Between two reports of a job."""
+
+WINDOW_S: Final = 3.0
+"""A speed is that of the last so many seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class LostTask:
+    """A worker or PS that ended and should not have: where it sat, and its exit status, where anybody knows."""
+
+    member: MemberName
+    host: str
+    code: float
+
+
+@dataclass(frozen=True, slots=True)
+class JobUpdate:
+    """Something a scheduler should hear of a job.
+
+    Attributes
+    ----------
+    what : str
+        began, scaled, progressed, resized (a process has other cores or memory from now on; why: what of that it cannot
+        have), lost_task (it is replaced), lost_host (those left go on), dropped (a scaling that came to nothing),
+        unsaved (a checkpoint that could not be written or brought here).
+    steps : float
+        Updates done.
+    speed : float
+        Updates per second, NaN where unknown.
+    loss : float
+        NaN where there is none.
+    why : str
+        In words.
+    host : str
+        Where a job failed; empty: no host has a part in it.
+    own : bool
+        Whether a job that failed says itself that it cannot train.
+    life : int
+        Of which start of the job this is told.
+    cause : Cause
+        Why, of a failure.
+    task : LostTask, optional
+        What was lost.
+    """
+
+    what: str
+    steps: float
+    speed: float = float("nan")
+    loss: float = float("nan")
+    why: str = ""
+    host: str = ""
+    own: bool = False
+    life: int = 0
+    cause: Cause = Cause.UNKNOWN
+    task: LostTask | None = None
+
+
+@dataclass(slots=True)
+class Progress:
+    """Folds the events of one job, one at a time.
+
+    How far it is, is told once a second, and when its last step is done.
+
+    Parameters
+    ----------
+    n_steps : float
+        Updates that it is to make.
+
+    Attributes
+    ----------
+    steps : int
+        Updates done.
+    saved : int
+        Of which so many are in a checkpoint.
+    """
+
+    steps: int = 0
+    saved: int = 0
+    n_steps: float = float("inf")
+    _recent: deque[tuple[float, int]] = field(default_factory=deque)
+    _reported_s: float = float("-inf")
+    _began: bool = False
+    _hosts: dict[str, str] = field(default_factory=dict)
+    """Of members, by name."""
+
+    def note(self, event: Mapping[str, Any]) -> JobUpdate | None:
+        """Take in an event; return what is to be told, if anything."""
+        kind = event["event"]
+        if kind == "loss":
+            return self._stepped(float(event["time"]), int(event["version"]) + 1, float(event["loss"]))
+        if kind == "began":
+            return self._begun(int(event["version"]))
+        if kind == "started":
+            self._hosts[str(event["name"])] = str(event["host"])
+        elif kind == "left" and not event.get("expected"):
+            return self._lost(event)
+        elif kind == "saved":
+            self.saved = max(self.saved, int(event["version"]))
+        elif kind in ("scaled", "resized"):
+            return self._changed(event)
+        elif kind in ("dropped", "lost_host", "unsaved") and event.get("why") != "training has ended":
+            return JobUpdate(kind, self.steps, why=str(event.get("why", "")))
+        return None
+
+    def _changed(self, event: Mapping[str, Any]) -> JobUpdate:
+        if event["event"] == "scaled":
+            self._recent.clear()
+            return JobUpdate("scaled", self.steps)
+        unable = "; ".join(str(each) for each in event.get("unable") or ())
+        return JobUpdate("resized", self.steps, why=f"{event.get('name')} cannot have {unable}" if unable else "")
+
+    def _lost(self, event: Mapping[str, Any]) -> JobUpdate | None:
+        member = MemberName.of(event["name"])
+        if member is None:
+            return None
+        host, code = self._hosts.get(str(event["name"]), ""), event.get("code")
+        lost = LostTask(member, host, float(code) if isinstance(code, int) and abs(code) < 1 << 31 else float("nan"))
+        why = f"{event['name']}{f' on {host}' if host else ''}: {event['reason']}"
+        return JobUpdate("lost_task", self.steps, why=readable(why), cause=read(event.get("cause")), task=lost)
+
+    @property
+    def speed(self) -> float:
+        """Updates per second of late; NaN before there are two."""
+        if len(self._recent) < 2:
+            return float("nan")
+        (first_s, first), (last_s, last) = self._recent[0], self._recent[-1]
+        return (last - first) / (last_s - first_s) if last_s > first_s else float("nan")
+
+    def _begun(self, version: int) -> JobUpdate | None:
+        """Note that training begins, or goes on at a version after somebody died."""
+        self.steps = version
+        self._recent.clear()
+        what, self._began = ("progressed" if self._began else "began"), True
+        return JobUpdate(what, version)
+
+    def _stepped(self, at_s: float, steps: int, loss: float) -> JobUpdate | None:
+        self.steps = max(self.steps, steps)
+        self._recent.append((at_s, steps))
+        while at_s - self._recent[0][0] > WINDOW_S and len(self._recent) > 2:
+            self._recent.popleft()
+        if at_s - self._reported_s < REPORT_S and self.steps < self.n_steps:
+            return None
+        self._reported_s = at_s
+        return JobUpdate("progressed", self.steps, self.speed, loss)

@@ -1,0 +1,126 @@
+"""Where jobs run or are measured: connections, agents, checkpoints and jobs, which begin and end together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from labkit.core.jobs import Jobs
+from labkit.core.resources import GPUS
+from labkit.testbed.inventory import Inventory
+from labkit.testbed.run.agent_pool import AgentPool, Changed
+from labkit.testbed.run.checkpoint_cache import CheckpointCache
+from labkit.testbed.run.gpu_claims import checked_gpus, parts_of_gpus
+from labkit.testbed.run.remote_job import RemoteJob, Tell
+from labkit.testbed.run.this_machine import LocalFleet
+from labkit.testbed.run.training import JobPlacement, TrainingTable, gpus_of, sites_of
+from labkit.testbed.ssh.fleet import Fleet
+
+SETTLING_S: Final = 10.0
+"""How long the end of a run waits for a task that was just being begun."""
+
+
+class TestbedSession:
+    """All hosts of an inventory, ready for the jobs of a run.
+
+    Parameters
+    ----------
+    inventory : Inventory
+        The hosts.
+    jobs : Jobs
+        What may run there.
+    training : TrainingTable
+        How jobs train.
+    run : str
+        Name of the run on the hosts.
+    folder : Path
+        Where checkpoints are kept here.
+    lease_s : float
+        Seconds a host keeps the run alive without a sign of life from this process.
+    changed : callable
+        As `AgentPool` takes it.
+    some : bool
+        Be content with some of the hosts.
+
+    Attributes
+    ----------
+    notes : list of str
+        What should be known of the hosts, in sentences.
+
+    Raises
+    ------
+    InputError
+        If a job cannot train, or a host cannot be used or has fewer GPUs than the inventory says; nothing runs, and
+        nothing is connected then.
+    """
+
+    def __init__(
+        self,
+        inventory: Inventory,
+        *,
+        jobs: Jobs,
+        training: TrainingTable,
+        run: str,
+        folder: Path,
+        lease_s: float,
+        changed: Changed = lambda _host, _up, _why: None,
+        some: bool = False,
+    ) -> None:
+        training.check(jobs)
+        self.inventory, self.cluster, self.jobs, self.training = inventory, inventory.cluster(), jobs, training
+        self.fleet = LocalFleet(inventory) if any(machine.local for machine in inventory) else Fleet(inventory)
+        self.hosts = AgentPool(self.fleet, run=run, changed=changed, lease_s=lease_s)
+        self.backups = CheckpointCache(self.fleet, folder, run=run)
+        self._deployments: list[RemoteJob] = []
+        try:
+            self.hosts.get_ready(some=some)
+            there = [machine for machine in inventory if machine.name not in self.hosts.absent]
+            self.notes = checked_gpus(there, lambda host: self.hosts.agent(host).hello)
+            self.notes += parts_of_gpus(jobs, inventory)
+        except BaseException:
+            self.close(end=False)
+            raise
+        self.hosts.watch()
+
+    def deployment(
+        self, number: int, *, tell: Tell, hear: Callable[[dict[str, Any]], None] = lambda _: None
+    ) -> RemoteJob:
+        """Return a job, not started yet; `tell` and `hear` are called as `RemoteJob` says."""
+        per_worker = float(self.jobs.worker_demand[number, GPUS])
+        all_sites = sites_of(self.inventory, self.cluster, home="", on_gpus=per_worker > 0)
+
+        def wanted(home: str, place: JobPlacement) -> dict[str, Any]:
+            sites = sites_of(self.inventory, self.cluster, home=home, on_gpus=per_worker > 0)
+            return self.training.wanted(self.jobs, number, sites=sites, place=place)
+
+        made = RemoteJob(
+            number, hosts=self.hosts, backups=self.backups, wanted=wanted, tell=tell, hear=hear,
+            n_steps=self.training.n_steps(self.jobs, number), strategy=self.training.strategy,
+            gpus=lambda host, place: gpus_of(all_sites, place, host=host, per_worker=per_worker),
+        )  # fmt: skip
+        self._deployments.append(made)
+        return made
+
+    def close(self, *, end: bool = True) -> None:
+        """Let go of the hosts; with `end`, all that runs there for this run is ended."""
+        for deployment in self._deployments:
+            deployment.close()
+        self.hosts.leave()
+        if end:
+            self._end()
+        self.hosts.close()
+        self.fleet.close()
+        for deployment in self._deployments:
+            deployment.join()
+
+    def _end(self) -> None:
+        """End the run on all hosts; once more where a task was being begun: its host may not have known the run."""
+        busy = [deployment for deployment in self._deployments if deployment.busy]
+        self.hosts.end(self.hosts.run)
+        if busy:
+            until_s = time.monotonic() + SETTLING_S
+            for deployment in busy:
+                deployment.join(max(until_s - time.monotonic(), 0.0))
+            self.hosts.end(self.hosts.run)

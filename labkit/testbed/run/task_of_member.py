@@ -1,0 +1,94 @@
+"""Which task of its job each member of the elastic runtime is: `ps-7` may be task 0 once six others have gone.
+
+Tasks are numbered within job and role from 0, in the order of the job's rows. A member takes the first seat of its site
+that nobody has; where one goes, the last one of its site and role takes its seat.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from labkit.elastic.event_quantities import MemberName
+from labkit.testbed.run.amounts import Given
+
+Row = tuple[int, str, int]
+"""Role, site, and how many tasks."""
+Seat = tuple[int, str, int]
+"""Role, site, and the place among the members of that role there."""
+
+
+class TaskNumbers:
+    """The members of a job by seat; threads may tell and ask."""
+
+    def __init__(self) -> None:
+        self._members: dict[tuple[int, str], list[MemberName]] = defaultdict(list)
+        self._lock = threading.Lock()
+
+    def note(self, event: Mapping[str, Any]) -> None:
+        """Take note of an event of the elastic runtime: members come and go."""
+        member = MemberName.of(event.get("name"))
+        if member is None or event["event"] not in ("started", "left"):
+            return
+        with self._lock:
+            if event["event"] == "left":
+                self._left(member)
+            elif not any(member in those for those in self._members.values()):
+                self._members[int(member.role), str(event.get("site", ""))].append(member)
+
+    def _left(self, member: MemberName) -> None:
+        for those in self._members.values():
+            if member in those:
+                last = those.pop()
+                if last != member:
+                    those[those.index(member)] = last
+
+    def clear(self) -> None:
+        """Let all seats be free: the job starts anew."""
+        with self._lock:
+            self._members.clear()
+
+    def of_task(self, rows: Sequence[Row], role: int, task: int) -> MemberName | None:
+        """Return the member that is a task, where a job has these rows; None: it has not come yet."""
+        seats = [seat for seat in _seats(rows) if seat[0] == role]
+        if not 0 <= task < len(seats):
+            return None
+        _, site, at = seats[task]
+        with self._lock:
+            there = self._members[role, site]
+            return there[at] if at < len(there) else None
+
+    def tasks(self, rows: Sequence[Row]) -> dict[MemberName, int]:
+        """Return the number of the task that each member is; those that are coming or going are none."""
+        found: dict[MemberName, int] = {}
+        n = [0, 0]
+        with self._lock:
+            for role, site, at in _seats(rows):
+                there = self._members[role, site]
+                if at < len(there):
+                    found[there[at]] = n[role]
+                n[role] += 1
+        return found
+
+    def amounts(self, tasks: Sequence[Given]) -> dict[str, list[float | None]]:
+        """Return cores and GB by name of the members that are given some; all others have no limits."""
+        at: dict[tuple[int, str], int] = defaultdict(int)
+        named: dict[str, list[float | None]] = {}
+        with self._lock:
+            for each in tasks:
+                there, number = self._members[each.role, each.site], at[each.role, each.site]
+                at[each.role, each.site] += 1
+                if number < len(there):
+                    named[str(there[number])] = [each.cpus, each.memory_gb]
+        return named
+
+
+def _seats(rows: Sequence[Row]) -> Iterator[Seat]:
+    """Return the seats of a job's tasks, in the order of its rows."""
+    taken: dict[tuple[int, str], int] = defaultdict(int)
+    for role, site, n in rows:
+        for _ in range(n):
+            yield role, site, taken[role, site]
+            taken[role, site] += 1

@@ -1,0 +1,1 @@
+"""Connections to hosts: commands, files, streams, keys."""

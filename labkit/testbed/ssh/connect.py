@@ -1,0 +1,265 @@
+"""One connection to a host: strict about its key, quick, and bounded in time."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+import socket
+import stat
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+import fabric
+import paramiko
+
+from labkit.testbed.errors import (
+    ChangedKeyError,
+    HostError,
+    HostUnreachableError,
+    LoginError,
+    OverdueError,
+    UnknownKeyError,
+)
+from labkit.testbed.inventory import Machine
+
+CONNECT_S = 5.0
+KEEPALIVE_S = 15
+SILENCE_S = 45
+"""A connection whose bytes nobody acknowledged for so long is given up, where the system can tell (Linux)."""
+
+logging.getLogger("paramiko").addHandler(logging.NullHandler())  # it would print what we say in our own words
+
+
+class SshConnection(fabric.Connection):  # type: ignore[misc]
+    """A connection of Fabric to one machine: host keys checked, AES-GCM preferred, no delay of small packets."""
+
+    def __init__(self, machine: Machine, *, known_hosts: Path, timeout_s: float = CONNECT_S) -> None:
+        options: dict[str, Any] = {
+            "transport_factory": transport,
+            "banner_timeout": timeout_s,
+            "auth_timeout": timeout_s,
+            "channel_timeout": timeout_s,
+            "allow_agent": machine.key is None or has_passphrase(machine.key),
+            "look_for_keys": machine.key is None,
+        }
+        if machine.key is not None:
+            options["key_filename"] = str(machine.key)
+        super().__init__(
+            machine.address, user=machine.user, port=machine.port, connect_kwargs=options, gateway=False,
+            config=fabric.Config(ssh_config=paramiko.SSHConfig()),
+        )  # fmt: skip
+        self._set(machine=machine, known_hosts=known_hosts, timeout_s=timeout_s, way=None)
+        self.client.set_missing_host_key_policy(_Refuse(machine, known_hosts))
+
+    def open(self) -> None:
+        """Connect, check the host's key, and log in.
+
+        Raises
+        ------
+        HostError
+            Which of its kinds tells what is wrong; the message tells the remedy.
+        """
+        if self.is_connected:
+            return
+        machine, known_hosts, timeout_s = self.machine, self.known_hosts, self.timeout_s
+        _refuse_open_key(machine)
+        until_s = time.monotonic() + timeout_s
+        with explained(machine, known_hosts=known_hosts, timeout_s=timeout_s):
+            self._load_known_keys()
+            way, sock = way_to(machine, known_hosts=known_hosts, timeout_s=timeout_s)
+            try:
+                self._set(way=way)
+                self.connect_kwargs |= {"sock": sock, "timeout": max(until_s - time.monotonic(), 0.1)}
+                super().open()
+                self.transport.set_keepalive(KEEPALIVE_S)
+            except BaseException:
+                self.close()
+                raise
+
+    def close(self) -> None:
+        """Close the connection and what led to it."""
+        with suppress(Exception):
+            super().close()
+        self.client.close()
+        if self.way is not None:
+            self.way()
+            self._set(way=None)
+
+    def _load_known_keys(self) -> None:
+        self.client.get_host_keys().clear()
+        with suppress(FileNotFoundError):
+            self.client.load_host_keys(str(self.known_hosts))
+
+
+def way_to(machine: Machine, *, known_hosts: Path, timeout_s: float) -> tuple[Callable[[], None], Any]:
+    """Return what ends the way to a machine, and a socket that leads to its server."""
+    if machine.proxy_command:
+        return _through_program(machine)
+    if machine.jump is not None:
+        return _through(machine.jump, machine=machine, known_hosts=known_hosts, timeout_s=timeout_s)
+    sock = socket.create_connection((machine.address, machine.port), timeout=timeout_s)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # 4 ms instead of 54 ms for a small command
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE_S * 1000)
+    return sock.close, sock
+
+
+def _through(jump: Machine, *, machine: Machine, known_hosts: Path, timeout_s: float) -> tuple[Callable[[], None], Any]:
+    before = SshConnection(jump, known_hosts=known_hosts, timeout_s=timeout_s)
+    before.open()
+    try:
+        channel = before.transport.open_channel(
+            "direct-tcpip", (machine.address, machine.port), ("127.0.0.1", 0), timeout=timeout_s
+        )
+    except BaseException:
+        before.close()
+        raise
+    return before.close, channel
+
+
+def _through_program(machine: Machine) -> tuple[Callable[[], None], socket.socket]:
+    """Start a proxy command; no shell looks at it, and each of its words stays one."""
+    ours, its = socket.socketpair()
+    words = [_filled(word, machine) for word in shlex.split(machine.proxy_command)]
+    try:
+        program = subprocess.Popen(
+            words, stdin=its.fileno(), stdout=its.fileno(), stderr=subprocess.DEVNULL, start_new_session=True
+        )  # Ctrl-C is for us, not for it
+    except OSError as error:
+        ours.close()
+        raise HostUnreachableError(
+            f"host {machine.name}: its proxy_command cannot be started: {words[0]}: {error.strerror}."
+        ) from None
+    finally:
+        its.close()
+
+    def end() -> None:
+        ours.close()
+        program.terminate()
+        try:
+            program.wait(1)
+        except subprocess.TimeoutExpired:
+            program.kill()
+            program.wait()
+
+    return end, ours
+
+
+def _filled(word: str, machine: Machine) -> str:
+    """Return a word of a proxy command with its %h, %p and %r filled in."""
+    values = {"%h": machine.address, "%p": str(machine.port), "%r": machine.user, "%%": "%"}
+    parts = [word[i : i + 2] for i in range(len(word))]
+    filled, skip = [], False
+    for part in parts:
+        if skip:
+            skip = False
+            continue
+        filled.append(values.get(part, part[0]))
+        skip = part in values
+    return "".join(filled)
+
+
+def transport(sock: Any, **options: Any) -> paramiko.Transport:
+    """Return a transport that prefers AES-GCM: copies are 2.5 times as fast as with AES-CTR and a hash."""
+    made = paramiko.Transport(sock, **options)
+    security = made.get_security_options()
+    security.ciphers = tuple(sorted(security.ciphers, key=lambda name: "gcm" not in name))
+    return made
+
+
+class _Refuse(paramiko.MissingHostKeyPolicy):  # type: ignore[misc]
+    """Refuse what is not known."""
+
+    def __init__(self, machine: Machine, known_hosts: Path) -> None:
+        self.machine, self.known_hosts = machine, known_hosts
+
+    def missing_host_key(self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey) -> NoReturn:  # noqa: ARG002
+        """Refuse a host whose key is not known."""
+        raise UnknownKeyError(
+            f"host {self.machine.name} ({hostname}) shows a key that {self.known_hosts} does not have: "
+            f"{key.get_name()} {key.fingerprint}. Compare it with the host's own, then: fab trust."
+        )
+
+
+def _refuse_open_key(machine: Machine) -> None:
+    """Refuse a private key that is not there, that we may not read, or that others may."""
+    if machine.key is None:
+        return
+    try:
+        mode = machine.key.stat().st_mode
+    except OSError as error:
+        raise LoginError(
+            f"host {machine.name}: key {machine.key}: {error.strerror}; name another in its ssh table."
+        ) from None
+    if stat.S_IMODE(mode) & 0o077:
+        raise LoginError(f"host {machine.name}: key {machine.key} is open to others; chmod 600 {machine.key}.")
+    if not os.access(machine.key, os.R_OK):
+        raise LoginError(
+            f"host {machine.name}: key {machine.key} is another user's; name one of yours in its ssh table."
+        )
+
+
+def has_passphrase(key: Path) -> bool:
+    """Return whether a private key can only be read with a passphrase: then an SSH agent must hold it."""
+    try:
+        paramiko.PKey.from_path(key)
+    except (paramiko.PasswordRequiredException, TypeError):
+        return True
+    except (paramiko.SSHException, OSError, ValueError):
+        return False  # what is wrong with it, the login tells
+    return False
+
+
+@contextmanager
+def explained(machine: Machine, *, known_hosts: Path, timeout_s: float) -> Iterator[None]:
+    """Tell errors of paramiko and of the system in our words."""
+    late_s = time.monotonic() + timeout_s
+    try:
+        yield
+    except HostError:
+        raise
+    except Exception as error:
+        late = isinstance(error, TimeoutError) or time.monotonic() > late_s  # paramiko tells lateness in many ways
+        _explain(error, machine=machine, known_hosts=known_hosts, timeout_s=timeout_s if late else None)
+
+
+def _explain(error: Exception, *, machine: Machine, known_hosts: Path, timeout_s: float | None) -> NoReturn:
+    """Raise what an error of paramiko or of the system means, in our words; `timeout_s` if it was late."""
+    where = f"host {machine.name} ({machine.place})"
+    if isinstance(error, paramiko.BadHostKeyException):
+        raise ChangedKeyError(
+            f"{where} shows another key than the one that {known_hosts} has: {error.key.get_name()} "
+            f"{error.key.fingerprint} instead of {error.expected_key.get_name()} {error.expected_key.fingerprint}. "
+            f"Another machine may be answering in its place. If it is new on purpose: ssh-keygen -R "
+            f"'{machine.key_name}' -f {shlex.quote(str(known_hosts))}, then fab trust."
+        ) from None
+    if isinstance(error, paramiko.AuthenticationException | paramiko.PasswordRequiredException) or _no_method(error):
+        if machine.key is not None and has_passphrase(machine.key):
+            raise LoginError(
+                f"{where}: key {machine.key} has a passphrase, and no SSH agent here holds a key that the host takes. "
+                f"ssh-add {shlex.quote(str(machine.key))} (after: eval $(ssh-agent)), or name a key without one."
+            ) from None
+        tried = machine.key or "the agent's keys and those in ~/.ssh"
+        raise LoginError(
+            f"{where} refuses the login with {tried}: {error}. Put the public key into ~/.ssh/authorized_keys there, "
+            "or name another user or key in the host's ssh table."
+        ) from None
+    if timeout_s is not None:
+        raise OverdueError(
+            f"{where} did not answer within {timeout_s:g} s; is it up, and does a firewall let SSH through?"
+        ) from None
+    several = getattr(error, "errors", None)  # one per address that the name has
+    said = "; ".join(str(each.strerror) for each in several.values()) if isinstance(several, dict) else str(error)
+    raise HostUnreachableError(
+        f"{where} cannot be reached: {said or type(error).__name__}; is its SSH server up?"
+    ) from None
+
+
+def _no_method(error: Exception) -> bool:
+    return isinstance(error, paramiko.SSHException) and "authentication methods" in str(error)

@@ -1,0 +1,211 @@
+"""Folders and files that a host sends: names checked, sizes bounded, contents verified, written only below a folder.
+
+The host's own program sends nothing else (`labkit.testbed.onhost.pack`). A host that lies can send any name and any
+content: so a name must be a plain one, its folder must have come before it, and no link is followed or made.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, BinaryIO, Literal
+
+from annotated_types import Len
+
+from labkit.testbed.errors import HostMessageError
+from labkit.testbed.ssh.frames import Count, HostMessages, readable
+
+MAX_PATH, MAX_NAME, MAX_DEPTH = 1024, 255, 24
+MAX_ENTRIES = 200_000
+
+
+@dataclass(frozen=True)
+class EntryHeader:
+    """What a host says of the next folder or file, or that there is none."""
+
+    kind: Literal["folder", "file", "end"]
+    path: str = ""
+    size: Count = 0
+    entries: Count = 0
+    left_out: Annotated[list[str], Len(0, 100)] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class HostEntry:
+    """A folder or a file that comes.
+
+    Attributes
+    ----------
+    parts : tuple of str
+        Its path, name by name; each is a plain name.
+    size : int
+        Bytes of a file.
+    content : iterator of bytes, optional
+        Of a file, exactly `size` bytes, to be read before the next entry; right only once it has ended without an
+        error. None: a folder.
+    """
+
+    parts: tuple[str, ...]
+    size: int = 0
+    content: Iterator[bytes] | None = None
+
+
+class Entries:
+    """What a host sends, one entry after the other.
+
+    Parameters
+    ----------
+    frames : HostMessages
+        From the host.
+    most_bytes : int
+        That its files may have together.
+    below : str
+        A path in which everything has to be; it and what is above it need not come.
+
+    Attributes
+    ----------
+    sizes : dict
+        Bytes of the files so far, by path.
+    left_out : list of str
+        What the host could not send, once it has ended.
+
+    Raises
+    ------
+    HostMessageError
+        While it is iterated: if a name is not one, something comes twice or is too much, or is not what was sent.
+    """
+
+    def __init__(self, frames: HostMessages, *, most_bytes: int, below: str = "") -> None:
+        self._frames, self._most_bytes, self._below = frames, most_bytes, tuple(filter(None, below.split("/")))
+        self._folders = {self._below[:depth] for depth in range(len(self._below) + 1)}
+        self._seen: set[tuple[str, ...]] = set()
+        self._n_bytes = 0
+        self.sizes: dict[str, int] = {}
+        self.left_out: list[str] = []
+
+    def __iter__(self) -> Iterator[HostEntry]:
+        while (told := self._frames.answer(EntryHeader)).kind != "end":
+            parts = self._checked(told.path)
+            if told.kind == "folder":
+                self._folders.add(parts)
+                yield HostEntry(parts)
+                continue
+            if parts in self._folders:
+                raise HostMessageError(f"{readable(told.path)[:100]!r} is a folder, and came as a file.")
+            self._count(told)
+            content = self._content(told)
+            yield HostEntry(parts, told.size, content)
+            for _ in content:  # what nobody has read
+                pass
+        if told.entries != len(self._seen):
+            raise HostMessageError(f"{len(self._seen)} entries came, of {told.entries} that it says it sent.")
+        self.left_out = [readable(each)[:200] for each in told.left_out]
+
+    def _checked(self, path: str) -> tuple[str, ...]:
+        parts = plain_path(path)
+        if parts in self._seen:
+            raise HostMessageError(f"{readable(path)[:100]!r} came twice.")
+        if parts[:-1] not in self._folders or parts[: len(self._below)] != self._below:
+            raise HostMessageError(
+                f"{readable(path)[:100]!r} came before its folder, or is outside of what was asked for."
+            )
+        if len(self._seen) >= MAX_ENTRIES:
+            raise HostMessageError(
+                f"it has more than {MAX_ENTRIES} folders and files to send, which is all that is taken."
+            )
+        self._seen.add(parts)
+        return parts
+
+    def _count(self, told: EntryHeader) -> None:
+        self._n_bytes += told.size
+        if self._n_bytes > self._most_bytes:
+            raise HostMessageError(
+                f"it has more than {self._most_bytes / 1e9:g} GB to send, which is all that is taken."
+            )
+        self.sizes[told.path] = told.size
+
+    def _content(self, told: EntryHeader) -> Iterator[bytes]:
+        came = 0
+        for part in self._frames.parts(at_most=told.size):
+            came += len(part)
+            yield part
+        if came != told.size:
+            raise HostMessageError(
+                f"{readable(told.path)[:100]!r} has {came} bytes, of the {told.size} that were announced."
+            )
+
+
+def plain_path(path: str) -> tuple[str, ...]:
+    r"""Return the names in a path that leads below the folder that it begins in.
+
+    Raises
+    ------
+    HostMessageError
+        If it is another one: absolute, with an empty name, `.` or `..`, a backslash or a control character, too long
+        or too deep.
+
+    >>> plain_path("job-0/job/events.jsonl")
+    ('job-0', 'job', 'events.jsonl')
+    >>> plain_path("a/../b")
+    Traceback (most recent call last):
+        ...
+    labkit.testbed.errors.HostMessageError: 'a/../b' is no path below a folder; nothing of it is used.
+    """
+    parts = tuple(path.split("/"))
+    encoded = path.encode(errors="replace")
+    fits = len(encoded) <= MAX_PATH and len(parts) <= MAX_DEPTH
+    if not fits or not path.isprintable() or "\\" in path or not all(map(_plain, parts)):
+        raise HostMessageError(f"{readable(path)[:100]!r} is no path below a folder; nothing of it is used.")
+    return parts
+
+
+def _plain(name: str) -> bool:
+    return name not in ("", ".", "..") and len(name.encode(errors="replace")) <= MAX_NAME
+
+
+class Below:
+    """A new folder, in which others' folders and files are made; no link on the way is followed.
+
+    Parameters
+    ----------
+    place : Path
+        It must not be there yet.
+    """
+
+    def __init__(self, place: Path) -> None:
+        os.mkdir(place, 0o700)
+        self._root = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+
+    def folder(self, parts: tuple[str, ...]) -> None:
+        """Make a folder; the one above it is there."""
+        above = self._opened(parts[:-1])
+        try:
+            os.mkdir(parts[-1], 0o700, dir_fd=above)
+        finally:
+            os.close(above)
+
+    def file(self, parts: tuple[str, ...]) -> BinaryIO:
+        """Make a file that was not there, and return it open for writing."""
+        above = self._opened(parts[:-1])
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+            return os.fdopen(os.open(parts[-1], flags, 0o600, dir_fd=above), "wb")
+        finally:
+            os.close(above)
+
+    def _opened(self, parts: tuple[str, ...]) -> int:
+        """Return a file descriptor of a folder."""
+        at = os.dup(self._root)
+        for name in parts:
+            try:
+                below = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=at)
+            finally:
+                os.close(at)
+            at = below
+        return at
+
+    def close(self) -> None:
+        """Let go of the folder."""
+        os.close(self._root)

@@ -1,0 +1,161 @@
+"""Files to and from a host: whole or not at all, as fast as the connection.
+
+They go through pipes rather than through a file session, which has a request and an answer for each 32 KiB.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import secrets
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from labkit.testbed.errors import FileError
+from labkit.testbed.inventory import Machine
+from labkit.testbed.onhost import source as program
+from labkit.testbed.ssh.command import CompletedCommand, RemoteCommand
+from labkit.testbed.ssh.frames import readable
+
+CHUNK = 1 << 18
+PUT = """umask 077
+part=$1.labkit-$2-$$.part
+for old in "$1".labkit-????????-*.part; do
+  pid=${old##*-} pid=${pid%.part}
+  case $pid in *[!0-9]* | '') continue ;; esac
+  kill -0 "$pid" 2>/dev/null || rm -f -- "$old"
+done
+trap 'rm -f -- "$part"' EXIT
+trap 'exit 1' HUP INT TERM
+trap '' PIPE
+if [ -d "$1" ]; then echo "it is a folder" >&2; exit 1; fi
+folder=$(dirname -- "$1") && { [ -d "$folder" ] || mkdir -p -- "$folder"; } && cat >"$part" || exit 1
+came=$(($(wc -c <"$part")))
+if [ "$came" -ne "$3" ]; then echo "$came of $3 bytes arrived" >&2; exit 1; fi
+chmod "$4" "$part" && mv -f -- "$part" "$1"
+"""
+"""A connection that breaks ends the input as a whole file does: so the size is compared.
+
+What is not whole yet has the name of its receiver's process: where that was killed, the next copy removes it, or gc.
+"""
+MOST_BYTES = 64 * 10**9
+"""Of a file from a host; one that says more is not let fill the disk here."""
+SENT = re.compile(rb"labkit-sent (\d{1,18}) ([0-9a-f]{64})\n$")
+Begin = Callable[[Sequence[str], Callable[[bytes], None] | None], RemoteCommand]
+"""Opens a call for words, and perhaps where its output goes."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopySource:
+    """What is to be copied.
+
+    Attributes
+    ----------
+    content : Path or bytes
+        The file, or what shall be in it.
+    mode : int
+        Of the file there.
+    size : int
+        Bytes.
+    """
+
+    content: Path | bytes
+    mode: int
+    size: int
+
+    @classmethod
+    def of(cls, content: str | Path | bytes, *, mode: int | None) -> CopySource:
+        """Return a source; the mode is by default that of the file, and 0600 for bytes."""
+        if isinstance(content, bytes):
+            return cls(content, 0o600 if mode is None else mode, len(content))
+        path = Path(content)
+        about = path.stat()
+        if not stat.S_ISREG(about.st_mode):
+            raise FileError(f"{path} is no file; give one, and pack folders.")
+        return cls(path, stat.S_IMODE(about.st_mode) if mode is None else mode, about.st_size)
+
+    def chunks(self) -> Iterator[bytes]:
+        """Return its bytes in parts."""
+        if isinstance(self.content, bytes):
+            yield self.content
+            return
+        with self.content.open("rb") as file:
+            while chunk := file.read(CHUNK):
+                yield chunk
+
+
+def there(path: str, machine: Machine) -> str:
+    """Return a path on a host: a relative one is below the machine's folder."""
+    return path if path.startswith(("/", "~/")) else machine.path(path)
+
+
+def put(begin: Begin, source: CopySource, target: str, *, timeout_s: float) -> None:
+    """Write a file there, beside its place first; make the folders above it.
+
+    Raises
+    ------
+    FileError
+        If it cannot be written: what the host says.
+    HostError
+        As `Call.run`.
+    """
+    call = begin(["/bin/sh", "-c", PUT, "sh", target, secrets.token_hex(4), str(source.size), f"{source.mode:o}"], None)
+    _checked(call.run(timeout_s=timeout_s, stdin=source.chunks()), f"write {target}")
+
+
+def get(begin: Begin, python: str, source: str, target: Path, *, timeout_s: float) -> int:
+    """Read a file from there into one here, beside its place first; return its size.
+
+    Parameters
+    ----------
+    python : str
+        The program there that sends it, with its length and SHA-256.
+
+    Raises
+    ------
+    FileError
+        If it cannot be read there, or written here, or is not what was sent.
+    HostError
+        As `Call.run`.
+    """
+    beside = target.with_name(f"{target.name}.{secrets.token_hex(4)}.part")
+    with _told(f"write {target} here"):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with beside.open("xb") as here:
+                written, found = [0], hashlib.sha256()
+
+                def sink(data: bytes) -> None:
+                    found.update(data)
+                    written[0] += here.write(data)
+                    if written[0] > MOST_BYTES:
+                        raise FileError(f"cannot read {source}: it has more than {MOST_BYTES / 1e9:g} GB.")
+
+                said = begin([python, "-c", program("give"), source], sink).run(timeout_s=timeout_s)
+            _checked(said, f"read {source}")
+            sent = SENT.search(said.stderr)
+            if sent is None or (written[0], found.hexdigest()) != (int(sent[1]), sent[2].decode()):
+                raise FileError(f"cannot read {source}: {written[0]} bytes came that are not what was sent (SHA-256).")
+            os.replace(beside, target)
+        finally:
+            beside.unlink(missing_ok=True)
+    return written[0]
+
+
+def _checked(said: CompletedCommand, what: str) -> None:
+    if said.exited != 0:
+        why = said.stderr.decode(errors="replace").strip().splitlines()[-1:] or [f"exit code {said.exited}"]
+        raise FileError(f"cannot {what}: {readable(why[0])}.")
+
+
+@contextmanager
+def _told(what: str) -> Iterator[None]:
+    """Tell errors of files here in our words."""
+    try:
+        yield
+    except OSError as error:
+        raise FileError(f"cannot {what}: {error.strerror or error}.") from None

@@ -1,0 +1,316 @@
+"""All hosts of an inventory at once: run, put, get, stream; connections stay open."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path, PurePosixPath
+from typing import Any, ClassVar, Self, TextIO, TypeVar
+
+import paramiko
+
+from labkit.core.errors import InputError
+from labkit.testbed.errors import CutError, HostError, ShellError
+from labkit.testbed.inventory import Inventory, Machine
+from labkit.testbed.ssh import files
+from labkit.testbed.ssh.answers import Answers, HostAnswer
+from labkit.testbed.ssh.command import RemoteCommand, Stop
+from labkit.testbed.ssh.connect import CONNECT_S, SshConnection
+from labkit.testbed.ssh.parallel import awaited
+from labkit.testbed.ssh.stream import RemoteStream
+
+Command = Sequence[str] | str
+"""Words, each of which stays one word there whatever is in it; or a script of ours for /bin/sh."""
+Each = Callable[[Machine], Command]
+Told = Callable[[str, str], None]
+T = TypeVar("T")
+MAX_THREADS = 64
+
+
+class Fleet:
+    """Connections to the machines of an inventory.
+
+    A host that fails is a row of the answers, never an exception. Connections open at first use, all at once, stay
+    open, and are opened once more where they broke.
+
+    Parameters
+    ----------
+    inventory : Inventory
+        Whom to talk to.
+    connect_timeout_s : float
+        How long a host may take to accept.
+    """
+
+    here: ClassVar[bool] = False
+    """Whether it is this machine alone: `labkit.testbed.run.this_machine`."""
+
+    def __init__(self, inventory: Inventory, *, connect_timeout_s: float = CONNECT_S) -> None:
+        if any(machine.local for machine in inventory):
+            raise InputError(f"inventory {inventory.path} is this machine, without SSH: go on with labkit attach.")
+        self.inventory, self.connect_timeout_s = inventory, connect_timeout_s
+        self._links = {machine.name: _Link(machine) for machine in inventory}
+        self._pool = ThreadPoolExecutor(min(len(inventory), MAX_THREADS), "labkit-fleet")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close all connections; commands that run there are not ended by this."""
+        self._pool.shutdown(cancel_futures=True)
+        for link in self._links.values():
+            link.close(for_good=True)
+
+    def connect(self, *, only: Iterable[str] | None = None) -> Answers:
+        """Connect to all hosts; the rows of those that could not be reached tell why."""
+
+        def one(machine: Machine, _: Stop) -> HostAnswer:
+            self.connection(machine)
+            return HostAnswer(machine.name, exited=0)
+
+        return self._each(one, only)
+
+    def connection(self, machine: Machine | str) -> SshConnection:
+        """Return the open connection to a machine, a `fabric.Connection`.
+
+        Raises
+        ------
+        HostError
+            If it cannot be had.
+        """
+        return self._link(machine).open(self.inventory.known_hosts, timeout_s=self.connect_timeout_s)
+
+    def run(
+        self,
+        argv: Command | Each,
+        *,
+        timeout_s: float = 60.0,
+        stream: Told | None = None,
+        stdin: bytes | Callable[[Machine], bytes] = b"",
+        only: Iterable[str] | None = None,
+    ) -> Answers:
+        """Run a command on every host at once.
+
+        Parameters
+        ----------
+        argv : sequence of str, str, or callable
+            Words, quoted for the shell there; a word that begins with "~/" is below the login's home. A string is a
+            script of ours for /bin/sh: never put names from users into one. A callable is asked for each machine.
+        timeout_s : float
+            A command that takes longer is ended there, with its process group.
+        stream : callable, optional
+            Called with (host, line) for each line as it comes, one call at a time; see `prefixed`.
+        stdin : bytes, or callable
+            What the command reads: also the place for secrets. A callable is asked for each machine.
+        only : names, optional
+            Not all hosts.
+
+        Returns
+        -------
+        Answers
+            One row per host.
+        """
+        lock = threading.Lock()
+
+        def one(machine: Machine, stop: Stop) -> HostAnswer:
+            def tell(line: str) -> None:
+                with lock:
+                    stream(machine.name, line)  # type: ignore[misc]
+
+            words = argv(machine) if callable(argv) else argv
+            call = self._begin(machine, words, lines=tell if stream else None, stop=stop)
+            said = call.run(timeout_s=timeout_s, stdin=stdin(machine) if callable(stdin) else stdin)
+            out, err = said.stdout.decode(errors="replace"), said.stderr.decode(errors="replace")
+            return HostAnswer(machine.name, said.exited, out, err)
+
+        return self._each(one, only)
+
+    def put(
+        self,
+        source: str | Path | bytes,
+        target: str,
+        *,
+        mode: int | None = None,
+        timeout_s: float = 600.0,
+        only: Iterable[str] | None = None,
+    ) -> Answers:
+        """Copy a file to every host; it appears there whole or not at all.
+
+        Parameters
+        ----------
+        source : path or bytes
+            What to copy.
+        target : str
+            Where it goes: absolute, below the login's home with "~/", or else below the machine's folder.
+        mode : int, optional
+            Of the file there; by default as here, and 0600 for bytes.
+        """
+        content = files.CopySource.of(source, mode=mode)
+
+        def one(machine: Machine, stop: Stop) -> HostAnswer:
+            begin = self._beginner(machine, stop)
+            self._twice(lambda: files.put(begin, content, files.there(target, machine), timeout_s=timeout_s))
+            return HostAnswer(machine.name, exited=0)
+
+        return self._each(one, only)
+
+    def get(
+        self, source: str, folder: str | Path, *, timeout_s: float = 600.0, only: Iterable[str] | None = None
+    ) -> Answers:
+        """Copy a file from every host to `folder`/HOST/NAME; each row's stdout tells where it is.
+
+        Parameters
+        ----------
+        source : str
+            As `target` of `put`.
+        """
+
+        def one(machine: Machine, stop: Stop) -> HostAnswer:
+            target = Path(folder) / machine.name / PurePosixPath(source).name
+            begin = self._beginner(machine, stop)
+            self._twice(
+                lambda: files.get(begin, machine.python, files.there(source, machine), target, timeout_s=timeout_s)
+            )
+            return HostAnswer(machine.name, exited=0, stdout=str(target))
+
+        return self._each(one, only)
+
+    def stream(self, machine: Machine | str, argv: Command) -> RemoteStream:
+        """Start a program on a machine and return what joins its input and output.
+
+        Raises
+        ------
+        HostError
+            If the machine cannot be reached; ShellError if its login's shell does not start the program.
+        """
+        link = self._link(machine)
+        channel = self._with(link.machine, lambda transport, s: transport.open_session(timeout=s))
+        try:
+            return RemoteStream(channel, argv, host=link.machine.name)
+        except ShellError:
+            channel.close()
+            raise
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            channel.close()
+            raise CutError(f"host {link.machine.name}: the program could not be started ({error}).") from None
+
+    def _begin(self, machine: Machine, words: Command, **options: Any) -> RemoteCommand:
+        """Return a call that has its channel, on a connection that is there."""
+
+        def opened(transport: paramiko.Transport, timeout_s: float) -> RemoteCommand:
+            call = RemoteCommand(transport, words, **options)
+            call.open(timeout_s=timeout_s)
+            return call
+
+        return self._with(machine, opened)
+
+    def _beginner(self, machine: Machine, stop: Stop) -> files.Begin:
+        return lambda words, sink: self._begin(machine, words, sink=sink, stop=stop)
+
+    @staticmethod
+    def _twice(copy: Callable[[], object]) -> None:
+        """Copy once more where the connection broke: it is done wholly or not at all."""
+        try:
+            copy()
+        except CutError:
+            copy()
+
+    def _link(self, machine: Machine | str) -> _Link:
+        return self._links[machine.name if isinstance(machine, Machine) else self.inventory[machine].name]
+
+    def _with(self, machine: Machine, use: Callable[[paramiko.Transport, float], T]) -> T:
+        """Return what begins on a machine's connection; where that broke meanwhile, on a new one."""
+        connection = self.connection(machine)
+        try:
+            return use(connection.transport, self.connect_timeout_s)
+        except paramiko.ChannelException as error:
+            raise _refused(machine, error) from None
+        except (paramiko.SSHException, EOFError, OSError):
+            self._link(machine).close(connection)
+        try:
+            return use(self.connection(machine).transport, self.connect_timeout_s)
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            raise _refused(machine, error) from None
+
+    def _each(self, do: Callable[[Machine, Stop], HostAnswer], only: Iterable[str] | None) -> Answers:
+        """Do something for each machine at once; whoever interrupts us stops all of it."""
+        machines = self.inventory if only is None else self.inventory.only(only)
+        stop = Stop()
+
+        def one(machine: Machine) -> HostAnswer:
+            began_s = time.monotonic()
+            try:
+                row = do(machine, stop)
+            except HostError as error:
+                row = HostAnswer(machine.name, error=error)
+            return HostAnswer(row.host, row.exited, row.stdout, row.stderr, time.monotonic() - began_s, row.error)
+
+        waiting: list[Future[HostAnswer]] = [self._pool.submit(one, machine) for machine in machines]
+        try:
+            awaited(waiting)
+        finally:
+            stop.set()  # changes nothing where all are done
+            wait(waiting)
+            stop.close()
+        return Answers(tuple(each.result() for each in waiting))
+
+
+class _Link:
+    """The connection to one machine, opened when it is needed."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self._lock = threading.Lock()
+        self._connection: SshConnection | None = None
+        self._closed = False
+
+    def open(self, known_hosts: Path, *, timeout_s: float) -> SshConnection:
+        """Return the connection, opened.
+
+        Raises
+        ------
+        HostError
+            If it cannot be had; CutError if it was closed for good: who still used it is not to open it again.
+        """
+        with self._lock:
+            if self._closed:
+                raise CutError(f"host {self.machine.name}: the connection was closed here.")
+            if self._connection is None or not self._connection.is_connected:
+                self._drop()
+                self._connection = SshConnection(self.machine, known_hosts=known_hosts, timeout_s=timeout_s)
+                self._connection.open()
+            return self._connection
+
+    def close(self, connection: SshConnection | None = None, *, for_good: bool = False) -> None:
+        """Close the connection; where one is given, only if it is still that one."""
+        with self._lock:
+            self._closed = self._closed or for_good
+            if connection is None or connection is self._connection:
+                self._drop()
+
+    def _drop(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+def prefixed(file: TextIO | None = None) -> Told:
+    """Return a `stream` that prints each line behind its host's name."""
+
+    def tell(host: str, line: str) -> None:
+        print(f"{host} | {line}", file=file or sys.stdout, flush=True)
+
+    return tell
+
+
+def _refused(machine: Machine, error: Exception) -> HostError:
+    if isinstance(error, paramiko.ChannelException):
+        return HostError(
+            f"host {machine.name} refuses one more channel ({error}); does its sshd_config have a low MaxSessions?"
+        )
+    return CutError(f"host {machine.name}: the connection broke, twice ({error or type(error).__name__}).")

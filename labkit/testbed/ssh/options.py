@@ -1,0 +1,171 @@
+"""How to log in to a host: what an inventory and ~/.ssh/config may say."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
+
+from annotated_types import Ge, Le, Len
+
+from labkit.core.errors import InputError
+from labkit.release import EVERYTHING
+from labkit.testbed.ssh.config_include import expanded
+from labkit.topology.inventory import fault_told
+
+if TYPE_CHECKING:
+    import paramiko
+
+Text = Annotated[str, Len(1)]
+PLAIN = re.compile(r"(?!-)[^\s\x00-\x1f\x7f'\"`$\\;&|<>()]+")
+"""Addresses and users: no blank, no quote, nothing that a shell would look at, no leading dash."""
+ONLY_FOR_ALL = ("known_hosts", "config")
+NONE = "none"
+"""As in `ssh -F none`: no file of the user's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What an `ssh = {...}` table of a host, or the table [ssh] of all, may say; None: nothing.
+
+    Attributes
+    ----------
+    address, port, user, key, python, folder, proxy_command
+        See `labkit.testbed.inventory.Machine`.
+    local : bool
+        It is this machine, and reached without SSH.
+    proxy_jump : str
+        "user@host:port" of a machine on the way, or several with commas; names of the inventory and of ~/.ssh/config.
+    known_hosts : str
+        Only for all: the file of trusted host keys.
+    config : str
+        Only for all: the file to read instead of ~/.ssh/config; "none": no file.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+
+    address: Text | None = None
+    port: Annotated[int, Ge(1), Le(65535)] | None = None
+    user: Text | None = None
+    key: Text | None = None
+    python: Text | None = None
+    folder: Text | None = None
+    proxy_command: Text | None = None
+    proxy_jump: Text | None = None
+    local: bool | None = None
+    known_hosts: Text = "~/.ssh/known_hosts"
+    config: Text = "~/.ssh/config"
+
+    def over(self, other: Options) -> Options:
+        """Return what this says, and what the other says where this says nothing."""
+        mine = {field.name: getattr(self, field.name) for field in fields(self)}
+        if self.proxy_command or self.proxy_jump:  # the nearest of the two ways holds, as in ssh
+            mine |= {key: mine[key] or "" for key in ("proxy_command", "proxy_jump")}
+        return Options(**{key: getattr(other, key) if value is None else value for key, value in mine.items()})
+
+
+def checked_options(table: Mapping[str, Any], *, where: str, here: Path) -> tuple[Options, list[str]]:
+    """Return what a host's `ssh` table says, and its faults; paths are relative to `here`."""
+    misplaced = [
+        f"{where}: {key} holds for all hosts; say it in the table [ssh]" for key in ONLY_FOR_ALL if key in table
+    ]
+    own = {key: value for key, value in table.items() if key not in ONLY_FOR_ALL}
+    options, faults = _checked(own, where=where, here=here)
+    return options, [*misplaced, *faults]
+
+
+def checked_defaults(table: Mapping[str, Any], *, here: Path) -> tuple[Options, list[str]]:
+    """Return what the table [ssh] says, and its faults; paths are relative to `here`."""
+    if "address" in table:
+        table = {key: value for key, value in table.items() if key != "address"}
+        options, faults = _checked(table, where="[ssh]", here=here)
+        return options, [*faults, "[ssh]: address cannot be the same for all hosts; say it in each host's ssh table"]
+    return _checked(table, where="[ssh]", here=here)
+
+
+def _checked(table: Mapping[str, Any], *, where: str, here: Path) -> tuple[Options, list[str]]:
+    from pydantic import TypeAdapter, ValidationError
+
+    known = [field.name for field in fields(Options)]
+    try:
+        options = TypeAdapter(Options).validate_python(dict(table))
+    except ValidationError as error:
+        return Options(), [fault_told(where, fault["loc"], dict(fault), known=known) for fault in error.errors()]
+    return _resolved(options, here=here), _odd(options, where=where)
+
+
+def _odd(options: Options, *, where: str) -> list[str]:
+    """Return what no server could mean, or what could mean something to a shell."""
+    plain = [(key, getattr(options, key)) for key in ("address", "user")]
+    faults = [
+        f"{where}: {key} is {value!r}; expected no blanks, quotes or shell characters, and no leading dash"
+        for key, value in plain
+        if value is not None and not PLAIN.fullmatch(value)
+    ]
+    written = [
+        (key, getattr(options, key)) for key in ("key", "python", "folder", "proxy_command", "known_hosts", "config")
+    ]
+    faults += [
+        f"{where}: {key} is {value!r}; expected no control characters"
+        for key, value in written
+        if value and re.search(r"[\x00-\x1f\x7f]", value)
+    ]
+    if options.folder and not options.folder.startswith(("/", "~/")):
+        faults.append(f"{where}: folder is {options.folder!r}; expected an absolute path, or one that begins with ~/")
+    if options.proxy_command and options.proxy_jump:
+        faults.append(f"{where}: both proxy_command and proxy_jump; expected one of them")
+    return faults
+
+
+def _resolved(options: Options, *, here: Path) -> Options:
+    """Return options whose paths on this machine do not depend on where labkit was started."""
+
+    def found(path: str) -> str:
+        return str(here / Path(path).expanduser())
+
+    changed = {key: found(path) for key in ("key", "known_hosts") if (path := getattr(options, key))}
+    if options.config != NONE:
+        changed["config"] = found(options.config)
+    return Options(**({field.name: getattr(options, field.name) for field in fields(options)} | changed))
+
+
+class SshConfig:
+    """What the user's own ~/.ssh/config says."""
+
+    def __init__(self, config: paramiko.SSHConfig | None = None) -> None:
+        self._config = config
+
+    @classmethod
+    def read(cls, path: str) -> tuple[Self, list[str]]:
+        """Return what a file says, and what is wrong with it; no file says nothing."""
+        file = Path(path).expanduser()
+        if path == NONE or not file.exists():
+            return cls(), []
+        try:
+            import paramiko
+        except ImportError:
+            raise InputError(f"{file} can only be read with paramiko: {EVERYTHING}.") from None
+        try:
+            return cls(paramiko.SSHConfig.from_text(expanded(file))), []
+        except InputError as error:
+            return cls(), [str(error).rstrip(".")]
+        except (paramiko.ConfigParseError, OSError, UnicodeDecodeError, ValueError) as error:
+            return cls(), [f"{file}: {error}"]
+
+    def options(self, name: str) -> Options:
+        """Return what it says of a host."""
+        if self._config is None:
+            return Options()
+        said = self._config.lookup(name)
+        keys = [Path(key).expanduser() for key in said.get("identityfile", [])]
+        there = [str(key) for key in keys if key.exists()] or [str(key) for key in keys]
+        return Options(
+            address=said.get("hostname"),
+            port=int(said["port"]) if said.get("port", "").isdigit() else None,
+            user=said.get("user"),
+            key=there[0] if there else None,
+            proxy_command=said.get("proxycommand"),
+            proxy_jump=said.get("proxyjump"),
+        )

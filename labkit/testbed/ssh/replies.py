@@ -1,0 +1,161 @@
+"""What labkit's programs on hosts reply, by type: one class for each question, and how a reply is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, TypeVar
+
+from annotated_types import Ge, Le, Len
+
+from labkit.testbed.errors import HostMessageError
+from labkit.testbed.ssh.answers import HostAnswer
+from labkit.testbed.ssh.frames import Count, Number, answer_in
+from labkit.testbed.ssh.outcomes import NO_PROGRAM, HostOutcome, failure
+
+T = TypeVar("T")
+Text = Annotated[str, Len(0, 4096)]
+
+
+@dataclass(frozen=True)
+class ProgramFault:
+    """What any program replies where it could not do it; no error where it could."""
+
+    error: Text = ""
+    hint: Text = ""
+
+
+@dataclass(frozen=True)
+class RunAges:
+    """When each run of a host was last written to, by name."""
+
+    runs: dict[str, Number]
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What a host has; see `labkit/testbed/onhost/look.py`."""
+
+    python: tuple[Count, Count, Count]
+    executable: Text
+    same: bool
+    have: frozenset[str] = frozenset()
+    versions: dict[str, Text] = field(default_factory=dict)
+    wheels: dict[str, Count] = field(default_factory=dict)
+    base: Text = ""
+
+
+@dataclass(frozen=True)
+class Installed:
+    """The Python of an environment that was made."""
+
+    base: Annotated[str, Len(1, 4096)]
+
+
+@dataclass(frozen=True)
+class Placed:
+    """The hash of the labkit that is in use now."""
+
+    placed: Text
+
+
+@dataclass(frozen=True)
+class Swept:
+    """What was removed."""
+
+    removed: list[Text]
+    parts: Count
+    bytes: Count
+
+
+@dataclass(frozen=True)
+class Clock:
+    """A host's time."""
+
+    time_s: Number
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """Which labkit is in use on a host."""
+
+    hash: Text
+    python: Text
+
+
+@dataclass(frozen=True)
+class HostFacts:
+    """What looking at a host tells; see `labkit/testbed/onhost/examine.py`."""
+
+    python: Annotated[str, Len(1, 40)]
+    cores: Count
+    memory_gb: Number
+    free_gb: Number
+    folder: Text
+    writable: bool
+    mode: Count | None
+    deployed: Deployed
+    agent: Text
+
+
+@dataclass(frozen=True)
+class Torch:
+    """What an import of torch says."""
+
+    version: Text
+    gpus: Count
+    error: Text
+
+
+@dataclass(frozen=True)
+class EchoPort:
+    """Where a host listens, or why it cannot."""
+
+    port: Annotated[int, Ge(1), Le(65535)] | None = None
+    word: Annotated[str, Len(0, 64)] = ""
+    error: Text | None = None
+
+
+@dataclass(frozen=True)
+class Dialled:
+    """How long a round trip to another host takes, or what went wrong."""
+
+    rtt_s: Number | None = None
+    error: Text | None = None
+
+
+@dataclass(frozen=True)
+class Poured:
+    """How many bytes another host took in which time, or what went wrong."""
+
+    bytes: Count | None = None
+    seconds: Number | None = None
+    error: Text | None = None
+
+
+def said(answer: HostAnswer, kind: type[T], *, program: str) -> T | HostOutcome:
+    """Return what a program of ours replied on a host, or why it did not.
+
+    Parameters
+    ----------
+    answer : HostAnswer
+        Of the host.
+    kind : type
+        Of what it replies.
+    program : str
+        What was run there, for the message.
+    """
+    if answer.error is not None:
+        return failure(answer.host, answer.error)
+    if answer.exited == NO_PROGRAM:
+        hint = "install it there, or name the right one in the inventory: ssh = { python = ... }"
+        return HostOutcome(answer.host, False, f"there is no program {program}", hint)
+    if answer.exited != 0:
+        return HostOutcome(answer.host, False, f"{program}: {answer.why}", "run it again")
+    try:
+        output = answer.stdout.encode(errors="replace")
+        fault = answer_in(output, ProgramFault)
+        if fault.error:
+            return HostOutcome(answer.host, False, fault.error, fault.hint)
+        return answer_in(output, kind)
+    except HostMessageError as error:
+        return HostOutcome(answer.host, False, f"{program}: {error}", failure(answer.host, error).hint)

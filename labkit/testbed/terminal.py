@@ -1,0 +1,142 @@
+"""How tasks on hosts look in a terminal: lines behind the name of their host, tables at the end."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.console import Console
+
+    from labkit.testbed.doctor.findings import DoctorReport
+    from labkit.testbed.ssh.host_keys import KeyTable as Keys
+    from labkit.testbed.ssh.outcomes import Outcomes
+
+COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "bright_cyan", "bright_magenta", "bright_green")
+WIDE = 240
+"""Columns of a table that goes to a file."""
+TURNING = {chr(code) for code in (*range(0x80, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x2028, 0x2029)}
+"""Letters that a terminal may obey, or that turn the direction of writing around."""
+Told = Callable[[str, str], None]
+
+
+def console(file: TextIO | None = None) -> Console:
+    """Return where tables go; in a file nothing is folded to the width of a terminal that is not there."""
+    from rich.console import Console
+
+    out = file or sys.stdout
+    return Console(file=out, width=None if out.isatty() else WIDE, highlight=False, soft_wrap=False)
+
+
+def teller(hosts: Iterable[str], *, file: TextIO | None = None) -> Told:
+    """Return a function (host, line) that prints each line behind its host's name, in a colour of its own.
+
+    Control characters of a line do not reach the terminal. Several threads may call it.
+    """
+    from rich.text import Text
+
+    names = list(hosts)
+    width = max(map(len, names), default=0)
+    colours = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(names)}
+    shown, lock = console(file), threading.Lock()
+
+    def tell(host: str, line: str) -> None:
+        text = Text(f"{host:<{width}} │ ", colours.get(host, "")).append(plain(line), "default")
+        with lock:
+            shown.print(text, soft_wrap=True)
+
+    return tell
+
+
+def plain(line: str) -> str:
+    r"""Return a line with its control characters made visible.
+
+    >>> plain("a" + chr(27) + "[2Jb" + chr(9) + "c")
+    'a␛[2Jb\tc'
+    """
+    return "".join(
+        chr(0x2400 + ord(c)) if ord(c) < 32 and c != "\t" else "␡" if c == "\x7f" else "�" if c in TURNING else c
+        for c in line
+    )
+
+
+def show(outcomes: Outcomes, *, file: TextIO | None = None) -> bool:
+    """Print what became of something on hosts, those that failed in a table of their own; return whether none did."""
+    out = console(file)
+    outcomes = type(outcomes).of(replace(row, did=plain(row.did), hint=plain(row.hint)) for row in outcomes)
+    if any(row.ok for row in outcomes):
+        out.print(type(outcomes).of(row for row in outcomes if row.ok).table())
+    if outcomes.failed:
+        out.print(outcomes.failures())
+        out.print(f"{len(outcomes.failed)} of {len(outcomes)} hosts failed.", style="bold red")
+    return outcomes.ok
+
+
+def show_examined(examined: DoctorReport, *, file: TextIO | None = None) -> bool:
+    """Print what an examination found, and what to do about it; return whether jobs can run on every host."""
+    out = console(file)
+    found = (replace(each, found=plain(each.found), hint=plain(each.hint)) for each in examined.findings)
+    examined = type(examined)(found)
+    out.print(examined.table())
+    if any(finding.hint for finding in examined.findings):
+        out.print()
+        out.print(examined.hints())
+    out.print()
+    n = len(examined.hosts)
+    if examined.ok:
+        out.print(f"Jobs can run on all {n} hosts." if n > 1 else "Jobs can run there.")
+    else:
+        out.print(
+            f"Jobs cannot run on {len(examined.faulty)} of {n} hosts: {', '.join(examined.faulty)}.", style="bold red"
+        )
+    return examined.ok
+
+
+def show_frame(frame: pd.DataFrame, *, file: TextIO | None = None) -> None:
+    """Print a table of numbers."""
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = Table(header_style="bold", box=None, pad_edge=False)
+    for column in frame.columns:
+        shown.add_column(str(column), justify="left" if frame[column].dtype.kind not in "fi" else "right")
+    for row in frame.itertuples(index=False):
+        shown.add_row(*(Text(f"{cell:,.3g}" if isinstance(cell, float) else str(cell)) for cell in row))
+    console(file).print(shown)
+
+
+def agreed(*, yes: bool = False) -> Callable[[Keys], bool]:
+    """Return a function that shows new keys and asks whether they are right; nobody is asked where `yes` says so.
+
+    Where there is no terminal to ask at, the answer is no.
+    """
+
+    def ask(keys: Keys) -> bool:
+        for key in keys:
+            print(f"{key.host}: {key.kind} {key.fingerprint}", file=sys.stderr)
+        if yes:
+            return True
+        if not sys.stdin.isatty():
+            return False
+        return input("Are these the fingerprints of the hosts (ssh-keygen -lf there)? [y/N] ").strip().lower() == "y"
+
+    return ask
+
+
+def keys_told(keys: Keys) -> Outcomes:
+    """Return what became of the keys of hosts, a row each; hosts that are still not trusted are failures."""
+    from labkit.testbed.ssh.host_keys import KeyState
+    from labkit.testbed.ssh.outcomes import HostOutcome, Outcomes
+
+    hints = {KeyState.NEW: "compare it with the host's own, then: fab trust --yes"}
+    rows = []
+    for key in keys:
+        trusted = key.state in (KeyState.KNOWN, KeyState.ADDED)
+        shown = f"{key.state}: {key.kind} {key.fingerprint}"
+        did, hint = (key.error, "-H leaves it out") if key.state == KeyState.FAILED else (shown, key.error)
+        rows.append(HostOutcome(key.host, trusted, did, "" if trusted else hints.get(key.state, hint)))
+    return Outcomes.of(rows)
