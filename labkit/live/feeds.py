@@ -221,9 +221,10 @@ class SignalsFeed(Feed):
         }
 
     def now(self) -> dict[str, Any]:
-        """Return the newest values in words."""
+        """Return the newest values, since when, and in words."""
         signals = self.run.model.signals
-        return {"said": {int(signal): signals.said(signal) for signal in signals.latest}}
+        said = {int(signal): signals.said(signal) for signal in signals.latest}
+        return {"said": said, "since": signals.now_s, "latest": {int(each): n for each, n in signals.latest.items()}}
 
 
 def decisions_of(model: LiveModel, *, most: int = MOST_TOLD) -> list[list[str]]:

@@ -11,7 +11,7 @@ class Signals {
 
   take(content, buffers) {
     if (content.kind === "all") this.begin(content);
-    this.said = content.said;
+    Object.assign(this, { said: content.said, latest: content.latest, since: content.since });
     const rows = floats(buffers[0]);
     for (let i = 0; i < rows.length; i += 3) this.note(rows[i], rows[i + 1], rows[i + 2]);
     this.line.now = content.now;
@@ -137,7 +137,10 @@ class Signals {
       }
       before = at;
     });
-    if (before !== null && panel.losses === undefined) ink.lineTo(this.line.x(this.line.now), before);
+    if (before !== null && panel.losses === undefined) {
+      const newest = y(this.latest[number] ?? values.at(-1));
+      for (const [time, at] of [[this.since, before], [this.since, newest], [this.line.now, newest]]) ink.lineTo(this.line.x(time), at);
+    }
     ink.stroke();
   }
 
@@ -147,7 +150,8 @@ class Signals {
     const said = panel.drawn.map(({ number, name }) => {
       const { times, values } = this.lines.get(number);
       const at = times.findLastIndex((t) => t <= time);
-      return at < 0 ? "" : `${name} ${this.value(values[at], panel)}`;
+      const value = panel.losses === undefined && time >= this.since ? this.latest[number] : values[at];
+      return at < 0 ? "" : `${name} ${this.value(value, panel)}`;
     });
     return [humanTime(time), ...said.filter(Boolean).slice(0, 6)].join(" · ");
   }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from enum import IntEnum
 from typing import Final
 
@@ -59,9 +60,8 @@ class Signals:
     ledger : Ledger
         What is believed of the jobs.
     history : list of tuple
-        (line, time_s, value) of signals and losses; it only grows.
-    latest : dict
-        Signal -> its newest value.
+        (line, time_s, value) of signals and losses; it only grows. The newest values are in `latest` alone, until it is
+        known how long they hold.
     loss_of : dict
         Job -> its newest loss.
     busiest : str
@@ -71,7 +71,6 @@ class Signals:
     def __init__(self, jobs: Jobs, cluster: Cluster, *, sizes: Floats | None = None) -> None:
         self.ledger = Ledger(jobs, cluster)
         self.history: list[tuple[int, float, float]] = []
-        self.latest: dict[Signal, float] = {}
         self.loss_of: dict[int, float] = {}
         self.busiest = ""
         self.counts_samples = bool(np.isfinite(jobs.samples_per_step).all())
@@ -80,22 +79,55 @@ class Signals:
         self.n_unsized = int((self._sizes <= 0).sum())
         self._network = cluster.network if self._sizes.any() else None
         self._built = cluster.capacity.sum(axis=0)
-        self._taken_s = -np.inf
+        self._newest: tuple[float, dict[Signal, float]] = (0.0, {})
+        self._kept: dict[Signal, float] = {}
+        self._kept_s = -math.inf
         self._loss_taken_s: dict[int, float] = {}
 
     @property
     def now_s(self) -> float:
-        """When signals were taken last."""
-        return max(self._taken_s, 0.0)
+        """When the last event was."""
+        return self._newest[0]
+
+    @property
+    def latest(self) -> dict[Signal, float]:
+        """Signal -> its newest value."""
+        return self._newest[1]
 
     def fold(self, rows: Events) -> None:
         """Take note of events, and take signals between them."""
+        ends = _moments(rows["time_s"])
+        times = [float(rows["time_s"][end - 1]) for end in ends]
+        least_s = self._least_s(times)
         begin = 0
-        for end in _cuts(rows["time_s"], since_s=self._taken_s):
-            self.ledger.fold(rows[begin:end])
-            self._take(float(rows["time_s"][end - 1]))
-            begin = end
-        self._hear_losses(rows[rows["kind"] == Kind.LOSS])
+        for end, time_s, next_s in zip(ends, times, [*times[1:], math.inf], strict=True):
+            self._keep(least_s, next_s=time_s)
+            if next_s - time_s >= least_s or time_s - self._kept_s >= least_s:
+                self.ledger.fold(rows[begin:end])
+                self._newest = (time_s, self._values())
+                begin = end
+        self._hear_losses(rows[rows["kind"] == Kind.LOSS], least_s)
+
+    def _least_s(self, times: list[float]) -> float:
+        if not times:
+            return 0.0
+        return max(times[-1] / FINENESS, (times[-1] - max(self.now_s, times[0])) / MOST_PER_FOLD)
+
+    def _keep(self, least_s: float, *, next_s: float) -> None:
+        """Add the newest signals to the history, now that the next moment is known.
+
+        They are left out where they held for an instant only and others were kept shortly before; where the moment goes
+        on, what comes now is in their place.
+        """
+        time_s, values = self._newest
+        lasts, due = next_s - time_s >= least_s, time_s - self._kept_s >= least_s
+        if next_s == time_s or not (lasts or due):
+            return
+        self._kept_s = time_s
+        for signal, value in values.items():
+            if value != self._kept.get(signal):
+                self._kept[signal] = value
+                self.history.append((int(signal), time_s, value))
 
     def names(self) -> dict[Signal, str]:
         """Return what to call each signal that a run on this cluster can have."""
@@ -118,20 +150,12 @@ class Signals:
             return f"{value:,.4g} of {built:,.4g}"
         return f"{value:,.4g}" if value < 1000 else f"{value:,.0f}"
 
-    def _hear_losses(self, rows: Events) -> None:
-        least_s = self.now_s / FINENESS
+    def _hear_losses(self, rows: Events, least_s: float) -> None:
         for job, time_s, loss in zip(*(rows[name].tolist() for name in ("job", "time_s", "value")), strict=True):
             self.loss_of[job] = loss
             if np.isfinite(loss) and time_s - self._loss_taken_s.get(job, -np.inf) >= least_s:
                 self._loss_taken_s[job] = time_s
                 self.history.append((FIRST_LOSS + job, time_s, loss))
-
-    def _take(self, time_s: float) -> None:
-        self._taken_s = time_s
-        for signal, value in self._values().items():
-            if value != self.latest.get(signal):
-                self.latest[signal] = value
-                self.history.append((int(signal), time_s, value))
 
     def _values(self) -> dict[Signal, float]:
         ledger, belief = self.ledger, self.ledger.belief
@@ -177,20 +201,12 @@ class Signals:
         return round(float(loads[fullest]), 6)
 
 
-def _cuts(times: Floats, *, since_s: float) -> list[int]:
-    """Return the ends of the stretches of a batch after which signals are taken; never within a moment.
+def _moments(times: Floats) -> list[int]:
+    """Return where each moment of a batch of events ends.
 
-    >>> _cuts(np.array([0.0, 0.0, 1.0, 2.0]), since_s=-np.inf)
+    >>> _moments(np.array([0.0, 0.0, 1.0, 2.0]))
     [2, 3, 4]
     """
     if not len(times):
         return []
-    ends = np.append(np.flatnonzero(np.diff(times) > 0) + 1, len(times))
-    last_s = float(times[-1])
-    least_s = max(last_s / FINENESS, (last_s - max(since_s, float(times[0]))) / MOST_PER_FOLD)
-    chosen, taken_s = [], since_s
-    for end in ends.tolist():
-        if times[end - 1] - taken_s >= least_s or end == len(times):
-            chosen.append(end)
-            taken_s = float(times[end - 1])
-    return chosen
+    return [*(np.flatnonzero(np.diff(times) > 0) + 1).tolist(), len(times)]

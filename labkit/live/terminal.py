@@ -47,6 +47,10 @@ def signal_lines(model: LiveModel) -> list[tuple[str, str, str]]:
         times, values = history.setdefault(number, ([], []))
         times.append(time_s)
         values.append(value)
+    for signal, value in signals.latest.items():
+        times, values = history.setdefault(signal, ([], []))
+        times.append(signals.now_s)
+        values.append(value)
     return [
         (name, signals.said(signal), spark(*history[signal], until_s=signals.now_s))
         for signal, name in signals.names().items()
