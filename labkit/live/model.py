@@ -52,6 +52,8 @@ class LiveModel:
 
     def fold(self, rows: Events) -> None:
         """Take note of a batch of events."""
+        if not len(rows):
+            return
         with self.lock:
             self.board.fold(rows)
             self.signals.fold(rows)

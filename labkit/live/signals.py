@@ -96,6 +96,8 @@ class Signals:
 
     def fold(self, rows: Events) -> None:
         """Take note of events, and take signals between them."""
+        if not len(rows):
+            return
         ends = _moments(rows["time_s"])
         times = [float(rows["time_s"][end - 1]) for end in ends]
         least_s = self._least_s(times)
@@ -109,8 +111,6 @@ class Signals:
         self._hear_losses(rows[rows["kind"] == Kind.LOSS], least_s)
 
     def _least_s(self, times: list[float]) -> float:
-        if not times:
-            return 0.0
         return max(times[-1] / FINENESS, (times[-1] - max(self.now_s, times[0])) / MOST_PER_FOLD)
 
     def _keep(self, least_s: float, *, next_s: float) -> None:
@@ -207,6 +207,4 @@ def _moments(times: Floats) -> list[int]:
     >>> _moments(np.array([0.0, 0.0, 1.0, 2.0]))
     [2, 3, 4]
     """
-    if not len(times):
-        return []
     return [*(np.flatnonzero(np.diff(times) > 0) + 1).tolist(), len(times)]

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
+from labkit.cli import main
 from labkit.core import Jobs
 from labkit.core.events import Kind, events
 from labkit.experiment import simulate
 from labkit.experiment.command import tell
 from labkit.experiment.run import ProgressBar
-from labkit.live.follow import FollowedRun
+from labkit.live.follow import FollowedRun, with_network
 from labkit.live.jobs import job_rows
+from labkit.live.model import LiveModel
+from labkit.live.status import RunStatus
 from labkit.live.terminal import shown
 from labkit.results import RunWriter
-from labkit.results.record import RunRecord
+from labkit.results.record import RunRecord, RunState
 
 
 @pytest.fixture
@@ -73,3 +78,113 @@ def test_the_last_line_says_which_jobs_were_given_up_and_why(record, capsys):
     assert capsys.readouterr().out.endswith(f"; given up: 1 (job c: {why})\n")
     tell(given_up, folder=Path("runs"), as_json=True)
     assert why in capsys.readouterr().out
+
+
+def begun(record: RunRecord, root: Path, **info) -> RunWriter:
+    info = replace(record.info, run="r", **info)
+    writer = RunWriter.create(root, info=info, jobs=record.jobs, cluster=record.cluster)
+    writer.append(record.events)
+    writer.flush()
+    return writer
+
+
+def test_a_folder_that_did_not_change_is_not_read(record, tmp_path, monkeypatch):
+    writer = begun(record, tmp_path)
+    seen = FollowedRun(writer.folder)
+    monkeypatch.setattr("labkit.live.follow.files.read_info", lambda path: pytest.fail("nothing changed"))
+    assert not seen.update()
+    monkeypatch.undo()
+    writer.close()
+    assert seen.update()
+    assert (seen.status.state, seen.status.over, seen.status.text) == ("done", True, "")
+    assert not seen.update()
+
+
+def test_a_run_that_ends_between_two_looks_is_done_and_not_killed(record, tmp_path, monkeypatch):
+    writer = begun(record, tmp_path)
+    seen = FollowedRun(writer.folder)
+    closed = []
+
+    def ends_after_the_look(folder):
+        if not closed:
+            closed.append(writer.close())
+        return
+
+    monkeypatch.setattr("labkit.live.follow.writer_of", ends_after_the_look)
+    seen.update()
+    assert seen.status.state == "done"
+
+
+def test_stopped_failed_killed_and_silent_runs_are_told_apart(record, tmp_path):
+    now_s = [0.0]
+    writer = begun(record, tmp_path, backend="testbed")
+    seen = FollowedRun(writer.folder, clock=lambda: now_s[0])
+    now_s[0] = 42.0
+    assert seen.update()
+    assert seen.status.text.endswith(", no news for 42 s")
+    told = []
+    seen.listen(lambda: told.append(seen.status.state))
+    writer.let_go()
+    seen.update()
+    assert (seen.status.state, seen.status.over) == ("killed", True)
+    for state in (RunState.STOPPED, RunState.FAILED):
+        again = RunWriter.attach(writer.folder)
+        seen.update()
+        assert seen.status.state == "running"
+        again.close(state)
+        seen.update()
+        assert seen.status == RunStatus(str(state), f"{state}; go on with: labkit attach {tmp_path / 'r'}")
+    assert told[:1] == ["killed"]
+    assert told[-1] == "failed"
+
+
+def test_the_network_of_a_simulated_run_is_built_again_where_that_is_the_same_cluster():
+    jobs = Jobs.of(arrival_s=[0], total_steps=9, duration_s=9, model="vgg-16", n_workers=2)
+    run = simulate(jobs, cluster="leaf_spine(2, 2, 2)", scheduler="fifo")
+    bare = replace(run.cluster, network=None)
+    assert with_network(bare, run.info).network.n_links == run.cluster.network.n_links
+    assert with_network(bare, replace(run.info, cluster="fat_tree(4)")).network is None
+    assert with_network(bare, replace(run.info, cluster="no such.toml")).network is None
+    assert with_network(bare, replace(run.info, backend="testbed")).network is None
+
+
+@pytest.fixture
+def labkit(monkeypatch):
+    def run(*words: str) -> int:
+        monkeypatch.setattr("sys.argv", ["labkit", *words])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return int(ended.value.code or 0)
+
+    return run
+
+
+def test_watching_writes_nothing_and_ends_with_the_run(record, tmp_path, capsys, labkit):
+    writer = begun(record, tmp_path)
+    before = {path.name: path.stat().st_mtime_ns for path in writer.folder.iterdir()}
+    assert labkit("watch", "r", "--folder", str(tmp_path)) == 0
+    said = capsys.readouterr().out
+    assert "jobs waiting" in said
+    assert "written by process" in said
+    assert {path.name: path.stat().st_mtime_ns for path in writer.folder.iterdir()} == before
+    writer.close(RunState.FAILED)
+    assert labkit("watch", "r", "--folder", str(tmp_path)) == 1
+    assert labkit("watch", "rr", "--folder", str(tmp_path)) == 2
+    assert "Did you mean 'r'?" in capsys.readouterr().err
+
+
+def test_a_terminal_of_few_lines_shows_the_jobs_that_hold_tasks(tmp_path):
+    jobs = Jobs.of(arrival_s=np.arange(100.0), total_steps=60, duration_s=60, n_workers=1)
+    run = simulate(jobs, cluster="no_network(1)", scheduler="fifo")
+    writer = begun(run, tmp_path)
+    seen = FollowedRun(writer.folder)
+    seen.model = LiveModel(seen.jobs, seen.cluster)
+    seen.model.fold(run.events[run.events["time_s"] <= 130.0])
+    rows = job_rows(seen.model, most=10)
+    assert sum(row[2] == "trains" for row in rows) == seen.model.board.n_running == 4
+    assert len(rows) == 10
+    console = Console(width=100, file=StringIO())
+    console.print(shown(seen, height=24))
+    assert len(console.file.getvalue().splitlines()) <= 24
+    assert " more jobs" in console.file.getvalue()
+    assert len(job_rows(seen.model)) == 100
