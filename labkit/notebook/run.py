@@ -340,6 +340,9 @@ class LiveRun(traitlets.HasTraits):
             "n_running": board.n_running, "n_waiting": board.n_waiting, "gpus_held": board.gpus_held,
             "n_gpus": board.cluster.n_gpus, "mean_jct_s": board.mean_jct_s, "n_decisions": board.n_decisions,
         }  # fmt: skip
+        self._tell_views()
+
+    def _tell_views(self) -> None:
         for listener in self._listeners:
             listener()
 
@@ -360,3 +363,4 @@ class LiveRun(traitlets.HasTraits):
         if not self.over:
             for name, value in traits.items():
                 setattr(self, name, value)
+            self._tell_views()
