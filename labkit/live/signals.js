@@ -50,7 +50,7 @@ class Signals {
   drawn(panel) {
     const own = panel.losses === undefined
       ? panel.lines
-      : [...this.lines.keys()].filter((n) => n >= panel.losses).map((n) => [n, `job ${this.content.jobs[n - panel.losses]}`]);
+      : [...this.lines.keys()].filter((n) => n >= panel.losses).sort((a, b) => a - b).map((n) => [n, `job ${this.content.jobs[n - panel.losses]}`]);
     return own.filter(([number]) => this.lines.has(number)).map(([number, name], i) => ({ number, name, hue: bright(this.line.look, HUES[i % HUES.length]) }));
   }
 

@@ -20,7 +20,8 @@ ROOT = Path(__file__).parents[2]
 OPTIONS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking"]
 PAPER = "canvas => Array.from(canvas.getContext('2d').getImageData(1, 1, 1, 1).data.slice(0, 3))"
 DARK = """canvas => new Promise(done => {
-  const look = () => canvas.getContext('2d').getImageData(1, 1, 1, 1).data[0] < 90 ? done() : requestAnimationFrame(look);
+  const ink = canvas.getContext('2d');
+  const look = () => ink.getImageData(1, 1, 1, 1).data[0] < 90 ? done() : requestAnimationFrame(look);
   look();
 })"""
 KERNEL = "window.jupyterapp.shell.currentWidget.sessionContext.session.kernel"
