@@ -40,14 +40,15 @@ def heard() -> Iterator[Any]:
 
 def serve(name: str, scheme: str, folder: str) -> None:
     """Be a parameter server."""
+    from labkit.elastic.server.arrivals import Arrivals
     from labkit.elastic.server.optimizers import optimizer
-    from labkit.elastic.server.server import Arrivals, ParameterServer
+    from labkit.elastic.server.server import ParameterServer
 
     made = optimizer("sgd", lr=LR)
     made.init(1)
     server = ParameterServer(
         name, optimizer=made, n_shards=2, sync=True, report=_nothing, copy=_nothing,
-        shelf=SharedArrayPool() if scheme == "shm" else None,
+        shared_pool=SharedArrayPool() if scheme == "shm" else None,
     )  # fmt: skip
     where = f"{scheme}://127.0.0.1:0" if scheme == "tcp" else f"{scheme}:{folder}/{scheme}-{name}"
     listener = Listener(

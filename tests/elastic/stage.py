@@ -23,9 +23,10 @@ from labkit.elastic.protocol.blocks import Vector
 from labkit.elastic.protocol.commands import Command, End, Keep, Load, Note, Over, Start, Tell
 from labkit.elastic.protocol.messages import FrameKind, at, era_and_version
 from labkit.elastic.protocol.summation_tree import Node, halves
+from labkit.elastic.server.arrivals import Arrivals
 from labkit.elastic.server.block import Block
 from labkit.elastic.server.optimizers import optimizer
-from labkit.elastic.server.server import Arrivals, ParameterServer
+from labkit.elastic.server.server import ParameterServer
 from labkit.elastic.transport import ClosedError, Handler, Head, Message, Peer, PeerLostError, RemoteError
 from labkit.elastic.worker.synchronous import FromServers, Worker
 
@@ -288,25 +289,27 @@ class Actor:
         else:
             {
                 "era": lambda: server.begin_era(what["era"]),
-                "hand_over": lambda: server.hand_over({int(b): n for b, n in what["moves"]}, version=what["version"]),
-                "take_back": lambda: server.take_back(what["blocks"]),
-                "follow": lambda: server.shadows.follow(what["blocks"]),
-                "own": lambda: server.shadows.own(what["blocks"]),
-                "unfollow": lambda: server.shadows.unfollow(what["blocks"]),
-                "forget": lambda: server.forget(what["blocks"]),
+                "hand_over": lambda: server.handover.hand_over(
+                    {int(b): n for b, n in what["moves"]}, version=what["version"]
+                ),
+                "take_back": lambda: server.handover.take_back(what["blocks"]),
+                "follow": lambda: server.replicas.follow(what["blocks"]),
+                "own": lambda: server.replicas.promote(what["blocks"]),
+                "unfollow": lambda: server.replicas.unfollow(what["blocks"]),
+                "forget": lambda: server.handover.forget(what["blocks"]),
             }[do]()
 
     def tell_all(self) -> None:
         version = 0
-        for block, at_version, moves in self.server.owned():
+        for block, at_version, moves in self.server.blocks.owned():
             self.report("owns", block=block, version=at_version, moves=moves, era=self.server.era)
             version = max(version, at_version)
-        for block, at_version, moves, owner in self.server.unsettled():
+        for block, at_version, moves, owner in self.server.handover.unconfirmed():
             self.report("unsure", block=block, version=at_version, moves=moves, owner=owner, era=self.server.era)
-        for block, owner in self.server.moving():
+        for block, owner in self.server.handover.moving():
             self.report("moving", block=block, owner=owner, era=self.server.era)
-        for slot in self.server.slots():
-            self.server.shadows.report_shadow(slot)
+        for slot in self.server.blocks.slots():
+            self.server.replicas.report_replica(slot)
         self.report("here", version=version, has=self.server.era)
 
     def meet(self, name: str) -> None:
@@ -326,7 +329,7 @@ class Actor:
             theirs.handler.opened(theirs)  # type: ignore[arg-type]
             self.servers[name] = mine
             if self.role == "server":
-                self.server.met_server(name, mine, f"unix:/{name}")  # type: ignore[arg-type]
+                self.server.peers.add_server(name, mine, f"unix:/{name}")  # type: ignore[arg-type]
             else:
                 self.worker.reconnected(name)
         self.report("met", name=name)
@@ -560,7 +563,7 @@ class Stage:
                     f"leaves {orders.leaves}, sums {list(w._sums)}, {orders}"
                 )
                 continue
-            for slot in actor.server.slots():
+            for slot in actor.server.blocks.slots():
                 lines.append(
                     f"{actor.name}: {slot.number} at {slot.block and (slot.block.version, list(slot.block.sums))}, "
                     f"shadow {slot.shadow}, follower {slot.follower}, leaving {slot.leaving}, gone {slot.gone}, "

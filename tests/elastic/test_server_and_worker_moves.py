@@ -67,18 +67,18 @@ def push(moves: int, *, version: int) -> Message:
 def former() -> ParameterServer:
     """A server that had a block, and gave it to another at version 5."""
     made = server()
-    made.install(Wire(), state(0, version=4))
-    made.met_server("b", Wire(), "unix:/b")  # type: ignore[arg-type]
-    made.slot(0).leaving = ("b", 5)
-    made._servers["b"][0].request = lambda *_, **__: __import__("concurrent.futures").futures.Future()  # type: ignore[attr-defined]
-    made.push(Wire(), push(0, version=4))
+    made.handover.install(Wire(), state(0, version=4))
+    made.peers.add_server("b", Wire(), "unix:/b")  # type: ignore[arg-type]
+    made.blocks.slot(0).leaving = ("b", 5)
+    made.peers.servers["b"][0].request = lambda *_, **__: __import__("concurrent.futures").futures.Future()  # type: ignore[attr-defined]
+    made.gradients.push(Wire(), push(0, version=4))
     return made
 
 
 def test_who_asks_a_former_owner_is_told_the_new_one(former: ParameterServer) -> None:
     worker = Wire()
-    former.pull(worker, pull(0, version=6))
-    former.push(worker, push(0, version=5))
+    former.replies.pull(worker, pull(0, version=6))
+    former.gradients.push(worker, push(0, version=5))
     assert worker.kinds() == [FrameKind.MOVED, FrameKind.MOVED]
     assert worker.sent[0][1]["meta"]["owner"] == "b"
 
@@ -86,10 +86,10 @@ def test_who_asks_a_former_owner_is_told_the_new_one(former: ParameterServer) ->
 def test_who_knows_that_a_block_comes_back_waits_for_it_at_its_former_owner(former: ParameterServer) -> None:
     """The notice of the way back reached the worker before the block reached the server."""
     worker = Wire()
-    former.pull(worker, pull(2, version=9))
-    former.push(worker, push(2, version=8))
+    former.replies.pull(worker, pull(2, version=9))
+    former.gradients.push(worker, push(2, version=8))
     assert worker.kinds() == []
-    former.install(Wire(), state(2, version=8))
+    former.handover.install(Wire(), state(2, version=8))
     assert worker.kinds() == [FrameKind.PARAMS]
     assert worker.sent[0][1]["step"] == at(0, 9)
 
@@ -102,10 +102,10 @@ def test_servers_that_hand_over_at_the_same_time_take_turns() -> None:
         for block in range(4):
             card = Block(block, np.zeros(N, np.float32), {}, version=7).card()
             head = Head(kind=FrameKind.STATE, step=at(0, 7), block=block)
-            made.install(Wire(), Message(head, card, memoryview(np.zeros(N, np.float32)).cast("B")))  # type: ignore[arg-type]
-        made._pace.bytes_per_step = lambda: 4 * N  # type: ignore[method-assign]
-        made.hand_over(dict.fromkeys(range(4), "b"), version=None, turn=(turn, 3))
-        leaves += [made.slot(block).leaving[1] for block in range(4)]  # type: ignore[index]
+            made.handover.install(Wire(), Message(head, card, memoryview(np.zeros(N, np.float32)).cast("B")))  # type: ignore[arg-type]
+        made.handover.pace.bytes_per_step = lambda: 4 * N  # type: ignore[method-assign]
+        made.handover.hand_over(dict.fromkeys(range(4), "b"), version=None, turn=(turn, 3))
+        leaves += [made.blocks.slot(block).leaving[1] for block in range(4)]  # type: ignore[index]
     assert sorted(leaves) == list(range(8, 20))
 
 

@@ -43,7 +43,7 @@ PRELOADED: Final = (
     "labkit.elastic.process.newcomer",
     "labkit.elastic.controller.process",
     "labkit.elastic.process.host_launcher",
-    "labkit.elastic.server.server",
+    "labkit.elastic.server.arrivals",
     "labkit.elastic.worker.synchronous",
     "labkit.elastic.worker.asynchronous",
     "labkit.elastic.worker.flat",
