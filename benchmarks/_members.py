@@ -87,7 +87,7 @@ class Gate:
 
 def work(name: str, scheme: str, _: str) -> None:
     """Be a worker whose gradients are there already; it does as many steps as the parent says."""
-    from labkit.elastic.worker.synchronous import FromServers
+    from labkit.elastic.worker.arrivals import FromServers
 
     gate, channels = Gate(), dict[str, Channel]()
     worker = _worker(scheme, gate, channels)
@@ -96,7 +96,7 @@ def work(name: str, scheme: str, _: str) -> None:
             handler, hello = FromServers(worker, fetch=worker.fetch), {"name": name, "role": "worker"}
             channels[server] = connect(Address.parse(address), handler=handler, access=ACCESS, hello=hello)
         if "begin" in what:
-            worker.told({"do": "begin", "era": 1, "version": 0, **what["begin"]})
+            worker.on_order({"do": "begin", "era": 1, "version": 0, **what["begin"]})
             threading.Thread(target=worker.run, daemon=True).start()
         else:
             gate.open_until(what["limit"])

@@ -28,7 +28,8 @@ from labkit.elastic.server.block import Block
 from labkit.elastic.server.optimizers import optimizer
 from labkit.elastic.server.server import ParameterServer
 from labkit.elastic.transport import ClosedError, Handler, Head, Message, Peer, PeerLostError, RemoteError
-from labkit.elastic.worker.synchronous import FromServers, Worker
+from labkit.elastic.worker.arrivals import FromServers
+from labkit.elastic.worker.synchronous import Worker
 
 PATIENCE_S = 20.0
 """Without a frame for so long, everybody waits for somebody: a hang."""
@@ -272,11 +273,11 @@ class Actor:
         elif self.role == "server":
             self.serve(do, what)
         elif do == "moved":
-            self.worker.moved(what)
+            self.worker.on_moved(what)
         elif do == "tell":
-            self.report("here", **self.worker.whereabouts())
+            self.report("here", **self.worker.progress())
         else:
-            self.worker.told(what)
+            self.worker.on_order(what)
 
     def serve(self, do: str, what: dict[str, Any]) -> None:
         server = self.server
@@ -474,7 +475,7 @@ class Stage:
             actor.down.queue.clear()
         if actor.role == "worker":
             actor.worker.flat.frozen = True
-            actor.worker.told({"do": "stop"})
+            actor.worker.on_order({"do": "stop"})
 
     def _cut(self, wire: Wire, *, prefix: bool) -> None:
         """Lose the end of what was sent: it had not left the process."""
@@ -547,7 +548,7 @@ class Stage:
         finally:
             for actor in self.actors.values():
                 if actor.role == "worker":
-                    actor.worker.told({"do": "stop"})
+                    actor.worker.on_order({"do": "stop"})
         assert self.over == "", self.over
         last = self.saved[self.n_steps]
         return np.concatenate([last[b].params for b in sorted(last)])
@@ -559,8 +560,8 @@ class Stage:
             if actor.role == "worker":
                 w, orders = actor.worker, actor.worker._orders
                 lines.append(
-                    f"{actor.name}: at {w.version} wants {w._wanted}, lacks {w._missing}, behind {w._beside.behind}, "
-                    f"leaves {orders.leaves}, sums {list(w._sums)}, {orders}"
+                    f"{actor.name}: at {w.version} wants {w._wanted}, lacks {w._missing}, behind {w._replicas.behind}, "
+                    f"leaves {orders.leaves}, sums {list(w._gradients.sums)}, {orders}"
                 )
                 continue
             for slot in actor.server.blocks.slots():

@@ -27,8 +27,9 @@ from labkit.elastic.server.optimizers import optimizer
 from labkit.elastic.server.server import ParameterServer
 from labkit.elastic.transport import Connection, FrameError, Handler, Message, pair
 from labkit.elastic.transport.shared_arrays import LINE, SharedArray, SharedArrayPool, SharedRegions, fetch
+from labkit.elastic.worker.arrivals import FromServers
 from labkit.elastic.worker.flat import FlatModel
-from labkit.elastic.worker.synchronous import FromServers, Worker
+from labkit.elastic.worker.synchronous import Worker
 
 N = 1000
 
@@ -389,7 +390,7 @@ def test_a_worker_that_came_too_late_for_a_version_asks_again_and_catches_up() -
     with server_and_worker(FromServers(worker, fetch=slow), shares=True) as (server, channel):
         install(server)
         channels["ps-0"] = channel
-        worker.told({"do": "begin", "era": 0, "version": 0, "leaves": [0, 0], "map": [[0, "ps-0", 0]]})
+        worker.on_order({"do": "begin", "era": 0, "version": 0, "leaves": [0, 0], "map": [[0, "ps-0", 0]]})
         threading.Thread(target=worker.run, daemon=True).start()
         other, theirs = pair(Served(server), late, shares=True)
         theirs.send(FrameKind.PULL, meta={"blocks": [0]}, step=at(0, 1))
@@ -405,17 +406,17 @@ def test_a_worker_that_came_too_late_for_a_version_asks_again_and_catches_up() -
         (begun,) = [columns["version"] for event, columns in reports if event == "ready"]
         assert begun > 1
         assert worker.flat.versions[begun % 2].tolist() == [begun] * N
-        worker.told({"do": "stop"})
+        worker.on_order({"do": "stop"})
         other.close()
         theirs.close()
 
 
 def test_a_worker_that_does_not_look_into_a_server_s_memory_refuses_to_be_referred_there() -> None:
     class Nothing:
-        def params(self, message: Message) -> None:
+        def on_params(self, message: Message) -> None:
             raise AssertionError(message)
 
-        place = moved = params
+        place = on_moved = on_params
 
     heard = FromServers(Nothing())  # type: ignore[arg-type]
     message = Message(head=_shared_head(), meta={}, payload=memoryview(bytes(8)))

@@ -118,7 +118,7 @@ def worker_of(servers: dict[str, Wire]) -> Worker:
         Flat(), extents=[(0, N)], loss_of=lambda *_: None, n_shards=1, n_steps=99,  # type: ignore[arg-type]
         channel_of=lambda name: servers[name], report=lambda *_, **__: None,  # type: ignore[arg-type,return-value]
     )  # fmt: skip
-    made.told({"do": "begin", "era": 0, "version": 9, "leaves": (0, 1), "map": [[0, "a", 0]]})
+    made.on_order({"do": "begin", "era": 0, "version": 9, "leaves": (0, 1), "map": [[0, "a", 0]]})
     made._orders.afresh = False
     return made
 
@@ -127,8 +127,8 @@ def test_a_worker_that_hears_of_two_moves_at_once_turns_to_each_owner_at_its_ver
     servers = {name: Wire() for name in "abc"}
     worker = worker_of(servers)
     worker._want(9)
-    worker.moved({"owner": "b", "blocks": [[0, 10, 1]]})
-    worker.moved({"owner": "c", "blocks": [[0, 12, 2]]})
+    worker.on_moved({"owner": "b", "blocks": [[0, 10, 1]]})
+    worker.on_moved({"owner": "c", "blocks": [[0, 12, 2]]})
     for version in (10, 11, 12, 13):
         worker._want(version)
     asked = {name: [entry["step"] for _, entry in wire.sent] for name, wire in servers.items()}
@@ -139,10 +139,10 @@ def test_a_worker_that_hears_of_two_moves_at_once_turns_to_each_owner_at_its_ver
 def test_a_worker_that_stands_still_goes_on_if_it_is_to_stand_still_later() -> None:
     """A copy at the first version came too late; all are to meet at another one."""
     worker = worker_of({"a": Wire()})
-    worker.told({"do": "hold", "version": 9})
+    worker.on_order({"do": "hold", "version": 9})
     thread = threading.Thread(target=worker._hold, args=(10,), daemon=True)
     thread.start()
-    worker.told({"do": "hold", "version": 12})
+    worker.on_order({"do": "hold", "version": 12})
     thread.join(10)
     assert not thread.is_alive()
 
@@ -152,9 +152,9 @@ def test_the_loop_of_a_worker_never_sees_half_of_an_order_to_begin() -> None:
     worker, seen = worker_of({"a": Wire()}), []
 
     def rows() -> Iterator[list[Any]]:
-        seen.append(dict(worker._orders.owner))
+        seen.append(dict(worker._orders.owners.owner))
         yield [0, "b", 3]
 
-    worker.told({"do": "begin", "era": 1, "version": 9, "leaves": (0, 1), "map": rows()})
+    worker.on_order({"do": "begin", "era": 1, "version": 9, "leaves": (0, 1), "map": rows()})
     assert seen == [{0: "a"}]
-    assert worker._orders.owner == {0: "b"}
+    assert worker._orders.owners.owner == {0: "b"}

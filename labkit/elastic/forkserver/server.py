@@ -44,6 +44,7 @@ PRELOADED: Final = (
     "labkit.elastic.controller.process",
     "labkit.elastic.process.host_launcher",
     "labkit.elastic.server.arrivals",
+    "labkit.elastic.worker.arrivals",
     "labkit.elastic.worker.synchronous",
     "labkit.elastic.worker.asynchronous",
     "labkit.elastic.worker.flat",

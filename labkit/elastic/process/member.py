@@ -614,10 +614,11 @@ class WorkerMember(MemberProcess):
 
         from labkit.elastic.protocol.program import Program, find_modules
         from labkit.elastic.transport.shared_arrays import SharedRegions
+        from labkit.elastic.worker.arrivals import FromServers
         from labkit.elastic.worker.asynchronous import AsyncWorker
         from labkit.elastic.worker.flat import FlatModel
         from labkit.elastic.worker.forward import SampleLoss
-        from labkit.elastic.worker.synchronous import FromServers, Worker
+        from labkit.elastic.worker.synchronous import Worker
 
         super().__init__(folder, name, site)
         torch.set_num_threads(1)
@@ -693,7 +694,7 @@ class WorkerMember(MemberProcess):
     def _found(self, controller: Channel) -> None:
         """Tell first of all what one before may not have heard: this one may not know this worker, and send it away."""
         super()._found(controller)
-        self.worker.retell()
+        self.worker.repeat_losses()
 
     def take(self, order: dict[str, Any]) -> None:
         """Pass on what concerns the steps at once."""
@@ -706,19 +707,19 @@ class WorkerMember(MemberProcess):
         ):  # an answer waits until the new controller is known here
             self.orders.put(order)
             if order["do"] == "alone":
-                self.worker.told(order)
+                self.worker.on_order(order)
         elif order["do"] == "moved":
-            self.worker.moved(order)
+            self.worker.on_moved(order)
         else:
-            self.worker.told(order)
+            self.worker.on_order(order)
             if order["do"] == "stop":
                 self.orders.put(order)
 
     def do(self, order: Mapping[str, Any]) -> None:
         """Connect to a server, or tell a new controller how far this worker is."""
         if order["do"] == "tell":
-            self.worker.told(dict(order))
-            self.report("here", **self.worker.whereabouts())
+            self.worker.on_order(dict(order))
+            self.report("here", **self.worker.progress())
         elif order["do"] == "resize":
             self.resize(order)
         elif order["do"] == "seek":
@@ -763,7 +764,7 @@ class WorkerMember(MemberProcess):
 
     def _attend(self) -> None:
         self.loop()
-        self.worker.told({"do": "stop"})
+        self.worker.on_order({"do": "stop"})
 
 
 def main(arguments: list[str]) -> None:

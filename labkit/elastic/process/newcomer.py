@@ -52,6 +52,7 @@ def get_ready(folder: Path, role: str) -> None:
         import torch  # noqa: F401
 
         import labkit.elastic.protocol.program
+        import labkit.elastic.worker.arrivals
         import labkit.elastic.worker.synchronous  # noqa: F401
 
 
