@@ -426,7 +426,9 @@ class Stage:
                     self.carry_out(self.machine.loaded(version))
 
             reply = _Answer(actor.up, settled)
-            actor.down.put(lambda actor=actor, message=message, reply=reply: actor.server.install(reply, message))  # type: ignore[misc]
+            actor.down.put(
+                lambda actor=actor, message=message, reply=reply: actor.server.handover.install(reply, message)
+            )  # type: ignore[misc]
 
     def joined(self, name: str) -> None:
         if self.actors[name].alive:
