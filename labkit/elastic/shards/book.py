@@ -165,12 +165,6 @@ class ShardLog:
         for seen in self.workers.values():
             seen.last_s = None
 
-    def retried(self) -> None:
-        """Let ranges that failed too often wait again, with all their tries before them."""
-        dead, self.dead = self.dead, []
-        for piece in dead:
-            self.requeue(piece._replace(faults=()))
-
 
 def _measured(lease: ShardLease, seen: WorkerPace, *, n: int, now_s: float) -> float | None:
     """Return the speed after a commit: the harmonic mean of what was known and what was measured now."""
@@ -188,5 +182,4 @@ _CHANGES: dict[str, Callable[..., None]] = {
     "lost": ShardLog.lose,
     "renewed": ShardLog.renewed,
     "resumed": ShardLog.resumed,
-    "retried": ShardLog.retried,
 }

@@ -23,10 +23,7 @@ class PoisonShardError(LabkitError, RuntimeError):
         tries = len(piece.faults)
         last = "; ".join(f"{fault.worker}: {fault.reason}" for fault in piece.faults[-3:])
         self.piece, self.what = piece, f"{piece} failed {tries} {'time' if tries == 1 else 'times'} ({last})."
-        super().__init__(
-            f"{self.what} Look at these samples, then go on with retry(), or set such ranges aside with "
-            "poison='set_aside'."
-        )
+        super().__init__(f"{self.what} Look at these samples, or set such ranges aside with poison='set_aside'.")
 
 
 class LedgerError(LabkitError, RuntimeError):

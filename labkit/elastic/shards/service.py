@@ -9,7 +9,7 @@ from typing import Any, Final, Self
 from labkit.core.errors import InputError
 from labkit.elastic.shards.book import Record, ShardLog
 from labkit.elastic.shards.choice import next_piece, size
-from labkit.elastic.shards.nouns import TOKEN_BITS, Fate, PendingRange, ShardLease, Worker
+from labkit.elastic.shards.nouns import TOKEN_BITS, Fate, ShardLease, Worker
 from labkit.elastic.shards.plan import Poison, ShardPlan
 from labkit.elastic.shards.saved import from_state, replayed, to_state
 from labkit.elastic.shards.view import View
@@ -307,16 +307,6 @@ class ShardService(View):
         """Start another clock, as after a restart: every lease in force runs anew from now."""
         self._do("resumed", now_s)
         self._earliest_s = self.next_expiry_s
-
-    def retry(self) -> tuple[PendingRange, ...]:
-        """Let the ranges that failed too often wait again, as if new, and return them.
-
-        Those that were set aside in an earlier epoch are then done late, ahead of all else: no barrier waits for them.
-        """
-        dead = tuple(self._book.dead)
-        if dead:
-            self._do("retried")
-        return dead
 
 
 def _go_back(book: ShardLog, generation: int) -> None:

@@ -129,5 +129,5 @@ class View:
             n_samples=self.plan.n_samples,
             epochs=self.plan.epochs if self.over else min([whole, *unfinished]),
             set_aside=book.dead,
-            barrier=not self.plan.overlap and self.plan.poison == "stop",  # retry may come after an epoch
+            barrier=not self.plan.overlap,
         )

@@ -28,9 +28,9 @@ from labkit.elastic.transport import (
     new_token,
     private_folder,
 )
-from labkit.elastic.transport.proxy import Proxy
 from tests.elastic.transport.conftest import SCHEMES
 from tests.elastic.transport.ends import WITHIN_S, Echo, Noting, drained
+from tests.elastic.transport.proxy import Proxy
 
 AT_ONCE_S = 1.0
 
