@@ -1,4 +1,4 @@
-"""Losses of a model on a batch, the mean over its samples: plain functions, so that a worker can be told one."""
+"""Losses of a model on a batch, the mean over its samples: plain functions, which a worker finds by name."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def click_loss(model: nn.Module, batch: Sequence[Tensor]) -> Tensor:
 
 @contextmanager
 def _fitting() -> Iterator[None]:
-    """Say in one line what does not fit, where torch speaks of indices and shapes only; all else passes."""
+    """Raise one-line errors for a batch that does not fit the model, in place of torch's on indices and shapes."""
     try:
         yield
     except IndexError as error:

@@ -28,7 +28,7 @@ def _fused(typing_context: Any, a: Any, b: Any, c: Any) -> Any:  # noqa: ARG001
 
 
 _fma: Any = intrinsic(_fused)
-_njit: Any = njit  # its types know no signatures
+_njit: Any = njit  # numba's types lack signatures
 
 
 @_njit(types.void(_OWN, _GIVEN, _GIVEN, *[float32] * 3), cache=True, nogil=True)  # type: ignore[untyped-decorator]

@@ -16,7 +16,7 @@ FORMAT: Final = "labkit shards 1"
 
 
 def to_state(book: ShardLog, *, ledger: bool) -> dict[str, Any]:
-    """Return all that a book holds, for JSON."""
+    """Return the state of a shard log, for JSON."""
     state = {
         "format": FORMAT,
         "plan": asdict(book.plan),
@@ -37,14 +37,14 @@ def to_state(book: ShardLog, *, ledger: bool) -> dict[str, Any]:
 
 
 def from_state(state: Mapping[str, Any]) -> ShardLog:
-    """Return the book of a state.
+    """Return the shard log of a state.
 
-    Without a ledger in it, the ledger begins with rows for all that was committed before.
+    If the state has no ledger, the ledger starts with anonymous rows for all earlier commits.
 
     Raises
     ------
     JournalError
-        If it is no such state, or contradicts itself.
+        If it is not such a state, or contradicts itself.
     """
     try:
         found = state["format"]
@@ -61,7 +61,7 @@ def from_state(state: Mapping[str, Any]) -> ShardLog:
 
 
 def opening(book: ShardLog) -> list[Commit]:
-    """Return rows for all that is committed, without saying by whom.
+    """Return anonymous ledger rows for all committed positions.
 
     Raises
     ------
@@ -89,12 +89,12 @@ def opening(book: ShardLog) -> list[Commit]:
 
 
 def replayed(records: Iterable[Record]) -> ShardLog:
-    """Return the book that a journal leads to.
+    """Return the shard log after all records of a journal.
 
     Raises
     ------
     JournalError
-        With the number of the first line that cannot follow those before it.
+        With the number of the first record that cannot follow those before it.
     """
     book: ShardLog | None = None
     for line, record in enumerate(records, start=1):
