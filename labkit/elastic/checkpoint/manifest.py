@@ -204,8 +204,8 @@ class Manifest:
 
     def to_json(self) -> bytes:
         """Return the text of the file, with a digest of itself."""
-        told = {"format": FORMAT, **asdict(self)}
-        return json.dumps({"blake2b": check_sum([_canonical(told)]), "manifest": told}, indent=0).encode()
+        content = {"format": FORMAT, **asdict(self)}
+        return json.dumps({"blake2b": check_sum([_canonical(content)]), "manifest": content}, indent=0).encode()
 
     @classmethod
     def from_json(cls, text: bytes, *, name: str) -> Manifest:
@@ -218,13 +218,13 @@ class Manifest:
         """
         try:
             outside = json.loads(text)
-            told = outside["manifest"]
-            if check_sum([_canonical(told)]) != outside["blake2b"]:
+            content = outside["manifest"]
+            if check_sum([_canonical(content)]) != outside["blake2b"]:
                 raise BadCheckpointError(name, f"{FILE} is damaged: its digest does not match.")
-            form = told.pop("format")
+            form = content.pop("format")
             if form != FORMAT:
                 raise BadCheckpointError(name, f"{FILE} is of format {form}; this version of labkit reads {FORMAT}.")
-            return cls(**{**told, "blocks": [BlockEntry(**entry) for entry in told["blocks"]]})
+            return cls(**{**content, "blocks": [BlockEntry(**entry) for entry in content["blocks"]]})
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise BadCheckpointError(name, f"{FILE} is damaged: {_glance(text)}") from None
 
@@ -243,8 +243,8 @@ def file_of(server: str) -> str:
     return f"{server}.blocks"
 
 
-def _canonical(told: Any) -> bytes:
-    return json.dumps(told, sort_keys=True, separators=(",", ":")).encode()
+def _canonical(content: Any) -> bytes:
+    return json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
 
 
 def _glance(text: bytes) -> str:

@@ -71,10 +71,10 @@ def check_resume(folder: Path, spec: Spec, *, anyway: bool = False) -> list[str]
         raise InputError(f"the checkpoints of {folder} are of {was} training: go on with {asked}, or elsewhere.")
     differs = _differences(saved, spec)
     if differs and not (anyway and spec.sync):
-        told = "; " + 'resume="anyway" goes on with other samples, some twice or never' if spec.sync else ""
+        remedy = "; " + 'resume="anyway" goes on with other samples, some twice or never' if spec.sync else ""
         raise InputError(
             f"the checkpoints of {folder}, up to step {saved.step}, are of {' and '.join(differs)}: give the same, or "
-            f"another folder{told}."
+            f"another folder{remedy}."
         )
     return differs
 
@@ -94,7 +94,7 @@ def _differences(saved: Checkpoint, spec: Spec) -> list[str]:
     ]
 
 
-def _explained(told: str, folder: Path, spec: Spec) -> str:
+def _explained(message: str, folder: Path, spec: Spec) -> str:
     """Return an error about another model, with the first parameter that differs if the former job's spec has it."""
     from labkit.elastic.process.member import SPEC, Spec
 
@@ -102,15 +102,15 @@ def _explained(told: str, folder: Path, spec: Spec) -> str:
         before = Spec.load(folder)
         for old, new in zip_longest(before.params, spec.params):
             if _plain(old) != _plain(new):
-                return f"{told.removesuffix('.')}: there {_said(old)}, here {_said(new)} ({folder / SPEC})."
-    return told
+                return f"{message.removesuffix('.')}: there {_shown(old)}, here {_shown(new)} ({folder / SPEC})."
+    return message
 
 
 def _plain(param: Any) -> Any:
     return None if param is None else [param[0], list(param[2])]
 
 
-def _said(param: Any) -> str:
+def _shown(param: Any) -> str:
     return "no more parameters" if param is None else f"'{param[0]}' {tuple(param[2])}"
 
 
@@ -122,7 +122,7 @@ def losses_before(folder: Path, *, step: int) -> dict[int, float]:
     found: dict[int, float] = {}
     names = (_BEFORE.fullmatch(path.name) for path in folder.glob("*-events.jsonl"))
     for name in sorted((name for name in names if name), key=lambda name: int(name[1])):
-        for event in _told(folder / name[0]):
+        for event in _events(folder / name[0]):
             if event["event"] == "began":
                 found = {version: loss for version, loss in found.items() if version < event["version"]}
             else:
@@ -130,7 +130,7 @@ def losses_before(folder: Path, *, step: int) -> dict[int, float]:
     return {version: loss for version, loss in found.items() if version < step}
 
 
-def _told(path: Path) -> Iterator[dict[str, Any]]:
+def _events(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the events with losses, or the start of training, of an event log; skip a last line that is cut off."""
     with contextlib.suppress(OSError), path.open() as file:
         for line in file:

@@ -199,9 +199,9 @@ class CheckpointWriter:
             raise CheckpointError(f"{name}: block {block.number} is not one of {layout.n_blocks}.")
         n = layout.sizes[block.number]
         if sorted(block.state) != names or any(v.shape != (n,) for v in chain([block.params], block.state.values())):
-            told = {key: v.shape for key, v in block.state.items()}
+            shapes = {key: v.shape for key, v in block.state.items()}
             raise CheckpointError(
-                f"{name}: block {block.number} has parameters {block.params.shape} and state {told}; "
+                f"{name}: block {block.number} has parameters {block.params.shape} and state {shapes}; "
                 f"expected ({n},) each, and {names}."
             )
         if block.version != self.step and not self.mixed:

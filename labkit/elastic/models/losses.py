@@ -57,5 +57,5 @@ def _fitting() -> Iterator[None]:
 
 
 def _misfit(what: str, error: Exception) -> InputError:
-    said = str(error).splitlines()[0]
-    return InputError(f"this batch {what} ({said}). Build the model and its dataset by one name and with one width.")
+    reason = str(error).splitlines()[0]
+    return InputError(f"this batch {what} ({reason}). Build the model and its dataset by one name and with one width.")

@@ -76,11 +76,11 @@ class ShardLog:
         JournalError
             If it cannot follow the records before it.
         """
-        number, kind, *told = record
+        number, kind, *columns = record
         expected = self.n_records + (kind != "renewed")
         if number != expected:
             raise JournalError(f"it has number {number}; expected {expected}: records are missing or there twice.")
-        _CHANGES[kind](self, *told)
+        _CHANGES[kind](self, *columns)
         self.n_records = expected
 
     def exceptions(self) -> Iterator[PendingRange]:

@@ -153,8 +153,8 @@ def _no_constant(name: str) -> NoReturn:
 
 def encode(head: Head, *, meta: Meta | None = None, payload: bytes = b"") -> bytes:
     """Return a whole frame."""
-    told = Head(head.kind, head.flags, 0, len(payload), head.block, head.offset, head.sequence, head.request, head.step)
-    return pack(told, encode_meta(meta)) + payload
+    full = Head(head.kind, head.flags, 0, len(payload), head.block, head.offset, head.sequence, head.request, head.step)
+    return pack(full, encode_meta(meta)) + payload
 
 
 def decode(raw: bytes, *, limits: PeerLimits) -> tuple[Head, dict[str, Any], bytes, bytes] | None:

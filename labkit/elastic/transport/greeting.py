@@ -42,7 +42,7 @@ class Greeting:
         self._stream, self._intake, self._token = stream, intake, token
         self._proved, self._lease = proved, lease
         self._sent = 0
-        self._said = sha256()
+        self._transcript = sha256()
 
     def ask(self, hello: Mapping[str, Any]) -> Peer:
         """Greet as the end that has connected; return the peer.
@@ -54,9 +54,9 @@ class Greeting:
         """
         mine = {"hello": dict(hello), "nonce": secrets.token_hex(NONCE_BYTES), "lease_s": self._lease.base_s}
         self._say(HELLO, mine)
-        self._said.update(encode_meta(mine))
+        self._transcript.update(encode_meta(mine))
         challenge = self._hear(CHALLENGE)
-        self._said.update(_nonce(challenge))
+        self._transcript.update(_nonce(challenge))
         self._check_proof(challenge, "listens")
         self._say(ANSWER, {"proof": self._proof("connects")})
         welcome = self._hear(WELCOME)
@@ -70,9 +70,9 @@ class Greeting:
         try:
             asked = self._hear(HELLO)
             peer = Peer(self._proved, _hello(asked), _lease_s(asked))
-            self._said.update(encode_meta(asked))
+            self._transcript.update(encode_meta(asked))
             nonce = secrets.token_hex(NONCE_BYTES)
-            self._said.update(nonce.encode())
+            self._transcript.update(nonce.encode())
             self._say(CHALLENGE, {"nonce": nonce, "proof": self._proof("listens")})
             self._check_proof(self._hear(ANSWER), "connects")
             judge(peer)
@@ -111,7 +111,7 @@ class Greeting:
             raise AccessError("the peer ended the connection during the greeting, without a word.") from None
 
     def _proof(self, who: str) -> str:
-        return hmac.new(self._token, who.encode() + self._said.digest(), sha256).hexdigest()
+        return hmac.new(self._token, who.encode() + self._transcript.digest(), sha256).hexdigest()
 
     def _check_proof(self, meta: Mapping[str, Any], who: str) -> None:
         if not hmac.compare_digest(self._proof(who).encode(), str(meta.get("proof")).encode()):

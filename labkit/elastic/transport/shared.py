@@ -75,8 +75,8 @@ class Region:
 def available_bytes() -> int:
     """Return the bytes of memory that are available without swapping [MemAvailable of proc(5)]."""
     lines = Path("/proc/meminfo").read_text().splitlines()
-    told = dict(line.split(":", 1) for line in lines)
-    return int(told["MemAvailable"].split()[0]) * 1024
+    found = dict(line.split(":", 1) for line in lines)
+    return int(found["MemAvailable"].split()[0]) * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,16 +110,16 @@ class Regions:
         """Add a region of this end that the peer has received."""
         self._mine.append(_Mapped(_start(region.view), region.view))
 
-    def accept(self, handle: int, told: dict[str, Any]) -> None:
+    def accept(self, handle: int, description: dict[str, Any]) -> None:
         """Map a region of the peer, after its size and seals are checked; the descriptor stays open."""
-        n_bytes, number = told.get("n_bytes"), told.get("region")
+        n_bytes, number = description.get("n_bytes"), description.get("region")
         if type(n_bytes) is not int or n_bytes < 1 or number != len(self._theirs):
-            raise FrameError(f"{told} describes no shared region; number {len(self._theirs)} was expected.")
+            raise FrameError(f"{description} describes no shared region; number {len(self._theirs)} was expected.")
         if n_bytes > self._limits.region_bytes or len(self._theirs) >= self._limits.n_regions:
             raise OversizedError(f"region {number} of {n_bytes:,} bytes is beyond the limits {self._limits}.")
         if os.fstat(handle).st_size < n_bytes or _seals(handle) & SEALED_SIZE != SEALED_SIZE:
             raise FrameError(f"region {number} is smaller than it says, or could shrink under its readers.")
-        access = mmap.PROT_READ | (mmap.PROT_WRITE if told.get("writable") is True else 0)
+        access = mmap.PROT_READ | (mmap.PROT_WRITE if description.get("writable") is True else 0)
         try:
             mapped = mmap.mmap(handle, n_bytes, flags=mmap.MAP_SHARED, prot=access)
         except OSError as error:

@@ -130,20 +130,20 @@ class TransferBuffers(SharedRegions):
         n = sum(len(vector) for vector in vectors)
         with self._packing:
             try:
-                crate = self._free[n].pop() if self._free[n] else self.vector(n)
+                buffer = self._free[n].pop() if self._free[n] else self.vector(n)
             except InputError:
                 return None
         if not self.lend(channel):
-            self.give(crate)
+            self.give(buffer)
             return None
-        np.concatenate(vectors, out=crate)
-        return crate
+        np.concatenate(vectors, out=buffer)
+        return buffer
 
-    def give(self, crate: Vector | None) -> None:
+    def give(self, buffer: Vector | None) -> None:
         """Take a buffer back."""
-        if crate is not None:
+        if buffer is not None:
             with self._packing:
-                self._free[len(crate)].append(crate)
+                self._free[len(buffer)].append(buffer)
 
 
 class SharedArrayPool(SharedRegions):
