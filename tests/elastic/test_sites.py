@@ -281,7 +281,7 @@ def test_if_all_who_train_are_on_a_host_that_is_lost_the_job_ends_by_name(tmp_pa
     with bed(tmp_path, place={"b/0": (1, 1)}) as run:
         run.until("loss")
         run.launchers["b"].terminate()
-        with pytest.raises(JobError, match="host b is lost, and nobody of the job is anywhere else"):
+        with pytest.raises(JobError, match="host b is lost, and the job has no member on another host"):
             run.result()
 
 

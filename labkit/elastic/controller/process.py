@@ -26,9 +26,9 @@ from typing import Any, TextIO
 from labkit.core.errors import InputError, LabkitError
 from labkit.core.events import Cause
 from labkit.elastic.checkpoint.store import check_blocks
+from labkit.elastic.controller.controller_state import JobTerms, Member
 from labkit.elastic.controller.deaths import RESTARTS, WITHIN_S
 from labkit.elastic.controller.losses import STOP, NotFiniteError, StepLosses, encoded
-from labkit.elastic.controller.members import JobTerms, Member
 from labkit.elastic.controller.state_machine import Controller
 from labkit.elastic.failure import last_line
 from labkit.elastic.process import fault_injection as fault
@@ -297,7 +297,7 @@ class ControllerProcess:
         while self.over is None or set(self.pids) - self.ended:
             try:
                 item = self.inbox.get(timeout=self._pause_s())
-                self.machine.now_s = time.monotonic()
+                self.machine.job.now_s = time.monotonic()
                 getattr(self, f"_{item[0]}")(*item[1:])
             except queue.Empty:
                 pass
@@ -519,7 +519,7 @@ class ControllerProcess:
 
     def _copy(self, message: Message) -> None:
         era, version = era_and_version(message.head.step)
-        if era != self.machine.era:
+        if era != self.machine.job.era:
             return
         state = self.copies.setdefault(version, {})
         state[message.head.block] = Block.arrived(message.head.block, message.payload, dict(message.meta))
@@ -539,7 +539,7 @@ class ControllerProcess:
                 check_blocks(state.values(), self.spec.layout, step=version)
             by_owner: dict[str, list[Block]] = {}
             for number, block in state.items():
-                by_owner.setdefault(self.machine.owner[number], []).append(block)
+                by_owner.setdefault(self.machine.job.owner[number], []).append(block)
             self.checkpoints.save(version, by_owner, queue=queue_state, mixed=not self.spec.sync)
         except NotFiniteError as error:
             self.inbox.put(("hopeless", str(error)))
@@ -581,7 +581,7 @@ class ControllerProcess:
 
     def _has_come(self, name: str) -> bool:
         """Tell whether a process has ever joined; one that nobody knows any more is not waited for either."""
-        return name not in self.machine.members or self.machine.members[name].came
+        return name not in self.machine.job.members or self.machine.job.members[name].came
 
     def _await(self, name: str) -> None:
         """See to it that a process comes that was started, by this controller or one before, or is given up."""
@@ -635,13 +635,13 @@ class ControllerProcess:
 
     def _unloaded(self, name: str, era: int, why: str) -> None:
         """Replace a server that does not take a block of the checkpoint: training would wait for it."""
-        if era == self.machine.era and name not in self.ended:
+        if era == self.machine.job.era and name not in self.ended:
             self._write(now(), "unloaded", {"name": name, "why": why})
             self.why[name] = Cause.UNREACHABLE
             self._launcher(name).kill(name)
 
     def _loaded(self, era: int, version: int, queue_state: Any) -> None:
-        if era == self.machine.era:
+        if era == self.machine.job.era:
             self._carry_out(self.machine.loaded(version, queue=queue_state))
 
     def _asked(self, channel: Channel, message: Message) -> None:
@@ -670,7 +670,7 @@ class ControllerProcess:
         ask = str(asked.get("ask", ""))
         if ask not in self.asked:
             commands = self._scaled(asked)
-            self.asked = {**dict(list(self.asked.items())[-REQUESTS_KNOWN:]), ask: self.machine.n_asked}
+            self.asked = {**dict(list(self.asked.items())[-REQUESTS_KNOWN:]), ask: self.machine.requests.n_asked}
             self._carry_out(commands)
         return {"scaling": self.asked[ask]}
 
@@ -687,7 +687,7 @@ class ControllerProcess:
         """Let members have other cores and memory; one that is still to join, once it has."""
         if not isinstance(asked, dict):
             raise InputError(f"amounts {str(asked)[:80]}; expected cores and GB by name of a member.")
-        there = [name for name, member in self.machine.members.items() if not member.leaving]
+        there = [name for name, member in self.machine.job.members.items() if not member.leaving]
         amounts = {}
         for name, given in asked.items():
             if name not in there:
@@ -707,10 +707,16 @@ class ControllerProcess:
     def _status(self) -> dict[str, Any]:
         """Return where the job is: progress, and who is there to stay."""
         machine = self.machine
-        stay = (*machine.of("server"), *machine.of("worker"))
+        stay = (*machine.job.of("server"), *machine.job.of("worker"))
         members = [self._seat(m) for m in stay]
         lost = list(self.lost)
-        return {"phase": machine.phase, "step": machine.progress, "loss": self.loss, "members": members, "lost": lost}
+        return {
+            "phase": machine.job.phase,
+            "step": machine.job.progress,
+            "loss": self.loss,
+            "members": members,
+            "lost": lost,
+        }
 
     def _seat(self, member: Member) -> list[Any]:
         """Return a member, where it sits, what it uses and what it may."""
@@ -751,7 +757,7 @@ class ControllerProcess:
         self.over = command
 
     def _start(self, command: Start) -> None:
-        scales = self.machine.phase == "training" and self.machine.scaling is not None
+        scales = self.machine.job.phase == "training" and self.machine.requests.current is not None
         self.pids[command.name], self.seats[command.name] = 0, command.site
         self.begun[command.name] = time.monotonic()
         order = StartRequest(command.name, command.role, self.sites[command.site], gently=scales)
