@@ -35,9 +35,9 @@ from labkit.elastic.arguments import (
 from labkit.elastic.checkpoint.resume import check_resume, losses_before
 from labkit.elastic.controller.client import Line
 from labkit.elastic.controller.deaths import check_restarts
+from labkit.elastic.controller.job_files import EVENTS, LEASES, LOCK, LOST_KNOWN, STATE, JobConfig, records
 from labkit.elastic.controller.losses import STOP, decoded
 from labkit.elastic.controller.placement import ROLES, JobPlacement, checked, of_role
-from labkit.elastic.controller.process import EVENTS, LEASES, LOCK, LOST_KNOWN, STATE, JobConfig, records
 from labkit.elastic.controller.replica_placement import check_standby
 from labkit.elastic.errors import JobError, NotDoneError, OverError
 from labkit.elastic.failure import failed
