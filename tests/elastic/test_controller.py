@@ -541,10 +541,10 @@ def test_a_newcomer_that_does_not_come_drops_its_request_and_a_replacement_is_re
     play = Play()
     play.train()
     play.done(play.machine.scale(servers=1, strategy="handover"))
-    play.done(play.machine.unable("ps-2", why="did not come within 5 s"))
+    play.done(play.machine.unable("ps-2", why="did not join within 5 s"))
     assert "dropped" in play.notes()
     play.done(play.machine.left("worker-1", reason="killed"))
-    play.done(play.machine.unable("worker-2", why="did not come within 5 s"))
+    play.done(play.machine.unable("worker-2", why="did not join within 5 s"))
     assert play.all(Start)[-1].name == "worker-3"
     assert not play.all(Over)
 
@@ -565,8 +565,8 @@ def test_a_worker_that_is_stuck_is_ended_and_where_a_second_one_is_stuck_the_job
 def test_when_nobody_comes_the_job_ends_once_and_starts_nobody_more() -> None:
     play = Play()
     for name in ("worker-0", "worker-1", "ps-0"):
-        play.done(play.machine.unable(name, why="did not come within 5 s"))
-    assert [over.failure for over in play.all(Over)] == ["worker-0 did not come within 5 s"]
+        play.done(play.machine.unable(name, why="did not join within 5 s"))
+    assert [over.failure for over in play.all(Over)] == ["worker-0 did not join within 5 s"]
     assert len(play.all(Start)) == 4
 
 
@@ -645,7 +645,7 @@ def test_want_of_memory_is_no_crash_until_it_comes_again_and_again_with_no_more_
     for _ in range(SHORTAGES):
         starve()
     assert not play.all(Over)
-    play.machine.fed()
+    play.machine.forgive_shortages()
     for _ in range(SHORTAGES):
         starve()
     assert not play.all(Over)

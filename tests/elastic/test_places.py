@@ -212,7 +212,7 @@ def test_a_lost_host_with_workers_only_costs_no_step_and_nobody_comes_for_them()
     play = Spread({"a/0": (1, 2), "b/0": (2, 0)})
     play.train()
     n = len(play.all(Start))
-    play.done(play.machine.host_lost("b", why="its launcher is away for too long"))
+    play.done(play.machine.host_lost("b", why="its launcher has not reconnected"))
     (lost,) = play.all_notes("lost_host")
     assert (lost.columns["host"], lost.columns["members"]) == ("b", ["worker-1", "worker-2"])
     assert play.sitting() == {"a/0": (1, 2)}
@@ -270,7 +270,7 @@ def test_a_job_whose_host_does_not_come_begins_without_it() -> None:
     play = Spread(PLACE)
     for name in ("ps-0", "worker-0", "ps-2"):
         play.done(play.machine.joined(name, address=f"tls://{name}:1"))
-    play.done(play.machine.host_lost("b", why="its launcher has not come"))
+    play.done(play.machine.host_lost("b", why="its launcher has not connected"))
     assert play.machine.job.phase == "loading"
     play.train()
     assert play.machine.job.phase == "training"

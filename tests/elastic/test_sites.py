@@ -244,7 +244,7 @@ def test_a_launcher_that_is_told_to_end_takes_its_members_along_and_the_job_hear
 def test_a_job_whose_other_host_never_comes_trains_without_it(control: Result, tmp_path: Path) -> None:
     with bed(tmp_path, hosts="", lease_s=1.0) as run:
         lost = run.until("lost_host")
-        assert lost["why"] == "its launcher has not come"
+        assert lost["why"] == "its launcher has not connected"
         assert run.result().digest == control.digest
         assert not run.left_behind()
 

@@ -133,7 +133,7 @@ class CheckpointSchedule:
         overdue = self.barrier.expired(now_s)
         if overdue is None:
             return
-        self.out.note("unsaved", version=self.saving, why=f"{', '.join(overdue)} did not come to stand still for it")
+        self.out.note("unsaved", version=self.saving, why=f"{', '.join(overdue)} did not pause for it in time")
         self.saving = None
         self.barrier.release()
 

@@ -74,9 +74,9 @@ class Member:
         Latest version of the parameters that it has reported.
     begun : bool
         Whether a worker has been given parameters and logical shards in the current era.
-    told : bool
+    reported : bool
         Whether it has reported what it has to a controller that took over.
-    came : bool
+    ever_joined : bool
         Whether it has ever joined this controller or an earlier one; else it is still starting.
     site : str
         Where it runs.
@@ -90,12 +90,12 @@ class Member:
     leaving: bool = False
     version: int = 0
     begun: bool = False
-    told: bool = False
-    came: bool = False
+    reported: bool = False
+    ever_joined: bool = False
     site: str = HERE
 
 
-def left(
+def leave_columns(
     member: Member, *, expected: bool, reason: str, cause: Cause = Cause.UNKNOWN, code: int | None = None
 ) -> dict[str, Any]:
     """Return the columns of the event that a member has ended; the cause is null if it had been ordered to end."""
@@ -195,7 +195,7 @@ class ControllerState:
 
     def is_new(self) -> bool:
         """Tell whether all first members have joined, but not all workers have their parameters yet."""
-        complete = sum(self.numbers.values()) == len(self.members) and all(m.came for m in self.members.values())
+        complete = sum(self.numbers.values()) == len(self.members) and all(m.ever_joined for m in self.members.values())
         return complete and self.n_ready() < len(self.of("worker"))
 
     # --- sites

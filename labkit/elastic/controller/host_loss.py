@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from labkit.core.events import Cause
 from labkit.elastic.controller.barrier import WorkerBarrier
 from labkit.elastic.controller.command_buffer import CommandBuffer
-from labkit.elastic.controller.controller_state import ControllerState, Member, left
+from labkit.elastic.controller.controller_state import ControllerState, Member, leave_columns
 from labkit.elastic.controller.era_start import EraStart
 from labkit.elastic.controller.member_loss import MemberLoss
 from labkit.elastic.controller.outcome import JobOutcome
@@ -71,7 +71,7 @@ class HostLoss:
             self.requests.forget(member)
         expected = member.leaving or self.job.phase == "over"
         reason = f"host {host} is lost"
-        self.out.note("left", **left(member, expected=expected, reason=reason, cause=Cause.HOST_LOST))
+        self.out.note("left", **leave_columns(member, expected=expected, reason=reason, cause=Cause.HOST_LOST))
 
     def _drop_requests(self, host: str) -> None:
         """Drop requests that need the host; repairs that wait will start their servers on other hosts."""
@@ -96,8 +96,8 @@ class HostLoss:
     def _replace(self, gone: Sequence[Member], host: str) -> None:
         """Go on without members that died together, which counts as one death, and start what is missing."""
         job = self.job
-        came = any(member.came for member in gone)
-        too_many = self.member_loss.deaths.note(f"all on host {host}", now_s=job.now_s, joined=came)
+        joined = any(member.ever_joined for member in gone)
+        too_many = self.member_loss.deaths.note(f"all on host {host}", now_s=job.now_s, joined=joined)
         if too_many:
             self.outcome.end(too_many, cause=Cause.HOST_LOST)
             return

@@ -40,10 +40,10 @@ class Joining:
     def on_joined(self, member: Member, address: str) -> None:
         """Handle the first connection of a member to this controller."""
         job, name = self.job, member.name
-        if not member.came:
+        if not member.ever_joined:
             self.member_loss.deaths.joined()
             self.member_loss.shortages.joined()
-        member.joined, member.came, member.address = True, True, address
+        member.joined, member.ever_joined, member.address = True, True, address
         if job.phase == "taking_over":
             self.out.tell(name, do="tell")
         self.out.note("joined", name=name, role=member.role)

@@ -10,9 +10,9 @@ from labkit.core.events import Cause
 from labkit.elastic.controller.barrier import WorkerBarrier
 from labkit.elastic.controller.checkpoint_schedule import CheckpointSchedule
 from labkit.elastic.controller.command_buffer import CommandBuffer
-from labkit.elastic.controller.controller_state import ControllerState, Member, left
+from labkit.elastic.controller.controller_state import ControllerState, Member, leave_columns
 from labkit.elastic.controller.data_leases import DataLeases
-from labkit.elastic.controller.deaths import Deaths
+from labkit.elastic.controller.deaths import Deaths, shortages
 from labkit.elastic.controller.era_start import EraStart
 from labkit.elastic.controller.outcome import JobOutcome
 from labkit.elastic.controller.replication import Replication
@@ -33,6 +33,9 @@ class MemberLoss:
         For all commands.
     requests, scaler, replication, shards, barrier, checkpoints, leases, eras, outcome
         Parts of the controller that a loss concerns.
+
+    Attributes
+    ----------
     deaths : Deaths
         Processes that died of late.
     shortages : Deaths
@@ -50,10 +53,15 @@ class MemberLoss:
     leases: DataLeases
     eras: EraStart
     outcome: JobOutcome
-    deaths: Deaths
-    shortages: Deaths
+    deaths: Deaths = field(init=False)
+    shortages: Deaths = field(init=False)
     _stuck: set[tuple[int, int]] = field(default_factory=set)
     """Places in the training at which a worker was stuck."""
+
+    def __post_init__(self) -> None:
+        terms = self.job.terms
+        self.deaths = Deaths(restarts=terms.restarts, within_s=terms.restarts_within_s)
+        self.shortages = shortages(terms.restarts_within_s)
 
     # --- the end of a process
 
@@ -65,7 +73,7 @@ class MemberLoss:
             return
         expected = member.leaving or job.phase == "over"
         self.forget(name, died=not expected)
-        self.out.note("left", **left(member, expected=expected, reason=reason, cause=cause, code=code))
+        self.out.note("left", **leave_columns(member, expected=expected, reason=reason, cause=cause, code=code))
         if by_itself and not member.joined and job.phase == "starting":  # the next process would end in the same way
             self.outcome.end(f"{name} ended before it had begun, {reason}", cause=cause)
         elif not expected:
@@ -87,7 +95,7 @@ class MemberLoss:
         member = self.job.members.pop(name)
         self.forget(name)
         reason = why if cause == Cause.OUT_OF_MEMORY else f"cut off: {why}"
-        self.out.note("left", **left(member, expected=False, reason=reason, cause=cause))
+        self.out.note("left", **leave_columns(member, expected=False, reason=reason, cause=cause))
         self._on_death(member, why, cause=cause)
 
     def _on_death(self, member: Member, why: str, *, cause: Cause) -> None:
@@ -95,7 +103,7 @@ class MemberLoss:
         if job.phase == "over":
             return
         deaths = self.shortages if cause == Cause.OUT_OF_MEMORY else self.deaths
-        too_many = deaths.note(f"{member.name} ({why})", now_s=job.now_s, joined=member.came)
+        too_many = deaths.note(f"{member.name} ({why})", now_s=job.now_s, joined=member.ever_joined)
         if too_many:
             self.outcome.end(too_many, cause=cause)
             return

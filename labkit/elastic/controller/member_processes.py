@@ -203,7 +203,7 @@ class MemberProcesses:
     def _has_come(self, name: str) -> bool:
         """Tell whether a member has ever joined; one that the state does not name is not awaited either."""
         member = self._machine.job.members.get(name)
-        return member is None or member.came
+        return member is None or member.ever_joined
 
     # --- starts
 
@@ -252,8 +252,8 @@ class MemberProcesses:
         record = self._records[name]
         if record.timer is not None and not record.ended:
             record.timer = None
-            log = self._runtime.folder / name
-            self.on_unable(name, f"did not come within {self._runtime.spec.start_s:g} s; what it did is in {log}.log.")
+            log = self._runtime.folder / f"{name}.log"
+            self.on_unable(name, f"did not join within {self._runtime.spec.start_s:g} s; see its log, {log}.")
 
     # --- connections
 

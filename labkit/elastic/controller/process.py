@@ -237,7 +237,7 @@ class ControllerProcess:
         event = str(meta.pop("event"))
         if event == "losses":
             version = int(meta["version"])
-            mean = self._losses.told(version, meta["losses"], again="again" in meta)
+            mean = self._losses.add(version, meta["losses"], again="again" in meta)
             if mean is not None:
                 self._events.write("loss", {"version": version, "loss": encoded(mean)}, when=when)
             return

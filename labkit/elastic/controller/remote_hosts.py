@@ -95,7 +95,7 @@ class RemoteHosts:
         members = launcher.lost()
         if not members:
             return
-        why = "its launcher is away for too long" if launcher.seen else "its launcher has not come"
+        why = "its launcher has not reconnected" if launcher.seen else "its launcher has not connected"
         for member in members:
             self._processes.lose(member)
         self._runtime.execute(self._runtime.machine.host_lost(launcher.host, why=why))

@@ -70,7 +70,7 @@ class ResourceUse:
                 raise InputError(f"no '{str(name)[:40]}' to resize; there are {', '.join(sorted(members))}.")
             amounts[name] = Amounts(*given)
         if any(one.memory_gb is None or one.memory_gb > self._short_gb for one in amounts.values()):
-            self._runtime.machine.fed()
+            self._runtime.machine.forgive_shortages()
         self._limits.update(amounts)
         for name in amounts:
             self._send(name)

@@ -21,13 +21,12 @@ from labkit.elastic.controller.checkpoint_schedule import CheckpointSchedule
 from labkit.elastic.controller.command_buffer import CommandBuffer
 from labkit.elastic.controller.controller_state import ControllerState, JobTerms, Member, Reassign
 from labkit.elastic.controller.data_leases import DataLeases
-from labkit.elastic.controller.deaths import Deaths, shortages
 from labkit.elastic.controller.era_start import EraStart
 from labkit.elastic.controller.host_loss import HostLoss
 from labkit.elastic.controller.joining import Joining
 from labkit.elastic.controller.member_loss import MemberLoss
 from labkit.elastic.controller.outcome import JobOutcome
-from labkit.elastic.controller.placement import ROLES, checked, of_role
+from labkit.elastic.controller.placement import first_members
 from labkit.elastic.controller.progress import TrainingProgress
 from labkit.elastic.controller.replication import Replication
 from labkit.elastic.controller.scaling import Scaler
@@ -69,8 +68,6 @@ class Controller:
     """
 
     def __init__(self, terms: JobTerms, *, reassign: Reassign, journal: Journal | None = None) -> None:
-        deaths = Deaths(restarts=terms.restarts, within_s=terms.restarts_within_s)
-        n_short = shortages(terms.restarts_within_s)
         self.job = job = ControllerState(terms)
         self._out = out = CommandBuffer(job)
         self.requests = requests = ScalingQueue(job, out)
@@ -80,45 +77,20 @@ class Controller:
         self._barrier = barrier = WorkerBarrier(job, out)
         self._leases = leases = DataLeases(job, out, outcome, journal=journal)
         self.checkpoints = checkpoints = CheckpointSchedule(job, out, requests, barrier, leases, outcome)
-        self._scaler = scaler = Scaler(
-            job, out, requests, replication, barrier, checkpoints, shards, outcome, reassign
-        )  # fmt: skip
+        self._scaler = scaler = Scaler(job, out, requests, replication, barrier, checkpoints, shards, outcome, reassign)
         self._eras = eras = EraStart(
             job, out, requests, scaler, replication, barrier, checkpoints, shards, leases, reassign
         )
         self._member_loss = loss = MemberLoss(
-            job,
-            out,
-            requests,
-            scaler,
-            replication,
-            shards,
-            barrier,
-            checkpoints,
-            leases,
-            eras,
-            outcome,
-            deaths,
-            n_short,
+            job, out, requests, scaler, replication, shards, barrier, checkpoints, leases, eras, outcome
         )
         self._host_loss = HostLoss(job, out, requests, replication, barrier, loss, eras, outcome)
         self._ownership = ownership = BlockOwnership(job, out, requests, scaler, replication, loss, eras)
         self._joining = Joining(job, out, requests, scaler, replication, checkpoints, loss, eras)
         self._takeover = Takeover(
-            job,
-            out,
-            requests,
-            scaler,
-            replication,
-            barrier,
-            checkpoints,
-            shards,
-            leases,
-            ownership,
-            loss,
-            eras,
+            job, out, requests, scaler, replication, barrier, checkpoints, shards, leases, ownership, loss, eras,
             outcome,
-        )
+        )  # fmt: skip
         self._progress = TrainingProgress(job, out, requests, barrier, checkpoints, shards, leases, eras)
         self._on_report = self._handlers()
 
@@ -163,17 +135,8 @@ class Controller:
         terms = self.job.terms
         if place is None:
             place = {next(iter(terms.sites)): (workers, servers)}
-        seats = checked(place, sites=terms.sites, lost=())
-        for role in ROLES:
-            if sum(of_role(seats, role).values()) < 1:
-                raise InputError(f"a job with {sum(of_role(seats, role).values())} {role}s; expected at least one.")
-        n_servers = sum(of_role(seats, "server").values())
-        if n_servers > len(terms.sizes):
-            raise InputError(f"{n_servers} servers for {len(terms.sizes)} blocks; expected at most one per block.")
-        for role in ROLES:
-            for site, n in of_role(seats, role).items():
-                for _ in range(n):
-                    self._out.launch(role, site)
+        for role, site in first_members(place, sites=terms.sites, n_blocks=len(terms.sizes)):
+            self._out.launch(role, site)
         return self._out.take()
 
     def state(self) -> dict[str, Any]:
@@ -343,7 +306,7 @@ class Controller:
         self._outcome.end(why)
         return self._out.take()
 
-    def fed(self) -> None:
+    def forgive_shortages(self) -> None:
         """Note that members may have more memory than those that ran out of it: earlier shortages no longer count."""
         self._member_loss.shortages.forgive()
 
@@ -406,7 +369,7 @@ class Controller:
         members = job.members.values()
         if job.phase in ("starting", "restoring") and all(m.joined and not m.leaving for m in members):
             self._eras.load()
-        elif job.phase == "taking_over" and all(m.told for m in members if m.came and not m.leaving):
+        elif job.phase == "taking_over" and all(m.reported for m in members if m.ever_joined and not m.leaving):
             self._takeover.resume()
         if job.phase == "training":
             self._scaler.proceed()

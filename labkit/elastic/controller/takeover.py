@@ -61,7 +61,7 @@ class Takeover:
         """Return what `restore` needs, for JSON; members report the progress of training themselves."""
         job = self.job
         return {
-            "members": [[m.name, m.role, m.address, m.leaving, m.site, m.came] for m in job.members.values()],
+            "members": [[m.name, m.role, m.address, m.leaving, m.site, m.ever_joined] for m in job.members.values()],
             "lost": sorted(job.lost),
             "owner": sorted(job.owner.items()), "moves": sorted(job.moves.items()), "era": job.era,
             "phase": job.phase, "saved": self.checkpoints.saved, "deaths": self.member_loss.deaths.state(),
@@ -91,8 +91,8 @@ class Takeover:
 
     def _restore_job(self, state: Mapping[str, Any]) -> None:
         job = self.job
-        for name, role, address, leaving, site, came in state["members"]:
-            job.members[name] = Member(name, role, address, leaving=leaving, site=site, came=came)
+        for name, role, address, leaving, site, ever_joined in state["members"]:
+            job.members[name] = Member(name, role, address, leaving=leaving, site=site, ever_joined=ever_joined)
         job.lost = set(state["lost"])
         job.owner, job.moves = dict(state["owner"]), dict(state["moves"])
         job.era, job.load, job.numbers = state["era"], state.get("load"), dict(state["numbers"])
@@ -110,7 +110,7 @@ class Takeover:
         if job.phase == "taking_over" and int(columns["has"]) > job.era:
             job.era, self._outdated = int(columns["has"]), True
         current = columns["has"] == job.era
-        member.told, member.version = True, int(columns["version"]) if current else 0
+        member.reported, member.version = True, int(columns["version"]) if current else 0
         member.ready = member.begun = current and bool(columns.get("training", True))
         if job.terms.sync:
             job.progress = max(job.progress, member.version)
