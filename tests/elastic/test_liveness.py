@@ -230,15 +230,15 @@ def test_a_client_that_is_gone_before_it_is_answered_does_not_end_the_controller
 def test_a_controller_that_does_not_answer_is_told_by_a_name_and_asked_again_later() -> None:
     with Story("no answer", workers=1, servers=1) as story:
         story.at(2)
-        line = ControllerClient(story.folder, lease=Lease(30.0), ended=threading.Event(), limit_s=0.5)
+        client = ControllerClient(story.folder, lease=Lease(30.0), ended=threading.Event(), limit_s=0.5)
         assert client.ask("status")["phase"] == "training"
         with (
             story.stopped(story.job.pid),
             pytest.raises(NoAnswerError, match=r"not answered 'status' for 0\.5 s: it is"),
         ):
             client.ask("status")
-        until(lambda: _answers(line), "an answer")
-        line.close()
+        until(lambda: _answers(client), "an answer")
+        client.close()
         story.finish()
 
 
