@@ -2,10 +2,10 @@
 
 It is off the path of a step: workers and servers go on without it, and report to the next controller what they have.
 
-The parts, each in its module, share `ControllerState` and `CommandBuffer`. A part is constructed with the parts that it
-calls, so that calls go in one direction, from the last in this list to the first: `ScalingQueue`, `JobOutcome`,
-`Replication`, `ShardAssignment`, `WorkerBarrier`, `DataLeases`, `CheckpointSchedule`, `Scaler`, `EraStart`,
-`MemberLoss`, then `HostLoss`, `BlockOwnership`, `Joining`, `Takeover` and `TrainingProgress`.
+The parts share `ControllerState` and `CommandBuffer`. A part is constructed with the parts that it calls, so that calls
+go in one direction, from the last in this list to the first: `ScalingQueue`, `JobOutcome`, `Replication`,
+`ShardAssignment`, `WorkerBarrier`, `DataLeases`, `CheckpointSchedule`, `Scaler`, `EraStart`, `MemberLoss`; then
+`HostLoss`, `BlockOwnership`, `Joining`, `Takeover` and `TrainingProgress`.
 """
 
 from __future__ import annotations
