@@ -35,6 +35,19 @@ def test_samples_that_kill_three_workers_are_named() -> None:
     assert "worker-2: its process died" in caught.value.what
 
 
+def test_a_job_that_resumes_tries_again_the_samples_that_ended_the_one_before() -> None:
+    some = leases()
+    for worker in "abc":
+        assert some.ask(worker, now_s=0) is not None
+        some.leave(worker, died=True)
+    state = some.state()
+    with pytest.raises(PoisonShardError):  # within a job, after a checkpoint was loaded
+        Leases.restored(state, era=1, n_steps=some.n_steps).ask("d", now_s=0)
+    grant = Leases.restored(state, era=1, n_steps=some.n_steps, forgive=True).ask("d", now_s=0)
+    assert grant is not None
+    assert grant.start == 0
+
+
 def test_who_leaves_as_it_should_or_has_not_begun_blames_no_samples() -> None:
     """Of two leases only the first one was under way."""
     service = leases()
