@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from labkit.core.errors import InputError
-from labkit.elastic.job import Job, Result
+from labkit.elastic.job import Job
+from labkit.elastic.result import Result
 
 _LINE = re.compile(r"(?P<when>\d+(?:\.\d+)?)(?P<unit>s?):(?P<n>[+-]\d+)(?P<what>ps|servers?|workers?)")
 

@@ -11,7 +11,8 @@ from labkit.core.errors import InputError
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from labkit.elastic.job import Job, Result
+    from labkit.elastic.job import Job
+    from labkit.elastic.result import Result
 
 COLUMNS: Final = 64
 QUIET_STEPS: Final = 30

@@ -24,9 +24,9 @@ from labkit.elastic.controller.client import Line
 from labkit.elastic.data import dataset
 from labkit.elastic.errors import NoAnswerError, NotDoneError
 from labkit.elastic.process.fault_injection import InjectedFault, write
-from labkit.elastic.process.launchers import running
-from labkit.elastic.process.member import CONTROLLER
+from labkit.elastic.process.local_members import running
 from labkit.elastic.protocol.messages import FrameKind
+from labkit.elastic.protocol.spec import CONTROLLER
 from labkit.elastic.shards import prove
 from labkit.elastic.transport import Access, Address, Handler, Lease, connect
 from tests.elastic import user

@@ -8,9 +8,9 @@ from typing import Any, Final
 
 from labkit.core.errors import InputError
 from labkit.elastic.errors import NoAnswerError, OverError
-from labkit.elastic.process.member import CONTROLLER
 from labkit.elastic.process.time_limits import LOOK_S, Waking
 from labkit.elastic.protocol.messages import FrameKind
+from labkit.elastic.protocol.spec import CONTROLLER
 from labkit.elastic.transport import (
     Access,
     Address,

@@ -34,9 +34,11 @@ from labkit.elastic.failure import last_line
 from labkit.elastic.process import fault_injection as fault
 from labkit.elastic.process.causes import BY_FORCE, FAILED, NO_MEMORY, OOM_KILLED, of_exit, told
 from labkit.elastic.process.credentials import Credentials, Secrets
-from labkit.elastic.process.launchers import Launcher, LocalLauncher, RemoteLauncher, StartRequest, wait_for_end
+from labkit.elastic.process.launchers import Launcher, StartRequest
 from labkit.elastic.process.limits import Amounts
-from labkit.elastic.process.member import CONTROLLER, PATIENCE_LEASES, SPEC, Spec
+from labkit.elastic.process.local_launcher import LocalLauncher
+from labkit.elastic.process.remote_launcher import RemoteLauncher
+from labkit.elastic.process.time_limits import PATIENCE_LEASES
 from labkit.elastic.process.usage import EVERY_S, Gauge, MemberUsage, UsageReading, heard, readings
 from labkit.elastic.protocol.blocks import TENSOR
 from labkit.elastic.protocol.commands import Command, End, Keep, Load, Note, Over, Start, Tell
@@ -44,6 +46,7 @@ from labkit.elastic.protocol.messages import FrameKind, at, era_and_version
 from labkit.elastic.protocol.network import HOST, NetworkConfig, NetworkMode, Refusals, checked_address, claimed
 from labkit.elastic.protocol.program import FILE as PROGRAM
 from labkit.elastic.protocol.sites import hosts_of, launcher_name
+from labkit.elastic.protocol.spec import CONTROLLER, SPEC, Spec
 from labkit.elastic.server.block import Block
 from labkit.elastic.shards import Record
 from labkit.elastic.transport import (
@@ -61,6 +64,7 @@ from labkit.elastic.transport import (
     TransportError,
 )
 from labkit.oom import is_memory
+from labkit.proc import wait_for_end
 
 PLAN, EVENTS, STATE, LOCK = "plan.json", "events.jsonl", "controller.json", "controller.lock"
 LEASES = "leases.jsonl"

@@ -12,11 +12,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Final
 
 from labkit.elastic.forkserver.order import GO, NETWORK, OF_PYTHON, ForkOrder, ForkRefused, ForkStarted, encode
 from labkit.elastic.forkserver.title import show
+from labkit.proc import stat
 
 CLONE_NEWNET: Final = 0x40000000
 MADE_HERE: Final = ("NUMBA_CACHE_DIR",)
@@ -56,11 +56,8 @@ def _refuse(client: socket.socket, error: BaseException) -> None:
 
 def start_of(pid: int) -> int:
     """Return when a process started, in ticks since the host did; 0 if there is none."""
-    try:
-        said = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
-        return 0
-    return int(said.rpartition(b") ")[2].split()[19])
+    found = stat(pid)
+    return 0 if found is None else found.start
 
 
 def _enter_network(files: Sequence[int]) -> None:

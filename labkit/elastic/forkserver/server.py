@@ -34,6 +34,7 @@ from labkit.elastic.forkserver.order import (
 )
 from labkit.elastic.forkserver.place import clear, early_of, lock_of, locked, uid_of
 from labkit.elastic.forkserver.title import name, show
+from labkit.proc import threads
 
 TITLE: Final = ("labkit-forks",)
 PRELOADED: Final = (
@@ -55,7 +56,7 @@ PRELOADED: Final = (
     "labkit.elastic.data",
     "labkit.elastic.server.optimizers",
     "labkit.elastic.server.kernels",
-    "labkit.elastic.job",
+    "labkit.elastic.job_start",
     "labkit.testbed.run.job_process",
     "labkit.testbed.run.order_socket",
 )
@@ -273,7 +274,7 @@ def _tell(sock: socket.socket, status: int) -> None:
 
 def n_threads() -> int:
     """Return how many threads this process has."""
-    return len(os.listdir("/proc/self/task"))
+    return len(threads(os.getpid()))
 
 
 def preload() -> None:

@@ -25,13 +25,16 @@ from typing import Any
 from labkit.core.errors import InputError
 from labkit.elastic.process.credentials import ADDRESS, CARD, FILE, MEMBERS, unpack
 from labkit.elastic.process.endpoints import Endpoints
-from labkit.elastic.process.launchers import LocalProcesses, StartRequest, running
-from labkit.elastic.process.member import PATIENCE_LEASES, SPEC, Spec
+from labkit.elastic.process.launchers import StartRequest
+from labkit.elastic.process.local_launcher import LocalProcesses
+from labkit.elastic.process.local_members import running
+from labkit.elastic.process.time_limits import PATIENCE_LEASES
 from labkit.elastic.process.usage import EVERY_S, readings, told
 from labkit.elastic.protocol.messages import FrameKind
 from labkit.elastic.protocol.network import HOST
 from labkit.elastic.protocol.program import FILE as PROGRAM
 from labkit.elastic.protocol.sites import NOWHERE_ELSE
+from labkit.elastic.protocol.spec import SPEC, Spec
 from labkit.elastic.transport import Channel, Handler, Lease, Message, TransportError, connect, private_folder
 from labkit.elastic.transport.certificates import write_private
 

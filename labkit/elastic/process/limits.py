@@ -21,13 +21,13 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final, Protocol
 
 from labkit.core.errors import InputError
 from labkit.elastic.process.brake import Brake
 from labkit.elastic.process.control_groups import LEAST_CPUS, Trees, gb, trees_here
 from labkit.elastic.process.usage import GB, resident_bytes
+from labkit.proc import all_pids, is_ours, threads
 
 CHOICE: Final = "LABKIT_LIMITS"
 """Environment variable that names the way."""
@@ -286,11 +286,11 @@ def give(pid: int, cores: Iterable[int]) -> None:
     ProcessLookupError
         If there is no such process.
     """
-    mine, seen = set(cores), set[str]()
-    while new := {path.name for path in Path(f"/proc/{pid}/task").glob("*")} - seen:
+    mine, seen = set(cores), set[int]()
+    while new := threads(pid) - seen:
         for thread in new:
             with contextlib.suppress(ProcessLookupError):
-                os.sched_setaffinity(int(thread), mine)
+                os.sched_setaffinity(thread, mine)
         seen |= new
     if not seen:
         raise ProcessLookupError(f"process {pid} is gone")
@@ -305,11 +305,11 @@ def chosen(n: int, allowed: Iterable[int], *, but: int = 0) -> list[int]:
 def _used(everything: set[int], *, but: int) -> Counter[int]:
     """Return how many processes of this user are limited to each core."""
     used: Counter[int] = Counter()
-    for path in Path("/proc").glob("[0-9]*"):
+    for pid in all_pids():
+        if pid == but or not is_ours(pid):
+            continue
         with contextlib.suppress(OSError):
-            if int(path.name) == but or path.stat().st_uid != os.getuid():
-                continue
-            theirs = os.sched_getaffinity(int(path.name))
+            theirs = os.sched_getaffinity(pid)
             if len(theirs) < len(everything):
                 used.update(theirs)
     return used

@@ -40,7 +40,7 @@ def gently(do: Callable[[], object], *, nice: int = NICE) -> None:
 
 def get_ready(folder: Path, role: str) -> None:
     """Import what a role needs, and compile (or read from its cache) what updates need."""
-    from labkit.elastic.process.member import Spec
+    from labkit.elastic.protocol.spec import Spec
 
     if role == "server":
         import labkit.elastic.server.server

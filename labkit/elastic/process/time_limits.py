@@ -13,6 +13,10 @@ from labkit.elastic.process.causes import BY_FORCE
 
 LOOK_S: Final = 0.25
 """Seconds between two looks at a limit."""
+PATIENCE_LEASES: Final = 10
+"""Leases for which a process goes on without a controller; then it ends itself."""
+END_LEASES: Final = 2
+"""Leases that a process has to end by itself; then its watchdog kills it."""
 
 
 class Waking:
@@ -45,7 +49,7 @@ class Waking:
 class Watchdog:
     """Ends this process by force when a limit runs out: whatever its other threads are doing.
 
-    A thread of its own, so it cannot act while something holds the interpreter's lock; `launch.end_orphans` can.
+    A thread of its own, so it cannot act while something holds the interpreter's lock; `local_members.end_orphans` can.
 
     Parameters
     ----------
