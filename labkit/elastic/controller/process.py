@@ -46,7 +46,7 @@ from labkit.elastic.protocol.messages import FrameKind, at, era_and_version
 from labkit.elastic.protocol.network import HOST, NetworkConfig, NetworkMode, Refusals, checked_address, claimed
 from labkit.elastic.protocol.program import FILE as PROGRAM
 from labkit.elastic.protocol.sites import hosts_of, launcher_name
-from labkit.elastic.protocol.spec import CONTROLLER, SPEC, Spec
+from labkit.elastic.protocol.spec import CONTROLLER_SOCKET, SPEC, Spec
 from labkit.elastic.server.block import Block
 from labkit.elastic.shards import Record
 from labkit.elastic.transport import (
@@ -181,7 +181,7 @@ class ControllerProcess:
             Over: self._finish, Keep: self._keep,
         }  # fmt: skip
         self.checkpoints = self.spec.checkpoints(folder)
-        (folder / CONTROLLER).unlink(missing_ok=True)  # of a controller that died
+        (folder / CONTROLLER_SOCKET).unlink(missing_ok=True)  # of a controller that died
         self.writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
         self.copies: dict[int, dict[int, Block]] = {}
         self.events = (folder / EVENTS).open("ab", buffering=0)
@@ -240,7 +240,7 @@ class ControllerProcess:
         refused = Refusals(lambda **columns: self.inbox.put(("refused", columns)))
         terms: dict[str, Any] = {"welcome": self._welcome, "lease": self.lease, "refused": refused}
         gate = self.homes.gate(**terms)  # who comes in here may ask for its address
-        here = Listener(Address.parse(f"unix:{folder / CONTROLLER}"), access=Access(), **terms)
+        here = Listener(Address.parse(f"unix:{folder / CONTROLLER_SOCKET}"), access=Access(), **terms)
         self.listeners = [door for door in (here, gate) if door is not None]
 
     def _launchers(self) -> tuple[dict[str, Launcher], dict[str, RemoteLauncher]]:

@@ -42,9 +42,14 @@ class LocalProcesses:
     Parameters
     ----------
     folder : Path
-        In which their homes and logs are.
+        Folder of their homes and logs.
     ended : callable
-        See `Ended`; called in any thread.
+        Takes name and exit code of a member that ended, in any thread: see `Ended`.
+
+    Attributes
+    ----------
+    pids : dict
+        Process numbers by name.
     """
 
     def __init__(self, folder: Path, *, ended: Ended) -> None:
@@ -59,7 +64,7 @@ class LocalProcesses:
         Raises
         ------
         OSError
-            If that cannot be: the machine does not have its cores, the job has no GPU here, no process is left.
+            If it cannot be started: the machine lacks its cores, the job has no GPU here, or no process is left.
         """
         line, device = [sys.executable, "-m", MODULES[order.gently], str(home), order.role, order.name], ""
         if order.site != NOWHERE_ELSE:
@@ -73,14 +78,14 @@ class LocalProcesses:
         return process.pid
 
     def _spawned(self, line: list[str], order: StartRequest, more: Mapping[str, str]) -> LocalProcess:
-        """Start a process: forked from one that has all imports, or else by itself."""
+        """Start a process through the fork server, or else as a new interpreter."""
         env, cores = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", **more}, order.site.cores
         with (self._folder / f"{order.name}.log").open("ab") as log:
             forked = forks.started(line, env=env, log=log, cores=cores, wait=not order.gently)
             return forked or _pinned(cores, lambda: _popen(line, log, env))
 
     def _device(self, site: Site) -> str:
-        """Return the device of a site that the fewest workers of the job have."""
+        """Return the device of a site that has the fewest workers of the job."""
         used = Counter(device for _, device in self._devices.values())
         return min(devices_of(site), key=lambda device: used[device])
 
@@ -98,7 +103,7 @@ class LocalProcesses:
         self._ended(name, OOM_KILLED if for_memory else self._oom.explained(code))
 
     def adopt(self, name: str, pid: int, site: Site) -> None:  # noqa: ARG002
-        """Watch a member that another process had started."""
+        """Watch a member that another process started."""
         self.pids[name] = pid
         found = member_arguments(pid)
         if found is not None:
@@ -111,7 +116,7 @@ class LocalProcesses:
         self._gone(name, UNSEEN)
 
     def kill(self, name: str) -> None:
-        """End a member at once, if it is there."""
+        """Kill a member, if it is there."""
         pid = self.pids.get(name, 0)
         if pid and is_member(pid, self._folder, name):
             with contextlib.suppress(ProcessLookupError):
@@ -127,7 +132,7 @@ def _popen(line: list[str], log: Any, env: Mapping[str, str]) -> subprocess.Pope
 
 
 def _pinned(cores: Sequence[int], start: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
-    """Start a process that has some cores only, from its first moment on."""
+    """Start a process whose affinity is set before its first instruction."""
     if not cores:
         return start()
     done: list[subprocess.Popen[bytes]] = []
@@ -135,7 +140,7 @@ def _pinned(cores: Sequence[int], start: Callable[[], subprocess.Popen[bytes]]) 
 
     def there() -> None:
         try:
-            os.sched_setaffinity(0, cores)  # of this thread, which the process inherits
+            os.sched_setaffinity(0, cores)  # the process inherits that of this thread
             done.append(start())
         except OSError as error:
             what = f"cannot have cores {', '.join(map(str, cores))}" if error.errno == errno.EINVAL else str(error)
@@ -155,9 +160,9 @@ class LocalLauncher(LocalProcesses):
     Parameters
     ----------
     furnish : callable
-        Makes the home of a member, from name and role.
+        Takes name and role, makes the home of a member, and returns it.
     started, ended : callable
-        Told of each beginning, at once, and of each end, in any thread.
+        See `Started` and `Ended`: the first is called before `start` returns, the second in any thread.
     """
 
     def __init__(self, folder: Path, *, furnish: Callable[[str, Role], Path], started: Started, ended: Ended) -> None:

@@ -16,9 +16,9 @@ from labkit.elastic.transport import Channel, TransportError
 
 
 class RemoteLauncher:
-    """Members on another host, through the connection of its launcher: `labkit.elastic.process.host_launcher`.
+    """Members on another host, over the connection of its launcher: `labkit.elastic.process.host_launcher`.
 
-    What is ordered while there is no connection is done as soon as there is one. All methods but `wait` are for the
+    Requests that are made without a connection are sent with the next one. All methods but `wait` must be called in the
     thread of the controller's loop.
 
     Parameters
@@ -26,7 +26,7 @@ class RemoteLauncher:
     host : str
         Name of the machine.
     papers : callable
-        Certificate and key of a member, by name of the file, from its name and role.
+        Takes name and role of a member, and returns its certificate and key, content by name of the file.
     started, ended : callable
         See `Started` and `Ended`.
     """
@@ -37,22 +37,23 @@ class RemoteLauncher:
         self.host, self._papers, self._started, self._ended = host, papers, started, ended
         self.channel: Channel | None = None
         self.turn = 0
-        """Counts connections that began or ended."""
+        """Number of connections that began or ended."""
         self.seen = False
+        """Whether there has been a connection."""
         self._due: dict[str, StartRequest] = {}
-        """Ordered, and not known to run."""
+        """Requested members that are not known to run."""
         self._doomed: set[str] = set()
-        """To be ended as soon as there is a connection."""
+        """Members to kill with the next connection."""
         self._running: dict[str, int] = {}
         self._over: dict[str, threading.Event] = {}
 
     @property
     def busy(self) -> bool:
-        """Whether somebody is known to run there."""
+        """Whether a member is known to run there."""
         return bool(self._running)
 
     def start(self, order: StartRequest) -> None:
-        """Let a member be started."""
+        """Request the start of a member."""
         self._due[order.name], self._over[order.name] = order, threading.Event()
         self._order(order)
 
@@ -61,7 +62,7 @@ class RemoteLauncher:
         self._say({"do": "start", "order": order.told(), "papers": papers})
 
     def adopt(self, name: str, pid: int, site: Site) -> None:
-        """Take on a member that another controller had ordered."""
+        """Take on a member that a former controller requested."""
         self._over[name] = threading.Event()
         if pid:
             self._running[name] = pid
@@ -69,7 +70,7 @@ class RemoteLauncher:
             self._due[name] = StartRequest(name, "worker" if name.startswith("worker") else "server", site)
 
     def kill(self, name: str) -> None:
-        """End a member at once; without a connection, as soon as there is one, or never if it was not started."""
+        """Kill a member, now or with the next connection; if no launcher has ever connected, it counts as ended."""
         if self.channel is not None:
             self._say({"do": "kill", "name": name})
         elif name in self._due and not self.seen:
@@ -78,25 +79,25 @@ class RemoteLauncher:
             self._doomed.add(name)
 
     def wait(self, name: str, *, timeout_s: float | None = None) -> bool:
-        """Wait for the end of a member; False if it may still run."""
+        """Wait for the end of a member, in any thread; False if it may still run."""
         over = self._over.get(name)
         return over is None or over.wait(timeout_s)
 
     def end(self) -> None:
-        """Tell the launcher that the job is over."""
+        """Inform the launcher that the job is over."""
         self._say({"do": "over"})
 
     def _say(self, what: dict[str, Any]) -> None:
         if self.channel is not None:
-            with contextlib.suppress(TransportError):  # its end is told soon; then it is said again
+            with contextlib.suppress(TransportError):  # the next connection repeats the request
                 self.channel.send(FrameKind.TELL, meta=what)
 
-    # --- what the launcher says
+    # --- reports of the launcher
 
     def here(self, channel: Channel, running: Mapping[str, int]) -> None:
-        """Take in a launcher that has connected, and tells who runs there: make both agree."""
+        """Note a launcher that has connected, with the members that run there, and reconcile both views."""
         if self.channel is not None and self.channel is not channel:
-            self.end()  # there is one launcher to a host: the newer
+            self.end()  # a host has one launcher: the newer one stays
         self.channel, self.seen = channel, True
         self.turn += 1
         for name, pid in running.items():
@@ -110,7 +111,7 @@ class RemoteLauncher:
             self._order(order)
 
     def started(self, name: str, pid: int) -> None:
-        """Note that a member runs; one that nobody here knows is ended."""
+        """Note that a member runs; kill a member that was not requested."""
         if self._due.pop(name, None) is None and name not in self._running:
             self.kill(name)
             return
@@ -123,7 +124,7 @@ class RemoteLauncher:
             self._gone(name, code)
 
     def away(self, channel: Channel) -> bool:
-        """Note the end of a connection; False if there is another one since."""
+        """Note the end of a connection; False if a newer one has replaced it."""
         if self.channel is not channel:
             return False
         self.channel = None
@@ -131,7 +132,7 @@ class RemoteLauncher:
         return True
 
     def lost(self) -> list[str]:
-        """Give up the host; return the names of its members."""
+        """Forget all members of a lost host; return their names."""
         names = [*self._due, *self._running]
         for name in names:
             self._over.pop(name).set()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from labkit.elastic.checkpoint.store import Checkpoints
 
 SPEC = "job.json"
-CONTROLLER = "controller.sock"
+CONTROLLER_SOCKET = "controller.sock"
 CHECKPOINTS = "checkpoints"
 
 
