@@ -117,8 +117,8 @@ class Job:
             If there is no such site, its host is lost, a role would have no member, or there would be more servers
             than blocks; the job goes on unchanged.
         """
-        seats = {site: list(numbers) for site, numbers in place.items()}
-        answer = self._line.ask("scale", servers=0, workers=0, replace=[], place=seats, strategy=strategy)
+        request = {"servers": 0, "workers": 0, "replace": [], "place": dict(place), "strategy": strategy}
+        answer = self._line.ask("scale", **request)
         return int(answer["scaling"])
 
     def balance(self, *, strategy: str = "handover") -> int:

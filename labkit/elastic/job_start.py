@@ -32,7 +32,7 @@ from labkit.elastic.process.credentials import Credentials, Secrets
 from labkit.elastic.protocol.blocks import BLOCKS, Layout, layout
 from labkit.elastic.protocol.network import NetworkConfig, NetworkMode
 from labkit.elastic.protocol.program import Program, module_paths
-from labkit.elastic.protocol.sites import Site, checked_sites
+from labkit.elastic.protocol.sites import NOWHERE_ELSE, Site, checked_sites
 from labkit.elastic.protocol.spec import Spec
 from labkit.elastic.result import Result
 from labkit.elastic.shards import check_batch
@@ -162,7 +162,7 @@ def start(
     places = checked_sites(sites, network=network, hosts=hosts, devices=devices)
     reach = _checked_network(places, network=network, hosts=hosts, ports=ports)
     seats = _checked_seats(places, place, servers=servers, workers=workers)
-    servers, workers = (sum(of_role(seats, role).values()) for role in ROLES) if seats else (servers, workers)
+    servers, workers = (sum(of_role(seats, role).values()) for role in ROLES)
     check_restarts(restarts, restarts_within_s)
     program = Program(model, data, loss)
     cut = _checked_program(program, batch=batch, n_shards=shards if sync else 1)
@@ -180,9 +180,8 @@ def start(
     if network != NetworkMode.LOCAL:
         spec = replace(spec, scheme=network)
     config = JobConfig(
-        servers=servers, workers=workers, save_every=save_every, standby=standby, parent=os.getpid(),
-        restarts=restarts, restarts_within_s=restarts_within_s,
-        place={site: list(numbers) for site, numbers in seats.items()} or None,
+        place=dict(seats), save_every=save_every, standby=standby, parent=os.getpid(), restarts=restarts,
+        restarts_within_s=restarts_within_s,
     )  # fmt: skip
     return _started(folder, program, spec, config, reach=reach, anyway=resume == ANYWAY)
 
@@ -216,13 +215,11 @@ def _checked_network(
 def _checked_seats(
     sites: Sequence[Site], place: Mapping[str, Sequence[int]] | None, *, servers: int, workers: int
 ) -> JobPlacement:
-    """Return workers and servers of each site at the beginning; empty for a job without sites."""
-    if not sites:
-        if place is not None:
-            raise InputError(f"place {dict(place)} of a job without sites; name its sites, or leave it out.")
-        return {}
+    """Return workers and servers of each site at the beginning; a job without sites has them all on one."""
+    if not sites and place is not None:
+        raise InputError(f"place {dict(place)} of a job without sites; name its sites, or leave it out.")
     if place is None:
-        return {sites[0].name: (workers, servers)}
+        return {(sites[0] if sites else NOWHERE_ELSE).name: (workers, servers)}
     return checked(place, sites={site.name: site.host for site in sites}, lost=())
 
 

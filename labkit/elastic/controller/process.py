@@ -86,14 +86,12 @@ REQUESTS_KNOWN = 64
 class JobConfig:
     """How a job begins."""
 
-    servers: int
-    workers: int
+    place: dict[str, tuple[int, int]]
+    """Workers and servers of each site."""
     save_every: int = 0
     standby: bool = False
     parent: int = 0
     """Process with which the job ends; 0: it goes on by itself."""
-    place: dict[str, list[int]] | None = None
-    """Workers and servers of each site."""
     restarts: int = RESTARTS
     restarts_within_s: float = WITHIN_S
     differs: list[str] = field(default_factory=list)
@@ -334,7 +332,7 @@ class ControllerProcess:
             return
         if plan.differs:
             self._write(now(), "differs", {"from": plan.differs})
-        self._carry_out(self.machine.start(servers=plan.servers, workers=plan.workers, place=plan.place))
+        self._carry_out(self.machine.start(place=plan.place))
 
     def _take_over(self, state: dict[str, Any]) -> None:
         """Go on with the processes of a controller that died; those that are gone have left."""
