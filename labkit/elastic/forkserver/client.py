@@ -89,19 +89,19 @@ class ForkedProcess:
     def settled(self) -> bool:
         """Return, without waiting, whether `code` is final."""
         while not self._settled and select.select([self._sock], [], [], 0)[0]:
-            self._hear()
+            self._receive()
         return self._settled
 
     def wait(self) -> int | None:
         """Wait for its end, and return its `code`."""
         while not self._settled:
-            self._hear()
+            self._receive()
         if self._status is None and self._handle is not None:
             select.select([self._handle], [], [])
         self.close()
         return self.code
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         try:
             data = self._sock.recv(1 << 12)
         except OSError:

@@ -64,7 +64,7 @@ class _Checked:
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
             if not _KINDS[name](value):
-                raise OrderError(f"{name} of {type(self).__name__} is {str(value)[:100]!r}, which is none.")
+                raise OrderError(f"{name} of {type(self).__name__} is {str(value)[:100]!r}; that is not valid.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,10 +150,10 @@ def decode(body: bytes) -> Message:
     try:
         said = json.loads(body)
         if said["version"] != VERSION:
-            raise OrderError(f"a message of version {said['version']!r}; this labkit speaks {VERSION}.")
+            raise OrderError(f"a message of version {said['version']!r}; expected version {VERSION}.")
         return _MESSAGES[said["message"]](**said["columns"])
     except (ValueError, KeyError, TypeError) as error:
-        raise OrderError(f"{body[:100]!r} is no message of a fork server ({type(error).__name__}).") from None
+        raise OrderError(f"{body[:100]!r} is not a message of a fork server ({type(error).__name__}).") from None
 
 
 class OrderFrames:

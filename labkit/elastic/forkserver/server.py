@@ -146,9 +146,9 @@ class ForkServer:
             sock.setblocking(False)
             caller = Caller(sock)
             self._callers[sock.fileno()] = caller
-            self._on(sock, lambda: self._hear(caller))
+            self._on(sock, lambda: self._receive(caller))
 
-    def _hear(self, caller: Caller) -> None:
+    def _receive(self, caller: Caller) -> None:
         self._active_s = time.monotonic()
         try:
             data, files, _, _ = socket.recv_fds(caller.sock, 1 << 16, MOST_FILES)
@@ -229,16 +229,16 @@ class ForkServer:
         if len(self._over) > KEPT:
             self._over.popitem(last=False)
         for sock in child.watchers:
-            _tell(sock, status)
+            _send_end(sock, status)
 
     def _watch(self, caller: Caller, asked: ForkWatch) -> None:
         child = self._children.get(asked.pid)
         if child is not None and child.start == asked.start:
             child.watchers.append(caller.sock)
         elif (status := self._over.get((asked.pid, asked.start))) is not None:
-            _tell(caller.sock, status)
+            _send_end(caller.sock, status)
         else:
-            self._refuse(caller, f"process {asked.pid} is none of this fork server")
+            self._refuse(caller, f"process {asked.pid} was not started by this fork server")
 
     # --- the end
 
@@ -265,7 +265,7 @@ class ForkServer:
             return held
 
 
-def _tell(sock: socket.socket, status: int) -> None:
+def _send_end(sock: socket.socket, status: int) -> None:
     with contextlib.suppress(OSError):  # the client is gone
         sock.setblocking(True)
         sock.sendall(encode(ForkEnded(status)))

@@ -103,7 +103,7 @@ def unpack(raw: bytes, folder: Path) -> None:
                 file = archive.extractfile(card) if card.isfile() else None
                 if file is None or not FILE.fullmatch(card.name):
                     raise InputError(
-                        f"the archive of a launcher's home holds {card.name[:100]!r}, which is none of it."
+                        f"the archive of a launcher's home holds {card.name[:100]!r}, which does not belong there."
                     )
                 write_private(folder / card.name, file.read())
     except tarfile.TarError as error:

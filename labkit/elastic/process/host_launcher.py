@@ -169,7 +169,7 @@ class HostLauncher:
         private_folder(home)
         for name, content in papers.items():
             if not FILE.fullmatch(name):
-                raise InputError(f"a file named '{name[:60]}' for {order.name}, which is none of it.")
+                raise InputError(f"a file named '{name[:60]}' for {order.name}, which does not belong there.")
             write_private(home / name, content.encode())
         for name in (ADDRESS, SPEC, *([PROGRAM] if order.role == "worker" else [])):
             os.link(self.folder / name, home / name)

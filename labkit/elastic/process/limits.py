@@ -57,7 +57,7 @@ class Amounts:
         for name, amount in (("cores", self.cpus), ("GB of memory", self.memory_gb)):
             number = isinstance(amount, int | float) and not isinstance(amount, bool)
             if amount is not None and not (number and 0 < amount < math.inf):
-                raise InputError(f"a process is to have {amount!r} {name}; expected a finite number > 0, or no limit.")
+                raise InputError(f"{amount!r} {name} for a process; expected a finite number > 0, or no limit.")
 
 
 class Limits(Protocol):
@@ -110,9 +110,9 @@ class Affinity:
         unable = self.whole(pid, amounts.cpus)
         if amounts.cpus is not None and amounts.cpus != math.ceil(amounts.cpus):
             n = min(math.ceil(amounts.cpus), len(self.allowed))
-            unable.append(f"{amounts.cpus:g} cores: it has {n}, for affinity gives whole ones")
+            unable.append(f"{amounts.cpus:g} cores: it has {n}, since affinity sets whole cores")
         if amounts.memory_gb is not None:
-            unable.append(f"{amounts.memory_gb:g} GB: memory is not limited here, for want of a control group")
+            unable.append(f"{amounts.memory_gb:g} GB: memory is not limited here: there is no control group")
         return unable
 
     def whole(self, pid: int, cpus: float | None) -> list[str]:
@@ -211,7 +211,7 @@ class Braked(Affinity):
         if amounts.memory_gb is None:
             self._most = None
         elif has is None:
-            unable.append(f"{amounts.memory_gb:g} GB: this host does not tell how much memory a process has")
+            unable.append(f"{amounts.memory_gb:g} GB: the memory of a process is unknown on this host")
         elif room:
             self._most = amounts.memory_gb
             unable.append(f"{amounts.memory_gb:g} GB: not held by the kernel; it ends itself soon after it has more")
