@@ -146,7 +146,7 @@ class MemberProcess:
         while True:
             order = self.orders.get()
             if order["do"] == "stop":
-                self.watchdog.limit(END_LEASES * self.lease.base_s, "it was told to stop")
+                self.watchdog.limit(END_LEASES * self.lease.base_s, "it was ordered to stop")
                 return
             if order["do"] != "alone":
                 self.do(order)
