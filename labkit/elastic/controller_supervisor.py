@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from labkit.core.events import Cause
-from labkit.elastic.controller.process import JobConfig
+from labkit.elastic.controller.job_files import JobConfig
 from labkit.elastic.forkserver import client as forks
 from labkit.elastic.process.causes import FAILED, NO_MEMORY, of_exit
 from labkit.elastic.process.credentials import Secrets

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from labkit.core.errors import InputError, LabkitError
 from labkit.core.events import Cause
-from labkit.elastic.controller.client import Line
-from labkit.elastic.controller.process import EVENTS
+from labkit.elastic.controller.client import ControllerClient
+from labkit.elastic.controller.job_files import EVENTS
 from labkit.elastic.controller_supervisor import ControllerSupervisor
 from labkit.elastic.errors import JobError, NotDoneError, OverError
 from labkit.elastic.event_file import read_events
@@ -59,7 +59,7 @@ class Job:
         self._ended = threading.Event()
         self._failure, self._cause = "", Cause.UNKNOWN
         self._result: Result | None = None
-        self._line = Line(folder, lease=self._lease, ended=self._ended)
+        self._client = ControllerClient(folder, lease=self._lease, ended=self._ended)
         self._controller = ControllerSupervisor(folder, secrets=secrets, ended=self._ended)
 
     @property
@@ -91,7 +91,7 @@ class Job:
             If a role would have no member, or there would be more servers than blocks; the job goes on unchanged.
         """
         replaced = list(replace)
-        self._line.ask("scale", servers=servers, workers=workers, replace=replaced, place=None, strategy=strategy)
+        self._client.ask("scale", servers=servers, workers=workers, replace=replaced, place=None, strategy=strategy)
 
     def place(self, place: Mapping[str, Sequence[int]], *, strategy: str = "handover") -> int:
         """Set the numbers of workers and servers on each site: one scaling that adds, removes and moves members.
@@ -118,7 +118,7 @@ class Job:
             than blocks; the job goes on unchanged.
         """
         request = {"servers": 0, "workers": 0, "replace": [], "place": dict(place), "strategy": strategy}
-        answer = self._line.ask("scale", **request)
+        answer = self._client.ask("scale", **request)
         return int(answer["scaling"])
 
     def balance(self, *, strategy: str = "handover") -> int:
@@ -142,7 +142,7 @@ class Job:
         InputError
             If there is no such strategy; the job goes on unchanged.
         """
-        return int(self._line.ask("balance", strategy=strategy)["scaling"])
+        return int(self._client.ask("balance", strategy=strategy)["scaling"])
 
     def resize(self, amounts: Mapping[str, tuple[float | None, float | None]]) -> None:
         """Give members other cores and memory without a restart.
@@ -163,7 +163,7 @@ class Job:
             If there is no such member, or an amount is not finite and > 0; the job goes on unchanged.
         """
         checked = {name: list(astuple(Amounts(*given))) for name, given in amounts.items()}
-        self._line.ask("resize", amounts=checked)
+        self._client.ask("resize", amounts=checked)
 
     def stop(self, *, save: bool = False) -> None:
         """End the job before its last step.
@@ -177,7 +177,7 @@ class Job:
             Write a checkpoint first, so that no completed step is lost.
         """
         with contextlib.suppress(OverError):
-            self._line.ask("stop", save=save)
+            self._client.ask("stop", save=save)
 
     def delete(self) -> None:
         """End the job, if it still runs, and remove its folder, unless `start` was given that folder.
@@ -186,7 +186,7 @@ class Job:
         """
         if not self._ended.is_set():
             self._end(save=False)
-        self._line.close()
+        self._client.close()
         if not self._keep:
             shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -201,7 +201,7 @@ class Job:
             If the controller does not answer; the job goes on.
         """
         try:
-            return Status.read(self._line.ask("status"))
+            return Status.read(self._client.ask("status"))
         except OverError:
             return Status.at_end(self.events(follow=False))
 
@@ -231,7 +231,7 @@ class Job:
         if host not in others:
             fault = f"host '{host}' is the job's home" if host == home else f"host '{host}' has no site of the job"
             raise InputError(f"{fault}; launchers are for {', '.join(others) or 'jobs with sites on other hosts'}.")
-        self._line.open()  # the controller writes its address before it listens
+        self._client.open()  # the controller writes its address before it listens
         homes = Credentials(self.folder, reach=NetworkConfig(**spec.reach), secrets=self._secrets)
         return homes.archive(launcher_name(host, spec.places.values()), host, files=(SPEC, PROGRAM))
 
@@ -268,7 +268,7 @@ class Job:
             checkpoints = Spec.load(self.folder).checkpoints(self.folder)
             self._failure = failed(self.folder, str(last.get("failure", "")), checkpoints=checkpoints)
             self._cause = read(last.get("cause")) if last.get("failure") else self._controller.cause
-            self._line.close()
+            self._client.close()
         if self._failure:
             raise JobError(self._failure, cause=self._cause)
         return Result(self.folder, self._program.model, events)

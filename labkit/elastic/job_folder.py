@@ -13,7 +13,7 @@ from typing import TextIO
 
 from labkit.core.errors import InputError
 from labkit.elastic.checkpoint.resume import check_resume
-from labkit.elastic.controller.process import EVENTS, LEASES, LOCK, STATE, JobConfig
+from labkit.elastic.controller.job_files import EVENTS, LEASES, LOCK, STATE, JobConfig
 from labkit.elastic.protocol.blocks import Vector, pack
 from labkit.elastic.protocol.program import Program
 from labkit.elastic.protocol.spec import Spec

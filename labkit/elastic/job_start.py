@@ -22,9 +22,9 @@ from labkit.elastic.arguments import (
     checked_folder,
 )
 from labkit.elastic.controller.deaths import check_restarts
+from labkit.elastic.controller.job_files import JobConfig
 from labkit.elastic.controller.losses import STOP
 from labkit.elastic.controller.placement import ROLES, JobPlacement, checked, of_role
-from labkit.elastic.controller.process import JobConfig
 from labkit.elastic.controller.replica_placement import check_standby
 from labkit.elastic.job import Job
 from labkit.elastic.job_folder import fill, job_folder

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
+from labkit.elastic.controller.job_files import LOST_KNOWN
 from labkit.elastic.controller.losses import decoded
-from labkit.elastic.controller.process import LOST_KNOWN
 
 
 class MemberStatus(NamedTuple):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from labkit.elastic.checkpoint.resume import losses_before
-from labkit.elastic.controller.process import records
+from labkit.elastic.controller.job_files import records
 from labkit.elastic.protocol.blocks import unpack
 from labkit.elastic.protocol.spec import Spec
 from labkit.elastic.shards import ShardService
