@@ -29,8 +29,9 @@ class ServerMember(MemberProcess):
     role = "server"
 
     def __init__(self, folder: Path, name: str, site: str = "") -> None:
+        from labkit.elastic.server.arrivals import Arrivals
         from labkit.elastic.server.optimizers import optimizer
-        from labkit.elastic.server.server import Arrivals, ParameterServer
+        from labkit.elastic.server.server import ParameterServer
         from labkit.elastic.transport.shared_arrays import SharedArrayPool
 
         super().__init__(folder, name, site)
@@ -39,7 +40,7 @@ class ServerMember(MemberProcess):
         chosen.init(1)  # compiles the update
         self.server = ParameterServer(
             name, optimizer=chosen, n_shards=spec.n_shards, sync=spec.sync, report=self.report, copy=self._send_copy,
-            shelf=SharedArrayPool() if spec.sync and spec.scheme == Scheme.SHM else None,
+            shared_pool=SharedArrayPool() if spec.sync and spec.scheme == Scheme.SHM else None,
         )  # fmt: skip
         arrivals = partial(Arrivals, self.server, exhausted=self.exhausted, keep=self._keep_share)
         self._arrivals = arrivals(role="server", ended=self.server_closed)
@@ -70,7 +71,7 @@ class ServerMember(MemberProcess):
 
     def connected(self, name: str, channel: Channel) -> None:
         """Note a connection over which blocks can be handed to another server."""
-        self.server.met_server(name, channel, self.connections.addresses[name])
+        self.server.peers.add_server(name, channel, self.connections.addresses[name])
 
     # --- orders of the controller
 
@@ -84,7 +85,7 @@ class ServerMember(MemberProcess):
             self.exhausted(error)
 
     def _install(self, order: Mapping[str, Any]) -> None:
-        self.server.install(order["channel"], order["message"])
+        self.server.handover.install(order["channel"], order["message"])
 
     def _begin_era(self, order: Mapping[str, Any]) -> None:
         self.server.begin_era(order["era"])
@@ -92,22 +93,22 @@ class ServerMember(MemberProcess):
     def _hand_over(self, order: Mapping[str, Any]) -> None:
         moves = {int(block): name for block, name in order["moves"]}
         mine, of = order.get("turn", (0, 1))
-        self.server.hand_over(moves, version=order["version"], turn=(mine, of))
+        self.server.handover.hand_over(moves, version=order["version"], turn=(mine, of))
 
     def _take_back(self, order: Mapping[str, Any]) -> None:
-        self.server.take_back(order["blocks"])
+        self.server.handover.take_back(order["blocks"])
 
     def _follow(self, order: Mapping[str, Any]) -> None:
-        self.server.shadows.follow(order["blocks"])
+        self.server.replicas.follow(order["blocks"])
 
     def _own(self, order: Mapping[str, Any]) -> None:
-        self.server.shadows.own(order["blocks"])
+        self.server.replicas.promote(order["blocks"])
 
     def _unfollow(self, order: Mapping[str, Any]) -> None:
-        self.server.shadows.unfollow(order["blocks"])
+        self.server.replicas.unfollow(order["blocks"])
 
     def _forget(self, order: Mapping[str, Any]) -> None:
-        self.server.forget(order["blocks"])
+        self.server.handover.forget(order["blocks"])
 
     def _meet_server(self, order: Mapping[str, Any]) -> None:
         self.connections.meet(order["name"], order["address"], self._arrivals)
@@ -123,21 +124,21 @@ class ServerMember(MemberProcess):
     def _report_all(self, _: Mapping[str, Any]) -> None:
         """Report the blocks of this server to a new controller."""
         version, era = 0, self.server.era
-        for block, at_version, moves in self.server.owned():
+        for block, at_version, moves in self.server.blocks.owned():
             self.report("owns", block=block, version=at_version, moves=moves, era=era)
             version = max(version, at_version)
-        for block, at_version, moves, owner in self.server.unsettled():
+        for block, at_version, moves, owner in self.server.handover.unconfirmed():
             why = "the controller was away"
             self.report("unsure", block=block, version=at_version, owner=owner, moves=moves, era=era, why=why)
-        for block, owner in self.server.moving():
+        for block, owner in self.server.handover.moving():
             self.report("moving", block=block, owner=owner, era=era)
-        for slot in self.server.slots():
-            self.server.shadows.report_shadow(slot)
+        for slot in self.server.blocks.slots():
+            self.server.replicas.report_replica(slot)
         self.report("here", version=version, has=era)
 
     def _report_each_load(self, order: Mapping[str, Any]) -> None:
         """Report the load of each block, for a request to balance them."""
-        loads = [[block, round(per_s, 1)] for block, per_s in self.server.loads()]
+        loads = [[block, round(per_s, 1)] for block, per_s in self.server.blocks.loads()]
         for i in range(0, max(len(loads), 1), BLOCKS_OF_A_NOTICE):
             last = i + BLOCKS_OF_A_NOTICE >= len(loads)
             columns = {"number": order["number"], "loads": loads[i : i + BLOCKS_OF_A_NOTICE], "last": last}
@@ -165,7 +166,7 @@ class ServerMember(MemberProcess):
         """Report every `loads_every_s` seconds the gradient bytes that came, and the seconds of an update."""
         before, model_bytes = 0, 4 * self.spec.layout.n
         while not self.over.wait(self.spec.loads_every_s):
-            taken = self.server.taken_bytes()
+            taken = self.server.blocks.taken_bytes()
             came = taken - before if taken >= before else taken  # an era begins at 0
             took_s = update_s(self.server.busy.taken_s(), n_bytes=came, model_bytes=model_bytes)
             self.report("served", bytes=came, **({} if took_s is None else {"update_s": took_s}))

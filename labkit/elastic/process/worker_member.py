@@ -51,8 +51,8 @@ class WorkerMember(MemberProcess):
         import torch
 
         from labkit.elastic.protocol.program import Program, find_modules
+        from labkit.elastic.worker.arrivals import FromServers
         from labkit.elastic.worker.forward import SampleLoss
-        from labkit.elastic.worker.synchronous import FromServers
 
         super().__init__(folder, name, site)
         torch.set_num_threads(1)
@@ -139,7 +139,7 @@ class WorkerMember(MemberProcess):
     def joined(self, channel: Channel) -> None:
         """Repeat the newest reports, which the former controller may have missed: without them this one may end it."""
         super().joined(channel)
-        self.worker.retell()
+        self.worker.repeat_losses()
 
     def take(self, order: dict[str, Any]) -> None:
         """Pass orders that concern the steps to the thread that computes, at once; queue the others."""
@@ -147,19 +147,19 @@ class WorkerMember(MemberProcess):
         if do in _QUEUED:  # an answer waits until the new controller is known here
             self.orders.put(order)
             if do == "alone":
-                self.worker.told(order)
+                self.worker.on_order(order)
         elif do == "moved":
-            self.worker.moved(order)
+            self.worker.on_moved(order)
         else:
-            self.worker.told(order)
+            self.worker.on_order(order)
             if do == "stop":
                 self.orders.put(order)
 
     def do(self, order: Mapping[str, Any]) -> None:
         """Carry out one order: connect to a server, change limits, or report the progress to a new controller."""
         if order["do"] == "tell":
-            self.worker.told(dict(order))
-            self.report("here", **self.worker.whereabouts())
+            self.worker.on_order(dict(order))
+            self.report("here", **self.worker.progress())
         elif order["do"] == "resize":
             self.resize(order)
         elif order["do"] == "seek":
@@ -204,4 +204,4 @@ class WorkerMember(MemberProcess):
 
     def _attend(self) -> None:
         self.loop()
-        self.worker.told({"do": "stop"})
+        self.worker.on_order({"do": "stop"})
