@@ -13,9 +13,10 @@ from labkit.core.errors import InputError, LabkitError
 from labkit.core.events import NO_EVENTS, Events
 from labkit.core.jobs import Jobs
 from labkit.core.protocols import Scheduler
+from labkit.experiment.experiment import Experiment
 from labkit.experiment.history import FILE
 from labkit.experiment.opener import ASKED, LEASE_S, Preflight, name_on_hosts
-from labkit.experiment.run import Experiment, ProgressBar
+from labkit.experiment.progress_bar import ProgressBar
 from labkit.experiment.session import Observer
 from labkit.results.record import RunRecord, RunState
 from labkit.results.store import RunWriter, find, load

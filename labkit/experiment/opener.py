@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from labkit.core.errors import InputError
 from labkit.core.jobs import Jobs
 from labkit.core.protocols import Scheduler
+from labkit.experiment.experiment import Experiment
 from labkit.experiment.history import FILE
-from labkit.experiment.run import Experiment
 from labkit.experiment.session import refuse_unfit
 from labkit.results.record import RunInfo
 from labkit.results.store import RunWriter

@@ -9,8 +9,9 @@ import numpy as np
 
 from labkit.core.text import human_s, time_unit
 from labkit.results.bound import BOUND_LABEL, bound_jct_s
+from labkit.results.comparison import labels
 from labkit.results.cost import bills, in_time
-from labkit.results.record import RunRecord, labels
+from labkit.results.record import RunRecord
 from labkit.results.sweeps import keys_of, sweep_differences, sweep_means
 
 if TYPE_CHECKING:

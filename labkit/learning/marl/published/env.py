@@ -10,7 +10,7 @@ import numpy as np
 
 from labkit.core.cluster import Cluster
 from labkit.core.resources import Bools
-from labkit.experiment.run import Experiment
+from labkit.experiment.experiment import Experiment
 from labkit.learning.env import ExperimentOf
 from labkit.learning.marl.published.episode import Episode
 from labkit.learning.marl.published.switches import Published
