@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 from labkit.core.cluster import Cluster, Network
 from labkit.core.errors import InputError, LabkitError, PlacementError, ProfileError, StalledError, TraceError
 from labkit.core.events import EVENT, Cause, EventLog, Events, Kind, Quantity, Role
-from labkit.core.jobs import Job, Jobs
+from labkit.core.job import Job
+from labkit.core.jobs import Jobs
 from labkit.core.placement import Gangs, Placement, Reason, Repair, repairs_of
 from labkit.core.protocols import Backend, Placer, Scheduler, SpeedModel
 from labkit.core.running import Running

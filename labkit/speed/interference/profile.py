@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.core.errors import ProfileError, unknown
-from labkit.core.jobs import told
+from labkit.core.faults import told
 from labkit.core.resources import Bools, Floats
 
 if TYPE_CHECKING:
