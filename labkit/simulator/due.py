@@ -97,6 +97,8 @@ class DueDisturbances:
 
     def next_s(self) -> float:
         """Return when the next of it is due; inf: never."""
+        if not self.any:
+            return np.inf
         truth, due_s = self._truth, float(self._due_s.min())
         if truth.memory is not None:
             due_s = min(due_s, truth.memory.next(truth.records, truth.holding())[0])
