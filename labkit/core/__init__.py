@@ -1,4 +1,4 @@
-"""Nouns and protocols: what a cluster, a job, a snapshot, a placement and an event are, and who offers what."""
+"""Nouns and protocols: what a cluster, a job, a snapshot, a placement and an event are, and what each part offers."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

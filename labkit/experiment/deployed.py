@@ -138,7 +138,7 @@ def attach(
     Raises
     ------
     InputError
-        If it is no run on a testbed, it is over, somebody else writes it, its hosts are others now, or none of them can
+        If it is no run on a testbed, is over, is written by another process, has other hosts now, or none of them can
         be reached; nothing has changed then.
     """
     path = find(run, root=root)

@@ -42,7 +42,7 @@ class Store(Protocol):
 
 
 class InMemory:
-    """Rows that nobody keeps."""
+    """Rows that are not kept."""
 
     def __init__(self) -> None:
         self.rows: dict[str, dict[str, Any]] = {}

@@ -129,7 +129,7 @@ def _aims(records: Sequence[RunRecord]) -> list[str]:
     names, runs = [name for name, _ in whole], [record for _, record in whole]
     told = []
     cost = np.array(bills(runs))
-    if np.ptp(cost) > 0:  # NaN where nobody has prices
+    if np.ptp(cost) > 0:  # NaN where no run has prices
         i, j = int(cost.argmin()), int(cost.argmax())
         told.append(f"Cheapest: {names[i]}, ${cost[i]:,.2f} ({names[j]}: ${cost[j]:,.2f}).")
     met = np.array([in_time(record) for record in runs])

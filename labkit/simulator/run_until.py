@@ -42,7 +42,7 @@ def run_until(  # noqa: C901 - the loop over time, a branch for each thing that 
     counts: Ints, arrival_s: Floats, true_steps: Floats, held: Records, tasks: Records, spare: Ints, free: Floats,
     demand: Floats, others: Ints, out: Events,
 ) -> tuple[int, float, bool, bool]:  # fmt: skip
-    """Let jobs arrive, get ready and complete, until a time, an event or a change of who runs.
+    """Let jobs arrive, get ready and complete, until a time, an event or a change of the running jobs.
 
     Return the events written, the time, and whether an event or a change cut it short. At one moment jobs that get
     ready or complete come first, in order of start, then arrivals. With leases the end of the round is the only event

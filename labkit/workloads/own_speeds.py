@@ -37,7 +37,7 @@ TFLOPS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class TypeSpeeds:
-    """Speeds by type of GPU that somebody gives.
+    """Speeds by type of GPU that a user gives.
 
     Attributes
     ----------

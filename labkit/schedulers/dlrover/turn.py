@@ -65,7 +65,7 @@ class Turn:
 
     @property
     def spare_cores(self) -> float:
-        """Cores that are free and that nobody waits for."""
+        """Cores that are free and that no job waits for."""
         return max(float(self.room.free[:, CPUS].sum()) - self.reserved, 0.0)
 
     def declared(self, job: int) -> tuple[float, float]:

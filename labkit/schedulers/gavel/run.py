@@ -1,4 +1,4 @@
-"""What the mechanism remembers of a run: who is owed how much, and since when."""
+"""What the mechanism remembers of a run: how much is due to each job, and since when."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ class RoundState:
         self.stale = self.stale or news
 
     def decide(self, snapshot: Snapshot) -> Placement:
-        """Return who starts, moves and stops."""
+        """Return which jobs start, move and stop."""
         self._account(snapshot.now_s)
         self.number = snapshot.number
         jobs = snapshot.jobs.number

@@ -21,7 +21,7 @@ from labkit.workloads.readers.tally import Read, Tally
 
 EXPECTED: Final = "what `kubectl get pods --all-namespaces -o json` prints"
 SERVICES: Final = frozenset({"ReplicaSet", "StatefulSet", "DaemonSet", "ReplicationController", "Node"})
-"""Kinds of owners whose pods run until somebody ends them."""
+"""Kinds of owners whose pods run until they are deleted."""
 
 
 def read_kubernetes(path: str | Path, *, cpu_jobs: bool = False) -> Jobs:
