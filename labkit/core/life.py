@@ -179,14 +179,14 @@ class Traits:
         """
         declared: dict[str, Any] = {f.name: getattr(scheduler, f.name, f.default) for f in fields(cls)}
         traits = cls(**declared)
-        who = type(scheduler).__name__.lower()
+        subject = type(scheduler).__name__.lower()
         for name, may_be_none in (("quantum_s", False), ("lease_s", True), ("measure_every_s", True)):
             value = getattr(traits, name)
             if not (_is_positive(value) or (may_be_none and value is None)):
-                raise InputError(f"{who}: {name} is {value!r}; expected seconds > 0{', or None' * may_be_none}.")
+                raise InputError(f"{subject}: {name} is {value!r}; expected seconds > 0{', or None' * may_be_none}.")
         for field in fields(cls):
             if isinstance(field.default, bool) and not isinstance(getattr(traits, field.name), bool | np.bool_):
-                raise InputError(f"{who}: {field.name} is {getattr(traits, field.name)!r}; expected True or False.")
+                raise InputError(f"{subject}: {field.name} is {getattr(traits, field.name)!r}; expected True or False.")
         return traits
 
 

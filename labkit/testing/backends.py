@@ -120,7 +120,7 @@ def _refuses_the_impossible(backend: Backend, snapshot: Snapshot) -> None:
     if len(active) > 1:
         wrong += [
             ("a partner that is not set", Placement.of([job], job=[job], group=[0], partner=[active[1]])),
-            ("a partner that shares with nobody", Placement.of(active[:2], partner=[active[1], -1])),
+            ("a partner that shares with no job", Placement.of(active[:2], partner=[active[1], -1])),
             ("a pair without workers", Placement.of(active[:2], partner=active[1::-1])),
         ]
     for what, placement in wrong:
