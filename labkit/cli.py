@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from labkit import cli_help, cli_new, cli_runs, early, release
+from labkit import cli_help, cli_new, cli_renamed, cli_runs, early, release
 from labkit.cli_data import clusters, schedulers, traces
+from labkit.cli_doctor import doctor
 from labkit.cli_figure import figure
 from labkit.cli_import import traces_import
 from labkit.cli_sweep import sweep
@@ -20,7 +21,7 @@ from labkit.cli_train import train_policy
 from labkit.cli_tune import tune
 from labkit.core.errors import ComparisonError, LabkitError
 from labkit.core.files import refuse_closed, refuse_unwritable
-from labkit.experiment.command import Interference, attach, run
+from labkit.experiment.command import Interference, attach, deploy
 from labkit.experiment.fidelity_command import fidelity
 from labkit.experiment.profile_command import profile, simulate
 from labkit.experiment.train_command import train
@@ -41,7 +42,7 @@ app.command()(tune)
 app.command()(figure)
 app.command()(cli_runs.report)
 app.command()(train_policy)
-app.command()(run)
+app.command()(deploy)
 app.command()(attach)
 app.command()(watch)
 app.command()(fidelity)
@@ -225,7 +226,7 @@ def _compare(
 
     _refuse_unwritable(report, runs)
     records, failed = _all_but_failed(
-        jobs, as_json=as_json, cluster=cluster, schedulers=schedulers, folder=runs, **options
+        jobs, as_json=as_json, cluster=cluster, schedulers=schedulers, runs=runs, **options
     )
     if not as_json:
         print_header(records)
@@ -290,31 +291,7 @@ def command_line(words: list[str]) -> str:
     return shlex.join(["labkit", *words[1:]])
 
 
-@app.command()
-@app.command()
-def doctor(
-    hosts: Annotated[bool, typer.Option("--hosts", help="Examine the hosts of a testbed instead.")] = False,
-    inventory: Annotated[
-        str | None, typer.Argument(help="With --hosts: the file that describes them; else the usual one.")
-    ] = None,
-    torch: Annotated[bool, typer.Option(help="With --hosts: import torch there too, which takes seconds.")] = True,
-) -> None:
-    """Tell what is missing on this machine, or on the hosts of a testbed, and how to get it."""
-    if hosts:
-        from labkit.testbed.doctor.doctor import examine
-        from labkit.testbed.inventory import Inventory
-        from labkit.testbed.ssh.fleet import Fleet
-        from labkit.testbed.terminal import show_examined
-
-        with Fleet(Inventory.read(inventory)) as fleet:
-            raise typer.Exit(0 if show_examined(examine(fleet, torch=torch)) else 1)
-    if inventory is not None:
-        raise typer.BadParameter(f"{inventory} goes with --hosts: labkit doctor --hosts {inventory}")
-    from labkit import doctor as checkup
-
-    raise typer.Exit(checkup.main())
-
-
+app.command()(doctor)
 cli_help.arrange(app)
 
 
@@ -369,6 +346,8 @@ def _refuse_usage(error: Exception) -> NoReturn:
         sys.exit(2)
     context = getattr(error, "ctx", None)
     asked = context.command_path if context else "labkit"
+    option = str(getattr(error, "option_name", ""))
+    said = cli_renamed.option_now(asked, option) or cli_renamed.command_now(said) or said
     _refuse(f"{said}{'' if said.endswith('?') else '.'} See `{asked} --help`.")
 
 

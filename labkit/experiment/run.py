@@ -296,7 +296,7 @@ class Experiment:
         scheduler: Scheduler | str,
         *,
         name: str | None = None,
-        folder: str | Path | None = None,
+        runs: str | Path | None = None,
         progress: bool = False,
         observers: Sequence[Observer] = (),
     ) -> RunRecord:
@@ -308,7 +308,7 @@ class Experiment:
             Or a name that `labkit.schedulers.make` takes.
         name : str, optional
             What to call it in tables and figures.
-        folder : path, optional
+        runs : path, optional
             Where to keep runs, each in a folder of its own that is written while it goes on.
         progress : bool
             Show a progress bar.
@@ -322,15 +322,15 @@ class Experiment:
         """
         scheduler, called = named(scheduler, name)
         if Traits.of(scheduler).ideal:
-            return fluid(self)._run(scheduler, called, folder=folder, progress=progress, observers=observers)
-        return self._run(scheduler, called, folder=folder, progress=progress, observers=observers)
+            return fluid(self)._run(scheduler, called, runs=runs, progress=progress, observers=observers)
+        return self._run(scheduler, called, runs=runs, progress=progress, observers=observers)
 
     def _run(
         self,
         scheduler: Scheduler,
         called: str,
         *,
-        folder: str | Path | None,
+        runs: str | Path | None,
         progress: bool,
         observers: Sequence[Observer],
     ) -> RunRecord:
@@ -341,8 +341,8 @@ class Experiment:
         with ExitStack() as stack:
             if progress:
                 watchers.append(stack.enter_context(ProgressBar(called, total=len(self.jobs))))
-            if folder is not None:
-                writer = RunWriter.create(folder, info=info, jobs=self.jobs, cluster=self.cluster, numbered=True)
+            if runs is not None:
+                writer = RunWriter.create(runs, info=info, jobs=self.jobs, cluster=self.cluster, numbered=True)
                 info, reasons = writer.info, writer.reasons
                 watchers.append(stack.enter_context(writer).append)
             compiled = stack.enter_context(kernel_cache.watched())
@@ -363,7 +363,7 @@ def simulate(
     *,
     cluster: Cluster | str | None = None,
     scheduler: Scheduler | str,
-    folder: str | Path | None = None,
+    runs: str | Path | None = None,
     progress: bool = False,
     **options: Any,
 ) -> RunRecord:
@@ -375,7 +375,7 @@ def simulate(
     >>> simulate(jobs, cluster=no_network(1), scheduler="fifo").summary["mean_jct_s"]
     90.0
     """
-    return Experiment.of(jobs, cluster=cluster, **options).run(scheduler, folder=folder, progress=progress)
+    return Experiment.of(jobs, cluster=cluster, **options).run(scheduler, runs=runs, progress=progress)
 
 
 def compare(
@@ -383,12 +383,12 @@ def compare(
     *,
     cluster: Cluster | str | None = None,
     schedulers: Iterable[Scheduler | str] | str,
-    folder: str | Path | None = None,
+    runs: str | Path | None = None,
     progress: bool = False,
     after_each: Callable[[RunRecord], None] | None = None,
     **options: Any,
 ) -> list[RunRecord]:
-    """Simulate several schedulers on one trace; `labkit.results.compare` makes a table of what comes back.
+    """Simulate several schedulers on one trace; `labkit.results.run_table` makes a table of what comes back.
 
     Raises
     ------
@@ -404,7 +404,7 @@ def compare(
     failed: dict[str, Exception] = {}
     for scheduler in chosen:
         try:
-            record = experiment.run(scheduler, folder=folder, progress=progress)
+            record = experiment.run(scheduler, runs=runs, progress=progress)
         except Exception as error:  # a user's scheduler may raise anything; the others are to be compared all the same
             failed[named(scheduler)[1]] = error
             continue

@@ -13,6 +13,7 @@ import typer
 
 from labkit.core.events import Kind
 from labkit.core.ledger import DONE, HOLDING, WAITING, Ledger
+from labkit.experiment.command import Runs
 from labkit.results import files
 from labkit.results.lock import writer_of
 from labkit.results.record import RunState
@@ -151,8 +152,8 @@ def shown(run: Watched) -> Table:
 
 
 def watch(
-    run: Annotated[str, typer.Argument(help="Folder of a run, or its id under --folder.", metavar="RUN")],
-    folder: Annotated[Path, typer.Option(help="Where runs are kept, each in a folder of its own.")] = Path("runs"),
+    run: Annotated[str, typer.Argument(help="Folder of a run, or its id under --runs.", metavar="RUN")],
+    runs: Runs = Path("runs"),
     once: Annotated[
         bool, typer.Option("--once", help="Show it as it is, and end; as where there is no terminal.")
     ] = False,
@@ -161,7 +162,7 @@ def watch(
     from rich.console import Console
     from rich.live import Live
 
-    seen, console = Watched(find(run, root=folder)), Console()
+    seen, console = Watched(find(run, runs=runs)), Console()
     if not once and sys.stdout.isatty():
         with Live(console=console, auto_refresh=False, transient=True) as live:
             while seen.going:

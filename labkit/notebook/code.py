@@ -56,14 +56,16 @@ class Choice:
         >>> Choice(trace="a b.csv", cluster="demo", scheduler="srtf", seed=1).shell()
         "labkit compare 'a b.csv' --schedulers srtf --cluster demo --seed 1"
         >>> Choice(trace="a.csv", cluster="hosts.toml", scheduler="srtf", machines=True).shell()
-        'labkit run a.csv --scheduler srtf --hosts hosts.toml'
+        'labkit deploy a.csv --scheduler srtf --inventory hosts.toml'
         """
         if not self.trace:
             return "# the command line needs the trace as a file"
         if self.own:
             return "# the command line needs the scheduler as a file in labkit/schedulers"
         if self.machines:
-            return shlex.join(["labkit", "run", self.trace, "--scheduler", self.scheduler, "--hosts", self.cluster])
+            return shlex.join(
+                ["labkit", "deploy", self.trace, "--scheduler", self.scheduler, "--inventory", self.cluster]
+            )
         words = ["labkit", "compare", self.trace, "--schedulers", self.scheduler, "--cluster", self.cluster]
         return shlex.join([*words, "--seed", str(self.seed)])
 

@@ -106,7 +106,7 @@ def live_deploy(
     inventory: Inventory | str | Path | None = None,
     scheduler: Scheduler | str,
     name: str | None = None,
-    folder: str | Path = "runs",
+    runs: str | Path = "runs",
     training: TrainingTable | None = None,
     **options: Any,
 ) -> LiveRun:
@@ -117,7 +117,7 @@ def live_deploy(
     """
     mine = copy.deepcopy(scheduler)
     return _live(
-        Preflight.of(jobs, inventory=inventory, scheduler=mine, name=name, folder=folder, training=training, **options)
+        Preflight.of(jobs, inventory=inventory, scheduler=mine, name=name, runs=runs, training=training, **options)
     )
 
 

@@ -8,7 +8,7 @@ from labkit.results.fidelity import explained, fidelity_summary, gap_parts, job_
 from labkit.results.forwarding import forwarding
 from labkit.results.intervals import gantt, heat_map, time_split, utilisation
 from labkit.results.lanes import lanes
-from labkit.results.metrics import compare, jct_cdf, job_table, summary
+from labkit.results.metrics import jct_cdf, job_table, run_table, summary
 from labkit.results.notes import notes
 from labkit.results.record import RunInfo, RunRecord, RunState, labels
 from labkit.results.rescalings import rescalings
@@ -23,7 +23,6 @@ __all__ = [
     "RunState",
     "RunWriter",
     "cell_table",
-    "compare",
     "explained",
     "fair_share_s",
     "fidelity_summary",
@@ -44,6 +43,7 @@ __all__ = [
     "notes",
     "read_sweep",
     "rescalings",
+    "run_table",
     "stretches",
     "summary",
     "sweep_differences",

@@ -148,7 +148,7 @@ def jct_cdf(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     return pd.concat(curves, ignore_index=True)
 
 
-def compare(records: Sequence[RunRecord]) -> pd.DataFrame:
+def run_table(records: Sequence[RunRecord]) -> pd.DataFrame:
     """Return one row per run, in the order given.
 
     Columns: label, the row of `RunInfo` that tells runs apart, `summary`; n_done (jobs completed), n_trace (jobs of

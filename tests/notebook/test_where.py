@@ -62,7 +62,7 @@ def test_on_machines_the_form_names_hosts_and_offers_neither_seed_nor_pace(bed, 
         f'from labkit.experiment import deploy\n\nrecord = deploy("short.csv", inventory="{bed.hosts_file}", '
         'scheduler="fifo")\nrecord.summary'
     )
-    assert app.choice.shell() == f"labkit run short.csv --scheduler fifo --hosts {bed.hosts_file}"
+    assert app.choice.shell() == f"labkit deploy short.csv --scheduler fifo --inventory {bed.hosts_file}"
     app._form.cluster.value = "nowhere.toml"
     assert app.run is None
     assert "nowhere.toml" in app._controls.error.value
