@@ -15,7 +15,8 @@ from labkit.results.rescalings import rescalings
 from labkit.results.store import RunWriter, free_id, known_runs, load
 from labkit.results.stretches import stretches
 from labkit.results.sweep_folder import read_sweep
-from labkit.results.sweeps import cell_table, sweep_differences, sweep_means
+from labkit.results.sweeps import cell_table, interval, sweep_differences, sweep_means, with_bound
+from labkit.results.tuning import configurations
 
 __all__ = [
     "RunInfo",
@@ -23,6 +24,7 @@ __all__ = [
     "RunState",
     "RunWriter",
     "cell_table",
+    "configurations",
     "explained",
     "fair_share_s",
     "fidelity_summary",
@@ -32,6 +34,7 @@ __all__ = [
     "gantt",
     "gap_parts",
     "heat_map",
+    "interval",
     "jain_index",
     "jct_cdf",
     "job_fidelity",
@@ -50,4 +53,5 @@ __all__ = [
     "sweep_means",
     "time_split",
     "utilisation",
+    "with_bound",
 ]

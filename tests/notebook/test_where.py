@@ -59,7 +59,7 @@ def test_on_machines_the_form_names_hosts_and_offers_neither_seed_nor_pace(bed, 
     assert app._form.cluster.value == str(bed.hosts_file)
     assert app._controls.pause.tooltip == "Make no decisions; jobs train on"
     assert app.choice.python() == (
-        f'from labkit.experiment import deploy\n\nrecord = deploy("short.csv", inventory="{bed.hosts_file}", '
+        f'import labkit\n\nrecord = labkit.deploy("short.csv", inventory="{bed.hosts_file}", '
         'scheduler="fifo")\nrecord.summary'
     )
     assert app.choice.shell() == f"labkit deploy short.csv --scheduler fifo --inventory {bed.hosts_file}"
