@@ -66,9 +66,10 @@ Workload = Annotated[
     ),
 ]  # fmt: skip
 Cluster = Annotated[
-    str,
+    str | None,
     typer.Option(
-        help="A preset (`labkit clusters`), an expression such as 'fat_tree(4)', or hosts.toml.",
+        help="A preset (`labkit clusters`), an expression such as 'fat_tree(4)', or hosts.toml; else the profile's, or "
+        "gavel-36x3.",
         autocompletion=cli_help.clusters,
     ),
 ]
@@ -133,7 +134,11 @@ def compare(
             autocompletion=cli_help.schedulers,
         ),
     ] = DEMO_SCHEDULERS,
-    cluster: Cluster = "gavel-36x3",
+    cluster: Cluster = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option(help="Of a testbed, from `labkit profile`: its hosts, speeds and overheads.", metavar="FILE"),
+    ] = None,
     throughputs: Annotated[
         Path | None,
         typer.Option(
@@ -174,19 +179,22 @@ def compare(
     strict: Annotated[bool, typer.Option("--strict", help="Refuse throughputs that were not measured.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line and scheduler.")] = False,
     report: Annotated[Path | None, typer.Option(help="Write an HTML report to this file.")] = None,
-    runs: Annotated[Path | None, typer.Option(help="Keep the runs, each in a folder of its own, in here.")] = None,
+    runs: Annotated[
+        Path | None, typer.Option(help="Keep the runs, each in a folder of its own, in here.", metavar="FOLDER")
+    ] = None,
 ) -> None:
     """Simulate several schedulers on one trace and compare them."""
+    cluster = "gavel-36x3" if cluster is None and profile is None else cluster
     if seeds is not None:
         from labkit.cli_seeds import compare_on_seeds
 
         _refuse_unwritable(report, runs)
         compare_on_seeds(
-            str(trace), format=format, report=report, runs=runs, command=command_line(sys.argv), cluster=cluster,
+            str(trace), format=format, report=report, runs=runs, command=command_line(sys.argv), cluster=cluster or "",
             schedulers=schedulers, seeds=seeds, against=against, workers=workers, as_json=as_json, speed=speed,
             throughputs=throughputs, strict=strict, interference=interference, load=load, slot_s=slot, first=first,
             start_s=start, restart_s=restart, rescale_s=rescale, overheads=overheads, troubles=troubles,
-            sharding=sharding, left_out={"--checkpoint": checkpoint, "--seed": seed},
+            sharding=sharding, left_out={"--checkpoint": checkpoint, "--seed": seed, "--profile": profile is not None},
         )  # fmt: skip
         return
     if against is not None or workers is not None:
@@ -200,7 +208,13 @@ def compare(
     jobs = jobs_of(trace, seed=seed, format=format)
     jobs = jobs if first is None else jobs.take(np.arange(min(first, len(jobs))))
     jobs = scaled(jobs, load=load) if load != 1 else jobs
-    options: dict[str, Any] = {"speed": speed, "throughputs": throughputs, "strict": strict, "seed": seed}
+    options: dict[str, Any] = {
+        "profile": profile,
+        "speed": speed,
+        "throughputs": throughputs,
+        "strict": strict,
+        "seed": seed,
+    }
     options["interference"] = interference
     options["overheads"] = overheads_of(overheads, start_s=start, restart_s=restart, rescale_s=rescale)
     options |= {"troubles": troubles, "sharding": sharding, "checkpoint_s": checkpoint}
@@ -214,7 +228,7 @@ def compare(
 def _compare(
     jobs: Any,
     *,
-    cluster: str,
+    cluster: str | None,
     schedulers: str,
     report: Path | None,
     command: list[str],
@@ -235,7 +249,10 @@ def _compare(
         from labkit.plots.report import write_report
 
         written = write_report(
-            records, report, title=f"Trace {jobs.name}, cluster {cluster}", command=command_line(command)
+            records,
+            report,
+            title=f"Trace {jobs.name}, cluster {cluster or records[0].cluster.name}",
+            command=command_line(command),
         )
         if not as_json:
             print(f"report: {written.resolve()}")

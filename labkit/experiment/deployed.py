@@ -145,7 +145,7 @@ def attach(
     try:
         record, memory = load(path), SavedState.read(path)
         if record.info.state == RunState.DONE:
-            raise InputError(f"run '{path.name}' is over; labkit report {path} shows it, labkit.results.load reads it.")
+            raise InputError(f"run '{path.name}' is over; labkit report {path} shows it, labkit.load reads it.")
         options.setdefault("history", path.parent / FILE)
         experiment = Experiment.of(record.jobs, cluster=_hosts(memory, record).cluster(), **options)
         made, _ = named(scheduler or record.info.config.get(ASKED) or record.info.scheduler)

@@ -17,7 +17,8 @@ from labkit.experiment.command import AsJson, Runs
 def fidelity(
     run: Annotated[str, typer.Argument(help="Folder of a run, or its id under --runs.", metavar="RUN")],
     profile: Annotated[
-        Path | None, typer.Option(help="Of the testbed, from `labkit profile`, measured before the run.")
+        Path | None,
+        typer.Option(help="Of the testbed, from `labkit profile`, measured before the run.", metavar="FILE"),
     ] = None,
     against: Annotated[
         str | None, typer.Option(help="Compare with this run instead of simulating one.", metavar="RUN")

@@ -18,7 +18,8 @@ def simulate(
     trace: Trace,
     scheduler: Annotated[str, typer.Option(help="A name, with options in brackets: drf(placer=pack).")] = "optimus",
     profile: Annotated[
-        Path | None, typer.Option(help="Of a testbed, from `labkit profile`: its hosts, speeds and overheads.")
+        Path | None,
+        typer.Option(help="Of a testbed, from `labkit profile`: its hosts, speeds and overheads.", metavar="FILE"),
     ] = None,
     cluster: Annotated[
         str | None, typer.Option(help="Another cluster than the profile's: a preset, an expression, or hosts.toml.")

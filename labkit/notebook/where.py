@@ -112,7 +112,7 @@ def live_deploy(
 ) -> LiveRun:
     """Return a run on a testbed that can be watched and steered; begin it with `start`.
 
-    Parameters and errors are those of `labkit.experiment.deploy`. Where the notebook dies, `labkit.experiment.attach`
+    Parameters and errors are those of `labkit.deploy`. Where the notebook dies, `labkit.attach`
     goes on with the run.
     """
     mine = copy.deepcopy(scheduler)

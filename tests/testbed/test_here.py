@@ -124,9 +124,9 @@ def test_the_command_ends_with_its_decisions_and_the_next_run_starts_where_this_
 @pytest.mark.slow
 def test_a_brain_that_is_killed_leaves_its_job_training_and_the_next_one_goes_on_with_it(tmp_path: Path) -> None:
     code = (
-        "from labkit.experiment.auto import auto\n"
-        "from labkit.testbed.run.training import Training\n"
-        f"auto('wide_deep', steps=2500, runs={str(tmp_path)!r}, training=Training(width=0.2, batch=64))"
+        "import labkit\n"
+        "how = labkit.TrainingTable(width=0.2, batch=64)\n"
+        f"labkit.auto('wide_deep', steps=2500, runs={str(tmp_path)!r}, training=how)"
     )
     brain = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     folder = tmp_path / "dlrover-wide-deep-0"
