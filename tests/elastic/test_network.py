@@ -190,10 +190,10 @@ def test_nobody_can_pose_as_another(live: Live, tmp_path: Path, certificate: str
 
 def test_a_client_comes_in_on_this_machine_only(live: Live, tmp_path: Path) -> None:
     access = named(live, "launcher.client", tmp_path / "keys")
-    with pytest.raises(AccessError, match="may not come in by this door"):
+    with pytest.raises(AccessError, match="may not connect over this socket"):
         knock(live.controller, access, hello={"name": "launcher", "role": "client"})
     by_file = Address.parse(f"unix:{live.job.folder / 'controller.sock'}")
-    with pytest.raises(AccessError, match="may not come in by this door"):
+    with pytest.raises(AccessError, match="may not connect over this socket"):
         knock(by_file, Access(), hello={"name": "ps-0", "role": "server"})
 
 
@@ -382,7 +382,7 @@ def test_a_name_counts_only_with_its_certificate_where_there_are_certificates() 
 @pytest.mark.parametrize(
     ("address", "why"),
     [
-        ("unix:/nowhere/ps-7.sock", "nobody answers at unix:/nowhere/ps-7.sock"),
+        ("unix:/nowhere/ps-7.sock", "no process answers at unix:/nowhere/ps-7.sock"),
         ("tcp://127.0.0.1:9", "would send everything in clear"),
         ("tls://127.0.0.1:9", "needs certificates"),
         ("somewhere", "unknown scheme"),

@@ -74,7 +74,7 @@ class TrainingTable:
             With the first model that is not known, and which are.
         """
         from labkit.elastic import models
-        from labkit.elastic.controller.scaling import check_strategy
+        from labkit.elastic.controller.scaling_requests import check_strategy
 
         check_strategy(self.strategy)
         for name in jobs.models:
