@@ -67,7 +67,7 @@ def test_the_bar_does_not_count_a_job_that_was_given_up_as_done():
 def test_the_last_line_says_which_jobs_were_given_up_and_why(record, capsys):
     why = "5 failures without progress in 61 s on h0; the last: host h0: is the disk full?"
     given_up = replace(record, info=replace(record.info, dropped={"c": why}))
-    tell(given_up, folder=Path("runs"), as_json=False)
+    tell(given_up, runs=Path("runs"), as_json=False)
     assert capsys.readouterr().out.endswith(f"; given up: 1 (job c: {why})\n")
-    tell(given_up, folder=Path("runs"), as_json=True)
+    tell(given_up, runs=Path("runs"), as_json=True)
     assert why in capsys.readouterr().out
