@@ -13,13 +13,11 @@ from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError
 from labkit.core.jobs import Jobs
 from labkit.core.resources import GPUS
+from labkit.elastic.controller.placement import JobPlacement
 from labkit.testbed.inventory import Inventory
 
 ROUNDING: Final = 1e-9
 """Of shares of GPUs: three times a third is one."""
-
-JobPlacement = dict[str, tuple[int, int]]
-"""Workers and servers by name of the site."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
