@@ -115,7 +115,7 @@ class JobRequest:
         """
         from pydantic import TypeAdapter, ValidationError
 
-        from labkit.core.jobs import told
+        from labkit.core.faults import told
 
         try:
             wanted = TypeAdapter(cls).validate_json(path.read_bytes())
