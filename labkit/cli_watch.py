@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from labkit.experiment.command import Runs
+
 if TYPE_CHECKING:
     from labkit.live.follow import FollowedRun
 
 
 def watch(
-    run: Annotated[str, typer.Argument(help="Folder of a run, or its id under --folder.", metavar="RUN")],
-    folder: Annotated[Path, typer.Option(help="Where runs are kept, each in a folder of its own.")] = Path("runs"),
+    run: Annotated[str, typer.Argument(help="Folder of a run, or its id under --runs.", metavar="RUN")],
+    runs: Runs = Path("runs"),
     once: Annotated[
         bool, typer.Option("--once", help="Show it as it is, and end; as where there is no terminal.")
     ] = False,
@@ -29,7 +31,7 @@ def watch(
     from labkit.live.terminal import follow, shown
     from labkit.results.store import find
 
-    seen, console = FollowedRun(find(run, root=folder)), Console()
+    seen, console = FollowedRun(find(run, runs=runs)), Console()
     if browser:
         _serve(seen, port=port)
         return

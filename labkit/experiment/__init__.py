@@ -18,12 +18,13 @@ if TYPE_CHECKING:
     from labkit.experiment.session import Session
     from labkit.experiment.speeds import speed_model
     from labkit.experiment.sweeping import sweep
+    from labkit.experiment.tuning import tune
 
 _MODULES = {
     "Cadence": "cadence", "Experiment": "experiment", "Fidelity": "gap", "Grid": "grid", "Session": "session",
     "at_events": "cadence", "attach": "deployed", "compare": "run", "deploy": "deployed", "every_slot": "cadence",
     "fidelity": "gap", "foretell": "gap", "replay": "run", "simulate": "run", "speed_model": "speeds",
-    "sweep": "sweeping",
+    "sweep": "sweeping", "tune": "tuning",
 }  # fmt: skip
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
     "simulate",
     "speed_model",
     "sweep",
+    "tune",
 ]
 
 

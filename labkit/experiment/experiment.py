@@ -306,7 +306,7 @@ class Experiment:
         scheduler: Scheduler | str,
         *,
         name: str | None = None,
-        folder: str | Path | None = None,
+        runs: str | Path | None = None,
         progress: bool = False,
         observers: Sequence[Observer] = (),
     ) -> RunRecord:
@@ -318,7 +318,7 @@ class Experiment:
             Or a name that `labkit.schedulers.make` takes.
         name : str, optional
             What to call it in tables and figures.
-        folder : path, optional
+        runs : path, optional
             Where to keep runs, each in a folder of its own that is written while it goes on.
         progress : bool
             Show a progress bar.
@@ -335,14 +335,14 @@ class Experiment:
         if Traits.of(scheduler).ideal:
             jobs, cluster, speed = fluid(self.jobs, self.cluster, self.speed)
             experiment = replace(self, jobs=jobs, cluster=cluster, speed=speed)
-        return experiment._run(scheduler, called, folder=folder, progress=progress, observers=observers)
+        return experiment._run(scheduler, called, runs=runs, progress=progress, observers=observers)
 
     def _run(
         self,
         scheduler: Scheduler,
         called: str,
         *,
-        folder: str | Path | None,
+        runs: str | Path | None,
         progress: bool,
         observers: Sequence[Observer],
     ) -> RunRecord:
@@ -353,8 +353,8 @@ class Experiment:
         with ExitStack() as stack:
             if progress:
                 watchers.append(stack.enter_context(ProgressBar(called, total=len(self.jobs))))
-            if folder is not None:
-                writer = RunWriter.create(folder, info=info, jobs=self.jobs, cluster=self.cluster, numbered=True)
+            if runs is not None:
+                writer = RunWriter.create(runs, info=info, jobs=self.jobs, cluster=self.cluster, numbered=True)
                 info, reasons = writer.info, writer.reasons
                 watchers.append(stack.enter_context(writer).append)
             compiled = stack.enter_context(kernel_cache.watched())

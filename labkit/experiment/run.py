@@ -25,7 +25,7 @@ def simulate(
     *,
     cluster: Cluster | str | None = None,
     scheduler: Scheduler | str,
-    folder: str | Path | None = None,
+    runs: str | Path | None = None,
     progress: bool = False,
     **options: Any,
 ) -> RunRecord:
@@ -37,7 +37,7 @@ def simulate(
     >>> simulate(jobs, cluster=no_network(1), scheduler="fifo").summary["mean_jct_s"]
     90.0
     """
-    return Experiment.of(jobs, cluster=cluster, **options).run(scheduler, folder=folder, progress=progress)
+    return Experiment.of(jobs, cluster=cluster, **options).run(scheduler, runs=runs, progress=progress)
 
 
 def compare(
@@ -45,12 +45,12 @@ def compare(
     *,
     cluster: Cluster | str | None = None,
     schedulers: Iterable[Scheduler | str] | str,
-    folder: str | Path | None = None,
+    runs: str | Path | None = None,
     progress: bool = False,
     after_each: Callable[[RunRecord], None] | None = None,
     **options: Any,
 ) -> list[RunRecord]:
-    """Simulate several schedulers on one trace; `labkit.results.compare` makes a table of what comes back.
+    """Simulate several schedulers on one trace; `labkit.results.run_table` makes a table of what comes back.
 
     Raises
     ------
@@ -66,7 +66,7 @@ def compare(
     failed: dict[str, Exception] = {}
     for scheduler in chosen:
         try:
-            record = experiment.run(scheduler, folder=folder, progress=progress)
+            record = experiment.run(scheduler, runs=runs, progress=progress)
         except Exception as error:  # a user's scheduler may raise anything; the others are to be compared all the same
             failed[named(scheduler)[1]] = error
             continue

@@ -4,7 +4,7 @@ A metric is a pure function of (events, jobs, cluster) in `metrics`, `intervals`
 sets several records side by side is in `comparison`.
 """
 
-from labkit.results.comparison import compare, labels
+from labkit.results.comparison import labels, run_table
 from labkit.results.fairness import fair_share_s, finish_time_fairness, jain_index
 from labkit.results.fidelity import explained, fidelity_summary, gap_parts, job_fidelity
 from labkit.results.forwarding import forwarding
@@ -17,7 +17,8 @@ from labkit.results.rescalings import rescalings
 from labkit.results.store import RunWriter, free_id, known_runs, load
 from labkit.results.stretches import stretches
 from labkit.results.sweep_folder import read_sweep
-from labkit.results.sweeps import cell_table, sweep_differences, sweep_means
+from labkit.results.sweeps import cell_table, interval, sweep_differences, sweep_means, with_bound
+from labkit.results.tuning import configurations
 
 __all__ = [
     "RunInfo",
@@ -25,7 +26,7 @@ __all__ = [
     "RunState",
     "RunWriter",
     "cell_table",
-    "compare",
+    "configurations",
     "explained",
     "fair_share_s",
     "fidelity_summary",
@@ -35,6 +36,7 @@ __all__ = [
     "gantt",
     "gap_parts",
     "heat_map",
+    "interval",
     "jain_index",
     "jct_cdf",
     "job_fidelity",
@@ -46,10 +48,12 @@ __all__ = [
     "notes",
     "read_sweep",
     "rescalings",
+    "run_table",
     "stretches",
     "summary",
     "sweep_differences",
     "sweep_means",
     "time_split",
     "utilisation",
+    "with_bound",
 ]

@@ -28,7 +28,7 @@ def labels(records: Sequence[RunRecord]) -> list[str]:
     return told if records else []
 
 
-def compare(records: Sequence[RunRecord]) -> pd.DataFrame:
+def run_table(records: Sequence[RunRecord]) -> pd.DataFrame:
     """Return one row per run, in the order given.
 
     Columns: label, the row of `RunInfo` that tells runs apart, `summary`; n_done (jobs completed), n_trace (jobs of

@@ -11,7 +11,7 @@ from typing import Any, Final
 from labkit.elastic.transport.certificates import Authority, Certificates
 from labkit.elastic.transport.folders import private_folder
 from labkit.testbed.errors import FleetError
-from labkit.testbed.install.provision import deploy, python_of
+from labkit.testbed.install.provision import install, python_of
 from labkit.testbed.inventory import Inventory, Machine
 from labkit.testbed.ssh.answers import Answers
 from labkit.testbed.ssh.fleet import Fleet
@@ -45,7 +45,7 @@ def up(
     Parameters
     ----------
     inventory : Inventory
-        The hosts; labkit is brought to them, as by `fab deploy`.
+        The hosts; labkit is brought to them, as by `fab install`.
     folder : path, optional
         Where the address and the caller's own certificate go, for `labkit sweep --dask FOLDER`; by default the folder
         `dask` beside the inventory.
@@ -63,7 +63,7 @@ def up(
     """
     here = _folder(inventory, folder)
     with _lent(inventory, fleet) as hosts:
-        if failed := deploy(hosts).failed:
+        if failed := install(hosts).failed:
             raise FleetError(f"{REFUSED}: " + "; ".join(f"{row.host}: {row.did}" for row in failed))
         _all_ok(hosts.run(lambda machine: _words(machine, "free"), timeout_s=START_S))
         authority = Authority(JOB)

@@ -116,7 +116,7 @@ def is_laptop(inventory: Inventory) -> bool:
 
 
 def gc(fleet: Fleet, *, older_h: float = 24.0, dry_run: bool = False) -> Outcomes:
-    """Remove from hosts what nobody uses: folders of runs that are over, and what deploys before the last one left.
+    """Remove from hosts what nobody uses: folders of runs that are over, and what an earlier install left.
 
     Parameters
     ----------

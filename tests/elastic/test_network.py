@@ -416,6 +416,6 @@ def test_from_the_shell() -> None:
 
     from labkit.cli import app
 
-    line = "train cnn --steps 3 --samples 64 --json --network tls --hosts 127.0.0.1,127.0.0.2"
+    line = "train cnn --steps 3 --samples 64 --json --network tls --addresses 127.0.0.1,127.0.0.2"
     told = json.loads(CliRunner().invoke(app, line.split(), catch_exceptions=False).stdout)
     assert (told["steps"], told["dropped"]) == (3, 0)

@@ -14,7 +14,7 @@ from labkit import cli
 from labkit.core import Jobs
 from labkit.core.resources import amounts
 from labkit.experiment import Experiment, Grid, every_slot, sweep
-from labkit.results import compare, read_sweep
+from labkit.results import read_sweep, run_table
 from labkit.results.bound import BOUND, BOUND_LABEL
 from labkit.results.sweeps import comparison
 from labkit.simulator import Overheads, Variation
@@ -75,7 +75,7 @@ def test_what_is_less_than_ideal_moves_it_to_the_safe_side():
 def test_where_nothing_binds_a_scheduler_reaches_it():
     record = experiment_of(jobs_of([0.0, 130.0]), cadence=every_slot(600)).run("constant(n_ps=2, n_workers=1)")
     assert record.summary["mean_jct_s"] == pytest.approx(record.info.config[BOUND])
-    (row,) = compare([record]).to_dict("records")
+    (row,) = run_table([record]).to_dict("records")
     assert row["times_bound"] == pytest.approx(1.0)
 
 

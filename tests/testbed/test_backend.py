@@ -80,7 +80,7 @@ def on(group: int, job: int = 0, *, workers: int = 1, servers: int = 1) -> Place
 def test_a_trace_runs_to_its_end_and_is_a_record_like_that_of_a_simulation(bed: Inventory, runs: Path) -> None:
     seen: list[int] = []
     record = deploy(
-        jobs_of(3, every_s=0.5), inventory=bed, scheduler="fifo", folder=runs, training=TINY,
+        jobs_of(3, every_s=0.5), inventory=bed, scheduler="fifo", runs=runs, training=TINY,
         observers=[lambda batch: seen.append(len(batch))],
     )  # fmt: skip
     assert record.info.state == RunState.DONE
@@ -265,7 +265,7 @@ def test_a_run_whose_process_is_killed_goes_on_when_another_attaches(bed: Invent
         from test_backend import TINY, jobs_of
         from labkit.experiment import deploy
         def main():
-            deploy(jobs_of(2, steps=400), inventory={str(bed.path)!r}, scheduler="fifo", folder={str(runs)!r},
+            deploy(jobs_of(2, steps=400), inventory={str(bed.path)!r}, scheduler="fifo", runs={str(runs)!r},
                    training=TINY, observers=[lambda rows: print(*rows["kind"].tolist(), flush=True)])
         main()
         """
@@ -294,14 +294,14 @@ def test_a_job_that_cannot_train_here_is_refused_before_anything_starts(bed: Inv
     with pytest.raises(InputError, match="unknown model 'alexnet'"):
         deploy(
             Jobs.of(arrival_s=0, total_steps=10, model="alexnet", duration_s=5), inventory=bed, scheduler="fifo",
-            folder=runs,
+            runs=runs,
         )  # fmt: skip
     assert not runs.exists()
 
 
 def test_a_scheduler_with_leases_is_refused(bed: Inventory, runs: Path) -> None:
     with pytest.raises(InputError, match="leases, which only the simulator has"):
-        deploy(jobs_of(), inventory=bed, scheduler="gavel_las(published=True)", folder=runs)
+        deploy(jobs_of(), inventory=bed, scheduler="gavel_las(published=True)", runs=runs)
     assert not runs.exists()
 
 

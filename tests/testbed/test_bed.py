@@ -15,7 +15,7 @@ import pytest
 
 from labkit.core.errors import InputError
 from labkit.testbed.errors import BedError, LoginError
-from labkit.testbed.install.provision import deploy
+from labkit.testbed.install.provision import install
 from labkit.testbed.laptop import Bed, down, keys
 from labkit.testbed.laptop import bed as module
 from labkit.testbed.laptop.listing import beds, end_bed
@@ -53,7 +53,7 @@ def test_agents_and_their_tasks_end_with_it_and_with_their_host_alone(own_folder
     bed = Bed.up(2, folder=own_folder)
     pids = {}
     with Fleet(bed.inventory) as fleet:
-        deploy(fleet)
+        install(fleet)
         for name in ("h0", "h1"):
             with agent_of(fleet, bed.inventory[name]) as agent:
                 task = agent.start("run", task="t", argv=["sh", "-c", "setsid sleep 1000 & exec sleep 1000"])
@@ -371,7 +371,7 @@ def test_a_bed_that_a_killed_notebook_left_is_found_and_can_be_ended_also_withou
 
 def test_a_killed_or_rebooted_host_has_another_boot_id(own_folder):
     with Bed.up(2, folder=own_folder) as bed, Fleet(bed.inventory) as fleet:
-        deploy(fleet)
+        install(fleet)
 
         def boot(name: str) -> str:
             with agent_of(fleet, bed.inventory[name]) as agent:
@@ -385,7 +385,7 @@ def test_a_killed_or_rebooted_host_has_another_boot_id(own_folder):
         (bed.home("h0") / ".labkit/runs/old").mkdir()
         bed.reboot("h0", keep_files=False)
         assert not (bed.home("h0") / ".labkit").exists()
-        deploy(fleet)
+        install(fleet)
         assert len({before, after, boot("h0")}) == 3
         assert boot("h1") == other
 

@@ -29,7 +29,7 @@ def test_the_brain_configures_a_job_over_ssh_and_tells_why(bed: Inventory, tmp_p
         max_ps=2, worker_demand=amounts(cpus=0.2), ps_demand=amounts(cpus=0.2), sync=False, samples_per_step=128,
     )  # fmt: skip
     training = TrainingTable(width=0.3, batch=128, samples=2048)
-    record = deploy(jobs, inventory=hosts, scheduler=BRAIN, name="brain", folder=tmp_path, training=training)
+    record = deploy(jobs, inventory=hosts, scheduler=BRAIN, name="brain", runs=tmp_path, training=training)
     rows, folder = record.events, tmp_path / record.info.run
     assert rows["value"][rows["kind"] == Kind.COMPLETED].tolist() == [900.0]
     assert not np.isin(rows["kind"], (Kind.FAILED, Kind.DROPPED)).any(), (folder / "notes.txt").read_text()

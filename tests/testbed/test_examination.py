@@ -24,7 +24,7 @@ from labkit.testbed.doctor.findings import (
     of_torch,
 )
 from labkit.testbed.doctor.probe import visit
-from labkit.testbed.install.provision import deploy
+from labkit.testbed.install.provision import install
 from labkit.testbed.inventory import Inventory, Machine
 from labkit.testbed.profiling.links import measure
 from labkit.testbed.ssh.fleet import Fleet
@@ -61,8 +61,8 @@ def test_a_host_that_is_as_the_inventory_says_has_no_fault():
         ("folder", {"mode": 0o755}, Severity.FAULT, "chmod 700 /h/.labkit"),
         ("disk", {"free_gb": 0.1}, Severity.FAULT, "fab gc"),
         ("disk", {"free_gb": 2.0}, Severity.NOTE, "fab gc"),
-        ("labkit", {"deployed": {"hash": "", "python": ""}}, Severity.NOTE, "fab deploy"),
-        ("labkit", {"deployed": {"hash": "fedc", "python": "x"}}, Severity.NOTE, "fab deploy"),
+        ("labkit", {"deployed": {"hash": "", "python": ""}}, Severity.NOTE, "fab install"),
+        ("labkit", {"deployed": {"hash": "fedc", "python": "x"}}, Severity.NOTE, "fab install"),
         ("GPUs", {"gpus": ["V100, 16 GiB, 1"]}, Severity.FAULT, "the inventory says 2"),
         ("GPUs", {"gpus": ["V100, 16 GiB, 1"] * 4}, Severity.NOTE, "left alone"),
         ("cores", {"cores": 4}, Severity.NOTE, "the inventory says 8"),
@@ -124,7 +124,7 @@ def test_torch_that_sees_too_few_gpus_is_a_fault_where_they_are_real():
 
 
 def test_the_laptop_testbed_is_well(fleet):
-    deploy(fleet).checked()
+    install(fleet).checked()
     examined = examine(fleet, torch=False)
     assert examined.ok, examined.findings
     for host in ("h0", "h3"):
@@ -205,14 +205,14 @@ def doctor(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_command_line_ends_with_1_only_where_jobs_cannot_run(bed, tmp_path):
-    done = doctor("--hosts", str(bed.path), "--no-torch")
+    done = doctor("--inventory", str(bed.path), "--no-torch")
     assert done.returncode == 0, done
     assert "Jobs can run on all 4 hosts." in done.stdout
 
     def break_one(content):
         content["hosts"][2]["ssh"]["port"] = 1
 
-    broken = doctor("--hosts", str(hosts_file(tmp_path / "hosts.toml", bed, change=break_one)), "--no-torch")
+    broken = doctor("--inventory", str(hosts_file(tmp_path / "hosts.toml", bed, change=break_one)), "--no-torch")
     assert broken.returncode == 1, broken
     assert re.search(r"fault +h2 +reach: .*cannot be reached", broken.stdout)
     assert "Jobs cannot run on 1 of 4 hosts: h2." in broken.stdout
@@ -221,7 +221,7 @@ def test_the_command_line_ends_with_1_only_where_jobs_cannot_run(bed, tmp_path):
 @pytest.mark.slow
 def test_torch_is_imported_by_the_python_that_jobs_will_have(bed):
     with Fleet(bed.only("h0")) as fleet:
-        deploy(fleet).checked()
+        install(fleet).checked()
         finding = found(examine(fleet), "h0", "torch")
     assert finding.state == Severity.OK
     assert re.match(r"\d+\.\d+", finding.found)

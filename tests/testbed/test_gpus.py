@@ -20,7 +20,7 @@ from labkit.core.resources import amounts
 from labkit.doctor import which
 from labkit.experiment import Session
 from labkit.testbed.agent.errors import AgentRefused
-from labkit.testbed.install.provision import deploy
+from labkit.testbed.install.provision import install
 from labkit.testbed.inventory import Inventory
 from labkit.testbed.laptop import Bed
 from labkit.testbed.run.agents import status
@@ -226,7 +226,7 @@ def test_two_jobs_of_a_run_on_one_host_are_given_different_gpus(driver, dial, ow
         real = replace(machine, folder=str(home), host=replace(machine.host, device_type="fake-9000"))
         inventory = replace(up.inventory, machines=(real,))
         with Fleet(inventory) as fleet:
-            deploy(fleet).checked()
+            install(fleet).checked()
         agent = dial(home, env=driver.environment)  # the one that the run finds there
         with SshBackend(jobs_of(2), inventory, run="two", folder=tmp_path / "run", training=TINY) as backend:
             assert backend.notes == []

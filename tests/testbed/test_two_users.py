@@ -80,7 +80,7 @@ def test_commands_reach_the_own_runs_alone(found: dict[str, Any]) -> None:
             assert not ok
             assert "the folder belongs to somebody else" in did
             assert "name a folder of your own" in hint
-    assert all("Permission denied" in did for _, did, *_ in others["deploy"])
+    assert all("Permission denied" in did for _, did, *_ in others["install"])
     assert others["lines"] == 0
     for ok, did, *_ in found["bob"]["commands"]["ada"]["status"]:
         assert not ok

@@ -250,7 +250,7 @@ def seen(agent: Any) -> list[str]:
 
 
 def cleared(folder: Path, name: str) -> dict[str, Any]:
-    """Clear up after oneself, as `fab gc` and `fab stop --runs` do."""
+    """Clear up after oneself, as `fab gc` and `fab stop --end-runs` do."""
     from labkit.testbed import upkeep
     from labkit.testbed.inventory import Inventory
     from labkit.testbed.run import agents
@@ -446,7 +446,7 @@ def commands(folder: Path) -> dict[str, Any]:
     with Fleet(Inventory.read(folder / "bob-as-ada.toml")) as fleet:
         found["bob-as-ada"] = tried(fleet) | {
             "start": rows(agents.start(fleet)), "stop": rows(agents.stop(fleet, runs=True)),
-            "deploy": rows(provision.deploy(fleet)),
+            "install": rows(provision.install(fleet)),
         }  # fmt: skip
     with Fleet(Inventory.read(folder / "ada.toml")) as fleet:  # with the key of the other user, or none
         found["ada"] = {"status": rows(agents.status(fleet))}

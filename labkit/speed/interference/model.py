@@ -211,7 +211,7 @@ def held_out_error(
     return float(errors.mean())
 
 
-def compare(
+def compare_models(
     profile: pd.DataFrame | InterferenceProfile,
     *,
     models: Iterable[str] = tuple(MODELS),

@@ -21,7 +21,7 @@ from labkit.testbed.agent.wire import now_s
 MB: Final = 1e6
 PR_SET_PDEATHSIG: Final = 1
 MODULES: Final = ("pynvml", "labkit.testbed.agent._pynvml")
-ABSENT: Final = "Python has no module pynvml (nvidia-ml-py) here: fab deploy brings it where this side has it"
+ABSENT: Final = "Python has no module pynvml (nvidia-ml-py) here: fab install brings it where this side has it"
 TX, RX = 0, 1
 """Which way, as NVML counts: from the GPU to the host, and back."""
 
@@ -80,7 +80,7 @@ def _processes(those: Any) -> dict[str, float | None]:
 
 
 def module() -> str | None:
-    """Return the name of the module that speaks to the driver: this Python's own, or the one that a deploy brought."""
+    """Return the name of the module that speaks to the driver: this Python's own, or that of an install."""
     for name in MODULES:
         with contextlib.suppress(ValueError):  # a test took it away
             if find_spec(name) is not None:

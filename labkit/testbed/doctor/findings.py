@@ -219,9 +219,9 @@ def _disk(wanted: HostExpectation, facts: Mapping[str, Any]) -> Finding:
 
 def _deployed(wanted: HostExpectation, deployed: Mapping[str, str]) -> Finding:
     if not deployed["hash"]:
-        return Finding(wanted.name, "labkit", Severity.NOTE, "not deployed", "fab deploy")
+        return Finding(wanted.name, "labkit", Severity.NOTE, "not deployed", "fab install")
     if deployed["hash"] != wanted.hash:
-        return Finding(wanted.name, "labkit", Severity.NOTE, f"{deployed['hash'][:8]}, not as here", "fab deploy")
+        return Finding(wanted.name, "labkit", Severity.NOTE, f"{deployed['hash'][:8]}, not as here", "fab install")
     return Finding(wanted.name, "labkit", Severity.OK, f"{deployed['hash'][:8]}, as here")
 
 
@@ -288,7 +288,7 @@ def of_torch(wanted: HostExpectation, said: Mapping[str, Any], *, deployed: bool
     """Return what an import of torch says."""
     if said["error"]:
         state, hint = (Severity.FAULT, "look at what failed; ") if deployed else (Severity.NOTE, "")
-        return Finding(wanted.name, "torch", state, said["error"], hint + "`fab deploy` installs it")
+        return Finding(wanted.name, "torch", state, said["error"], hint + "`fab install` installs it")
     if said["gpus"] < wanted.gpus and not wanted.pretends:
         hint = f"it should see {wanted.gpus}: install a build of torch for this driver"
         return Finding(wanted.name, "torch", Severity.FAULT, f"{said['version']} sees {said['gpus']} GPUs", hint)

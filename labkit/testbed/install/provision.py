@@ -69,7 +69,7 @@ class InstallOrder:
         return [] if self.wheelhouse is None else sorted(self.wheelhouse.glob("*.whl"))
 
 
-def deploy(
+def install(
     fleet: Fleet,
     *,
     wheelhouse: str | Path | None = None,

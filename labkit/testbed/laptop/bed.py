@@ -156,7 +156,7 @@ class Bed:
 
     @property
     def hosts_file(self) -> Path:
-        """Its inventory, for `Inventory.read` and `--hosts`."""
+        """Its inventory, for `Inventory.read` and `--inventory`."""
         return self.plan.hosts_file
 
     @property

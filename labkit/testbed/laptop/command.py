@@ -20,7 +20,7 @@ Folder = Annotated[
 
 @app.command()
 def up(
-    hosts: Annotated[int, typer.Option(help="How many hosts.", min=1, max=64)] = 4,
+    hosts: Annotated[int, typer.Option(help="How many hosts.", min=1, max=64, metavar="N")] = 4,
     folder: Folder = None,
     gpus: Annotated[int, typer.Option(help="GPUs that each host says it has: jobs ask for them.", min=0)] = 1,
     pods: Annotated[int, typer.Option(help="Schedulers among which the hosts are divided.", min=1)] = 1,

@@ -41,7 +41,7 @@ def install(made: str, wheels: str, index: str, requirements: list[Any]) -> dict
         missing = "the wheelhouse lacks something" if wheels else "no index can be reached from there"
         return {
             "error": f"pip could not install what labkit needs (exit {pip.returncode})",
-            "hint": f"read what it said above; if {missing}: `fab deploy --wheelhouse DIR`, or --index URL",
+            "hint": f"read what it said above; if {missing}: `fab install --wheelhouse DIR`, or --index URL",
         }
     return {}
 

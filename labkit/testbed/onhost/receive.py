@@ -21,7 +21,7 @@ from typing import Any
 from labkit.testbed.onhost.frame import send
 
 LAUNCHER = """#!/bin/sh
-# Python with labkit {hash}; made by `fab deploy`.
+# Python with labkit {hash}; made by `fab install`.
 PYTHONSAFEPATH=1 PYTHONPATH={lib}${{PYTHONPATH:+:$PYTHONPATH}}
 export PYTHONSAFEPATH PYTHONPATH
 exec {base} "$@"
@@ -116,7 +116,7 @@ def switch(env: str, hash: str) -> None:
 
 
 def place(folder: str, order: dict[str, Any], fresh: dict[str, Any]) -> None:
-    """Build an environment beside the others and switch to it; what a deploy before left half done goes first."""
+    """Build an environment beside the others and switch to it; what an earlier install left half done goes first."""
     env = os.path.join(folder, "env")
     os.makedirs(env, mode=0o700, exist_ok=True)
     with open(os.path.join(env, ".lock"), "w") as lock:

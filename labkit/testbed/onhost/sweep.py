@@ -1,7 +1,7 @@
 """Remove environments that nobody uses: `sweep.py FOLDER yes|no`, answered by a line of JSON; no: only say which.
 
 What stays: the current one, those that a process of this user runs, and the dependencies of both. Only folders that
-labkit's deploy made are looked at: FOLDER/env/HASH with a manifest, FOLDER/env/base-*, what it left half made, and the
+labkit's install made are looked at: FOLDER/env/HASH with a manifest, FOLDER/env/base-*, what it left half made, and the
 wheelhouse that it copied. What a copy left half done goes too, once its receiver is gone, and checkpoints that were
 brought to a host and not unpacked for a day.
 """
@@ -58,7 +58,7 @@ def used(env: str, names: list[Any]) -> set[str]:
 
 
 def ours(env: str, name: str) -> bool:
-    """Return whether deploy made a folder."""
+    """Return whether an install made a folder."""
     return (
         name.startswith((".making-", "base-"))
         or name == "wheels"

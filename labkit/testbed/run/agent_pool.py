@@ -12,7 +12,7 @@ from labkit.core.errors import InputError, LabkitError
 from labkit.testbed.agent.client import Agent
 from labkit.testbed.agent.errors import AgentError, AgentGone, AgentTimeout
 from labkit.testbed.errors import HostError
-from labkit.testbed.install.provision import deploy
+from labkit.testbed.install.provision import install
 from labkit.testbed.run.agents import NotDeployedError, agent_of
 from labkit.testbed.ssh.fleet import Fleet
 
@@ -82,7 +82,7 @@ class AgentPool:
         """
         failed = {row.host: row.why for row in self.fleet.connect() if not row.ok}
         if not failed and not self.fleet.here:
-            failed = {row.host: row.did for row in deploy(self.fleet).rows if not row.ok}
+            failed = {row.host: row.did for row in install(self.fleet).rows if not row.ok}
         if not failed or some:
             failed |= self.connect(but=failed)
         if some and 0 < len(failed) < len(self._locks):
@@ -91,7 +91,7 @@ class AgentPool:
         elif failed:
             told = "; ".join(f"{host}: {why}" for host, why in failed.items())
             raise InputError(
-                f"{len(failed)} of {len(self._locks)} hosts cannot be used: {told} (labkit doctor --hosts)"
+                f"{len(failed)} of {len(self._locks)} hosts cannot be used: {told} (labkit doctor --testbed)"
             )
 
     def connect(self, *, but: Collection[str] = ()) -> dict[str, str]:
@@ -226,4 +226,4 @@ class AgentPool:
     def _deploy_again(self, host: str) -> str:
         """Bring labkit to a host that has lost it; return why that fails."""
         with Fleet(self.fleet.inventory.only([host])) as alone:
-            return next((row.did for row in deploy(alone).rows if not row.ok), "")
+            return next((row.did for row in install(alone).rows if not row.ok), "")

@@ -69,7 +69,7 @@ def agent_of(fleet: Fleet, machine: Machine, *, start: bool = True, renew: bool 
     except AgentGone:
         exited = dialled[-1].exited if dialled else None
         if exited == NO_PROGRAM:
-            raise NotDeployedError(f"labkit is not on host {machine.name} yet: fab deploy.") from None
+            raise NotDeployedError(f"labkit is not on host {machine.name} yet: fab install.") from None
         if exited == NOT_ALLOWED:
             raise ForeignFolderError(
                 f"{machine.user} may not run {python_of(machine)} on host {machine.name}: "
@@ -112,7 +112,7 @@ def each(
 
 def _told(host: str, error: HostError | AgentError, *, start: bool, needed: bool) -> HostOutcome:
     if isinstance(error, NotDeployedError):
-        return HostOutcome(host, not needed, "labkit is not there", "fab deploy" if needed else "")
+        return HostOutcome(host, not needed, "labkit is not there", "fab install" if needed else "")
     if isinstance(error, ForeignFolderError):
         return HostOutcome(
             host, False, str(error), "name a folder of your own in the inventory: ssh = { folder = ... }"
@@ -122,7 +122,7 @@ def _told(host: str, error: HostError | AgentError, *, start: bool, needed: bool
     if isinstance(error, AgentRefused) and error.kind == "no_agent" and not start:
         return HostOutcome(host, True, NO_AGENT)
     if isinstance(error, AgentRefused) and error.kind == "busy":
-        return HostOutcome(host, False, str(error), "fab stop --runs ends them too")
+        return HostOutcome(host, False, str(error), "fab stop --end-runs ends them too")
     return HostOutcome(host, False, str(error), "its log is agent.log in labkit's folder there")
 
 

@@ -27,7 +27,7 @@ MOST_GB: Final = 16.0
 """Of one host; a host that says it has more is not let fill the disk here."""
 
 
-def fetch(fleet: Fleet, run: str = "", *, folder: str | Path = "runs", most_gb: float = MOST_GB) -> Outcomes:
+def fetch(fleet: Fleet, run: str = "", *, runs: str | Path = "runs", most_gb: float = MOST_GB) -> Outcomes:
     """Copy what a run left on the hosts to the run's folder here, RUN/hosts/HOST, whole or not at all.
 
     Only folders and regular files come, each verified, and only below that folder, whatever a host says.
@@ -38,7 +38,7 @@ def fetch(fleet: Fleet, run: str = "", *, folder: str | Path = "runs", most_gb: 
         The hosts.
     run : str
         Its name, that of its record here will do; by default, and of several, the one that was written to last.
-    folder : str or Path
+    runs : str or Path
         Where runs are kept here.
     most_gb : float
         A host that has more to send is refused.
@@ -59,7 +59,7 @@ def fetch(fleet: Fleet, run: str = "", *, folder: str | Path = "runs", most_gb: 
         raise InputError(f"{error}.") from None
     written, failed = _runs(fleet)
     run = _latest(run, written, silent=bool(failed))
-    target = _home(Path(folder), run) / "hosts" if run else Path(folder)
+    target = _home(Path(runs), run) / "hosts" if run else Path(runs)
 
     def one(machine: Machine) -> HostOutcome:
         if machine.name in failed or not run:
