@@ -10,7 +10,7 @@ import time
 import traceback
 from collections.abc import Callable, Generator
 from dataclasses import replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import traitlets
@@ -24,6 +24,9 @@ from labkit.notebook.board import Board
 from labkit.results import RunInfo, RunRecord, RunState
 from labkit.schedulers import named
 from labkit.simulator import Paced
+
+if TYPE_CHECKING:
+    from labkit.testbed.run.orders import MemberReply
 
 TICK_S: Final = 0.05
 """Traits change at most this often."""
@@ -233,7 +236,7 @@ class LiveRun(traitlets.HasTraits):
             raise InputError("this run was not started; call start() first, e.g. await run.start().")
         return self._thread
 
-    def members(self, job: int = 0) -> list[dict[str, Any]]:
+    def members(self, job: int = 0) -> list[MemberReply]:
         """Return name, role, site, pid and whether it has joined of each process that trains a job on machines.
 
         Raises

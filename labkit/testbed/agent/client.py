@@ -11,12 +11,15 @@ from typing import Any
 from labkit.testbed.agent.errors import AgentRefused, AgentVersion
 from labkit.testbed.agent.link import AgentLink, ByteStream
 from labkit.testbed.agent.shapes import (
+    ClaimedGpus,
     Data,
     Event,
     FileLines,
     FolderRow,
+    GpuAsk,
     Hello,
     HostMeasurement,
+    ListedRun,
     StartedTask,
     named_runs,
     shaped,
@@ -24,7 +27,7 @@ from labkit.testbed.agent.shapes import (
 from labkit.testbed.agent.watching import Subscription
 from labkit.testbed.agent.wire import PROTOCOL
 
-Gpus = int | Sequence[int | str] | Sequence[Mapping[str, Any]]
+Gpus = int | Sequence[int | str] | Sequence[GpuAsk]
 """How many, numbers or identifiers of some, or so many of some: ``[{"n": 1, "of": [0, 1]}]``."""
 
 
@@ -61,11 +64,10 @@ class Agent(AgentLink):
 
     Attributes
     ----------
-    hello : dict
-        What agent and host are: protocol, labkit, build, python, host, pid, boot, folder, cores, memory_mb, gpus,
-        wall_s (its clock, when it answered), boot_s.
-    bridge : dict
-        What the labkit installed there is: protocol, build, python, path.
+    hello : Hello
+        What agent and host are.
+    bridge : Bridge
+        Build, Python and search path of the labkit that is installed there.
 
     Raises
     ------
@@ -75,17 +77,17 @@ class Agent(AgentLink):
 
     def __init__(self, stream: ByteStream, *, timeout_s: float = 20.0) -> None:
         super().__init__(stream, timeout_s=timeout_s)
-        self.hello: dict[str, Any] = {}
         try:
-            self._greet()
+            self.hello = self._greet()
         except BaseException:
             self.close()
             raise
 
-    def _greet(self) -> None:
+    def _greet(self) -> Hello:
         self.begun()
         try:
-            self.hello = shaped(Hello, self.request("hello", protocol=PROTOCOL))
+            hello: Hello = shaped(Hello, self.request("hello", protocol=PROTOCOL))
+            return hello
         except AgentRefused as error:
             if error.kind != "protocol":
                 raise
@@ -114,7 +116,7 @@ class Agent(AgentLink):
             link = AgentLink(dial(), timeout_s=timeout_s)
             restart(link)
         else:
-            if not (renew and agent.outdated and agent.hello["n_clients"] == 1):
+            if not (renew and agent.outdated and agent.hello.n_clients == 1):
                 return agent
             agent.restart()
         return cls(dial(), timeout_s=timeout_s)
@@ -122,7 +124,7 @@ class Agent(AgentLink):
     @property
     def outdated(self) -> bool:
         """Whether another agent is installed there than the one that runs."""
-        return bool(self.hello["build"] != self.bridge["build"])
+        return self.hello.build != self.bridge.build
 
     # --- verbs
 
@@ -139,7 +141,7 @@ class Agent(AgentLink):
         files: Mapping[str, bytes] | None = None,
         nice: int = 0,
         lease_s: float = 600.0,
-    ) -> dict[str, Any]:
+    ) -> StartedTask:
         """Start a task: a process with a folder of its own.
 
         Parameters
@@ -166,26 +168,26 @@ class Agent(AgentLink):
 
         Returns
         -------
-        dict
-            pid, folder.
+        StartedTask
+            Its process and folder.
         """
         sent = {path: {"data": base64.b64encode(data).decode()} for path, data in (files or {}).items()}
-        return dict(
-            shaped(
-                StartedTask,
-                self.request(
-                "start", run=run, task=task, argv=[str(word) for word in argv], env=dict(env or {}),
-                cores=None if cores is None else [int(core) for core in cores],
-                gpus=_listed(gpus), beside=beside, files=sent, nice=nice, lease_s=lease_s,
-            )
-        ))  # fmt: skip
+        answer = self.request(
+            "start", run=run, task=task, argv=[str(word) for word in argv], env=dict(env or {}),
+            cores=None if cores is None else [int(core) for core in cores],
+            gpus=_listed(gpus), beside=beside, files=sent, nice=nice, lease_s=lease_s,
+        )  # fmt: skip
+        started: StartedTask = shaped(StartedTask, answer)
+        return started
 
     def claim(self, run: str, *, task: str, gpus: Gpus, beside: str | None = None) -> dict[str, str]:
         """Give a task that runs other GPUs than it has, as `start` does; return identifiers by number.
 
         Those that it gives back are free once no process of it sees them.
         """
-        return dict(self.request("claim", run=run, task=task, gpus=_listed(gpus), beside=beside)["gpus"])
+        answer = self.request("claim", run=run, task=task, gpus=_listed(gpus), beside=beside)
+        claimed: ClaimedGpus = shaped(ClaimedGpus, answer)
+        return claimed.gpus
 
     def tell(self, run: str, *, task: str, message: Any, timeout_s: float = 30.0) -> Any:
         """Hand a message to a task, and return its answer; one that only begins to listen is waited for."""
@@ -198,31 +200,33 @@ class Agent(AgentLink):
         They are asked by SIGTERM, and killed after `grace_s`. Without `wait`, events tell the end.
         """
         wait_s = grace_s + 15.0 + self._timeout_s
-        said = self.request("stop", run=run, task=task, grace_s=grace_s, wait=wait, wait_s=wait_s)
-        return dict(shaped(dict[str, Any], said))
+        answer = self.request("stop", run=run, task=task, grace_s=grace_s, wait=wait, wait_s=wait_s)
+        ends: dict[str, str] = shaped(dict[str, str], answer)
+        return ends
 
     def renew(self, run: str, *, lease_s: float = 600.0, wait_s: float | None = None) -> None:
         """Let a run go on for so long from now; 0 ends it. `wait_s`: for the answer, if not as long as usual."""
         self.request("renew", run=run, lease_s=lease_s, wait_s=wait_s)
 
-    def list(self, run: str | None = None) -> list[dict[str, Any]]:
-        """Return runs (or one) with their tasks: run, over, over_s, lease_left_s, last_event, tasks by name."""
-        return list(named_runs(self.request("list", run=run)))
+    def list(self, run: str | None = None) -> Sequence[ListedRun]:
+        """Return all runs, or one, with their tasks."""
+        return named_runs(self.request("list", run=run))
 
-    def measure(self, *, pss: bool = False, each: bool = False) -> dict[str, Any]:
-        """Return what host and tasks use now.
+    def measure(self, *, pss: bool = False, each: bool = False) -> HostMeasurement:
+        """Return the resources that host and tasks use now.
 
-        `pss` counts shared memory once, and takes longer; `each` tells the processor seconds of each process too.
+        `pss` counts shared memory once, and takes longer; `each` adds processor seconds and memory of each process.
         """
-        return dict(shaped(HostMeasurement, self.request("measure", pss=pss, each=each)))
+        measurement: HostMeasurement = shaped(HostMeasurement, self.request("measure", pss=pss, each=each))
+        return measurement
 
-    def measuring(self, *, every_s: float = 1.0) -> Subscription[dict[str, Any]]:
-        """Return a measurement each so many seconds, without end."""
+    def measuring(self, *, every_s: float = 1.0) -> Subscription[HostMeasurement]:
+        """Return measurements at an interval, without end."""
         return self.watching(
             "measure", unfold=lambda item: [(0, shaped(HostMeasurement, item))], ahead=8, every_s=every_s
         )
 
-    def watch(self, run: str, *, since: int = 0) -> Subscription[dict[str, Any]]:
+    def watch(self, run: str, *, since: int = 0) -> Subscription[Event]:
         """Return the events of a run after a number, and those to come, until it is over.
 
         `Watching.last` is the number from which to go on after AgentGone: nothing is missed, nothing comes twice.
@@ -238,18 +242,22 @@ class Agent(AgentLink):
 
     def read(self, run: str, *, task: str, file: str, offset: int = 0, n_bytes: int = 1 << 20) -> FilePiece:
         """Return a piece of a file of a task, at most 4 MiB."""
-        said = shaped(Data, self.request("read", run=run, task=task, file=file, offset=offset, n_bytes=n_bytes))
+        answer = self.request("read", run=run, task=task, file=file, offset=offset, n_bytes=n_bytes)
+        piece: Data = shaped(Data, answer)
         try:
-            data = base64.b64decode(said["data"], validate=True)
+            data = base64.b64decode(piece.data, validate=True)
         except ValueError:
             raise AgentRefused(f"what came of {file} is not base64", kind="malformed") from None
         if len(data) > n_bytes:
             raise AgentRefused(f"{len(data)} bytes of {file} came, more than the {n_bytes} asked for", kind="malformed")
-        return FilePiece(said["offset"], data, said["size"])
+        return FilePiece(piece.offset, data, piece.size)
 
-    def gc(self, *, older_s: float = 86400.0, dry_run: bool = False) -> Sequence[dict[str, Any]]:
-        """Remove runs that were over for that long; return run, removed, why, age_s, n_files, n_bytes of each."""
-        return tuple(shaped(list[FolderRow], self.request("gc", older_s=older_s, dry_run=dry_run, wait_s=600.0)))
+    def gc(self, *, older_s: float = 86400.0, dry_run: bool = False) -> Sequence[FolderRow]:
+        """Remove the folders of runs that have been over for `older_s` seconds; return a row for each folder."""
+        rows: Sequence[FolderRow] = shaped(
+            list[FolderRow], self.request("gc", older_s=older_s, dry_run=dry_run, wait_s=600.0)
+        )
+        return rows
 
     def shutdown(self) -> None:
         """End the agent, and wait until it is gone; refused (busy) while anything runs. A bridge starts another one."""
@@ -271,20 +279,20 @@ class Agent(AgentLink):
 def restart(link: AgentLink) -> None:
     """Let an agent become the one that is installed there, whatever protocol it speaks, and end the connection."""
     link.begun()
-    link.request("restart", python=link.bridge.get("python"), path=link.bridge.get("path"), wait_s=60.0)
+    link.request("restart", python=link.bridge.python, path=link.bridge.path, wait_s=60.0)
     link.close()
 
 
-def _events(item: Any) -> list[tuple[int, dict[str, Any]]]:
+def _events(item: Any) -> list[tuple[int, Event]]:
     """Return the events of an item, each with its number."""
-    return [(each["n"], each) for each in shaped(list[Event], item)]
+    return [(event.n, event) for event in shaped(list[Event], item)]
 
 
-def _lines(item: Mapping[str, Any]) -> list[tuple[int, str]]:
+def _lines(item: Any) -> list[tuple[int, str]]:
     """Return the lines of an item, each with the offset of the next one."""
-    item = shaped(FileLines, item)
-    raw = [line.encode(errors="surrogateescape") for line in item["lines"]]
-    ends = [*(item["offset"] + n for n in accumulate(len(line) + 1 for line in raw[:-1])), item["next"]]
+    piece: FileLines = shaped(FileLines, item)
+    raw = [line.encode(errors="surrogateescape") for line in piece.lines]
+    ends = [*(piece.offset + n for n in accumulate(len(line) + 1 for line in raw[:-1])), piece.next]
     return [(end, line.decode(errors="replace")) for end, line in zip(ends, raw, strict=True)]
 
 
@@ -292,4 +300,4 @@ def _listed(gpus: Gpus | None) -> Any:
     """Return GPUs as a request has them."""
     if gpus is None or isinstance(gpus, int):
         return gpus
-    return [dict(each) if isinstance(each, Mapping) else each for each in gpus]
+    return list(gpus)

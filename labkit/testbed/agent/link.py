@@ -60,8 +60,8 @@ class AgentLink:
 
     Attributes
     ----------
-    bridge : dict
-        What the bridge said of itself.
+    bridge : Bridge
+        First line of the bridge.
     """
 
     def __init__(self, stream: ByteStream, *, timeout_s: float) -> None:
@@ -72,7 +72,7 @@ class AgentLink:
         self._waiting: dict[int, _Answer | Subscription[Any]] = {}
         self._gone: AgentError | None = None
         self._began = threading.Event()
-        self.bridge: dict[str, Any] = {}
+        self.bridge = Bridge()
         self._reader = threading.Thread(target=self._read, name="agent-reader", daemon=True)
         self._reader.start()
         self._writer = threading.Thread(target=self._write, name="agent-writer", daemon=True)

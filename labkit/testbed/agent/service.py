@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
@@ -329,7 +329,7 @@ class Service:
             else:
                 request.reply(found)
 
-        aside(self._loop, lambda: sweep.carry_out(self._runs.folder, rows, dry_run=dry_run), done=done)
+        aside(self._loop, lambda: _swept(self._runs.folder, rows, dry_run=dry_run), done=done)
         return Later
 
     def _samples(self, every_s: float) -> Callable[..., dict[str, Any]]:
@@ -348,6 +348,10 @@ class Service:
     def close(self) -> None:
         """End what helps the agent."""
         self._sampler.end()
+
+
+def _swept(folder: Path, rows: list[sweep.SweepRow], *, dry_run: bool) -> list[dict[str, Any]]:
+    return [asdict(row) for row in sweep.carry_out(folder, rows, dry_run=dry_run)]
 
 
 def _check_python(python: str, env: dict[str, str]) -> None:

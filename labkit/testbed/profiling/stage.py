@@ -15,7 +15,7 @@ from labkit.core.jobs import Jobs
 from labkit.testbed.inventory import Inventory
 from labkit.testbed.profiling.gangs import MeasuredKind
 from labkit.testbed.profiling.usage import Look
-from labkit.testbed.run.remote_job import RemoteJob, Tell
+from labkit.testbed.run.remote_job import OnUpdate, RemoteJob
 from labkit.testbed.run.session import TestbedSession
 from labkit.testbed.run.training import TrainingTable
 
@@ -67,12 +67,12 @@ class ProfilingSession:
             stack.callback(self._venue.close)
             self.fleet, self.hosts = self._venue.fleet, self._venue.hosts
             for name in inventory.names:
-                self.machines.setdefault(str(self.hosts.agent(name).hello["machine"]), []).append(name)
+                self.machines.setdefault(self.hosts.agent(name).hello.machine, []).append(name)
             self._stack = stack.pop_all()
 
-    def deployment(self, number: int, *, tell: Tell, hear: Callable[[dict[str, Any]], None]) -> RemoteJob:
+    def deployment(self, number: int, *, on_update: OnUpdate, on_event: Callable[[dict[str, Any]], None]) -> RemoteJob:
         """Return the job of a kind, not started yet."""
-        return self._venue.deployment(number, tell=tell, hear=hear)
+        return self._venue.deployment(number, on_update=on_update, on_event=on_event)
 
     def look(self) -> Look:
         """Return what all hosts use by now."""

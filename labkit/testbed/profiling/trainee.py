@@ -46,21 +46,21 @@ class MeasuredJob:
         self._n_scaled = 0
         self._began = False
         self._failure, self._dropped, self._over = "", "", False
-        self._deployment = stage.deployment(number, tell=self._told, hear=self._heard)
+        self._deployment = stage.deployment(number, on_update=self._take_update, on_event=self._take_event)
         self.task = self._deployment.task
 
     # --- what it tells, in threads of its deployment
 
-    def _told(self, _: int, told: JobUpdate) -> None:
+    def _take_update(self, _: int, update: JobUpdate) -> None:
         with self._changed:
-            if told.what in ("failed", "ended"):
-                self._failure = told.why or "it failed"
-            elif told.what == "dropped":
-                self._dropped = told.why or "the scaling came to nothing"
-            self._over = self._over or told.what in ("failed", "ended", "stopped", "done")
+            if update.what in ("failed", "ended"):
+                self._failure = update.why or "it failed"
+            elif update.what == "dropped":
+                self._dropped = update.why or "the scaling failed"
+            self._over = self._over or update.what in ("failed", "ended", "stopped", "done")
             self._changed.notify_all()
 
-    def _heard(self, event: dict[str, Any]) -> None:
+    def _take_event(self, event: dict[str, Any]) -> None:
         with self._changed:
             kind = event["event"]
             if kind == "loss":
@@ -83,7 +83,7 @@ class MeasuredJob:
         with self._changed:
             n_before, started = self._n_scaled, self._began
         since = time.monotonic()
-        self._deployment.want(place)
+        self._deployment.set_target(place)
         self._wait(lambda: self._n_scaled > n_before if started else self._began, PATIENCE_S, "it does not train")
         took_s = time.monotonic() - since
         self._wait(lambda: len(self.members) == n_members, PATIENCE_S, "who is to leave does not")
@@ -104,7 +104,7 @@ class MeasuredJob:
 
     def stop(self) -> float:
         """Let it stop, with a checkpoint; return the seconds until it is gone, from its last update on."""
-        self._deployment.want(None)
+        self._deployment.set_target(None)
         self._wait(lambda: self._over, PATIENCE_S, "it does not stop")
         gone_s = time.monotonic()
         with self._changed:

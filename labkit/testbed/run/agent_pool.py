@@ -132,7 +132,7 @@ class AgentPool:
                 raise AgentGone("the run is over here")
             if agent is None:
                 agent = self._agents[host] = agent_of(self.fleet, self.fleet.inventory[host])
-                self._compare(host, str(agent.hello.get("boot", "")))
+                self._compare(host, agent.hello.boot)
             return agent
 
     def _compare(self, host: str, boot: str) -> None:

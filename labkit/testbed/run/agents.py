@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import asdict
 
 from labkit.testbed.agent.client import Agent
 from labkit.testbed.agent.errors import AgentError, AgentGone, AgentRefused
@@ -132,8 +132,8 @@ def start(fleet: Fleet) -> Outcomes:
     def say(_: Machine, agent: Agent) -> HostOutcome:
         hello = agent.hello
         return HostOutcome(
-            str(_.name), True, f"agent {hello['pid']}, labkit {hello['labkit']}, {hello['n_runs']} runs",
-            numbers={"pid": hello["pid"], "runs": hello["n_runs"]},
+            str(_.name), True, f"agent {hello.pid}, labkit {hello.labkit}, {hello.n_runs} runs",
+            numbers={"pid": hello.pid, "runs": hello.n_runs},
         )  # fmt: skip
 
     return each(fleet, say)
@@ -152,7 +152,7 @@ def stop(fleet: Fleet, *, runs: bool | str = False) -> Outcomes:
     """
 
     def end(machine: Machine, agent: Agent) -> HostOutcome:
-        going = [run["run"] for run in agent.list() if not run["over"]]
+        going = [listed.run for listed in agent.list() if not listed.over]
         names = called(runs, going) if isinstance(runs, str) else going if runs else []
         if isinstance(runs, str) and len(names) > 1:
             return HostOutcome(machine.name, False, f"several runs are called {runs}", f"name one: {', '.join(names)}")
@@ -171,23 +171,19 @@ def status(fleet: Fleet) -> Outcomes:
 
     def look(machine: Machine, agent: Agent) -> HostOutcome:
         runs, measured = agent.list(), agent.measure()
-        here = measured["host"]
-        going = [run for run in runs if not run["over"]]
-        tasks = [f"{run['run']}/{name}" for run in going for name, task in run["tasks"].items() if _runs(task)]
+        here = measured.host
+        going = [listed for listed in runs if not listed.over]
+        tasks = [f"{each.run}/{name}" for each in going for name, task in each.tasks.items() if task.phase != "ended"]
         used = (
-            f"{here['cpu_percent'] / 100:.1f} cores, "
-            f"{(here['memory_mb'] - here['free_memory_mb']) / 1e3:.1f} of {here['memory_mb'] / 1e3:.0f} GB"
+            f"{here.cpu_percent / 100:.1f} cores, "
+            f"{(here.memory_mb - here.free_memory_mb) / 1e3:.1f} of {here.memory_mb / 1e3:.0f} GB"
         )
-        gpus = [bool(gpu["held_by"]) for gpu in agent.hello["gpus"]]
+        gpus = [bool(gpu.held_by) for gpu in agent.hello.gpus]
         used += f", {sum(gpus)} of {len(gpus)} GPUs" if gpus else ""
-        told = f"agent {agent.hello['pid']}; {used} in use; {len(tasks)} tasks" + (
+        told = f"agent {agent.hello.pid}; {used} in use; {len(tasks)} tasks" + (
             f": {', '.join(tasks)}" if tasks else ""
         )
-        numbers = {"runs": len(going), "tasks": len(tasks), **{name: float(value) for name, value in here.items()}}
+        numbers = {"runs": len(going), "tasks": len(tasks), **asdict(here)}
         return HostOutcome(machine.name, True, told, numbers=numbers)
 
     return each(fleet, look, start=False, renew=False)
-
-
-def _runs(task: dict[str, Any]) -> bool:
-    return str(task["phase"]) != "ended"

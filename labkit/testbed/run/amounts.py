@@ -13,6 +13,9 @@ from labkit.core.cluster import Cluster
 from labkit.core.resources import Amounts, Ints
 from labkit.testbed.run.training import site_names
 
+MemberLimits = dict[str, tuple[float | None, float | None]]
+"""Member -> most cores and GB; None: no limit."""
+
 
 class Given(NamedTuple):
     """What one task was given; None: as declared, which on machines is no limit."""

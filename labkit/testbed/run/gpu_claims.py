@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from labkit.core.errors import InputError
 from labkit.core.jobs import Jobs
 from labkit.core.resources import GPUS
 from labkit.testbed.agent.errors import AgentError, AgentRefused
+from labkit.testbed.agent.shapes import GpuAsk, Hello
 from labkit.testbed.doctor.findings import other_type
 from labkit.testbed.errors import HostError
 from labkit.testbed.inventory import Inventory, Machine
@@ -24,8 +25,8 @@ BUSY_S: Final = 75.0
 """For those that leave a GPU to be gone; a job that is told to stop has 60 s to save its state."""
 AGAIN_S: Final = 0.25
 
-Asks = list[dict[str, Any]]
-"""So many GPUs of each device group, as the agent takes them."""
+Asks = list[GpuAsk]
+"""A number of GPUs of each device group, as the agent takes them."""
 AsksOf = Callable[[str, JobPlacement], Asks]
 """From a host and a place to what a job needs there."""
 
@@ -144,7 +145,7 @@ def _most(asks: Sequence[Asks]) -> Asks:
     return [{"n": n, "of": list(of)} for of, n in sorted(found.items())]
 
 
-def checked_gpus(machines: Iterable[Machine], hello: Callable[[str], Mapping[str, Any]]) -> list[str]:
+def checked_gpus(machines: Iterable[Machine], hello: Callable[[str], Hello]) -> list[str]:
     """Compare what an inventory says of GPUs with what drivers tell; return what should be known, in sentences.
 
     Parameters
@@ -164,15 +165,15 @@ def checked_gpus(machines: Iterable[Machine], hello: Callable[[str], Mapping[str
         n_wanted = machine.host.real_gpus
         if not n_wanted:
             continue
-        said = hello(machine.name)
-        found = sorted(said["gpus"], key=lambda gpu: int(gpu["index"]))
+        answer = hello(machine.name)
+        found = sorted(answer.gpus, key=lambda gpu: gpu.index)
         if len(found) < n_wanted:
-            why = f" ({said['gpus_absent']})" if said["gpus_absent"] else ""
+            why = f" ({answer.gpus_absent})" if answer.gpus_absent else ""
             faults.append(f"host {machine.name}: the inventory says gpus = {n_wanted}, its driver {len(found)}{why}")
-        for name in dict.fromkeys(str(gpu["name"]) for gpu in found[:n_wanted]):
-            if told := other_type(machine.host.device_type, name):
-                notes.append(f"host {machine.name}: {told}")
-        cut = [str(gpu["index"]) for gpu in found[:n_wanted] if gpu["mig"]]
+        for name in dict.fromkeys(str(gpu.name) for gpu in found[:n_wanted]):
+            if difference := other_type(machine.host.device_type, name):
+                notes.append(f"host {machine.name}: {difference}")
+        cut = [str(gpu.index) for gpu in found[:n_wanted] if gpu.mig]
         if cut:
             notes.append(f"host {machine.name}: GPU {', '.join(cut)} is cut by MIG, so it is not handed out")
     if faults:

@@ -15,7 +15,7 @@ class InboxItem:
     """What came in from a thread, at which second of the run: of a job, of a host (`up`, why), or measurements."""
 
     at_s: float
-    told: JobUpdate | None = None
+    update: JobUpdate | None = None
     job: int = -1
     host: str = ""
     up: bool = True

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from labkit.testbed.agent.client import Agent
 from labkit.testbed.agent.errors import AgentError, AgentGone, AgentRefused
+from labkit.testbed.agent.shapes import ListedRun
 from labkit.testbed.inventory import Machine
 from labkit.testbed.run.agents import each
 from labkit.testbed.run.names import called, no_such
@@ -59,18 +59,18 @@ def logs(
 
     def one(machine: Machine, agent: Agent) -> HostOutcome:
         there = agent.list()
-        known.update(each["run"] for each in there)
+        known.update(listed.run for listed in there)
         found = _run_of(there, run)
         if found is None:
             return HostOutcome(machine.name, True, f"no run {run}" if run else "no run")
-        reader = _Reader(agent, found["run"], lambda line: tell(machine.name, line), lines=lines)
-        wanted = [name for name in found["tasks"] if task in ("", name)]
+        reader = _Reader(agent, found.run, lambda line: tell(machine.name, line), lines=lines)
+        wanted = [name for name in found.tasks if task in ("", name)]
         if follow:
-            reader.follow(wanted, since=found["last_event"], task=task)
+            reader.follow(wanted, since=found.last_event, task=task)
         else:
             for name in wanted:
                 reader.tail(name)
-        return HostOutcome(machine.name, True, _ends(agent, found["run"], task))
+        return HostOutcome(machine.name, True, _ends(agent, found.run, task))
 
     told = each(fleet, one, start=False, renew=False)
     if run and told.ok and not called(run, known):
@@ -78,22 +78,22 @@ def logs(
     return told
 
 
-def _run_of(there: list[dict[str, Any]], run: str) -> dict[str, Any] | None:
-    """Return a run of a host; of several the one that still goes on, or began last."""
-    meant = called(run, (each["run"] for each in there))
-    found = [each for each in there if not run or each["run"] in meant]
-    return max(found, key=lambda each: (not each["over"], _began_s(each)), default=None)
+def _run_of(there: Sequence[ListedRun], run: str) -> ListedRun | None:
+    """Return the run of that name on a host; of several the one that is not over, else the one that began last."""
+    meant = called(run, (listed.run for listed in there))
+    found = [listed for listed in there if not run or listed.run in meant]
+    return max(found, key=lambda listed: (not listed.over, _began_s(listed)), default=None)
 
 
-def _began_s(run: dict[str, Any]) -> float:
-    return max((task["started_s"] for task in run["tasks"].values()), default=0.0)
+def _began_s(listed: ListedRun) -> float:
+    return max((task.started_s or 0.0 for task in listed.tasks.values()), default=0.0)
 
 
 def _ends(agent: Agent, run: str, task: str) -> str:
-    """Say how the tasks of a run are."""
+    """Return how each task of a run ended, or that it runs."""
     (found,) = agent.list(run)
-    told = [f"{name} {each['how'] or each['phase']}" for name, each in found["tasks"].items() if task in ("", name)]
-    return f"{run}: {', '.join(told) or 'no task'}"
+    ends = [f"{name} {each.how or each.phase}" for name, each in found.tasks.items() if task in ("", name)]
+    return f"{run}: {', '.join(ends) or 'no task'}"
 
 
 class _Reader:
@@ -127,8 +127,8 @@ class _Reader:
             waker = threading.Thread(target=self._wait, args=(events.close,), daemon=True)
             waker.start()
             for event in events:
-                if event["kind"] == "started" and task in ("", event["task"]):
-                    self._follow(event["task"])
+                if event.kind == "started" and event.task and task in ("", event.task):
+                    self._follow(event.task)
         waker.join()
 
     def _wait(self, done: Callable[[], None]) -> None:

@@ -50,8 +50,8 @@ class JobUpdate:
         Where a job failed; empty: no host has a part in it.
     own : bool
         Whether a job that failed says itself that it cannot train.
-    life : int
-        Of which start of the job this is told.
+    generation : int
+        Start of the job that this belongs to.
     cause : Cause
         Why, of a failure.
     task : LostTask, optional
@@ -65,7 +65,7 @@ class JobUpdate:
     why: str = ""
     host: str = ""
     own: bool = False
-    life: int = 0
+    generation: int = 0
     cause: Cause = Cause.UNKNOWN
     task: LostTask | None = None
 

@@ -13,7 +13,8 @@ from labkit.testbed.inventory import Inventory
 from labkit.testbed.run.agent_pool import AgentPool, Changed
 from labkit.testbed.run.checkpoint_cache import CheckpointCache
 from labkit.testbed.run.gpu_claims import checked_gpus, parts_of_gpus
-from labkit.testbed.run.remote_job import RemoteJob, Tell
+from labkit.testbed.run.job_request import JobRequest
+from labkit.testbed.run.remote_job import OnUpdate, RemoteJob
 from labkit.testbed.run.this_machine import LocalFleet
 from labkit.testbed.run.training import JobPlacement, TrainingTable, gpus_of, sites_of
 from labkit.testbed.ssh.fleet import Fleet
@@ -85,18 +86,18 @@ class TestbedSession:
         self.hosts.watch()
 
     def deployment(
-        self, number: int, *, tell: Tell, hear: Callable[[dict[str, Any]], None] = lambda _: None
+        self, number: int, *, on_update: OnUpdate, on_event: Callable[[dict[str, Any]], None] = lambda _: None
     ) -> RemoteJob:
-        """Return a job, not started yet; `tell` and `hear` are called as `RemoteJob` says."""
+        """Return a job, not started yet; `on_update` and `on_event` are those of `RemoteJob`."""
         per_worker = float(self.jobs.worker_demand[number, GPUS])
         all_sites = sites_of(self.inventory, self.cluster, home="", on_gpus=per_worker > 0)
 
-        def wanted(home: str, place: JobPlacement) -> dict[str, Any]:
+        def request(home: str, place: JobPlacement) -> JobRequest:
             sites = sites_of(self.inventory, self.cluster, home=home, on_gpus=per_worker > 0)
-            return self.training.wanted(self.jobs, number, sites=sites, place=place)
+            return self.training.request(self.jobs, number, sites=sites, place=place)
 
         made = RemoteJob(
-            number, hosts=self.hosts, backups=self.backups, wanted=wanted, tell=tell, hear=hear,
+            number, hosts=self.hosts, backups=self.backups, request=request, on_update=on_update, on_event=on_event,
             n_steps=self.training.n_steps(self.jobs, number), strategy=self.training.strategy,
             gpus=lambda host, place: gpus_of(all_sites, place, host=host, per_worker=per_worker),
         )  # fmt: skip

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from labkit.elastic.event_quantities import MemberName
-from labkit.testbed.run.amounts import Given
+from labkit.testbed.run.amounts import Given, MemberLimits
 
 Row = tuple[int, str, int]
 """Role, site, and how many tasks."""
@@ -72,16 +72,16 @@ class TaskNumbers:
                 n[role] += 1
         return found
 
-    def amounts(self, tasks: Sequence[Given]) -> dict[str, list[float | None]]:
-        """Return cores and GB by name of the members that are given some; all others have no limits."""
+    def amounts(self, tasks: Sequence[Given]) -> MemberLimits:
+        """Return the limits of members by name; members without a row have none."""
         at: dict[tuple[int, str], int] = defaultdict(int)
-        named: dict[str, list[float | None]] = {}
+        named: MemberLimits = {}
         with self._lock:
             for each in tasks:
                 there, number = self._members[each.role, each.site], at[each.role, each.site]
                 at[each.role, each.site] += 1
                 if number < len(there):
-                    named[str(there[number])] = [each.cpus, each.memory_gb]
+                    named[str(there[number])] = (each.cpus, each.memory_gb)
         return named
 
 

@@ -13,7 +13,10 @@ from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError
 from labkit.core.jobs import Jobs
 from labkit.core.resources import GPUS
+from labkit.elastic.protocol.sites import Site
+from labkit.testbed.agent.shapes import GpuAsk
 from labkit.testbed.inventory import Inventory
+from labkit.testbed.run.job_request import DatasetSpec, JobRequest
 
 ROUNDING: Final = 1e-9
 """Of shares of GPUs: three times a third is one."""
@@ -90,20 +93,16 @@ class TrainingTable:
         """Return the updates that a job makes."""
         return round(float(jobs.true_steps[number]))
 
-    def wanted(
-        self, jobs: Jobs, number: int, *, sites: Sequence[Mapping[str, Any]], place: JobPlacement
-    ) -> dict[str, Any]:
-        """Return a job.json, as `labkit.testbed.run.job_process` reads it."""
+    def request(self, jobs: Jobs, number: int, *, sites: Sequence[Site], place: JobPlacement) -> JobRequest:
+        """Return the request of a job's start: its model and steps, its sites, and its first placement."""
         name = jobs.models[jobs.model[number]]
-        return {
-            "name": name, "width": self.widths.get(name, self.width), "seed": self.seed + number,
-            "data": {"size": self.samples, "seed": self.seed + number}, "lr": self.lr,
-            "steps": self.n_steps(jobs, number), "batch": self.batch, "shards": self.shards,
-            "optimizer": self.optimizer, "sync": bool(jobs.sync[number]), "save_every": self.save_every,
-            "standby": self.standby, "lease_s": self.lease_s, "network": self.network,
-            "sites": [dict(site) for site in sites], "place": {site: list(counts) for site, counts in place.items()},
-            "loads_every_s": self.measure_every_s or 0.0,
-        }  # fmt: skip
+        return JobRequest(
+            name=name, width=self.widths.get(name, self.width), seed=self.seed + number,
+            data=DatasetSpec(self.samples, self.seed + number), lr=self.lr, steps=self.n_steps(jobs, number),
+            batch=self.batch, shards=self.shards, optimizer=self.optimizer, sync=bool(jobs.sync[number]),
+            save_every=self.save_every, standby=self.standby, lease_s=self.lease_s, network=self.network,
+            sites=tuple(sites), place=dict(place), loads_every_s=self.measure_every_s or 0.0,
+        )  # fmt: skip
 
     def changed(self, **options: Any) -> TrainingTable:
         """Return it with some options changed."""
@@ -129,7 +128,7 @@ def site_names(cluster: Cluster) -> list[str]:
     return names
 
 
-def sites_of(inventory: Inventory, cluster: Cluster, *, home: str, on_gpus: bool = True) -> list[dict[str, Any]]:
+def sites_of(inventory: Inventory, cluster: Cluster, *, home: str, on_gpus: bool = True) -> list[Site]:
     """Return the sites of a job, all device groups of the testbed, those of its home first.
 
     Parameters
@@ -151,25 +150,22 @@ def sites_of(inventory: Inventory, cluster: Cluster, *, home: str, on_gpus: bool
         gpus = range(first_gpu[host.name], first_gpu[host.name] + n_gpus)
         first_gpu[host.name] += n_gpus
         devices = [f"gpu:{gpu}" for gpu in gpus] if on_gpus and host.host.real_gpus and n_gpus else ["cpu"]
-        sites.append({"name": name, "host": host.name, "address": host.address, "devices": devices})
-    return sorted(sites, key=lambda site: site["host"] != home)
+        sites.append(Site(name, host.name, host.address, devices=devices))
+    return sorted(sites, key=lambda site: site.host != home)
 
 
-def gpus_of(
-    sites: Iterable[Mapping[str, Any]], place: JobPlacement, *, host: str, per_worker: float
-) -> list[dict[str, Any]]:
-    """Return what a job asks the agent of a host for, to sit in a place: so many of the GPUs of each device group.
+def gpus_of(sites: Iterable[Site], place: JobPlacement, *, host: str, per_worker: float) -> list[GpuAsk]:
+    """Return the GPUs that a placement of a job needs on a host: a number of those of each device group.
 
-    >>> sites = [{"name": "a/0", "host": "a", "devices": ["gpu:0", "gpu:1"]}, {"name": "b/0", "host": "b",
-    ...          "devices": ["cpu"]}]
+    >>> sites = [Site("a/0", "a", devices=("gpu:0", "gpu:1")), Site("b/0", "b")]
     >>> gpus_of(sites, {"a/0": (2, 1), "b/0": (1, 0)}, host="a", per_worker=0.5)
     [{'n': 1, 'of': [0, 1]}]
     """
-    asks = []
+    asks: list[GpuAsk] = []
     for site in sites:
-        numbers = [int(device.removeprefix("gpu:")) for device in site["devices"] if device.startswith("gpu:")]
-        n = math.ceil(place.get(site["name"], (0, 0))[0] * per_worker - ROUNDING)
-        if site["host"] == host and numbers and n > 0:
+        numbers = [int(device.removeprefix("gpu:")) for device in site.devices if device.startswith("gpu:")]
+        n = math.ceil(place.get(site.name, (0, 0))[0] * per_worker - ROUNDING)
+        if site.host == host and numbers and n > 0:
             asks.append({"n": n, "of": numbers})
     return asks
 

@@ -70,7 +70,7 @@ def test_a_task_that_does_not_listen_is_named_deaf(agent):
 def test_a_task_that_dies_over_a_message_is_named(agent):
     begin(agent)
     assert kind_of(lambda: agent.tell("run", task="t", message="die")) == "deaf"
-    wait_for(lambda: agent.list("run")[0]["tasks"]["t"]["phase"] == "ended")
+    wait_for(lambda: agent.list("run")[0].tasks["t"].phase == "ended")
     assert kind_of(lambda: agent.tell("run", task="t", message="more")) == "ended"
 
 
