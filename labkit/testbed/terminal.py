@@ -135,8 +135,7 @@ def keys_told(keys: Keys) -> Outcomes:
     hints = {KeyState.NEW: "compare it with the host's own, then: fab trust --yes"}
     rows = []
     for key in keys:
-        trusted = key.state in (KeyState.KNOWN, KeyState.ADDED)
         shown = f"{key.state}: {key.kind} {key.fingerprint}"
         did, hint = (key.error, "-H leaves it out") if key.state == KeyState.FAILED else (shown, key.error)
-        rows.append(HostOutcome(key.host, trusted, did, "" if trusted else hints.get(key.state, hint)))
+        rows.append(HostOutcome(key.host, key.ok, did, "" if key.ok else hints.get(key.state, hint)))
     return Outcomes.of(rows)

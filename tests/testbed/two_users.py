@@ -437,7 +437,7 @@ def commands(folder: Path) -> dict[str, Any]:
     def tried(fleet: Fleet) -> dict[str, Any]:
         lines: list[str] = []
         found = {"status": rows(agents.status(fleet)), "gc": rows(upkeep.gc(fleet, older_h=0.0))}
-        found["logs"] = rows(logs.logs(fleet, tell=lambda _, line: lines.append(line)))
+        found["logs"] = rows(logs.logs(fleet, on_line=lambda _, line: lines.append(line)))
         return found | {"lines": len(lines)}
 
     found: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Ask the agent of a host, over any stream of bytes that leads to its bridge."""
+"""A client of the agent of a host, over any stream of bytes to its bridge."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from labkit.testbed.agent.watching import Subscription
 from labkit.testbed.agent.wire import PROTOCOL
 
 Gpus = int | Sequence[int | str] | Sequence[GpuAsk]
-"""How many, numbers or identifiers of some, or so many of some: ``[{"n": 1, "of": [0, 1]}]``."""
+"""A number of GPUs; numbers or identifiers of some; or a number of some: ``[{"n": 1, "of": [0, 1]}]``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class FilePiece:
     Attributes
     ----------
     offset : int
-        Of its first byte; behind what was asked for where the file has a hole.
+        Offset of its first byte; larger than requested if the file has a hole there.
     data : bytes
         Empty at the end.
     size : int
@@ -95,9 +95,9 @@ class Agent(AgentLink):
 
     @classmethod
     def connect(cls, dial: Callable[[], ByteStream], *, renew: bool = True, timeout_s: float = 20.0) -> Agent:
-        """Connect; an agent of another labkit than the one installed there is replaced, its tasks go on.
+        """Connect; an agent of another labkit than the installed one is replaced, and its tasks go on.
 
-        One that speaks our protocol is replaced only while nobody else is connected to it.
+        An agent of the same protocol is replaced only while it has no other client.
 
         Parameters
         ----------
@@ -123,7 +123,7 @@ class Agent(AgentLink):
 
     @property
     def outdated(self) -> bool:
-        """Whether another agent is installed there than the one that runs."""
+        """Whether the running agent is of another labkit than the installed one."""
         return self.hello.build != self.bridge.build
 
     # --- verbs
@@ -151,12 +151,12 @@ class Agent(AgentLink):
         argv : sequence of str
             Program and arguments; no shell.
         env : mapping
-            Its environment, beside a small base (PATH, HOME, ...).
+            Added to a small base (PATH, HOME, ...) of its environment.
         cores : sequence of int, optional
-            It may run on those alone.
+            Cores that it may run on; None: all.
         gpus : int or sequence, optional
-            It gets those and sees no others, and nobody else gets them until nothing of it is left: how many, numbers
-            or identifiers, or ``[{"n": 1, "of": [0, 1]}]``. 0 hides all, None leaves them as they are.
+            GPUs that it holds until none of its processes is left, and alone sees: how many, numbers or identifiers,
+            or ``[{"n": 1, "of": [0, 1]}]``. 0 hides all, None leaves them as they are.
         beside : str, optional
             A task of the same run whose GPUs it may share.
         files : mapping
@@ -164,7 +164,7 @@ class Agent(AgentLink):
         nice : int
             0 to 19.
         lease_s : float
-            The run goes on for at least so long from now without `renew`.
+            Seconds from now for which the run goes on at least without `renew`.
 
         Returns
         -------
@@ -181,23 +181,23 @@ class Agent(AgentLink):
         return started
 
     def claim(self, run: str, *, task: str, gpus: Gpus, beside: str | None = None) -> dict[str, str]:
-        """Give a task that runs other GPUs than it has, as `start` does; return identifiers by number.
+        """Give a running task other GPUs, requested as in `start`; return identifiers by number.
 
-        Those that it gives back are free once no process of it sees them.
+        GPUs that it gives back are free once none of its processes sees them.
         """
         answer = self.request("claim", run=run, task=task, gpus=_listed(gpus), beside=beside)
         claimed: ClaimedGpus = shaped(ClaimedGpus, answer)
         return claimed.gpus
 
     def tell(self, run: str, *, task: str, message: Any, timeout_s: float = 30.0) -> Any:
-        """Hand a message to a task, and return its answer; one that only begins to listen is waited for."""
+        """Send a message to a task, and return its answer; a task that does not listen yet is waited for."""
         wait_s = timeout_s + self._timeout_s
         return self.request("tell", run=run, task=task, message=message, timeout_s=timeout_s, wait_s=wait_s)
 
     def stop(self, run: str, *, task: str | None = None, grace_s: float = 5.0, wait: bool = True) -> dict[str, str]:
-        """End a task, or a whole run, which then is over; return how each ended once nothing of them is left.
+        """End a task, or a run, which is over then; return how each task ended, once no process of them is left.
 
-        They are asked by SIGTERM, and killed after `grace_s`. Without `wait`, events tell the end.
+        They get SIGTERM, and SIGKILL after `grace_s`. Without `wait`, events report the end.
         """
         wait_s = grace_s + 15.0 + self._timeout_s
         answer = self.request("stop", run=run, task=task, grace_s=grace_s, wait=wait, wait_s=wait_s)
@@ -205,7 +205,7 @@ class Agent(AgentLink):
         return ends
 
     def renew(self, run: str, *, lease_s: float = 600.0, wait_s: float | None = None) -> None:
-        """Let a run go on for so long from now; 0 ends it. `wait_s`: for the answer, if not as long as usual."""
+        """Extend the lease of a run to `lease_s` from now; 0 ends it. `wait_s`: seconds for the answer."""
         self.request("renew", run=run, lease_s=lease_s, wait_s=wait_s)
 
     def list(self, run: str | None = None) -> Sequence[ListedRun]:
@@ -227,16 +227,16 @@ class Agent(AgentLink):
         )
 
     def watch(self, run: str, *, since: int = 0) -> Subscription[Event]:
-        """Return the events of a run after a number, and those to come, until it is over.
+        """Return the events of a run after number `since`, and those to come, until it is over.
 
-        `Watching.last` is the number from which to go on after AgentGone: nothing is missed, nothing comes twice.
+        `Subscription.last` is the number from which to go on after AgentGone: no event is missed or repeated.
         """
         return self.watching("watch", unfold=_events, last=since, run=run, since=since)
 
     def follow(self, run: str, *, task: str, file: str = "log", offset: int = 0) -> Subscription[str]:
-        """Return the complete lines of a file of a task as they come, until the task has ended.
+        """Return the complete lines of a file of a task, and those to come, until the task has ended.
 
-        `Watching.last` is the offset from which to go on after AgentGone.
+        `Subscription.last` is the offset from which to go on after AgentGone.
         """
         return self.watching("follow", unfold=_lines, last=offset, run=run, task=task, file=file, offset=offset)
 
@@ -260,13 +260,13 @@ class Agent(AgentLink):
         return rows
 
     def shutdown(self) -> None:
-        """End the agent, and wait until it is gone; refused (busy) while anything runs. A bridge starts another one."""
+        """End the agent, and wait for its end; refused (busy) while a task runs. A bridge starts another agent."""
         self.request("shutdown")
         self.ended()
         self.close()
 
     def restart(self) -> None:
-        """Let the agent become the one that is installed there; tasks go on. Connect again afterwards."""
+        """Replace the agent by the installed one; tasks go on. Connect again afterwards."""
         restart(self)
 
     def __enter__(self) -> Agent:
@@ -277,7 +277,7 @@ class Agent(AgentLink):
 
 
 def restart(link: AgentLink) -> None:
-    """Let an agent become the one that is installed there, whatever protocol it speaks, and end the connection."""
+    """Replace an agent of any protocol by the installed one, and end the connection."""
     link.begun()
     link.request("restart", python=link.bridge.python, path=link.bridge.path, wait_s=60.0)
     link.close()
@@ -297,7 +297,7 @@ def _lines(item: Any) -> list[tuple[int, str]]:
 
 
 def _listed(gpus: Gpus | None) -> Any:
-    """Return GPUs as a request has them."""
+    """Return GPUs in the form of a request."""
     if gpus is None or isinstance(gpus, int):
         return gpus
     return list(gpus)

@@ -1,4 +1,4 @@
-"""What a client of the agent raises.
+"""Exceptions of a client of the agent.
 
 AgentError
 ├── AgentRefused   the agent will not or cannot do it; `kind` says why in one word
@@ -13,16 +13,16 @@ from labkit.core.errors import LabkitError
 
 
 class AgentError(LabkitError):
-    """Something is wrong between here and the agent of a host."""
+    """The agent of a host did not do what was requested."""
 
 
 class AgentRefused(AgentError):  # noqa: N818 - what happened, as one says it
-    """The agent will not or cannot do what was asked.
+    """The agent refused a request.
 
     Attributes
     ----------
     kind : str
-        In one word: argument, busy, cannot_start, deaf, disk, ended, exists, folder, foreign, forbidden, malformed,
+    One word: argument, busy, cannot_start, deaf, disk, ended, exists, folder, foreign, forbidden, malformed,
         name, no_agent, no_file, over, oversized, protocol, stuck, taken, unknown_run, unknown_task, unknown_verb ...
     """
 
@@ -36,8 +36,8 @@ class AgentVersion(AgentRefused):
 
 
 class AgentTimeout(AgentError, TimeoutError):  # noqa: N818 - what happened, as one says it
-    """The agent did not answer in time; what was asked may happen all the same."""
+    """The agent did not answer in time; the request may be carried out all the same."""
 
 
 class AgentGone(AgentError, ConnectionError):  # noqa: N818 - what happened, as one says it
-    """The connection to the agent is gone; its tasks go on, and so may whoever connects again."""
+    """The connection to the agent is gone; its tasks go on. A new connection may succeed."""

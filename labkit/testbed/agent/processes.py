@@ -1,4 +1,4 @@
-"""Processes as /proc shows them: who they are, whose they are, and how to signal one and never another."""
+"""Processes as /proc shows them: their identity, the task that they belong to, and signals to exactly one of them."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
 RECHECKED_S: Final = 5.0
-"""For how long a process that is not ours need not be looked at again by `find(quick=True)`."""
+"""Seconds for which `find(quick=True)` does not look again at a process without the agent's label."""
 
 
 class Identity(NamedTuple):
-    """A process; `start` tells it from another that gets its number later."""
+    """A process; `start` distinguishes it from a later one of the same number."""
 
     pid: int
     start: int
 
 
 class Stat(NamedTuple):
-    """What /proc/PID/stat says; `ticks` is processor time with that of ended children."""
+    """Content of /proc/PID/stat; `ticks` includes the processor time of ended children."""
 
     pid: int
     state: str
@@ -33,12 +33,12 @@ class Stat(NamedTuple):
 
     @property
     def identity(self) -> Identity:
-        """Who it is."""
+        """Number and start of the process."""
         return Identity(self.pid, self.start)
 
     @property
     def dead(self) -> bool:
-        """Whether it has ended and only waits to be noticed; its first thread may end before the others."""
+        """Whether it has ended and waits to be reaped; its first thread may end before the others."""
         return self.state in "ZX" and self.n_threads <= 1
 
 
@@ -50,7 +50,7 @@ class Key(NamedTuple):
 
 
 def read(path: str) -> bytes | None:
-    """Return a file of /proc, or None where it is gone or not for us."""
+    """Return a file of /proc; None if it is gone, or not readable for this user."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -67,7 +67,7 @@ def read(path: str) -> bytes | None:
 
 
 def stat(pid: int) -> Stat | None:
-    """Return what a process is, or None if there is none of that number."""
+    """Return the state of a process; None if there is none of that number."""
     data = read(f"/proc/{pid}/stat")
     if not data:
         return None
@@ -76,10 +76,10 @@ def stat(pid: int) -> Stat | None:
     return Stat(pid, f[0].decode(), int(f[2]), int(f[3]), ticks, int(f[19]), int(f[21]), int(f[17]), int(f[1]))
 
 
-def alive(who: Identity) -> bool:
-    """Whether this very process still runs."""
-    found = stat(who.pid)
-    return found is not None and found.start == who.start and not found.dead
+def alive(identity: Identity) -> bool:
+    """Return whether this very process still runs."""
+    found = stat(identity.pid)
+    return found is not None and found.start == identity.start and not found.dead
 
 
 def all_pids() -> Iterator[int]:
@@ -89,22 +89,22 @@ def all_pids() -> Iterator[int]:
             yield int(name)
 
 
-def pidfd(who: Identity) -> int | None:
-    """Return a handle on this very process, or None where it is gone or the kernel has no such handles."""
+def pidfd(identity: Identity) -> int | None:
+    """Return a pidfd of this very process; None if it is gone, or the kernel has no pidfds."""
     try:
-        handle = os.pidfd_open(who.pid)
+        handle = os.pidfd_open(identity.pid)
     except OSError:
         return None
-    found = stat(who.pid)
-    if found is not None and found.start == who.start:
+    found = stat(identity.pid)
+    if found is not None and found.start == identity.start:
         return handle
     os.close(handle)
     return None
 
 
-def send(who: Identity, number: signal.Signals) -> bool:
+def send(identity: Identity, number: signal.Signals) -> bool:
     """Signal this very process; False if it is gone."""
-    handle = pidfd(who)
+    handle = pidfd(identity)
     if handle is None:
         return False
     try:
@@ -117,12 +117,12 @@ def send(who: Identity, number: signal.Signals) -> bool:
 
 
 class TaskProcesses:
-    """Which processes belong to which task: by session, or by the label in their environment.
+    """Maps processes to tasks: by session, or by the label in their environment.
 
     Parameters
     ----------
     folder : str
-        Of the agent: another agent's processes are not ours.
+        Folder of the agent: its label in the environment names it.
     """
 
     def __init__(self, folder: str) -> None:
@@ -139,7 +139,7 @@ class TaskProcesses:
         sessions : mapping
             Sessions that are known to be those of a task now.
         quick : bool
-            Do not look again at processes that were not ours a moment ago. Good for measuring, not for ending.
+            Skip processes that had no label of this agent a moment ago. For measurements, not for ending tasks.
         """
         found: dict[Key, list[Stat]] = {}
         seen: dict[Identity, tuple[Key, str] | None] = {}
@@ -165,33 +165,33 @@ class TaskProcesses:
                 yield found
 
     def _label(self, each: Stat, seen: dict[Identity, tuple[Key, str] | None]) -> tuple[Key, str] | None:
-        """Return task and token of a process; once seen, they stay, also if it empties its environment."""
-        who = each.identity
-        if who in self._labels:
-            seen[who] = self._labels[who]
-            return seen[who]
+        """Return task and token of a process; they are kept, also if it clears its environment later."""
+        identity = each.identity
+        if identity in self._labels:
+            seen[identity] = self._labels[identity]
+            return seen[identity]
         environment = read(f"/proc/{each.pid}/environ")
         if not environment:  # of another user, or just about to become another program
             return None
         variables = environment.split(b"\0")
         ours = self._folder in variables and _is_ours(each.pid)
-        seen[who] = _parse(variables) if ours else None
-        return seen[who]
+        seen[identity] = _parse(variables) if ours else None
+        return seen[identity]
 
     def leader(self, key: Key, token: str) -> Identity | None:
-        """Return the first process of a task that was started with that token, if it is there."""
+        """Return the first process of a task that was started with a token, if it runs."""
         self.find({})
-        for who, label in self._labels.items():
-            found = stat(who.pid) if label == (key, token) else None
-            if found is not None and found.session == who.pid:
-                return who
+        for identity, label in self._labels.items():
+            found = stat(identity.pid) if label == (key, token) else None
+            if found is not None and found.session == identity.pid:
+                return identity
         return None
 
 
 def _parse(variables: Iterable[bytes]) -> tuple[Key, str] | None:
-    said = dict(item.split(b"=", 1) for item in variables if item.startswith(b"LABKIT_") and b"=" in item)
+    labels = dict(item.split(b"=", 1) for item in variables if item.startswith(b"LABKIT_") and b"=" in item)
     try:
-        names = [said[b"LABKIT_" + what].decode("ascii") for what in (b"RUN", b"TASK", b"START")]
+        names = [labels[b"LABKIT_" + what].decode("ascii") for what in (b"RUN", b"TASK", b"START")]
     except (KeyError, UnicodeDecodeError):
         return None
     return Key(names[0], names[1]), names[2]

@@ -28,7 +28,7 @@ from labkit.testbed.inventory import Machine
 from labkit.testbed.onhost import source
 from labkit.testbed.ssh.fleet import Fleet
 from labkit.testbed.ssh.outcomes import HostOutcome, Outcomes
-from labkit.testbed.ssh.replies import Installed, Looked, Placed, Swept, said
+from labkit.testbed.ssh.replies import Installed, Looked, Placed, Swept, reply_to
 
 OLDEST_PYTHON = (3, 11)
 LOOK_S, PLACE_S, INSTALL_S = 60.0, 600.0, 3600.0
@@ -171,7 +171,7 @@ def _look(fleet: Fleet, order: InstallOrder) -> _Found:
     found: _Found = {}
     for answer in answers:
         python = fleet.inventory[answer.host].python
-        told = said(answer, Looked, program=python)
+        told = reply_to(answer, Looked, program=python)
         found[answer.host] = told if isinstance(told, HostOutcome) else _judged(answer.host, told, order, python)
     return found
 
@@ -210,7 +210,7 @@ def _install(fleet: Fleet, order: InstallOrder, found: _Found, stream: Told | No
         timeout_s=INSTALL_S, stream=stream and _without_objects(stream), only=left,
     ) if left else ()  # fmt: skip
     for answer in answers:
-        told = said(answer, Installed, program="pip")
+        told = reply_to(answer, Installed, program="pip")
         seen = bare[answer.host]
         found[answer.host] = (
             told if isinstance(told, HostOutcome) else _Seen(seen.have, told.base, seen.tag, (), seen.wheels)
@@ -251,7 +251,7 @@ def _place(fleet: Fleet, order: InstallOrder, found: _Found) -> _Found:
     )
     placed: _Found = {}
     for answer in answers:
-        told = said(answer, Placed, program=fleet.inventory[answer.host].python)
+        told = reply_to(answer, Placed, program=fleet.inventory[answer.host].python)
         sent = packed.lacking(ready[answer.host].have)
         n_bytes = sum(len(packed.content[digest]) for digest in sent)
         placed[answer.host] = (
@@ -316,7 +316,7 @@ def sweep(fleet: Fleet, *, dry_run: bool = False) -> Outcomes:
         lambda machine: [machine.python, "-c", source("sweep"), machine.folder, "no" if dry_run else "yes"],
         timeout_s=PLACE_S,
     )
-    return Outcomes.of(_swept(answer.host, said(answer, Swept, program="gc"), dry_run) for answer in answers)
+    return Outcomes.of(_swept(answer.host, reply_to(answer, Swept, program="gc"), dry_run) for answer in answers)
 
 
 def _swept(host: str, told: Swept | HostOutcome, dry_run: bool) -> HostOutcome:

@@ -222,7 +222,7 @@ class Happenings:
         return bool((free[there] >= -SINGLE).all())
 
     def _progressed(self, job: int, update: JobUpdate) -> list[Events]:
-        self._failures.well(self.deployments[job].home)
+        self._failures.succeeded(self.deployments[job].home)
         rows = [row(Kind.PROGRESSED, job=job, value=update.steps, speed=self._speed(job, update))]
         if np.isfinite(update.loss):
             rows.append(row(Kind.LOSS, job=job, value=update.loss))

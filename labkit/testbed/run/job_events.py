@@ -55,7 +55,7 @@ def event_of(line: str) -> dict[str, Any]:
     if kind == "loss" and not isinstance(event.get("loss"), int | float):
         raise _refused("events", "'loss' has no loss")
     if kind == "resized" and not _texts(event.get("unable")):
-        raise _refused("events", "'resized' does not say what cannot be had")
+        raise _refused("events", "'resized' has no list of what could not be set")
     return event
 
 

@@ -1,4 +1,4 @@
-"""Where jobs run or are measured: connections, agents, checkpoints and jobs, which begin and end together."""
+"""A testbed in use for running or measuring jobs: connections, agents, checkpoints and jobs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from labkit.testbed.run.training import JobPlacement, TrainingTable, gpus_of, si
 from labkit.testbed.ssh.fleet import Fleet
 
 SETTLING_S: Final = 10.0
-"""How long the end of a run waits for a task that was just being begun."""
+"""Seconds that the end of a run waits for a task that is being started."""
 
 
 class TestbedSession:
@@ -31,24 +31,24 @@ class TestbedSession:
     inventory : Inventory
         The hosts.
     jobs : Jobs
-        What may run there.
+        Jobs that may run there.
     training : TrainingTable
         How jobs train.
     run : str
         Name of the run on the hosts.
     folder : Path
-        Where checkpoints are kept here.
+        Folder of checkpoints here.
     lease_s : float
-        Seconds a host keeps the run alive without a sign of life from this process.
+        Seconds a host keeps the run alive without a heartbeat from this process.
     changed : callable
         As `AgentPool` takes it.
     some : bool
-        Be content with some of the hosts.
+        Start with the hosts that can be reached.
 
     Attributes
     ----------
     notes : list of str
-        What should be known of the hosts, in sentences.
+        Remarks on the hosts, in sentences.
 
     Raises
     ------
@@ -105,7 +105,7 @@ class TestbedSession:
         return made
 
     def close(self, *, end: bool = True) -> None:
-        """Let go of the hosts; with `end`, all that runs there for this run is ended."""
+        """Close all connections; with `end`, end all processes of this run on the hosts first."""
         for deployment in self._deployments:
             deployment.close()
         self.hosts.leave()
@@ -117,7 +117,7 @@ class TestbedSession:
             deployment.join()
 
     def _end(self) -> None:
-        """End the run on all hosts; once more where a task was being begun: its host may not have known the run."""
+        """End the run on all hosts; twice if a task was being started: its host may not have known the run before."""
         busy = [deployment for deployment in self._deployments if deployment.busy]
         self.hosts.end(self.hosts.run)
         if busy:

@@ -1,4 +1,4 @@
-"""What the jobs of a trace train on a testbed, and where they may sit."""
+"""What the jobs of a trace train on a testbed, and where their tasks can be placed."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ from labkit.testbed.inventory import Inventory
 from labkit.testbed.run.job_request import DatasetSpec, JobRequest
 
 ROUNDING: Final = 1e-9
-"""Of shares of GPUs: three times a third is one."""
+"""Tolerance for sums of shares of GPUs: three times a third is one."""
 
 JobPlacement = dict[str, tuple[int, int]]
-"""Workers and servers by name of the site."""
+"""Site -> (workers, servers)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingTable:
-    """How jobs train: a trace says which model and how many steps, this the rest.
+    """How jobs train, beside the model and the number of steps, which the trace gives.
 
     Attributes
     ----------
     width : float
         Scale of the models' layers; 1 is the published size.
     widths : mapping
-        Another width for some models.
+        Width by model, for models with another width.
     samples : int
-        Of each model's generated dataset.
+        Size of each model's generated dataset.
     seed : int
-        Of the first job's model and samples; the next one has the next number.
+        Seed of the first job's model and samples; each further job has the next number.
     lr : float, optional
-        Learning rate; None: one that suits the model.
+        Learning rate; None: the default of the model.
     batch, shards, optimizer, standby, lease_s, network
         As `labkit.elastic.start` takes them.
     save_every : int
-        Steps between two checkpoints; what is lost with a host is redone from the last one.
+        Steps between two checkpoints; after the loss of a host a job continues from the last one.
     strategy : str
         How running jobs are rescaled: handover, suspend or checkpoint.
     measure_every_s : float, optional
@@ -74,7 +74,7 @@ class TrainingTable:
         Raises
         ------
         InputError
-            With the first model that is not known, and which are.
+            With the first unknown model, and the known ones.
         """
         from labkit.elastic import models
         from labkit.elastic.controller.scaling import check_strategy
@@ -90,7 +90,7 @@ class TrainingTable:
             )
 
     def n_steps(self, jobs: Jobs, number: int) -> int:
-        """Return the updates that a job makes."""
+        """Return the number of updates of a job."""
         return round(float(jobs.true_steps[number]))
 
     def request(self, jobs: Jobs, number: int, *, sites: Sequence[Site], place: JobPlacement) -> JobRequest:
@@ -109,7 +109,7 @@ class TrainingTable:
         return replace(self, **options)
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON can hold it."""
+        """Return it as a JSON object."""
         return {**asdict(self), "widths": dict(self.widths)}
 
 
@@ -129,7 +129,7 @@ def site_names(cluster: Cluster) -> list[str]:
 
 
 def sites_of(inventory: Inventory, cluster: Cluster, *, home: str, on_gpus: bool = True) -> list[Site]:
-    """Return the sites of a job, all device groups of the testbed, those of its home first.
+    """Return the sites of a job: all device groups of the testbed, first those of its home.
 
     Parameters
     ----------
@@ -138,9 +138,9 @@ def sites_of(inventory: Inventory, cluster: Cluster, *, home: str, on_gpus: bool
     cluster : Cluster
         Of the inventory.
     home : str
-        Where the job's controller runs.
+        Host of the job's controller.
     on_gpus : bool
-        Whether its workers ask for GPUs; others compute on processors everywhere.
+        Whether its workers need GPUs; other workers compute on processors everywhere.
     """
     first_gpu = dict.fromkeys(cluster.machines, 0)
     sites = []
@@ -171,7 +171,7 @@ def gpus_of(sites: Iterable[Site], place: JobPlacement, *, host: str, per_worker
 
 
 def place_of(cluster: Cluster, *, role: np.ndarray, group: np.ndarray, count: np.ndarray) -> JobPlacement:
-    """Return where the tasks of a job sit, by site.
+    """Return the placement of a job, by site.
 
     A job that trains without parameter servers (all-reduce) gets one beside its first worker: on the testbed all
     training goes through parameter servers.

@@ -1,4 +1,4 @@
-"""What the tasks on all hosts use now, as their agents measure it."""
+"""Resources that the tasks on all hosts use now, as their agents measure them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COLUMNS: Final = ("host", "run", "task", "n_processes", "cpu_percent", "memory_m
 
 
 def usage(fleet: Fleet) -> pd.DataFrame:
-    """Return a row per task that runs on a host; hosts that cannot be asked have none.
+    """Return a row per task that runs on a host; hosts that do not answer have none.
 
     Returns
     -------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -15,6 +15,7 @@ import paramiko
 from labkit.testbed.errors import HostError
 from labkit.testbed.inventory import Inventory, Machine
 from labkit.testbed.ssh.connect import CONNECT_S, explained, transport, way_to
+from labkit.testbed.ssh.host_rows import HostRows
 
 MAX_THREADS = 64
 
@@ -57,26 +58,22 @@ class HostKey:
     state: KeyState = KeyState.NEW
     error: str = ""
 
+    @property
+    def ok(self) -> bool:
+        """Whether the key is trusted."""
+        return self.state in (KeyState.KNOWN, KeyState.ADDED)
+
+    @property
+    def why(self) -> str:
+        """Why it is not trusted; empty if it is."""
+        return "" if self.ok else self.error or str(self.state)
+
     def __str__(self) -> str:
         return f"{self.host}  {self.state}  {self.kind} {self.fingerprint}  {self.error}".rstrip()
 
 
-@dataclass(frozen=True)
-class KeyTable:
+class KeyTable(HostRows[HostKey]):
     """The keys of some hosts."""
-
-    rows: tuple[HostKey, ...]
-
-    @property
-    def ok(self) -> bool:
-        """True if all are trusted."""
-        return all(row.state in (KeyState.KNOWN, KeyState.ADDED) for row in self.rows)
-
-    def __iter__(self) -> Iterator[HostKey]:
-        return iter(self.rows)
-
-    def __len__(self) -> int:
-        return len(self.rows)
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.rows))

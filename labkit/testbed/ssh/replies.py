@@ -132,7 +132,7 @@ class Poured:
     error: Text | None = None
 
 
-def said(answer: HostAnswer, kind: type[T], *, program: str) -> T | HostOutcome:
+def reply_to(answer: HostAnswer, kind: type[T], *, program: str) -> T | HostOutcome:
     """Return what a program of ours replied on a host, or why it did not.
 
     Parameters

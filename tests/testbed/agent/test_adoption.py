@@ -43,19 +43,19 @@ def test_the_code_of_an_adopted_task_is_unknown_and_said_to_be(dial, folder):
 
 @pytest.mark.parametrize("while_dead", [True, False])
 def test_an_adopted_task_that_wrote_its_result_has_a_code(dial, folder, tmp_path, while_dead):
-    program = "import sys, pathlib; from labkit.testbed.agent.task import tell_result; sys.stdin = open(sys.argv[1])"
-    program += "; sys.stdin.read(); tell_result(5); sys.exit(5)"
+    program = "import sys, pathlib; sys.stdin = open(sys.argv[1]); sys.stdin.read()"
+    program += "; pathlib.Path('result.json').write_text('{\"code\": 5}'); sys.exit(5)"
     gate = tmp_path / "gate"
     os.mkfifo(gate)
     argv = [sys.executable, "-c", program, str(gate)]
-    pid = dial().start("run", task="t", argv=argv, env={"PYTHONPATH": os.environ.get("PYTHONPATH", "")}).pid
+    pid = dial().start("run", task="t", argv=argv).pid
     kill_agent(folder)
     agent = None if while_dead else dial()
     gate.write_text("go")
     if while_dead:
         wait_for(lambda: not runs(pid))
     said = ended(agent or dial())
-    assert (said.code, said.how) == (5, "told by its result.json")
+    assert (said.code, said.how) == (5, "according to its result.json")
 
 
 def test_an_agent_that_died_while_it_started_a_task_finds_it_by_its_label(dial, folder):

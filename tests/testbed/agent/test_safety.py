@@ -297,7 +297,7 @@ def test_unpack_returns_an_object_or_refuses(line):
     try:
         said = unpack(line)
     except Refusal as error:
-        said = error.told()
+        said = error.to_json()
     assert isinstance(said, dict)
 
 
