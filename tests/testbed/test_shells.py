@@ -20,7 +20,7 @@ from tests.testbed import shells
 
 REFUSED = {
     "nologin": "said 'This account is currently not available.'",
-    "endless": "said more than 64 KiB before labkit's command began",
+    "endless": "wrote more than 64 KiB before labkit's command began",
     "leaving": "said 'no service today' and ended with exit code 7",
 }
 

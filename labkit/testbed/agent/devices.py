@@ -2,7 +2,7 @@
 
 The records of runs are the journal: an agent that takes over from one that was killed knows from them which GPUs its
 tasks hold. Agents of other users are detected by a name in the kernel's abstract socket namespace, which goes with the
-process that holds it; programs that no agent started, by what the driver says.
+process that holds it; programs that no agent started, by the processes that the driver reports.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Exceptions of a client of the agent.
 
 AgentError
-├── AgentRefused   the agent will not or cannot do it; `kind` says why in one word
+├── AgentRefused   the agent will not or cannot do it; `kind` is the reason in one word
 │   └── AgentVersion   it speaks another protocol
 ├── AgentTimeout   no answer in time
 └── AgentGone      the connection is gone: connect again, tasks go on
@@ -16,7 +16,7 @@ class AgentError(LabkitError):
     """The agent of a host did not do what was requested."""
 
 
-class AgentRefused(AgentError):  # noqa: N818 - what happened, as one says it
+class AgentRefused(AgentError):  # noqa: N818 - named after what happened
     """The agent refused a request.
 
     Attributes
@@ -35,9 +35,9 @@ class AgentVersion(AgentRefused):
     """The agent that runs there speaks another protocol than this labkit."""
 
 
-class AgentTimeout(AgentError, TimeoutError):  # noqa: N818 - what happened, as one says it
+class AgentTimeout(AgentError, TimeoutError):  # noqa: N818 - named after what happened
     """The agent did not answer in time; the request may be carried out all the same."""
 
 
-class AgentGone(AgentError, ConnectionError):  # noqa: N818 - what happened, as one says it
+class AgentGone(AgentError, ConnectionError):  # noqa: N818 - named after what happened
     """The connection to the agent is gone; its tasks go on. A new connection may succeed."""

@@ -44,7 +44,7 @@ def fork(order: SpawnRequest, *, log: Callable[[str], None]) -> forks.ForkedProc
     try:
         with _files(order.folder) as files:
             return forks.fork(asked, files, wait=False, patience_s=PATIENCE_S, tell=log)
-    except (ForkError, OSError):  # the plain start says it better
+    except (ForkError, OSError):  # the plain start has a better message
         return None
 
 

@@ -104,7 +104,7 @@ class ListedTask:
 
 @dataclass(frozen=True, slots=True)
 class ListedRun:
-    """A run that an agent lists; `over` says why it is over, and is empty while it goes on."""
+    """A run that an agent lists; `over` is why it is over, empty while it goes on."""
 
     run: Text
     over: Any
@@ -267,7 +267,7 @@ def named_runs(answer: Any) -> list[ListedRun]:
         for name in (listed.run, *listed.tasks):
             if not NAME.fullmatch(name):
                 raise AgentRefused(
-                    f"the agent tells of {readable(name)[:80]!r}, a name that no run and no task can have",
+                    f"the agent reports {readable(name)[:80]!r}, a name that no run and no task can have",
                     kind="malformed",
                 )
     return runs

@@ -1,10 +1,10 @@
-"""Bring labkit to the hosts of a testbed: only what changed travels, and what works goes on working until the switch.
+"""Bring labkit to the hosts of a testbed: only changed files are sent, and the old environment works until the switch.
 
 On a host, in labkit's folder there:
 
     env/HASH/lib          labkit, unpacked from its wheel; HASH names the content
     env/HASH/python       starts a Python that has what labkit needs, with that labkit
-    env/HASH/manifest.json  what it is made of
+    env/HASH/manifest.json  its files and their hashes
     env/current           leads to the one in use
     env/base-NAME-311     what labkit needs, where the host's own Python does not have it
 
@@ -38,13 +38,13 @@ Told = Callable[[str, str], None]
 
 
 def python_of(machine: Machine) -> str:
-    """Return the program on a machine that starts Python with the labkit that was deployed there, or is here."""
+    """Return the path of the Python on a machine that has the deployed labkit, or this one for a local machine."""
     return machine.python if machine.local else machine.path("env", "current", "python")
 
 
 @dataclass(frozen=True, slots=True)
 class InstallOrder:
-    """What is to be on the hosts.
+    """What to install on the hosts.
 
     Attributes
     ----------
@@ -53,7 +53,7 @@ class InstallOrder:
     needs : sequence of str
         Requirements that the Python there must meet.
     wheelhouse : Path or None
-        A folder with all wheels that may have to be installed there; None: the hosts' own index.
+        A folder with all wheels that may have to be installed; None: the hosts' own index.
     index : str
         One more index for pip there; empty: none.
     """
@@ -78,10 +78,10 @@ def deploy(
     requirements: Sequence[str] | None = None,
     stream: Told | None = None,
 ) -> Outcomes:
-    """Bring labkit as it is here to all hosts at once.
+    """Deploy this labkit to all hosts at once.
 
-    A host that has it already is asked one thing, and nothing is copied. Where the Python of the inventory has what
-    labkit needs, that Python is used; elsewhere an environment is made with it, once.
+    A host that has it already gets one question, and no copy. If the Python of the inventory has labkit's requirements,
+    it is used; else an environment with them is made once.
 
     Parameters
     ----------
@@ -95,9 +95,9 @@ def deploy(
     package : str or Path, optional
         The folder of labkit's modules; by default of the labkit that runs.
     requirements : sequence of str, optional
-        What it needs there; by default what labkit's metadata say.
+        Requirements there; by default those of labkit's metadata.
     stream : callable, optional
-        Is told (host, line) while pip installs.
+        Called with (host, line) while pip installs.
 
     Returns
     -------
@@ -126,13 +126,13 @@ def deploy(
 
 
 def requirements(package: str | Path | None = None) -> list[str]:
-    """Return what a wheelhouse must hold, for pip: what labkit needs on hosts, in the versions that are here."""
+    """Return what a wheelhouse must hold, for pip: labkit's requirements on hosts, in the versions used here."""
     return pinned(needs(build(package).about))
 
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What a host has, as far as it matters for what comes next.
+    """What a host has, as far as it matters for the next steps.
 
     Attributes
     ----------
@@ -159,7 +159,7 @@ _Found = dict[str, "_Seen | HostOutcome"]
 
 
 def _look(fleet: Fleet, order: InstallOrder) -> _Found:
-    """Ask all hosts what they have; those that have it all are done."""
+    """Ask all hosts what they have; those that have everything are done."""
     names = [name_of(line) for line in order.needs]
     answers = fleet.run(
         lambda machine: [
@@ -190,7 +190,7 @@ def _judged(host: str, told: Looked, order: InstallOrder, python: str) -> _Seen 
 
 
 def _install(fleet: Fleet, order: InstallOrder, found: _Found, stream: Told | None) -> _Found:
-    """Make environments where the host's Python lacks something."""
+    """Make environments on hosts whose Python lacks requirements."""
     bare = {host: seen for host, seen in found.items() if isinstance(seen, _Seen) and not seen.base}
     if not bare:
         return found
@@ -219,12 +219,12 @@ def _install(fleet: Fleet, order: InstallOrder, found: _Found, stream: Told | No
 
 
 def _without_objects(stream: Told) -> Told:
-    """Leave out what programs say to us."""
+    """Leave out prompts and progress of programs."""
     return lambda host, line: None if line.startswith(("{", "\036")) else stream(host, line)
 
 
 def _copy_wheels(fleet: Fleet, order: InstallOrder, bare: dict[str, _Seen]) -> _Found:
-    """Copy those wheels that hosts do not have; return the hosts where that failed."""
+    """Copy missing wheels to hosts; return the hosts where that failed."""
     failed: _Found = {}
     for path in order.wheels:
         size = path.stat().st_size
@@ -237,7 +237,7 @@ def _copy_wheels(fleet: Fleet, order: InstallOrder, bare: dict[str, _Seen]) -> _
 
 
 def _place(fleet: Fleet, order: InstallOrder, found: _Found) -> _Found:
-    """Send what hosts lack, and let them switch."""
+    """Send what hosts lack, and switch them to it."""
     ready = {host: seen for host, seen in found.items() if isinstance(seen, _Seen)}
     if not ready:
         return found
@@ -268,7 +268,7 @@ def _place(fleet: Fleet, order: InstallOrder, found: _Found) -> _Found:
 
 
 class _Packed:
-    """What is sent to hosts; packed once for all that lack the same."""
+    """Content for hosts, packed once for all hosts that lack the same."""
 
     def __init__(self, wheel: Wheel, digests: dict[str, str]) -> None:
         self.wheel, self.digests = wheel, digests
@@ -280,7 +280,7 @@ class _Packed:
         return tuple(digest for digest in self.content if digest not in have)
 
     def order(self, have: frozenset[str], base: str) -> bytes:
-        """Return what the program there reads."""
+        """Return the input of the program there."""
         sent = self.lacking(have)
         payload = self._pack(sent)
         head = {
@@ -298,14 +298,14 @@ class _Packed:
 
 
 def sweep(fleet: Fleet, *, dry_run: bool = False) -> Outcomes:
-    """Remove from all hosts what deploys left there that nobody uses.
+    """Remove unused results of deploys from all hosts.
 
     Parameters
     ----------
     fleet : Fleet
         The hosts.
     dry_run : bool
-        Only say what would go.
+        Only report what would be removed.
 
     Returns
     -------

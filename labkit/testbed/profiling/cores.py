@@ -1,4 +1,4 @@
-"""How many cores a machine really has, and loads that keep some of them busy."""
+"""Cores that a machine really has, measured, and loads that keep some of them busy."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _numbers = count()
 
 
 def pools(stage: ProfilingSession) -> list[Pool]:
-    """Return the machines of a testbed, and how many cores each one gives, measured.
+    """Return the machines of a testbed, each with its measured number of cores.
 
-    A generator of load alone says what a second of a core is worth; as many as there are cores say how many such
-    seconds the machine gives in a second. What something else uses meanwhile is counted as if it were free.
+    One load alone measures the work of a core per second; as many loads as cores measure the work of the machine per
+    second. Cores that other processes use meanwhile are counted as free.
     """
     return [
         Pool(name=stage.hosts.agent(hosts[0]).hello.host or boot[:8], hosts=hosts, cores=_cores(stage, hosts))
@@ -44,13 +44,13 @@ def _cores(stage: ProfilingSession, hosts: list[str]) -> float:
     loops, cpu_s = sum(each.loops for each in many), sum(each.cpu_s for each in many)
     worth = loops / max(cpu_s, 1e-3) / (alone.loops / max(alone.cpu_s, 1e-3))
     got = cpu_s / max(each.wall_s for each in many)
-    others = max(used.others(hosts) - cpu_s / used.over_s(host), 0.0)  # the loads are gone: nobody's tasks any more
+    others = max(used.others(hosts) - cpu_s / used.over_s(host), 0.0)  # the loads have ended, and are no tasks any more
     return round(min((got + others) * worth, float(n)), 3)
 
 
 @dataclass(frozen=True)
 class Spun:
-    """What a load says that it has done."""
+    """Result of a load."""
 
     loops: Number
     cpu_s: Number
@@ -58,7 +58,7 @@ class Spun:
 
 
 def _spun(stage: ProfilingSession, host: str, n: int, seconds: float) -> list[Spun]:
-    """Return what some loads at once have done in so many seconds."""
+    """Run some loads at once for some seconds; return their results."""
     agent = stage.hosts.agent(host)
     watching = agent.watch(stage.run, since=_last_event(agent, stage.run)) if _known(agent, stage.run) else None
     tasks = {_start(stage, agent, str(seconds)) for _ in range(n)}
@@ -110,7 +110,7 @@ def load(stage: ProfilingSession, host: str, n_cores: int) -> Iterator[None]:
 
 
 def _await_busy(stage: ProfilingSession, agent: Agent, tasks: list[str]) -> None:
-    """Wait until all loads have used some time of a core."""
+    """Wait until all loads have used the processor."""
     for _ in range(100):
         used = {row.task: row.cpu_s for row in agent.measure().tasks if row.run == stage.run}
         if all(used.get(task, 0.0) > 0.1 for task in tasks):

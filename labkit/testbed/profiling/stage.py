@@ -1,4 +1,4 @@
-"""Where measurements take place: connections, agents, and a run of its own on all hosts, which ends with them."""
+"""A testbed in use for measurements: connections, agents, and a run of its own on all hosts."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from labkit.testbed.run.session import TestbedSession
 from labkit.testbed.run.training import TrainingTable
 
 LEASE_S = 30.0
-"""All that was started ends so long after whoever measures is gone."""
+"""Lease of the run: seconds after the end of this process until its processes on hosts end."""
 
 MANY = 10_000_000
-"""Steps of a job that is to be stopped."""
+"""Updates of a job that ends by a stop."""
 
 
 class ProfilingSession:
@@ -34,16 +34,16 @@ class ProfilingSession:
     inventory : Inventory
         The hosts.
     kinds : sequence of MeasuredKind
-        What will train.
+        Kinds of jobs that will train.
     training : TrainingTable
-        How.
+        How they train.
 
     Attributes
     ----------
     jobs : Jobs
         A job for each kind, in order.
     machines : dict
-        Hosts by machine: those with the same kernel are one.
+        Machine -> hosts: hosts with the same kernel are one machine.
 
     Raises
     ------
@@ -75,11 +75,11 @@ class ProfilingSession:
         return self._venue.deployment(number, on_update=on_update, on_event=on_event)
 
     def look(self) -> Look:
-        """Return what all hosts use by now."""
+        """Return the use of all hosts up to now."""
         return Look.at(self.hosts)
 
     def close(self) -> None:
-        """End all that was started, and let go of the hosts."""
+        """End all processes of the session, and close its connections."""
         self._stack.close()
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""The start request of a job: what job.json on its home host says."""
+"""The start request of a job: the content of job.json on its home host."""
 
 from __future__ import annotations
 

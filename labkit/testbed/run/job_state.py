@@ -30,7 +30,7 @@ class JobState:
     limited : list of Given, optional
         Amounts that its process was sent last; None: some members may not have them.
     generation : int
-        Number of starts and ends so far; tells events of an earlier start from those of the current one.
+        Number of starts and ends so far; distinguishes events of an earlier start from those of the current one.
     closed : bool
         Whether no decision is carried out any more.
     dead : bool

@@ -39,7 +39,7 @@ OnUpdate = Callable[[int, JobUpdate], None]
 class RemoteJob:
     """A job of a run.
 
-    `set_target` says at any time where its tasks are to sit; a thread of its own carries that out. What happens is
+    `set_target` sets the placement of its tasks; a thread of its own carries that out. What happens is
     reported as `JobUpdate`, from that thread or another: began, scaled, progressed, and at the end done, or failed
     (the job can be started again).
 
