@@ -109,8 +109,8 @@ def _begin(fleet: Fleet, authority: Authority, machines: Iterable[Machine], plan
     _all_ok(fleet.run(lambda machine: ["mkdir", "-p", "-m", "700", machine.folder, machine.path(THERE)], only=names))
     for name in names:
         machine = fleet.inventory[name]
-        told = plan | {"name": name, "address": machine.address, "files": _issued(authority)}
-        _all_ok(fleet.put(json.dumps(told).encode(), machine.path(THERE, "plan.json"), mode=0o600, only=[name]))
+        own_plan = plan | {"name": name, "address": machine.address, "files": _issued(authority)}
+        _all_ok(fleet.put(json.dumps(own_plan).encode(), machine.path(THERE, "plan.json"), mode=0o600, only=[name]))
     return _all_ok(fleet.run(lambda machine: _words(machine, "start"), timeout_s=START_S, only=names))
 
 

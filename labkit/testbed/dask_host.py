@@ -41,12 +41,12 @@ def start(folder: Path) -> str:
         )  # fmt: skip
     found = process(child.pid)
     (folder / LEADER).write_text(json.dumps({"pid": child.pid, "started": found.started if found else ""}), "utf-8")
-    said = (child.stdout.readline() if child.stdout else b"").decode().strip()
-    if not said:
+    address_line = (child.stdout.readline() if child.stdout else b"").decode().strip()
+    if not address_line:
         child.wait()
         last = (folder / LOG).read_text("utf-8", "replace").strip().splitlines()[-1:]
         raise InputError(f"Dask ended at once: {''.join(last) or 'it has no output'}.")
-    return said
+    return address_line
 
 
 def refuse_running(folder: Path) -> None:
@@ -68,13 +68,13 @@ def stop(folder: Path) -> None:
 def _members(folder: Path) -> list[BedProcess]:
     """Return the processes of the session that `start` began here."""
     try:
-        told = json.loads((folder / LEADER).read_text("utf-8"))
+        noted = json.loads((folder / LEADER).read_text("utf-8"))
     except FileNotFoundError:
         return []
-    leader = process(told["pid"])
-    if leader is not None and leader.started != told["started"]:  # the number belongs to another process now
+    leader = process(noted["pid"])
+    if leader is not None and leader.started != noted["started"]:  # the number belongs to another process now
         return []
-    return [each for each in processes() if _session(each.pid) == told["pid"]]
+    return [each for each in processes() if _session(each.pid) == noted["pid"]]
 
 
 def _session(pid: int) -> int | None:
@@ -100,18 +100,18 @@ async def _serve(folder: Path, plan: dict[str, Any]) -> None:
 
     security = _security(folder)
     pages: dict[str, Any] = {f"distributed.{role}.http.routes": [] for role in ("scheduler", "worker")}
-    told = {"security": security, "protocol": "tls", "host": plan["address"], "dashboard_address": NOWHERE}
+    common = {"security": security, "protocol": "tls", "host": plan["address"], "dashboard_address": NOWHERE}
     async with AsyncExitStack() as stack:
         stack.enter_context(dask.config.set(pages))
         asked = asyncio.Event()
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, asked.set)
         parts: list[Any] = []
         if not plan["scheduler"]:
-            parts.append(await stack.enter_async_context(Scheduler(**told, port=0, idle_timeout=plan["idle_s"])))
+            parts.append(await stack.enter_async_context(Scheduler(**common, port=0, idle_timeout=plan["idle_s"])))
         address = plan["scheduler"] or parts[0].address
         nannies = [
             Nanny(
-                address, **told, port=0, worker_port=0, nthreads=1, name=f"{plan['name']}-{i}", death_timeout=LOST_S,
+                address, **common, port=0, worker_port=0, nthreads=1, name=f"{plan['name']}-{i}", death_timeout=LOST_S,
                 local_directory=str(folder / "space"), config=pages,
             )
             for i in range(plan["workers"] or len(os.sched_getaffinity(0)))

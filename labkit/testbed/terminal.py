@@ -21,7 +21,7 @@ WIDE = 240
 """Columns of a table in a file."""
 TURNING = {chr(code) for code in (*range(0x80, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x2028, 0x2029)}
 """Characters that control a terminal, or change the direction of writing."""
-Told = Callable[[str, str], None]
+OnLine = Callable[[str, str], None]
 
 
 def console(file: TextIO | None = None) -> Console:
@@ -32,7 +32,7 @@ def console(file: TextIO | None = None) -> Console:
     return Console(file=out, width=None if out.isatty() else WIDE, highlight=False, soft_wrap=False)
 
 
-def teller(hosts: Iterable[str], *, file: TextIO | None = None) -> Told:
+def teller(hosts: Iterable[str], *, file: TextIO | None = None) -> OnLine:
     """Return a function (host, line) that prints lines with their host's name, in a colour per host.
 
     Control characters of a line do not reach the terminal. Several threads may call it.
@@ -44,12 +44,12 @@ def teller(hosts: Iterable[str], *, file: TextIO | None = None) -> Told:
     colours = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(names)}
     shown, lock = console(file), threading.Lock()
 
-    def tell(host: str, line: str) -> None:
+    def print_line(host: str, line: str) -> None:
         text = Text(f"{host:<{width}} │ ", colours.get(host, "")).append(plain(line), "default")
         with lock:
             shown.print(text, soft_wrap=True)
 
-    return tell
+    return print_line
 
 
 def plain(line: str) -> str:

@@ -136,9 +136,9 @@ def gc(fleet: Fleet, *, older_h: float = 24.0, dry_run: bool = False) -> Outcome
     def clear(machine: Machine, agent: Agent) -> HostOutcome:
         rows = agent.gc(older_s=3600 * older_h, dry_run=dry_run)
         went = [row for row in rows if (row.remove if dry_run else row.removed)]
-        told = f"{'would remove' if dry_run else 'removed'} {len(went)} runs" if went else "no run to remove"
+        did = f"{'would remove' if dry_run else 'removed'} {len(went)} runs" if went else "no run to remove"
         numbers = {"runs": len(went), "bytes": sum(row.n_bytes for row in went)}
-        return HostOutcome(machine.name, True, told, numbers=numbers)
+        return HostOutcome(machine.name, True, did, numbers=numbers)
 
     return joined(agents.each(fleet, clear, renew=False, needed=False), provision.sweep(fleet, dry_run=dry_run))
 

@@ -228,18 +228,18 @@ def _deployed(wanted: HostExpectation, deployed: Deployed) -> Finding:
 
 def _gpus(wanted: HostExpectation, found: Sequence[str]) -> Finding:
     kinds = sorted({line.split(",")[0].strip() for line in found})
-    told = f"{len(found)}" + (f" {', '.join(kinds)}" if kinds else "")
+    found_text = f"{len(found)}" + (f" {', '.join(kinds)}" if kinds else "")
     if wanted.pretends:
         return Finding(
             wanted.name, "GPUs", Severity.OK, f"{wanted.gpus} in the inventory only" + _unused(wanted, len(found))
         )
     if len(found) < wanted.gpus:
         hint = f"the inventory says {wanted.gpus}; on the host: nvidia-smi, or correct the inventory"
-        return Finding(wanted.name, "GPUs", Severity.FAULT, told, hint)
+        return Finding(wanted.name, "GPUs", Severity.FAULT, found_text, hint)
     hints = [f"the inventory says {wanted.gpus}; the others are left alone"] if len(found) > wanted.gpus else []
     hints += [other_type(wanted.device_type, kind) for kind in kinds if wanted.gpus]
     hint = "; ".join(filter(None, hints))
-    return Finding(wanted.name, "GPUs", Severity.NOTE if hint else Severity.OK, told, hint)
+    return Finding(wanted.name, "GPUs", Severity.NOTE if hint else Severity.OK, found_text, hint)
 
 
 def _unused(wanted: HostExpectation, n_found: int) -> str:
@@ -297,12 +297,12 @@ def of_torch(wanted: HostExpectation, torch: Torch, *, deployed: bool) -> Findin
 
 def of_reach(wanted: HostExpectation, *, trip_s: float, noise: bytes = b"") -> Finding:
     """Return that a host was reached; `noise`: output of its login shell before each command."""
-    told = f"{trip_s * 1e3:.1f} ms"
+    found_text = f"{trip_s * 1e3:.1f} ms"
     if not noise.strip():
-        return Finding(wanted.name, "reach", Severity.OK, told)
+        return Finding(wanted.name, "reach", Severity.OK, found_text)
     line = readable(noise.strip().splitlines()[0])[:60]
     hint = "labkit drops it; scp and rsync may not. In the shell's rc file, write only to a terminal: [ -t 1 ]"
-    return Finding(wanted.name, "reach", Severity.NOTE, f"{told} ; its login shell writes {line!r}", hint)
+    return Finding(wanted.name, "reach", Severity.NOTE, f"{found_text}; its login shell writes {line!r}", hint)
 
 
 def of_clock(wanted: HostExpectation, *, offset_s: float, bound_s: float) -> Finding:
@@ -319,9 +319,9 @@ def of_clock(wanted: HostExpectation, *, offset_s: float, bound_s: float) -> Fin
     """
     beyond = abs(offset_s) - bound_s
     state = Severity.FAULT if beyond > WRONG_TIME_S else Severity.NOTE if beyond > LATE_S else Severity.OK
-    told = f"{offset_s * 1e3:+.1f} ms ± {bound_s * 1e3:.1f}" if abs(offset_s) < 1 else f"{offset_s:+.1f} s"
+    found_text = f"{offset_s * 1e3:+.1f} ms ± {bound_s * 1e3:.1f}" if abs(offset_s) < 1 else f"{offset_s:+.1f} s"
     hint = "set it there: `timedatectl set-ntp true`, or chrony" if state != Severity.OK else ""
-    return Finding(wanted.name, "clock", state, told, hint)
+    return Finding(wanted.name, "clock", state, found_text, hint)
 
 
 def of_doors(wanted: HostExpectation, address: str, trips: Mapping[str, Dialled], *, error: str = "") -> Finding:
@@ -346,5 +346,5 @@ def of_doors(wanted: HostExpectation, address: str, trips: Mapping[str, Dialled]
         hint = "open TCP between the hosts (a firewall?), or name addresses of a network that they share"
         return Finding(wanted.name, "ports", Severity.FAULT, f"cannot reach {', '.join(shut)}", hint)
     slowest = max((each.rtt_s or 0.0 for each in trips.values()), default=0.0)
-    told = f"{len(trips)} of {len(trips)} within {slowest * 1e3:.1f} ms" if trips else "no other host"
-    return Finding(wanted.name, "ports", Severity.OK, told)
+    found_text = f"{len(trips)} of {len(trips)} within {slowest * 1e3:.1f} ms" if trips else "no other host"
+    return Finding(wanted.name, "ports", Severity.OK, found_text)

@@ -34,7 +34,7 @@ OLDEST_PYTHON = (3, 11)
 LOOK_S, PLACE_S, INSTALL_S = 60.0, 600.0, 3600.0
 WHEELS = "env/wheels"
 INDEX = re.compile(r"(?:https?|file)://[^\s\x00-\x1f]+")
-Told = Callable[[str, str], None]
+OnLine = Callable[[str, str], None]
 
 
 def python_of(machine: Machine) -> str:
@@ -76,7 +76,7 @@ def deploy(
     index: str = "",
     package: str | Path | None = None,
     requirements: Sequence[str] | None = None,
-    stream: Told | None = None,
+    stream: OnLine | None = None,
 ) -> Outcomes:
     """Deploy this labkit to all hosts at once.
 
@@ -171,25 +171,25 @@ def _look(fleet: Fleet, order: InstallOrder) -> _Found:
     found: _Found = {}
     for answer in answers:
         python = fleet.inventory[answer.host].python
-        told = reply_to(answer, Looked, program=python)
-        found[answer.host] = told if isinstance(told, HostOutcome) else _judged(answer.host, told, order, python)
+        reply = reply_to(answer, Looked, program=python)
+        found[answer.host] = reply if isinstance(reply, HostOutcome) else _judged(answer.host, reply, order, python)
     return found
 
 
-def _judged(host: str, told: Looked, order: InstallOrder, python: str) -> _Seen | HostOutcome:
-    if told.same:
+def _judged(host: str, reply: Looked, order: InstallOrder, python: str) -> _Seen | HostOutcome:
+    if reply.same:
         return HostOutcome(host, True, f"unchanged {order.wheel.hash[:8]}", numbers={"files": 0, "bytes": 0})
-    version = told.python
+    version = reply.python
     if version < OLDEST_PYTHON:
         oldest = ".".join(map(str, OLDEST_PYTHON))
         hint = f"install Python {oldest} or newer there, and name it in the inventory: ssh = {{ python = ... }}"
         return HostOutcome(host, False, f"{python} is Python {'.'.join(map(str, version))}", hint)
-    lacks = tuple(missing(order.needs, told.versions))
-    base = told.executable if not lacks else told.base
-    return _Seen(told.have, base, f"{version[0]}{version[1]}", lacks, told.wheels)
+    lacks = tuple(missing(order.needs, reply.versions))
+    base = reply.executable if not lacks else reply.base
+    return _Seen(reply.have, base, f"{version[0]}{version[1]}", lacks, reply.wheels)
 
 
-def _install(fleet: Fleet, order: InstallOrder, found: _Found, stream: Told | None) -> _Found:
+def _install(fleet: Fleet, order: InstallOrder, found: _Found, stream: OnLine | None) -> _Found:
     """Make environments on hosts whose Python lacks requirements."""
     bare = {host: seen for host, seen in found.items() if isinstance(seen, _Seen) and not seen.base}
     if not bare:
@@ -210,15 +210,15 @@ def _install(fleet: Fleet, order: InstallOrder, found: _Found, stream: Told | No
         timeout_s=INSTALL_S, stream=stream and _without_objects(stream), only=left,
     ) if left else ()  # fmt: skip
     for answer in answers:
-        told = reply_to(answer, Installed, program="pip")
+        reply = reply_to(answer, Installed, program="pip")
         seen = bare[answer.host]
         found[answer.host] = (
-            told if isinstance(told, HostOutcome) else _Seen(seen.have, told.base, seen.tag, (), seen.wheels)
+            reply if isinstance(reply, HostOutcome) else _Seen(seen.have, reply.base, seen.tag, (), seen.wheels)
         )
     return found
 
 
-def _without_objects(stream: Told) -> Told:
+def _without_objects(stream: OnLine) -> OnLine:
     """Leave out prompts and progress of programs."""
     return lambda host, line: None if line.startswith(("{", "\036")) else stream(host, line)
 
@@ -251,12 +251,12 @@ def _place(fleet: Fleet, order: InstallOrder, found: _Found) -> _Found:
     )
     placed: _Found = {}
     for answer in answers:
-        told = reply_to(answer, Placed, program=fleet.inventory[answer.host].python)
+        reply = reply_to(answer, Placed, program=fleet.inventory[answer.host].python)
         sent = packed.lacking(ready[answer.host].have)
         n_bytes = sum(len(packed.content[digest]) for digest in sent)
         placed[answer.host] = (
-            told
-            if isinstance(told, HostOutcome)
+            reply
+            if isinstance(reply, HostOutcome)
             else HostOutcome(
                 answer.host,
                 True,
@@ -319,11 +319,11 @@ def sweep(fleet: Fleet, *, dry_run: bool = False) -> Outcomes:
     return Outcomes.of(_swept(answer.host, reply_to(answer, Swept, program="gc"), dry_run) for answer in answers)
 
 
-def _swept(host: str, told: Swept | HostOutcome, dry_run: bool) -> HostOutcome:
-    if isinstance(told, HostOutcome):
-        return told
-    went, parts = told.removed, told.parts
+def _swept(host: str, reply: Swept | HostOutcome, dry_run: bool) -> HostOutcome:
+    if isinstance(reply, HostOutcome):
+        return reply
+    went, parts = reply.removed, reply.parts
     things = f"{len(went)} environments" + (f", {parts} copies half done" if parts else "")
-    what = f"{'would remove' if dry_run else 'removed'} {things}, {told.bytes / 1e6:.1f} MB"
-    numbers = {"environments": len(went), "parts": parts, "bytes": told.bytes}
+    what = f"{'would remove' if dry_run else 'removed'} {things}, {reply.bytes / 1e6:.1f} MB"
+    numbers = {"environments": len(went), "parts": parts, "bytes": reply.bytes}
     return HostOutcome(host, True, what if went or parts else "nothing to remove", numbers=numbers)

@@ -154,11 +154,11 @@ def _about(folder: Path) -> About:
     """Return the metadata of the checkout around a package, else those of the installed distribution."""
     project = folder.parent / "pyproject.toml"
     if project.is_file():
-        said: dict[str, Any] = tomllib.loads(project.read_text("utf-8")).get("project", {})
-        if said.get("name") == release.DISTRIBUTION:
-            extras = said.get("optional-dependencies", {})
+        metadata: dict[str, Any] = tomllib.loads(project.read_text("utf-8")).get("project", {})
+        if metadata.get("name") == release.DISTRIBUTION:
+            extras = metadata.get("optional-dependencies", {})
             optional = [f'{line}; extra == "{name}"' for name, lines in extras.items() for line in lines]
-            return About(said["version"], said["requires-python"], (*said["dependencies"], *optional))
+            return About(metadata["version"], metadata["requires-python"], (*metadata["dependencies"], *optional))
     if (found := release.installed()) is None:
         raise InputError(f"{folder} has neither pyproject.toml beside it nor metadata; install labkit.")
     return About(
@@ -177,13 +177,13 @@ def _metadata(own: Mapping[str, bytes], about: About, hash: str) -> dict[str, by
     lines += [f"Provides-Extra: {extra}" for extra in extras]
     lines += [f"Requires-Dist: {line}" for line in about.requires]
     wheel = ["Wheel-Version: 1.0", "Generator: labkit", "Root-Is-Purelib: true", "Tag: py3-none-any"]
-    told = {
+    dist_info = {
         f"{folder}/METADATA": "\n".join([*lines, ""]).encode(),
         f"{folder}/WHEEL": "\n".join([*wheel, ""]).encode(),
         f"{folder}/entry_points.txt": b"[console_scripts]\nlabkit = labkit.cli:main\n",
     }
-    record = [f"{path},{_record_hash(content)},{len(content)}" for path, content in {**own, **told}.items()]
-    return told | {f"{folder}/RECORD": "\n".join([*record, f"{folder}/RECORD,,", ""]).encode()}
+    record = [f"{path},{_record_hash(content)},{len(content)}" for path, content in {**own, **dist_info}.items()]
+    return dist_info | {f"{folder}/RECORD": "\n".join([*record, f"{folder}/RECORD,,", ""]).encode()}
 
 
 def _record_hash(content: bytes) -> str:

@@ -99,7 +99,8 @@ class Bed:
             "sshd", or "paramiko", a server in Python; by default sshd, and paramiko where there is none.
         shaped : str or float, optional
             Rate of each host's link in either direction, "200mbit" or in Gbps. Hosts then have networks of their own,
-            as root or in a user namespace. If the machine does not support that, they have none, and a note has the reason.
+            as root or in a user namespace. If the machine does not support that, a note has the
+            reason.
 
         Raises
         ------

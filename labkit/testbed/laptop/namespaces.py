@@ -37,26 +37,26 @@ def possible() -> tuple[str, str, str]:
         [program("unshare"), "--net"] if kind == "root" else [program("unshare"), "--user", "--map-root-user", "--net"]
     )
     made = f"{program('ip')} link add name lka type veth peer name lkb && {program('ip')} link add name lkc type bridge"
-    if said := _fails([*before, "sh", "-c", made]):
+    if error := _fails([*before, "sh", "-c", made]):
         sysctl = (
             ""
             if kind == "root"
             else "; user namespaces may be off: sysctl kernel.apparmor_restrict_unprivileged_userns"
         )
-        return "", "", f"no networks of one's own here ({said}){sysctl}"
+        return "", "", f"no networks of one's own here ({error}){sysctl}"
     for qdisc in QDISCS:
         limited = " && ".join(f"{program('tc')} {line}" for line in limit("lka", gbps=0.1, qdisc=qdisc))
-        said = _fails([*before, "sh", "-c", f"{made} && {limited}"])
-        if not said:
+        error = _fails([*before, "sh", "-c", f"{made} && {limited}"])
+        if not error:
             return kind, qdisc, ""
-    return "", "", f"this kernel has neither of {', '.join(QDISCS)} ({said})"
+    return "", "", f"this kernel has neither of {', '.join(QDISCS)} ({error})"
 
 
 def free_subnet(token: str) -> int:
     """Return a network of 256 addresses that this machine does not use."""
-    said = subprocess.run([program("ip"), "-4", "-o", "address"], capture_output=True, text=True, check=False).stdout
+    output = subprocess.run([program("ip"), "-4", "-o", "address"], capture_output=True, text=True, check=False).stdout
     first = int(token[:2], 16)
-    return next(n % 256 for n in range(first, first + 256) if f" {PREFIX}.{n % 256}." not in said)
+    return next(n % 256 for n in range(first, first + 256) if f" {PREFIX}.{n % 256}." not in output)
 
 
 def build(plan: BedPlan, *, qdisc: str) -> None:
@@ -102,8 +102,8 @@ def _hold(plan: BedPlan, before: Sequence[str], path: Path) -> BedProcess:
         return found[0] is not None or (log.exists() and log.stat().st_size > 0)
 
     if started.returncode or not await_that(kept, timeout_s=PATIENCE_S) or found[0] is None:
-        told = log.read_text(errors="replace").strip() if log.exists() else ""
-        raise BedError(f"the process that keeps a network does not start: {told or before}.")
+        log_text = log.read_text(errors="replace").strip() if log.exists() else ""
+        raise BedError(f"the process that keeps a network does not start: {log_text or before}.")
     return found[0]
 
 

@@ -62,10 +62,10 @@ def processes() -> list[BedProcess]:
 
 def _listed(*which: str) -> list[BedProcess]:
     """Return processes as `ps` lists them, for systems without /proc."""
-    said = subprocess.run(
+    output = subprocess.run(
         ["ps", *which, "-o", "pid=,ppid=,state=,lstart=,command="], capture_output=True, text=True, check=False
     ).stdout
-    rows = [line.split(None, 8) for line in said.splitlines()]
+    rows = [line.split(None, 8) for line in output.splitlines()]
     return [
         BedProcess(int(row[0]), int(row[1]), " ".join(row[3:8]), row[8])
         for row in rows

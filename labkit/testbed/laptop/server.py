@@ -43,8 +43,8 @@ def program(name: str) -> str:
 
 def write_config(plan: BedPlan, spot: Spot) -> None:
     """Write the configuration of a host's server."""
-    told = standin_config if plan.server == "paramiko" else sshd_config
-    write_private(plan.config(spot), told(plan, spot, environment=environment(plan, spot)))
+    config_of = standin_config if plan.server == "paramiko" else sshd_config
+    write_private(plan.config(spot), config_of(plan, spot, environment=environment(plan, spot)))
 
 
 def environment(plan: BedPlan, spot: Spot) -> dict[str, str]:
@@ -162,8 +162,8 @@ def start(plan: BedPlan, spots: Sequence[Spot], *, inside: Callable[[Spot], list
         subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         for words in start_commands(plan, spots, inside=inside)
     ]
-    said = [_output_of(starter) for starter in started]
-    if failed := [what for what, starter in zip(said, started, strict=True) if starter.returncode]:
+    outputs = [_output_of(starter) for starter in started]
+    if failed := [what for what, starter in zip(outputs, started, strict=True) if starter.returncode]:
         logs = [_log(plan, spot) for spot in spots]
         raise BedError(f"a server of the bed does not start: {'; '.join(filter(None, [*failed, *logs]))}")
     return [spot for spot in spots if not _listens(plan, spot)]
@@ -175,8 +175,8 @@ def _output_of(starter: subprocess.Popen[bytes]) -> str:
         return starter.communicate(timeout=PATIENCE_S)[0].decode(errors="replace").strip()
     except subprocess.TimeoutExpired:
         starter.kill()
-        told = starter.communicate()[0].decode(errors="replace").strip()
-        return f"it does not go to the background within {PATIENCE_S:g} s: {told}"
+        output = starter.communicate()[0].decode(errors="replace").strip()
+        return f"it does not go to the background within {PATIENCE_S:g} s: {output}"
 
 
 def _listens(plan: BedPlan, spot: Spot) -> bool:

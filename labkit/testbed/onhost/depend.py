@@ -51,25 +51,25 @@ def main(folder: str, name: str, wheels: str, index: str, *requirements: str) ->
     os.umask(0o077)
     env = os.path.join(os.path.abspath(os.path.expanduser(folder)), "env")
     made, final = os.path.join(env, ".making-" + name), os.path.join(env, name)
-    said = {"base": os.path.join(final, "bin", "python")}
+    reply = {"base": os.path.join(final, "bin", "python")}
     try:
         os.makedirs(env, mode=0o700, exist_ok=True)
         with open(os.path.join(env, ".lock"), "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if not os.path.exists(said["base"]):
+            if not os.path.exists(reply["base"]):
                 shutil.rmtree(made, ignore_errors=True)
-                said = install(made, wheels and os.path.expanduser(wheels), index, list(requirements)) or said
-                if "error" in said:
+                reply = install(made, wheels and os.path.expanduser(wheels), index, list(requirements)) or reply
+                if "error" in reply:
                     shutil.rmtree(made, ignore_errors=True)
                 else:
                     os.rename(made, final)
                     shutil.rmtree((wheels and os.path.expanduser(wheels)) or made, ignore_errors=True)
     except OSError as error:
-        said = {
+        reply = {
             "error": f"{error.filename or env}: {error.strerror}",
             "hint": "give the host a folder in the inventory that its user may write, with room in it",
         }
-    send(said)
+    send(reply)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
 {"ask": "clock"} its time; {"ask": "facts"} facts about the host; {"ask": "torch"} the result of an import;
 {"ask": "listen", "host": ADDRESS} opens a port that echoes the word in the answer to callers that send it;
 {"ask": "dial", "peers": [[name, host, port, word], ...]} round trips to them;
-{"ask": "pour", "peer": [host, port, word], "seconds": 1} the bytes that one of them receives. The program and its port end with stdin.
+{"ask": "pour", "peer": [host, port, word], "seconds": 1} the bytes that one of them receives.
+The program and its port end with stdin.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ def output_of(command: list[Any], patience_s: float = 10.0) -> tuple[Any, ...]:
 
 def gpus() -> list[Any]:
     """Return a line for each GPU; empty if there is no driver."""
-    code, said = output_of(GPUS)
-    return said.splitlines() if code == 0 else []
+    code, output = output_of(GPUS)
+    return output.splitlines() if code == 0 else []
 
 
 def memory_gb() -> float:
@@ -110,17 +111,17 @@ def facts(folder: str) -> dict[str, Any]:
 def limits(folder: str) -> str:
     """Return what can be limited of a running process, as the labkit in use reports; empty without one."""
     python = deployed(folder)["python"]
-    code, said = output_of([python, "-c", LIMITS]) if python else (None, "")
-    return said if code == 0 else ""
+    code, output = output_of([python, "-c", LIMITS]) if python else (None, "")
+    return output if code == 0 else ""
 
 
 def torch(folder: str) -> dict[str, Any]:
     """Return the version of torch and the number of GPUs that it sees, from the Python that jobs use."""
     python = deployed(folder)["python"] or sys.executable
-    code, said = output_of([python, "-c", TORCH], TORCH_S)
+    code, output = output_of([python, "-c", TORCH], TORCH_S)
     if code != 0:
-        return {"version": "", "gpus": 0, "error": (said.splitlines() or ["no answer"])[-1]}
-    version, count = said.split()[-2:]
+        return {"version": "", "gpus": 0, "error": (output.splitlines() or ["no answer"])[-1]}
+    version, count = output.split()[-2:]
     return {"version": version, "gpus": int(count), "error": ""}
 
 
@@ -146,10 +147,10 @@ class Door:
         with caller:
             caller.settimeout(PATIENCE_S)
             try:
-                heard = caller.recv(len(self.word), socket.MSG_WAITALL)
-                if not hmac.compare_digest(heard, self.word.encode()):
+                received = caller.recv(len(self.word), socket.MSG_WAITALL)
+                if not hmac.compare_digest(received, self.word.encode()):
                     return
-                caller.sendall(heard)
+                caller.sendall(received)
                 count, buffer = 0, bytearray(CHUNK)
                 while taken := caller.recv_into(buffer):
                     count += taken

@@ -42,8 +42,8 @@ class FramedMessage:
         self.out.flush()
 
 
-def send(said: Any) -> None:
+def send(value: Any) -> None:
     """Send a value as JSON."""
     message = FramedMessage()
-    message.write(json.dumps(said).encode())
+    message.write(json.dumps(value).encode())
     message.end()

@@ -66,9 +66,9 @@ def kept(folder: str) -> set[str]:
     """Return the SHA-256 of the contents of the environments here."""
     found = set()
     for name in environments(folder):
-        for path, said in environment(folder, name).get("files", {}).items():
-            if digest(os.path.join(folder, "env", name, "lib", path)) == said:
-                found.add(said)
+        for path, sha256 in environment(folder, name).get("files", {}).items():
+            if digest(os.path.join(folder, "env", name, "lib", path)) == sha256:
+                found.add(sha256)
     return found
 
 
@@ -101,7 +101,7 @@ def main(folder: str, hash: str, base: str, *distributions: str) -> None:
         return
     manifest = environment(folder, hash)
     same = current(folder) == hash and whole(folder, hash, manifest)
-    said = {
+    reply = {
         "python": list(sys.version_info[:3]),
         "executable": sys.executable,
         "folder": folder,
@@ -112,11 +112,11 @@ def main(folder: str, hash: str, base: str, *distributions: str) -> None:
     if not same:
         tag = "{}{}".format(*sys.version_info)
         made = os.path.join(folder, "env", f"{base}-{tag}", "bin", "python")
-        said["have"] = sorted(kept(folder))
-        said["versions"] = versions(list(distributions))
-        said["wheels"] = wheels(folder)
-        said["base"] = made if os.access(made, os.X_OK) else ""
-    send(said)
+        reply["have"] = sorted(kept(folder))
+        reply["versions"] = versions(list(distributions))
+        reply["wheels"] = wheels(folder)
+        reply["base"] = made if os.access(made, os.X_OK) else ""
+    send(reply)
 
 
 if __name__ == "__main__":

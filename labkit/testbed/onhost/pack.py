@@ -3,7 +3,8 @@
 Without RUN: when each run in the folder RUNS was last written to. Else each folder and file of it is a message of JSON,
 {"kind": "folder", "path": ...} or {"kind": "file", "path": ..., "size": ...}, a file's content the one after it; the
 last one is {"kind": "end", "entries": ..., "left_out": [...]}. With BELOW, only what is in that folder of the run,
-without hidden names, and all of it or nothing: an entry that vanishes meanwhile is an error. Otherwise it is left out, and listed.
+without hidden names, and all of it or nothing: an entry that vanishes
+meanwhile is an error. Otherwise it is left out, and listed.
 """
 
 from __future__ import annotations

@@ -149,14 +149,14 @@ def main(folder: str) -> None:
     try:
         order = json.loads(sys.stdin.buffer.readline())
         place(folder, order, parts(received(order["bytes"]), order["sent"]))
-        said = {"placed": order["hash"]}
+        reply = {"placed": order["hash"]}
     except OSError as error:
         what = error.strerror or str(error)
         where = f"{error.filename or folder}" + (f" ({room(folder)})" if error.errno == errno.ENOSPC else "")
-        said = {"error": f"{where}: {what}", "hint": HINTS.get(error.errno or 0, "run it again")}
+        reply = {"error": f"{where}: {what}", "hint": HINTS.get(error.errno or 0, "run it again")}
     except (ValueError, KeyError, zlib.error) as error:
-        said = {"error": f"{type(error).__name__}: {error}", "hint": "run it again; `fab gc` first if it comes back"}
-    send(said)
+        reply = {"error": f"{type(error).__name__}: {error}", "hint": "run it again; `fab gc` first if it comes back"}
+    send(reply)
 
 
 if __name__ == "__main__":

@@ -48,9 +48,9 @@ def running() -> list[Any]:
 
 def used(env: str, names: list[Any]) -> set[str]:
     """Return the environments that must stay."""
-    said = running()
+    texts = running()
     marks = {name: os.path.join(env, name).encode() + b"/" for name in names}
-    stay = {name for name, mark in marks.items() if any(mark in text for text in said)}
+    stay = {name for name, mark in marks.items() if any(mark in text for text in texts)}
     link = os.path.join(env, "current")
     stay |= {os.readlink(link)} if os.path.islink(link) else set()
     bases = {manifest(os.path.join(env, name)).get("base", "") for name in stay}
@@ -116,17 +116,17 @@ def main(folder: str, really: str) -> None:
     """Remove what is not used, and report it."""
     folder = os.path.abspath(os.path.expanduser(folder))
     env = os.path.join(folder, "env")
-    said: dict[str, Any] = {"removed": [], "bytes": 0, "kept": [], "parts": 0}
+    reply: dict[str, Any] = {"removed": [], "bytes": 0, "kept": [], "parts": 0}
     try:
         cleared = clear(folder, really == "yes")
         if os.path.isdir(env):
             with open(os.path.join(env, ".lock"), "w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
-                said = sweep(env, really == "yes")
-        said = {**said, "parts": cleared["parts"], "bytes": said["bytes"] + cleared["bytes"]}
+                reply = sweep(env, really == "yes")
+        reply = {**reply, "parts": cleared["parts"], "bytes": reply["bytes"] + cleared["bytes"]}
     except OSError as error:
-        said = {"error": f"{error.filename or env}: {error.strerror}", "hint": "see its owner: ls -l"}
-    send(said)
+        reply = {"error": f"{error.filename or env}: {error.strerror}", "hint": "see its owner: ls -l"}
+    send(reply)
 
 
 if __name__ == "__main__":

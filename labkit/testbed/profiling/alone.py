@@ -92,14 +92,14 @@ class Measurements:
 
     def failed(self, kind: MeasuredKind, gang: GangShape, why: str) -> None:
         """Note a gang that could not be measured."""
-        told = " ".join(why.split())[-300:]
+        reason = " ".join(why.split())[-300:]
         self.cells.append(
             GangMeasurement(
                 model=kind.model, sync=kind.sync, n_ps=gang.n_ps, n_workers=gang.n_workers, n_hosts=gang.n_hosts,
-                step_s=None, failed=told,
+                step_s=None, failed=reason,
             )
         )  # fmt: skip
-        self.notes.append(f"{kind}, {gang}: {told}")
+        self.notes.append(f"{kind}, {gang}: {reason}")
 
 
 def pace(trainee: MeasuredJob, *, least_s: float = LEAST_S) -> GangPace:

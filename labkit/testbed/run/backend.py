@@ -22,7 +22,7 @@ from labkit.testbed.agent.wire import Refusal, check_name
 from labkit.testbed.inventory import Inventory
 from labkit.testbed.run.amounts import given
 from labkit.testbed.run.event_rows import at, row, wall_s
-from labkit.testbed.run.events import Happenings
+from labkit.testbed.run.events import RunEvents
 from labkit.testbed.run.inbox import Inbox, InboxItem
 from labkit.testbed.run.measuring import RunMeasuring
 from labkit.testbed.run.orders import MemberReply
@@ -114,18 +114,22 @@ class SshBackend:
             changed=self._host_changed, some=some,
         )  # fmt: skip
         self.hosts = self._session.hosts
-        self._happened = Happenings(
+        self._run_events = RunEvents(
             jobs, self.cluster, ledger=self._ledger, hosts=self.hosts, backups=self._session.backups,
             retries=retries or Retries(), now_s=lambda: self.now_s, note=self._note, remember=self._remember,
         )  # fmt: skip
-        self._places, self.dropped = self._happened.places, self._happened.dropped
+        self._places, self.dropped = self._run_events.places, self._run_events.dropped
+        self._note_start()
+        every_s = self.training.measure_every_s
+        self._measuring = RunMeasuring(self.hosts, every_s=every_s, on_rows=self._measured) if every_s else None
+        self._run_events.deployments = self._deployments = [self._deployment(number) for number in range(len(jobs))]
+
+    def _note_start(self) -> None:
+        """Report hosts that could not be reached, and remarks on the others."""
         for host, why in self.hosts.absent.items():
             self._host_changed(host, False, why)
         for note in self._session.notes:
             self._note(note)
-        every_s = self.training.measure_every_s
-        self._measuring = RunMeasuring(self.hosts, every_s=every_s, on_rows=self._measured) if every_s else None
-        self._happened.deployments = self._deployments = [self._deployment(number) for number in range(len(jobs))]
 
     def _deployment(self, number: int) -> RemoteJob:
         on_event = {} if self._measuring is None else {"on_event": partial(self._measuring.note, number)}
@@ -141,7 +145,7 @@ class SshBackend:
     @property
     def idle(self) -> bool:
         """True when nothing will happen unless a scheduler starts a job."""
-        there = all(self.hosts.up.values()) and not self._happened.aside
+        there = all(self.hosts.up.values()) and not self._run_events.aside
         quiet = not self._inbox and not self._ledger.n_holding and there
         return quiet and self._n_arrived == len(self.jobs)
 
@@ -177,13 +181,13 @@ class SshBackend:
         while True:
             rows += self._due()
             for item in self._inbox.taken():
-                rows += at(self._happened.of(item), item.at_s)
+                rows += at(self._run_events.of(item), item.at_s)
             now_s = self.now_s
             if now_s >= min(until_s, tick_s) or (stop_at_event and any(row["kind"][0] in NEWS for row in rows)):
                 return self._folded(rows)
             if self.idle and not np.isfinite(until_s):
                 return self._folded(rows)
-            self._inbox.wait(min([until_s, tick_s, self._next_arrival_s(), *self._happened.aside.values()]) - now_s)
+            self._inbox.wait(min([until_s, tick_s, self._next_arrival_s(), *self._run_events.aside.values()]) - now_s)
 
     def members(self, job: int) -> list[MemberReply]:
         """Return the processes that train a job: name, role, site, pid, whether it has joined, and what it uses.
@@ -236,17 +240,17 @@ class SshBackend:
         if not mine.any():
             if phase != HOLDING:
                 return []
-            self._happened.forget_tasks(number)
+            self._run_events.forget_tasks(number)
             self._deployments[number].set_target(None)
             return [
-                row(Kind.PREEMPTED, job=number, value=self._happened.steps[number], speed=0.0, cause=Cause.PREEMPTED)
+                row(Kind.PREEMPTED, job=number, value=self._run_events.steps[number], speed=0.0, cause=Cause.PREEMPTED)
             ]
         columns = {name: getattr(placement, name)[mine] for name in ("role", "group", "count")}
         place = place_of(self.cluster, **columns)
         sizes = {name: column[mine] for name in ("cpus", "memory_gb") if len(column := getattr(placement, name))}
         amounts = given(self.cluster, **columns, **(_AS_DECLARED | sizes))
         stays = phase == HOLDING and place == self._places.get(number)
-        if stays and amounts == self._happened.amounts.get(number, []):
+        if stays and amounts == self._run_events.amounts.get(number, []):
             return []
         partner = -1
         if len(placement.partner):
@@ -256,12 +260,12 @@ class SshBackend:
             row(Kind.PLACED, job=number, partner=partner, **dict(zip(each, values, strict=True)))
             for values in zip(*(column.tolist() for column in each.values()), strict=True)
         ]
-        if number in self._happened.done_early:  # it was done before it stopped
-            steps = self._happened.done_early.pop(number)
+        if number in self._run_events.done_early:  # it was done before it stopped
+            steps = self._run_events.done_early.pop(number)
             return [*rows, row(Kind.COMPLETED, job=number, value=steps, speed=0.0)]
-        self._places[number], self._happened.amounts[number] = place, amounts
+        self._places[number], self._run_events.amounts[number] = place, amounts
         if stays:
-            self._happened.resizing.add(number)
+            self._run_events.resizing.add(number)
         beside = f"job-{partner}" if partner >= 0 else None
         self._deployments[number].set_target(place, beside=beside, amounts=amounts)
         return rows
@@ -272,7 +276,7 @@ class SshBackend:
             mine = repairs[repairs["job"] == job]
             tasks = [(int(one["role"]), int(one["task"])) for one in mine[mine["kind"] == Repair.REPLACE]]
             balance = bool((mine["kind"] == Repair.BALANCE).any())
-            self._deployments[job].repair(self._happened.rows_of(job), tasks, balance=balance)
+            self._deployments[job].repair(self._run_events.rows_of(job), tasks, balance=balance)
         return [repaired(repairs, time_s=np.nan)]
 
     # --- what happened
@@ -291,7 +295,7 @@ class SshBackend:
 
     def _due(self) -> list[Events]:
         """Return rows for the jobs that have arrived by now, and the hosts that accept jobs again."""
-        rows = self._happened.due()
+        rows = self._run_events.due()
         while self._next_arrival_s() <= self.now_s:
             rows.append(row(Kind.ARRIVED, job=self._n_arrived, time_s=self.now_s))
             self._n_arrived += 1
@@ -328,12 +332,12 @@ class SshBackend:
         self._ledger.fold(history)
         last_s = self._last_s = float(history["time_s"][-1]) if len(history) else 0.0
         self._n_arrived = int(np.count_nonzero(history["kind"] == Kind.ARRIVED))
-        self._happened.steps[:] = self._ledger.belief["steps"]
+        self._run_events.steps[:] = self._ledger.belief["steps"]
         for deployment in self._deployments:
             deployment.progress.saved = int(memory.saved.get(str(deployment.number), 0))
         holding = np.flatnonzero(self._ledger.belief["phase"] == HOLDING).tolist()
         takeover = RunTakeover(
-            self.jobs, ledger=self._ledger, happened=self._happened, hosts=self.hosts, note=self._note
+            self.jobs, ledger=self._ledger, run_events=self._run_events, hosts=self.hosts, note=self._note
         )  # fmt: skip
         if memory.ended:
             self._zero_s, self._began_at = (
@@ -348,7 +352,7 @@ class SshBackend:
                 takeover.adopt(job, memory)
         for name, up in zip(self.cluster.machines, self._ledger.up.tolist(), strict=True):
             if not up:
-                self._happened.out.add(name)
+                self._run_events.out.add(name)
             if not up and self.hosts.up[name]:
                 self._host_changed(name, True)
         for deployment in self._deployments:

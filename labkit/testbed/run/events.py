@@ -26,7 +26,7 @@ from labkit.testbed.run.task_of_member import Row
 from labkit.testbed.run.training import JobPlacement, site_names
 
 
-class Happenings:
+class RunEvents:
     """Turns reports of jobs and hosts into events, and carries out what follows at once.
 
     Parameters

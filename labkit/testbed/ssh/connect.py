@@ -255,9 +255,9 @@ def _explain(error: Exception, *, machine: Machine, known_hosts: Path, timeout_s
             f"{where} did not answer within {timeout_s:g} s; is it up, and does a firewall let SSH through?"
         ) from None
     several = getattr(error, "errors", None)  # one per address that the name has
-    said = "; ".join(str(each.strerror) for each in several.values()) if isinstance(several, dict) else str(error)
+    reasons = "; ".join(str(each.strerror) for each in several.values()) if isinstance(several, dict) else str(error)
     raise HostUnreachableError(
-        f"{where} cannot be reached: {said or type(error).__name__}; is its SSH server up?"
+        f"{where} cannot be reached: {reasons or type(error).__name__}; is its SSH server up?"
     ) from None
 
 

@@ -86,22 +86,22 @@ class Entries:
         self.left_out: list[str] = []
 
     def __iter__(self) -> Iterator[HostEntry]:
-        while (told := self._frames.answer(EntryHeader)).kind != "end":
-            parts = self._checked(told.path)
-            if told.kind == "folder":
+        while (header := self._frames.answer(EntryHeader)).kind != "end":
+            parts = self._checked(header.path)
+            if header.kind == "folder":
                 self._folders.add(parts)
                 yield HostEntry(parts)
                 continue
             if parts in self._folders:
-                raise HostMessageError(f"{readable(told.path)[:100]!r} is a folder, and came as a file.")
-            self._count(told)
-            content = self._content(told)
-            yield HostEntry(parts, told.size, content)
+                raise HostMessageError(f"{readable(header.path)[:100]!r} is a folder, and came as a file.")
+            self._count(header)
+            content = self._content(header)
+            yield HostEntry(parts, header.size, content)
             for _ in content:  # skip what the caller has not read
                 pass
-        if told.entries != len(self._seen):
-            raise HostMessageError(f"{len(self._seen)} entries came, of {told.entries} that were announced.")
-        self.left_out = [readable(each)[:200] for each in told.left_out]
+        if header.entries != len(self._seen):
+            raise HostMessageError(f"{len(self._seen)} entries came, of {header.entries} that were announced.")
+        self.left_out = [readable(each)[:200] for each in header.left_out]
 
     def _checked(self, path: str) -> tuple[str, ...]:
         parts = plain_path(path)
@@ -118,22 +118,22 @@ class Entries:
         self._seen.add(parts)
         return parts
 
-    def _count(self, told: EntryHeader) -> None:
-        self._n_bytes += told.size
+    def _count(self, header: EntryHeader) -> None:
+        self._n_bytes += header.size
         if self._n_bytes > self._most_bytes:
             raise HostMessageError(
                 f"it has more than {self._most_bytes / 1e9:g} GB to send, which is all that is taken."
             )
-        self.sizes[told.path] = told.size
+        self.sizes[header.path] = header.size
 
-    def _content(self, told: EntryHeader) -> Iterator[bytes]:
+    def _content(self, header: EntryHeader) -> Iterator[bytes]:
         came = 0
-        for part in self._frames.parts(at_most=told.size):
+        for part in self._frames.parts(at_most=header.size):
             came += len(part)
             yield part
-        if came != told.size:
+        if came != header.size:
             raise HostMessageError(
-                f"{readable(told.path)[:100]!r} has {came} bytes, of the {told.size} that were announced."
+                f"{readable(header.path)[:100]!r} has {came} bytes, of the {header.size} that were announced."
             )
 
 

@@ -135,9 +135,9 @@ def get(begin: Begin, python: str, source: str, target: Path, *, timeout_s: floa
                     if written[0] > MOST_BYTES:
                         raise FileError(f"cannot read {source}: it has more than {MOST_BYTES / 1e9:g} GB.")
 
-                said = begin([python, "-c", program("give"), source], sink).run(timeout_s=timeout_s)
-            _checked(said, f"read {source}")
-            sent = SENT.search(said.stderr)
+                done = begin([python, "-c", program("give"), source], sink).run(timeout_s=timeout_s)
+            _checked(done, f"read {source}")
+            sent = SENT.search(done.stderr)
             if sent is None or (written[0], found.hexdigest()) != (int(sent[1]), sent[2].decode()):
                 raise FileError(f"cannot read {source}: {written[0]} bytes came that are not what was sent (SHA-256).")
             os.replace(beside, target)
@@ -146,9 +146,9 @@ def get(begin: Begin, python: str, source: str, target: Path, *, timeout_s: floa
     return written[0]
 
 
-def _checked(said: CompletedCommand, what: str) -> None:
-    if said.exited != 0:
-        why = said.stderr.decode(errors="replace").strip().splitlines()[-1:] or [f"exit code {said.exited}"]
+def _checked(done: CompletedCommand, what: str) -> None:
+    if done.exited != 0:
+        why = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or [f"exit code {done.exited}"]
         raise FileError(f"cannot {what}: {readable(why[0])}.")
 
 

@@ -25,7 +25,7 @@ from labkit.testbed.ssh.stream import RemoteStream
 Command = Sequence[str] | str
 """Words, which are quoted; or a constant script for /bin/sh."""
 Each = Callable[[Machine], Command]
-Told = Callable[[str, str], None]
+OnLine = Callable[[str, str], None]
 T = TypeVar("T")
 MAX_THREADS = 64
 
@@ -90,7 +90,7 @@ class Fleet:
         argv: Command | Each,
         *,
         timeout_s: float = 60.0,
-        stream: Told | None = None,
+        stream: OnLine | None = None,
         stdin: bytes | Callable[[Machine], bytes] = b"",
         only: Iterable[str] | None = None,
     ) -> Answers:
@@ -118,15 +118,15 @@ class Fleet:
         lock = threading.Lock()
 
         def one(machine: Machine, stop: Stop) -> HostAnswer:
-            def tell(line: str) -> None:
+            def on_line(line: str) -> None:
                 with lock:
                     stream(machine.name, line)  # type: ignore[misc]
 
             words = argv(machine) if callable(argv) else argv
-            call = self._begin(machine, words, lines=tell if stream else None, stop=stop)
-            said = call.run(timeout_s=timeout_s, stdin=stdin(machine) if callable(stdin) else stdin)
-            out, err = said.stdout.decode(errors="replace"), said.stderr.decode(errors="replace")
-            return HostAnswer(machine.name, said.exited, out, err)
+            call = self._begin(machine, words, lines=on_line if stream else None, stop=stop)
+            done = call.run(timeout_s=timeout_s, stdin=stdin(machine) if callable(stdin) else stdin)
+            out, err = done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
+            return HostAnswer(machine.name, done.exited, out, err)
 
         return self._each(one, only)
 
@@ -299,13 +299,13 @@ class _Link:
             self._connection = None
 
 
-def prefixed(file: TextIO | None = None) -> Told:
+def prefixed(file: TextIO | None = None) -> OnLine:
     """Return a `stream` that prints each line behind its host's name."""
 
-    def tell(host: str, line: str) -> None:
+    def on_line(host: str, line: str) -> None:
         print(f"{host} | {line}", file=file or sys.stdout, flush=True)
 
-    return tell
+    return on_line
 
 
 def _refused(machine: Machine, error: Exception) -> HostError:

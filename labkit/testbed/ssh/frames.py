@@ -133,5 +133,5 @@ def _adapter(kind: Any) -> Any:
 
 def readable(text: bytes | str) -> str:
     """Return the beginning of a text from a host, in one line without control characters."""
-    told = text.decode(errors="replace") if isinstance(text, bytes) else text
-    return "".join(letter if letter.isprintable() else "�" for letter in told[:500])
+    shown = text.decode(errors="replace") if isinstance(text, bytes) else text
+    return "".join(letter if letter.isprintable() else "�" for letter in shown[:500])

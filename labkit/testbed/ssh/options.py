@@ -158,14 +158,14 @@ class SshConfig:
         """Return its options for a host."""
         if self._config is None:
             return Options()
-        said = self._config.lookup(name)
-        keys = [Path(key).expanduser() for key in said.get("identityfile", [])]
+        found = self._config.lookup(name)
+        keys = [Path(key).expanduser() for key in found.get("identityfile", [])]
         there = [str(key) for key in keys if key.exists()] or [str(key) for key in keys]
         return Options(
-            address=said.get("hostname"),
-            port=int(said["port"]) if said.get("port", "").isdigit() else None,
-            user=said.get("user"),
+            address=found.get("hostname"),
+            port=int(found["port"]) if found.get("port", "").isdigit() else None,
+            user=found.get("user"),
             key=there[0] if there else None,
-            proxy_command=said.get("proxycommand"),
-            proxy_jump=said.get("proxyjump"),
+            proxy_command=found.get("proxycommand"),
+            proxy_jump=found.get("proxyjump"),
         )

@@ -111,6 +111,6 @@ class Opening:
         lines = (errors or (self.rest("stderr") or self.rest("stdout")).decode(errors="replace")).strip().splitlines()
         wrote = f"wrote {lines[-1][:200]!r}" if lines else "wrote nothing"
         return ShellError(
-            f"its login shell did not run labkit's command: it {wrote} and ended with exit code {exited}. Give the user "
-            "a shell that runs commands (chsh -s /bin/sh there), or name another user in the inventory."
+            f"its login shell did not run labkit's command: it {wrote} and ended with exit code {exited}. Give the "
+            "user a shell that runs commands (chsh -s /bin/sh there), or name another user in the inventory."
         )
