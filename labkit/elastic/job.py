@@ -33,11 +33,11 @@ from labkit.elastic.arguments import (
     checked_folder,
 )
 from labkit.elastic.checkpoint.resume import check_resume, losses_before
-from labkit.elastic.controller.client import Line
+from labkit.elastic.controller.client import ControllerClient
 from labkit.elastic.controller.deaths import check_restarts
+from labkit.elastic.controller.job_files import EVENTS, LEASES, LOCK, LOST_KNOWN, STATE, JobConfig, records
 from labkit.elastic.controller.losses import STOP, decoded
 from labkit.elastic.controller.placement import ROLES, JobPlacement, checked, of_role
-from labkit.elastic.controller.process import EVENTS, LEASES, LOCK, LOST_KNOWN, STATE, JobConfig, records
 from labkit.elastic.controller.replica_placement import check_standby
 from labkit.elastic.errors import JobError, NotDoneError, OverError
 from labkit.elastic.failure import failed
@@ -134,7 +134,7 @@ class Job:
         self._lease = Lease(self._spec.lease_s)
         self._ended, self._closing = threading.Event(), False
         self._failure, self._cause = "", Cause.UNKNOWN
-        self._line = Line(folder, lease=self._lease, ended=self._ended)
+        self._client = ControllerClient(folder, lease=self._lease, ended=self._ended)
         self._result: Result | None = None
         self._process = self._start()
         threading.Thread(target=self._attend, name="controller", daemon=True).start()
@@ -180,7 +180,7 @@ class Job:
             If nobody would be left, or there would be more servers than blocks; the job goes on as it was.
         """
         replaced = list(replace)
-        self._line.ask("scale", servers=servers, workers=workers, replace=replaced, place=None, strategy=strategy)
+        self._client.ask("scale", servers=servers, workers=workers, replace=replaced, place=None, strategy=strategy)
 
     def place(self, place: Mapping[str, Sequence[int]], *, strategy: str = "handover") -> int:
         """Say how many workers and servers sit on each site: one scaling that adds, removes and moves.
@@ -207,7 +207,7 @@ class Job:
             blocks; the job goes on as it was.
         """
         seats = {site: list(numbers) for site, numbers in place.items()}
-        said = self._line.ask("scale", servers=0, workers=0, replace=[], place=seats, strategy=strategy)
+        said = self._client.ask("scale", servers=0, workers=0, replace=[], place=seats, strategy=strategy)
         return int(said["scaling"])
 
     def balance(self, *, strategy: str = "handover") -> int:
@@ -231,7 +231,7 @@ class Job:
         InputError
             If there is no such strategy; the job goes on as it was.
         """
-        return int(self._line.ask("balance", strategy=strategy)["scaling"])
+        return int(self._client.ask("balance", strategy=strategy)["scaling"])
 
     def resize(self, amounts: Mapping[str, tuple[float | None, float | None]]) -> None:
         """Give members other cores and memory while they go on: no process is started anew.
@@ -251,7 +251,7 @@ class Job:
             If there is no such member, or an amount is not finite and > 0; the job goes on as it was.
         """
         asked = {name: asdict(Amounts(*given)) for name, given in amounts.items()}
-        self._line.ask("resize", amounts={name: [one["cpus"], one["memory_gb"]] for name, one in asked.items()})
+        self._client.ask("resize", amounts={name: [one["cpus"], one["memory_gb"]] for name, one in asked.items()})
 
     def status(self) -> Status:
         """Return where the job is now.
@@ -262,7 +262,7 @@ class Job:
             If its controller does not answer; the job goes on.
         """
         try:
-            said = self._line.ask("status")
+            said = self._client.ask("status")
         except OverError:
             return self._last_status()
         loss = None if said["loss"] is None else decoded(said["loss"])
@@ -300,7 +300,7 @@ class Job:
         if host not in others:
             told = f"host '{host}' is the job's home" if host == home else f"host '{host}' has no site of the job"
             raise InputError(f"{told}; launchers are for {', '.join(others) or 'jobs with sites on other hosts'}.")
-        self._line.open()  # it has written its address before it lets anybody in
+        self._client.open()  # it has written its address before it lets anybody in
         homes = Credentials(self.folder, reach=NetworkConfig(**spec.reach), secrets=self._secrets)
         return homes.archive(launcher_name(host, spec.places.values()), host, files=(SPEC, PROGRAM))
 
@@ -311,7 +311,7 @@ class Job:
         from there. A job that is over stays as it is.
         """
         with contextlib.suppress(OverError):
-            self._line.ask("stop", save=save)
+            self._client.ask("stop", save=save)
 
     def delete(self) -> None:
         """End the job, if it still runs, and remove its folder, unless you have named it: then that is yours.
@@ -320,7 +320,7 @@ class Job:
         """
         if not self._ended.is_set():
             self._end(save=False)
-        self._line.close()
+        self._client.close()
         if not self._keep:
             shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -375,7 +375,7 @@ class Job:
                 return Result(self)
             except JobError as error:
                 self._failure, self._cause = str(error), error.cause
-                self._line.close()
+                self._client.close()
         raise JobError(self._failure, cause=self._cause)
 
     def _controller_ended(self) -> Cause:

@@ -117,7 +117,7 @@ def train(
         raise InputError(f"--{'history' if cores is None else 'cores'} goes with --auto: labkit train {model} --auto.")
     steps = STEPS if steps is None else steps
     from labkit.elastic import models, start
-    from labkit.elastic.controller.scaling import check_strategy
+    from labkit.elastic.controller.scaling_requests import check_strategy
     from labkit.elastic.data import dataset
     from labkit.elastic.protocol.network import ports_of
     from labkit.elastic.requests import ScaleRequest, follow

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from labkit.elastic.controller.block_assignment import reassign
-from labkit.elastic.controller.members import JobTerms
+from labkit.elastic.controller.controller_state import JobTerms
 from labkit.elastic.controller.state_machine import Controller
 from labkit.elastic.protocol.blocks import Vector
 from labkit.elastic.protocol.commands import Command, End, Keep, Load, Note, Over, Start, Tell
@@ -418,7 +418,7 @@ class Stage:
 
             def settled(number: int = number) -> None:
                 left.discard(number)
-                if not left and command.era == self.machine.era:
+                if not left and command.era == self.machine.job.era:
                     self.carry_out(self.machine.loaded(version))
 
             reply = _Answer(actor.up, settled)
@@ -434,7 +434,7 @@ class Stage:
 
     def copied(self, number: int, step: int, vectors: list[Vector], card: dict[str, Any]) -> None:
         era, version = era_and_version(step)
-        if era != self.machine.era:
+        if era != self.machine.job.era:
             return
         state = self.copies.setdefault(version, {})
         state[number] = Block(number, vectors[0], {"velocity": vectors[1]}, version=version)
@@ -498,7 +498,7 @@ class Stage:
     def perish(self) -> None:
         """Let those be gone who live on a host that is lost: nobody tells."""
         for actor in self.actors.values():
-            if actor.alive and actor.host in self.machine.lost:
+            if actor.alive and actor.host in self.machine.job.lost:
                 self.gone(actor.name, prefix=True)
                 with self.network.lock:
                     actor.up.queue.clear()
@@ -526,7 +526,11 @@ class Stage:
     def redundant(self, victims: list[str]) -> bool:
         """Tell whether nothing is lost if these die now: all they own is followed by somebody else."""
         machine = self.machine
-        heirs = [machine.shadow.get(b, ("", 0))[0] for b, owner in machine.owner.items() if owner in victims]
+        heirs = [
+            machine.replication.replicas.get(b, ("", 0))[0]
+            for b, owner in machine.job.owner.items()
+            if owner in victims
+        ]
         return all(h in self.actors and self.actors[h].alive and h not in victims for h in heirs)
 
     def run(self, at_frames: dict[int, Callable[[Stage], None]] | None = None) -> Vector:
@@ -540,7 +544,9 @@ class Stage:
                     todo.pop(when)(self)
         except HungError:
             told = "\n".join([*self.log[-150:], *self.where_all_stand()])
-            raise AssertionError(f"it hangs in phase {self.machine.phase}, {self.machine.scaling}\n{told}") from None
+            raise AssertionError(
+                f"it hangs in phase {self.machine.job.phase}, {self.machine.requests.current}\n{told}"
+            ) from None
         finally:
             for actor in self.actors.values():
                 if actor.role == "worker":
@@ -551,7 +557,8 @@ class Stage:
 
     def where_all_stand(self) -> list[str]:
         """Return lines that tell what everybody has and waits for."""
-        lines = [f"shadow {self.machine.shadow} coming {self.machine.coming} owner {self.machine.owner}"]
+        replication = self.machine.replication
+        lines = [f"shadow {replication.replicas} coming {replication.pending} owner {self.machine.job.owner}"]
         for actor in (actor for actor in self.actors.values() if actor.alive):
             if actor.role == "worker":
                 w, orders = actor.worker, actor.worker._orders

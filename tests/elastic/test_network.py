@@ -190,10 +190,10 @@ def test_nobody_can_pose_as_another(live: Live, tmp_path: Path, certificate: str
 
 def test_a_client_comes_in_on_this_machine_only(live: Live, tmp_path: Path) -> None:
     access = named(live, "launcher.client", tmp_path / "keys")
-    with pytest.raises(AccessError, match="may not come in by this door"):
+    with pytest.raises(AccessError, match="may not connect over this socket"):
         knock(live.controller, access, hello={"name": "launcher", "role": "client"})
     by_file = Address.parse(f"unix:{live.job.folder / 'controller.sock'}")
-    with pytest.raises(AccessError, match="may not come in by this door"):
+    with pytest.raises(AccessError, match="may not connect over this socket"):
         knock(by_file, Access(), hello={"name": "ps-0", "role": "server"})
 
 

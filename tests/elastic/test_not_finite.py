@@ -140,5 +140,5 @@ def test_the_mean_of_losses_keeps_what_is_no_number_in_any_order() -> None:
         assert math.isnan(mean(values))
     assert mean([1e308, 1e308]) == 1e308  # their sum is beyond what a number can be
     losses = StepLosses(2)
-    losses.told(0, [(1, "nan")])
-    assert math.isnan(losses.told(0, [(0, 0.5)]) or 0.0)
+    losses.add(0, [(1, "nan")])
+    assert math.isnan(losses.add(0, [(0, 0.5)]) or 0.0)

@@ -244,7 +244,7 @@ def test_a_launcher_that_is_told_to_end_takes_its_members_along_and_the_job_hear
 def test_a_job_whose_other_host_never_comes_trains_without_it(control: Result, tmp_path: Path) -> None:
     with bed(tmp_path, hosts="", lease_s=1.0) as run:
         lost = run.until("lost_host")
-        assert lost["why"] == "its launcher has not come"
+        assert lost["why"] == "its launcher has not connected"
         assert run.result().digest == control.digest
         assert not run.left_behind()
 
@@ -281,7 +281,7 @@ def test_if_all_who_train_are_on_a_host_that_is_lost_the_job_ends_by_name(tmp_pa
     with bed(tmp_path, place={"b/0": (1, 1)}) as run:
         run.until("loss")
         run.launchers["b"].terminate()
-        with pytest.raises(JobError, match="host b is lost, and nobody of the job is anywhere else"):
+        with pytest.raises(JobError, match="host b is lost, and the job has no member on another host"):
             run.result()
 
 

@@ -77,7 +77,7 @@ class TrainingTable:
             With the first unknown model, and the known ones.
         """
         from labkit.elastic import models
-        from labkit.elastic.controller.scaling import check_strategy
+        from labkit.elastic.controller.scaling_requests import check_strategy
 
         check_strategy(self.strategy)
         for name in jobs.models:
