@@ -16,7 +16,7 @@ from labkit.testbed.run.gpu_claims import Claims
 from labkit.testbed.run.job_events import JobResult
 from labkit.testbed.run.job_launcher import JobLauncher
 from labkit.testbed.run.job_reader import JobReader
-from labkit.testbed.run.job_state import JobState
+from labkit.testbed.run.job_state import RemoteJobState
 from labkit.testbed.run.progress import JobUpdate, Progress
 
 RECONNECT_S: Final = 0.5
@@ -30,7 +30,7 @@ class JobFollower:
     ----------
     task : str
         The job, as agents know it.
-    state : JobState
+    state : RemoteJobState
         Changed as events come.
     hosts, backups : AgentPool, CheckpointCache
         Of the run.
@@ -48,7 +48,7 @@ class JobFollower:
         self,
         task: str,
         *,
-        state: JobState,
+        state: RemoteJobState,
         hosts: AgentPool,
         backups: CheckpointCache,
         launcher: JobLauncher,

@@ -12,7 +12,7 @@ from labkit.testbed.run.task_of_member import TaskNumbers
 
 
 @dataclass(slots=True)
-class JobState:
+class RemoteJobState:
     """State of one job; `change` is held to change it, and notified of changes.
 
     Attributes

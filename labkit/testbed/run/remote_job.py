@@ -20,7 +20,7 @@ from labkit.testbed.run.job_client import JobClient
 from labkit.testbed.run.job_follower import JobFollower
 from labkit.testbed.run.job_launcher import JobLauncher
 from labkit.testbed.run.job_request import JobRequest
-from labkit.testbed.run.job_state import JobState
+from labkit.testbed.run.job_state import RemoteJobState
 from labkit.testbed.run.orders import MemberReply
 from labkit.testbed.run.progress import JobUpdate, Progress
 from labkit.testbed.run.task_of_member import Row, TaskNumbers
@@ -81,7 +81,7 @@ class RemoteJob:
         self.number, self.task = number, f"job-{number}"
         self._hosts, self._backups, self._request, self._on_update = hosts, backups, request, on_update
         self._strategy = strategy
-        self._state = state = JobState()
+        self._state = state = RemoteJobState()
         self._claims = Claims(self.task, hosts=hosts, asks=gpus, wanted=lambda: state.scalings.target is not None)
         self._launcher = JobLauncher(self.task, hosts=hosts, backups=backups, claims=self._claims)
         self._client = JobClient(hosts, task=self.task, home=lambda: state.home)
@@ -231,21 +231,20 @@ class RemoteJob:
                     return self._clear_returned
                 if self._state.dead:
                     return self._end_all
-                if (action := self._next_scaling() or self._next_upkeep()) is not None:
+                delay_s = self._start_delay_s()
+                if (action := self._next_scaling(delay_s) or self._next_upkeep()) is not None:
                     return action
-                delay_s = self._delay_s
                 self._state.change.wait(delay_s if delay_s > 0 else None)
         return None
 
-    @property
-    def _delay_s(self) -> float:
-        """Seconds until the job may start; not above 0 where no start is due."""
+    def _start_delay_s(self) -> float:
+        """Return the seconds until the job may start; not above 0 if no start is due."""
         due = self._state.scalings.requested is None and self._state.scalings.target
         return self._not_before_s - time.monotonic() if due else 0.0
 
-    def _next_scaling(self) -> Callable[[], None] | None:
+    def _next_scaling(self, delay_s: float) -> Callable[[], None] | None:
         target = self._state.scalings.target
-        if target == self._state.scalings.requested or self._delay_s > 0:
+        if target == self._state.scalings.requested or delay_s > 0:
             return None
         if target is None:
             return self._stop
