@@ -382,7 +382,7 @@ def test_a_name_counts_only_with_its_certificate_where_there_are_certificates() 
 @pytest.mark.parametrize(
     ("address", "why"),
     [
-        ("unix:/nowhere/ps-7.sock", "nobody answers at unix:/nowhere/ps-7.sock"),
+        ("unix:/nowhere/ps-7.sock", "no process answers at unix:/nowhere/ps-7.sock"),
         ("tcp://127.0.0.1:9", "would send everything in clear"),
         ("tls://127.0.0.1:9", "needs certificates"),
         ("somewhere", "unknown scheme"),

@@ -241,18 +241,6 @@ def moved(before: Mapping[int, Server], after: Mapping[int, Server]) -> dict[int
     return {block: server for block, server in after.items() if before.get(block) != server}
 
 
-def imbalance(owner: Mapping[int, Server], load: Sequence[float], servers: Sequence[Server]) -> float:
-    """Return the largest load of a server over the mean, >= 1.
-
-    >>> imbalance({0: "a", 1: "a", 2: "b"}, [1.0, 1.0, 1.0], ["a", "b"])
-    1.3333333333333333
-    """
-    total = dict.fromkeys(servers, 0.0)
-    for block, server in owner.items():
-        total[server] += load[block]
-    return max(total.values()) * len(total) / sum(total.values())
-
-
 def _check_servers(n_servers: int) -> None:
     if n_servers < 1:
         raise InputError(f"{n_servers} servers; expected at least one.")

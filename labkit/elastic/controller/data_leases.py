@@ -61,7 +61,9 @@ class DataLeases:
                 lease_s=terms.lease_s, journal=self._journal,
             )  # fmt: skip
         else:
-            self._leases = Leases.restored(queue, era=self._job.era, n_steps=terms.n_steps, journal=self._journal)
+            self._leases = Leases.restored(
+                queue, era=self._job.era, n_steps=terms.n_steps, forgive=self._leases is None, journal=self._journal
+            )
         self._job.progress = self._leases.n_done
 
     def replay(self, records: Iterable[Record], *, now_s: float) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from labkit.elastic.shards import Fate, Journal, Record, ShardLease, ShardService
+from labkit.elastic.shards.saved import forgiven
 
 
 class Grant(NamedTuple):
@@ -57,8 +58,15 @@ class Leases:
         return cls(service, n_steps=n_steps)
 
     @classmethod
-    def restored(cls, state: Mapping[str, Any], *, era: int, n_steps: int, journal: Journal | None = None) -> Leases:
-        """Return the leases of a checkpoint, from which an era begins; earlier leases are void."""
+    def restored(
+        cls, state: Mapping[str, Any], *, era: int, n_steps: int, forgive: bool = False, journal: Journal | None = None
+    ) -> Leases:
+        """Return the leases of a checkpoint, from which an era begins; earlier leases are void.
+
+        `forgive`: earlier failures of ranges do not count. This is for a job that resumes: its data may have been
+        corrected since.
+        """
+        state = forgiven(state) if forgive else state
         plan = state["plan"]
         epochs = _epochs(
             n_samples=plan["n_samples"], batch=plan["base_shard"], n_steps=n_steps

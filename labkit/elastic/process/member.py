@@ -441,8 +441,9 @@ class ServerMember(MemberProcess):
     role = "server"
 
     def __init__(self, folder: Path, name: str, site: str = "") -> None:
+        from labkit.elastic.server.arrivals import Arrivals
         from labkit.elastic.server.optimizers import optimizer
-        from labkit.elastic.server.server import Arrivals, ParameterServer
+        from labkit.elastic.server.server import ParameterServer
         from labkit.elastic.transport.shared_arrays import SharedArrayPool
 
         super().__init__(folder, name, site)
@@ -455,7 +456,7 @@ class ServerMember(MemberProcess):
             sync=self.spec.sync,
             report=self.report,
             copy=self._copy,
-            shelf=SharedArrayPool() if self.spec.sync and self.spec.scheme == Scheme.SHM else None,
+            shared_pool=SharedArrayPool() if self.spec.sync and self.spec.scheme == Scheme.SHM else None,
         )
 
         def welcome(peer: Peer) -> Handler:
@@ -500,7 +501,7 @@ class ServerMember(MemberProcess):
             self.exhausted(error)
 
     def _install(self, order: Mapping[str, Any]) -> None:
-        self.server.install(order["channel"], order["message"])
+        self.server.handover.install(order["channel"], order["message"])
 
     def _begin_era(self, order: Mapping[str, Any]) -> None:
         self.server.begin_era(order["era"])
@@ -508,19 +509,19 @@ class ServerMember(MemberProcess):
     def _hand_over(self, order: Mapping[str, Any]) -> None:
         moves = {int(block): name for block, name in order["moves"]}
         mine, of = order.get("turn", (0, 1))
-        self.server.hand_over(moves, version=order["version"], turn=(mine, of))
+        self.server.handover.hand_over(moves, version=order["version"], turn=(mine, of))
 
     def _take_back(self, order: Mapping[str, Any]) -> None:
-        self.server.take_back(order["blocks"])
+        self.server.handover.take_back(order["blocks"])
 
     def _follow(self, order: Mapping[str, Any]) -> None:
-        self.server.shadows.follow(order["blocks"])
+        self.server.replicas.follow(order["blocks"])
 
     def _own(self, order: Mapping[str, Any]) -> None:
-        self.server.shadows.own(order["blocks"])
+        self.server.replicas.promote(order["blocks"])
 
     def _unfollow(self, order: Mapping[str, Any]) -> None:
-        self.server.shadows.unfollow(order["blocks"])
+        self.server.replicas.unfollow(order["blocks"])
 
     def _copy_at(self, order: Mapping[str, Any]) -> None:
         late = self.server.copy_at(order["version"])
@@ -530,18 +531,18 @@ class ServerMember(MemberProcess):
     def _tell_all(self, _: Mapping[str, Any]) -> None:
         """Tell a new controller which blocks are here."""
         version = 0
-        for block, at_version, moves in self.server.owned():
+        for block, at_version, moves in self.server.blocks.owned():
             self.report("owns", block=block, version=at_version, moves=moves, era=self.server.era)
             version = max(version, at_version)
-        for block, at_version, moves, owner in self.server.unsettled():
+        for block, at_version, moves, owner in self.server.handover.unconfirmed():
             self.report(
                 "unsure", block=block, version=at_version, owner=owner, moves=moves, era=self.server.era,
                 why="the controller was away",
             )  # fmt: skip
-        for block, owner in self.server.moving():
+        for block, owner in self.server.handover.moving():
             self.report("moving", block=block, owner=owner, era=self.server.era)
-        for slot in self.server.slots():
-            self.server.shadows.report_shadow(slot)
+        for slot in self.server.blocks.slots():
+            self.server.replicas.report_replica(slot)
         self.report("here", version=version, has=self.server.era)
 
     def _meet_server(self, order: Mapping[str, Any]) -> None:
@@ -549,13 +550,13 @@ class ServerMember(MemberProcess):
 
     def connected(self, name: str, channel: Channel) -> None:
         """Hand blocks over through it."""
-        self.server.met_server(name, channel, self.addresses[name])
+        self.server.peers.add_server(name, channel, self.addresses[name])
 
     def _seek_server(self, order: Mapping[str, Any]) -> None:
         self.seek(order["name"], self._arrivals)
 
     def _forget(self, order: Mapping[str, Any]) -> None:
-        self.server.forget(order["blocks"])
+        self.server.handover.forget(order["blocks"])
 
     def run(self) -> None:
         """Serve until told to stop."""
@@ -579,7 +580,7 @@ class ServerMember(MemberProcess):
         """Tell now and then how many bytes of gradients came and how long updates took, if the job asks."""
         before, model_bytes = 0, 4 * self.spec.layout.n
         while not self.over.wait(self.spec.loads_every_s):
-            taken = self.server.taken_bytes()
+            taken = self.server.blocks.taken_bytes()
             came = taken - before if taken >= before else taken  # an era begins at 0
             took_s = update_s(self.server.busy.taken_s(), n_bytes=came, model_bytes=model_bytes)
             self.report("served", bytes=came, **({} if took_s is None else {"update_s": took_s}))
@@ -587,7 +588,7 @@ class ServerMember(MemberProcess):
 
     def _tell_each_load(self, order: Mapping[str, Any]) -> None:
         """Tell the load of each block, as a request to balance them asks."""
-        loads = [[block, round(per_s, 1)] for block, per_s in self.server.loads()]
+        loads = [[block, round(per_s, 1)] for block, per_s in self.server.blocks.loads()]
         for i in range(0, max(len(loads), 1), BLOCKS_OF_A_NOTICE):
             last = i + BLOCKS_OF_A_NOTICE >= len(loads)
             columns = {"number": order["number"], "loads": loads[i : i + BLOCKS_OF_A_NOTICE], "last": last}
@@ -613,10 +614,11 @@ class WorkerMember(MemberProcess):
 
         from labkit.elastic.protocol.program import Program, find_modules
         from labkit.elastic.transport.shared_arrays import SharedRegions
+        from labkit.elastic.worker.arrivals import FromServers
         from labkit.elastic.worker.asynchronous import AsyncWorker
         from labkit.elastic.worker.flat import FlatModel
         from labkit.elastic.worker.forward import SampleLoss
-        from labkit.elastic.worker.synchronous import FromServers, Worker
+        from labkit.elastic.worker.synchronous import Worker
 
         super().__init__(folder, name, site)
         torch.set_num_threads(1)
@@ -692,7 +694,7 @@ class WorkerMember(MemberProcess):
     def _found(self, controller: Channel) -> None:
         """Tell first of all what one before may not have heard: this one may not know this worker, and send it away."""
         super()._found(controller)
-        self.worker.retell()
+        self.worker.repeat_losses()
 
     def take(self, order: dict[str, Any]) -> None:
         """Pass on what concerns the steps at once."""
@@ -705,19 +707,19 @@ class WorkerMember(MemberProcess):
         ):  # an answer waits until the new controller is known here
             self.orders.put(order)
             if order["do"] == "alone":
-                self.worker.told(order)
+                self.worker.on_order(order)
         elif order["do"] == "moved":
-            self.worker.moved(order)
+            self.worker.on_moved(order)
         else:
-            self.worker.told(order)
+            self.worker.on_order(order)
             if order["do"] == "stop":
                 self.orders.put(order)
 
     def do(self, order: Mapping[str, Any]) -> None:
         """Connect to a server, or tell a new controller how far this worker is."""
         if order["do"] == "tell":
-            self.worker.told(dict(order))
-            self.report("here", **self.worker.whereabouts())
+            self.worker.on_order(dict(order))
+            self.report("here", **self.worker.progress())
         elif order["do"] == "resize":
             self.resize(order)
         elif order["do"] == "seek":
@@ -762,7 +764,7 @@ class WorkerMember(MemberProcess):
 
     def _attend(self) -> None:
         self.loop()
-        self.worker.told({"do": "stop"})
+        self.worker.on_order({"do": "stop"})
 
 
 def main(arguments: list[str]) -> None:

@@ -43,7 +43,7 @@ def get_ready(folder: Path, role: str) -> None:
     from labkit.elastic.process.member import Spec
 
     if role == "server":
-        import labkit.elastic.server.server
+        import labkit.elastic.server.arrivals
         from labkit.elastic.server.optimizers import optimizer
 
         spec = Spec.load(folder)
@@ -52,6 +52,7 @@ def get_ready(folder: Path, role: str) -> None:
         import torch  # noqa: F401
 
         import labkit.elastic.protocol.program
+        import labkit.elastic.worker.arrivals
         import labkit.elastic.worker.synchronous  # noqa: F401
 
 
