@@ -43,10 +43,10 @@ HOST = (
 LAUNCHER = """
 import sys, threading
 from pathlib import Path
-from labkit.elastic.process import launchers as launch
+from labkit.elastic.process import local_launcher as launch, local_members
 from labkit.elastic.protocol.sites import Site
 
-launch.MODULES = ("sits_there", "sits_there")
+launch.MODULES = local_members.MODULES = ("sits_there", "sits_there")
 socket_0, socket_1 = Site("h/0", "h", devices=("gpu:0", "gpu:1")), Site("h/1", "h", devices=("gpu:2", "gpu:3"))
 
 def spawn(name, role, site):

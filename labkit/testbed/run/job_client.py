@@ -6,6 +6,7 @@ import base64
 from collections.abc import Callable
 from typing import TypeVar
 
+from labkit.elastic.controller.placement import JobPlacement
 from labkit.testbed.errors import HostError
 from labkit.testbed.run.agent_pool import AgentPool
 from labkit.testbed.run.amounts import MemberLimits
@@ -29,7 +30,6 @@ from labkit.testbed.run.orders import (
     message_of,
     reply_of,
 )
-from labkit.testbed.run.training import JobPlacement
 
 ReplyT = TypeVar("ReplyT")
 

@@ -7,13 +7,13 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Final
 
+from labkit.elastic.controller.placement import JobPlacement
 from labkit.elastic.forkserver.place import SWITCH
 from labkit.testbed.agent.errors import AgentError, AgentRefused
 from labkit.testbed.errors import HostError
 from labkit.testbed.run.agent_pool import AgentPool
 from labkit.testbed.run.checkpoint_cache import CheckpointCache
 from labkit.testbed.run.gpu_claims import Asks, Claims
-from labkit.testbed.run.training import JobPlacement
 
 UNPACK_S: Final = 120.0
 UNPACK: Final = 'exec 3<"$1" && rm -f -- "$1" && exec tar -xf - <&3'

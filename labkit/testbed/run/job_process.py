@@ -93,7 +93,7 @@ def start_after_predecessor(request: JobRequest, folder: Path) -> Job:
     LabkitError
         If the earlier job has not ended after `PREDECESSOR_S` (it ends with its parent), or the job cannot start.
     """
-    from labkit.elastic.job import RunningError
+    from labkit.elastic.job_folder import RunningError
 
     until, pause = time.monotonic() + PREDECESSOR_S, threading.Event()
     while True:
@@ -188,7 +188,7 @@ def _cause(error: LabkitError) -> Cause:
 
 def _own(error: LabkitError) -> bool:
     """Return whether a job would fail like that on any host: what it is to train is wrong."""
-    from labkit.elastic.job import RunningError
+    from labkit.elastic.job_folder import RunningError
 
     return isinstance(error, InputError) and not isinstance(error, RunningError)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from labkit.testbed.run.training import JobPlacement
+from labkit.elastic.controller.placement import JobPlacement
 
 
 @dataclass(slots=True)

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from labkit.core.errors import LabkitError
 from labkit.core.events import Cause
+from labkit.elastic.controller.placement import JobPlacement
 from labkit.testbed.agent.errors import AgentRefused
 from labkit.testbed.run.agent_pool import AgentPool
 from labkit.testbed.run.amounts import Given
@@ -24,7 +25,6 @@ from labkit.testbed.run.job_state import RemoteJobState
 from labkit.testbed.run.orders import MemberReply
 from labkit.testbed.run.progress import JobUpdate, Progress
 from labkit.testbed.run.task_of_member import Row, TaskNumbers
-from labkit.testbed.run.training import JobPlacement
 
 STOP_S: Final = 60.0
 """Seconds that a job may take to stop before its processes are ended."""

@@ -13,6 +13,7 @@ from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError
 from labkit.core.jobs import Jobs
 from labkit.core.resources import GPUS
+from labkit.elastic.controller.placement import JobPlacement
 from labkit.elastic.protocol.sites import Site
 from labkit.testbed.agent.shapes import GpuAsk
 from labkit.testbed.inventory import Inventory
@@ -20,9 +21,6 @@ from labkit.testbed.run.job_request import DatasetSpec, JobRequest
 
 ROUNDING: Final = 1e-9
 """Tolerance for sums of shares of GPUs: three times a third is one."""
-
-JobPlacement = dict[str, tuple[int, int]]
-"""Site -> (workers, servers)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
