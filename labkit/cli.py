@@ -18,6 +18,7 @@ from labkit.cli_import import traces_import
 from labkit.cli_sweep import sweep
 from labkit.cli_train import train_policy
 from labkit.cli_tune import tune
+from labkit.cli_watch import watch
 from labkit.core.errors import ComparisonError, LabkitError
 from labkit.core.files import refuse_closed, refuse_unwritable
 from labkit.experiment.command import Interference, attach, run
@@ -25,7 +26,6 @@ from labkit.experiment.fidelity_command import fidelity
 from labkit.experiment.profile_command import profile, simulate
 from labkit.experiment.train_command import train
 from labkit.experiment.truth_options import Checkpoint, Published, Sharding, Troubles, overheads_of
-from labkit.experiment.watch import watch
 
 if TYPE_CHECKING:
     from labkit.results.record import RunRecord

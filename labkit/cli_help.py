@@ -60,7 +60,7 @@ COMMANDS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "runs compare": ("", ("labkit runs compare fifo-demo-0 srtf-demo-0",)),
     "runs remove": ("", ("labkit runs remove srtf-demo-0",)),
     "figure": (LOOK, ("labkit figure fifo-demo-0 srtf-demo-0 --kind jct --out jct.pdf",)),
-    "watch": (LOOK, ("labkit watch optimus-testbed-0",)),
+    "watch": (LOOK, ("labkit watch optimus-testbed-0", "labkit watch optimus-testbed-0 --browser")),
     "fidelity": (LOOK, ("labkit fidelity optimus-testbed-0 --profile profiles/laptop.json",)),
     "run": (TESTBED, ("labkit run testbed --scheduler optimus --hosts testbed/hosts.toml",)),
     "attach": (TESTBED, ("labkit attach optimus-testbed-0",)),

@@ -72,7 +72,8 @@ def train(
         float, typer.Option("--restarts-within", help="That time, in seconds.", metavar="SECONDS")
     ] = WITHIN_S,
     lease_s: Annotated[
-        float, typer.Option("--lease", help="Who does not answer for so long counts as gone.", metavar="SECONDS")
+        float,
+        typer.Option("--lease", help="Silence after which a process counts as gone.", metavar="SECONDS"),
     ] = 3.0,
     start_s: Annotated[
         float, typer.Option("--start-limit", help="A process may take so long to start.", metavar="SECONDS")

@@ -1,7 +1,7 @@
 """Views for notebooks: `%load_ext labkit.notebook`, a run that can be watched and steered, and the lab as one widget.
 
-Views stay outside the core: they read events, and call what a script would call. To add one, subclass
-`labkit.notebook.views.LiveView`.
+Views stay outside the core: they read events, and call what a script would call. What they show is made in
+`labkit.live`; to add one, write a feed there and subclass `labkit.notebook.views.LiveView`.
 """
 
 from __future__ import annotations
@@ -11,18 +11,22 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from labkit.notebook.app import LabApp
+    from labkit.notebook.panels import RunBoard
     from labkit.notebook.run import LiveRun
     from labkit.notebook.training import watch
-    from labkit.notebook.views import LiveCards, LiveGantt, LiveHeatMap
+    from labkit.notebook.views import LiveCards, LiveDecisions, LiveGantt, LiveHeatMap, LiveSignals
     from labkit.notebook.where import live_auto, live_deploy
 
 _HOME = {
     "LabApp": "app",
     "watch": "training",
     "LiveCards": "views",
+    "LiveDecisions": "views",
     "LiveGantt": "views",
     "LiveHeatMap": "views",
     "LiveRun": "run",
+    "LiveSignals": "views",
+    "RunBoard": "panels",
     "live_auto": "where",
     "live_deploy": "where",
 }
@@ -30,9 +34,12 @@ _HOME = {
 __all__ = [
     "LabApp",
     "LiveCards",
+    "LiveDecisions",
     "LiveGantt",
     "LiveHeatMap",
     "LiveRun",
+    "LiveSignals",
+    "RunBoard",
     "live_auto",
     "live_deploy",
     "load_ipython_extension",

@@ -13,11 +13,13 @@ import ipywidgets as ipw
 from labkit.core.errors import LabkitError
 from labkit.core.jobs import Jobs
 from labkit.core.protocols import Scheduler
+from labkit.live.feeds import Ghost
 from labkit.notebook.code import Choice
 from labkit.notebook.controls import CodePanel, Controls, RunForm
 from labkit.notebook.html import runs_html
-from labkit.notebook.run import READY, LiveRun, one_line, running_loop
-from labkit.notebook.views import Ghost, LiveCards, LiveGantt, LiveHeatMap
+from labkit.notebook.loop import one_line, running_loop
+from labkit.notebook.panels import RunPanels
+from labkit.notebook.run import READY, LiveRun
 from labkit.notebook.where import place
 from labkit.results import RunRecord
 from labkit.schedulers import available
@@ -82,7 +84,7 @@ class LabApp(ipw.VBox):  # type: ignore[misc]
             schedulers=[*self._own, *available()], seed=seed, speedup=speedup,
         )  # fmt: skip
         self._controls = Controls(run=self.start, pause=self.pause, step=self.step, stop=self.stop, where=self._where)
-        self._cards, self._gantt, self._heat_map = LiveCards(), LiveGantt(), LiveHeatMap()
+        self._panels = RunPanels()
         self._code = CodePanel()
         self._table = ipw.HTML(layout=ipw.Layout(display="none", margin="0", overflow="auto"))
         super().__init__(self._parts())
@@ -93,10 +95,8 @@ class LabApp(ipw.VBox):  # type: ignore[misc]
         self._prepare()
 
     def _parts(self) -> list[Any]:
-        tabs = ipw.Tab([self._gantt, self._heat_map], titles=("Gantt", "Heat-map"), layout=ipw.Layout(margin="0"))
         code = ipw.Accordion([self._code], titles=("Copy as code",), layout=ipw.Layout(margin="0"))
-        shown = ipw.VBox([self._cards, tabs], layout=ipw.Layout(flex="1 1 0", min_width="0", grid_gap="10px"))
-        body = ipw.HBox([self._form.box, shown], layout=ipw.Layout(grid_gap="16px", align_items="flex-start"))
+        body = ipw.HBox([self._form.box, self._panels], layout=ipw.Layout(grid_gap="16px", align_items="flex-start"))
         self.layout = ipw.Layout(grid_gap="12px", margin="4px 0", max_width="1240px")
         return [self._controls.box, body, self._table, code]
 
@@ -185,10 +185,8 @@ class LabApp(ipw.VBox):  # type: ignore[misc]
     def _watch(self, run: LiveRun) -> None:
         self.run = run
         ghosts = [Ghost.of(record) for record in self._earlier(run)]
-        self._cards.watch(run)
-        self._gantt.watch(run, ghosts=ghosts)
-        self._heat_map.watch(run, ghosts=ghosts)
-        run.observe(lambda _: self._show(run), "state")
+        self._panels.watch(run, ghosts=ghosts)
+        run.observe(lambda _: self._show(run), ["state", "aside"])
         self._show(run)
 
     def _earlier(self, run: LiveRun) -> list[RunRecord]:
@@ -204,7 +202,7 @@ class LabApp(ipw.VBox):  # type: ignore[misc]
         """Follow the run's state."""
         if run is not self.run:
             return
-        self._controls.show(run.state, run.error or (run.notes[-1] if run.notes else ""))
+        self._controls.show(run.state, run.status.text)
         self._form.enable(run.state == READY or run.over)
         if run.over and run.board.n_arrived:
             self.records.append(run.record)

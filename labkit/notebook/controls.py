@@ -11,9 +11,10 @@ import anywidget
 import ipywidgets as ipw
 import traitlets
 
+from labkit.live.feeds import source
 from labkit.notebook.code import Choice
 from labkit.notebook.run import PAUSED, RUNNING, STOPPING
-from labkit.notebook.views import source
+from labkit.notebook.views import HERE, STYLE
 from labkit.notebook.where import Where
 
 PACES: Final = {
@@ -112,7 +113,8 @@ def _button(text: str, icon: str, tip: str, act: Callable[[], None], *, style: s
 class CodePanel(anywidget.AnyWidget):
     """The Python and the command line of a run, each with a button that copies it."""
 
-    _esm = source("code.js")
+    _esm = source("code.js", folder=HERE)
+    _css = STYLE
     python = traitlets.Unicode("").tag(sync=True)
     shell = traitlets.Unicode("").tag(sync=True)
 

@@ -7,23 +7,26 @@ import copy
 import math
 import threading
 import time
-import traceback
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import traitlets
 
-from labkit.core.errors import InputError, LabkitError, StoppedError, unknown
-from labkit.core.events import Events, Kind, joined
+from labkit.core.errors import InputError, unknown
+from labkit.core.events import Kind, joined
 from labkit.core.protocols import Backend, Scheduler
-from labkit.experiment import Experiment, Session
+from labkit.experiment import Experiment
 from labkit.experiment.machines import OnMachines
-from labkit.notebook.board import Board
-from labkit.results import RunInfo, RunRecord, RunState
+from labkit.live.board import Board
+from labkit.live.model import LiveModel
+from labkit.live.status import RunStatus
+from labkit.notebook.loop import one_line, running_loop
+from labkit.notebook.work import RunWork
+from labkit.results import RunRecord, RunState
 from labkit.schedulers import named
-from labkit.simulator import Paced
 
 if TYPE_CHECKING:
     from labkit.testbed.run.orders import MemberReply
@@ -31,17 +34,16 @@ if TYPE_CHECKING:
 TICK_S: Final = 0.05
 """Traits change at most this often."""
 
-LOOK_S: Final = 0.2
-"""Between two looks at machines while no decisions are made."""
-
 MOST_EVENTS_PER_TICK: Final = 8_000
 """What is folded at once, so that the kernel goes on answering."""
 
 READY, RUNNING, PAUSED, STOPPING = "ready", "running", "paused", "stopping"
 OVER: Final = {"done": RunState.DONE, "stopped": RunState.STOPPED, "failed": RunState.FAILED}
 
-Listener = Callable[[set[int]], None]
-"""Called on the kernel's loop when the board has changed, with the device groups whose tasks changed."""
+INTERRUPTED: Final = "a cell that waited for this run was interrupted; the run goes on: Stop, or stop(), ends it"
+
+Listener = Callable[[], None]
+"""Called on the kernel's loop when what is shown has changed."""
 
 
 class LiveRun(traitlets.HasTraits):
@@ -75,9 +77,11 @@ class LiveRun(traitlets.HasTraits):
         Clock of the run, and its pace; the pace may be set on the way.
     error : str
         One line on what went wrong; `exception` has the rest.
+    aside : str
+        One line where a cell that waited for the run was interrupted: the run goes on.
     metrics : dict
         now_s, n_jobs, n_arrived, n_done, n_running, n_waiting, gpus_held, n_gpus, mean_jct_s, n_decisions.
-    board : Board
+    model : LiveModel
         What views show.
     """
 
@@ -85,6 +89,7 @@ class LiveRun(traitlets.HasTraits):
     now_s = traitlets.Float(0.0)
     speedup = traitlets.Float(math.inf)
     error = traitlets.Unicode("")
+    aside = traitlets.Unicode("")
     metrics = traitlets.Dict()
 
     def __init__(
@@ -96,78 +101,70 @@ class LiveRun(traitlets.HasTraits):
         speedup: float = math.inf,
         backend: Backend | None = None,
     ) -> None:
+        sizes = np.zeros(len(experiment.jobs)) if getattr(backend, "live", False) else None  # not the catalogue's
         super().__init__(speedup=speedup)
         self.experiment = experiment
         made, self.name = named(scheduler, name)
-        self.exception: BaseException | None = None
-        self.board = Board(experiment.jobs, experiment.cluster)
-        self._scheduler = copy.deepcopy(made)
+        self._work = RunWork(
+            experiment, copy.deepcopy(made), name=self.name, backend=backend or experiment.simulator(),
+            speedup=speedup, heard=self._hear, over=self._end,
+        )  # fmt: skip
+        self.model = LiveModel(experiment.jobs, experiment.cluster, reasons=self._work.reasons, sizes=sizes)
+        self._paced, self._gate, self._heard = self._work.paced, self._work.gate, self._work.events
         self._caveats = experiment.caveats(made, name=self.name)
-        self._backend = backend or experiment.simulator()
-        self._paced = Paced(self._backend, speedup=speedup)
-        self._heard: list[Events] = []
-        self._reasons: list[str] = []
         self._n_folded, self._folded_at = 0, 0.0
-        self._info: RunInfo | None = None
         self._listeners: list[Listener] = []
-        self._gate = threading.Condition()
-        self._paused, self._stopping, self._tickets = False, False, 0
-        self._ended = ""
-        self._began = self._wall_s = math.nan
-        self._thread: threading.Thread | None = None
         self._loop = running_loop()
         self.observe(lambda change: self._paced.set_speedup(change["new"]), "speedup")
-        self._tell(set())
+        self._tell()
 
     # --- steering
 
     def start(self) -> LiveRun:
         """Begin, or go on after a pause; return this run, which can be awaited."""
-        with self._gate:
-            self._paused, self._tickets = False, 0
-            self._gate.notify_all()
+        self._gate.open()
         self._paced.go_on()
         self._enter(RUNNING)
+        self._set(aside="")
         return self
 
     def pause(self) -> None:
         """Make no further decision until `start` or `step`, and stop the clock, unless it is that of real machines."""
-        if self._thread is None or self.over:
+        if self._work.thread is None or self.over:
             return
-        with self._gate:
-            self._paused, self._tickets = True, 0
+        self._gate.close()
         if not self.live:
             self._paced.hold()
         self._enter(PAUSED)
 
     def step(self) -> None:
         """Make one decision, let time pass until the next one is due, and pause there."""
-        with self._gate:
-            self._paused = True
-            self._tickets += 1
-            self._gate.notify_all()
+        self._gate.admit()
         self._paced.hurry()
         self._enter(PAUSED)
 
     def stop(self) -> None:
         """End the run; what happened so far stays in `record`."""
-        if self._thread is None or self.over:
+        if self._work.thread is None or self.over:
             return
-        with self._gate:
-            self._stopping = True
-            self._gate.notify_all()
+        self._gate.stop()
         self._paced.interrupt()
         self._set(state=STOPPING)
 
     @property
     def live(self) -> bool:
         """True where jobs really train: their time cannot be held or hurried."""
-        return self._paced.live
+        return self._work.live
+
+    @property
+    def exception(self) -> BaseException | None:
+        """What made the run fail."""
+        return self._work.exception
 
     @property
     def notes(self) -> list[str]:
         """What a reader of the run's numbers has to know, and what went wrong on machines on the way, in words."""
-        return [*self._caveats, *getattr(self._backend, "notes", ())]
+        return [*self._caveats, *getattr(self._work.backend, "notes", ())]
 
     @property
     def over(self) -> bool:
@@ -182,8 +179,9 @@ class LiveRun(traitlets.HasTraits):
         InputError
             If it was never started.
         """
-        self._refuse_unstarted().join(timeout_s)
-        if self._ended and running_loop() is self._loop:
+        with self._told_if_interrupted():
+            self._refuse_unstarted().join(timeout_s)
+        if self._work.ended and running_loop() is self._loop:
             self._settle()
         return self
 
@@ -192,10 +190,23 @@ class LiveRun(traitlets.HasTraits):
         return self._until_over().__await__()
 
     async def _until_over(self) -> LiveRun:
-        self._refuse_unstarted()
-        while not self.over:
-            await asyncio.sleep(TICK_S)
+        await self._until(lambda: self.over)
         return self
+
+    async def _until(self, true: Callable[[], bool]) -> None:
+        self._refuse_unstarted()
+        with self._told_if_interrupted():
+            while not true() and not self.over:
+                await asyncio.sleep(TICK_S)
+
+    @contextmanager
+    def _told_if_interrupted(self) -> Iterator[None]:
+        """Say so where a cell that waits is interrupted: the run goes on in its thread."""
+        try:
+            yield
+        except (asyncio.CancelledError, KeyboardInterrupt):
+            self._set(aside=INTERRUPTED)
+            raise
 
     async def happened(self, kind: str, *, n: int = 1) -> int:
         """Wait until so many events of a kind were heard, or the run is over; return how many were.
@@ -210,10 +221,8 @@ class LiveRun(traitlets.HasTraits):
         kinds = {each.name.lower(): each for each in Kind}
         if kind not in kinds:
             raise unknown("kind of event", kind, kinds)
-        self._refuse_unstarted()
-        while (found := self._count(kinds[kind])) < n and not self.over:
-            await asyncio.sleep(TICK_S)
-        return found
+        await self._until(lambda: self._count(kinds[kind]) >= n)
+        return self._count(kinds[kind])
 
     async def until(self, now_s: float) -> LiveRun:
         """Wait until so many seconds of the run have passed, or it is over.
@@ -223,18 +232,16 @@ class LiveRun(traitlets.HasTraits):
         InputError
             If the run was never started.
         """
-        self._refuse_unstarted()
-        while self._paced.now_s < now_s and not self.over:
-            await asyncio.sleep(TICK_S)
+        await self._until(lambda: self._paced.now_s >= now_s)
         return self
 
     def _count(self, kind: Kind) -> int:
         return sum(int(np.count_nonzero(batch["kind"] == kind)) for batch in self._heard[:])
 
     def _refuse_unstarted(self) -> threading.Thread:
-        if self._thread is None:
+        if self._work.thread is None:
             raise InputError("this run was not started; call start() first, e.g. await run.start().")
-        return self._thread
+        return self._work.thread
 
     def members(self, job: int = 0) -> list[MemberReply]:
         """Return name, role, site, pid and whether it has joined of each process that trains a job on machines.
@@ -244,31 +251,34 @@ class LiveRun(traitlets.HasTraits):
         InputError
             If the run is simulated: nothing trains there; or if it is over: how it ended, and why.
         """
-        if not isinstance(self._backend, OnMachines):
+        if not isinstance(self._work.backend, OnMachines):
             raise InputError(f"run '{self.name}' is simulated; only jobs on machines have processes.")
-        if self._ended:
+        if self._work.ended:
             why = one_line(self.exception) if self.exception else "no process trains any more"
-            raise InputError(f"run '{self.name}' is over ({self._ended}): {why}.")
-        return self._backend.members(job)
+            raise InputError(f"run '{self.name}' is over ({self._work.ended}): {why}.")
+        return self._work.backend.members(job)
 
     # --- what happened
 
     @property
     def record(self) -> RunRecord:
         """The record of what happened so far."""
-        heard = self._heard[:]
-        state = OVER.get(self.state, RunState.RUNNING)
-        wall_s = self._wall_s if self._ended else time.monotonic() - self._began
-        info = replace(self._info or self._new_info(), state=state, wall_s=wall_s)
-        rows = joined(heard)
+        work = self._work
+        info = replace(work.info(), state=OVER.get(self.state, RunState.RUNNING))
         return RunRecord(
-            info=info, jobs=self.experiment.jobs, cluster=self.experiment.cluster, events=rows,
-            reasons=self._reasons[:],
+            info=info, jobs=self.experiment.jobs, cluster=self.experiment.cluster, events=joined(work.events[:]),
+            reasons=work.reasons[:],
         )  # fmt: skip
 
-    def _new_info(self) -> RunInfo:
-        info = self.experiment.info(self._scheduler, name=self.name)
-        return replace(info, backend="testbed") if self.live else info
+    @property
+    def board(self) -> Board:
+        """Who does what since when, and how full each machine is."""
+        return self.model.board
+
+    @property
+    def status(self) -> RunStatus:
+        """How it is doing."""
+        return RunStatus(self.state, self.error or self.aside or (self.notes[-1] if self.notes else ""))
 
     def listen(self, listener: Listener) -> None:
         """Call a view after every change of the board."""
@@ -282,80 +292,26 @@ class LiveRun(traitlets.HasTraits):
 
     def _enter(self, state: str) -> None:
         """Begin the thread if it has not begun, and tell the new state."""
-        if self.over or self._stopping:
+        if self.over or self._gate.stopping:
             return
-        if self._thread is None:
-            self._began = time.monotonic()
-            self._thread = threading.Thread(target=self._work, name=f"labkit {self.name}", daemon=True)
-            self._thread.start()
-            if self._loop is not None:
-                self._loop.call_soon_threadsafe(self._tick)
+        if self._work.begin() and self._loop is not None:
+            self._loop.call_soon_threadsafe(self._tick)
         self._set(state=state)
 
-    def _work(self) -> None:
-        ended = "failed"
-        try:
-            ended = self._run()
-        except StoppedError:
-            ended = "stopped"
-        except Exception as error:  # a notebook must hear of it, not the thread's stderr
-            self.exception = error
-        try:
-            self._let_go()
-        except Exception as error:
-            ended, self.exception = "failed", self.exception or error
-        self._wall_s = time.monotonic() - self._began
-        self._ended = ended
-        if self._loop is None:
-            self._settle()
-
-    def _run(self) -> str:
-        self._info = self._new_info()
-        observers: list[Callable[[Events], None]] = [self._hear]
-        if isinstance(self._backend, OnMachines):
-            observers.append(self._backend.note)
-            self._backend.reasons = self._reasons
-        session = self.experiment.session(
-            self._scheduler, observers=observers, backend=self._paced, reasons=self._reasons
-        )  # fmt: skip
-        while not session.done and self._may_go(session):
-            session.step(self._scheduler.schedule(session.snapshot()))
-        return "done" if session.done else "stopped"
-
-    def _may_go(self, session: Session) -> bool:
-        """Wait while the run is paused; tell whether a decision is to be made then."""
-        while self._held() and not session.done:
-            if self.live:
-                session.look(LOOK_S)
-            else:
-                with self._gate:
-                    self._gate.wait_for(lambda: not self._held())
-        with self._gate:
-            self._tickets = max(self._tickets - 1, 0)
-            return not self._stopping and not session.done
-
-    def _held(self) -> bool:
-        return self._paused and not self._tickets and not self._stopping
-
-    def _let_go(self) -> None:
-        """Close a backend that can be closed: machines are let go of."""
-        close = getattr(self._backend, "close", None)
-        if close is not None:
-            close()
-
-    def _hear(self, batch: Events) -> None:
-        if not len(batch):
-            return
-        self._heard.append(batch)
+    def _hear(self) -> None:
         if self._loop is None and time.monotonic() > self._folded_at + TICK_S:
             self._folded_at = time.monotonic()
             self._fold(None)
+
+    def _end(self) -> None:
+        if self._loop is None:
+            self._settle()
 
     # --- the loop of the kernel
 
     def _tick(self) -> None:
         """Bring the board and the traits up to date, and come back soon."""
-        ended = self._ended  # read before the board: what is heard later belongs to the next tick
+        ended = self._work.ended  # read before the board: what is heard later belongs to the next tick
         self._fold(MOST_EVENTS_PER_TICK)
         if ended and self._n_folded == len(self._heard):
             self._settle()
@@ -366,43 +322,37 @@ class LiveRun(traitlets.HasTraits):
         """Fold all that is left and say how it ended; only once."""
         self._fold(None)
         if not self.over:
-            self.error = "" if self.exception is None else one_line(self.exception)
-            self.state = self._ended
-            self._tell(set())
+            self.aside, self.error = "", "" if self.exception is None else one_line(self.exception)
+            self.state = self._work.ended
+            self._tell()
 
     def _fold(self, most: int | None) -> None:
-        n = 0
+        first, n = self._n_folded, 0
         while self._n_folded < len(self._heard) and (most is None or n < most):
-            batch = self._heard[self._n_folded]
-            self.board.fold(batch)
+            n += len(self._heard[self._n_folded])
             self._n_folded += 1
-            n += len(batch)
+        self.model.fold(joined(self._heard[first : self._n_folded]))
         if n or self._clock_s() != self.now_s:
-            groups, self.board.changes.groups = self.board.changes.groups, set()
-            self._tell(groups)
+            self._tell()
 
-    def _tell(self, groups: set[int]) -> None:
+    def _tell(self) -> None:
         board = self.board
         self.now_s = self._clock_s()
         self.metrics = {
-            "now_s": self.now_s,
-            "n_jobs": len(board.jobs),
-            "n_arrived": board.n_arrived,
-            "n_done": board.n_done,
-            "n_running": board.n_running,
-            "n_waiting": board.n_waiting,
-            "gpus_held": board.gpus_held,
-            "n_gpus": board.cluster.n_gpus,
-            "mean_jct_s": board.mean_jct_s,
-            "n_decisions": board.n_decisions,
-        }
+            "now_s": self.now_s, "n_jobs": len(board.jobs), "n_arrived": board.n_arrived, "n_done": board.n_done,
+            "n_running": board.n_running, "n_waiting": board.n_waiting, "gpus_held": board.gpus_held,
+            "n_gpus": board.cluster.n_gpus, "mean_jct_s": board.mean_jct_s, "n_decisions": board.n_decisions,
+        }  # fmt: skip
+        self._tell_views()
+
+    def _tell_views(self) -> None:
         for listener in self._listeners:
-            listener(groups)
+            listener()
 
     def _clock_s(self) -> float:
         """Return how late it is: what was told is past, and the end is that of the record."""
         behind = self._n_folded < len(self._heard)
-        finished = self._ended and self._ended != "stopped"
+        finished = self._work.ended and self._work.ended != "stopped"
         return self.board.now_s if finished or behind else max(self._paced.now_s, self.board.now_s)
 
     def _set(self, **traits: Any) -> None:
@@ -416,25 +366,4 @@ class LiveRun(traitlets.HasTraits):
         if not self.over:
             for name, value in traits.items():
                 setattr(self, name, value)
-
-
-def running_loop() -> asyncio.AbstractEventLoop | None:
-    """Return the loop that runs in this thread, if one does."""
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
-
-
-def one_line(error: BaseException) -> str:
-    """Return what went wrong in one line; for what labkit did not raise on purpose, with the place.
-
-    >>> one_line(InputError("unknown cluster 'dem'."))
-    "unknown cluster 'dem'."
-    """
-    said = " ".join(str(error).split())
-    if isinstance(error, LabkitError):
-        return said
-    frames = traceback.extract_tb(error.__traceback__)
-    place = next((frame for frame in reversed(frames) if frame.name == "schedule"), frames[-1] if frames else None)
-    return f"{type(error).__name__}: {said}" + (f" (in {place.name}, line {place.lineno})." if place else "")
+            self._tell_views()

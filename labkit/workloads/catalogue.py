@@ -18,7 +18,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from labkit.core.errors import unknown
+import numpy as np
+
+from labkit.core.errors import InputError, unknown
+from labkit.core.jobs import Jobs
+from labkit.core.resources import Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +223,17 @@ def model(name: str) -> Model:
     if found is None:
         raise unknown("model", name, _MODELS.keys() | _ALIASES.keys())
     return found
+
+
+def model_bytes(jobs: Jobs) -> Floats:
+    """Return the bytes of each job's parameters, (N,); 0 where the catalogue does not know its model."""
+    sizes = np.zeros(len(jobs.models))
+    for k, name in enumerate(jobs.models):
+        try:
+            sizes[k] = model(name).bytes
+        except InputError:
+            continue
+    return sizes[jobs.model]
 
 
 def step_s(name: str, *, n_workers: int, n_ps: int, nic_gbps: float = 10.0) -> float:

@@ -16,7 +16,7 @@ TALL = {"width": 1300, "height": 7000}
 """JupyterLab leaves out cells that are not on the screen."""
 
 AT_ONCE_S = 2.0
-"""A click is to be answered in 0.4 s; a machine that tests may be five times as slow."""
+"""A click is to be answered in 0.3 s on an idle machine; one that tests may be several times as slow."""
 
 IDLE = "window.jupyterapp?.shell?.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'"
 INK = """canvas => {

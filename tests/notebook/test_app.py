@@ -50,7 +50,7 @@ def test_earlier_runs_stay_in_the_table_and_as_ghosts(trace):
         app._form.scheduler.value = name
         finish(app)
     assert [record.info.scheduler for record in app.records] == ["fifo", "srtf", "fifo", "drf"]
-    assert [ghost.name for ghost in app._gantt.ghosts] == ["fifo", "srtf"]
+    assert [ghost.name for ghost in app._panels.gantt.ghosts] == ["fifo", "srtf"]
     assert app._table.value.count("<tr") == 5
 
 

@@ -10,9 +10,10 @@ import pytest
 
 from labkit.core import Jobs
 from labkit.experiment import Experiment, simulate
+from labkit.live.feeds import Ghost
 from labkit.notebook import LiveCards, LiveGantt, LiveHeatMap, LiveRun
 from labkit.notebook.html import SHOWN, cluster_html, jobs_html, plain, record_html, runs_html, snapshot_html
-from labkit.notebook.views import Ghost, source
+from labkit.notebook.views import STYLE
 from labkit.topology import build, no_network
 
 
@@ -81,7 +82,7 @@ def test_the_heat_map_tells_whose_gpus_are_held(experiment):
     view = LiveHeatMap(live)
     half = experiment.run("fifo").events
     live.board.fold(half[: len(half) // 2])
-    told = view.now(live, set(range(experiment.cluster.n_groups)))["groups"]
+    told = view.feed.now()["groups"]
     held = {group: gpus for group, gpus, _ in told}
     assert sum(held.values()) == live.board.gpus_held > 0
     assert all(says.startswith("job ") for _, gpus, says in told if gpus)
@@ -161,7 +162,7 @@ def test_after_a_restart_of_the_kernel_the_widget_says_what_to_do():
     """JupyterLab gives every widget this class when its kernel is gone; nothing else can be said then."""
     from importlib.metadata import distribution
 
-    css = source("app.css")
+    css = STYLE
     assert "Run this cell again" in css.partition(".labkit-app.jupyter-widgets-disconnected::before")[2][:300]
     scripts = [file for file in distribution("jupyterlab_widgets").files or () if file.suffix == ".js"]
     assert any("jupyter-widgets-disconnected" in file.locate().read_text(errors="replace") for file in scripts)

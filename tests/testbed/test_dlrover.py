@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from labkit.experiment.watch import Watched, shown
 
 from labkit.core import Jobs
 from labkit.core.events import Kind
 from labkit.core.ledger import Ledger
 from labkit.core.resources import amounts
 from labkit.experiment import deploy
-from labkit.experiment.watch import Watched, shown
 from labkit.results.store import load
 from labkit.results.tuning import configurations
 from labkit.testbed.inventory import Inventory

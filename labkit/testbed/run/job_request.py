@@ -83,7 +83,7 @@ class JobRequest:
         """
         from pydantic import TypeAdapter, ValidationError
 
-        from labkit.core.jobs import told
+        from labkit.core.faults import told
 
         try:
             request = TypeAdapter(cls).validate_json(path.read_bytes())

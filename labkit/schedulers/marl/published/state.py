@@ -17,6 +17,7 @@ from labkit.schedulers.marl.published.form import Form
 from labkit.schedulers.marl.published.graphs import Graph, Numbers
 from labkit.speed.interference.use import ModelUse, task_use
 from labkit.speed.network import link_loads
+from labkit.workloads.catalogue import model_bytes
 
 TOLD = [CPUS, GPUS]
 """Resources in the order of the text's example: cores, then GPUs."""
@@ -29,7 +30,7 @@ class AgentView:
     Attributes
     ----------
     agent : int
-        Who.
+        The jobs.
     nodes : array
         (P, R + 2 J) of the nodes that take tasks: what is free, and workers and PSs of each job there.
     models : array
@@ -142,16 +143,3 @@ class Loads:
         speed = snapshot.jobs.speed[np.minimum(at, len(snapshot.jobs) - 1)] if len(running.job) else np.zeros(0)
         link = link_loads(running, jobs=snapshot.table, cluster=cluster, model_bytes=self._bytes, speed=speed)
         return link, np.asarray(bus, np.float64)
-
-
-def model_bytes(jobs: Jobs) -> Floats:
-    """Return the bytes of each job's parameters, (N,); 0 where the catalogue does not know its model."""
-    from labkit.workloads import catalogue
-
-    sizes = np.zeros(len(jobs.models))
-    for k, name in enumerate(jobs.models):
-        try:
-            sizes[k] = catalogue.model(name).bytes
-        except InputError:
-            continue
-    return sizes[jobs.model]

@@ -28,7 +28,6 @@ class HeatMap {
 
   begin(content) {
     this.content = content;
-    this.line.look = content.look;
     this.live = new Set();
     this.machines = content.machines.map(([name, built]) => ({ name, built, groups: [], changes: [], at: 0, painted: 0 }));
     this.group = content.owners.map(([machine, built], number) => {
@@ -39,10 +38,13 @@ class HeatMap {
     this.line.stage.style.height = `${Math.max(160, Math.min(460, this.machines.length * 40)) + BOTTOM}px`;
     this.line.title.textContent = content.title;
     this.line.right = this.cellsWidth() + 18;
-    this.line.legend.replaceChildren();
-    const heat = `linear-gradient(90deg,${content.look.heat.join(",")})`;
-    this.line.swatch("no … all GPUs held", { width: "40px", background: heat });
     this.stale = new Set(this.machines.keys());
+    this.line.dress();
+  }
+
+  keys() {
+    const heat = `linear-gradient(90deg,${this.line.look.heat.join(",")})`;
+    this.line.swatch(`no … all ${this.content.unit} held`, { width: "40px", background: heat });
   }
 
   fill(group, gpus, says) {
@@ -51,7 +53,7 @@ class HeatMap {
   }
 
   colour(machine, gpus) {
-    const { look } = this.content;
+    const { look } = this.line;
     if (gpus < 0) return look.down;
     return ramp(look.heat, machine.built ? gpus / machine.built : 0);
   }
@@ -76,12 +78,12 @@ class HeatMap {
     const side = Math.round(CELL * ratio);
     const y = Math.round((top + bottom - side) / 2);
     let x = x1 + Math.round(16 * ratio);
-    ink.fillStyle = this.content.look.paper;
+    ink.fillStyle = this.line.look.paper;
     ink.fillRect(x, top, this.line.canvas.width - x, bottom - top);
     for (const number of this.machines[row].groups) {
       const { built, gpus } = this.group[number];
       for (let i = 0; i < built; i++) {
-        ink.fillStyle = gpus < 0 ? this.content.look.down : ramp(this.content.look.heat, Math.min(1, gpus - i) * 0.8);
+        ink.fillStyle = gpus < 0 ? this.line.look.down : ramp(this.line.look.heat, Math.min(1, gpus - i) * 0.8);
         ink.fillRect(x, y, side, side);
         x += side + Math.round(2 * ratio);
       }
@@ -105,7 +107,7 @@ class HeatMap {
     ink.textAlign = "left";
     ink.textBaseline = "top";
     ink.fillStyle = look.ink;
-    ink.fillText("GPUs now", x1 + 16 * ratio, y1 + 22 * ratio);
+    ink.fillText(`${this.content.unit} now`, x1 + 16 * ratio, y1 + 22 * ratio);
   }
 
   advance(now) {
@@ -130,7 +132,7 @@ class HeatMap {
     if (time > this.line.now) return "";
     const at = machine.changes.findLast((change) => change.time <= time) || { gpus: 0 };
     if (at.gpus < 0) return `${machine.name} · gone`;
-    return `${machine.name} · ${humanTime(time)} · ${at.gpus} of ${machine.built} GPUs held`;
+    return `${machine.name} · ${humanTime(time)} · ${Number(at.gpus.toPrecision(4))} of ${machine.built} ${this.content.unit} held`;
   }
 
   now(machine) {

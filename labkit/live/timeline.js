@@ -27,7 +27,7 @@ function ticks(until, most) {
 function mix(from, to, share) {
   const part = (hex, at) => parseInt(hex.slice(at, at + 2), 16);
   const blend = (at) => Math.round(part(from, at) + (part(to, at) - part(from, at)) * share);
-  return `rgb(${blend(1)},${blend(3)},${blend(5)})`;
+  return `#${[1, 3, 5].map((at) => blend(at).toString(16).padStart(2, "0")).join("")}`;
 }
 
 function ramp(stops, share) {
@@ -48,8 +48,36 @@ function floats(view) {
   return new Float32Array(view.buffer.slice(view.byteOffset, view.byteOffset + view.byteLength));
 }
 
+const LOOKS = ["ink", "muted", "line", "faint", "paper", "axis", "down", "free", "full"];
+
+function lookOf(el) {
+  // the colours of the style sheet, which knows light and dark
+  const style = getComputedStyle(el);
+  const look = Object.fromEntries(LOOKS.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
+  look.font = style.fontFamily;
+  look.heat = [look.free, style.getPropertyValue("--half").trim(), look.full];
+  return look;
+}
+
+function bright(look, colour) {
+  // on dark paper a colour is lighter, so that it stands out as much as on white
+  return parseInt(look.paper.slice(1, 3), 16) < 128 ? mix(colour, "#ffffff", 0.35) : colour;
+}
+
+function onTheme(act) {
+  // call when JupyterLab's theme or the reader's own changes; returns what ends that
+  const asked = window.matchMedia("(prefers-color-scheme: dark)");
+  const watcher = new MutationObserver(act);
+  watcher.observe(document.body, { attributeFilter: ["data-jp-theme-light", "data-vscode-theme-kind"] });
+  asked.addEventListener("change", act);
+  return () => {
+    watcher.disconnect();
+    asked.removeEventListener("change", act);
+  };
+}
+
 class Timeline {
-  // `owner` has: rows(), rowLabel(row), repaint(), advance(now), tip(row, time)
+  // `owner` has: rows(), rowLabel(row), keys(), repaint(), advance(now), tip(row, time)
   constructor(el, owner, { left, right, label, rowsAre }) {
     this.rowsAre = rowsAre;
     this.owner = owner;
@@ -75,6 +103,15 @@ class Timeline {
     this.stage.addEventListener("mouseleave", () => (this.bubble.style.display = "none"));
     this.watcher = new ResizeObserver(() => this.fit());
     this.watcher.observe(this.stage);
+    this.unwatch = onTheme(() => this.look && this.dress());
+  }
+
+  dress() {
+    // take the colours of the style sheet, and paint all with them
+    this.look = lookOf(this.box);
+    this.legend.replaceChildren();
+    this.owner.keys();
+    this.repaint();
   }
 
   // --- geometry, in device pixels
@@ -161,7 +198,7 @@ class Timeline {
       ink.fillStyle = this.look.muted;
       ink.fillText(tick.toLocaleString("en"), x, this.y1 + 6 * ratio);
     }
-    ink.fillStyle = this.look.line;
+    ink.fillStyle = this.look.axis;
     ink.fillRect(this.x0, this.y1, this.x1 - this.x0, Math.max(1, Math.round(ratio)));
     ink.fillStyle = this.look.ink;
     ink.font = `500 ${12 * ratio}px ${this.look.font}`;
@@ -223,6 +260,7 @@ class Timeline {
 
   close() {
     this.watcher.disconnect();
+    this.unwatch();
   }
 }
 

@@ -12,7 +12,7 @@ import numpy as np
 from labkit.core.cluster import Cluster
 from labkit.core.events import Events, Kind, Role
 from labkit.core.jobs import Jobs
-from labkit.core.resources import GPUS
+from labkit.core.resources import CPUS, GPUS
 
 _SEEN: Final = (
     Kind.ARRIVED, Kind.DECIDED, Kind.PLACED, Kind.STARTED, Kind.RESCALED, Kind.PAUSED, Kind.PREEMPTED, Kind.COMPLETED,
@@ -55,13 +55,10 @@ class BoardChanges:
         (job, time_s, what it does from then on, GPUs that it holds).
     machines : list of tuple
         (machine, time_s, GPUs held there from then on); -1 GPUs: the machine is gone.
-    groups : set of int
-        Device groups whose tasks changed.
     """
 
     jobs: list[tuple[int, float, JobActivity, float]] = field(default_factory=list)
     machines: list[tuple[int, float, float]] = field(default_factory=list)
-    groups: set[int] = field(default_factory=set)
 
 
 class Board:
@@ -79,13 +76,17 @@ class Board:
         Sum of the JCTs of the jobs that are done.
     tasks : dict
         Device group -> {job: GPUs that it holds there}.
+    resource, unit : int, str
+        What is counted as held: GPUs; on a cluster that has none, cores, wherever it says GPUs here.
     """
 
     def __init__(self, jobs: Jobs, cluster: Cluster) -> None:
         self.jobs, self.cluster = jobs, cluster
+        self.resource, self.unit = (GPUS, "GPUs") if cluster.n_gpus else (CPUS, "cores")
         self.changes = BoardChanges()
         self.now_s = 0.0
-        self.n_decisions = self.n_arrived = self.n_done = self.n_dropped = 0
+        self.n_decisions = self.n_arrived = self.n_done = 0
+        self.dropped: set[int] = set()
         self.jct_s = 0.0
         self.tasks: dict[int, dict[int, float]] = {}
         self._doing: dict[int, JobActivity] = {}
@@ -95,7 +96,12 @@ class Board:
         self._down: set[int] = set()
         self._n_told = 0, 0
         self._machine = cluster.group_machine.tolist()
-        self._demand = np.stack([jobs.worker_demand[:, GPUS], jobs.ps_demand[:, GPUS]]).tolist()
+        self._demand = np.stack([jobs.worker_demand[:, self.resource], jobs.ps_demand[:, self.resource]]).tolist()
+
+    @property
+    def n_dropped(self) -> int:
+        """Number of jobs that were given up."""
+        return len(self.dropped)
 
     @property
     def n_running(self) -> int:
@@ -128,15 +134,15 @@ class Board:
             self.now_s = max(self.now_s, float(rows["time_s"][-1]))
         placing = -1
         self._n_told = len(self.changes.jobs), len(self.changes.machines)
-        names = ("time_s", "kind", "role", "job", "machine", "group", "value", "partner")
+        names = ("time_s", "kind", "role", "job", "machine", "group", "value", "partner", "cpus")
         columns = (rows[name].tolist() for name in names)
-        for time_s, kind, role, job, machine, group, value, partner in zip(*columns, strict=True):
+        for time_s, kind, role, job, machine, group, value, partner, cpus in zip(*columns, strict=True):
             if kind == Kind.PLACED:
                 if job != placing:
                     self._release(job, time_s)
                     self._held[job] = {}
-                gpus = value * self._demand[role][job]
-                if partner >= 0 and role == Role.WORKER:
+                gpus = value * self._each(role, job, cpus)
+                if partner >= 0 and role == Role.WORKER and self.resource == GPUS:
                     gpus /= 2
                     theirs = self._shared.setdefault(job, (partner, {}))[1]
                     theirs[group] = theirs.get(group, 0.0) + gpus
@@ -150,6 +156,11 @@ class Board:
                 self._go_or_come(machine, kind, time_s)
             placing = job if kind == Kind.PLACED else -1
 
+    def _each(self, role: int, job: int, cpus: float) -> float:
+        """Return what one task holds: cores may be given by a decision (`cpus`), GPUs are as declared."""
+        given = self.resource == CPUS and cpus == cpus
+        return cpus if given else float(self._demand[role][job])
+
     def _turn(self, job: int, kind: int, time_s: float) -> None:
         """Note that a job does something else from now on."""
         if kind == Kind.PROGRESSED and self._doing.get(job) is JobActivity.TRAINS:
@@ -160,7 +171,7 @@ class Board:
         if kind == Kind.ARRIVED:
             self.n_arrived += 1
         if kind == Kind.DROPPED:
-            self.n_dropped += 1
+            self.dropped.add(job)
         if kind == Kind.COMPLETED:
             self.n_done += 1
             self.jct_s += time_s - float(self.jobs.arrival_s[job])
@@ -192,7 +203,6 @@ class Board:
             self._fill(group, -gpus, time_s)
 
     def _fill(self, group: int, gpus: float, time_s: float) -> None:
-        self.changes.groups.add(group)
         if gpus:
             machine = self._machine[group]
             self._gpus[machine] += gpus
@@ -201,7 +211,6 @@ class Board:
     def _go_or_come(self, machine: int, kind: int, time_s: float) -> None:
         (self._down.add if kind == Kind.LEFT else self._down.discard)(machine)
         self._mark(machine, time_s)
-        self.changes.groups.update(g for g, m in enumerate(self._machine) if m == machine)
 
     def _mark(self, machine: int, time_s: float) -> None:
         gpus = -1.0 if machine in self._down else float(self._gpus[machine])

@@ -26,23 +26,22 @@ class Gantt {
 
   begin(content) {
     this.content = content;
-    this.line.look = content.look;
     this.jobs = content.jobs.map(([id, model]) => ({ id, model, changes: [], at: 0, painted: 0 }));
     this.line.stage.style.height = `${Math.max(160, Math.min(460, this.jobs.length * 14)) + BOTTOM}px`;
     this.line.left = Math.max(72, Math.min(150, 34 + 6 * Math.max(...this.jobs.map(({ id }) => id.length))));
     this.line.title.textContent = content.title;
-    this.keys();
+    this.line.dress();
   }
 
   keys() {
-    const { look, most, ghosts } = this.content;
-    this.line.legend.replaceChildren();
+    const { most, ghosts, unit } = this.content;
+    const { look } = this.line;
     const some = (share) => this.shade(1 + (most - 1) * share);
     const stops = [0, 0.25, 0.5, 0.75, 1].map(some).join(",");
-    this.line.swatch(`holds 1 … ${most} GPUs`, { width: "40px", background: `linear-gradient(90deg,${stops})` });
+    this.line.swatch(most > 1 ? `holds 1 … ${most} ${unit}` : "trains", { width: "40px", background: `linear-gradient(90deg,${stops})` });
     this.line.swatch("waits", { height: "2px", background: look.line });
     for (const ghost of ghosts) {
-      this.line.swatch(`completed under ${ghost.name}`, { width: "3px", background: ghost.colour });
+      this.line.swatch(`completed under ${ghost.name}`, { width: "3px", background: bright(look, ghost.colour) });
     }
     this.keyed = false;
   }
@@ -53,14 +52,15 @@ class Gantt {
   }
 
   shade(gpus) {
-    const { look, colour, most } = this.content;
+    const { colour, most } = this.content;
+    const { look } = this.line;
     const share = most > 1 ? Math.log(Math.max(gpus, 1)) / Math.log(most) : 1;
-    return mix(look.paper, colour, 0.38 + 0.62 * Math.min(share, 1));
+    return mix(look.paper, bright(look, colour), 0.38 + 0.62 * Math.min(share, 1));
   }
 
   unready() {
     // the colour of tasks that make no progress; in the legend as soon as there are some
-    const colour = mix(this.content.look.paper, this.content.colour, 0.18);
+    const colour = mix(this.line.look.paper, this.content.colour, 0.18);
     if (!this.keyed) this.line.swatch("starts or moves", { background: colour });
     this.keyed = true;
     return colour;
@@ -80,7 +80,7 @@ class Gantt {
   ghosts() {
     const { ink, ratio } = this.line;
     for (const ghost of this.content.ghosts) {
-      ink.fillStyle = ghost.colour;
+      ink.fillStyle = bright(this.line.look, ghost.colour);
       ghost.done_s.forEach((time, row) => {
         if (time === null || time > this.line.until) return;
         const [top, bottom] = [this.line.y(row), this.line.y(row + 1)];
@@ -109,7 +109,7 @@ class Gantt {
 
   stretch(row, { time, doing, gpus }, from, to) {
     if (doing === DONE || to <= from) return;
-    if (doing === WAITS) return this.line.strip(row, from, to, this.content.look.line, { inset: 0.42 });
+    if (doing === WAITS) return this.line.strip(row, from, to, this.line.look.line, { inset: 0.42 });
     const colour = doing === HOLDS ? this.unready() : this.shade(gpus);
     this.line.strip(row, from, to, colour, { least: from === time ? Math.ceil(this.line.ratio) : 0 });
   }
@@ -118,7 +118,8 @@ class Gantt {
     const job = this.jobs[row];
     const at = job.changes.findLast((change) => change.time <= time);
     if (!at || time > this.line.now) return "";
-    const said = { [WAITS]: "waits", [DONE]: "done", [HOLDS]: `starts on ${at.gpus} GPUs`, [TRAINS]: `trains on ${at.gpus} GPUs` };
+    const held = `${Number(at.gpus.toPrecision(4))} ${this.content.unit}`;
+    const said = { [WAITS]: "waits", [DONE]: "done", [HOLDS]: `starts on ${held}`, [TRAINS]: `trains on ${held}` };
     return `job ${job.id} · ${job.model} · ${said[at.doing]} since ${humanTime(at.time)}`;
   }
 }

@@ -10,7 +10,7 @@ import pytest
 from labkit.core import Kind
 from labkit.core.resources import GPUS
 from labkit.experiment import Experiment
-from labkit.notebook.board import Board, JobActivity, as_bytes
+from labkit.live.board import Board, JobActivity, as_bytes
 from labkit.results import heat_map, time_split
 from labkit.simulator import Faults, Overheads
 from labkit.workloads import read

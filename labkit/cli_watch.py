@@ -1,0 +1,60 @@
+"""`labkit watch`: look on at a run from a second place, in a terminal or a browser."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from labkit.live.follow import FollowedRun
+
+
+def watch(
+    run: Annotated[str, typer.Argument(help="Folder of a run, or its id under --folder.", metavar="RUN")],
+    folder: Annotated[Path, typer.Option(help="Where runs are kept, each in a folder of its own.")] = Path("runs"),
+    once: Annotated[
+        bool, typer.Option("--once", help="Show it as it is, and end; as where there is no terminal.")
+    ] = False,
+    browser: Annotated[bool, typer.Option("--browser", help="Show it as a page in the browser, until Ctrl-C.")] = False,
+    port: Annotated[int, typer.Option(help="Of the page, on this machine alone; 0: any that is free.")] = 0,
+) -> None:
+    """Show a run while it goes on, or as it ended; exit code 1 if it stopped before its end."""
+    from rich.console import Console
+
+    from labkit.live.follow import FollowedRun
+    from labkit.live.terminal import follow, shown
+    from labkit.results.store import find
+
+    seen, console = FollowedRun(find(run, root=folder)), Console()
+    if browser:
+        _serve(seen, port=port)
+        return
+    if not once and sys.stdout.isatty():
+        try:
+            follow(seen, console)
+        except KeyboardInterrupt:
+            print(f"no longer watching {seen.info.run}, which goes on")
+            raise typer.Exit from None
+    console.print(shown(seen))
+    raise typer.Exit(0 if seen.going or seen.status.state == "done" else 1)
+
+
+def _serve(seen: FollowedRun, *, port: int) -> None:
+    """Serve the page of a run, and open it where a browser is at hand."""
+    from labkit.core.errors import InputError
+    from labkit.live.page import RunPage
+
+    try:
+        page = RunPage(seen, port=port)
+    except OSError as error:
+        raise InputError(f"port {port} cannot be used ({error.strerror}); take another one, or 0 for any.") from error
+    with page:
+        print(f"{seen.info.run} is shown at {page.url} (this machine alone; Ctrl-C ends it)", flush=True)
+        if sys.stdout.isatty():
+            typer.launch(page.url)
+        with suppress(KeyboardInterrupt):
+            page.serve()

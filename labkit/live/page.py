@@ -1,0 +1,204 @@
+"""A run as a page for a browser: the notebook's views, fed by a small server on this machine that reads its folder.
+
+The page asks for `events` once and is told all there is, then what is new (server-sent events); after a cut it connects
+anew by itself. The server answers GET alone, on loopback, below a secret path, and to its own name alone.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import threading
+from base64 import b64encode
+from collections.abc import Iterator
+from contextlib import suppress
+from html import escape
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from string import Template
+from typing import Any, Final
+
+from labkit.core.errors import LabkitError
+from labkit.live.feeds import Feed, GanttFeed, HeatMapFeed, SignalsFeed, Told, decisions_of, source
+from labkit.live.follow import EVERY_S, FollowedRun
+from labkit.live.model import cards_of
+
+FEEDS: Final[dict[str, type[Feed]]] = {"signals": SignalsFeed, "gantt": GanttFeed, "heat_map": HeatMapFeed}
+SCRIPTS: Final = {f"{name}.js": feed.scripts for name, feed in FEEDS.items()} | {
+    name: (name,) for name in ("cards.js", "decisions.js", "status.js", "page.js")
+}
+STYLES: Final = ("live.css", "page.css")
+POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; connect-src 'self'; img-src data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+BEAT_S: Final = 15.0
+"""Seconds after which a page that hears nothing is told so: a closed one is noticed then."""
+
+
+def page_of(run: FollowedRun) -> str:
+    """Return the page of a run, without what changes."""
+    info = run.info
+    kind = "simulated" if info.backend == "simulator" else "on machines"
+    about = f"{info.scheduler} on {info.trace or run.jobs.name}, {run.cluster}; {kind}, seed {info.seed}"
+    return Template(source("page.html")).substitute(title=escape(info.run), about=escape(about))
+
+
+class RunTold:
+    """What one page is told of a run."""
+
+    def __init__(self, run: FollowedRun) -> None:
+        self._run = run
+        self._feeds = {name: feed(run) for name, feed in FEEDS.items()}
+        self._values: dict[str, Any] = {}
+
+    def everything(self) -> Iterator[str]:
+        """Return all there is, as messages in JSON."""
+        self._values = {}
+        yield from self._changed()
+        for name, feed in self._feeds.items():
+            yield _rows(name, feed.everything())
+
+    def news(self) -> Iterator[str]:
+        """Return what is new since the last time."""
+        yield from self._changed()
+        for name, feed in self._feeds.items():
+            yield _rows(name, feed.news())
+
+    def _changed(self) -> Iterator[str]:
+        run = self._run
+        status = run.status
+        now = {
+            "status": [status.state, status.text], "cards": cards_of(run.model, run.now_s),
+            "decisions": decisions_of(run.model), "notes": run.notes(),
+        }  # fmt: skip
+        for view, value in now.items():
+            if self._values.get(view) != value:
+                yield json.dumps({"view": view, "value": value})
+        self._values = now
+
+
+def _rows(view: str, told: Told) -> str:
+    content, rows = told
+    return json.dumps({"view": view, "content": content, "rows": b64encode(rows).decode()})
+
+
+class RunPage:
+    """A server of the page of one run, on loopback; `serve` until the run and its readers are done, or Ctrl-C.
+
+    Parameters
+    ----------
+    run : FollowedRun
+        It is brought up to date by `serve`.
+    port : int
+        0: any that is free.
+
+    Attributes
+    ----------
+    url : str
+        Where the page is, with its secret.
+    """
+
+    def __init__(self, run: FollowedRun, *, port: int = 0) -> None:
+        self.run = run
+        self.changed = threading.Condition()
+        self.n_changes = 0
+        self.over = False
+        self.secret = secrets.token_urlsafe(16)
+        self._server = _Server(("127.0.0.1", port), _Handler)
+        self._server.page = self
+        self.host = f"127.0.0.1:{self._server.server_address[1]}"
+        self.url = f"http://{self.host}/{self.secret}/"
+
+    def __enter__(self) -> RunPage:
+        threading.Thread(target=self._server.serve_forever, name="labkit page", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self.changed:
+            self.over = True
+            self.changed.notify_all()
+        self._server.shutdown()
+        self._server.server_close()
+
+    def update(self) -> None:
+        """Look at the run's folder, and tell pages that are open what is new."""
+        if self.run.update():
+            with self.changed:
+                self.n_changes += 1
+                self.changed.notify_all()
+
+    def serve(self) -> None:
+        """Follow the run until the caller is interrupted."""
+        stopped = threading.Event()
+        while not stopped.wait(EVERY_S):
+            self.update()
+
+    def messages(self) -> Iterator[str]:
+        """Return what one page is told, message by message; empty: nothing new, but still there."""
+        told = RunTold(self.run)
+        seen = self.n_changes
+        yield from told.everything()
+        while not self.over:
+            with self.changed:
+                heard = self.changed.wait_for(lambda: self.over or self.n_changes != seen, BEAT_S)  # noqa: B023
+                seen = self.n_changes
+            yield from told.news() if heard and not self.over else ("",)
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    page: RunPage
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Answers GET of the page, its scripts and styles, and its events."""
+
+    server: _Server
+    protocol_version = "HTTP/1.1"
+    server_version, sys_version = "labkit", ""
+
+    def do_GET(self) -> None:
+        """Answer a request of the page."""
+        page = self.server.page
+        begin, _, name = self.path.lstrip("/").partition("/")
+        if self.headers.get("Host") != page.host or not secrets.compare_digest(begin, page.secret):
+            self._send(HTTPStatus.NOT_FOUND, "text/plain", "no such page; the address is in the terminal\n")
+        elif name == "":
+            self._send(HTTPStatus.OK, "text/html", page_of(page.run))
+        elif name == "events":
+            self._tell(page)
+        elif name in SCRIPTS:
+            self._send(HTTPStatus.OK, "text/javascript", source(*SCRIPTS[name]))
+        elif name in STYLES:
+            self._send(HTTPStatus.OK, "text/css", source(name))
+        else:
+            self._send(HTTPStatus.NOT_FOUND, "text/plain", f"the page has no '{name[:100]}'\n")
+
+    def _send(self, status: HTTPStatus, kind: str, text: str) -> None:
+        body = text.encode()
+        self._begin(status, kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def _begin(self, status: HTTPStatus, kind: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("Referrer-Policy", "no-referrer")
+        self.send_header("Content-Security-Policy", POLICY)
+
+    def _tell(self, page: RunPage) -> None:
+        self._begin(HTTPStatus.OK, "text/event-stream")
+        self.send_header("Connection", "close")
+        self.close_connection = True
+        self.end_headers()
+        with suppress(ConnectionError, LabkitError):
+            for message in page.messages():
+                self.wfile.write(f"data: {message}\n\n".encode() if message else b": still here\n\n")
+                self.wfile.flush()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing of requests: a terminal shows the run."""

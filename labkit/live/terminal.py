@@ -1,0 +1,111 @@
+"""A run in a terminal: how it is doing, its signals, its jobs, the last decisions with their reasons, and notes."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING, Final
+
+from labkit.live.follow import EVERY_S, FollowedRun
+from labkit.live.jobs import HEADINGS, NUMBERS, job_rows
+from labkit.live.model import LiveModel
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+BARS: Final = "▁▂▃▄▅▆▇█"
+WIDTH: Final = 32
+"""Columns of the picture of a signal over the whole run."""
+SHOWN_DECISIONS: Final = 5
+LEAST_JOBS: Final = 5
+"""Rows of jobs that are shown in a terminal of any height."""
+
+
+def spark(times: list[float], values: list[float], *, until_s: float, width: int = WIDTH) -> str:
+    """Return a signal as a row of bars, from 0 to its most: the value at the middle of each stretch of time.
+
+    >>> spark([0.0, 5.0], [1.0, 8.0], until_s=10.0, width=4)
+    '▁▁██'
+    """
+    most = max(values, default=0.0)
+    if not values or most <= 0 or until_s <= 0:
+        return BARS[0] * width if values else ""
+    bars, at, value = "", 0, 0.0
+    for column in range(width):
+        middle_s = (column + 0.5) * until_s / width
+        while at < len(times) and times[at] <= middle_s:
+            value, at = values[at], at + 1
+        bars += BARS[max(math.ceil(value / most * len(BARS)) - 1, 0)]
+    return bars
+
+
+def signal_lines(model: LiveModel) -> list[tuple[str, str, str]]:
+    """Return (name, value now, picture over the run so far) of each signal that the run has."""
+    signals = model.signals
+    history: dict[int, tuple[list[float], list[float]]] = {}
+    for number, time_s, value in signals.history:
+        times, values = history.setdefault(number, ([], []))
+        times.append(time_s)
+        values.append(value)
+    for signal, value in signals.latest.items():
+        times, values = history.setdefault(signal, ([], []))
+        times.append(signals.now_s)
+        values.append(value)
+    return [
+        (name, signals.said(signal), spark(*history[signal], until_s=signals.now_s))
+        for signal, name in signals.names().items()
+        if signal in history
+    ]
+
+
+def shown(run: FollowedRun, *, height: int | None = None) -> RenderableType:
+    """Return a run for a terminal of so many lines; None: all jobs."""
+    from rich.console import Group
+    from rich.markup import escape
+    from rich.table import Table
+    from rich.text import Text
+
+    told = signal_lines(run.model)
+    below = {
+        "decisions": [entry.line() for entry in list(run.model.decisions.entries)[-SHOWN_DECISIONS:]],
+        "notes": run.notes(),
+    }
+    n_below = sum(len(lines) + 2 for lines in below.values() if lines)
+    most = None if height is None else max(LEAST_JOBS, height - len(told) - n_below - 6)
+    signals = Table.grid(padding=(0, 2))
+    for line in told:
+        signals.add_row(*map(escape, line))
+    table = Table(box=None, header_style="bold")
+    for name in HEADINGS:
+        right = name in NUMBERS
+        table.add_column(name, justify="right" if right else "left", no_wrap=right)
+    rows = job_rows(run.model, most=most)
+    for row in rows:
+        table.add_row(*map(escape, row))
+    left_out = run.model.board.n_arrived - len(rows)
+    more = [Text(f" and {left_out:,} more jobs", style="dim")] if left_out > 0 else []
+    return Group(Text(run.header(), style="bold"), signals, "", table, *more, *_listed(below))
+
+
+def _listed(below: dict[str, list[str]]) -> list[RenderableType]:
+    """Return lists of lines, each under its heading."""
+    from rich.text import Text
+
+    parts: list[RenderableType] = []
+    for heading, lines in below.items():
+        if lines:
+            parts += ["", Text(heading, style="bold"), *(Text(f" {line}", overflow="fold") for line in lines)]
+    return parts
+
+
+def follow(run: FollowedRun, console: Console) -> None:
+    """Show a run until it is over."""
+    from rich.live import Live
+
+    with Live(console=console, auto_refresh=False, transient=True, vertical_overflow="crop") as live:
+        while True:
+            live.update(shown(run, height=console.size.height), refresh=True)
+            if not run.going:
+                return
+            time.sleep(EVERY_S)  # as often as a writer writes: flock and file systems over a network tell no news
+            run.update()

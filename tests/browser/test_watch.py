@@ -1,0 +1,116 @@
+"""Watching in a real browser: a run's page follows it, in light and dark; a widget whose kernel is gone says so."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from labkit.experiment import simulate
+from labkit.live.follow import FollowedRun
+from labkit.live.page import RunPage
+from labkit.results import RunWriter
+
+from .lab import chromium, jupyter_lab
+
+ROOT = Path(__file__).parents[2]
+OPTIONS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking"]
+PAPER = "canvas => Array.from(canvas.getContext('2d').getImageData(1, 1, 1, 1).data.slice(0, 3))"
+DARK = """canvas => new Promise(done => {
+  const ink = canvas.getContext('2d');
+  const look = () => ink.getImageData(1, 1, 1, 1).data[0] < 90 ? done() : requestAnimationFrame(look);
+  look();
+})"""
+KERNEL = "window.jupyterapp.shell.currentWidget.sessionContext.session.kernel"
+CELLS = [
+    "from labkit.experiment import Experiment\nfrom labkit.notebook import LiveRun, RunBoard\n"
+    "run = LiveRun(Experiment.of('traces/demo.csv', cluster='demo'), scheduler='srtf', speedup=600.0)\nRunBoard(run)",
+    "await run.start()",
+]
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.fixture(scope="module")
+def browser():
+    if not chromium():
+        pytest.skip("Chromium is not here; apt-get install chromium fonts-dejavu-core")
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not here; pip install -e .[dev]")
+    with playwright.sync_playwright() as driver:
+        shown = driver.chromium.launch(executable_path=chromium(), args=OPTIONS)
+        yield shown
+        shown.close()
+
+
+def test_the_page_of_a_run_follows_it_in_light_and_dark(browser, tmp_path):
+    record = simulate(ROOT / "traces" / "demo.csv", cluster="demo", scheduler="srtf")
+    info = replace(record.info, run="r")
+    writer = RunWriter.create(tmp_path, info=info, jobs=record.jobs, cluster=record.cluster)
+    half = len(record.events) // 2
+    writer.append(record.events[:half])
+    writer.flush()
+    with RunPage(FollowedRun(writer.folder)) as page:
+        shown = browser.new_page(viewport={"width": 1280, "height": 900}, color_scheme="light")
+        wrong: list[str] = []
+        shown.on("pageerror", lambda error: wrong.append(str(error)))
+        shown.on("console", lambda told: wrong.append(told.text) if told.type == "error" else None)
+        shown.goto(page.url)
+        shown.locator(".labkit-state[data-state=running]").wait_for()
+        canvas = shown.locator("#gantt canvas")
+        assert canvas.evaluate(PAPER) == [255, 255, 255]
+        done = shown.locator(".labkit-card", has_text="completed").locator("b")
+        assert done.inner_text() == f"{page.run.model.board.n_done} / 80"
+        writer.append(record.events[half:])
+        writer.close()
+        page.update()
+        shown.locator(".labkit-state[data-state=done]").wait_for()
+        assert done.inner_text() == "80 / 80"
+        assert "workers" in shown.locator(".labkit-decisions").inner_text()
+        shown.screenshot(path=tmp_path / "light.png", full_page=True)
+        shown.emulate_media(color_scheme="dark")
+        canvas.evaluate(DARK)
+        assert max(shown.locator("#signals canvas").evaluate(PAPER)) < 90
+        shown.screenshot(path=tmp_path / "dark.png", full_page=True)
+        print(f"screenshots in {tmp_path}")
+    shown.locator(".labkit-state[data-state=unreachable]").wait_for()
+    assert [line for line in wrong if "ERR_" not in line] == []
+    shown.close()
+
+
+def test_an_interrupted_cell_and_a_restarted_kernel_are_shown_as_what_they_are(browser, tmp_path):
+    pytest.importorskip("jupyterlab", reason="JupyterLab is not here; pip install -e .[lab]")
+    folder, home = tmp_path / "served", tmp_path / "home"
+    home.mkdir()
+    shutil.copytree(ROOT / "traces", folder / "traces")
+    (folder / "watch.ipynb").write_text(json.dumps(_notebook(CELLS)))
+    with jupyter_lab(folder, home=home) as address:
+        page = browser.new_page(viewport={"width": 1300, "height": 1600})
+        page.goto(address.format("watch.ipynb"))
+        page.wait_for_function(f"{KERNEL.replace('.', '?.')}?.status === 'idle'", timeout=90_000)
+        page.evaluate("void window.jupyterapp.commands.execute('notebook:run-all-cells')")
+        state = page.locator(".labkit-app .labkit-state")
+        state.locator("b", has_text="running").wait_for(timeout=120_000)
+        page.evaluate(f"void {KERNEL}.interrupt()")
+        state.get_by_text("was interrupted; the run goes on").wait_for(timeout=30_000)
+        assert state.get_attribute("data-state") == "running"
+        page.screenshot(path=tmp_path / "interrupted.png")
+        page.evaluate(f"void {KERNEL}.restart()")
+        page.locator(".labkit-app.jupyter-widgets-disconnected").wait_for(timeout=60_000)
+        state.wait_for(state="hidden")
+        said = page.locator(".labkit-app").evaluate("box => getComputedStyle(box, '::before').content")
+        assert "Run this cell again" in said
+        page.screenshot(path=tmp_path / "restarted.png")
+        print(f"screenshots in {tmp_path}")
+        page.close()
+
+
+def _notebook(cells: list[str]) -> dict:
+    made = [
+        {"cell_type": "code", "id": f"c{i}", "metadata": {}, "source": cell, "outputs": [], "execution_count": None}
+        for i, cell in enumerate(cells)
+    ]
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    return {"cells": made, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
