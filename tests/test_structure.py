@@ -41,15 +41,12 @@ COMPILED = ("njit", "_njit", "vectorize", "guvectorize")
 MATHEMATICS = "labkit.solvers."
 """Modules whose functions may be longer: a derivation in one piece is easier to check."""
 NOT_YET_SPLIT = {
-    "labkit.elastic.job",
-    "labkit.elastic.process.launchers",
-    "labkit.elastic.process.member",
     "labkit.notebook.run",
     "labkit.testbed.run.backend",
     "labkit.testbed.run.remote_job",
 }
 """Modules that are still to be divided."""
-NOT_YET_SHORT = {"labkit.cli_train.train_policy", "labkit.elastic.job.start"}
+NOT_YET_SHORT = {"labkit.cli_train.train_policy"}
 """Functions that are still to be divided."""
 
 

@@ -16,7 +16,7 @@ from labkit.core import Jobs
 from labkit.core.events import Kind, events
 from labkit.experiment import simulate
 from labkit.experiment.command import tell
-from labkit.experiment.run import ProgressBar
+from labkit.experiment.progress_bar import ProgressBar
 from labkit.live.follow import FollowedRun, with_network
 from labkit.live.jobs import job_rows
 from labkit.live.model import LiveModel

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from labkit.notebook.board import Board
 
 from labkit.core import Jobs, Kind, Placement, PlacementError
 from labkit.core.resources import GPUS, Bools, Floats, amounts
 from labkit.core.running import Running
 from labkit.experiment import Session, every_slot
+from labkit.live.board import Board
 from labkit.results import gantt, heat_map, job_table, utilisation
 from labkit.simulator import Faults, Losses, Overheads, Paced, Replay, Simulator, Variation
 from labkit.speed.recorded import Recorded
