@@ -130,7 +130,7 @@ def logs(
 
     with fleet(c, inventory, host) as hosts:
         told = teller(hosts.inventory.names)
-        return show(logs(hosts, tell=told, run=run, task=task, lines=lines, follow=follow))
+        return show(logs(hosts, on_line=told, run=run, task=task, lines=lines, follow=follow))
 
 
 @task(

@@ -57,7 +57,7 @@ def test_agents_and_their_tasks_end_with_it_and_with_their_host_alone(own_folder
         for name in ("h0", "h1"):
             with agent_of(fleet, bed.inventory[name]) as agent:
                 task = agent.start("run", task="t", argv=["sh", "-c", "setsid sleep 1000 & exec sleep 1000"])
-                pids[name] = [int(agent.hello["pid"]), task["pid"]]
+                pids[name] = [int(agent.hello.pid), task.pid]
     bed.kill("h0")
     assert [process(pid) is None for pid in pids["h0"] + pids["h1"]] == [True, True, False, False]
     assert [host.alive for host in bed.status()] == [False, True]
@@ -375,7 +375,7 @@ def test_a_killed_or_rebooted_host_has_another_boot_id(own_folder):
 
         def boot(name: str) -> str:
             with agent_of(fleet, bed.inventory[name]) as agent:
-                return str(agent.hello["boot"])
+                return str(agent.hello.boot)
 
         before, other = boot("h0"), boot("h1")
         assert before != other

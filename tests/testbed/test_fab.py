@@ -190,7 +190,7 @@ def test_ctrl_c_ends_following_with_130_and_the_task_goes_on(bed, deployed):
     assert running.returncode == 130
     assert said.splitlines()[-1] == "fab: stopped"
     with agent_of(deployed, bed["h1"]) as agent:
-        assert agent.list("long")[0]["tasks"]["talker"]["phase"] == "running"
+        assert agent.list("long")[0].tasks["talker"].phase == "running"
         agent.stop("long")
 
 
@@ -219,7 +219,7 @@ def test_a_run_is_found_by_the_name_of_its_record_here(bed, deployed, tmp_path):
     one = fab("stop", "--run", "mine-0", inventory=bed.path)
     assert "ended 1 runs" in one.row("h2"), one
     with agent_of(deployed, bed["h2"]) as agent:
-        assert {run["run"] for run in agent.list() if not run["over"]} >= {"mine-0-more", "mine-01"}
+        assert {run.run for run in agent.list() if not run.over} >= {"mine-0-more", "mine-01"}
     came = fab("fetch", "--run", "mine-0", "--runs", str(tmp_path), inventory=bed.path)
     assert came.code == 0, came
     assert (tmp_path / "mine-0-89abcdef/hosts/h2/talker/result.txt").exists(), "the latest of that name"

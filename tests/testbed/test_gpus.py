@@ -18,6 +18,7 @@ from labkit.core.errors import InputError
 from labkit.core.placement import Placement
 from labkit.core.resources import amounts
 from labkit.doctor import which
+from labkit.elastic.protocol.sites import Site
 from labkit.experiment import Session
 from labkit.testbed.agent.errors import AgentRefused
 from labkit.testbed.install.provision import install
@@ -108,11 +109,11 @@ def test_each_worker_of_a_job_sees_one_gpu_of_its_own_and_a_ps_sees_none(launche
 def test_the_gpus_of_a_job_are_free_when_its_first_process_was_killed_and_its_workers_are_gone(launched, driver):
     agent, lines = launched
     members = said(lines, 4)
-    first = agent.list("run")[0]["tasks"]["job"]["pid"]
+    first = agent.list("run")[0].tasks["job"].pid
     os.kill(first, signal.SIGKILL)
-    wait_for(lambda: agent.list("run")[0]["tasks"]["job"]["phase"] == "ended")
+    wait_for(lambda: agent.list("run")[0].tasks["job"].phase == "ended")
     assert not any(runs(int(members[name])) for name in ("ps-0", "worker-0", "worker-1"))
-    assert seen_by(agent.start("other", task="job", argv=SLEEP, gpus=4)["pid"]) == ",".join(driver.uuids)
+    assert seen_by(agent.start("other", task="job", argv=SLEEP, gpus=4).pid) == ",".join(driver.uuids)
 
 
 def inventory_of(tmp_path, *hosts):
@@ -125,14 +126,15 @@ def test_a_job_asks_each_host_for_the_gpus_of_the_sockets_that_it_sits_under(tmp
     inventory = inventory_of(tmp_path, ("a", 3, "v100"), ("b", 2, "cpu"), ("c", 2, "None"))
     cluster = inventory.cluster()
     sites = sites_of(inventory, cluster, home="b")
-    assert {site["name"]: site["devices"] for site in sites} == {
-        "a/0": ["gpu:0", "gpu:1"], "a/1": ["gpu:2"], "b/0": ["cpu"], "b/1": ["cpu"], "c/0": ["cpu"], "c/1": ["cpu"],
+    assert {site.name: site.devices for site in sites} == {
+        "a/0": ("gpu:0", "gpu:1"), "a/1": ("gpu:2",), "b/0": ("cpu",), "b/1": ("cpu",), "c/0": ("cpu",),
+        "c/1": ("cpu",),
     }  # fmt: skip
     place = {"a/0": (2, 0), "a/1": (1, 1), "b/0": (1, 0)}
     assert gpus_of(sites, place, host="a", per_worker=1) == [{"n": 2, "of": [0, 1]}, {"n": 1, "of": [2]}]
     assert gpus_of(sites, place, host="b", per_worker=1) == []
     without = sites_of(inventory, cluster, home="a", on_gpus=False)
-    assert {device for site in without for device in site["devices"]} == {"cpu"}
+    assert {device for site in without for device in site.devices} == {"cpu"}
 
 
 @pytest.fixture
@@ -140,7 +142,7 @@ def claims(driver, dial):  # noqa: F811
     """Return a function that makes the claims of a job on host a, and the agent there."""
     agent = dial(env=driver.environment)
     hosts = SimpleNamespace(run="run", agent={"a": agent}.__getitem__)
-    sites = [{"name": "a/0", "host": "a", "devices": ["gpu:0", "gpu:1", "gpu:2", "gpu:3"]}]
+    sites = [Site("a/0", "a", devices=("gpu:0", "gpu:1", "gpu:2", "gpu:3"))]
 
     def of(task):
         return Claims(task, hosts=hosts, asks=lambda host, place: gpus_of(sites, place, host=host, per_worker=1))
@@ -153,8 +155,8 @@ def start(agent, claims, task, n):
 
 
 def holders(agent):
-    tasks = agent.list("run")[0]["tasks"]
-    return {name: len(task["gpus"]) for name, task in tasks.items() if task["phase"] != "ended"}
+    tasks = agent.list("run")[0].tasks
+    return {name: len(task.gpus or ()) for name, task in tasks.items() if task.phase != "ended"}
 
 
 def test_a_job_holds_what_old_and_new_place_need_while_it_is_rescaled_and_then_the_new(claims):

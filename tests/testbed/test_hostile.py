@@ -202,7 +202,7 @@ def test_a_backup_that_is_cut_off_is_none(lied_to, monkeypatch):
     place, lying = lied_to
     monkeypatch.setattr(backups, "PATIENCE_S", 0.5)
     fleet = lying("silent")
-    with pytest.raises(Exception, match=r"no checkpoint of job-0: nothing came for 0.5 s"):
+    with pytest.raises(Exception, match=r"no checkpoint of job-0: nothing arrived for 0.5 s"):
         CheckpointCache(fleet, place / "kept", run="r").fetch(fleet.inventory["h0"], folder="x", task="job-0")
     assert not list((place / "kept").iterdir())
 

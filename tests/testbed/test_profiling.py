@@ -42,11 +42,11 @@ def left_over(inventory: Inventory) -> list[str]:
         said = [(name, run) for name in inventory.names for run in hosts.agent(name).list()]
         hosts.close()
     return [
-        f"{name}: {run['run']}/{task}"
+        f"{name}: {run.run}/{task}"
         for name, run in said
-        if run["run"].startswith("profile-")
-        for task, its in run["tasks"].items()
-        if its["phase"] != "ended"
+        if run.run.startswith("profile-")
+        for task, its in run.tasks.items()
+        if its.phase != "ended"
     ]
 
 

@@ -76,8 +76,8 @@ def test_a_server_at_a_quarter_of_its_cores_is_found_and_replaced_and_speed_come
         try:
             await run.happened("progressed", n=20)
             began_s = run.now_s
-            (victim,) = (member for member in run.members() if member["name"] == "ps-1")
-            with Slowed(victim["pid"], share=TWO_SERVERS.ps_cores / 4):
+            (victim,) = (member for member in run.members() if member.name == "ps-1")
+            with Slowed(victim.pid, share=TWO_SERVERS.ps_cores / 4):
                 await asyncio.wait_for(run.happened("repaired"), timeout=60)
             mended_s = run.now_s
             await run.until(mended_s + 12)

@@ -269,7 +269,7 @@ def lease_is_over(hosts: Inventory) -> bool:
         for machine in hosts:
             with agent_of(fleet, machine) as agent:
                 for run in agent.list():
-                    if run["over"] == "lease" and all(task["phase"] == "ended" for task in run["tasks"].values()):
+                    if run.over == "lease" and all(task.phase == "ended" for task in run.tasks.values()):
                         return True
     return False
 

@@ -19,9 +19,9 @@ from labkit.testbed.ssh.shell import Opening, for_any_shell
 from tests.testbed import shells
 
 REFUSED = {
-    "nologin": "said 'This account is currently not available.'",
-    "endless": "said more than 64 KiB before labkit's command began",
-    "leaving": "said 'no service today' and ended with exit code 7",
+    "nologin": "wrote 'This account is currently not available.'",
+    "endless": "wrote more than 64 KiB before labkit's command began",
+    "leaving": "wrote 'no service today' and ended with exit code 7",
 }
 
 

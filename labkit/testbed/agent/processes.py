@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from labkit.proc import Identity, Stat, all_pids, is_ours, send, stat, variables
 
 RECHECKED_S: Final = 5.0
-"""For how long a process that is not ours need not be looked at again by `find(quick=True)`."""
+"""Seconds for which `find(quick=True)` does not look again at a process without the agent's label."""
 
 
 class Key(NamedTuple):
@@ -21,12 +21,12 @@ class Key(NamedTuple):
 
 
 class TaskProcesses:
-    """Which processes belong to which task: by session, or by the label in their environment.
+    """Maps processes to tasks: by session, or by the label in their environment.
 
     Parameters
     ----------
     folder : str
-        Of the agent: another agent's processes are not ours.
+        Folder of the agent: its label in the environment names it.
     """
 
     def __init__(self, folder: str) -> None:
@@ -43,7 +43,7 @@ class TaskProcesses:
         sessions : mapping
             Sessions that are known to be those of a task now.
         quick : bool
-            Do not look again at processes that were not ours a moment ago. Good for measuring, not for ending.
+            Skip processes that had no label of this agent a moment ago. For measurements, not for ending tasks.
         """
         found: dict[Key, list[Stat]] = {}
         seen: dict[Identity, tuple[Key, str] | None] = {}
@@ -69,7 +69,7 @@ class TaskProcesses:
                 yield found
 
     def _label(self, each: Stat, seen: dict[Identity, tuple[Key, str] | None]) -> tuple[Key, str] | None:
-        """Return task and token of a process; once seen, they stay, also if it empties its environment."""
+        """Return task and token of a process; they are kept, also if it clears its environment later."""
         who = each.identity
         if who in self._labels:
             seen[who] = self._labels[who]
@@ -82,19 +82,19 @@ class TaskProcesses:
         return seen[who]
 
     def leader(self, key: Key, token: str) -> Identity | None:
-        """Return the first process of a task that was started with that token, if it is there."""
+        """Return the first process of a task that was started with a token, if it runs."""
         self.find({})
-        for who, label in self._labels.items():
-            found = stat(who.pid) if label == (key, token) else None
-            if found is not None and found.session == who.pid:
-                return who
+        for identity, label in self._labels.items():
+            found = stat(identity.pid) if label == (key, token) else None
+            if found is not None and found.session == identity.pid:
+                return identity
         return None
 
 
 def _parse(variables: Iterable[bytes]) -> tuple[Key, str] | None:
-    said = dict(item.split(b"=", 1) for item in variables if item.startswith(b"LABKIT_") and b"=" in item)
+    labels = dict(item.split(b"=", 1) for item in variables if item.startswith(b"LABKIT_") and b"=" in item)
     try:
-        names = [said[b"LABKIT_" + what].decode("ascii") for what in (b"RUN", b"TASK", b"START")]
+        names = [labels[b"LABKIT_" + what].decode("ascii") for what in (b"RUN", b"TASK", b"START")]
     except (KeyError, UnicodeDecodeError):
         return None
     return Key(names[0], names[1]), names[2]
