@@ -107,6 +107,8 @@ class FreeTree(NamedTuple):
         (G, R) as the ledger has it, less what this decision took so far.
     tree : array
         (T + 1, 2 S, R) maxima: node i has children 2 i and 2 i + 1, group g is leaf S + g; the last is of all.
+    sums : array
+        (T + 1, R) what is free in all groups of each device type, and of all; the last only where there are several.
     touched : array
         (G,) groups that may differ from the ledger's, N_TOUCHED of them.
     is_touched : array of bool
@@ -115,6 +117,7 @@ class FreeTree(NamedTuple):
 
     free: Floats
     tree: Floats
+    sums: Floats
     touched: Ints
     is_touched: Bools
 

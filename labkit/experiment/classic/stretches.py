@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING, Final, Self
+from typing import Final, Protocol, Self
 
 import numpy as np
 from numba import njit
 
 from labkit.core.capacity import arrays_of, fits_one_type
-from labkit.core.events import EVENT, copied
-from labkit.core.protocols import Scheduler
+from labkit.core.events import EVENT, Events, copied
+from labkit.core.ledger import Ledger
+from labkit.core.protocols import Backend, Scheduler
 from labkit.core.resources import GPUS, Bools, Floats, Ints
+from labkit.experiment.cadence import Cadence
 from labkit.experiment.classic.loop import stretch
 from labkit.experiment.classic.nouns import (
     FULL,
@@ -31,9 +33,6 @@ from labkit.experiment.classic.room import empty_room
 from labkit.schedulers.rule import Rule, rule_of
 from labkit.simulator import Simulator
 
-if TYPE_CHECKING:
-    from labkit.experiment.session import Session
-
 MOST_KINDS: Final = 64
 """As many kinds of gangs without room as `labkit.placers.kernels` remembers."""
 MOST_TASKS: Final = 1 << 20
@@ -41,10 +40,24 @@ ROWS: Final = 1 << 15
 """Events after which a stretch ends, so that observers hear of it."""
 
 
+class SteppedRun(Protocol):
+    """What stretches need of a run in progress, as `labkit.experiment.session.Session` has it."""
+
+    backend: Backend
+    cadence: Cadence
+    ledger: Ledger
+    runs_on: Bools
+    n_quiet: int
+    patience: int
+
+    def went(self, happened: Events, *, n_decisions: int, n_quiet: int, took_s: float, stands: bool) -> None:
+        """Take note of a stretch that the ledger knows of already."""
+
+
 class Stretches:
     """Stretches of one run under one scheduler in compiled code; `of` returns None where the run is not plain."""
 
-    def __init__(self, session: Session, rule: Rule, trace: Trace, overheads: Floats) -> None:
+    def __init__(self, session: SteppedRun, rule: Rule, trace: Trace, overheads: Floats) -> None:
         self._session, self._rule, self._trace, self._overheads = session, rule, trace, overheads
         n_jobs, n_groups = len(trace.kind), len(trace.group_type)
         self._space = empty_room(n_groups, len(trace.budget), trace.runs_on.shape[1])
@@ -53,7 +66,7 @@ class Stretches:
         self._out = np.empty(ROWS + len(self._work.job) + 4 * n_jobs + 8, EVENT)
 
     @classmethod
-    def of(cls, session: Session, scheduler: Scheduler) -> Self | None:
+    def of(cls, session: SteppedRun, scheduler: Scheduler) -> Self | None:
         """Return what runs stretches of a session under a scheduler; None: step by step it is."""
         rule = rule_of(scheduler, session.backend.cluster)
         backend, cadence = session.backend, session.cadence
@@ -93,13 +106,13 @@ class Stretches:
         return bool(code != UNSURE and (n_decisions or code != FULL))
 
 
-def _shared(session: Session, active: Ints) -> bool:
+def _shared(session: SteppedRun, active: Ints) -> bool:
     """Tell whether a job shares its GPUs, or was given other amounts than it declared."""
     held = session.ledger.book.held[active]
     return bool((held["partner"] >= 0).any() or held["n_given"].any())
 
 
-def _trace(session: Session) -> Trace | None:
+def _trace(session: SteppedRun) -> Trace | None:
     """Return what never changes in a run, or None where its jobs are not plain."""
     jobs, cluster = session.backend.jobs, session.backend.cluster
     asked = getattr(getattr(session.backend, "speed", None), "asked_speeds", None)
@@ -140,7 +153,7 @@ def _whole(amounts: Floats) -> bool:
     return bool((amounts == np.floor(amounts)).all() and amounts.max(initial=0.0) < 2**40)
 
 
-def _most_tasks(trace: Trace, session: Session) -> int:
+def _most_tasks(trace: Trace, session: SteppedRun) -> int:
     """Return how many tasks the cluster holds at most: each has some part of a GPU."""
     offered = session.backend.cluster.capacity[:, GPUS] / trace.worker[:, GPUS].min()
     return int(min(offered.sum() + len(offered), MOST_TASKS))
