@@ -28,6 +28,7 @@ from labkit.experiment.classic.nouns import (
     Trace,
     Truth,
 )
+from labkit.experiment.classic.order import TIE, empty_order
 from labkit.experiment.classic.queue import empty_queue
 from labkit.experiment.classic.room import empty_room
 from labkit.schedulers.rule import Rule, rule_of
@@ -36,6 +37,8 @@ from labkit.simulator import Simulator
 MOST_KINDS: Final = 64
 """As many kinds of gangs without room as `labkit.placers.kernels` remembers."""
 MOST_TASKS: Final = 1 << 20
+STEADY: Final = 1e-12
+"""A job whose speed times its declared seconds is nearer than this to its steps has a second less left each second."""
 ROWS: Final = 1 << 15
 """Events after which a stretch ends, so that observers hear of it."""
 
@@ -62,7 +65,10 @@ class Stretches:
         n_jobs, n_groups = len(trace.kind), len(trace.group_type)
         self._space = empty_room(n_groups, len(trace.budget), trace.runs_on.shape[1])
         self._queue = empty_queue(trace.kind, len(trace.n_workers))
-        self._work = _work(n_jobs, n_tasks=_most_tasks(trace, session) + 2 * n_groups, n_resources=len(trace.budget))
+        n_resources, most = len(trace.budget), _most_tasks(trace, session)
+        ordered, at_once = (n_jobs, min(n_jobs, most)) if rule.preempts else (0, 0)
+        self._order = empty_order(ordered, at_once, n_resources)
+        self._work = _work(n_jobs, n_tasks=most + 2 * n_groups, n_resources=n_resources)
         self._out = np.empty(ROWS + len(self._work.job) + 4 * n_jobs + 8, EVENT)
 
     @classmethod
@@ -93,7 +99,7 @@ class Stretches:
         mind = Belief(**ledger.columns(n_tasks=2 * len(self._work.job)))
         patience = 0 if math.isinf(cadence.slot_s) else session.patience
         code, now_s = stretch(
-            truth, mind, self._trace, self._space, self._queue, self._work, rule.key, rule.threshold_gpu_s,
+            truth, mind, self._trace, self._space, self._queue, self._order, self._work, rule.key, rule.threshold_gpu_s,
             rule.preempts, rule.backfill, cadence.slot_s, patience, backend.now_s, float(until_s), ROWS, active,
             self._out,
         )  # fmt: skip
@@ -146,6 +152,7 @@ def _trace(session: SteppedRun) -> Trace | None:
         group_type=cluster.group_type.astype(np.int32),
         budget=budget,
         whole=_whole(worker) and _whole(arrays.capacity),
+        tie=TIE if np.allclose(duration_s * speed, of.total_steps, rtol=STEADY, atol=0.0) else math.inf,
     )
 
 
@@ -161,13 +168,10 @@ def _most_tasks(trace: Trace, session: SteppedRun) -> int:
 
 def _work(n_jobs: int, *, n_tasks: int, n_resources: int) -> Scratch:
     return Scratch(
-        numbers=np.zeros(9, np.int64),
+        numbers=np.zeros(8, np.int64),
         asked=np.zeros(n_resources),
         ends_s=np.empty(n_jobs + 1),
         ends=np.empty(n_jobs + 1, np.int32),
-        ordered=np.empty(n_jobs, np.int32),
-        in_order=np.zeros(n_jobs, np.bool_),
-        run_key=np.empty(n_jobs),
         set_jobs=np.empty(n_jobs, np.int32),
         job=np.empty(n_tasks, np.int32),
         role=np.empty(n_tasks, np.int8),
@@ -178,6 +182,7 @@ def _work(n_jobs: int, *, n_tasks: int, n_resources: int) -> Scratch:
         changed=np.empty(n_jobs, np.int32),
         speeds=np.empty(n_jobs),
         left=np.empty(n_resources),
+        missing=np.empty(n_resources),
         nothing=np.empty(0, np.float32),
     )
 
