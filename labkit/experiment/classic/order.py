@@ -122,29 +122,32 @@ def join(order: RunOrder, trace: Trace, mind: Belief, by: int, j: int, now_s: fl
 
 
 @njit(cache=True, _nrt=False)
-def _turn_s(by: int, j: int, trace: Trace, mind: Belief, now_s: float, threshold: float) -> float:
-    """Return the first moment, to the last digit, at which a job that has not turned has."""
+def _about(by: int, j: int, trace: Trace, mind: Belief, threshold: float) -> float:
+    """Return when a job turns, but for rounding; infinite where its key stays for another reason."""
     at = mind.belief[j]
-    if not (at.speed if by == BY_REMAINING else at.held_gpus) > 0:
-        return np.inf
     if by == BY_REMAINING:
-        seconds = ((1 - OVERDUE_FRACTION) * trace.total_steps[j] - at.steps) / at.speed + at.since_s - now_s
-    else:
-        seconds = (threshold - at.attained_gpu_s) / at.held_gpus + at.held_since_s - now_s
-    before_s, step_s = now_s, ULP * (now_s + max(seconds, 0.0)) + 1e-300
-    after_s = now_s + max(seconds, 0.0) + step_s
+        left = (1 - OVERDUE_FRACTION) * trace.total_steps[j] - at.steps
+        return float(at.since_s + left / at.speed) if at.speed > 0 else np.inf
+    return float(at.held_since_s + (threshold - at.attained_gpu_s) / at.held_gpus) if at.held_gpus > 0 else np.inf
+
+
+@njit(cache=True, _nrt=False)
+def _turn_s(by: int, j: int, trace: Trace, mind: Belief, now_s: float, threshold: float) -> float:
+    """Return the first moment, to the last digit, at which a job that has not turned now has."""
+    before_s, after_s = now_s, max(_about(by, j, trace, mind, threshold), now_s)
+    if after_s == np.inf:
+        return after_s
+    step_s = ULP * after_s + 1e-300
     while not has_turned(by, j, trace, mind, after_s, threshold):
         before_s = after_s
-        step_s *= 2
         after_s += step_s
+        step_s *= 2
     step_s = ULP * after_s
-    while after_s - step_s > before_s:  # come near from above, then halve what is between
-        if not has_turned(by, j, trace, mind, after_s - step_s, threshold):
-            before_s = after_s - step_s
-            break
+    while after_s - step_s > before_s and has_turned(by, j, trace, mind, after_s - step_s, threshold):
         after_s -= step_s
         step_s *= 2
-    while True:
+    before_s = max(before_s, after_s - step_s)
+    while True:  # halve what is between
         middle_s = before_s + 0.5 * (after_s - before_s)
         if not before_s < middle_s < after_s:
             return after_s
