@@ -40,14 +40,15 @@ def heard() -> Iterator[Any]:
 
 def serve(name: str, scheme: str, folder: str) -> None:
     """Be a parameter server."""
+    from labkit.elastic.server.arrivals import Arrivals
     from labkit.elastic.server.optimizers import optimizer
-    from labkit.elastic.server.server import Arrivals, ParameterServer
+    from labkit.elastic.server.server import ParameterServer
 
     made = optimizer("sgd", lr=LR)
     made.init(1)
     server = ParameterServer(
         name, optimizer=made, n_shards=2, sync=True, report=_nothing, copy=_nothing,
-        shelf=SharedArrayPool() if scheme == "shm" else None,
+        shared_pool=SharedArrayPool() if scheme == "shm" else None,
     )  # fmt: skip
     where = f"{scheme}://127.0.0.1:0" if scheme == "tcp" else f"{scheme}:{folder}/{scheme}-{name}"
     listener = Listener(
@@ -86,7 +87,7 @@ class Gate:
 
 def work(name: str, scheme: str, _: str) -> None:
     """Be a worker whose gradients are there already; it does as many steps as the parent says."""
-    from labkit.elastic.worker.synchronous import FromServers
+    from labkit.elastic.worker.arrivals import FromServers
 
     gate, channels = Gate(), dict[str, Channel]()
     worker = _worker(scheme, gate, channels)
@@ -95,7 +96,7 @@ def work(name: str, scheme: str, _: str) -> None:
             handler, hello = FromServers(worker, fetch=worker.fetch), {"name": name, "role": "worker"}
             channels[server] = connect(Address.parse(address), handler=handler, access=ACCESS, hello=hello)
         if "begin" in what:
-            worker.told({"do": "begin", "era": 1, "version": 0, **what["begin"]})
+            worker.on_order({"do": "begin", "era": 1, "version": 0, **what["begin"]})
             threading.Thread(target=worker.run, daemon=True).start()
         else:
             gate.open_until(what["limit"])

@@ -21,7 +21,7 @@ import numpy as np
 
 from benchmarks import Row, size
 from labkit.elastic import Job, models, start
-from labkit.elastic.controller.process import now
+from labkit.elastic.controller.job_files import now
 from labkit.elastic.data import dataset
 from labkit.elastic.process.control_groups import trees_here
 from labkit.elastic.process.limits import CHOICE

@@ -98,7 +98,7 @@ def _compared(records: list[RunRecord]) -> tuple[pd.DataFrame, int]:
 
     The best one has the least mean JCT of those that did the most jobs.
     """
-    from labkit.results.metrics import compare as as_table
+    from labkit.results.comparison import compare as as_table
 
     frame = as_table(records)
     most = frame["mean_jct_s"][frame["n_done"] == frame["n_done"].max()]

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 UNITS: Final = 20
 """Into so many parts the brain cuts the cores that there are to share: processes cost too much for smaller ones."""
 WORTH_FREEING: Final = 0.25
-"""A plan as fast is worth a change if it frees this part of the cores: nobody else waits for them."""
+"""A plan as fast is worth a change if it frees this part of the cores: no other job waits for them."""
 LEAST_UNIT: Final = 0.01
 """Cores: less cannot be held (1 ms of each 100 ms)."""
 GAP_S, LOOK_S, PATIENCE_S = 8.0, 2.0, 40.0

@@ -119,10 +119,10 @@ def tell(record: RunRecord, *, folder: Path, as_json: bool) -> None:
     told = {key: record.summary[key] for key in KEYS}
     if as_json:
         clean = {key: None if value != value else value for key, value in told.items()}
-        whom = {"run": record.info.run, "scheduler": record.info.scheduler}
+        run = {"run": record.info.run, "scheduler": record.info.scheduler}
         rest = {"speeds": record.info.config.get("speeds", "")}
         rest |= {"notes": [*record.info.config.get("notes", []), *_fallbacks(record)]}
-        print(json.dumps({**whom, **clean, **rest, "dropped": dict(record.info.dropped)}))
+        print(json.dumps({**run, **clean, **rest, "dropped": dict(record.info.dropped)}))
         return
     if speeds := record.info.config.get("speeds"):
         print(f"speeds{' told to the scheduler' if record.info.backend == 'testbed' else ''}: {speeds}")

@@ -140,7 +140,7 @@ def _bed_folder() -> Iterator[Path]:
         try:
             yield Path(made) / "bed"
         finally:
-            with _handled(signal.SIG_IGN, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # whoever is impatient, waits
+            with _handled(signal.SIG_IGN, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # a second Ctrl-C waits too
                 down(Path(made) / "bed")
 
 

@@ -13,9 +13,10 @@ from labkit.core.errors import InputError, LabkitError
 from labkit.core.events import NO_EVENTS, Events
 from labkit.core.jobs import Jobs
 from labkit.core.protocols import Scheduler
+from labkit.experiment.experiment import Experiment
 from labkit.experiment.history import FILE
 from labkit.experiment.opener import ASKED, LEASE_S, Preflight, name_on_hosts
-from labkit.experiment.run import Experiment, ProgressBar
+from labkit.experiment.progress_bar import ProgressBar
 from labkit.experiment.session import Observer
 from labkit.results.record import RunRecord, RunState
 from labkit.results.store import RunWriter, find, load
@@ -137,7 +138,7 @@ def attach(
     Raises
     ------
     InputError
-        If it is no run on a testbed, it is over, somebody else writes it, its hosts are others now, or none of them can
+        If it is no run on a testbed, is over, is written by another process, has other hosts now, or none of them can
         be reached; nothing has changed then.
     """
     path = find(run, root=root)

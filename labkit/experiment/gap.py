@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from labkit.core.errors import InputError
 from labkit.core.protocols import Scheduler, SpeedModel
 from labkit.experiment.cadence import Cadence
-from labkit.experiment.run import Experiment
+from labkit.experiment.experiment import Experiment
 from labkit.experiment.speeds import speed_model
 from labkit.results.fidelity import explained, fidelity_summary, gap_parts, job_fidelity, refuse_others
 from labkit.results.record import RunRecord

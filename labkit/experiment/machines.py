@@ -29,7 +29,7 @@ class OnMachines:
     Attributes
     ----------
     reasons : list of str
-        Why decisions change jobs; whoever runs the session gives it the same list.
+        Why decisions change jobs; the caller gives the session the same list.
     """
 
     live = True

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from labkit.core.errors import InputError
 from labkit.core.jobs import Jobs
 from labkit.core.protocols import Scheduler
+from labkit.experiment.experiment import Experiment
 from labkit.experiment.history import FILE
-from labkit.experiment.run import Experiment
 from labkit.experiment.session import refuse_unfit
 from labkit.results.record import RunInfo
 from labkit.results.store import RunWriter
@@ -118,7 +118,7 @@ class Preflight:
         )  # fmt: skip
 
     def open(self) -> tuple[SshBackend, RunWriter]:
-        """Rehearse, make the folder of the run, and get all hosts ready; who asks closes both.
+        """Rehearse, make the folder of the run, and get all hosts ready; the caller closes both.
 
         Raises
         ------
@@ -147,7 +147,7 @@ class Preflight:
 
 
 def _measured(training: TrainingTable, every_s: float | None) -> TrainingTable:
-    """Return how jobs train, measured as often as anybody wants it."""
+    """Return how jobs train, measured as often as the scheduler or the caller wants it."""
     wanted = [s for s in (training.measure_every_s, every_s) if s is not None]
     return training.changed(measure_every_s=min(wanted, default=None))
 

@@ -72,7 +72,8 @@ def train(
         float, typer.Option("--restarts-within", help="That time, in seconds.", metavar="SECONDS")
     ] = WITHIN_S,
     lease_s: Annotated[
-        float, typer.Option("--lease", help="Who does not answer for so long counts as gone.", metavar="SECONDS")
+        float,
+        typer.Option("--lease", help="Silence after which a process counts as gone.", metavar="SECONDS"),
     ] = 3.0,
     start_s: Annotated[
         float, typer.Option("--start-limit", help="A process may take so long to start.", metavar="SECONDS")
@@ -117,7 +118,7 @@ def train(
         raise InputError(f"--{'history' if cores is None else 'cores'} goes with --auto: labkit train {model} --auto.")
     steps = STEPS if steps is None else steps
     from labkit.elastic import models, start
-    from labkit.elastic.controller.scaling import check_strategy
+    from labkit.elastic.controller.scaling_requests import check_strategy
     from labkit.elastic.data import dataset
     from labkit.elastic.protocol.network import ports_of
     from labkit.elastic.requests import ScaleRequest, follow

@@ -62,7 +62,7 @@ class Watched:
 
     @property
     def going(self) -> bool:
-        """Whether somebody writes it."""
+        """Whether a process writes it."""
         return self.writer is not None
 
     def header(self) -> str:

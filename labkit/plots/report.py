@@ -224,10 +224,10 @@ def _fidelity(pairs: Sequence[tuple[RunRecord, RunRecord]], *, last: bool, lead:
 def _run(name: str, record: RunRecord, *, limit: int, ends: dict[str, float]) -> page.Section:
     events, jobs, cluster = record.events, record.jobs, record.cluster
     heading = f"{name}: who ran when"
-    who = plot_gantt(gantt(events, jobs, cluster), record.table, heading=heading, limit=limit, **ends)
+    when = plot_gantt(gantt(events, jobs, cluster), record.table, heading=heading, limit=limit, **ends)
     cells = heat_map(events, jobs, cluster, n_bins=48)
     where = plot_heat_map(cells, heading=f"{name}: how full each machine is", limit=limit)
-    figures = [who, where]
+    figures = [when, where]
     if record.summary["n_forwarded"]:
         sent = forwarding(events, jobs, cluster)
         figures.append(plot_forwarding(sent, heading=f"{name}: who forwards to whom"))

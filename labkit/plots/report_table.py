@@ -31,7 +31,7 @@ COLUMNS: Final[tuple[tuple[str, str, bool | None], ...]] = (
 """Column of `compare`, heading, and whether a higher number is better (None: neither)."""
 
 OPTIONAL: Final = ("dollars", "in_time", "n_forwarded")
-"""Left out where no run has a number for it, or where nobody forwarded."""
+"""Left out where no run has a number for it, or where no job was forwarded."""
 
 OF_ALL_JOBS: Final = (
     "mean_jct_s", "median_jct_s", "p95_jct_s", "makespan_s", "mean_queueing_s", "dollars", "mean_stretch", "mean_rho",

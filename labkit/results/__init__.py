@@ -1,16 +1,18 @@
 """What a run leaves behind: its record, its folder on disk, and the numbers that follow from its events.
 
-A metric is a pure function of (events, jobs, cluster) in `metrics`, `intervals` or `fairness`; add one there.
+A metric is a pure function of (events, jobs, cluster) in `metrics`, `intervals` or `fairness`; add one there. What
+sets several records side by side is in `comparison`.
 """
 
+from labkit.results.comparison import compare, labels
 from labkit.results.fairness import fair_share_s, finish_time_fairness, jain_index
 from labkit.results.fidelity import explained, fidelity_summary, gap_parts, job_fidelity
 from labkit.results.forwarding import forwarding
 from labkit.results.intervals import gantt, heat_map, time_split, utilisation
 from labkit.results.lanes import lanes
-from labkit.results.metrics import compare, jct_cdf, job_table, summary
+from labkit.results.metrics import jct_cdf, job_table, summary
 from labkit.results.notes import notes
-from labkit.results.record import RunInfo, RunRecord, RunState, labels
+from labkit.results.record import RunInfo, RunRecord, RunState
 from labkit.results.rescalings import rescalings
 from labkit.results.store import RunWriter, free_id, known_runs, load
 from labkit.results.stretches import stretches

@@ -118,7 +118,7 @@ class RunWriter:
         Raises
         ------
         InputError
-            If somebody else writes it: which process.
+            If another process writes it: which one.
         """
         path = Path(folder)
         info = files.read_info(path / "run.json")  # before the lock: what is no run gets no file
@@ -304,7 +304,7 @@ def find(path: Path | str, *, root: Path | str = "runs") -> Path:
 
 
 def _made(root: Path, run: str, *, numbered: bool) -> Path:
-    """Make the folder of a run, or of `run-2`, `run-3`, ...: whoever makes a folder has that id."""
+    """Make the folder of a run, or of `run-2`, `run-3`, ...: the process that makes a folder has that id."""
     while True:
         folder = root / (free_id(root, run) if numbered else run)
         try:

@@ -1,7 +1,7 @@
-"""Max-min levels and greatest sums by an interior-point solver: of many optima one in the middle, where it ends.
+"""Max-min levels by an interior-point solver: of many optima one in the middle, where it ends.
 
 The programs are written as Gavel's published policies write them [1]_: every column and every pair is a variable, also
-where nobody would train. Such a solver comes close to the analytic centre of the optimal shares, the ones with the
+where no job would train. Such a solver comes close to the analytic centre of the optimal shares, the ones with the
 greatest product of all slacks that are not zero for all of them; it does not quite reach it, because it starts outside
 of what is feasible, and where it ends depends on the scale of the rows: fair shares keep the published one.
 
@@ -39,7 +39,7 @@ class Centred:
     x : array
         (J, V) fraction of its time that each job spends alone in each column; what would be 0 is tiny.
     level : float
-        What was to be as great as can be: the common level, or the sum.
+        The common level, which was to be as great as can be.
     bound : float
         No shares reach more.
     pairs : array
@@ -145,56 +145,6 @@ def centre_pairs(
     return _highest(
         CentreColumns.alone(value, size, capacity, use).with_pairs(kind, pair_speed, scale), slope, drag, base
     )
-
-
-def centre_total(
-    gain: ArrayLike,
-    *,
-    size: ArrayLike,
-    capacity: ArrayLike,
-    use: ArrayLike | None = None,
-    value: ArrayLike | None = None,
-    floor: ArrayLike = 0.0,
-) -> Centred:
-    """Return shares with the greatest sum_jv gain_jv x_jv, and value_j . x_j >= floor_j where there is a floor.
-
-    With a gain of 0 everywhere: a point in the middle of all shares that keep the floors.
-
-    Parameters
-    ----------
-    gain : array
-        (J, V) of all of a job's time in a column.
-    value : array, optional
-        (J, V) what counts for the floors; by default `gain`.
-    floor : array or float
-        (J,) what each job must get; 0 or less: it need not get anything.
-    size, capacity, use
-        As in `centre`.
-
-    Raises
-    ------
-    InputError
-        If the floors cannot be reached together.
-
-    Examples
-    --------
-    >>> answer = centre_total([[4.0, 1.0], [3.0, 1.0]], size=1, capacity=[1, 1])
-    >>> round(answer.level, 6), answer.x.round(4).tolist()
-    (5.0, [[1.0, 0.0], [0.0, 1.0]])
-    """
-    gains = np.atleast_2d(np.asarray(gain, np.float64))
-    ways = CentreColumns.alone(gains if value is None else value, size, capacity, use)
-    floors = column(floor, ways.n_jobs)
-    held, profit = np.flatnonzero(floors > 0), gains.ravel()
-    rows = ConeRows.limits(ways)
-    rows.values(ways, held, -floors[held])
-    s, z = rows.solve(-profit)
-    x, price = ways.fitted(s), np.zeros(ways.n_jobs)
-    if not profit.any():
-        return _answer(ways, x, 0.0, 0.0)
-    price[held] = z[rows.n_limits :]
-    bound = ways.most(profit + ways.worth(price), z) - float(price @ floors)
-    return _checked(_answer(ways, x, float(profit @ x), bound))
 
 
 # --- max-min

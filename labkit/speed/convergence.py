@@ -107,11 +107,6 @@ class Convergence:
         first = max(0.0, np.ceil((x - self.b1) / fall - 1e-9))
         return float((first + epochs) * steps_per_epoch)
 
-    def remaining_epochs(self, step: float, *, delta: float, epochs: int = 3, steps_per_epoch: float = 1.0) -> float:
-        """Return how many epochs a job at `step` still needs; never below 0."""
-        done_at = self.steps_to(delta=delta, epochs=epochs, steps_per_epoch=steps_per_epoch)
-        return max(0.0, (done_at - step) / steps_per_epoch)
-
 
 def by_epoch(steps: Floats, losses: Floats, *, steps_per_epoch: float) -> tuple[Floats, Floats]:
     """Return the mean step and mean loss of each epoch that has points."""

@@ -13,7 +13,7 @@ from typing import Self
 
 from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError, unknown
-from labkit.core.jobs import told
+from labkit.core.faults import told
 from labkit.testbed.ssh.options import Options, SshConfig, checked_defaults, checked_options
 from labkit.topology.inventory import Host, cluster_of, parse
 

@@ -17,17 +17,19 @@ from typing import Any
 import numpy as np
 
 from labkit.elastic.controller.block_assignment import reassign
-from labkit.elastic.controller.members import JobTerms
+from labkit.elastic.controller.controller_state import JobTerms
 from labkit.elastic.controller.state_machine import Controller
 from labkit.elastic.protocol.blocks import Vector
 from labkit.elastic.protocol.commands import Command, End, Keep, Load, Note, Over, Start, Tell
 from labkit.elastic.protocol.messages import FrameKind, at, era_and_version
 from labkit.elastic.protocol.summation_tree import Node, halves
+from labkit.elastic.server.arrivals import Arrivals
 from labkit.elastic.server.block import Block
 from labkit.elastic.server.optimizers import optimizer
-from labkit.elastic.server.server import Arrivals, ParameterServer
+from labkit.elastic.server.server import ParameterServer
 from labkit.elastic.transport import ClosedError, Handler, Head, Message, Peer, PeerLostError, RemoteError
-from labkit.elastic.worker.synchronous import FromServers, Worker
+from labkit.elastic.worker.arrivals import FromServers
+from labkit.elastic.worker.synchronous import Worker
 
 PATIENCE_S = 20.0
 """Without a frame for so long, everybody waits for somebody: a hang."""
@@ -271,11 +273,11 @@ class Actor:
         elif self.role == "server":
             self.serve(do, what)
         elif do == "moved":
-            self.worker.moved(what)
+            self.worker.on_moved(what)
         elif do == "tell":
-            self.report("here", **self.worker.whereabouts())
+            self.report("here", **self.worker.progress())
         else:
-            self.worker.told(what)
+            self.worker.on_order(what)
 
     def serve(self, do: str, what: dict[str, Any]) -> None:
         server = self.server
@@ -288,25 +290,27 @@ class Actor:
         else:
             {
                 "era": lambda: server.begin_era(what["era"]),
-                "hand_over": lambda: server.hand_over({int(b): n for b, n in what["moves"]}, version=what["version"]),
-                "take_back": lambda: server.take_back(what["blocks"]),
-                "follow": lambda: server.shadows.follow(what["blocks"]),
-                "own": lambda: server.shadows.own(what["blocks"]),
-                "unfollow": lambda: server.shadows.unfollow(what["blocks"]),
-                "forget": lambda: server.forget(what["blocks"]),
+                "hand_over": lambda: server.handover.hand_over(
+                    {int(b): n for b, n in what["moves"]}, version=what["version"]
+                ),
+                "take_back": lambda: server.handover.take_back(what["blocks"]),
+                "follow": lambda: server.replicas.follow(what["blocks"]),
+                "own": lambda: server.replicas.promote(what["blocks"]),
+                "unfollow": lambda: server.replicas.unfollow(what["blocks"]),
+                "forget": lambda: server.handover.forget(what["blocks"]),
             }[do]()
 
     def tell_all(self) -> None:
         version = 0
-        for block, at_version, moves in self.server.owned():
+        for block, at_version, moves in self.server.blocks.owned():
             self.report("owns", block=block, version=at_version, moves=moves, era=self.server.era)
             version = max(version, at_version)
-        for block, at_version, moves, owner in self.server.unsettled():
+        for block, at_version, moves, owner in self.server.handover.unconfirmed():
             self.report("unsure", block=block, version=at_version, moves=moves, owner=owner, era=self.server.era)
-        for block, owner in self.server.moving():
+        for block, owner in self.server.handover.moving():
             self.report("moving", block=block, owner=owner, era=self.server.era)
-        for slot in self.server.slots():
-            self.server.shadows.report_shadow(slot)
+        for slot in self.server.blocks.slots():
+            self.server.replicas.report_replica(slot)
         self.report("here", version=version, has=self.server.era)
 
     def meet(self, name: str) -> None:
@@ -326,7 +330,7 @@ class Actor:
             theirs.handler.opened(theirs)  # type: ignore[arg-type]
             self.servers[name] = mine
             if self.role == "server":
-                self.server.met_server(name, mine, f"unix:/{name}")  # type: ignore[arg-type]
+                self.server.peers.add_server(name, mine, f"unix:/{name}")  # type: ignore[arg-type]
             else:
                 self.worker.reconnected(name)
         self.report("met", name=name)
@@ -418,11 +422,13 @@ class Stage:
 
             def settled(number: int = number) -> None:
                 left.discard(number)
-                if not left and command.era == self.machine.era:
+                if not left and command.era == self.machine.job.era:
                     self.carry_out(self.machine.loaded(version))
 
             reply = _Answer(actor.up, settled)
-            actor.down.put(lambda actor=actor, message=message, reply=reply: actor.server.install(reply, message))  # type: ignore[misc]
+            actor.down.put(
+                lambda actor=actor, message=message, reply=reply: actor.server.handover.install(reply, message)
+            )  # type: ignore[misc]
 
     def joined(self, name: str) -> None:
         if self.actors[name].alive:
@@ -434,7 +440,7 @@ class Stage:
 
     def copied(self, number: int, step: int, vectors: list[Vector], card: dict[str, Any]) -> None:
         era, version = era_and_version(step)
-        if era != self.machine.era:
+        if era != self.machine.job.era:
             return
         state = self.copies.setdefault(version, {})
         state[number] = Block(number, vectors[0], {"velocity": vectors[1]}, version=version)
@@ -471,7 +477,7 @@ class Stage:
             actor.down.queue.clear()
         if actor.role == "worker":
             actor.worker.flat.frozen = True
-            actor.worker.told({"do": "stop"})
+            actor.worker.on_order({"do": "stop"})
 
     def _cut(self, wire: Wire, *, prefix: bool) -> None:
         """Lose the end of what was sent: it had not left the process."""
@@ -498,7 +504,7 @@ class Stage:
     def perish(self) -> None:
         """Let those be gone who live on a host that is lost: nobody tells."""
         for actor in self.actors.values():
-            if actor.alive and actor.host in self.machine.lost:
+            if actor.alive and actor.host in self.machine.job.lost:
                 self.gone(actor.name, prefix=True)
                 with self.network.lock:
                     actor.up.queue.clear()
@@ -526,7 +532,11 @@ class Stage:
     def redundant(self, victims: list[str]) -> bool:
         """Tell whether nothing is lost if these die now: all they own is followed by somebody else."""
         machine = self.machine
-        heirs = [machine.shadow.get(b, ("", 0))[0] for b, owner in machine.owner.items() if owner in victims]
+        heirs = [
+            machine.replication.replicas.get(b, ("", 0))[0]
+            for b, owner in machine.job.owner.items()
+            if owner in victims
+        ]
         return all(h in self.actors and self.actors[h].alive and h not in victims for h in heirs)
 
     def run(self, at_frames: dict[int, Callable[[Stage], None]] | None = None) -> Vector:
@@ -540,27 +550,30 @@ class Stage:
                     todo.pop(when)(self)
         except HungError:
             told = "\n".join([*self.log[-150:], *self.where_all_stand()])
-            raise AssertionError(f"it hangs in phase {self.machine.phase}, {self.machine.scaling}\n{told}") from None
+            raise AssertionError(
+                f"it hangs in phase {self.machine.job.phase}, {self.machine.requests.current}\n{told}"
+            ) from None
         finally:
             for actor in self.actors.values():
                 if actor.role == "worker":
-                    actor.worker.told({"do": "stop"})
+                    actor.worker.on_order({"do": "stop"})
         assert self.over == "", self.over
         last = self.saved[self.n_steps]
         return np.concatenate([last[b].params for b in sorted(last)])
 
     def where_all_stand(self) -> list[str]:
         """Return lines that tell what everybody has and waits for."""
-        lines = [f"shadow {self.machine.shadow} coming {self.machine.coming} owner {self.machine.owner}"]
+        replication = self.machine.replication
+        lines = [f"shadow {replication.replicas} coming {replication.pending} owner {self.machine.job.owner}"]
         for actor in (actor for actor in self.actors.values() if actor.alive):
             if actor.role == "worker":
                 w, orders = actor.worker, actor.worker._orders
                 lines.append(
-                    f"{actor.name}: at {w.version} wants {w._wanted}, lacks {w._missing}, behind {w._beside.behind}, "
-                    f"leaves {orders.leaves}, sums {list(w._sums)}, {orders}"
+                    f"{actor.name}: at {w.version} wants {w._wanted}, lacks {w._missing}, behind {w._replicas.behind}, "
+                    f"leaves {orders.leaves}, sums {list(w._gradients.sums)}, {orders}"
                 )
                 continue
-            for slot in actor.server.slots():
+            for slot in actor.server.blocks.slots():
                 lines.append(
                     f"{actor.name}: {slot.number} at {slot.block and (slot.block.version, list(slot.block.sums))}, "
                     f"shadow {slot.shadow}, follower {slot.follower}, leaving {slot.leaving}, gone {slot.gone}, "

@@ -9,8 +9,8 @@ import pytest
 from labkit.core.errors import InputError
 from labkit.core.events import Cause
 from labkit.elastic.controller.block_assignment import reassign
+from labkit.elastic.controller.controller_state import JobTerms
 from labkit.elastic.controller.deaths import SHORTAGES
-from labkit.elastic.controller.members import JobTerms
 from labkit.elastic.controller.state_machine import Controller
 from labkit.elastic.protocol.commands import Command, End, Load, Note, Over, Start, Tell
 
@@ -43,7 +43,7 @@ class Play:
 
     def join(self) -> None:
         """Let everybody who was started join, and newcomers and servers meet."""
-        for name in [m.name for m in self.machine.members.values() if not m.joined]:
+        for name in [m.name for m in self.machine.job.members.values() if not m.joined]:
             self.done(self.machine.joined(name, address=f"unix:/{name}"))
         for tell in self.told("meet"):
             self.done(self.machine.reported(tell.to, "met", {"name": tell.what["name"]}))
@@ -52,23 +52,23 @@ class Play:
         """Bring it to where training goes on."""
         self.join()
         self.done(self.machine.loaded(version))
-        for member in self.machine.of("worker"):
+        for member in self.machine.job.of("worker"):
             self.done(self.machine.reported(member.name, "ready", {"version": version}))
 
     def step(self, version: int) -> None:
-        for member in self.machine.of("worker"):
+        for member in self.machine.job.of("worker"):
             self.done(self.machine.reported(member.name, "stepped", {"version": version}))
 
     def move(self) -> None:
         """Let all blocks arrive that were told to move."""
         for tell in self.told("hand_over"):
             for block, owner in tell.what["moves"]:
-                moves = self.machine.moves[block] + 1
+                moves = self.machine.job.moves[block] + 1
                 self.done(self.machine.reported(owner, "owns", {"block": block, "version": 5, "moves": moves}))
 
     def covered(self) -> list[int]:
         """Return the leaves that somebody has who is there."""
-        here = {m.name for m in self.machine.of("worker")}
+        here = {m.name for m in self.machine.job.of("worker")}
         return sorted(leaf for name, (a, b) in self.leaves.items() if name in here for leaf in range(a, b))
 
 
@@ -115,7 +115,7 @@ def test_a_handover_registers_assigns_migrates_and_updates_while_nobody_stands_s
     assert not play.told("hold")
     play.move()
     assert play.notes()[-1] == "scaled"
-    assert set(play.machine.owner.values()) == {"ps-0", "ps-1", "ps-2", "ps-3"}
+    assert set(play.machine.job.owner.values()) == {"ps-0", "ps-1", "ps-2", "ps-3"}
 
 
 def test_suspension_holds_all_workers_at_one_version_and_lets_them_go_afterwards() -> None:
@@ -138,7 +138,7 @@ def test_servers_that_go_give_up_their_blocks_before_they_are_ended() -> None:
     assert not play.all(End)
     play.move()
     (end,) = play.all(End)
-    assert end.name not in play.machine.owner.values()
+    assert end.name not in play.machine.job.owner.values()
     play.done(play.machine.left(end.name))
     assert play.notes()[-1] == "left"
     assert not play.told("halt")
@@ -219,7 +219,7 @@ def test_checkpoints_are_asked_for_ahead_and_again_where_one_came_too_late() -> 
     play.step(11)
     assert {tell.what["version"] for tell in play.told("copy")} == {100, 10, 14}
     play.done(play.machine.saved_at(14))
-    assert play.machine.saved == 14
+    assert play.machine.checkpoints.saved == 14
 
 
 def test_a_job_ends_when_its_last_state_is_safe_and_its_workers_are_done() -> None:
@@ -230,14 +230,14 @@ def test_a_job_ends_when_its_last_state_is_safe_and_its_workers_are_done() -> No
     for name in ("worker-0", "worker-1"):
         play.done(play.machine.reported(name, "done", {"version": 100}))
     assert [over.failure for over in play.all(Over)] == [""]
-    assert {end.name for end in play.all(End)} == set(play.machine.members)
+    assert {end.name for end in play.all(End)} == set(play.machine.job.members)
 
 
 def test_a_job_whose_processes_die_again_and_again_is_given_up() -> None:
     play = Play(restarts=2)
     play.train()
     for _ in range(3):
-        name = play.machine.of("worker")[-1].name
+        name = play.machine.job.of("worker")[-1].name
         play.done(play.machine.left(name, reason="killed"))
     assert "3 processes died" in play.all(Over)[0].failure
 
@@ -247,17 +247,17 @@ def test_deaths_that_are_long_ago_or_before_a_step_forward_do_not_end_a_job() ->
     play.train()
 
     def dies() -> None:
-        play.done(play.machine.left(play.machine.of("worker")[-1].name, reason="killed"))
+        play.done(play.machine.left(play.machine.job.of("worker")[-1].name, reason="killed"))
         play.join()
 
     for version in range(5):
         dies()
         dies()
         play.step(version)
-    play.machine.now_s = 30.0
+    play.machine.job.now_s = 30.0
     dies()
     dies()
-    play.machine.now_s = 90.0
+    play.machine.job.now_s = 90.0
     dies()
     dies()
     assert not play.all(Over)
@@ -273,18 +273,25 @@ def test_a_request_whose_only_newcomer_dies_is_dropped_where_nobody_else_would_b
     play.done(play.machine.scale(replace=["ps-0"], strategy="handover"))
     if phase == "migration":
         play.join()
-        assert play.machine.scaling is not None
-        assert play.machine.scaling.phase == phase
-        lost = {"block": 0, "version": 1, "owner": "ps-1", "moves": 1, "era": play.machine.era, "why": "MemoryError"}
+        assert play.machine.requests.current is not None
+        assert play.machine.requests.current.phase == phase
+        lost = {
+            "block": 0,
+            "version": 1,
+            "owner": "ps-1",
+            "moves": 1,
+            "era": play.machine.job.era,
+            "why": "MemoryError",
+        }
         play.done(play.machine.reported("ps-0", "unsure", lost))
     else:
         play.done(play.machine.left("ps-1", reason="exit code 12"))
     assert "dropped" in play.notes()
-    assert [m.name for m in play.machine.of("server")] == ["ps-0"]
-    assert set(play.machine.owner.values()) == {"ps-0"}
-    assert play.machine.phase == "training"
+    assert [m.name for m in play.machine.job.of("server")] == ["ps-0"]
+    assert set(play.machine.job.owner.values()) == {"ps-0"}
+    assert play.machine.job.phase == "training"
     play.done(play.machine.scale(servers=1, strategy="handover"))
-    assert play.machine.scaling is not None
+    assert play.machine.requests.current is not None
 
 
 def test_more_servers_than_blocks_after_deaths_leave_some_without_and_end_nothing() -> None:
@@ -296,9 +303,9 @@ def test_more_servers_than_blocks_after_deaths_leave_some_without_and_end_nothin
         play.done(play.machine.left(name, reason="killed"))
         play.join()
     play.done(play.machine.loaded(0))
-    assert len(play.machine.of("server")) >= 2
-    assert set(play.machine.owner) == {0, 1}
-    assert play.machine.phase == "training"
+    assert len(play.machine.job.of("server")) >= 2
+    assert set(play.machine.job.owner) == {0, 1}
+    assert play.machine.job.phase == "training"
 
 
 @pytest.mark.parametrize(
@@ -318,7 +325,7 @@ def test_requests_that_cannot_be_are_refused_and_change_nothing(request_: dict[s
     with pytest.raises(InputError, match=what):
         play.machine.scale(**request_)
     assert len(play.heard) == heard
-    assert play.machine.scaling is None
+    assert play.machine.requests.current is None
 
 
 def test_a_request_whose_newcomer_cannot_be_reached_is_dropped_and_training_goes_on() -> None:
@@ -331,7 +338,7 @@ def test_a_request_whose_newcomer_cannot_be_reached_is_dropped_and_training_goes
     assert dropped.columns["why"] == "ps-0 cannot reach ps-2: nobody answers"
     assert sorted(end.name for end in play.all(End)) == ["ps-2", "worker-2"]
     assert not play.all(Over)
-    assert play.machine.scaling is None
+    assert play.machine.requests.current is None
     play.done(play.machine.reported("ps-1", "unmet", {"name": "ps-2", "why": "nobody answers"}))
     assert play.notes().count("dropped") == 1
 
@@ -405,11 +412,11 @@ def test_who_was_cut_off_and_comes_back_is_told_what_it_missed_and_not_to_stop()
 def test_what_was_said_in_an_earlier_era_counts_no_more() -> None:
     play = Play()
     play.train()
-    before = dict(play.machine.owner)
+    before = dict(play.machine.job.owner)
     play.done(
-        play.machine.reported("ps-1", "owns", {"block": 0, "version": 3, "moves": 9, "era": play.machine.era - 1})
+        play.machine.reported("ps-1", "owns", {"block": 0, "version": 3, "moves": 9, "era": play.machine.job.era - 1})
     )
-    assert play.machine.owner == before
+    assert play.machine.job.owner == before
 
 
 def test_a_doubt_about_a_block_that_has_moved_on_since_ends_nobody() -> None:
@@ -428,11 +435,11 @@ def test_a_controller_that_died_after_the_end_does_not_begin_again() -> None:
     play = Play()
     play.train()
     play.done(play.machine.reported("worker-0", "failed", {"why": "ValueError: no"}))
-    other = Controller(play.machine.terms, reassign=reassign)
+    other = Controller(play.machine.job.terms, reassign=reassign)
     commands = other.take_over(play.machine.state())
     assert [c.failure for c in commands if isinstance(c, Over)] == ["worker-0: ValueError: no"]
     assert not [c for c in commands if isinstance(c, Start)]
-    assert not [c for name in list(other.members) for c in other.left(name) if isinstance(c, Start)]
+    assert not [c for name in list(other.job.members) for c in other.left(name) if isinstance(c, Start)]
 
 
 def test_a_newcomer_knows_the_era_before_anybody_hands_over_to_it() -> None:
@@ -458,7 +465,7 @@ def test_a_block_that_went_to_somebody_who_died_is_lost_even_if_only_its_former_
     play.done(play.machine.scale(servers=1, strategy="handover"))
     play.join()
     block = play.told("hand_over")[0].what["moves"][0][0]
-    here = {"block": block, "version": 5, "owner": "ps-2", "moves": 1, "era": play.machine.era}
+    here = {"block": block, "version": 5, "owner": "ps-2", "moves": 1, "era": play.machine.job.era}
     steps = [
         lambda: play.machine.left("ps-2", reason="killed"),
         lambda: play.machine.reported(play.told("hand_over")[0].to, "handed_over", here),
@@ -487,7 +494,7 @@ def test_a_server_that_dies_without_blocks_is_replaced_by_one_that_gets_its_shar
     play.join()
     play.move()
     assert play.notes()[-1] == "repaired"
-    assert sorted(set(play.machine.owner.values())) == ["ps-0", "ps-1", "ps-3"]
+    assert sorted(set(play.machine.job.owner.values())) == ["ps-0", "ps-1", "ps-3"]
     assert not play.told("halt")
 
 
@@ -516,12 +523,12 @@ def test_a_server_that_was_to_go_and_dies_without_blocks_is_not_replaced() -> No
     play = Play(servers=3)
     play.train()
     play.done(play.machine.scale(servers=-1, strategy="handover"))
-    (going,) = play.machine.scaling.going  # type: ignore[union-attr]
+    (going,) = play.machine.requests.current.going  # type: ignore[union-attr]
     for tell in play.told("hand_over"):
         for block, owner in tell.what["moves"][:-1]:
             play.done(play.machine.reported(owner, "owns", {"block": block, "version": 5, "moves": 1}))
     for block, owner in [move for tell in play.told("hand_over") for move in tell.what["moves"]][-1:]:
-        columns = {"block": block, "owner": owner, "version": 5, "moves": 1, "era": play.machine.era, "seconds": 0}
+        columns = {"block": block, "owner": owner, "version": 5, "moves": 1, "era": play.machine.job.era, "seconds": 0}
         play.done(play.machine.reported(going, "handed_over", columns))  # it tells before the new owner does
     n_started = len(play.all(Start))
     play.done(play.machine.left(going, reason="killed"))
@@ -534,10 +541,10 @@ def test_a_newcomer_that_does_not_come_drops_its_request_and_a_replacement_is_re
     play = Play()
     play.train()
     play.done(play.machine.scale(servers=1, strategy="handover"))
-    play.done(play.machine.unable("ps-2", why="did not come within 5 s"))
+    play.done(play.machine.unable("ps-2", why="did not join within 5 s"))
     assert "dropped" in play.notes()
     play.done(play.machine.left("worker-1", reason="killed"))
-    play.done(play.machine.unable("worker-2", why="did not come within 5 s"))
+    play.done(play.machine.unable("worker-2", why="did not join within 5 s"))
     assert play.all(Start)[-1].name == "worker-3"
     assert not play.all(Over)
 
@@ -558,8 +565,8 @@ def test_a_worker_that_is_stuck_is_ended_and_where_a_second_one_is_stuck_the_job
 def test_when_nobody_comes_the_job_ends_once_and_starts_nobody_more() -> None:
     play = Play()
     for name in ("worker-0", "worker-1", "ps-0"):
-        play.done(play.machine.unable(name, why="did not come within 5 s"))
-    assert [over.failure for over in play.all(Over)] == ["worker-0 did not come within 5 s"]
+        play.done(play.machine.unable(name, why="did not join within 5 s"))
+    assert [over.failure for over in play.all(Over)] == ["worker-0 did not join within 5 s"]
     assert len(play.all(Start)) == 4
 
 
@@ -572,14 +579,14 @@ class TakenOver(Play):
         super().__init__(servers=servers)
         self.train()
         state = state or self.machine.state()
-        self.owned = dict(self.machine.owner)
-        self.machine = Controller(self.machine.terms, reassign=reassign)
+        self.owned = dict(self.machine.job.owner)
+        self.machine = Controller(self.machine.job.terms, reassign=reassign)
         self.done(self.machine.take_over(state, names=names or []))
-        for name in self.machine.members:
+        for name in self.machine.job.members:
             self.done(self.machine.joined(name, address=f"unix:/{name}"))
 
     def tell(self, *, era: int, without: int | None = None, moving: str = "") -> None:
-        for name in list(self.machine.members):
+        for name in list(self.machine.job.members):
             for block, there in self.owned.items():
                 if there == name and block != without:
                     columns = {"block": block, "version": 3, "moves": 0, "era": era}
@@ -615,7 +622,7 @@ def test_after_a_state_of_an_era_before_all_begin_a_new_one() -> None:
     play = TakenOver()
     play.tell(era=4)
     assert play.notes()[-1] == "goes_back"
-    assert play.machine.era > 4
+    assert play.machine.job.era > 4
 
 
 def test_names_of_processes_that_the_state_does_not_know_are_never_given_again() -> None:
@@ -631,14 +638,14 @@ def test_want_of_memory_is_no_crash_until_it_comes_again_and_again_with_no_more_
     play.train()
 
     def starve() -> None:
-        server = play.machine.of("server")[-1].name
+        server = play.machine.job.of("server")[-1].name
         play.done(play.machine.left(server, reason="exit code 137: out of memory", cause=Cause.OUT_OF_MEMORY))
         play.join()
 
     for _ in range(SHORTAGES):
         starve()
     assert not play.all(Over)
-    play.machine.fed()
+    play.machine.forgive_shortages()
     for _ in range(SHORTAGES):
         starve()
     assert not play.all(Over)
@@ -662,7 +669,7 @@ def test_a_checkpoint_waits_for_a_stuck_worker_a_part_of_a_lease_and_is_not_trie
         play.done(play.machine.reported(name, "stepped", {**columns, "now_s": now_s}))
 
     everybody = ["worker-0", "worker-1"]
-    play.machine.now_s = 10.0
+    play.machine.job.now_s = 10.0
     stuck = wants("worker-1", 10.0)
     stepped("worker-0", wants("worker-0", 10.0), 10.0)
     assert [tell.to for tell in play.told("hold")] == everybody

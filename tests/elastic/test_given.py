@@ -138,7 +138,7 @@ def test_everything_in_a_batch_goes_to_the_device_and_keeps_its_type() -> None:
         ((torch.zeros(1), {}), "the loss is tuple; expected a tensor of one number"),
         (0.5, "the loss is float"),
         (torch.zeros(4, requires_grad=True), r"a tensor of shape \(4,\); expected a tensor of one number"),
-        (torch.zeros(()), r"has no gradient: .* nobody has called backward\(\)"),
+        (torch.zeros(()), r"has no gradient: .* without a call of backward\(\)"),
     ],
 )
 def test_a_loss_that_is_none_is_named(found: Any, what: str) -> None:

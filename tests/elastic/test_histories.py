@@ -14,7 +14,7 @@ import pytest
 
 from labkit.core.errors import InputError
 from labkit.elastic.controller.block_assignment import reassign
-from labkit.elastic.controller.scaling import STRATEGIES
+from labkit.elastic.controller.scaling_requests import STRATEGIES
 from labkit.elastic.controller.state_machine import Controller
 from tests.elastic.chaos.story import many
 from tests.elastic.test_controller import Play
@@ -51,7 +51,7 @@ class History(Play):
         if self.rng.random() < 0.9:
             self.train()
         for number in self.rng.integers(len(self.happenings), size=int(self.rng.integers(5, 60))):
-            if self.machine.phase == "over":
+            if self.machine.job.phase == "over":
                 return
             self.happenings[number]()
 
@@ -64,11 +64,11 @@ class History(Play):
     # --- what may happen
 
     def comes(self) -> None:
-        waiting = [m.name for m in self.machine.members.values() if not m.joined]
+        waiting = [m.name for m in self.machine.job.members.values() if not m.joined]
         if waiting and self.rng.random() < 0.4:
             self.done(self.machine.joined(self.one(waiting), address="unix:/x"))
         elif self.rng.random() < 0.2:
-            self.done(self.machine.joined(self.one(self.machine.members), address="unix:/x"))
+            self.done(self.machine.joined(self.one(self.machine.job.members), address="unix:/x"))
         else:
             self.join()
 
@@ -77,7 +77,7 @@ class History(Play):
         self.step(self.version)
 
     def scales(self) -> None:
-        names = list(self.machine.members)
+        names = list(self.machine.job.members)
         asked: dict[str, Any] = {"servers": int(self.rng.integers(-1, 2)), "workers": int(self.rng.integers(-1, 2))}
         kind = self.rng.random()
         if kind < 0.4 and names:
@@ -90,76 +90,76 @@ class History(Play):
             return
 
     def dies(self) -> None:
-        self.done(self.machine.left(self.one(self.machine.members), reason="killed"))
+        self.done(self.machine.left(self.one(self.machine.job.members), reason="killed"))
 
     def newcomer_dies(self) -> None:
-        if self.machine.scaling is not None and self.machine.scaling.new:
-            self.done(self.machine.left(self.one(self.machine.scaling.new), reason="killed"))
+        if self.machine.requests.current is not None and self.machine.requests.current.new:
+            self.done(self.machine.left(self.one(self.machine.requests.current.new), reason="killed"))
 
     def _moving(self) -> dict[int, str]:
-        scaling = self.machine.scaling
-        here = self.machine.members
+        scaling = self.machine.requests.current
+        here = self.machine.job.members
         moves = {} if scaling is None else scaling.moves
-        return {b: to for b, to in moves.items() if to in here and self.machine.owner[b] in here}
+        return {b: to for b, to in moves.items() if to in here and self.machine.job.owner[b] in here}
 
     def doubted(self) -> None:
         for block, to in list(self._moving().items())[:1]:
-            owner, moves = self.machine.owner[block], self.machine.moves[block] + 1
+            owner, moves = self.machine.job.owner[block], self.machine.job.moves[block] + 1
             told = {"block": block, "version": self.version, "owner": to, "moves": moves, "why": "MemoryError"}
-            self.says(owner, "unsure", **told, era=self.machine.era)
+            self.says(owner, "unsure", **told, era=self.machine.job.era)
 
     def moves(self) -> None:
         for block, to in self._moving().items():
-            if self.rng.random() < 0.7 and to in self.machine.members:
-                moves = self.machine.moves[block] + 1
-                self.says(to, "owns", block=block, version=self.version, moves=moves, era=self.machine.era)
+            if self.rng.random() < 0.7 and to in self.machine.job.members:
+                moves = self.machine.job.moves[block] + 1
+                self.says(to, "owns", block=block, version=self.version, moves=moves, era=self.machine.job.era)
 
     def handed(self) -> None:
-        if self.machine.owner:
-            block = int(self.rng.choice(list(self.machine.owner)))
-            told = {"block": block, "version": self.version, "moves": self.machine.moves[block] + 1}
-            owner = self.one([*self.machine.members, "ps-77"])
-            self.says(self.one(self.machine.members), "handed_over", **told, owner=owner, era=self.machine.era)
+        if self.machine.job.owner:
+            block = int(self.rng.choice(list(self.machine.job.owner)))
+            told = {"block": block, "version": self.version, "moves": self.machine.job.moves[block] + 1}
+            owner = self.one([*self.machine.job.members, "ps-77"])
+            self.says(self.one(self.machine.job.members), "handed_over", **told, owner=owner, era=self.machine.job.era)
 
     def follows(self) -> None:
-        for block, (name, turn) in list(self.machine.coming.items())[:2]:
-            if name in self.machine.members:
+        for block, (name, turn) in list(self.machine.replication.pending.items())[:2]:
+            if name in self.machine.job.members:
                 self.says(name, "shadows", block=block, turn=turn, version=self.version)
 
     def loads(self) -> None:
-        if self.machine.phase == "loading":
+        if self.machine.job.phase == "loading":
             self.done(self.machine.loaded(self.version))
 
     def ready(self) -> None:
-        for worker in self.machine.of("worker"):
+        for worker in self.machine.job.of("worker"):
             self.says(worker.name, "ready", version=self.version)
 
     def saves(self) -> None:
         self.done(self.machine.copied(self.version))
-        self.done(self.machine.saved_at(self.machine.saving or self.version))
+        self.done(self.machine.saved_at(self.machine.checkpoints.saving or self.version))
 
     def told_all(self) -> None:
-        for name in list(self.machine.members):
-            self.says(name, "here", has=self.machine.era, version=self.version, training=True)
+        for name in list(self.machine.job.members):
+            self.says(name, "here", has=self.machine.job.era, version=self.version, training=True)
 
     def taken_over(self) -> None:
-        state, names = json.loads(json.dumps(self.machine.state())), list(self.machine.members)
-        self.machine = Controller(self.machine.terms, reassign=reassign)
+        state, names = json.loads(json.dumps(self.machine.state())), list(self.machine.job.members)
+        self.machine = Controller(self.machine.job.terms, reassign=reassign)
         self.done(self.machine.take_over(state, names=names))
 
     def unmet(self) -> None:
-        self.says(self.one(self.machine.members), "unmet", name=self.one(self.machine.members), why="cut")
+        self.says(self.one(self.machine.job.members), "unmet", name=self.one(self.machine.job.members), why="cut")
 
     def stuck(self) -> None:
-        for worker in self.machine.of("worker")[:1]:
+        for worker in self.machine.job.of("worker")[:1]:
             self.says(worker.name, "stuck", place=[1, int(self.rng.integers(1000))], why="hangs")
 
     def memory(self) -> None:
-        for server in self.machine.of("server")[-1:]:
+        for server in self.machine.job.of("server")[-1:]:
             self.says(server.name, "no_memory", why="out of memory")
 
     def unable(self) -> None:
-        self.done(self.machine.unable(self.one(self.machine.members), why="no port"))
+        self.done(self.machine.unable(self.one(self.machine.job.members), why="no port"))
 
 
 @pytest.mark.parametrize("seed", many(3))
@@ -168,6 +168,6 @@ def test_no_history_ends_a_controller_with_an_exception(seed: int) -> None:
         history = History(np.random.default_rng([seed, number]))
         history.live()
         machine = history.machine
-        if machine.phase == "training":
-            assert set(machine.owner) == set(range(len(machine.terms.sizes)))
-            assert set(machine.owner.values()) <= {*machine.members, "ps-77"}, f"seed {seed}, {number}"
+        if machine.job.phase == "training":
+            assert set(machine.job.owner) == set(range(len(machine.job.terms.sizes)))
+            assert set(machine.job.owner.values()) <= {*machine.job.members, "ps-77"}, f"seed {seed}, {number}"

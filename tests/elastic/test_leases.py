@@ -12,8 +12,9 @@ import pytest
 from labkit.elastic.controller.minibatches import Leases
 from labkit.elastic.protocol.messages import era_and_version
 from labkit.elastic.shards import PoisonShardError
-from labkit.elastic.worker.asynchronous import AsyncWorker, LeaseRest
-from labkit.elastic.worker.synchronous import Halted
+from labkit.elastic.worker.asynchronous import AsyncWorker
+from labkit.elastic.worker.directives import Halted
+from labkit.elastic.worker.lease_queue import LeaseRest
 from tests.elastic.stage import Numbers
 from tests.elastic.transport.ends import WITHIN_S
 
@@ -32,7 +33,19 @@ def test_samples_that_kill_three_workers_are_named() -> None:
     with pytest.raises(PoisonShardError, match="failed 3 times") as caught:
         service.ask("worker-3", now_s=9)
     assert "worker-2: its process died" in caught.value.what
-    assert "retry()" not in caught.value.what
+
+
+def test_a_job_that_resumes_tries_again_the_samples_that_ended_the_one_before() -> None:
+    some = leases()
+    for worker in "abc":
+        assert some.ask(worker, now_s=0) is not None
+        some.leave(worker, died=True)
+    state = some.state()
+    with pytest.raises(PoisonShardError):  # within a job, after a checkpoint was loaded
+        Leases.restored(state, era=1, n_steps=some.n_steps).ask("d", now_s=0)
+    grant = Leases.restored(state, era=1, n_steps=some.n_steps, forgive=True).ask("d", now_s=0)
+    assert grant is not None
+    assert grant.start == 0
 
 
 def test_who_leaves_as_it_should_or_has_not_begun_blames_no_samples() -> None:
@@ -58,9 +71,9 @@ class Alone:
             Numbers(4), extents=[(0, 4)], loss_of=lambda *_: None, batch=4, number=0,  # type: ignore[arg-type]
             lease_s=lease_s, channel_of=lambda _: None, report=self._report,  # type: ignore[arg-type, return-value]
         )  # fmt: skip
-        self.worker.told({"do": "begin", "era": 1, "hold": 0, "map": []})
+        self.worker.on_order({"do": "begin", "era": 1, "hold": 0, "map": []})
         self.worker._start = self.worker._afresh = False
-        self.worker.told({"do": "lease", "era": 1, "lease": [7, 0, 0, 8]})
+        self.worker.on_order({"do": "lease", "era": 1, "lease": [7, 0, 0, 8]})
         self.found: list[LeaseRest] = []
 
     def _report(self, event: str, **told: Any) -> None:
@@ -71,7 +84,7 @@ class Alone:
 
     def lost(self) -> threading.Thread:
         """Lose the controller for longer than the worker may go on; return the thread in which it waits."""
-        self.worker.told({"do": "alone"})
+        self.worker.on_order({"do": "alone"})
         threading.Event().wait(0.1)
         thread = threading.Thread(target=lambda: self.found.append(self.worker._next()), daemon=True)
         thread.start()
@@ -80,7 +93,7 @@ class Alone:
 
 def test_a_worker_without_a_controller_goes_on_with_what_it_has_for_a_while() -> None:
     alone = Alone(lease_s=1000)
-    alone.worker.told({"do": "alone"})
+    alone.worker.on_order({"do": "alone"})
     assert alone.worker._next().token == 7
 
 
@@ -90,8 +103,8 @@ def test_then_it_waits_and_goes_on_with_what_is_still_its_own(still_its_own: boo
     thread = alone.lost()
     assert alone.asked.wait(WITHIN_S)  # it wants something, and nobody answers
     assert not alone.found
-    alone.worker.told({"do": "leases", "era": 1, "tokens": [7] if still_its_own else []})
-    alone.worker.told({"do": "lease", "era": 1, "lease": [9, 0, 32, 40]})
+    alone.worker.on_order({"do": "leases", "era": 1, "tokens": [7] if still_its_own else []})
+    alone.worker.on_order({"do": "lease", "era": 1, "lease": [9, 0, 32, 40]})
     thread.join(WITHIN_S)
     assert [piece.token for piece in alone.found] == [7 if still_its_own else 9]
 
@@ -99,15 +112,15 @@ def test_then_it_waits_and_goes_on_with_what_is_still_its_own(still_its_own: boo
 def test_it_stands_still_once_more_for_a_controller_that_counts_anew() -> None:
     """The one that asked first has died; the next one lets it go on, and asks again before it has moved."""
     alone = Alone(lease_s=1000)
-    alone.worker.told({"do": "hold", "number": 1})
+    alone.worker.on_order({"do": "hold", "number": 1})
     thread = threading.Thread(target=alone.worker._next, daemon=True)
     thread.start()
     assert alone.holds.get(timeout=WITHIN_S) == 1
     with alone.worker._changed:
-        alone.worker.told({"do": "go_on"})
-        alone.worker.told({"do": "hold", "number": 1})
+        alone.worker.on_order({"do": "go_on"})
+        alone.worker.on_order({"do": "hold", "number": 1})
     assert alone.holds.get(timeout=WITHIN_S) == 1
-    alone.worker.told({"do": "go_on"})
+    alone.worker.on_order({"do": "go_on"})
     thread.join(WITHIN_S)
     assert not thread.is_alive()
 
@@ -122,7 +135,7 @@ def test_an_era_that_ends_while_blocks_are_sent_is_no_error(order: dict[str, Any
         def send(self, kind: object, *_: object, step: int, **__: object) -> int:
             sent.append(era_and_version(step)[0])
             if len(sent) == 1:
-                thread = threading.Thread(target=worker.told, args=({"era": 2, **order},))
+                thread = threading.Thread(target=worker.on_order, args=({"era": 2, **order},))
                 thread.start()
                 thread.join(WITHIN_S)
                 assert not thread.is_alive()
@@ -132,11 +145,11 @@ def test_an_era_that_ends_while_blocks_are_sent_is_no_error(order: dict[str, Any
         Numbers(4), extents=[(0, 2), (2, 2)], loss_of=lambda *_: None, batch=4, number=0,  # type: ignore[arg-type]
         lease_s=1000, channel_of=lambda _: Server(), report=lambda *_, **__: None,  # type: ignore[arg-type, return-value]
     )  # fmt: skip
-    worker.told({"do": "begin", "era": 1, "hold": 0, "map": [[0, "a", 0], [1, "c", 0]]})
+    worker.on_order({"do": "begin", "era": 1, "hold": 0, "map": [[0, "a", 0], [1, "c", 0]]})
     worker._start = worker._afresh = False
     worker._base, worker._gradient = {0: 1, 1: 1}, np.ones(4, np.float32)
     worker._await(range(2), n=1)
-    (worker._each_owner if asks else worker._push)(range(2))
+    (worker._pull if asks else worker._push)(range(2))
     assert sent == [1, 1]
     with pytest.raises(Halted):
         worker._wait_for_blocks(again=worker._push)

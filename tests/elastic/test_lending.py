@@ -20,14 +20,16 @@ from hypothesis import strategies as st
 
 from labkit.elastic.protocol.messages import FrameKind, at
 from labkit.elastic.protocol.summation_tree import Node, cover
+from labkit.elastic.server.arrivals import Arrivals
 from labkit.elastic.server.block import Block, Pushed
 from labkit.elastic.server.copy_on_write import CopyOnWriteUpdates, SeqlockUpdates
 from labkit.elastic.server.optimizers import optimizer
-from labkit.elastic.server.server import Arrivals, ParameterServer
+from labkit.elastic.server.server import ParameterServer
 from labkit.elastic.transport import Connection, FrameError, Handler, Message, pair
 from labkit.elastic.transport.shared_arrays import LINE, SharedArray, SharedArrayPool, SharedRegions, fetch
+from labkit.elastic.worker.arrivals import FromServers
 from labkit.elastic.worker.flat import FlatModel
-from labkit.elastic.worker.synchronous import FromServers, Worker
+from labkit.elastic.worker.synchronous import Worker
 
 N = 1000
 
@@ -235,7 +237,7 @@ class Served(Arrivals):
         super().__init__(server, role="worker")
 
     def opened(self, channel: Any) -> None:
-        self._server.met_worker(channel, number=0)
+        self._server.add_worker(channel, number=0)
 
 
 @contextmanager
@@ -248,7 +250,7 @@ def server_and_worker(
         n_shards=1,
         report=lambda *_, **__: None,
         copy=lambda *_: None,
-        shelf=SharedArrayPool(),
+        shared_pool=SharedArrayPool(),
         **{"sync": True, **options},
     )
     near, far = pair(Served(server), handler, shares=shares)
@@ -314,30 +316,30 @@ def test_a_block_that_goes_to_and_fro_needs_one_place_and_one_crate_on_each_serv
     servers = [
         ParameterServer(
             name, optimizer=Fill(), n_shards=1, sync=True, report=lambda event, **_: told.put(event),
-            copy=lambda *_: None, shelf=SharedArrayPool(),
+            copy=lambda *_: None, shared_pool=SharedArrayPool(),
         )
         for name in ("ps-0", "ps-1")
     ]  # fmt: skip
     ends = pair(*(Arrivals(server, role="server") for server in servers), shares=shares)
     for server, other, channel in zip(servers, reversed(servers), ends, strict=True):
-        server.met_server(other.name, channel, "")
+        server.peers.add_server(other.name, channel, "")
     install(servers[0])
     sent = 4 * N if shares else 0
     for turn in range(20):
         here, there = servers[turn % 2], servers[1 - turn % 2]
-        here.hand_over({0: there.name}, version=0)
+        here.handover.hand_over({0: there.name}, version=0)
         while told.get(timeout=10) != "handed_over":
             pass
-        assert here.slot(0).block is None
+        assert here.blocks.slot(0).block is None
         assert ends[turn % 2].counts.shared_bytes == sent * (turn // 2 + 1)
-    block = servers[0].slot(0).block
+    block = servers[0].blocks.slot(0).block
     assert block is not None
     assert block.place is not None
     assert block.params.tolist() == [0] * N
     for server in servers:
-        assert server.shelf is not None
-        assert len(server.shelf._regions) == 1
-        assert len(server._crates._regions) == 1
+        assert server.blocks.shared_pool is not None
+        assert len(server.blocks.shared_pool._regions) == 1
+        assert len(server.handover.buffers._regions) == 1
     for end in ends:
         end.close()
 
@@ -346,18 +348,18 @@ def test_the_memory_of_a_block_whose_arrival_nobody_confirms_is_not_used_again()
     """Its new owner may still be reading it."""
     server = ParameterServer(
         "ps-0", optimizer=Fill(), n_shards=1, sync=True, report=lambda *_, **__: None, copy=lambda *_: None,
-        shelf=SharedArrayPool(),
+        shared_pool=SharedArrayPool(),
     )  # fmt: skip
     near, far = pair(Arrivals(server, role="server"), Handler(), shares=True)  # takes it, and never answers
-    server.met_server("ps-1", near, "")
+    server.peers.add_server("ps-1", near, "")
     install(server)
-    server.hand_over({0: "ps-1"}, version=0)
+    server.handover.hand_over({0: "ps-1"}, version=0)
     far.close()
     near.close()
     other, end = pair(Handler(), Handler(), shares=True)
-    crate = server._crates.pack([np.zeros(N, np.float32)], other)
+    crate = server.handover.buffers.pack([np.zeros(N, np.float32)], other)
     assert crate is not None
-    assert len(server._crates._regions) == 2
+    assert len(server.handover.buffers._regions) == 2
     other.close()
     end.close()
 
@@ -388,7 +390,7 @@ def test_a_worker_that_came_too_late_for_a_version_asks_again_and_catches_up() -
     with server_and_worker(FromServers(worker, fetch=slow), shares=True) as (server, channel):
         install(server)
         channels["ps-0"] = channel
-        worker.told({"do": "begin", "era": 0, "version": 0, "leaves": [0, 0], "map": [[0, "ps-0", 0]]})
+        worker.on_order({"do": "begin", "era": 0, "version": 0, "leaves": [0, 0], "map": [[0, "ps-0", 0]]})
         threading.Thread(target=worker.run, daemon=True).start()
         other, theirs = pair(Served(server), late, shares=True)
         theirs.send(FrameKind.PULL, meta={"blocks": [0]}, step=at(0, 1))
@@ -404,17 +406,17 @@ def test_a_worker_that_came_too_late_for_a_version_asks_again_and_catches_up() -
         (begun,) = [columns["version"] for event, columns in reports if event == "ready"]
         assert begun > 1
         assert worker.flat.versions[begun % 2].tolist() == [begun] * N
-        worker.told({"do": "stop"})
+        worker.on_order({"do": "stop"})
         other.close()
         theirs.close()
 
 
 def test_a_worker_that_does_not_look_into_a_server_s_memory_refuses_to_be_referred_there() -> None:
     class Nothing:
-        def params(self, message: Message) -> None:
+        def on_params(self, message: Message) -> None:
             raise AssertionError(message)
 
-        place = moved = params
+        place = on_moved = on_params
 
     heard = FromServers(Nothing())  # type: ignore[arg-type]
     message = Message(head=_shared_head(), meta={}, payload=memoryview(bytes(8)))

@@ -20,13 +20,13 @@ import pytest
 from labkit.core.errors import InputError
 from labkit.core.events import Cause
 from labkit.elastic import JobError, models, start
-from labkit.elastic.controller.client import Line
+from labkit.elastic.controller.client import ControllerClient
 from labkit.elastic.data import dataset
 from labkit.elastic.errors import NoAnswerError, NotDoneError
 from labkit.elastic.process.fault_injection import InjectedFault, write
-from labkit.elastic.process.launchers import running
-from labkit.elastic.process.member import CONTROLLER
+from labkit.elastic.process.local_members import running
 from labkit.elastic.protocol.messages import FrameKind
+from labkit.elastic.protocol.spec import CONTROLLER_SOCKET
 from labkit.elastic.shards import prove
 from labkit.elastic.transport import Access, Address, Handler, Lease, connect
 from tests.elastic import user
@@ -81,7 +81,7 @@ def test_a_controller_that_stood_still_beyond_the_lease_is_asked_again_and_scale
         story.at(3)
         assert story.job.status().step >= 3
         with story.stopped(story.job.pid):
-            until(lambda: story.job._line._channel is None, "the end of the connection")
+            until(lambda: story.job._client._channel is None, "the end of the connection")
         assert story.job.status().phase in ("training", "taking_over")
         story.scale(workers=1).happens("scaled")
         story.finish()
@@ -214,7 +214,7 @@ def test_a_worker_that_hangs_without_launcher_and_controller_ends(what: str, tol
 def test_a_client_that_is_gone_before_it_is_answered_does_not_end_the_controller() -> None:
     with Story("client gone", workers=1, servers=1) as story:
         story.at(2)
-        address = Address.parse(f"unix:{story.folder / CONTROLLER}")
+        address = Address.parse(f"unix:{story.folder / CONTROLLER_SOCKET}")
         hello = {"name": "launcher", "role": "client"}
         channel = connect(address, handler=Handler(), access=Access(), hello=hello, lease=Lease(1.0))
         with story.stopped(story.job.pid):
@@ -230,21 +230,21 @@ def test_a_client_that_is_gone_before_it_is_answered_does_not_end_the_controller
 def test_a_controller_that_does_not_answer_is_told_by_a_name_and_asked_again_later() -> None:
     with Story("no answer", workers=1, servers=1) as story:
         story.at(2)
-        line = Line(story.folder, lease=Lease(30.0), ended=threading.Event(), limit_s=0.5)
-        assert line.ask("status")["phase"] == "training"
+        client = ControllerClient(story.folder, lease=Lease(30.0), ended=threading.Event(), limit_s=0.5)
+        assert client.ask("status")["phase"] == "training"
         with (
             story.stopped(story.job.pid),
             pytest.raises(NoAnswerError, match=r"not answered 'status' for 0\.5 s: it is"),
         ):
-            line.ask("status")
-        until(lambda: _answers(line), "an answer")
-        line.close()
+            client.ask("status")
+        until(lambda: _answers(client), "an answer")
+        client.close()
         story.finish()
 
 
-def _answers(line: Line) -> bool:
+def _answers(client: ControllerClient) -> bool:
     with contextlib.suppress(NoAnswerError):
-        return bool(line.ask("status")["phase"])
+        return bool(client.ask("status")["phase"])
     return False
 
 

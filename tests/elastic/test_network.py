@@ -22,9 +22,10 @@ from cryptography.hazmat.primitives import serialization
 from labkit.core.errors import InputError
 from labkit.elastic import Job, Result, models, start
 from labkit.elastic.data import dataset
-from labkit.elastic.process.member import MemberProcess, Spec
+from labkit.elastic.process.member_process import MemberProcess
 from labkit.elastic.protocol.messages import FrameKind
 from labkit.elastic.protocol.network import NetworkConfig, Refusals, claimed, ports_of
+from labkit.elastic.protocol.spec import Spec
 from labkit.elastic.transport import (
     Access,
     AccessError,
@@ -190,10 +191,10 @@ def test_nobody_can_pose_as_another(live: Live, tmp_path: Path, certificate: str
 
 def test_a_client_comes_in_on_this_machine_only(live: Live, tmp_path: Path) -> None:
     access = named(live, "launcher.client", tmp_path / "keys")
-    with pytest.raises(AccessError, match="may not come in by this door"):
+    with pytest.raises(AccessError, match="may not connect over this socket"):
         knock(live.controller, access, hello={"name": "launcher", "role": "client"})
     by_file = Address.parse(f"unix:{live.job.folder / 'controller.sock'}")
-    with pytest.raises(AccessError, match="may not come in by this door"):
+    with pytest.raises(AccessError, match="may not connect over this socket"):
         knock(by_file, Access(), hello={"name": "ps-0", "role": "server"})
 
 
@@ -382,7 +383,7 @@ def test_a_name_counts_only_with_its_certificate_where_there_are_certificates() 
 @pytest.mark.parametrize(
     ("address", "why"),
     [
-        ("unix:/nowhere/ps-7.sock", "nobody answers at unix:/nowhere/ps-7.sock"),
+        ("unix:/nowhere/ps-7.sock", "no process answers at unix:/nowhere/ps-7.sock"),
         ("tcp://127.0.0.1:9", "would send everything in clear"),
         ("tls://127.0.0.1:9", "needs certificates"),
         ("somewhere", "unknown scheme"),
@@ -393,9 +394,9 @@ def test_a_member_tells_the_controller_whom_it_cannot_reach(tmp_path: Path, addr
     Spec([], [], "sgd", {}, batch=1, n_shards=1, n_steps=1).save(tmp_path)
     member, told = MemberProcess(tmp_path, "worker-0"), []
     member.watchdog.free()  # it is no process of its own here: it would end that of the tests
-    member.report = lambda event, **columns: told.append((event, columns))  # type: ignore[method-assign]
+    member.connections.report = lambda event, **columns: told.append((event, columns))
     began_s = time.monotonic()
-    member.meet("ps-7", address, Noting())
+    member.connections.meet("ps-7", address, Noting())
     assert time.monotonic() - began_s < 10
     ((event, columns),) = told
     assert (event, columns["name"]) == ("unmet", "ps-7")

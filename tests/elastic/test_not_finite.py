@@ -21,8 +21,8 @@ from labkit.elastic import JobError, start, train
 from labkit.elastic.checkpoint.store import SavedBlock, check_blocks
 from labkit.elastic.controller.losses import NotFiniteError, StepLosses, decoded, encoded, mean
 from labkit.elastic.data import as_dataset
-from labkit.elastic.process.member import Spec
 from labkit.elastic.protocol.blocks import layout
+from labkit.elastic.protocol.spec import Spec
 
 DATA = as_dataset((torch.ones(64, 1), torch.zeros(64, 1)))
 
@@ -140,5 +140,5 @@ def test_the_mean_of_losses_keeps_what_is_no_number_in_any_order() -> None:
         assert math.isnan(mean(values))
     assert mean([1e308, 1e308]) == 1e308  # their sum is beyond what a number can be
     losses = StepLosses(2)
-    losses.told(0, [(1, "nan")])
-    assert math.isnan(losses.told(0, [(0, 0.5)]) or 0.0)
+    losses.add(0, [(1, "nan")])
+    assert math.isnan(losses.add(0, [(0, 0.5)]) or 0.0)

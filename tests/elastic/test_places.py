@@ -73,7 +73,7 @@ class Spread(Play):
         self.done(self.machine.start(place=place))
 
     def sitting(self) -> dict[str, tuple[int, int]]:
-        members = [*self.machine.of("server"), *self.machine.of("worker")]
+        members = [*self.machine.job.of("server"), *self.machine.job.of("worker")]
         n = Counter((m.site, m.role) for m in members)
         return {site: (n[site, "worker"], n[site, "server"]) for site in SITES if n[site, "worker"] + n[site, "server"]}
 
@@ -84,7 +84,7 @@ class Spread(Play):
 
     def follow_up(self) -> None:
         self.join()
-        for member in self.machine.of("worker"):
+        for member in self.machine.job.of("worker"):
             if not member.ready:
                 self.done(self.machine.reported(member.name, "ready", {"version": 5}))
         self.move()
@@ -105,7 +105,7 @@ class Spread(Play):
 
 
 def _terms(**terms: Any) -> Any:
-    from labkit.elastic.controller.members import JobTerms
+    from labkit.elastic.controller.controller_state import JobTerms
 
     return JobTerms(**{"sizes": [5] * 8, "n_shards": 8, "n_steps": 100, **terms})
 
@@ -130,7 +130,7 @@ def test_one_request_adds_removes_and_moves_while_nobody_stands_still(sync: bool
     assert play.notes().count("registration") == play.notes().count("scaled") == 1
     (registered,) = play.all_notes("registration")
     assert (registered.columns["servers"], registered.columns["workers"]) == (0, 1)
-    assert set(play.machine.owner.values()) == {m.name for m in play.machine.of("server")}
+    assert set(play.machine.job.owner.values()) == {m.name for m in play.machine.job.of("server")}
     assert not play.told("hold")
     assert not play.told("halt")
 
@@ -164,7 +164,7 @@ def test_places_that_cannot_be_are_refused_and_change_nothing(place: Any, what: 
     with pytest.raises(InputError, match=what):
         play.machine.scale(place=place, strategy="handover")
     assert len(play.heard) == heard
-    assert play.machine.scaling is None
+    assert play.machine.requests.current is None
 
 
 def test_what_is_asked_for_after_a_place_counts_from_there() -> None:
@@ -192,7 +192,7 @@ def test_two_requests_to_remove_the_last_but_one_cannot_leave_nobody() -> None:
 def test_who_dies_is_replaced_on_the_same_site(victim: str) -> None:
     play = Spread(PLACE)
     play.train()
-    assert play.machine.members[victim].site == "b/0"
+    assert play.machine.job.members[victim].site == "b/0"
     play.done(play.machine.left(victim, reason="killed"))
     assert play.all(Start)[-1].site == "b/0"
     play.join()
@@ -205,14 +205,14 @@ def test_a_replacement_takes_the_site_of_whom_it_replaces() -> None:
     play.done(play.machine.scale(replace=["worker-2", "ps-2"], strategy="handover"))
     play.follow_up()
     assert play.sitting() == PLACE
-    assert not {"worker-2", "ps-2"} & set(play.machine.members)
+    assert not {"worker-2", "ps-2"} & set(play.machine.job.members)
 
 
 def test_a_lost_host_with_workers_only_costs_no_step_and_nobody_comes_for_them() -> None:
     play = Spread({"a/0": (1, 2), "b/0": (2, 0)})
     play.train()
     n = len(play.all(Start))
-    play.done(play.machine.host_lost("b", why="its launcher is away for too long"))
+    play.done(play.machine.host_lost("b", why="its launcher has not reconnected"))
     (lost,) = play.all_notes("lost_host")
     assert (lost.columns["host"], lost.columns["members"]) == ("b", ["worker-1", "worker-2"])
     assert play.sitting() == {"a/0": (1, 2)}
@@ -227,10 +227,10 @@ def test_blocks_of_a_lost_host_come_back_from_the_checkpoint_on_the_servers_that
     play.step(20)
     play.done(play.machine.host_lost("b"))
     assert play.notes()[-1] == "goes_back"
-    assert set(play.machine.owner.values()) == {"ps-0", "ps-2"}
+    assert set(play.machine.job.owner.values()) == {"ps-0", "ps-2"}
     play.train(version=10)
     assert play.sitting() == {"a/0": (1, 1), "c/0": (0, 1)}
-    assert play.machine.phase == "training"
+    assert play.machine.job.phase == "training"
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_if_no_server_or_no_worker_is_left_one_comes_where_others_of_the_job_are
     play.done(play.machine.host_lost("b"))
     play.train()
     assert play.sitting() == then
-    assert play.machine.phase == "training"
+    assert play.machine.job.phase == "training"
     assert play.covered() == list(range(8))
 
 
@@ -256,7 +256,7 @@ def test_if_nobody_is_left_the_job_ends_by_name(trains: bool) -> None:
     if trains:
         play.train()
     play.done(play.machine.host_lost("b"))
-    assert [over.failure for over in play.all(Over)] == ["host b is lost, and nobody of the job is anywhere else."]
+    assert [over.failure for over in play.all(Over)] == ["host b is lost, and the job has no member on another host."]
 
 
 def test_all_who_die_with_a_host_are_one_death() -> None:
@@ -270,10 +270,10 @@ def test_a_job_whose_host_does_not_come_begins_without_it() -> None:
     play = Spread(PLACE)
     for name in ("ps-0", "worker-0", "ps-2"):
         play.done(play.machine.joined(name, address=f"tls://{name}:1"))
-    play.done(play.machine.host_lost("b", why="its launcher has not come"))
-    assert play.machine.phase == "loading"
+    play.done(play.machine.host_lost("b", why="its launcher has not connected"))
+    assert play.machine.job.phase == "loading"
     play.train()
-    assert play.machine.phase == "training"
+    assert play.machine.job.phase == "training"
     assert play.sitting() == {"a/0": (1, 1), "c/0": (0, 1)}
 
 
@@ -283,7 +283,7 @@ def test_standby_outlives_a_host_whose_blocks_others_follow() -> None:
     followed(play)
     play.done(play.machine.host_lost("b"))
     assert not play.told("halt")
-    assert set(play.machine.owner.values()) == {"ps-0", "ps-1"}
+    assert set(play.machine.job.owner.values()) == {"ps-0", "ps-1"}
 
 
 def test_standby_goes_back_if_owner_and_follower_were_on_one_host_and_has_two_servers_afterwards() -> None:
@@ -352,7 +352,7 @@ def test_who_was_to_go_stays_if_those_who_came_are_lost_while_blocks_move() -> N
         play.done(play.machine.reported(name, "ready", {"version": 5}))
     assert play.notes()[-1] == "migration"
     play.done(play.machine.host_lost("b"))
-    assert play.machine.scaling is None or not play.machine.scaling.going
+    assert play.machine.requests.current is None or not play.machine.requests.current.going
     assert play.sitting() == {"a/0": (2, 2)}
     assert not [end for end in play.all(End) if end.name in ("ps-0", "ps-1", "worker-0", "worker-1")]
     assert play.covered() == list(range(8))
@@ -379,19 +379,21 @@ def test_a_controller_after_this_one_knows_who_sits_where_what_is_lost_and_what_
     play.done(play.machine.scale(workers=1, strategy="handover"))
     state = json.loads(json.dumps(play.machine.state()))
     before = play.machine
-    play.machine = Controller(before.terms, reassign=reassign)
+    play.machine = Controller(before.job.terms, reassign=reassign)
     play.done(play.machine.take_over(state))
-    assert play.machine.lost == {"c"}
-    assert {m.name: m.site for m in play.machine.members.values()} == {m.name: m.site for m in before.members.values()}
+    assert play.machine.job.lost == {"c"}
+    assert {m.name: m.site for m in play.machine.job.members.values()} == {
+        m.name: m.site for m in before.job.members.values()
+    }
     assert play.dropped()[-1] == "the controller died"  # the one that does not say where
-    for member in list(play.machine.members.values()):
+    for member in list(play.machine.job.members.values()):
         play.done(play.machine.joined(member.name, address=member.address))
         if member.role == "server":
-            for block, owner in before.owner.items():
+            for block, owner in before.job.owner.items():
                 if owner == member.name:
                     play.done(play.machine.reported(member.name, "owns", {"block": block, "version": 3, "moves": 0}))
-        play.done(play.machine.reported(member.name, "here", {"version": 3, "has": play.machine.era}))
-    assert play.machine.phase == "training"
+        play.done(play.machine.reported(member.name, "here", {"version": 3, "has": play.machine.job.era}))
+    assert play.machine.job.phase == "training"
     play.follow_up()
     assert play.sitting() == {"a/1": (1, 1), "b/0": (1, 1)}
 

@@ -67,18 +67,18 @@ def push(moves: int, *, version: int) -> Message:
 def former() -> ParameterServer:
     """A server that had a block, and gave it to another at version 5."""
     made = server()
-    made.install(Wire(), state(0, version=4))
-    made.met_server("b", Wire(), "unix:/b")  # type: ignore[arg-type]
-    made.slot(0).leaving = ("b", 5)
-    made._servers["b"][0].request = lambda *_, **__: __import__("concurrent.futures").futures.Future()  # type: ignore[attr-defined]
-    made.push(Wire(), push(0, version=4))
+    made.handover.install(Wire(), state(0, version=4))
+    made.peers.add_server("b", Wire(), "unix:/b")  # type: ignore[arg-type]
+    made.blocks.slot(0).leaving = ("b", 5)
+    made.peers.servers["b"][0].request = lambda *_, **__: __import__("concurrent.futures").futures.Future()  # type: ignore[attr-defined]
+    made.gradients.push(Wire(), push(0, version=4))
     return made
 
 
 def test_who_asks_a_former_owner_is_told_the_new_one(former: ParameterServer) -> None:
     worker = Wire()
-    former.pull(worker, pull(0, version=6))
-    former.push(worker, push(0, version=5))
+    former.replies.pull(worker, pull(0, version=6))
+    former.gradients.push(worker, push(0, version=5))
     assert worker.kinds() == [FrameKind.MOVED, FrameKind.MOVED]
     assert worker.sent[0][1]["meta"]["owner"] == "b"
 
@@ -86,10 +86,10 @@ def test_who_asks_a_former_owner_is_told_the_new_one(former: ParameterServer) ->
 def test_who_knows_that_a_block_comes_back_waits_for_it_at_its_former_owner(former: ParameterServer) -> None:
     """The notice of the way back reached the worker before the block reached the server."""
     worker = Wire()
-    former.pull(worker, pull(2, version=9))
-    former.push(worker, push(2, version=8))
+    former.replies.pull(worker, pull(2, version=9))
+    former.gradients.push(worker, push(2, version=8))
     assert worker.kinds() == []
-    former.install(Wire(), state(2, version=8))
+    former.handover.install(Wire(), state(2, version=8))
     assert worker.kinds() == [FrameKind.PARAMS]
     assert worker.sent[0][1]["step"] == at(0, 9)
 
@@ -102,10 +102,10 @@ def test_servers_that_hand_over_at_the_same_time_take_turns() -> None:
         for block in range(4):
             card = Block(block, np.zeros(N, np.float32), {}, version=7).card()
             head = Head(kind=FrameKind.STATE, step=at(0, 7), block=block)
-            made.install(Wire(), Message(head, card, memoryview(np.zeros(N, np.float32)).cast("B")))  # type: ignore[arg-type]
-        made._pace.bytes_per_step = lambda: 4 * N  # type: ignore[method-assign]
-        made.hand_over(dict.fromkeys(range(4), "b"), version=None, turn=(turn, 3))
-        leaves += [made.slot(block).leaving[1] for block in range(4)]  # type: ignore[index]
+            made.handover.install(Wire(), Message(head, card, memoryview(np.zeros(N, np.float32)).cast("B")))  # type: ignore[arg-type]
+        made.handover.pace.bytes_per_step = lambda: 4 * N  # type: ignore[method-assign]
+        made.handover.hand_over(dict.fromkeys(range(4), "b"), version=None, turn=(turn, 3))
+        leaves += [made.blocks.slot(block).leaving[1] for block in range(4)]  # type: ignore[index]
     assert sorted(leaves) == list(range(8, 20))
 
 
@@ -118,7 +118,7 @@ def worker_of(servers: dict[str, Wire]) -> Worker:
         Flat(), extents=[(0, N)], loss_of=lambda *_: None, n_shards=1, n_steps=99,  # type: ignore[arg-type]
         channel_of=lambda name: servers[name], report=lambda *_, **__: None,  # type: ignore[arg-type,return-value]
     )  # fmt: skip
-    made.told({"do": "begin", "era": 0, "version": 9, "leaves": (0, 1), "map": [[0, "a", 0]]})
+    made.on_order({"do": "begin", "era": 0, "version": 9, "leaves": (0, 1), "map": [[0, "a", 0]]})
     made._orders.afresh = False
     return made
 
@@ -127,8 +127,8 @@ def test_a_worker_that_hears_of_two_moves_at_once_turns_to_each_owner_at_its_ver
     servers = {name: Wire() for name in "abc"}
     worker = worker_of(servers)
     worker._want(9)
-    worker.moved({"owner": "b", "blocks": [[0, 10, 1]]})
-    worker.moved({"owner": "c", "blocks": [[0, 12, 2]]})
+    worker.on_moved({"owner": "b", "blocks": [[0, 10, 1]]})
+    worker.on_moved({"owner": "c", "blocks": [[0, 12, 2]]})
     for version in (10, 11, 12, 13):
         worker._want(version)
     asked = {name: [entry["step"] for _, entry in wire.sent] for name, wire in servers.items()}
@@ -139,10 +139,10 @@ def test_a_worker_that_hears_of_two_moves_at_once_turns_to_each_owner_at_its_ver
 def test_a_worker_that_stands_still_goes_on_if_it_is_to_stand_still_later() -> None:
     """A copy at the first version came too late; all are to meet at another one."""
     worker = worker_of({"a": Wire()})
-    worker.told({"do": "hold", "version": 9})
+    worker.on_order({"do": "hold", "version": 9})
     thread = threading.Thread(target=worker._hold, args=(10,), daemon=True)
     thread.start()
-    worker.told({"do": "hold", "version": 12})
+    worker.on_order({"do": "hold", "version": 12})
     thread.join(10)
     assert not thread.is_alive()
 
@@ -152,9 +152,9 @@ def test_the_loop_of_a_worker_never_sees_half_of_an_order_to_begin() -> None:
     worker, seen = worker_of({"a": Wire()}), []
 
     def rows() -> Iterator[list[Any]]:
-        seen.append(dict(worker._orders.owner))
+        seen.append(dict(worker._orders.owners.owner))
         yield [0, "b", 3]
 
-    worker.told({"do": "begin", "era": 1, "version": 9, "leaves": (0, 1), "map": rows()})
+    worker.on_order({"do": "begin", "era": 1, "version": 9, "leaves": (0, 1), "map": rows()})
     assert seen == [{0: "a"}]
-    assert worker._orders.owner == {0: "b"}
+    assert worker._orders.owners.owner == {0: "b"}

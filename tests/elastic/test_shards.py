@@ -345,23 +345,20 @@ def test_a_range_that_fails_three_times_stops_the_job_by_name():
         service.lease("d", now_s=0.0)
     assert str(error.value) == (
         "samples 0 to 31 of the order of epoch 0 failed 3 times (a: row 17 is no number (a); b: row 17 is no number "
-        "(b); c: row 17 is no number (c)). Look at these samples, then go on with retry(), or set such ranges aside "
-        "with poison='set_aside'."
+        "(b); c: row 17 is no number (c)). Look at these samples, or set such ranges aside with poison='set_aside'."
     )
     assert service.status is ShardStatus.POISONED
     assert not service.over
     assert not service.completed()
 
 
-def test_poison_outlives_a_checkpoint_and_retry_ends_it():
+def test_poison_outlives_a_checkpoint():
     service = ShardService(96, base_shard=32)
     fail_all_tries(service)
     again = ShardService.from_state(through_json(service.state()), generation=1)
     with pytest.raises(PoisonShardError):
         again.lease("d", now_s=0.0)
-    assert [piece[:3] for piece in again.retry()] == [(0, 0, 32)]
-    drain(again)
-    assert again.completed()
+    assert again.status is ShardStatus.POISONED
     again.prove()
 
 
@@ -377,18 +374,6 @@ def test_poison_set_aside_is_never_complete():
     service.prove()
     with pytest.raises(LedgerError, match="sample 0 of the order of epoch 0 was never committed"):
         prove(service.ledger, n_samples=96, epochs=2)
-
-
-def test_what_was_set_aside_can_be_retried_after_its_epoch():
-    service = ShardService(96, base_shard=32, poison="set_aside", epochs=2)
-    fail_all_tries(service)
-    drain(service, workers=2)
-    assert [piece.epoch for piece in service.retry()] == [0]
-    assert service.status is ShardStatus.RUNNING
-    drain(service)
-    assert service.completed()
-    assert service.ledger[-1].epoch == 0
-    service.prove()
 
 
 def test_one_broken_worker_poisons_nothing_while_others_work():
@@ -454,7 +439,6 @@ def busy(journal: list[Any]) -> ShardService:
     for worker in "bcd":
         service.fail(service.lease(worker, now_s=5.0).token, reason="bad")
     service.resume(now_s=0.0)
-    service.retry()
     service.lease("e", now_s=1.0)
     return service
 
@@ -463,7 +447,7 @@ def test_state_and_journal_give_an_equal_service_by_way_of_json():
     records: list[Any] = []
     service = busy(records)
     assert {record[1] for record in records} == {
-        "opened", "leased", "renewed", "committed", "lost", "resumed", "retried"
+        "opened", "leased", "renewed", "committed", "lost", "resumed"
     }  # fmt: skip
     full = through_json(service.state(ledger=True))
     assert ShardService.from_state(full).state(ledger=True) == full
@@ -847,7 +831,6 @@ class Interleaving(RuleBasedStateMachine):
             with pytest.raises(PoisonShardError):
                 self.service.lease(worker, now_s=self.now_s, speed=speed)
             return
-        epoch = self.service.epoch
         lease = self.service.lease(worker, now_s=self.now_s, speed=speed)
         free = (self.holder < 0) & (self.count == 0) & ~self.dead()
         if lease is None:
@@ -861,8 +844,7 @@ class Interleaving(RuleBasedStateMachine):
         assert 0 < lease.size <= 3 * plan.base_shard
         assert free[lease.epoch, lease.start : lease.end].all()
         earlier = self.count[: lease.epoch] + self.dead()[: lease.epoch]
-        opens = plan.poison == "stop" or lease.epoch > epoch  # what was set aside may be retried after its epoch
-        assert plan.overlap or not opens or (earlier == 1).all()
+        assert plan.overlap or (earlier == 1).all()
         assert lease.deadline_s == self.now_s + 3.0
         self.holder[lease.epoch, lease.start : lease.end] = lease.token
         self.leases[lease.token] = lease[2:5]
@@ -916,11 +898,6 @@ class Interleaving(RuleBasedStateMachine):
         if notice:
             self.service.expire(now_s=self.now_s)
             self.expire()
-
-    @rule()
-    def retry(self):
-        self.service.retry()
-        self.tries[self.dead()] = 0
 
     @rule(full=st.booleans())
     def restore(self, full):
@@ -976,8 +953,9 @@ class Interleaving(RuleBasedStateMachine):
             return
         for worker in ("a", "b", 3):
             self.service.leave(worker)
-        if self.service.plan.poison == "stop":
-            self.service.retry()
+        if self.service.status is ShardStatus.POISONED:
+            self.service.prove()
+            return
         twin = ShardService.from_state(through_json(self.service.state()))
         ends = [drain(each, now_s=self.now_s, workers=2, speed=100.0) for each in (twin, self.service)]
         assert ends[0] == ends[1]

@@ -15,7 +15,7 @@ import pytest
 from labkit.core.errors import InputError
 from labkit.elastic import JobError, Result
 from labkit.elastic.process.credentials import packed, unpack
-from labkit.elastic.process.launchers import running, words_of
+from labkit.elastic.process.local_members import member_arguments, running
 from labkit.elastic.protocol.messages import FrameKind
 from labkit.elastic.protocol.sites import Site
 from labkit.elastic.shards import prove
@@ -88,7 +88,7 @@ def test_members_listen_at_their_sites_address_with_the_cores_and_devices_of_the
             "worker-1": ("b/0", "b"),
         }  # fmt: skip
         assert os.sched_getaffinity(started["worker-0"]["pid"]) == {core}
-        words = words_of(started["worker-1"]["pid"])
+        words = member_arguments(started["worker-1"]["pid"])
         assert words is not None
         assert words[1:] == ("worker", "worker-1", "b/0", "cpu")
         assert Path(words.home).parent.parent == run.homes[0]
@@ -221,7 +221,7 @@ def test_training_over_two_hosts_goes_on_without_its_controller_and_places_still
 def test_a_launcher_without_a_controller_ends_its_members_and_itself(tmp_path: Path) -> None:
     with bed(tmp_path, lease_s=0.5) as run:
         run.until("loss")
-        run.job._closing = True  # nobody starts another one
+        run.job._controller.closing = True  # it is not started again
         os.kill(run.job.pid, signal.SIGKILL)
         assert run.launchers["b"].wait(WITHIN_S) == 0
         assert not running(run.homes[0])
@@ -244,7 +244,7 @@ def test_a_launcher_that_is_told_to_end_takes_its_members_along_and_the_job_hear
 def test_a_job_whose_other_host_never_comes_trains_without_it(control: Result, tmp_path: Path) -> None:
     with bed(tmp_path, hosts="", lease_s=1.0) as run:
         lost = run.until("lost_host")
-        assert lost["why"] == "its launcher has not come"
+        assert lost["why"] == "its launcher has not connected"
         assert run.result().digest == control.digest
         assert not run.left_behind()
 
@@ -281,7 +281,7 @@ def test_if_all_who_train_are_on_a_host_that_is_lost_the_job_ends_by_name(tmp_pa
     with bed(tmp_path, place={"b/0": (1, 1)}) as run:
         run.until("loss")
         run.launchers["b"].terminate()
-        with pytest.raises(JobError, match="host b is lost, and nobody of the job is anywhere else"):
+        with pytest.raises(JobError, match="host b is lost, and the job has no member on another host"):
             run.result()
 
 
@@ -431,7 +431,7 @@ def test_a_place_with_cores_that_a_host_does_not_have_is_dropped_and_training_go
 
 @pytest.mark.parametrize("name", ["../evil", "/etc/evil", "a/b", ".hidden", ""])
 def test_an_archive_writes_nothing_but_files_of_the_home(tmp_path: Path, name: str) -> None:
-    with pytest.raises(InputError, match="which is none of it"):
+    with pytest.raises(InputError, match="which does not belong there"):
         unpack(packed({name: b"x"}), tmp_path / "home")
     assert not list(tmp_path.rglob("*evil*"))
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from labkit.core.errors import InputError
+from labkit.elastic.controller.block_assignment import reassign
 from labkit.elastic.controller.state_machine import Controller
 from labkit.elastic.protocol.commands import Load, Start
 from tests.elastic.chaos.story import many
@@ -28,7 +29,7 @@ class Followed(Play):
         """Let everybody follow who was told to, if owner and follower are there."""
         for tell in self.told("follow"):
             for block, name, turn in tell.what["blocks"]:
-                if tell.to in self.machine.members:
+                if tell.to in self.machine.job.members:
                     self.done(self.machine.reported(name, "shadows", {"block": block, "turn": turn, "version": 3}))
 
     def inherit(self) -> None:
@@ -43,19 +44,21 @@ class Followed(Play):
 def test_every_block_is_followed_as_soon_as_training_has_begun() -> None:
     play = Followed()
     machine = play.machine
-    assert machine.shadow.keys() == machine.owner.keys()
-    assert all(machine.shadow[block][0] != name for block, name in machine.owner.items())
+    assert machine.replication.replicas.keys() == machine.job.owner.keys()
+    assert all(machine.replication.replicas[block][0] != name for block, name in machine.job.owner.items())
     assert play.notes()[-1] == "follows"
 
 
 def test_a_dead_servers_blocks_are_owned_by_those_who_followed_and_nobody_goes_back() -> None:
     play = Followed()
-    shadow = {b: n for b, (n, _) in play.machine.shadow.items()}
-    lost = [b for b, n in play.machine.owner.items() if n == "ps-0"]
-    moves = dict(play.machine.moves)
+    shadow = {b: n for b, (n, _) in play.machine.replication.replicas.items()}
+    lost = [b for b, n in play.machine.job.owner.items() if n == "ps-0"]
+    moves = dict(play.machine.job.moves)
     play.kill("ps-0")
-    assert all(play.machine.owner[block] == shadow[block] for block in lost)
-    assert all(play.machine.moves[block] > moves[block] + 2 for block in lost)  # ahead of what ps-0 may have announced
+    assert all(play.machine.job.owner[block] == shadow[block] for block in lost)
+    assert all(
+        play.machine.job.moves[block] > moves[block] + 2 for block in lost
+    )  # ahead of what ps-0 may have announced
     assert sorted(b for tell in play.told("own") for b, _ in tell.what["blocks"]) == lost
     play.inherit()
     assert play.notes().count("promoted") == len({shadow[block] for block in lost})
@@ -80,14 +83,14 @@ def test_what_was_lost_is_followed_again_at_once_and_shared_with_the_replacement
     play.kill("ps-0")
     play.inherit()
     play.follow()
-    assert play.machine.shadow.keys() == play.machine.owner.keys()
-    assert set(play.machine.owner.values()) == {"ps-1", "ps-2"}
+    assert play.machine.replication.replicas.keys() == play.machine.job.owner.keys()
+    assert set(play.machine.job.owner.values()) == {"ps-1", "ps-2"}
     play.join()
     play.move()
     play.follow()
     assert play.notes()[-1] == "repaired"
-    assert set(play.machine.owner.values()) == {"ps-1", "ps-2", "ps-3"}
-    assert all(play.machine.shadow[block][0] != name for block, name in play.machine.owner.items())
+    assert set(play.machine.job.owner.values()) == {"ps-1", "ps-2", "ps-3"}
+    assert all(play.machine.replication.replicas[block][0] != name for block, name in play.machine.job.owner.items())
 
 
 def test_one_after_the_other_may_die() -> None:
@@ -113,7 +116,7 @@ def test_if_owner_and_follower_both_die_everybody_goes_back() -> None:
     assert set(play.all(Load)[-1].owner.values()) == {"ps-2", "ps-3"}
     play.train(version=0)
     play.follow()
-    assert play.machine.shadow.keys() == play.machine.owner.keys()
+    assert play.machine.replication.replicas.keys() == play.machine.job.owner.keys()
 
 
 def test_before_redundancy_is_complete_a_death_takes_everybody_back() -> None:
@@ -127,14 +130,14 @@ def test_whoever_followed_keeps_following_until_the_new_one_has_the_block() -> N
     """A follower that is about to leave is replaced first; the block is never without."""
     play = Followed()
     play.done(play.machine.scale(servers=-1, strategy="handover"))
-    going = play.machine.scaling.going  # type: ignore[union-attr]
+    going = play.machine.requests.current.going  # type: ignore[union-attr]
     play.move()
     assert play.notes()[-1] == "following"
-    assert any(name in going for name, _ in play.machine.shadow.values())
+    assert any(name in going for name, _ in play.machine.replication.replicas.values())
     assert not [end for end in play.heard if getattr(end, "name", "") in going and type(end).__name__ == "End"]
     play.follow()
     assert play.notes()[-1] == "scaled"
-    assert not any(name in going for name, _ in play.machine.shadow.values())
+    assert not any(name in going for name, _ in play.machine.replication.replicas.values())
     assert {b for tell in play.told("unfollow") for b, _ in tell.what["blocks"]}
 
 
@@ -156,9 +159,9 @@ def test_a_server_that_cannot_be_given_a_block_to_follow_is_ended() -> None:
     play = Play(servers=3, standby=True)
     play.train()
     block, name, turn = play.told("follow")[0].what["blocks"][0]
-    owner = play.machine.owner[block]
+    owner = play.machine.job.owner[block]
     play.done(play.machine.reported(owner, "unfollowed", {"block": block, "turn": turn, "follower": name, "why": ""}))
-    assert name not in play.machine.members
+    assert name not in play.machine.job.members
 
 
 def test_a_controller_that_takes_over_knows_who_follows_and_who_was_about_to() -> None:
@@ -166,24 +169,24 @@ def test_a_controller_that_takes_over_knows_who_follows_and_who_was_about_to() -
     play.done(play.machine.scale(servers=1, strategy="handover"))
     play.join()
     play.move()  # now some are about to follow
-    assert play.machine.coming
+    assert play.machine.replication.pending
     state = play.machine.state()
-    other = Controller(play.machine.terms, reassign=play.machine._reassign)
+    other = Controller(play.machine.job.terms, reassign=reassign)
     other.take_over(state)
-    assert (other.shadow, other.coming, other.turns) == (
-        play.machine.shadow, play.machine.coming, play.machine.turns
+    assert (other.replication.replicas, other.replication.pending, other.replication.turns) == (
+        play.machine.replication.replicas, play.machine.replication.pending, play.machine.replication.turns
     )  # fmt: skip
 
 
 def test_a_server_that_died_with_the_controller_is_replaced_by_those_who_follow() -> None:
     play = Followed()
-    state, owner = play.machine.state(), dict(play.machine.owner)
-    play.machine = Controller(play.machine.terms, reassign=play.machine._reassign)
+    state, owner = play.machine.state(), dict(play.machine.job.owner)
+    play.machine = Controller(play.machine.job.terms, reassign=reassign)
     play.done(play.machine.take_over(state))
-    for name in [m for m in play.machine.members if m != "ps-0"]:
+    for name in [m for m in play.machine.job.members if m != "ps-0"]:
         play.done(play.machine.joined(name, address=f"unix:/{name}"))
     play.kill("ps-0")
-    for name in list(play.machine.members):
+    for name in list(play.machine.job.members):
         for block, there in owner.items():
             if there == name:
                 play.done(play.machine.reported(name, "owns", {"block": block, "version": 3, "moves": 0}))
@@ -205,7 +208,7 @@ def test_with_standby_at_least_two_servers_stay(servers: int) -> None:
 
 
 def victims(stage: Stage, role: str) -> list[str]:
-    here = stage.machine.members
+    here = stage.machine.job.members
     return [a.name for a in stage.actors.values() if a.alive and a.role == role and a.name in here]
 
 
@@ -219,14 +222,14 @@ class Trouble:
         """Whether only such servers were killed whose blocks others followed."""
 
     def __call__(self, stage: Stage) -> None:
-        if "began" in stage.events() and stage.over is None and not stage.machine._is_new():
+        if "began" in stage.events() and stage.over is None and not stage.machine.job.is_new():
             getattr(self, str(self._rng.choice(self._kinds)))(stage)
 
     def s(self, stage: Stage, n: int = 1) -> None:
         """Kill a server."""
         here = victims(stage, "server")
         chosen = [str(name) for name in self._rng.choice(here, size=min(n, len(here)), replace=False)]
-        self.safe = self.safe and stage.machine.phase == "training" and stage.redundant(chosen)
+        self.safe = self.safe and stage.machine.job.phase == "training" and stage.redundant(chosen)
         self.told.append(f"kill {chosen}")
         for name in chosen:
             stage.kill(name)
@@ -237,7 +240,7 @@ class Trouble:
 
     def w(self, stage: Stage) -> None:
         """Kill a worker, but not the last one."""
-        begun = [name for name in victims(stage, "worker") if stage.machine.members[name].begun]
+        begun = [name for name in victims(stage, "worker") if stage.machine.job.members[name].begun]
         if len(begun) > 1:
             self.told.append("kill a worker")
             stage.kill(str(self._rng.choice(begun)))

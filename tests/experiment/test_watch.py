@@ -13,7 +13,7 @@ from labkit.core import Jobs
 from labkit.core.events import Kind, events
 from labkit.experiment import simulate
 from labkit.experiment.command import tell
-from labkit.experiment.run import ProgressBar
+from labkit.experiment.progress_bar import ProgressBar
 from labkit.experiment.watch import Watched, shown
 from labkit.results import RunWriter
 from labkit.results.record import RunRecord

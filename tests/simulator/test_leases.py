@@ -134,7 +134,7 @@ def test_a_success_forgives_futile_leases() -> None:
     run = Session(Simulator(jobs, CLUSTER, speed=speed, lease_s=10))
     simulator: Any = run.backend
     for number in range(10):
-        simulator._truth["base_speed"] = speed.each[0] = 1.0 if number == 4 else 0.05
+        simulator._truth.records["base_speed"] = speed.each[0] = 1.0 if number == 4 else 0.05
         run.step(Greedy().schedule(run.snapshot()))
     assert run.done
     kinds = [Kind(kind).name for kind in run.log.rows["kind"] if kind in (Kind.PAUSED, Kind.DROPPED)]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 
 from labkit.core.errors import InputError
-from labkit.solvers.centre import centre, centre_pairs, centre_total
+from labkit.solvers.centre import centre, centre_pairs
 
 
 def program(value, size, capacity, use, slope, base):
@@ -245,34 +245,6 @@ def test_pairs_reach_the_level_of_all_pairs_by_the_simplex_method(seed, n_jobs):
     time = answer.x.sum(axis=1)
     np.add.at(time, answer.pairs, answer.pair_x.sum(axis=1)[:, None])
     assert (time <= 1 + 1e-12).all()
-
-
-# --- sums
-
-
-@given(cases())
-def test_sums_with_floors_are_those_of_the_simplex_method(given_case):
-    value, size, capacity, use, rng = given_case
-    gain, floor = rng.uniform(0, 3, value.shape), rng.uniform(-0.3, 0.3, len(size))
-    a, b = program(value, size, capacity, use, np.zeros(len(size)), np.maximum(floor, 0.0))
-    best = linprog(-gain.ravel(), A_ub=a[:, :-1], b_ub=b, bounds=(None, None))
-    limits = {"size": size, "capacity": capacity, "use": use, "value": value, "floor": floor}
-    if best.status != 0:
-        with pytest.raises(InputError, match="lower a base or a floor"):
-            centre_total(gain, **limits)
-        return
-    answer = centre_total(gain, **limits)
-    feasible(answer.x, size, capacity, use)
-    assert answer.level == pytest.approx(-best.fun, rel=1e-5)
-    assert answer.bound >= -best.fun * (1 - 1e-8)
-    assert ((value * answer.x).sum(axis=1) >= floor - 1e-6).all()
-
-
-def test_without_gain_the_middle_of_all_that_keeps_the_floors():
-    """One job, one device, floor 1/2: the product x (1 - x)(1 - x)(x - 1/2) of time, device and floor is greatest."""
-    x = centre_total([[0.0]], size=1, capacity=[1], value=[[1.0]], floor=0.5).x[0, 0]
-    grid = np.linspace(0.5, 1, 100_001)
-    assert x == pytest.approx(grid[(grid * (1 - grid) ** 2 * (grid - 0.5)).argmax()], abs=0.03)
 
 
 # --- published answers

@@ -86,13 +86,6 @@ def test_a_job_is_done_at_the_end_of_the_first_epochs_that_gain_less(
         assert falls[n - epochs - 1] >= delta * (1 - 1e-6)
 
 
-def test_remaining_epochs_count_down_to_zero() -> None:
-    done = SEQ2SEQ.steps_to(delta=0.01, epochs=2)
-    assert SEQ2SEQ.remaining_epochs(0, delta=0.01, epochs=2) == done
-    assert SEQ2SEQ.remaining_epochs(done - 3, delta=0.01, epochs=2) == 3
-    assert SEQ2SEQ.remaining_epochs(done + 9, delta=0.01, epochs=2) == 0
-
-
 def test_a_flat_or_rising_loss_has_converged() -> None:
     flat = Convergence.fit(EPOCHS, np.full(40, 2.0))
     assert flat.steps_to(delta=0.01, epochs=3) <= 4

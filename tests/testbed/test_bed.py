@@ -233,7 +233,7 @@ def test_down_ends_what_a_killed_up_left_half_done(own_folder, after):
     script = (
         "import os, signal, sys\n"
         "from labkit.testbed.laptop import bed, plan, server\n"
-        f"where = {{'write': plan.Plan}}.get({after!r}, bed)\n"
+        f"where = {{'write': plan.BedPlan}}.get({after!r}, bed)\n"
         f"whole = getattr(where, {after!r})\n"
         "def cut(*a, **k):\n"
         "    whole(*a, **k)\n"

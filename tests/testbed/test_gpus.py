@@ -42,15 +42,15 @@ HOST = (
 LAUNCHER = """
 import sys, threading
 from pathlib import Path
-from labkit.elastic.process import launchers as launch
+from labkit.elastic.process import local_launcher as launch, local_members
 from labkit.elastic.protocol.sites import Site
 
-launch.MODULES = ("sits_there", "sits_there")
+launch.MODULES = local_members.MODULES = ("sits_there", "sits_there")
 socket_0, socket_1 = Site("h/0", "h", devices=("gpu:0", "gpu:1")), Site("h/1", "h", devices=("gpu:2", "gpu:3"))
 
 def spawn(name, role, site):
     try:
-        print(name, processes.spawn(launch.Order(name, role, site), Path("home")), flush=True)
+        print(name, processes.spawn(launch.StartRequest(name, role, site), Path("home")), flush=True)
     except OSError as error:
         print(name, error, flush=True)
 
@@ -58,7 +58,7 @@ def ended(name, code):
     if name == "worker-0":
         spawn("worker-3", "worker", socket_0)
 
-processes = launch.Processes(Path("."), ended=ended)
+processes = launch.LocalProcesses(Path("."), ended=ended)
 spawn("ps-0", "server", socket_0)
 spawn("worker-0", "worker", socket_0)
 spawn("worker-1", "worker", socket_0)

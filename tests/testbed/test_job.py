@@ -20,7 +20,8 @@ from typing import Any
 import pytest
 
 from labkit.core.errors import InputError
-from labkit.elastic.process.launchers import running, wait_for_end
+from labkit.elastic.process.local_members import running
+from labkit.proc import wait_for_end
 from labkit.testbed.run.job_process import JOB, RESULT, TASK, JobRequest
 from labkit.testbed.run.order_socket import ask
 

@@ -1,1 +1,1 @@
-"""Checkpoints: written whole or not at all, and how training goes on from one."""
+"""Checkpoints: written atomically, verified when read, and how training resumes from one."""

@@ -1,4 +1,4 @@
-"""What a checkpoint does to a file system, one call each: so that a test can fail, or be killed, between any two."""
+"""The file system calls of a checkpoint, one method each, so that tests can inject failures between any two."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Buffer = bytes | memoryview
 
 
 class Disk:
-    """The real one. All methods raise OSError as the system does."""
+    """The real file system. All methods raise OSError as the system does."""
 
     def make_folder(self, path: Path) -> None:
-        """Make a folder that only its owner can enter; it must not be there yet."""
+        """Create a folder that only its owner can enter; it must not exist."""
         path.mkdir(mode=0o700)
 
     def create(self, path: Path) -> BinaryIO:
-        """Open a new file; it must not be there yet."""
+        """Create and open a file; it must not exist."""
         return path.open("xb", buffering=0)
 
     def write(self, file: BinaryIO, buffers: Iterable[Buffer]) -> None:
@@ -34,7 +34,7 @@ class Disk:
                 fault.at("disk.wrote")
 
     def sync(self, file: BinaryIO) -> None:
-        """Return once what was written is on the disk; an error means that it may never be."""
+        """Return once the written bytes are on the disk; after an error they may never be."""
         fault.at("disk.sync")
         os.fsync(file.fileno())
         fault.at("disk.synced")
@@ -48,11 +48,11 @@ class Disk:
             os.close(number)
 
     def rename(self, path: Path, to: Path) -> None:
-        """Give a folder another name, at once; there must be none of that name with anything in it."""
+        """Rename a folder atomically; a folder of the new name must be empty or not exist."""
         fault.at("disk.rename")
         path.rename(to)
         fault.at("disk.renamed")
 
     def remove(self, path: Path) -> None:
-        """Remove a folder and all that is in it, as far as possible."""
+        """Remove a folder and its content, as far as possible."""
         shutil.rmtree(path, ignore_errors=True)

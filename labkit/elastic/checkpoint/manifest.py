@@ -1,9 +1,9 @@
-"""What a checkpoint says about itself: its manifest, and how it can be wrong.
+"""The manifest of a checkpoint, and the exceptions of checkpoints.
 
 CheckpointError
-├── WriteError           a disk is full or broken; what was saved before is untouched
+├── WriteError           a disk is full or broken; earlier checkpoints are untouched
 ├── BadCheckpointError   one checkpoint cannot be used: damaged, incomplete, stale
-├── NoCheckpointError    no good one is left, or there never was one
+├── NoCheckpointError    there is no good checkpoint
 └── OtherModelError      a checkpoint of another model or optimizer
 """
 
@@ -22,22 +22,22 @@ from labkit.elastic.checkpoint.disk import Buffer
 from labkit.elastic.protocol.blocks import Vector
 
 FORMAT: Final = 1
-"""Raw float32, little-endian: of each block its parameters, then its state in order of names."""
+"""Version of the format: raw little-endian float32, for each block its parameters, then its state by name."""
 
 FILE: Final = "manifest.json"
 QUEUE: Final = "queue.json"
 
 
 class CheckpointError(LabkitError):
-    """Anything that goes wrong with checkpoints."""
+    """Any failure of checkpoints."""
 
 
 class WriteError(CheckpointError, OSError):
-    """A checkpoint could not be written; what was saved before is untouched."""
+    """A checkpoint could not be written; earlier checkpoints are untouched."""
 
 
 class BadCheckpointError(CheckpointError):
-    """A checkpoint that cannot be used, and why."""
+    """A checkpoint that cannot be used: its `name`, and `why`."""
 
     def __init__(self, name: str, why: str) -> None:
         super().__init__(f"{name}: {why}")
@@ -45,7 +45,7 @@ class BadCheckpointError(CheckpointError):
 
 
 class NoCheckpointError(CheckpointError):
-    """There is no good checkpoint; `bad` tells of those that are no good."""
+    """There is no good checkpoint; `bad` has the errors of the bad ones."""
 
     def __init__(self, message: str, *, bad: Iterable[BadCheckpointError] = ()) -> None:
         super().__init__(message)
@@ -76,7 +76,7 @@ class BlockLike(Protocol):
 
     @property
     def state(self) -> Mapping[str, Vector]:
-        """(n,) each: what the optimizer remembers."""
+        """(n,) each: vectors of the optimizer."""
         ...
 
     @property
@@ -87,12 +87,12 @@ class BlockLike(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SavedBlock:
-    """A block of a checkpoint; its arrays are nobody else's.
+    """A block of a checkpoint; it owns its arrays.
 
     Attributes
     ----------
     number, version : int
-        Which block, and how many updates it had.
+        Number of the block, and updates so far.
     params : array
         (n,) float32.
     state : dict of array
@@ -109,7 +109,7 @@ class SavedBlock:
 
 
 def bytes_of(block: BlockLike) -> list[memoryview]:
-    """Return the bytes of a block's parameters, then of its state in order of names; copied only where they must be."""
+    """Return the bytes of a block's parameters, then of its state in order of names; copied only if not contiguous."""
     vectors = [block.params, *(block.state[name] for name in sorted(block.state))]
     return [np.ascontiguousarray(vector, np.float32).data for vector in vectors]
 
@@ -117,12 +117,12 @@ def bytes_of(block: BlockLike) -> list[memoryview]:
 def digest_of(blocks: Iterable[BlockLike]) -> str:
     """Return one digest of all blocks: SHA-256 over number, version, parameters and optimizer state of each, by number.
 
-    It does not depend on who owns what, nor on the order in which blocks are given: equal training has equal digests.
+    It depends neither on the owners of blocks nor on their order here: equal training has equal digests.
 
     Raises
     ------
     CheckpointError
-        If a block comes twice: two servers believe that they own it.
+        If a block comes twice, because two servers own it.
     """
     sha, last = hashlib.sha256(), -1
     for block in sorted(blocks, key=lambda b: b.number):
@@ -136,7 +136,7 @@ def digest_of(blocks: Iterable[BlockLike]) -> str:
 
 
 def check_sum(buffers: Iterable[Buffer]) -> str:
-    """Return the BLAKE2b digest of some buffers, one after the other."""
+    """Return the BLAKE2b digest of the concatenation of some buffers."""
     found = hashlib.blake2b(digest_size=20)
     for buffer in buffers:
         found.update(buffer)
@@ -145,14 +145,14 @@ def check_sum(buffers: Iterable[Buffer]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class BlockEntry:
-    """Where a block is, and what it must be.
+    """The manifest's row of a block: where its bytes are, and their digest.
 
     Attributes
     ----------
     number, version, n : int
-        Which block, how many updates it had, how many numbers each of its vectors has.
+        Number of the block, updates so far, and length of each of its vectors.
     server, offset : str, int
-        Whose file, and the first byte in it.
+        Server whose file has the block, and the first byte in it.
     seen : list
         (worker, number of its last update) in asynchronous mode.
     blake2b : str
@@ -170,18 +170,18 @@ class BlockEntry:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """All that belongs to a checkpoint.
+    """The content of a checkpoint.
 
     Attributes
     ----------
     step : int
-        Updates of the model so far; in asynchronous mode, what the controller calls it.
+        Updates of the model so far; in asynchronous mode, the number that the controller gives it.
     layout : str
         Digest of the model's `Layout`.
     optimizer, options : str, dict
-        By which `labkit.elastic.server.optimizers.optimizer` makes it.
+        Name and options from which `labkit.elastic.server.optimizers.optimizer` makes it.
     state : list of str
-        Names of what the optimizer remembers, sorted.
+        Names of the optimizer's vectors, sorted.
     blocks : list of BlockEntry
         Every block once.
     files : dict
@@ -189,7 +189,7 @@ class Manifest:
     queue : str
         BLAKE2b of the file of the shard queue.
     training : dict
-        What decides which samples a step takes: seed, batch, n_shards, n_samples; empty where nobody said.
+        Settings that decide which samples a step takes: seed, batch, n_shards, n_samples; empty if not given.
     """
 
     step: int
@@ -204,27 +204,27 @@ class Manifest:
 
     def to_json(self) -> bytes:
         """Return the text of the file, with a digest of itself."""
-        told = {"format": FORMAT, **asdict(self)}
-        return json.dumps({"blake2b": check_sum([_canonical(told)]), "manifest": told}, indent=0).encode()
+        content = {"format": FORMAT, **asdict(self)}
+        return json.dumps({"blake2b": check_sum([_canonical(content)]), "manifest": content}, indent=0).encode()
 
     @classmethod
     def from_json(cls, text: bytes, *, name: str) -> Manifest:
-        """Read a manifest of the checkpoint of some name.
+        """Read the manifest of a checkpoint; `name` is for error messages.
 
         Raises
         ------
         BadCheckpointError
-            If it is not what was written, or of another format.
+            If it is damaged, or of another format.
         """
         try:
             outside = json.loads(text)
-            told = outside["manifest"]
-            if check_sum([_canonical(told)]) != outside["blake2b"]:
+            content = outside["manifest"]
+            if check_sum([_canonical(content)]) != outside["blake2b"]:
                 raise BadCheckpointError(name, f"{FILE} is damaged: its digest does not match.")
-            form = told.pop("format")
+            form = content.pop("format")
             if form != FORMAT:
                 raise BadCheckpointError(name, f"{FILE} is of format {form}; this version of labkit reads {FORMAT}.")
-            return cls(**{**told, "blocks": [BlockEntry(**entry) for entry in told["blocks"]]})
+            return cls(**{**content, "blocks": [BlockEntry(**entry) for entry in content["blocks"]]})
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise BadCheckpointError(name, f"{FILE} is damaged: {_glance(text)}") from None
 
@@ -243,8 +243,8 @@ def file_of(server: str) -> str:
     return f"{server}.blocks"
 
 
-def _canonical(told: Any) -> bytes:
-    return json.dumps(told, sort_keys=True, separators=(",", ":")).encode()
+def _canonical(content: Any) -> bytes:
+    return json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
 
 
 def _glance(text: bytes) -> str:

@@ -1,4 +1,4 @@
-"""Going on from a checkpoint: by the same training, or not at all; and what was told of it before."""
+"""Resume training from a checkpoint: check that the training is the same, and read its earlier losses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from labkit.elastic.controller.losses import decoded
 
 if TYPE_CHECKING:
     from labkit.elastic.checkpoint.store import Checkpoint
-    from labkit.elastic.process.member import Spec
+    from labkit.elastic.protocol.spec import Spec
 
 
 class NothingLeftError(InputError):
@@ -25,7 +25,7 @@ class NothingLeftError(InputError):
     Attributes
     ----------
     saved : Checkpoint
-        Which it is.
+        That checkpoint.
     """
 
     def __init__(self, message: str, *, saved: Checkpoint) -> None:
@@ -37,24 +37,24 @@ _BEFORE = re.compile(r"(\d+)-events\.jsonl")
 
 
 def check_resume(folder: Path, spec: Spec, *, anyway: bool = False) -> list[str]:
-    """Return what differs from the training of which there are checkpoints, where that is allowed; [] if nothing does.
+    """Return allowed differences from the training that wrote the checkpoints of a folder; [] if there are none.
 
     Parameters
     ----------
     folder : Path
         Of the job.
     spec : Spec
-        Of the job that is to go on.
+        Of the job that resumes.
     anyway : bool
-        Whether it may take other samples than the one before (synchronous training only).
+        Whether its steps may take other samples than before (synchronous training only).
 
     Raises
     ------
     InputError
-        If it is another training; NothingLeftError if it is done.
+        If it is another training; NothingLeftError if its last step is done.
     """
     checkpoints = spec.checkpoints(folder)
-    if checkpoints.steps() in ([], [0]):  # nobody has trained there; it begins with what it is given
+    if checkpoints.steps() in ([], [0]):  # no step has been done there: it starts with its own parameters
         return []
     try:
         saved = checkpoints.newest()
@@ -71,16 +71,16 @@ def check_resume(folder: Path, spec: Spec, *, anyway: bool = False) -> list[str]
         raise InputError(f"the checkpoints of {folder} are of {was} training: go on with {asked}, or elsewhere.")
     differs = _differences(saved, spec)
     if differs and not (anyway and spec.sync):
-        told = "; " + 'resume="anyway" goes on with other samples, some twice or never' if spec.sync else ""
+        remedy = "; " + 'resume="anyway" goes on with other samples, some twice or never' if spec.sync else ""
         raise InputError(
             f"the checkpoints of {folder}, up to step {saved.step}, are of {' and '.join(differs)}: give the same, or "
-            f"another folder{told}."
+            f"another folder{remedy}."
         )
     return differs
 
 
 def _differences(saved: Checkpoint, spec: Spec) -> list[str]:
-    """Return what a checkpoint says otherwise, one phrase each."""
+    """Return the settings that differ in a checkpoint, one phrase each."""
     known: Mapping[str, Any] = saved.training
     if saved.queue is not None:
         plan = saved.queue["plan"]
@@ -94,35 +94,35 @@ def _differences(saved: Checkpoint, spec: Spec) -> list[str]:
     ]
 
 
-def _explained(told: str, folder: Path, spec: Spec) -> str:
-    """Return an error about another model, with the first parameter that differs if the job before tells."""
-    from labkit.elastic.process.member import SPEC, Spec
+def _explained(message: str, folder: Path, spec: Spec) -> str:
+    """Return an error about another model, with the first parameter that differs if the former job's spec has it."""
+    from labkit.elastic.protocol.spec import SPEC, Spec
 
     with contextlib.suppress(OSError, ValueError, TypeError):
         before = Spec.load(folder)
         for old, new in zip_longest(before.params, spec.params):
             if _plain(old) != _plain(new):
-                return f"{told.removesuffix('.')}: there {_said(old)}, here {_said(new)} ({folder / SPEC})."
-    return told
+                return f"{message.removesuffix('.')}: there {_shown(old)}, here {_shown(new)} ({folder / SPEC})."
+    return message
 
 
 def _plain(param: Any) -> Any:
     return None if param is None else [param[0], list(param[2])]
 
 
-def _said(param: Any) -> str:
+def _shown(param: Any) -> str:
     return "no more parameters" if param is None else f"'{param[0]}' {tuple(param[2])}"
 
 
 def losses_before(folder: Path, *, step: int) -> dict[int, float]:
-    """Return the losses, by step, that the jobs before this one told in a folder, before the step where it began.
+    """Return the losses, by step, that earlier jobs in a folder have reported before step `step`.
 
-    What a later one did again counts, also where it has not told it.
+    A later job replaces all losses from the step on at which it began, also those that it has not reported.
     """
     found: dict[int, float] = {}
     names = (_BEFORE.fullmatch(path.name) for path in folder.glob("*-events.jsonl"))
     for name in sorted((name for name in names if name), key=lambda name: int(name[1])):
-        for event in _told(folder / name[0]):
+        for event in _events(folder / name[0]):
             if event["event"] == "began":
                 found = {version: loss for version, loss in found.items() if version < event["version"]}
             else:
@@ -130,8 +130,8 @@ def losses_before(folder: Path, *, step: int) -> dict[int, float]:
     return {version: loss for version, loss in found.items() if version < step}
 
 
-def _told(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the losses of a file of events, and where training began; a last line that was cut off is none."""
+def _events(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the events with losses, or the start of training, of an event log; skip a last line that is cut off."""
     with contextlib.suppress(OSError), path.open() as file:
         for line in file:
             if '"event": "loss"' in line or '"event": "began"' in line:

@@ -1,9 +1,8 @@
 """Consistent checkpoints: model, optimizer and shard queue under one manifest, whole or not at all.
 
 A checkpoint is a folder `step-000120` with a file for each server, `queue.json` and `manifest.json`. It is written
-under another name, brought to the disk, and renamed (`labkit.elastic.checkpoint.writer`): a `step-` folder holds all
-of it. It is verified when it is read, and a bad one is passed over for the one before. What is kept is never
-overwritten.
+under another name, synced to the disk, and renamed (`labkit.elastic.checkpoint.writer`), so that a `step-` folder is
+complete. It is verified when it is read; a bad one is skipped for the one before. A checkpoint is never overwritten.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ _NAME: Final = re.compile(r"step-(\d{6,})")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What was saved, verified.
+    """A checkpoint that has been read and verified.
 
     Attributes
     ----------
@@ -69,11 +68,11 @@ class Checkpoint:
     blocks : dict of SavedBlock
         Every block of the model, by number.
     queue : object
-        State of the shard queue, as it was given.
+        State of the shard queue, as it was saved.
     options : dict
-        Of the optimizer that was used.
+        Options of the optimizer.
     passed_over : tuple of BadCheckpointError
-        Newer ones that are no good, newest first: each names itself and says why.
+        Newer checkpoints that are bad, newest first, with the reason of each.
     training : dict
         See `Manifest`.
     """
@@ -99,17 +98,17 @@ class Checkpoints:
     Parameters
     ----------
     folder : Path
-        Made if it is not there.
+        Created if it does not exist.
     layout : Layout
         Of the model.
     optimizer : Optimizer
         Of the training.
     keep : int
-        At least 2: so many good ones stay, older ones are removed.
+        Number of good checkpoints that are kept, at least 2; older ones are removed.
     disk : Disk
-        How the file system is reached.
+        Makes the file system calls.
     training : mapping, optional
-        What those that are written say of their training: see `Manifest`.
+        Settings of the training that are written into each: see `Manifest`.
     """
 
     def __init__(
@@ -128,16 +127,16 @@ class Checkpoints:
         self.disk = disk or Disk()
         self.training = training or {}
         self.in_work: set[Path] = set()
-        """Folders of drafts."""
+        """Folders of checkpoints that are being written."""
         self.verified: set[int] = set()
-        """Steps whose checkpoints were written, or read and found good, by this process."""
+        """Steps whose checkpoints were written, or read and verified, by this process."""
 
     # --- write
 
     def save(
         self, step: int, servers: Mapping[str, Iterable[BlockLike]], *, queue: Any = None, mixed: bool = False
     ) -> Path:
-        """Write a checkpoint from the blocks of each server; return its folder. See `begin` and `Draft.commit`."""
+        """Write a checkpoint from the blocks of each server; return its folder. See `begin` and `commit`."""
         with self.begin(step, mixed=mixed) as draft:
             for server, blocks in servers.items():
                 draft.add(server, blocks)
@@ -146,7 +145,7 @@ class Checkpoints:
     def begin(self, step: int, *, mixed: bool = False) -> CheckpointWriter:
         """Begin a checkpoint to which servers are added one by one.
 
-        What a process that died left unfinished is removed.
+        Unfinished checkpoints of processes that have died are removed.
 
         Parameters
         ----------
@@ -160,7 +159,7 @@ class Checkpoints:
         OtherModelError
             If the folder has checkpoints of another model or optimizer.
         CheckpointError
-            If it has a good one of a later step: this training did not start from it, and one of both would be lost.
+            If the folder has a good checkpoint of a later step, from which this training did not start.
         WriteError
             If the folder cannot be made or written.
         """
@@ -183,7 +182,7 @@ class Checkpoints:
             raise self.write_error(step, error) from error
 
     def write_error(self, step: int, error: OSError) -> WriteError:
-        """Return what to say when the system could not write."""
+        """Return the error to raise when the system could not write."""
         good = next((name_of(known) for known in reversed(self.steps()) if known != step and self.is_good(known)), None)
         last = f"the last good one is {good}" if good else "there is no other one"
         return WriteError(
@@ -193,7 +192,7 @@ class Checkpoints:
         )
 
     def prune(self) -> None:
-        """Remove what is older than the newest `keep` good ones, and what nobody works on."""
+        """Remove checkpoints older than the newest `keep` good ones, and unfinished ones that no process writes."""
         good = list(islice(filter(self.is_good, reversed(self.steps())), self.keep))
         if len(good) == self.keep:
             for step in [s for s in self.steps() if s < good[-1]]:
@@ -201,7 +200,7 @@ class Checkpoints:
         self._tidy()
 
     def set_aside(self, step: int) -> None:
-        """Take a checkpoint out of the list, at once."""
+        """Rename a checkpoint atomically, so that it is not found any more."""
         self.verified.discard(step)
         self.disk.rename(self.folder / name_of(step), self.folder / f".gone-{name_of(step)}-{os.urandom(4).hex()}")
 
@@ -213,28 +212,28 @@ class Checkpoints:
     # --- read
 
     def path(self, step: int) -> Path:
-        """Return where the checkpoint of a step is, or would be."""
+        """Return the folder of the checkpoint of a step, which may not exist."""
         return self.folder / name_of(step)
 
     def steps(self) -> list[int]:
-        """Return the steps of which there are checkpoints, good or bad, in order."""
+        """Return the steps that have checkpoints, good or bad, in order."""
         if not self.folder.is_dir():
             return []
         found = (_NAME.fullmatch(path.name) for path in self.folder.iterdir())
         return sorted(int(match[1]) for match in found if match)
 
     def newest(self, *, on_bad: Callable[[BadCheckpointError], None] | None = None) -> Checkpoint:
-        """Read the newest good checkpoint, passing over bad ones.
+        """Read the newest good checkpoint; skip bad ones.
 
         Parameters
         ----------
         on_bad : callable, optional
-            Is told of each that is passed over.
+            Called with the error of each that is skipped.
 
         Raises
         ------
         NoCheckpointError
-            If none is good; the message names every one and why.
+            If none is good; the message has the reason of each.
         OtherModelError
             If one is of another model or optimizer.
         """
@@ -251,12 +250,12 @@ class Checkpoints:
         raise NoCheckpointError(f"no checkpoint in {self.folder} is good: {' '.join(map(str, bad))}", bad=bad)
 
     def load(self, step: int, *, passed_over: tuple[BadCheckpointError, ...] = ()) -> Checkpoint:
-        """Read one checkpoint, all of it verified.
+        """Read and verify one checkpoint.
 
         Raises
         ------
         BadCheckpointError
-            If anything is not as it was written.
+            If any part is missing or damaged.
         OtherModelError
             If it is of another model or optimizer.
         """
@@ -293,14 +292,14 @@ class Checkpoints:
             )
 
     def _compatible(self, step: int) -> None:
-        """Raise OtherModelError for a checkpoint of something else; a bad one may be of anything."""
+        """Raise OtherModelError for a checkpoint of another model or optimizer; do not judge a bad one."""
         try:
             self._refuse_other(self._manifest(step), name_of(step))
         except BadCheckpointError:
             return
 
     def is_good(self, step: int) -> bool:
-        """Tell whether a checkpoint is good; one that this process knows is only looked over: is everything there."""
+        """Return whether a checkpoint is good; if this process has verified it, check only that its files exist."""
         try:
             if step not in self.verified:
                 self.load(step)
@@ -312,7 +311,7 @@ class Checkpoints:
 
 
 def check_blocks(blocks: Iterable[BlockLike], layout: Layout, *, step: int) -> None:
-    """Raise NotFiniteError, with its name, for a parameter that is NaN or infinite, or for what is remembered of it."""
+    """Raise NotFiniteError if a parameter or its optimizer state is NaN or infinite; the message names it."""
     for block in sorted(blocks, key=lambda b: b.number):
         for what, vector in (("", block.params), *sorted(block.state.items())):
             bad = np.flatnonzero(~np.isfinite(vector))
@@ -333,7 +332,7 @@ def _read(path: Path, name: str) -> bytes:
 
 
 def _read_server(folder: Path, server: str, manifest: Manifest) -> Iterator[SavedBlock]:
-    """Yield the blocks in the file of a server, each verified; the file is read once."""
+    """Read the file of a server once; yield its blocks, verified."""
     path, expected = folder / file_of(server), manifest.files[server]
     raw = np.empty(expected, np.uint8)
     try:

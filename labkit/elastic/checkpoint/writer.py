@@ -1,4 +1,4 @@
-"""A checkpoint that is being written: nobody finds it before it is complete and on the disk."""
+"""A checkpoint that is being written: readers find it only when it is complete and on the disk."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _SERVER: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
 
 
 class Saved(Protocol):
-    """A checkpoint that was read and found good."""
+    """A checkpoint that has been read and verified."""
 
     @property
     def blocks(self) -> Mapping[int, SavedBlock]:
@@ -55,22 +55,22 @@ class CheckpointFolder(Protocol):
     verified: set[int]
 
     def load(self, step: int) -> Saved:
-        """Return the checkpoint of a step; BadCheckpointError if it is not as it was written."""
+        """Return the checkpoint of a step; raise BadCheckpointError if it is damaged."""
 
     def set_aside(self, step: int) -> None:
-        """Rename the checkpoint of a step, so that it is found no more."""
+        """Rename the checkpoint of a step, so that it is not found any more."""
 
     def prune(self) -> None:
-        """Remove what is older than those that are kept."""
+        """Remove checkpoints that are older than those to keep."""
 
     def write_error(self, step: int, error: OSError) -> WriteError:
-        """Return what is told where the system cannot write."""
+        """Return the error to raise when the system could not write."""
 
 
 class CheckpointWriter:
-    """A checkpoint that is being written, in a folder without a name that anybody looks for.
+    """A checkpoint that is being written, in a folder whose name readers ignore.
 
-    As a context it is abandoned unless it was committed. Any error abandons it.
+    It is a context manager: a checkpoint that is not committed at the end is removed. So it is after any error.
     """
 
     def __init__(self, home: CheckpointFolder, step: int, *, mixed: bool) -> None:
@@ -82,14 +82,14 @@ class CheckpointWriter:
         home.in_work.add(self.folder)
 
     def add(self, server: str, blocks: Iterable[BlockLike]) -> None:
-        """Write the blocks of one server, and bring them to the disk.
+        """Write the blocks of one server, and sync them to the disk.
 
         Raises
         ------
         WriteError
-            If the system cannot; what was saved before is untouched.
+            If the system cannot write; earlier checkpoints are untouched.
         CheckpointError
-            If a block is not one of this model, or not at the version of the checkpoint.
+            If a block does not fit the model, or is not at the version of the checkpoint.
         """
         if not _SERVER.fullmatch(server) or server in self._files:
             raise InputError(f"server '{server}' cannot name a file; expected letters, digits, -, _ and ., each once.")
@@ -99,9 +99,9 @@ class CheckpointWriter:
         self._files[server] = sum(4 * e.n * (1 + len(self._home.optimizer.state_names)) for e in entries)
 
     def commit(self, queue: Any = None) -> Path:
-        """Make it a checkpoint, at once; return its folder. Then remove what is older than those that are kept.
+        """Make it a checkpoint, atomically, and remove checkpoints that are too old; return its folder.
 
-        A good one of the same step stays if it says the same; a bad one gives way.
+        A good checkpoint of the same step stays if its content is the same; a bad one is replaced.
 
         Parameters
         ----------
@@ -111,9 +111,9 @@ class CheckpointWriter:
         Raises
         ------
         WriteError
-            If the system cannot; what was saved before is untouched.
+            If the system cannot write; earlier checkpoints are untouched.
         CheckpointError
-            If a block is missing or comes twice, or there is a good checkpoint of this step that says something else.
+            If a block is missing or comes twice, or a good checkpoint of this step has another content.
         """
         numbers, home = sorted(entry.number for entry in self._entries), self._home
         missing = sorted(set(range(home.layout.n_blocks)) - set(numbers))
@@ -146,12 +146,12 @@ class CheckpointWriter:
             raise self._failed(error) from error
         self.abandon()
         home.verified.add(self.step)
-        with contextlib.suppress(OSError):  # too many are no harm
+        with contextlib.suppress(OSError):  # too many old checkpoints are harmless
             home.prune()
         return path
 
     def _gives_way(self, manifest: Manifest) -> bool:
-        """Set a bad checkpoint of the same step aside; tell whether there was one, and not a good one like this."""
+        """Set a bad checkpoint of the same step aside; return False if a good one with the same content stays."""
         try:
             known = self._home.load(self.step)
         except BadCheckpointError:
@@ -169,7 +169,7 @@ class CheckpointWriter:
         return False
 
     def abandon(self) -> None:
-        """Forget it; harmless after `commit`."""
+        """Remove it; does nothing after `commit`."""
         if self.folder in self._home.in_work:
             self._home.in_work.discard(self.folder)
             with contextlib.suppress(OSError):
@@ -182,7 +182,7 @@ class CheckpointWriter:
         self.abandon()
 
     def _bytes_of(self, server: str, blocks: Iterable[BlockLike], entries: list[BlockEntry]) -> Iterator[Buffer]:
-        """Yield the bytes of blocks, and note each."""
+        """Yield the bytes of blocks, and add each to the manifest."""
         offset = 0
         for block in blocks:
             self._check(block)
@@ -199,9 +199,9 @@ class CheckpointWriter:
             raise CheckpointError(f"{name}: block {block.number} is not one of {layout.n_blocks}.")
         n = layout.sizes[block.number]
         if sorted(block.state) != names or any(v.shape != (n,) for v in chain([block.params], block.state.values())):
-            told = {key: v.shape for key, v in block.state.items()}
+            shapes = {key: v.shape for key, v in block.state.items()}
             raise CheckpointError(
-                f"{name}: block {block.number} has parameters {block.params.shape} and state {told}; "
+                f"{name}: block {block.number} has parameters {block.params.shape} and state {shapes}; "
                 f"expected ({n},) each, and {names}."
             )
         if block.version != self.step and not self.mixed:
@@ -210,7 +210,7 @@ class CheckpointWriter:
             )
 
     def _write(self, path: Path, buffers: Iterable[Buffer]) -> None:
-        """Write a file and bring it to the disk."""
+        """Write a file and sync it to the disk."""
         try:
             with self._disk.create(path) as file:
                 self._disk.write(file, buffers)

@@ -1,4 +1,4 @@
-"""Which server has which block: the published best fit for a start, and as few bytes as possible for a change."""
+"""Assignment of blocks to servers: the published best fit at a start, and as few moved bytes as possible later."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from labkit.core.resources import Floats, Ints
 Server = TypeVar("Server", bound=Hashable)
 
 SMALL: Final = 0.01
-"""Of an even share: what is smaller goes by the number of requests, because these are what it costs [1]_."""
+"""Part of an even share below which a block is placed by numbers of requests: these are its cost [1]_."""
 
 LEVEL: Final = 1.05
-"""The largest load over the mean that is not worth moving a block for."""
+"""Largest load over the mean at which no block is moved."""
 
 
 class TooManyServersError(InputError):
-    """More servers than blocks: somebody would have nothing to do."""
+    """More servers than blocks: a server would have none."""
 
 
 class ParameterPiece(NamedTuple):
-    """Some numbers of a parameter, on a server."""
+    """A piece of a parameter, `n` numbers, on a server."""
 
     block: int
     server: int
@@ -77,18 +77,18 @@ ParameterPiece(block=2, server=1, n=2), ParameterPiece(block=3, server=1, n=1)]
 
 @dataclass(slots=True)
 class _Filling:
-    """Servers that are being filled."""
+    """Servers while blocks are placed on them."""
 
     load: Floats
     n_requests: Ints
     capacity: float
 
     def put(self, size: float, *, small: float) -> int:
-        """Place something whole; return where."""
+        """Place a whole block; return its server."""
         return self._add(int(np.argmin(self.n_requests)) if size <= small else self._best_fit(size), size)
 
     def cut(self, size: int) -> list[tuple[int, int]]:
-        """Fill up the least loaded servers with something; return server and amount of each piece."""
+        """Fill up the least loaded servers with pieces of a block; return server and size of each piece."""
         pieces = []
         for server in np.argsort(self.load, kind="stable").tolist():
             room = int(self.capacity - self.load[server])
@@ -116,9 +116,9 @@ class _Filling:
 def assign(sizes: Sequence[int], *, n_servers: int, load: ArrayLike | None = None) -> Ints:
     """Return the server of each block at a start, (B,): by PAA's rule for whole blocks, where that is level.
 
-    The largest load is at most 1.05 of the mean, or what comes of giving the heaviest blocks to the least loaded
-    servers, the rule that is followed instead where PAA's ends above that; it is never more than one block above the
-    mean. Every server has a block. Blocks are not cut again: `labkit.elastic.protocol.blocks` has cut what is large.
+    The largest load is at most 1.05 of the mean. Where PAA's rule ends above that, the heaviest blocks go to the least
+    loaded servers instead, if that is better; no load is then more than one block above the mean. Every server has a
+    block. Blocks are not cut again: `labkit.elastic.protocol.blocks` has cut large parameters.
 
     Parameters
     ----------
@@ -154,7 +154,7 @@ def assign(sizes: Sequence[int], *, n_servers: int, load: ArrayLike | None = Non
 def by_tensor(sizes: Sequence[int], tensors: Sequence[int], n_servers: int) -> list[int]:
     """Return the server of each block, whole parameters in turn, as `tf.train.replica_device_setter` does.
 
-    How large they are does not count, so that one server may have most of the load. Every server has a block.
+    Sizes are ignored, so that one server may have most of the load. Every server has a block.
 
     Parameters
     ----------
@@ -180,7 +180,7 @@ def by_tensor(sizes: Sequence[int], tensors: Sequence[int], n_servers: int) -> l
 def reassign(
     owner: Mapping[int, Server], sizes: Sequence[int], servers: Sequence[Server], *, load: ArrayLike | None = None
 ) -> dict[int, Server]:
-    """Return who has which block once these are the servers; few bytes move, and loads are level.
+    """Return the server of each block for these servers; few bytes move, and loads are level.
 
     Blocks of servers that leave must move, to the least loaded ones; of the others, only what is above the level: 1.05
     of the mean, or what a new start with the heaviest blocks first would reach if that is more. No load ends more than
@@ -190,12 +190,11 @@ def reassign(
     Parameters
     ----------
     owner : mapping
-        Server of each block so far; blocks that it does not name are given out, and all of them if it is empty
-        (`assign`).
+        Server of each block so far. Blocks that it does not name are assigned; if it is empty, all of them (`assign`).
     sizes : sequence of int
         (B,) bytes, or numbers, of each block: what a move costs.
     servers : sequence
-        Those that there will be, each once; ties go to the first.
+        Servers that will have blocks, each once; ties go to the first.
     load : array, optional
         (B,) what each block costs its server, in any unit, >= 0; without it, its size.
 
@@ -242,21 +241,9 @@ def moved(before: Mapping[int, Server], after: Mapping[int, Server]) -> dict[int
     return {block: server for block, server in after.items() if before.get(block) != server}
 
 
-def imbalance(owner: Mapping[int, Server], load: Sequence[float], servers: Sequence[Server]) -> float:
-    """Return the largest load of a server over the mean, >= 1.
-
-    >>> imbalance({0: "a", 1: "a", 2: "b"}, [1.0, 1.0, 1.0], ["a", "b"])
-    1.3333333333333333
-    """
-    total = dict.fromkeys(servers, 0.0)
-    for block, server in owner.items():
-        total[server] += load[block]
-    return max(total.values()) * len(total) / sum(total.values())
-
-
 def _check_servers(n_servers: int) -> None:
     if n_servers < 1:
-        raise InputError(f"{n_servers} servers; expected at least one: somebody must have the parameters.")
+        raise InputError(f"{n_servers} servers; expected at least one.")
 
 
 def _weights(sizes: Sequence[int], n_servers: int, load: ArrayLike | None) -> Floats:
@@ -277,7 +264,7 @@ def _weights(sizes: Sequence[int], n_servers: int, load: ArrayLike | None) -> Fl
 
 
 def _level(weight: Floats, n_servers: int) -> tuple[float, Ints]:
-    """Return the load above which a server gives blocks away, and an assignment that reaches it or less."""
+    """Return the load above which a server gives blocks away, and an assignment whose largest load is not above it."""
     even = np.full(len(weight), -1, np.int32)
     _settle(even, weight, n_servers)
     reached = float(np.bincount(even, weight, n_servers).max())
@@ -285,7 +272,7 @@ def _level(weight: Floats, n_servers: int) -> tuple[float, Ints]:
 
 
 def _shed(owner: Ints, weight: Floats, cost: Floats, level: float) -> None:
-    """Take blocks from servers above the level until none is, in place: as few bytes as possible."""
+    """Take blocks from servers above the level until no server is, in place: as few bytes as possible."""
     for server in np.unique(owner[owner >= 0]).tolist():
         held = np.flatnonzero(owner == server)
         excess = float(weight[held].sum() - level)
@@ -293,10 +280,10 @@ def _shed(owner: Ints, weight: Floats, cost: Floats, level: float) -> None:
 
 
 def _cheapest(held: Ints, weight: Floats, cost: Floats, excess: float) -> list[int]:
-    """Return blocks that together weigh at least the excess and cost little.
+    """Return blocks whose total weight is at least the excess and whose cost is small.
 
-    Tried are: the one block that does, and after each of those that weigh most for their cost, the one that completes
-    them.
+    Candidates are the cheapest single block that suffices, and each prefix of the blocks in order of cost per weight
+    with the cheapest block that completes it.
     """
     if excess <= 1e-9 * weight[held].sum():
         return []
@@ -320,7 +307,7 @@ def _cheapest(held: Ints, weight: Floats, cost: Floats, excess: float) -> list[i
 
 
 def _needed(blocks: list[int], weight: Floats, cost: Floats, excess: float) -> list[int]:
-    """Return the blocks without those that the others make needless, the dearest first."""
+    """Return the blocks without those that are not needed to reach the excess, the most expensive first."""
     total = weight[blocks].sum()
     needed = []
     for block in sorted(blocks, key=lambda b: -cost[b]):
@@ -350,7 +337,7 @@ def _share(owner: Ints, weight: Floats, cost: Floats, n_servers: int) -> None:
 
 
 def _spare(owner: Ints, weight: Floats, cost: Floats, counts: Ints) -> int:
-    """Return a block that its server can do without: the cheapest one of the most loaded that has several."""
+    """Return the cheapest block of the most loaded server that has several."""
     total = np.where(counts > 1, np.bincount(owner, weight, len(counts)), -1.0)
     held = np.flatnonzero(owner == np.argmax(total))
     return int(held[np.argmin(cost[held])])

@@ -1,4 +1,4 @@
-"""The line from who has started a job to its controller: dialled again whenever it breaks, each request done once."""
+"""A client's connection to the controller of a job: it reconnects as needed, and each request is carried out once."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any, Final
 
 from labkit.core.errors import InputError
 from labkit.elastic.errors import NoAnswerError, OverError
-from labkit.elastic.process.member import CONTROLLER
 from labkit.elastic.process.time_limits import LOOK_S, Waking
 from labkit.elastic.protocol.messages import FrameKind
+from labkit.elastic.protocol.spec import CONTROLLER_SOCKET
 from labkit.elastic.transport import (
     Access,
     Address,
@@ -24,19 +24,19 @@ from labkit.elastic.transport import (
 )
 
 ANSWER_LEASES: Final = 10
-"""Leases that an answer may take: longer than a controller is away that was killed and is started again."""
+"""Leases that an answer may take: more than it takes to restart a controller that was killed."""
 ANSWER_S: Final = 30.0
-"""Seconds that it may take at least: a busy machine takes some to start a controller, however short the lease."""
-REDIAL_S: Final = 0.05
+"""Seconds that an answer may always take: a busy machine needs some to start a controller, however short the lease."""
+RECONNECT_S: Final = 0.05
 BUSY: Final = "it is alive, and busy or stopped."
 
 
-class Line:
-    """Asks the controller of a job.
+class ControllerClient:
+    """Sends requests to the controller of a job.
 
-    A connection ends when either side stood still for longer than the lease: a laptop that slept, a process that was
-    stopped. Then it is dialled again and the request is said again; by its number the controller knows what it has
-    done already.
+    A connection ends when either process has not run for longer than the lease: a laptop that slept, a process that was
+    stopped. The client then connects again and repeats the request under its id, by which the controller recognises a
+    request that it has carried out.
 
     Parameters
     ----------
@@ -45,17 +45,17 @@ class Line:
     lease : Lease
         Of the job.
     ended : Event
-        Is set when the job is over.
+        Set when the job is over.
     limit_s : float, optional
         Seconds that an answer may take; by default `ANSWER_LEASES`, and `ANSWER_S` at least.
     """
 
     def __init__(self, folder: Path, *, lease: Lease, ended: threading.Event, limit_s: float | None = None) -> None:
-        self._address = Address.parse(f"unix:{folder / CONTROLLER}")
+        self._address = Address.parse(f"unix:{folder / CONTROLLER_SOCKET}")
         self._lease, self._ended = lease, ended
         self._limit_s = max(ANSWER_LEASES * lease.base_s, ANSWER_S) if limit_s is None else limit_s
         self._channel: Channel | None = None
-        self._dialling = threading.Lock()
+        self._connecting = threading.Lock()
 
     def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
         """Return what the controller answers.
@@ -63,7 +63,7 @@ class Line:
         Raises
         ------
         InputError
-            If it refuses; the job goes on as it was.
+            If it refuses the request; nothing has changed then.
         NoAnswerError
             If it does not answer in time; only time in which this process was awake counts.
         OverError
@@ -85,11 +85,11 @@ class Line:
                     f"the controller has not answered '{do}' for {self._limit_s:g} s: {why} The job goes on without "
                     "it; ask again, or look at its controller.log."
                 )
-            self._ended.wait(REDIAL_S)
+            self._ended.wait(RECONNECT_S)
         raise OverError(f"the job is over and cannot be asked for '{do}' any more; wait() returns its result.")
 
     def _answered(self, request: dict[str, Any], waking: Waking) -> dict[str, Any]:
-        reply = self._dialled().request(FrameKind.TELL, meta=request)
+        reply = self._connected().request(FrameKind.TELL, meta=request)
         while True:
             try:
                 return dict(reply.result(LOOK_S).meta)
@@ -102,35 +102,35 @@ class Line:
         """Wait until the controller listens; errors as those of `ask`."""
         self.ask("status")
 
-    def _dialled(self) -> Channel:
-        """Return a connection; TransportError if nobody listens."""
-        with self._dialling:
+    def _connected(self) -> Channel:
+        """Return the connection, which is opened if there is none; TransportError if the controller does not listen."""
+        with self._connecting:
             if self._channel is None:
                 self._channel = connect(
-                    self._address, handler=_Hears(self), access=Access(),
+                    self._address, handler=_Closing(self), access=Access(),
                     hello={"name": "launcher", "role": "client"}, lease=self._lease,
                 )  # fmt: skip
             return self._channel
 
-    def hung_up(self, channel: Channel) -> None:
-        """Dial again for the next request: this connection is over."""
-        with self._dialling:
+    def on_closed(self, channel: Channel) -> None:
+        """Forget a connection that has ended: the next request opens another."""
+        with self._connecting:
             if self._channel is channel:
                 self._channel = None
 
     def close(self) -> None:
         """Close the connection, if there is one."""
-        with self._dialling:
+        with self._connecting:
             channel, self._channel = self._channel, None
         if channel is not None:
             channel.close()
 
 
-class _Hears(Handler):
-    """Hears the end of a connection."""
+class _Closing(Handler):
+    """Notes the end of a connection."""
 
-    def __init__(self, line: Line) -> None:
-        self._line = line
+    def __init__(self, client: ControllerClient) -> None:
+        self._client = client
 
     def closed(self, channel: Channel, reason: TransportError | None) -> None:  # noqa: ARG002
-        self._line.hung_up(channel)
+        self._client.on_closed(channel)

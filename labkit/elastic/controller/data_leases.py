@@ -1,115 +1,142 @@
-"""Asynchronous training as its controller sees it: which worker has which samples, and what is done."""
+"""Leases of samples to asynchronous workers: grants, commits and expiry."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from labkit.elastic.controller.members import JobTerms, Member, Reassign
+from labkit.elastic.controller.command_buffer import CommandBuffer
+from labkit.elastic.controller.controller_state import ControllerState, Member
 from labkit.elastic.controller.minibatches import Grant, Leases
-from labkit.elastic.controller.scaling import Scaler
-from labkit.elastic.protocol.commands import Command, Note
+from labkit.elastic.controller.outcome import JobOutcome
+from labkit.elastic.protocol.commands import Note
 from labkit.elastic.shards import Fate, Journal, PoisonShardError, Record
 
 
-class DataLeases(Scaler):
-    """Leases of an asynchronous training; a synchronous one has none."""
+class DataLeases:
+    """The leases of an asynchronous training; a synchronous one has none.
 
-    def __init__(self, terms: JobTerms, *, reassign: Reassign, journal: Journal | None = None) -> None:
-        super().__init__(terms, reassign=reassign)
-        self.leases: Leases | None = None
-        self._journal = journal
+    Parameters
+    ----------
+    job : ControllerState
+        With the workers.
+    out : CommandBuffer
+        For messages to workers.
+    outcome : JobOutcome
+        Ends the job if some samples kill every worker that reads them.
+    journal : callable, optional
+        Takes each record of the shard service before it has any effect.
+    """
 
-    # --- leases
+    def __init__(
+        self, job: ControllerState, out: CommandBuffer, outcome: JobOutcome, *, journal: Journal | None = None
+    ) -> None:
+        self._job, self._out, self._outcome, self._journal = job, out, outcome, journal
+        self._leases: Leases | None = None
 
-    def _open_leases(self, queue: Mapping[str, Any] | None) -> None:
-        """Begin an era with what a checkpoint says is left to do."""
-        terms = self.terms
+    @property
+    def active(self) -> bool:
+        """Whether training is asynchronous, and has begun."""
+        return self._leases is not None
+
+    @property
+    def done(self) -> bool:
+        """Whether all updates of an asynchronous training are committed."""
+        return self._leases is not None and self._leases.done
+
+    def state(self) -> dict[str, Any] | None:
+        """Return what a checkpoint keeps of the leases; None in synchronous training."""
+        return None if self._leases is None else self._leases.state()
+
+    # --- beginnings
+
+    def open(self, queue: Mapping[str, Any] | None) -> None:
+        """Begin an era with the samples that a checkpoint leaves to do; None: with all."""
+        terms = self._job.terms
         if terms.sync:
             return
         if queue is None:
-            self.leases = Leases.opened(
+            self._leases = Leases.opened(
                 n_samples=terms.n_samples, batch=terms.batch, n_steps=terms.n_steps, seed=terms.seed,
                 lease_s=terms.lease_s, journal=self._journal,
             )  # fmt: skip
         else:
-            self.leases = Leases.restored(queue, era=self.era, n_steps=terms.n_steps, journal=self._journal)
-        self.progress = self.leases.n_done
+            self._leases = Leases.restored(
+                queue, era=self._job.era, n_steps=terms.n_steps, forgive=self._leases is None, journal=self._journal
+            )
+        self._job.progress = self._leases.n_done
 
-    def _replay_leases(self, records: Iterable[Record], *, now_s: float) -> None:
-        """Go on with the leases of a controller that died."""
-        self.leases = Leases.replayed(records, n_steps=self.terms.n_steps, journal=self._journal)
-        self.leases.resume(now_s=now_s)
-        self.progress = self.leases.n_done
+    def replay(self, records: Iterable[Record], *, now_s: float) -> None:
+        """Restore the leases of a controller that died from its journal."""
+        self._leases = Leases.replayed(records, n_steps=self._job.terms.n_steps, journal=self._journal)
+        self._leases.resume(now_s=now_s)
+        self._job.progress = self._leases.n_done
 
-    def _on_wants(self, member: Member, columns: Mapping[str, Any]) -> None:
-        if self.leases is None:
+    # --- requests and reports of workers
+
+    def on_wants(self, member: Member, columns: Mapping[str, Any]) -> None:
+        """Grant a lease to a worker that asks for one, or let it wait."""
+        if self._leases is None:
             return
-        if self.phase != "training":
-            self.leases.wait(member.name)
+        if self._job.phase != "training":
+            self._leases.wait(member.name)
             return
         try:
-            grant = self.leases.ask(member.name, now_s=columns["now_s"])
+            grant = self._leases.ask(member.name, now_s=columns["now_s"])
         except PoisonShardError as error:
-            self._end(_poisoned(error))
+            self._outcome.end(_poisoned(error))
             return
         if grant is not None:
             self._grant(grant)
 
     def _grant(self, grant: Grant) -> None:
-        self._tell(grant.worker, do="lease", era=self.era, lease=grant[1:])
+        self._out.tell(grant.worker, do="lease", era=self._job.era, lease=grant[1:])
 
-    def _committed(self, member: Member, columns: Mapping[str, Any]) -> None:
-        """Enter an update of an asynchronous worker in the ledger, and let others have what it makes free."""
-        assert self.leases is not None
-        now_s, before = columns["now_s"], self.leases.n_done
-        self._unmoved.discard(member.name)
-        self._step_s[member.name] = float(columns.get("compute_s", 0.0)) + float(columns.get("wait_s", 0.0))
-        fate = self.leases.commit(columns["token"], until=columns["until"], now_s=now_s)
-        self.progress = self.leases.n_done
+    def on_stepped(self, member: Member, columns: Mapping[str, Any]) -> None:
+        """Enter a worker's update in the ledger, and grant the samples that become free to waiting workers."""
+        if self._leases is None:
+            return
+        now_s, before = columns["now_s"], self._leases.n_done
+        fate = self._leases.commit(columns["token"], until=columns["until"], now_s=now_s)
+        self._job.progress = after = self._leases.n_done
         if fate is not Fate.COMMITTED:
-            self._out.append(Note("refused", {"name": member.name, "token": columns["token"], "fate": str(fate)}))
-            self._tell(member.name, do="lost", token=columns["token"])
-        elif self.progress > before:
-            told = {key: columns[key] for key in ("loss", "staleness")}
-            self._out.append(Note("loss", {"version": self.progress - 1, "name": member.name, **told}))
+            self._out.note("refused", name=member.name, token=columns["token"], fate=str(fate))
+            self._out.tell(member.name, do="lost", token=columns["token"])
+        elif after > before:
+            measured = {key: columns[key] for key in ("loss", "staleness")}
+            self._out.add(Note("loss", {"version": after - 1, "name": member.name, **measured}))
         self._serve(now_s)
 
     def _serve(self, now_s: float) -> None:
-        if self.leases is None or self.phase != "training":
+        if self._leases is None or self._job.phase != "training":
             return
         try:
-            for grant in self.leases.serve(now_s=now_s):
+            for grant in self._leases.serve(now_s=now_s):
                 self._grant(grant)
         except PoisonShardError as error:
-            self._end(_poisoned(error))
+            self._outcome.end(_poisoned(error))
 
-    def _tell_leases(self, name: str) -> None:
-        """Tell a worker that was away what is its own: some it may have lost since, of some it may never have heard."""
-        if self.leases is not None:
-            grants = [list(grant[1:]) for grant in self.leases.grants(name)]
-            self._tell(name, do="leases", era=self.era, tokens=self.leases.tokens(name), grants=grants)
+    def tell_worker(self, name: str) -> None:
+        """Tell a worker that was disconnected its leases: some may have expired, of some it may not have heard."""
+        if self._leases is not None:
+            grants = [list(grant[1:]) for grant in self._leases.grants(name)]
+            self._out.tell(name, do="leases", era=self._job.era, tokens=self._leases.tokens(name), grants=grants)
 
-    def _forget_worker(self, name: str, *, died: bool = False) -> None:
-        """Take back what somebody has who is gone; samples that kill whoever reads them are found out."""
-        if self._still is not None:
-            self._still.waiting.discard(name)
-        self._unmoved.discard(name)
-        self._step_s.pop(name, None)
-        if self.leases is not None:
-            self.leases.leave(name, died=died)
+    # --- time and failures
 
-    def tick(self, alive: Iterable[str], *, now_s: float) -> list[Command]:
-        """Renew the leases of workers that are alive, take back those that have expired, and end idle standstills."""
-        self.now_s = now_s
-        if self.leases is not None:
-            late = self.leases.tick([name for name in alive if name in self.members], now_s=now_s)
-            for lease in late:
-                self._out.append(Note("expired", {"name": lease.worker, "token": lease.token}))
-                self._tell(str(lease.worker), do="lost", token=lease.token)
-            self._serve(now_s)
-            self._give_up_still(now_s)
-        return self._taken()
+    def tick(self, alive: Iterable[str], *, now_s: float) -> None:
+        """Renew the leases of live workers, take back expired ones, and grant them to waiting workers."""
+        if self._leases is None:
+            return
+        for lease in self._leases.tick([name for name in alive if name in self._job.members], now_s=now_s):
+            self._out.note("expired", name=lease.worker, token=lease.token)
+            self._out.tell(str(lease.worker), do="lost", token=lease.token)
+        self._serve(now_s)
+
+    def forget(self, name: str, *, died: bool = False) -> None:
+        """Take back the leases of a worker that is gone; if it died, its samples count as tried."""
+        if self._leases is not None:
+            self._leases.leave(name, died=died)
 
 
 def _poisoned(error: PoisonShardError) -> str:

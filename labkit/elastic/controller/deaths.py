@@ -1,4 +1,4 @@
-"""Deaths of a job's processes, and when there are too many: within a time, and without progress."""
+"""Limits on the deaths of a job's processes: too many within some time, without progress, end the job."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from labkit.core.errors import InputError
 
 RESTARTS: Final = 10
 SHORTAGES: Final = 10
-"""Times that memory may run out, within the same time and without a step forward, while its limit stays as it is."""
+"""Processes that may run out of memory within the same time and without progress, while their limit is unchanged."""
 WITHIN_S: Final = 600.0
 
 
 def check_restarts(restarts: int, within_s: float) -> None:
-    """Raise InputError unless a job can be given up after more than so many deaths within so many seconds."""
+    """Raise InputError unless `restarts` is a whole number, 0 or more, and `within_s` above 0."""
     if isinstance(restarts, bool) or not isinstance(restarts, int) or restarts < 0:
         raise InputError(f"restarts is {restarts!r}; expected a whole number, 0 or more.")
     if not within_s > 0:
@@ -24,18 +24,18 @@ def check_restarts(restarts: int, within_s: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """A process that died, or all of a host at once.
+    """The death of a process, or of all processes of a host at once.
 
     Attributes
     ----------
     what : str
-        Its name and how it ended.
+        Name of the process, and how it ended.
     when_s : float
-        On the clock of the controller's machine.
+        Time, on the clock of the controller's machine.
     furthest : int
-        Updates that were complete until then, at the most.
+        Updates that were complete until then, at most.
     joined : bool
-        Whether it had ever joined the job.
+        Whether the process had ever joined the job.
     """
 
     what: str
@@ -45,21 +45,20 @@ class Death:
 
 
 class Deaths:
-    """Those that count: not long ago, and training has not got further since.
+    """Recent deaths since which training has made no progress.
 
-    The death of a process that had never joined says nothing about training, and training nothing about it: it counts
-    until another process joins.
+    Progress does not cancel the death of a process that had never joined; it counts until another process joins.
 
     Parameters
     ----------
     restarts : int
-        Deaths that a job outlives.
+        Deaths that a job survives.
     within_s : float
         Seconds for which a death counts.
     how : str
-        What they did, for the message.
+        What the processes did, for the message.
     remedy : str
-        What is more than the limit, and what could be done.
+        What was exceeded, or what can be done, for the message.
     """
 
     def __init__(
@@ -75,7 +74,7 @@ class Deaths:
         self._furthest = max(self._furthest, step)
 
     def forgive(self) -> None:
-        """Forget them all: what they died of was changed."""
+        """Forget all deaths: their reason has been removed."""
         self._known.clear()
 
     def joined(self) -> None:
@@ -83,7 +82,7 @@ class Deaths:
         self._known = [death for death in self._known if death.joined]
 
     def note(self, what: str, *, now_s: float, joined: bool) -> str:
-        """Note a death; return why the job is to be given up, if it is.
+        """Note a death; return why the job must end, or an empty string if it goes on.
 
         Examples
         --------
@@ -108,17 +107,17 @@ class Deaths:
         return stuck and now_s - death.when_s < self._within_s
 
     def state(self) -> list[list[Any]]:
-        """Return what the next controller must know, as JSON has it."""
+        """Return what a controller that takes over needs, for JSON."""
         return [list(astuple(death)) for death in self._known]
 
     def take_over(self, rows: Iterable[Sequence[Any]]) -> None:
-        """Go on where another controller was."""
+        """Restore what `state` returned."""
         self._known = [Death(*row) for row in rows]
         self._furthest = max((death.furthest for death in self._known), default=0)
 
 
 def shortages(within_s: float) -> Deaths:
-    """Return the count of processes that ran out of memory: no crashes, and they need no restarts of the user's.
+    """Return a limit on processes that run out of memory, which do not count towards `restarts`.
 
     >>> shortages(60.0).note("ps-1", now_s=0.0, joined=True)
     ''

@@ -1,4 +1,4 @@
-"""The loss of a step, from what its workers tell of their logical shards."""
+"""The loss of a step, from the losses of its logical shards that workers report."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Final
 from labkit.core.errors import LabkitError
 
 REMEMBERED: Final = 4096
-"""Steps, back from the newest one, of which it knows what was told."""
+"""Steps, back from the newest one, whose losses are kept."""
 
 
 STOP, CONTINUE = "stop", "continue"
-"""What a job does where a loss, or what would be saved, is no finite number any more."""
+"""What a job does if a loss, or a number that would be saved, is not finite."""
 
 
 class NotFiniteError(LabkitError):
-    """A loss, a parameter, or what the optimizer remembers of one, is NaN or infinite."""
+    """A loss, a parameter, or the optimizer state of one, is NaN or infinite."""
 
 
 def check_finite(loss: float, *, where: str) -> None:
@@ -36,7 +36,7 @@ learning rate, or look at these samples; on_nan="continue" records it and goes o
 
 
 def encoded(loss: float) -> float | str:
-    """Return a loss for JSON, which has no NaN and no infinity: these as words.
+    """Return a loss for JSON, which has no NaN and no infinity: these become strings.
 
     >>> encoded(0.5), encoded(float("-inf"))
     (0.5, '-inf')
@@ -45,12 +45,12 @@ def encoded(loss: float) -> float | str:
 
 
 def decoded(said: float | str) -> float:
-    """Return what `encoded` was given."""
+    """Return the loss that `encoded` was given."""
     return float(said)
 
 
 def mean(losses: Iterable[float]) -> float:
-    """Return the mean of losses, the same bits in whatever order they come; NaN and infinity count as they are.
+    """Return the mean of losses, to the same bit in any order; NaN and infinity propagate.
 
     >>> mean([1.0, float("inf")]), mean([float("inf"), float("-inf")])
     (inf, nan)
@@ -61,15 +61,15 @@ def mean(losses: Iterable[float]) -> float:
         return sum(lost)
     try:
         return fsum(values) / len(values)
-    except OverflowError:  # finite, but their sum is not
+    except OverflowError:  # finite values whose sum is not
         return fsum(value / len(values) for value in values)
 
 
 class StepLosses:
-    """Mean loss of each step, whoever tells of its shards and in whatever order.
+    """Mean loss of each step, independent of the workers that report its shards and of their order.
 
-    Workers tell their shards in the order in which they end; a sum in that order would differ in its last bit from one
-    run to the next, so that equal training would seem unequal. `math.fsum` is exact, hence of no order.
+    Workers report their shards in the order in which they finish. A sum in that order would differ in its last bit
+    between runs, so that equal training would seem unequal; `math.fsum` is exact, hence independent of the order.
 
     Parameters
     ----------
@@ -82,16 +82,16 @@ class StepLosses:
         self._known: dict[int, dict[int, float]] = {}
         self._whole: set[int] = set()
 
-    def told(self, version: int, losses: Iterable[tuple[int, float | str]], *, again: bool = False) -> float | None:
+    def add(self, version: int, losses: Iterable[tuple[int, float | str]], *, again: bool = False) -> float | None:
         """Note (shard, loss) of a step; return the mean over all its shards once they are known.
 
-        What is told `again` counts only of a step that was not whole so far.
+        A report `again` counts only for a step that is not complete yet.
 
         Examples
         --------
         >>> losses = StepLosses(3)
-        >>> losses.told(0, [(2, 0.3), (1, 0.2)])
-        >>> losses.told(0, [(0, 0.1)])
+        >>> losses.add(0, [(2, 0.3), (1, 0.2)])
+        >>> losses.add(0, [(0, 0.1)])
         0.19999999999999998
         """
         if again and version in self._whole:

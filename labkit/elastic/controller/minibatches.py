@@ -1,4 +1,4 @@
-"""Who works on which samples in asynchronous training: the shard service, cut into minibatches, for so many updates."""
+"""Leases of minibatches in asynchronous training: the shard service, cut into as many as there are updates to make."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from labkit.elastic.shards import Fate, Journal, Record, ShardLease, ShardService
+from labkit.elastic.shards.saved import forgiven
 
 
 class Grant(NamedTuple):
-    """What a worker may work on: minibatches of positions `start` to before `end` of the order of an epoch."""
+    """Minibatches that a worker may process: positions `start` to before `end` in the order of an epoch."""
 
     worker: str
     token: int
@@ -25,8 +26,8 @@ def _epochs(*, n_samples: int, batch: int, n_steps: int) -> int:
 class Leases:
     """The minibatches of a training, each leased until it is committed: as many as there are updates to make.
 
-    Minibatches have numbers through all epochs. Those from `n_steps` on are leased to nobody: a lease that reaches so
-    far is cut, and its rest is kept from the others.
+    Minibatches are numbered through all epochs. Those from `n_steps` on are not needed: a lease that reaches so far is
+    cut, and its rest is withheld from all workers.
 
     Parameters
     ----------
@@ -48,7 +49,7 @@ class Leases:
     def opened(
         cls, *, n_samples: int, batch: int, n_steps: int, seed: int, lease_s: float, journal: Journal | None = None
     ) -> Leases:
-        """Return those of a training that begins."""
+        """Return the leases of a training that begins."""
         epochs = _epochs(n_samples=n_samples, batch=batch, n_steps=n_steps)
         service = ShardService(
             n_samples, epochs=epochs, seed=seed, base_shard=batch, lease_s=lease_s,
@@ -57,21 +58,30 @@ class Leases:
         return cls(service, n_steps=n_steps)
 
     @classmethod
-    def restored(cls, state: Mapping[str, Any], *, era: int, n_steps: int, journal: Journal | None = None) -> Leases:
-        """Return those of a checkpoint, from which an era begins; no lease of before is in force."""
+    def restored(
+        cls, state: Mapping[str, Any], *, era: int, n_steps: int, forgive: bool = False, journal: Journal | None = None
+    ) -> Leases:
+        """Return the leases of a checkpoint, from which an era begins; earlier leases are void.
+
+        `forgive`: earlier failures of ranges do not count. This is for a job that resumes: its data may have been
+        corrected since.
+        """
+        state = forgiven(state) if forgive else state
         plan = state["plan"]
-        epochs = _epochs(n_samples=plan["n_samples"], batch=plan["base_shard"], n_steps=n_steps)  # it may go on longer
+        epochs = _epochs(
+            n_samples=plan["n_samples"], batch=plan["base_shard"], n_steps=n_steps
+        )  # n_steps may have grown
         state = {**state, "plan": {**plan, "epochs": max(epochs, plan["epochs"])}}
         generation = max(era, int(state["generation"]) + 1)
         return cls(ShardService.from_state(state, generation=generation, journal=journal), n_steps=n_steps)
 
     @classmethod
     def replayed(cls, records: Iterable[Record], *, n_steps: int, journal: Journal | None = None) -> Leases:
-        """Return those that a journal leads to, leases in force; `resume` starts the clock."""
+        """Return the leases that a journal leads to, those in force included; `resume` sets the clock."""
         return cls(ShardService.replay(records, journal=journal), n_steps=n_steps)
 
     def resume(self, *, now_s: float) -> None:
-        """Begin with another clock."""
+        """Continue on another clock."""
         self.service.resume(now_s=now_s)
 
     def _committed(self, state: Mapping[str, Any]) -> int:
@@ -80,13 +90,13 @@ class Leases:
         missing = sum(-(-(end - start) // self.batch) for start, end in out + [p[1:3] for p in state["dead"]])
         return int(state["epoch"] * self._per_epoch + -(-state["cursor"] // self.batch) - missing)
 
-    # --- what workers ask
+    # --- requests of workers
 
     def ask(self, worker: str, *, now_s: float) -> Grant | None:
-        """Return what a worker may do next; None: it waits, and `serve` will name it, unless all is done."""
+        """Return the next grant of a worker; None: it waits, and `serve` grants it later, unless all is done."""
         lease = self.service.lease(worker, now_s=now_s)
         while lease is not None and (grant := self._cut(lease)) is None:
-            self._beyond.add(lease.token)  # kept from everybody
+            self._beyond.add(lease.token)  # withheld from all workers
             lease = self.service.lease(worker, now_s=now_s)
         if lease is None:
             self.wait(worker)
@@ -103,11 +113,11 @@ class Leases:
         return Grant(str(lease.worker), lease.token, lease.epoch, lease.start, end)
 
     def wait(self, worker: str) -> None:
-        """Note that a worker wants something to do."""
+        """Note that a worker waits for a grant."""
         self._waiting[worker] = None
 
     def serve(self, *, now_s: float) -> list[Grant]:
-        """Return grants for workers that wait, as far as there is work again."""
+        """Return grants for waiting workers, as far as samples are free."""
         grants = []
         for worker in list(self._waiting):
             grant = self.ask(worker, now_s=now_s)
@@ -116,7 +126,7 @@ class Leases:
         return grants
 
     def commit(self, token: int, *, until: int, now_s: float) -> Fate:
-        """Enter minibatches before `until` in the ledger, and count their updates; again, it changes nothing."""
+        """Enter minibatches before `until` in the ledger, and count their updates; a repeated commit has no effect."""
         held = next((lease for lease in self.service.held if lease.token == token), None)
         fate = self.service.commit(token, now_s=now_s, until=until if held is not None else None, step=self.n_done)
         if held is not None and until > held.start:
@@ -129,16 +139,16 @@ class Leases:
         return epoch * self._per_epoch + start // self.batch >= self.n_steps
 
     def tokens(self, worker: str) -> list[int]:
-        """Return the leases that a worker holds."""
+        """Return the tokens of the leases that a worker holds."""
         return [lease.token for lease in self.service.held if lease.worker == worker]
 
     def grants(self, worker: str) -> list[Grant]:
-        """Return what a worker holds and may do, as `ask` told it."""
+        """Return the grants that a worker holds, as `ask` returned them."""
         held = [lease for lease in self.service.held if lease.worker == worker and lease.token not in self._beyond]
         return [grant for lease in held if (grant := self._cut(lease)) is not None]
 
     def leave(self, worker: str, *, died: bool = False) -> None:
-        """Take back what a worker has that is gone; if it died, what it was at counts as tried."""
+        """Take back the leases of a worker that is gone; if it died, its current samples count as tried."""
         self._waiting.pop(worker, None)
         at_work = [token for token in self.tokens(worker) if token not in self._beyond]
         if died and at_work:
@@ -146,7 +156,7 @@ class Leases:
         self._beyond -= {lease.token for lease in self.service.leave(worker)}
 
     def tick(self, alive: Iterable[str], *, now_s: float) -> list[ShardLease]:
-        """Renew what those have that are alive, and return the leases that have expired."""
+        """Renew the leases of live workers, and return those that have expired."""
         for worker in alive:
             self.service.renew(worker, now_s=now_s)
         for token in list(self._beyond):
@@ -161,5 +171,5 @@ class Leases:
         return self.n_done >= self.n_steps
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint needs, for JSON."""
+        """Return what a checkpoint keeps of the leases, for JSON."""
         return self.service.state()

@@ -1,4 +1,4 @@
-"""Who is to sit where: from what somebody asks for to who starts and who goes; pure functions of members."""
+"""Placement of members on sites: which members start and which leave to get from one placement to another."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from labkit.core.errors import InputError, unknown
 from labkit.elastic.protocol.commands import Role
 
 JobPlacement = Mapping[str, tuple[int, int]]
-"""Workers and servers of each site; a site that is not named has none."""
+"""Workers and servers of each site; a site that is not named has no member."""
 
 ROLES: tuple[Role, Role] = ("server", "worker")
 
 
 class MemberPlacement(NamedTuple):
-    """A member, and where it sits."""
+    """A member, and its site."""
 
     name: str
     role: Role
@@ -24,19 +24,19 @@ class MemberPlacement(NamedTuple):
 
 
 class MembershipChange(NamedTuple):
-    """Who is to start, (role, site) each, and who goes, by name."""
+    """Members to start, (role, site) each, and names of the members that leave."""
 
     starts: list[tuple[Role, str]]
     going: list[str]
 
     def net(self, role: Role, sitting: Iterable[MemberPlacement]) -> int:
-        """Return how many more of a role there will be."""
+        """Return by how many members of a role the job grows."""
         gone = sum(one.role == role and one.name in self.going for one in sitting)
         return sum(started == role for started, _ in self.starts) - gone
 
 
 def of_role(place: JobPlacement, role: Role) -> dict[str, int]:
-    """Return how many of a role sit on each site.
+    """Return the number of members of a role on each site.
 
     >>> of_role({"a": (2, 1), "b": (0, 1)}, "server")
     {'a': 1, 'b': 1}
@@ -45,7 +45,7 @@ def of_role(place: JobPlacement, role: Role) -> dict[str, int]:
 
 
 def checked(place: Mapping[str, Sequence[int]], *, sites: Mapping[str, str], lost: Collection[str]) -> JobPlacement:
-    """Return what a user asks for.
+    """Return the placement that a user asks for, checked.
 
     Parameters
     ----------
@@ -54,12 +54,12 @@ def checked(place: Mapping[str, Sequence[int]], *, sites: Mapping[str, str], los
     sites : mapping
         The host of each site.
     lost : collection of str
-        Hosts that are gone.
+        Hosts that are lost.
 
     Raises
     ------
     InputError
-        If there is no such site, its host is gone, or a number is none.
+        If there is no such site, its host is lost, or a number is no whole number, 0 or more.
     """
     for site, numbers in place.items():
         if site not in sites:
@@ -71,13 +71,33 @@ def checked(place: Mapping[str, Sequence[int]], *, sites: Mapping[str, str], los
     return {site: (numbers[0], numbers[1]) for site, numbers in place.items()}
 
 
+def first_members(
+    place: Mapping[str, Sequence[int]], *, sites: Mapping[str, str], n_blocks: int
+) -> list[tuple[Role, str]]:
+    """Return role and site of each member that a job starts with, servers first.
+
+    Raises
+    ------
+    InputError
+        See `checked`; or if a role has no member, or there are more servers than blocks.
+    """
+    seats = checked(place, sites=sites, lost=())
+    for role in ROLES:
+        if sum(of_role(seats, role).values()) < 1:
+            raise InputError(f"a job with {sum(of_role(seats, role).values())} {role}s; expected at least one.")
+    n_servers = sum(of_role(seats, "server").values())
+    if n_servers > n_blocks:
+        raise InputError(f"{n_servers} servers for {n_blocks} blocks; expected at most one per block.")
+    return [(role, site) for role in ROLES for site, n in of_role(seats, role).items() for _ in range(n)]
+
+
 def _are_numbers(numbers: Any) -> bool:
     pair = isinstance(numbers, (list, tuple)) and len(numbers) == 2
     return pair and all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in numbers)
 
 
 def to_place(place: JobPlacement, sitting: Sequence[MemberPlacement]) -> MembershipChange:
-    """Return the fewest changes after which so many of each sit where; who came last goes first.
+    """Return the fewest changes that lead to a placement; on each site the newest members leave first.
 
     >>> seats = [MemberPlacement("worker-0", "worker", "a"), MemberPlacement("worker-1", "worker", "a")]
     >>> to_place({"b": (1, 0)}, seats)
@@ -97,9 +117,10 @@ def to_place(place: JobPlacement, sitting: Sequence[MemberPlacement]) -> Members
 def by_numbers(
     more: Mapping[Role, int], sitting: Sequence[MemberPlacement], *, replace: Collection[str], sites: Sequence[str]
 ) -> MembershipChange:
-    """Return who comes and goes where so many more are asked for (or fewer, below 0), and some are to be replaced.
+    """Return the changes that add members of each role (or remove the newest, below 0) and replace some.
 
-    Whoever comes for another takes its site, if that is one of `sites`; others sit where the fewest are.
+    A replacement starts on the site of the member that it replaces, if that is one of `sites`; other new members start
+    on the site with the fewest of their role.
     """
     again = [one for one in sitting if one.name in replace]
     change = MembershipChange([], [one.name for one in again])
@@ -116,7 +137,7 @@ def by_numbers(
 
 
 def fewest(counts: Mapping[str, int], sites: Sequence[str]) -> str:
-    """Return the site with the fewest, the first one of several.
+    """Return the site with the fewest members, the first one of several.
 
     >>> fewest({"a": 2, "b": 1}, ["a", "b", "c"])
     'c'

@@ -1,4 +1,4 @@
-"""Who follows whom: every block is kept in step by another server than its owner, so that a death costs no step."""
+"""Placement of replicas: every block has one on another server than its owner, so that a death costs no step."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from typing import Final
 from labkit.core.errors import InputError
 
 LEVEL: Final = 1.05
-"""The largest load over the mean that is not worth moving a follower for."""
+"""Largest load over the mean at which no replica is moved."""
 
 LEAST_SERVERS: Final = 2
+"""Servers that replication needs."""
 
 
 def check_standby(*, servers: int, sync: bool = True) -> None:
-    """Raise unless a job can have every block followed by another server.
+    """Raise unless a job can have a replica of every block.
 
     Raises
     ------
     InputError
-        If training is asynchronous, or there is nobody who could follow.
+        If training is asynchronous, or there are fewer than two servers.
     """
     if not sync:
         raise InputError(
@@ -29,16 +30,16 @@ def check_standby(*, servers: int, sync: bool = True) -> None:
     if servers < LEAST_SERVERS:
         raise InputError(
             f"standby=True with {servers} server{'s' if servers != 1 else ''}; expected at least {LEAST_SERVERS}: "
-            "a block is followed by another server than its owner."
+            "the replica of a block is on another server than its owner."
         )
 
 
 def followers(
     owner: Mapping[int, str], sizes: Sequence[int], servers: Sequence[str], *, before: Mapping[int, str]
 ) -> dict[int, str]:
-    """Return which server follows the owner of each block: never the owner itself, as few as possible anew.
+    """Return the server of each block's replica: never the owner, and with as few changes as possible.
 
-    What the servers hold, own blocks and those that they follow, is level to 5 % as far as blocks allow.
+    The load of the servers, from own blocks and replicas, is level to 5 % as far as the sizes of blocks allow.
 
     Parameters
     ----------
@@ -47,9 +48,9 @@ def followers(
     sizes : sequence of int
         (B,) bytes, or numbers, of each block.
     servers : sequence of str
-        Those that may follow; with fewer than two, nobody does.
+        Servers that may have replicas; with fewer than two, there are no replicas.
     before : mapping
-        Who follows so far; servers that are gone may be among them.
+        Server of each replica so far; it may name servers that are gone.
 
     Examples
     --------
@@ -79,7 +80,7 @@ def followers(
 def _relief(
     found: Mapping[int, str], owner: Mapping[int, str], sizes: Sequence[int], load: Mapping[str, int]
 ) -> tuple[int, str] | None:
-    """Return the largest block of the most loaded server that another can follow without being loaded more; and who."""
+    """Return the largest replica of the most loaded server that a less loaded one can take, and that server."""
     most = max(load, key=load.__getitem__)
     if load[most] * len(load) <= LEVEL * sum(load.values()):
         return None

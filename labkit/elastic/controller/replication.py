@@ -1,189 +1,212 @@
-"""What the controller decides so that a killed server costs no step: who follows, and who takes a dead one's place."""
+"""Replicas of blocks: which server keeps each one, and the promotion of a replica when the owner dies."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from labkit.elastic.controller.members import JobTerms, Member, MemberTable, Reassign
+from labkit.elastic.controller.command_buffer import CommandBuffer
+from labkit.elastic.controller.controller_state import ControllerState, Member
 from labkit.elastic.controller.replica_placement import followers
-from labkit.elastic.protocol.commands import Note
 
 JUMP: Final = 16
-"""Moves by which a promotion is ahead of all that a server may have announced and the controller has not heard of."""
+"""Added to a block's moves at a promotion, so that they exceed all moves that the dead owner may have announced."""
 
-Follower = tuple[str, int]
-"""A server, and the turn in which it was told to follow."""
+Replica = tuple[str, int]
+"""A server, and the turn of the order by which it keeps a replica."""
 
-Following = dict[int, Follower]
-"""Who follows each block."""
+Replicas = dict[int, Replica]
+"""Replica of each block."""
 
 
-class Replication(MemberTable):
-    """Who follows whom; without `Terms.standby`, nobody.
+class Replication:
+    """Replicas of a job's blocks; without `JobTerms.standby` there are none.
 
-    A block that is to be followed by somebody else keeps who follows it so far until the new one has it. A turn is a
-    number that counts the orders to follow a block, so that what is said of an earlier one is known to be old.
+    A block whose replica is to move to another server keeps its present replica until the new one is complete. The
+    orders to replicate a block are counted; the number of an order is its turn. Reports that name an earlier turn are
+    thereby known to be old.
+
+    Parameters
+    ----------
+    job : ControllerState
+        With members and block owners.
+    out : CommandBuffer
+        For messages to owners, replicas and workers.
+
+    Attributes
+    ----------
+    replicas : dict
+        Complete replicas: servers that have the block and all later gradients.
+    pending : dict
+        Replicas that have been ordered and are not complete.
+    turns : dict
+        Number of orders so far, by block.
     """
 
-    def __init__(self, terms: JobTerms, *, reassign: Reassign) -> None:
-        super().__init__(terms, reassign=reassign)
-        self.shadow: Following = {}
-        """Those who have the block, and all gradients since."""
-        self.coming: Following = {}
-        """Those who are about to."""
+    def __init__(self, job: ControllerState, out: CommandBuffer) -> None:
+        self._job, self._out = job, out
+        self.replicas: Replicas = {}
+        self.pending: Replicas = {}
         self.turns: dict[int, int] = {}
-        self._earlier: dict[int, set[Follower]] = {}
-        """Those who were about to before somebody else was chosen; they may still be the first."""
-        self._heirs: dict[tuple[str, str], tuple[int, set[int]]] = {}
-        """Blocks that somebody inherits of whom: how many, and those that it did not say that it has."""
+        self._superseded: dict[int, set[Replica]] = {}
+        """Pending replicas that a later order replaced; they may still become complete first."""
+        self._takeovers: dict[tuple[str, str], tuple[int, set[int]]] = {}
+        """Promotions in progress: (dead owner, new owner) -> number of blocks, and blocks not yet confirmed."""
 
-    # --- to follow
+    # --- placing replicas
 
-    def _follow(self, servers: Sequence[str]) -> None:
-        """Let every block be followed, by these servers, with the fewest changes."""
-        if not self.terms.standby or self.phase != "training":
+    def place(self, servers: Sequence[str]) -> None:
+        """Place a replica of every block on these servers, with the fewest changes."""
+        job = self._job
+        if not job.terms.standby or job.phase != "training":
             return
-        before = {block: name for block, (name, _) in {**self.shadow, **self.coming}.items()}
-        wanted = followers(self.owner, self.terms.sizes, servers, before=before)
+        before = {block: name for block, (name, _) in {**self.replicas, **self.pending}.items()}
+        wanted = followers(job.owner, job.terms.sizes, servers, before=before)
         new = [block for block, name in wanted.items() if before.get(block) != name]
         for block in new:
-            if block in self.coming:
-                self._earlier.setdefault(block, set()).add(self.coming[block])
+            if block in self.pending:
+                self._superseded.setdefault(block, set()).add(self.pending[block])
             self.turns[block] = self.turns.get(block, 0) + 1
-            self.coming[block] = wanted[block], self.turns[block]
-        self._order_following(new)
+            self.pending[block] = wanted[block], self.turns[block]
+        self.order(new)
 
-    def _order_following(self, blocks: Collection[int]) -> None:
-        """Tell the owners of blocks who is to follow them; said twice it is done once."""
+    def order(self, blocks: Collection[int]) -> None:
+        """Order the owners of blocks to create the pending replicas; a repeated order has no effect."""
         by_owner: dict[str, list[list[Any]]] = {}
         for block in blocks:
-            by_owner.setdefault(self.owner[block], []).append([block, *self.coming[block]])
+            by_owner.setdefault(self._job.owner[block], []).append([block, *self.pending[block]])
         for owner, orders in by_owner.items():
-            self._tell(owner, do="follow", blocks=orders)
+            self._out.tell(owner, do="follow", blocks=orders)
 
-    def _on_shadows(self, member: Member, columns: Mapping[str, Any]) -> None:
-        """Note that a block follows; who followed it so far need not any more."""
+    def on_complete(self, member: Member, columns: Mapping[str, Any]) -> None:
+        """Handle the report that a server has a complete replica of a block: earlier replicas are released."""
         block, one = int(columns["block"]), (member.name, int(columns["turn"]))
-        if self.shadow.get(block) == one:
+        if self.replicas.get(block) == one:
             return
-        if self.owner.get(block) == member.name:  # it does not know yet that the one whom it followed is dead
-            self._claimed.add(block)
-            self._tell(member.name, do="own", blocks=[[block, self.moves[block]]])
+        if self._job.owner.get(block) == member.name:  # it was promoted, and has not heard of it yet
+            self._job.claimed.add(block)
+            self._out.tell(member.name, do="own", blocks=[[block, self._job.moves[block]]])
         elif one not in self._known(block):
-            self._tell(member.name, do="unfollow", blocks=[[block, one[1]]])
+            self._out.tell(member.name, do="unfollow", blocks=[[block, one[1]]])
         else:
-            self._succeed(block, one)
-            if len(self.shadow) == len(self.owner) and not self.coming:
-                self._out.append(Note("follows", {"blocks": len(self.shadow)}))
+            self._replace(block, one)
+            if len(self.replicas) == len(self._job.owner) and not self.pending:
+                self._out.note("follows", blocks=len(self.replicas))
 
-    def _succeed(self, block: int, one: Follower) -> None:
-        """Let one follow a block, and those before it no more."""
+    def _replace(self, block: int, one: Replica) -> None:
+        """Make a replica the block's only complete one, and release those of earlier orders."""
         before = {known for known in self._known(block) if known[1] < one[1]}
         self._remove(block, {one, *before})
-        self.shadow[block] = one
+        self.replicas[block] = one
         if before:
-            self._tell_followers(blocks=[block])
+            self.tell_workers(blocks=[block])
         for name, turn in sorted(before):
-            if name in self.members:
-                self._tell(name, do="unfollow", blocks=[[block, turn]])
+            if name in self._job.members:
+                self._out.tell(name, do="unfollow", blocks=[[block, turn]])
 
-    def _known(self, block: int) -> list[Follower]:
-        """Return all who follow a block, are about to, or still may."""
-        known = [following[block] for following in (self.shadow, self.coming) if block in following]
-        return known + sorted(self._earlier.get(block, ()))
+    def _known(self, block: int) -> list[Replica]:
+        """Return all replicas of a block: complete, pending and superseded."""
+        known = [replicas[block] for replicas in (self.replicas, self.pending) if block in replicas]
+        return known + sorted(self._superseded.get(block, ()))
 
-    def _remove(self, block: int, those: Collection[Follower]) -> None:
-        for following in (self.shadow, self.coming):
-            if following.get(block) in those:
-                del following[block]
-        self._earlier[block] = self._earlier.get(block, set()) - set(those)
-        if block not in self.coming:  # whoever was to come before it may never: nobody may wait for that
-            del self._earlier[block]
+    def _remove(self, block: int, these: Collection[Replica]) -> None:
+        for replicas in (self.replicas, self.pending):
+            if replicas.get(block) in these:
+                del replicas[block]
+        self._superseded[block] = self._superseded.get(block, set()) - set(these)
+        if block not in self.pending:  # superseded orders count only while the later one is pending
+            del self._superseded[block]
 
-    def _note_death(self, *, here: Collection[str] | None = None) -> None:
-        """Forget what servers that are gone followed: all but those that are here."""
-        here = [m.name for m in self.of("server")] if here is None else here
-        for block in self.owner:
-            self._remove(block, [known for known in self._known(block) if known[0] not in here])
-        self._heirs = {pair: blocks for pair, blocks in self._heirs.items() if pair[1] in here}
-        self._tell_followers()
+    # --- changes of servers and owners
 
-    def _disown(self, block: int, name: str) -> None:
-        """Note that nobody follows himself: who followed a block, or was about to, owns it now."""
-        mine = [known for known in self._known(block) if known[0] == name]
-        self._remove(block, mine)
-        if mine:
-            self._tell_followers(blocks=[block])
+    def forget_dead(self, *, alive: Collection[str] | None = None) -> None:
+        """Remove replicas on servers that are gone, i.e. not among `alive`: by default the members that stay."""
+        alive = [m.name for m in self._job.of("server")] if alive is None else alive
+        for block in self._job.owner:
+            self._remove(block, [known for known in self._known(block) if known[0] not in alive])
+        self._takeovers = {pair: blocks for pair, blocks in self._takeovers.items() if pair[1] in alive}
+        self.tell_workers()
 
-    def _unfollow(self) -> None:
-        """Forget all: every block is given out anew."""
-        for everything in (self.shadow, self.coming, self._earlier, self._heirs):
+    def owned_by(self, block: int, name: str) -> None:
+        """Remove replicas of a block on the server that owns it now: an owner keeps no replica of its own block."""
+        own = [known for known in self._known(block) if known[0] == name]
+        self._remove(block, own)
+        if own:
+            self.tell_workers(blocks=[block])
+
+    def clear(self) -> None:
+        """Remove all replicas: blocks are loaded anew."""
+        for everything in (self.replicas, self.pending, self._superseded, self._takeovers):
             everything.clear()
 
-    def _rows(self, blocks: Collection[int] | None = None) -> list[list[Any]]:
-        """Return [block, turn, known] of blocks: of all orders up to the turn only these count."""
-        if not self.terms.standby:
+    def rows(self, blocks: Collection[int] | None = None) -> list[list[Any]]:
+        """Return [block, turn, replicas] of blocks, by default all: of orders up to the turn, only these are valid."""
+        if not self._job.terms.standby:
             return []
-        return [[b, self.turns.get(b, 0), self._known(b)] for b in (self.owner if blocks is None else blocks)]
+        chosen = self._job.owner if blocks is None else blocks
+        return [[block, self.turns.get(block, 0), self._known(block)] for block in chosen]
 
-    def _tell_followers(self, *, blocks: Collection[int] | None = None, to: str = "") -> None:
-        """Tell a worker, or all, who follows."""
-        if not self.terms.standby:
+    def tell_workers(self, *, blocks: Collection[int] | None = None, to: str = "") -> None:
+        """Tell the replicas of blocks to one worker, or to all."""
+        if not self._job.terms.standby:
             return
-        told = {"do": "followers", "rows": self._rows(blocks), "here": [m.name for m in self.of("server")]}
+        what = {"do": "followers", "rows": self.rows(blocks), "here": [m.name for m in self._job.of("server")]}
         if to:
-            self._tell(to, **told)
+            self._out.tell(to, **what)
         else:
-            self._tell_workers(**told)
+            self._out.tell_workers(**what)
 
-    # --- to take the place of
+    # --- promotion
 
-    def _promote(self, gone: Collection[str]) -> dict[int, str] | None:
-        """Make those who follow the blocks of servers that are gone their owners; None where a block is lost."""
-        lost = [block for block, name in self.owner.items() if name not in self.members or name in gone]
-        heirs = {block: self.shadow[block][0] for block in lost if block in self.shadow}
-        if not self.terms.standby or len(heirs) < len(lost) or not all(self._is_here(n, gone) for n in heirs.values()):
+    def promote(self, gone: Collection[str]) -> dict[int, str] | None:
+        """Make the replicas of blocks of dead servers their owners; return these, or None if a block has no replica."""
+        job = self._job
+        lost = [block for block, name in job.owner.items() if name not in job.members or name in gone]
+        heirs = {block: self.replicas[block][0] for block in lost if block in self.replicas}
+        usable = all(self._is_alive(name, gone) for name in heirs.values())
+        if not job.terms.standby or len(heirs) < len(lost) or not usable:
             return None
-        for (dead, heir), blocks in _grouped((self.owner[b], heir, b) for b, heir in heirs.items()).items():
-            self._heirs[dead, heir] = len(blocks), set(blocks)
+        for (dead, heir), blocks in _grouped((job.owner[b], heir, b) for b, heir in heirs.items()).items():
+            self._takeovers[dead, heir] = len(blocks), set(blocks)
         for block, heir in heirs.items():
-            self.owner[block], self.moves[block] = heir, self.moves.get(block, 0) + JUMP
+            job.owner[block], job.moves[block] = heir, job.moves.get(block, 0) + JUMP
             self._remove(block, self._known(block))
         for heir in sorted(set(heirs.values())):
-            self._tell(heir, do="own", blocks=[[b, self.moves[b]] for b, name in heirs.items() if name == heir])
+            self._out.tell(heir, do="own", blocks=[[b, job.moves[b]] for b, name in heirs.items() if name == heir])
         if heirs:
-            self._tell_workers(do="map", era=self.era, map=self._map())
-            self._tell_followers(blocks=list(heirs))
+            self._out.tell_workers(do="map", era=job.era, map=job.block_map())
+            self.tell_workers(blocks=list(heirs))
         return heirs
 
-    def _is_here(self, name: str, gone: Collection[str]) -> bool:
-        return name in self.members and name not in gone and self.members[name].joined
+    def _is_alive(self, name: str, gone: Collection[str]) -> bool:
+        return name in self._job.members and name not in gone and self._job.members[name].joined
 
-    def _inherited(self, block: int, name: str) -> None:
-        """Note that a server owns a block of a dead one; with the last of them, say so."""
-        for (dead, heir), (n, left) in list(self._heirs.items()):
-            if heir == name and block in left:
-                left.discard(block)
-                if not left:
-                    del self._heirs[dead, heir]
-                    self._out.append(Note("promoted", {"from": dead, "to": heir, "blocks": n}))
+    def confirm_promotion(self, block: int, name: str) -> None:
+        """Note that a promoted server has a block; record the promotion once all its blocks are confirmed."""
+        for (dead, heir), (n, unconfirmed) in list(self._takeovers.items()):
+            if heir == name and block in unconfirmed:
+                unconfirmed.discard(block)
+                if not unconfirmed:
+                    del self._takeovers[dead, heir]
+                    self._out.note("promoted", **{"from": dead, "to": heir, "blocks": n})
 
-    # --- a controller after this one
+    # --- for the next controller
 
-    def _standby_state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
+        """Return what a controller that takes over needs, for JSON."""
         return {
-            "shadow": [[b, *known] for b, known in self.shadow.items()],
-            "coming": [[b, *known] for b, known in self.coming.items()],
-            "earlier": [[b, *known] for b, those in self._earlier.items() for known in sorted(those)],
+            "shadow": [[b, *known] for b, known in self.replicas.items()],
+            "coming": [[b, *known] for b, known in self.pending.items()],
+            "earlier": [[b, *known] for b, those in self._superseded.items() for known in sorted(those)],
             "turns": sorted(self.turns.items()),
         }
 
-    def _take_over_standby(self, state: Mapping[str, Any]) -> None:
-        self.shadow = {block: (name, turn) for block, name, turn in state["shadow"]}
-        self.coming = {block: (name, turn) for block, name, turn in state["coming"]}
+    def take_over(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state` returned."""
+        self.replicas = {block: (name, turn) for block, name, turn in state["shadow"]}
+        self.pending = {block: (name, turn) for block, name, turn in state["coming"]}
         for block, name, turn in state["earlier"]:
-            self._earlier.setdefault(block, set()).add((name, turn))
+            self._superseded.setdefault(block, set()).add((name, turn))
         self.turns = dict(state["turns"])
 
 

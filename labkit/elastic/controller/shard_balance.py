@@ -1,4 +1,4 @@
-"""How fast each worker computes logical shards, and whether they should be dealt anew: a straggler gets fewer."""
+"""Speed of each worker in logical shards per second, and the shards that each gets: a straggler gets fewer."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Final
 from labkit.elastic.shards import deal
 
 FRESH: Final = 5
-"""Steps of each worker after which its speed is taken for known."""
+"""Steps of each worker after which its speed counts as known."""
 
 WORTH: Final = 0.8
-"""Shards are dealt anew if the step is expected to take at most that part of its time then."""
+"""Shards are dealt anew if a step is then expected to take at most this part of its present time."""
 
 FORGET: Final = 1.05
-"""A worker without shards is thought to be so much faster with every step, until it is tried again."""
+"""Factor on the assumed speed of a worker without shards, per step: it is tried again after some."""
 
 Ranges = Mapping[str, tuple[int, int]]
 
@@ -25,7 +25,7 @@ class ShardBalance:
     Attributes
     ----------
     ranges : mapping
-        Which shards each has now, from first to before last.
+        Shards of each worker, from first to before last.
 
     Examples
     --------
@@ -47,7 +47,7 @@ class ShardBalance:
         self.ranges: Ranges = {}
 
     def measured(self, worker: str, *, n_shards: int, seconds: float) -> None:
-        """Note how long a worker took for some shards of one step; the harmonic mean with what was known counts."""
+        """Note how long some shards of a step took a worker; earlier steps count by a harmonic mean."""
         if worker not in self.ranges:
             return
         self._counts[worker] = self._counts.get(worker, 0) + 1
@@ -60,7 +60,7 @@ class ShardBalance:
         self._speeds[worker] = 4 / (3 / known + 1 / speed)
 
     def dealt(self, workers: Sequence[str], *, n_shards: int) -> dict[str, tuple[int, int]]:
-        """Return which shards each worker should compute: those of whom nobody knows count as the mean."""
+        """Return the shards that each worker should compute; a worker of unknown speed counts as the mean."""
         if not workers:
             return {}
         ranges = _cut(n_shards, self._of(workers))
@@ -68,7 +68,7 @@ class ShardBalance:
         return ranges
 
     def uneven(self) -> bool:
-        """Tell whether dealing the shards anew would make the steps clearly shorter."""
+        """Tell whether dealing the shards anew would make steps clearly shorter."""
         workers = list(self.ranges)
         if len(workers) < 2 or any(self._counts.get(worker, 0) < FRESH for worker in workers):
             return False
@@ -83,7 +83,7 @@ class ShardBalance:
 
 
 def _cut(n_shards: int, speeds: Mapping[int | str, float]) -> dict[str, tuple[int, int]]:
-    """Return which shards each worker gets at these speeds."""
+    """Return the shards of each worker at these speeds."""
     return {str(name): (leaves.start, leaves.stop) for name, leaves in deal(n_shards, speeds).items()}
 
 

@@ -1,7 +1,7 @@
-"""Samples to train on, matching the models: generated with structure to learn, and the real digits.
+"""Samples that match the models: generated, with structure to learn, and the real digits.
 
-A sample is a pure function of (seed, index), so that a worker needs no file and no other worker to make any batch, and
-a batch can be cut and dealt in every way. Generating takes less time than training on it.
+A sample is a pure function of (seed, index). So a worker makes any batch without a file and without other workers, and
+a batch can be divided in any way. Generating a sample takes less time than training on it.
 
 >>> samples = dataset("wlm", n=1000, width=0.1)
 >>> words, next_words = samples.fetch([17, 4])
@@ -10,8 +10,8 @@ torch.Size([2, 35])
 >>> bool((samples.fetch([4])[0][0] == words[1]).all())
 True
 
-Your own dataset needs `__len__` and `fetch(indices)`; nothing has to be registered. `as_dataset` makes one of
-tensors, or of a map-style dataset of torch.
+Your own dataset needs `__len__` and `fetch(indices)`; nothing has to be registered. `as_dataset` makes one
+from tensors, or from a map-style dataset of torch.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from labkit.elastic.models.sizes import NAMES, canonical, size_of, whole
 __all__ = ["Dataset", "Generated", "as_dataset", "available", "dataset"]
 
 DIGITS_LIKE: Final = "digits-like"
-"""Stands in for the digits where scikit-learn is not installed."""
+"""Generated images in place of the digits, if scikit-learn is not installed."""
 
 _KINDS: Final[dict[str, type[Generated]]] = {
     "resnet-50": Images,
@@ -54,25 +54,25 @@ def available() -> list[str]:
 
 
 def dataset(name: str, *, n: int | None = None, seed: int = 0, width: float = 1.0) -> Dataset:
-    """Return the samples that a model learns from.
+    """Return the samples of a model.
 
     Parameters
     ----------
     name : str
         The model; or `digits-like`, generated images in place of the digits.
     n : int, optional
-        Number of samples; 4,096 by default, and all of the 1,797 digits. What lies beyond can serve as a test set: the
-        first n samples of a larger dataset of the same seed are the same.
+        Number of samples; 4,096 by default, and all of the 1,797 digits. The first n samples of a larger dataset
+        of the same seed are the same, so the others can serve as a test set.
     seed : int
-        Another seed is another teacher and other samples; the digits have none.
+        Seed of the teacher and the samples; the digits have none.
     width : float
         That of the model: a narrow model has smaller images, fewer words and fewer classes.
 
     Raises
     ------
     InputError
-        If there is no such dataset, n is no whole number from 1, the seed none from 0, the width not above 0 and up to
-        8, or the digits are wanted and scikit-learn is not installed.
+        If there is no such dataset, n is not a whole number from 1, the seed not one from 0, the width not above 0
+        and up to 8, or the digits are wanted and scikit-learn is not installed.
     """
     name = canonical(name, thing="dataset", more=(DIGITS_LIKE,))
     size = size_of("digits" if name == DIGITS_LIKE else name, width=width)

@@ -1,4 +1,4 @@
-"""What a dataset must offer, and what generated ones share."""
+"""The interface of datasets, and the base of generated ones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Dataset(Protocol):
-    """Samples by number. Your own class may be one: it needs these two methods."""
+    """Samples by number; a class of your own needs these two methods only."""
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -34,14 +34,14 @@ class Dataset(Protocol):
 
 @dataclass(frozen=True)
 class Generated(ABC):
-    """Samples that a fixed random teacher makes up, each from the seed and its index alone.
+    """Samples of a fixed random teacher, each a function of the seed and its index.
 
     Attributes
     ----------
     size : Size
-        Whose samples they are, and how wide.
+        Of the model.
     n : int
-        How many; the first samples of a larger dataset of the same seed are the same.
+        Number of samples; a larger dataset of the same seed starts with the same ones.
     seed : int
         Of the teacher and the samples.
     """
@@ -64,11 +64,11 @@ class Generated(ABC):
         """Return the samples of some indices as arrays."""
 
     def taught(self, n_rows: int, n: int) -> Bits:
-        """Return what the teacher knows of each class or word: (n_rows, n) random bits."""
+        """Return the teacher's random bits of each class or word, (n_rows, n) uint64."""
         return bits(self.seed, np.arange(n_rows), n, stream=TEACHER)
 
     def drawn(self, index: Ints, n: int) -> Bits:
-        """Return n times 64 random bits of each sample, (B, n)."""
+        """Return random bits of each sample, (B, n) uint64."""
         return bits(self.seed, index, n)
 
 
@@ -78,7 +78,7 @@ def checked(indices: Sequence[int] | Ints, n: int) -> Ints:
     Raises
     ------
     InputError
-        If they are no whole numbers, or one lies outside the dataset.
+        If they are not whole numbers, or one lies outside the dataset.
     """
     index = np.asarray(indices)
     if index.ndim != 1 or not np.issubdtype(index.dtype, np.integer):

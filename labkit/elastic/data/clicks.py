@@ -1,4 +1,4 @@
-"""Clicks: one feature of each of 39 fields, and a teacher that looks at single features and at pairs of them."""
+"""Clicks: one feature of each of 39 fields, and a teacher with weights for single features and for pairs."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ N_SINGLES: Final = 8
 class Clicks(Generated):
     """Features (B, fields), numbered through all fields, and clicks (B,) of 0.0 or 1.0, about one in three.
 
-    Within a field few features are frequent, as in click logs. The log-odds have a weight for each feature of eight
-    fields, and the product of two signs for three pairs of fields, of which either alone says nothing.
+    Within a field few features are frequent, as in click logs. The log-odds are the sum of a weight for each feature of
+    eight fields, and of a product of two signs for three pairs of fields; one sign alone has no information.
     """
 
     BIAS: ClassVar[float] = -2.5
@@ -44,11 +44,13 @@ class Clicks(Generated):
         odds = np.full(len(features), self.BIAS)
         for pair in range(N_PAIRS):
             odds += self.CROSS * np.sign(weights[:, 2 * pair] * weights[:, 2 * pair + 1])
-        for single in range(2 * N_PAIRS, weights.shape[1]):  # one by one: the order of a sum over an axis may vary
+        for single in range(
+            2 * N_PAIRS, weights.shape[1]
+        ):  # one by one, because the order of a sum over an axis may vary
             odds += self.SINGLE * weights[:, single]
         return odds
 
     def _weights(self, features: Ints) -> Floats:
-        """Return the teacher's weights of features (B, F), from -1 to 1, without a table of all features."""
+        """Return the teacher's weights of features (B, F), from -1 to 1, computed without a table of all features."""
         drawn = bits(self.seed, features.ravel(), 1, stream=TEACHER)
         return 2 * uniforms(drawn.reshape(features.shape)) - 1

@@ -1,7 +1,7 @@
-"""Random numbers of samples: each a pure function of a seed, a sample and a place in it, many at once.
+"""Random numbers of samples: each a pure function of seed, sample and position, vectorised.
 
-A sample has a stream of SplitMix64 of its own (Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
-OOPSLA 2014): whole-number arithmetic, so that two machines draw the same, whatever else they draw.
+Each sample has its own stream of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
+OOPSLA 2014): whole-number arithmetic, with the same result on every machine.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from labkit.core.resources import Floats, Ints
 Bits = NDArray[np.uint64]
 
 SAMPLES, TEACHER, NOISE = range(3)
-"""Streams of a seed: what is drawn from one says nothing of another."""
+"""Independent streams of a seed."""
 
 _GOLDEN: Final = 0x9E3779B97F4A7C15
 _MASK: Final = 2**64 - 1
 
 
 def bits(seed: int, sample: NDArray[Any], n: int, *, stream: int = SAMPLES) -> Bits:
-    """Return n times 64 random bits of each sample, (B, n).
+    """Return random bits of each sample, (B, n) uint64.
 
     >>> bits(0, np.array([5, 7]), 3)[1].tolist() == bits(0, np.array([7]), 3)[0].tolist()
     True
@@ -35,24 +35,24 @@ def bits(seed: int, sample: NDArray[Any], n: int, *, stream: int = SAMPLES) -> B
 
 
 def uniforms(drawn: Bits) -> Floats:
-    """Return numbers from 0 to below 1 of random bits."""
+    """Return numbers from 0 to below 1 from random bits."""
     return np.asarray((drawn >> np.uint64(11)) * 2.0**-53, np.float64)
 
 
 def below(drawn: Bits, n: int) -> Ints:
-    """Return whole numbers from 0 to n - 1 of random bits, all as often."""
+    """Return uniform whole numbers from 0 to n - 1 from random bits."""
     numbers: Ints = (uniforms(drawn) * n).astype(np.int64)
     return numbers
 
 
 def zipf(drawn: Bits, n: int) -> Ints:
-    """Return ranks from 0 to n - 1 of random bits: rank k about as often as 1 / (k + 1), like words of a language."""
+    """Return ranks from 0 to n - 1 from random bits: rank k with probability about proportional to 1 / (k + 1)."""
     ranks: Ints = np.exp(uniforms(drawn) * np.log(n + 1)).astype(np.int64) - 1
     return np.minimum(ranks, n - 1)
 
 
 def noise(seed: int, sample: NDArray[Any], n: int, *, stream: int = NOISE) -> NDArray[np.float32]:
-    """Return n numbers of each sample with mean 0 and variance 1, evenly spread, (B, n)."""
+    """Return uniform numbers of mean 0 and variance 1 for each sample, (B, n) float32."""
     drawn = (
         bits(seed, sample, -(-n // 4), stream=stream).astype("<u8", copy=False).view("<u2")[:, :n].astype(np.float32)
     )

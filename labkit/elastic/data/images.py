@@ -1,4 +1,4 @@
-"""Images: the pattern of a class under noise; and the real digits of scikit-learn."""
+"""Images: the pattern of a class plus noise; and the real digits of scikit-learn."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 GRID: Final = 8
-"""A pattern has 8 x 8 fields of one colour each."""
+"""Fields on a side of a pattern; each has one colour."""
 
 
 @dataclass(frozen=True)
 class Images(Generated):
     """Images (B, channels, px, px) of mean 0 and their classes (B,).
 
-    A class has a pattern of 8 x 8 fields and a tint of the whole, of equal strength: the tint is learnt first.
+    A class has a pattern of 8 x 8 fields and a uniform tint of equal strength; the tint is learned first.
     """
 
     @cached_property
     def patterns(self) -> NDArray[np.float32]:
-        """(C, channels, 8, 8): every class has its own, of mean 0 and variance 1."""
+        """The pattern of each class, (C, channels, 8, 8), of mean 0 and variance 1."""
         n_classes, n_channels = self.size.n_classes, self.size.n_channels
         drawn = noise(self.seed, np.arange(n_classes), n_channels * (GRID**2 + 1), stream=TEACHER)
         drawn = drawn.reshape(n_classes, n_channels, GRID**2 + 1) * np.float32(0.5**0.5)
@@ -52,7 +52,7 @@ N_DIGITS: Final = 1797
 
 
 class DigitImages:
-    """The 1,797 handwritten digits of scikit-learn: images (B, 1, 8, 8) from 0 to 1 and what they show (B,).
+    """The 1,797 handwritten digits of scikit-learn: images (B, 1, 8, 8) from 0 to 1 and their classes (B,).
 
     Parameters
     ----------

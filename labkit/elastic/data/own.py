@@ -1,4 +1,4 @@
-"""Your own samples: tensors in memory, or a dataset of torch that gives one sample at a time."""
+"""Your own samples: tensors in memory, or a map-style dataset of torch."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ class Stacked:
 
 
 def as_dataset(samples: Any) -> Dataset:
-    """Return samples as a dataset: one already, a tuple of tensors, or a map-style dataset of torch.
+    """Return a dataset from samples: a dataset, a tuple of tensors, or a map-style dataset of torch.
 
     Raises
     ------
     InputError
-        If it is something else, or the tensors have different numbers of rows.
+        If they are none of these, or the tensors have different numbers of rows.
     """
     if isinstance(samples, Dataset):
         return samples

@@ -1,4 +1,4 @@
-"""Words: text that follows a Markov chain, sentences with a mood, a language to translate, queries and documents."""
+"""Words: text of a Markov chain, sentences with a mood, a language to translate, queries and documents."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from labkit.elastic.data.base import Generated
 from labkit.elastic.data.draws import below, uniforms, zipf
 
 START: Final = 0
-"""The word before the first of a translation."""
+"""The word that precedes the first word of a translation."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Language(Generated):
 
     @cached_property
     def successors(self) -> Ints:
-        """(V, 4) the likely ones, the likeliest first."""
+        """The likely successors of each word, (V, 4), the likeliest first."""
         return zipf(self.taught(self.size.n_words, 4), self.size.n_words)
 
     def make(self, index: Ints) -> tuple[NDArray[Any], ...]:
@@ -69,12 +69,12 @@ class Translation(Generated):
 
     @cached_property
     def dictionary(self) -> Ints:
-        """(V,) the translation of each word; `START` stands for itself."""
+        """The translation of each word, (V,); that of `START` is itself."""
         shuffled = 1 + np.argsort(self.taught(self.size.n_words - 1, 1)[:, 0], kind="stable")
         return np.concatenate([[START], shuffled])
 
     def make(self, index: Ints) -> tuple[NDArray[Any], ...]:
-        """Return sources, what is known of the target when each word is due, and targets."""
+        """Return sources, targets shifted by one word, and targets."""
         length = self.size.length
         source = 1 + zipf(self.drawn(index, length), self.size.n_words - 1)
         swapped = np.minimum(np.arange(length) ^ 1, length - 1)
@@ -87,7 +87,8 @@ class Translation(Generated):
 class Search(Generated):
     """A query and five documents of letter trigrams (B, 6, T), and 0 (B,): the first document was clicked.
 
-    Query and clicked document are of one topic, the others of other topics: half of a text are trigrams of its topic.
+    Query and clicked document are of one topic, the others of other topics. Half of the trigrams of a text are
+    those of its topic.
     """
 
     ON_TOPIC: ClassVar[float] = 0.5
@@ -95,7 +96,7 @@ class Search(Generated):
 
     @cached_property
     def topics(self) -> Ints:
-        """(topics, 8) the trigrams of each topic."""
+        """The trigrams of each topic, (topics, 8)."""
         return below(self.taught(max(8, self.size.n_words // 32), self.N_TRIGRAMS), self.size.n_words)
 
     def make(self, index: Ints) -> tuple[NDArray[Any], ...]:

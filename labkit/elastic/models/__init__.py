@@ -1,7 +1,7 @@
 """Models to train: DL2's eight, Wide&Deep, xDeepFM and a small classifier of digits, one file per family.
 
-Each is an `nn.Module` with a `width` from something that trains a step in milliseconds to the published size (1).
-`labkit.elastic.data.dataset` has the matching samples of each name, `loss` the matching loss:
+Each is an `nn.Module` with a `width`: 1 is the published size, and `SMALL` trains a step in milliseconds.
+`labkit.elastic.data.dataset` returns matching samples by the same name, `loss` the matching loss:
 
 >>> from labkit.elastic import models
 >>> from labkit.elastic.data import dataset
@@ -10,7 +10,7 @@ Each is an `nn.Module` with a `width` from something that trains a step in milli
 >>> bool(models.loss("wlm")(model, batch) > 0)
 True
 
-None has dropout or statistics of a batch, so that the gradient of a batch is the mean over its shards. To add one,
+No model has dropout or batch statistics, so that the gradient of a batch is the mean over its shards. To add one,
 write a class of `Size` in a file here, and name it in `_CLASSES` and in `sizes`.
 """
 
@@ -56,7 +56,7 @@ def available() -> list[str]:
 
 
 def build(name: str, *, width: float = 1.0, seed: int = 0, growing: bool = False) -> nn.Module:
-    """Return a model with its first parameters.
+    """Return a model with initial parameters.
 
     Parameters
     ----------
@@ -65,15 +65,15 @@ def build(name: str, *, width: float = 1.0, seed: int = 0, growing: bool = False
     width : float
         Scale of its layers; 1 is the published size, `SMALL` trains a step in milliseconds on one core.
     seed : int
-        The same seed gives the same parameters, and nobody else's random numbers change.
+        Of the initial parameters; the global random generators are not changed.
     growing : bool
-        Whether embeddings take memory on servers only as their rows are used, in asynchronous training; of models that
-        predict clicks.
+        Only for models that predict clicks, in asynchronous training: whether the rows of embeddings take memory on
+        servers only when they are used.
 
     Raises
     ------
     InputError
-        If there is no such model, the width is not a number above 0 and up to 8, the seed is no whole number, or the
+        If there is no such model, the width is not a number above 0 and up to 8, the seed is not a whole number, or the
         model has no table that could grow.
     """
     import torch
@@ -87,7 +87,7 @@ def build(name: str, *, width: float = 1.0, seed: int = 0, growing: bool = False
 
 
 def n_parameters(name: str, *, width: float = 1.0) -> int:
-    """Return how many parameters a model has, without making room for them.
+    """Return how many parameters a model has, without allocating them.
 
     >>> n_parameters("vgg-16")
     138357544

@@ -16,11 +16,11 @@ from labkit.elastic.models.sizes import Size
 EMBEDDING, HIDDEN, INTERACTIONS, N_INTERACTION_LAYERS = 10, 400, 200, 3
 
 STD = 0.1
-"""Of an embedding at its beginning."""
+"""Standard deviation of the initial embeddings."""
 
 
 def beginning(features: Tensor, n: int) -> Tensor:
-    """Return n numbers of each feature (...) by which its embedding begins: (..., n), evenly spread, of deviation STD.
+    """Return the initial embedding of each feature (...), (..., n): uniform numbers of standard deviation STD.
 
     >>> numbers = beginning(torch.arange(1000), 10)
     >>> tuple(numbers.shape), round(float(numbers.std()), 2), abs(float(numbers.mean())) < 0.01
@@ -34,7 +34,7 @@ def beginning(features: Tensor, n: int) -> Tensor:
 
 
 class WideDeep(nn.Module):
-    """Log-odds of a click (B,) from features (B, fields): a weight of each, plus what two layers make of them."""
+    """Log-odds of a click (B,) from features (B, fields): a weight of each, plus the output of two layers."""
 
     def __init__(self, size: Size, *, growing: bool = False) -> None:
         super().__init__()
@@ -63,8 +63,8 @@ class WideDeep(nn.Module):
     def embedded(self, features: Tensor) -> Tensor:
         """Return the embeddings of features (B, fields): (B, fields, EMBEDDING).
 
-        Of a growing table a row is what was learned of a feature, from zero on; with what it begins follows from its
-        number. So a row that no sample has had yet is zero, and takes no memory (`labkit.elastic.server.growing`).
+        A growing table stores the learned difference to the initial embedding, which follows from the feature's number.
+        So the row of a feature that no sample has had is zero, and takes no memory (`labkit.elastic.server.growing`).
         """
         learned: Tensor = self.embed(features)
         return learned + beginning(features, EMBEDDING) if self.growing else learned

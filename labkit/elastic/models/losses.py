@@ -1,4 +1,4 @@
-"""Losses of a model on a batch, the mean over its samples: plain functions, so that a worker can be told one."""
+"""Losses of a model on a batch, the mean over its samples: plain functions, which a worker finds by name."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def click_loss(model: nn.Module, batch: Sequence[Tensor]) -> Tensor:
 
 @contextmanager
 def _fitting() -> Iterator[None]:
-    """Say in one line what does not fit, where torch speaks of indices and shapes only; all else passes."""
+    """Raise one-line errors for a batch that does not fit the model, in place of torch's on indices and shapes."""
     try:
         yield
     except IndexError as error:
@@ -57,5 +57,5 @@ def _fitting() -> Iterator[None]:
 
 
 def _misfit(what: str, error: Exception) -> InputError:
-    said = str(error).splitlines()[0]
-    return InputError(f"this batch {what} ({said}). Build the model and its dataset by one name and with one width.")
+    reason = str(error).splitlines()[0]
+    return InputError(f"this batch {what} ({reason}). Build the model and its dataset by one name and with one width.")

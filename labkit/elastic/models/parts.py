@@ -1,4 +1,4 @@
-"""What several families are built of: a norm without statistics of a batch, first weights, a convolution with both."""
+"""Parts that several families share: a norm without batch statistics, initial weights, a convolution with both."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 
 def group_norm(n_channels: int) -> nn.GroupNorm:
-    """Return the norm that stands where published networks have batch normalisation.
+    """Return the norm that replaces the batch normalisation of published networks.
 
     Groups of at least 16 channels [1]_, over one sample: a sample's gradient does not depend on its batch.
 

@@ -17,7 +17,7 @@ SHARPNESS = 10.0  # gamma of the softmax over cosines
 
 
 class DSSM(nn.Module):
-    """Scores of documents (B, D) from a query and the documents in one tensor of trigrams (B, 1 + D, T)."""
+    """Scores of documents (B, D) from the trigrams of a query and D documents, in one tensor (B, 1 + D, T)."""
 
     def __init__(self, size: Size) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Text CNN: convolutions over three, four and five words, and the strongest answer of each.
+"""Text CNN: convolutions over three, four and five words, and the maximum of each.
 
 Kim, "Convolutional neural networks for sentence classification", EMNLP 2014; 18,766 words of 300 as on movie reviews.
 """

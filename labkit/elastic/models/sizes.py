@@ -1,4 +1,4 @@
-"""How large a model and its samples are at some width; torch is not needed to know it."""
+"""The sizes of a model and its samples at a width; without torch."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ SMALL: Final = 0.1
 """A width at which every model trains a step of 32 samples in some tens of milliseconds at most, on one core."""
 
 LARGEST_WIDTH: Final = 8.0
-"""Beyond it, a width is taken for a slip: a number of channels, say."""
+"""Largest width; a larger one is taken for a mistake, a number of channels for example."""
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What a model is built for and what its samples look like.
+    """The sizes of a model's layers and samples.
 
     Layers and embeddings grow with the width, what the data distinguish (classes, words) with its square, features of
     clicks with its cube: a model of width 0.1 has about a hundredth of the published parameters or fewer, and learns in
@@ -33,13 +33,13 @@ class Size:
     width : float
         1 is the published size.
     px, n_channels : int
-        Side and channels of an image; 0 for what is no image.
+        Side and channels of an image; 0 if samples are not images.
     n_words : int
         Distinct words, letter trigrams or features; 0 for images.
     length : int
         Words of a sentence, trigrams of a text, fields of a click.
     n_classes : int
-        What a classifier tells apart, or the texts that a search ranks; 0 where words are predicted.
+        Classes of a classifier, or texts that a search ranks; 0 if words are predicted.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Size:
     n_classes: int = 0
 
     def units(self, published: int, *, multiple: int = 1, at_least: int = 1) -> int:
-        """Return how many channels or units stand for the published number, a multiple of some number.
+        """Return the number of channels or units for a published number, a multiple of `multiple`.
 
         >>> size_of("resnet-50", width=0.1).units(256, multiple=8)
         24
@@ -90,7 +90,7 @@ CLICKS: Final = ("wide-deep", "xdeepfm")
 
 
 def canonical(name: str, *, thing: str = "model", more: tuple[str, ...] = ()) -> str:
-    """Return the name that a name or an alias stands for, in upper or lower case, with "-" or "_" between its words.
+    """Return the canonical name of a name or an alias, in upper or lower case, with "-" or "_" between its words.
 
     >>> canonical("ResNet"), canonical("w&d"), canonical("wide_deep")
     ('resnet-50', 'wide-deep', 'wide-deep')
@@ -114,7 +114,7 @@ def canonical(name: str, *, thing: str = "model", more: tuple[str, ...] = ()) ->
 
 
 def size_of(name: str, *, width: float = 1.0) -> Size:
-    """Return how large a model and its samples are.
+    """Return the sizes of a model and its samples.
 
     >>> size_of("wlm").n_words, size_of("wlm", width=0.1).n_words
     (10000, 100)
@@ -138,7 +138,7 @@ def size_of(name: str, *, width: float = 1.0) -> Size:
 
 
 def _words(published: int, length: int, width: float, *, is_clicks: bool) -> int:
-    """Return the number of words, or of features: as many in every field."""
+    """Return the number of words, or of features, which is the same in every field."""
     if not published:
         return 0
     if is_clicks:
@@ -147,12 +147,12 @@ def _words(published: int, length: int, width: float, *, is_clicks: bool) -> int
 
 
 def whole(what: str, value: Any, *, least: int = 0, below: int = 2**63) -> int:
-    """Return a whole number, numpy's too, as Python's.
+    """Return a whole number, of numpy for example, as a Python int.
 
     Raises
     ------
     InputError
-        If it is none, or outside `least` to below `below`; the message names it as `what`.
+        If it is not one, or outside `least` to below `below`; the message calls it `what`.
     """
     if isinstance(value, int | np.integer) and not isinstance(value, bool) and least <= value < below:
         return int(value)

@@ -19,7 +19,7 @@ HALVED = math.sqrt(0.5)  # keeps the variance of a sum of two
 
 
 class WordsAndPlaces(nn.Module):
-    """What stands where: the embedding of a word plus that of its place."""
+    """The embedding of a word plus that of its position."""
 
     def __init__(self, n_words: int, length: int, channels: int) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class WordsAndPlaces(nn.Module):
 
 
 class GatedConv(nn.Module):
-    """A gated convolution over words (B, T, channels), added to its input; `causal`: it sees no later word."""
+    """A gated convolution over words (B, T, channels), added to its input; `causal`: it uses no later word."""
 
     def __init__(self, channels: int, *, causal: bool) -> None:
         super().__init__()
@@ -46,17 +46,17 @@ class GatedConv(nn.Module):
 
 
 class TargetAttention(nn.Module):
-    """What each place of the target looks at in the source."""
+    """Attention of each position of the target over the source."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.ask, self.answer = nn.Linear(channels, channels), nn.Linear(channels, channels)
 
     def forward(self, state: Tensor, target: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Return (B, T, channels): attention weighs source values (B, S, channels) by the fit of their keys."""
+        """Return (B, T, channels): source values (B, S, channels), weighted by attention to their keys."""
         asked = (self.ask(state) + target) * HALVED
         weights = torch.softmax(asked @ keys.transpose(1, 2), dim=2)
-        y: Tensor = self.answer(weights @ values) * math.sqrt(keys.shape[1])  # as if weights were even
+        y: Tensor = self.answer(weights @ values) * math.sqrt(keys.shape[1])  # as for equal weights
         return (y + state) * HALVED
 
 

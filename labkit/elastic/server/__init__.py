@@ -1,1 +1,1 @@
-"""A parameter server: blocks, their updates, replicas and hand-overs."""
+"""A parameter server: gradients in, parameters out, updates, replicas and hand-overs of blocks."""

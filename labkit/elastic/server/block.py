@@ -1,45 +1,35 @@
-"""A block of parameters on its server: gradients come in, are summed in a fixed order, and make the next version."""
+"""A block of parameters: gradients are summed in a fixed order, and the optimizer makes the next version of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from labkit.elastic.protocol.blocks import Vector
 from labkit.elastic.protocol.summation_tree import Node, parents
 from labkit.elastic.server.growing import Pages, copies, grown
+from labkit.elastic.server.updates import Updates
 
 if TYPE_CHECKING:
     from labkit.elastic.transport.shared_arrays import SharedArray
 
 
-class Updates(Protocol):
-    """An optimizer as a block sees it."""
-
-    @property
-    def state_names(self) -> tuple[str, ...]:
-        """Names of the vectors that belong to a vector of parameters."""
-        ...
-
-    def apply(
-        self, param: Any, grad: Any, state: Mapping[str, Any], *, step: int, scale: float = 1.0, plus: Any = None
-    ) -> None:
-        """Make the update number `step` (from 1) in place, with `scale` times the gradient, or `grad + plus`."""
-        ...
-
-
 class Pushed(Enum):
-    """What became of gradients."""
+    """What has become of pushed gradients."""
 
     KEPT = "kept"
+    """Added to the sum, which is not complete."""
     APPLIED = "applied"
+    """The sum was complete, and the block has a new version."""
     DUPLICATE = "duplicate"
     LATE = "late"
+    """Of a version before the current one."""
     EARLY = "early"
+    """Of a version after the current one."""
 
 
 def _fresh(n_bytes: int) -> Vector:
@@ -48,7 +38,7 @@ def _fresh(n_bytes: int) -> Vector:
 
 @dataclass(slots=True)
 class Block:
-    """One block and all that moves with it.
+    """One block, with its optimizer state and its gradient sums.
 
     Attributes
     ----------
@@ -57,17 +47,25 @@ class Block:
     params : array
         (n,) float32.
     state : dict of array
-        (n,) each: what the optimizer remembers.
+        (n,) each: vectors of the optimizer.
     version : int
         Updates so far.
     moves : int
-        How often it changed its owner; who knows of more moves is right.
+        How often the owner has changed; of two statements about the owner, the one with more moves is newer.
     sums : dict of array
-        Sums of logical gradients of the step that is under way, by node.
+        Sums of logical gradients of the current step, by node of the summation tree.
     seen : dict of int
-        Asynchronous: number of the last update of each worker.
+        Asynchronous training: number of the last update of each worker.
     due : set of int
         Versions of which the controller wants a copy.
+    freed : list of array
+        Gradient buffers that are used up.
+    buffer : callable
+        Returns a float32 buffer of so many bytes.
+    place : SharedArray or None
+        Shared memory from which workers on this host read the parameters.
+    pages : array or None
+        Pages in use, of a block that has memory only for these (`labkit.elastic.server.growing`); None: has all.
     """
 
     number: int
@@ -79,26 +77,26 @@ class Block:
     seen: dict[int, int] = field(default_factory=dict)
     due: set[int] = field(default_factory=set)
     freed: list[Vector] = field(default_factory=list)
-    """Buffers that were used up."""
     buffer: Callable[[int], Vector] = _fresh
-    """Where a buffer of so many bytes comes from."""
     place: SharedArray | None = None
-    """Where workers on this host read the parameters."""
     pages: Pages | None = None
-    """Those in use, of a block with memory only for them (`labkit.elastic.server.growing`); None: it is kept whole."""
 
     def push(self, grad: Vector, *, step: int, node: Node, n_shards: int, optimizer: Updates) -> Pushed:
-        """Take the sum of some logical gradients of a step; with the last one, make the update.
+        """Add the sum of some logical gradients to the step's sum; with the last one, make the update.
 
         Parameters
         ----------
         grad : array
-            (n,) belongs to the block from now on; one that cannot be written is borrowed, and only read until the
-            next version is there.
+            (n,) float32; the block owns it from now on. A read-only array is borrowed: it is only read, and no longer
+            than until the next version exists.
         step : int
             The version that the gradients were computed with.
         node : Node
-            Of the tree of `n_shards` leaves: whose sum it is.
+            Of the summation tree of `n_shards` leaves: the leaves whose sum `grad` is.
+        n_shards : int
+            V, logical gradients of a batch.
+        optimizer : Updates
+            Makes the update, with 1 / V times the sum.
         """
         if step != self.version:
             self._free(grad)
@@ -116,7 +114,7 @@ class Block:
         return Pushed.APPLIED
 
     def push_alone(self, grad: Vector, *, worker: int, number: int, optimizer: Updates) -> Pushed:
-        """Make an update of one worker's gradients at once, the `number`-th of that worker, each once."""
+        """Update with one worker's gradients at once; `number` counts its updates, and a repeated one is ignored."""
         if number <= self.seen.get(worker, 0):
             self._free(grad)
             return Pushed.DUPLICATE
@@ -125,7 +123,7 @@ class Block:
         return Pushed.APPLIED
 
     def _merged(self, node: Node, grad: Vector, n_shards: int) -> tuple[Node, Vector, Vector | None]:
-        """Add siblings, left to right, as long as both are there; the last two are left to the update."""
+        """Add siblings, left to right, while both exist; the last two are not added: the update kernel does it."""
         tree = parents(n_shards)
         while node in tree and tree[node][1] in self.sums:
             parent, sibling = tree[node]
@@ -137,7 +135,7 @@ class Block:
         return node, grad, None
 
     def _sum(self, left: Vector, right: Vector) -> Vector:
-        """Return left + right where one of them was, or in a buffer of its own if both are borrowed."""
+        """Return left + right, in the memory of one of them, or in a new buffer if both are borrowed."""
         if left.flags.writeable:
             total, used = left, right
         elif right.flags.writeable:
@@ -149,7 +147,7 @@ class Block:
         return total
 
     def _free(self, grad: Vector) -> None:
-        """Have done with a buffer: it may be used again, unless it is borrowed."""
+        """Keep a buffer for reuse, unless it is borrowed."""
         if grad.flags.writeable:
             self.freed.append(grad)
 
@@ -160,18 +158,18 @@ class Block:
         if plus is not None:
             self._free(plus)
 
-    # --- on the move
+    # --- hand-over
 
     def vectors(self) -> list[Vector]:
         """Return the parameters, then the optimizer's vectors in order of their names."""
         return [self.params, *(self.state[name] for name in sorted(self.state))]
 
     def copies(self) -> list[Vector]:
-        """Return copies of `vectors` that take no more memory than they do."""
+        """Return copies of `vectors` that take no more memory than these."""
         return copies(self.vectors(), self.pages)
 
     def card(self) -> dict[str, Any]:
-        """Return what else moves with it."""
+        """Return what a hand-over or a checkpoint needs besides the vectors."""
         return {
             "version": self.version, "moves": self.moves, "due": sorted(self.due), "names": sorted(self.state),
             "seen": [[worker, number] for worker, number in sorted(self.seen.items())],
@@ -179,7 +177,7 @@ class Block:
 
     @classmethod
     def arrived(cls, number: int, payload: memoryview, card: dict[str, Any]) -> Block:
-        """Return a block as it was elsewhere; the bytes are copied, pages that are all zero left out."""
+        """Return a block from the bytes of its vectors and its card; bytes are copied, pages of zeros take none."""
         names = card["names"]
         rows, pages = grown(np.frombuffer(payload, np.float32).reshape(1 + len(names), -1))
         return cls(

@@ -1,4 +1,4 @@
-"""Seconds in which a server works on updates, whatever the number of its connections: what a whole model would take."""
+"""Seconds in which a server works on updates, over all its connections, scaled to an update of the whole model."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from contextlib import contextmanager
 class BusyTime:
     """Counts the seconds in which at least one thread is at work.
 
-    Threads that wait for one another's lock, or for the share of cores of their process, are at work: a server that is
-    slow takes longer for the same bytes, one that has little to do does not.
+    A thread that waits for a lock, or for its process's share of cores, counts as working. So the time for the same
+    bytes is longer on a slow server, but not on an idle one.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ class BusyTime:
                     self._sum_s += self._now_s() - self._since_s
 
     def taken_s(self) -> float:
-        """Return the seconds since the last time this was asked, and forget them."""
+        """Return the seconds since the last call, and start again from 0."""
         with self._lock:
             if self._n:
                 now_s = self._now_s()
@@ -61,7 +61,7 @@ class BusyTime:
 
 
 def update_s(busy_s: float, *, n_bytes: int, model_bytes: int) -> float | None:
-    """Return the seconds that an update of the size of the whole model takes; None: no gradients came.
+    """Return the seconds of an update of the whole model; None if there were no gradients.
 
     >>> update_s(0.5, n_bytes=100, model_bytes=400)
     2.0

@@ -1,4 +1,4 @@
-"""Updates of parameters that somebody may still be reading as they are."""
+"""Updates of parameters while other processes read them, or while they are being sent."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from typing import Any
 import numpy as np
 
 from labkit.elastic.protocol.blocks import Vector
-from labkit.elastic.server.block import Block, Updates
+from labkit.elastic.server.block import Block
 from labkit.elastic.server.growing import copied
+from labkit.elastic.server.updates import Updates
 from labkit.elastic.transport import Channel, ClosedError
 from labkit.elastic.transport.shared_arrays import SharedArray
 
 
 @dataclass(frozen=True, slots=True)
 class SeqlockUpdates:
-    """An optimizer that stamps the parameters it changes: peers read them in place."""
+    """An optimizer that updates shared parameters under a seqlock stamp: a reader detects an update during its read."""
 
     optimizer: Updates
     place: SharedArray
@@ -38,16 +39,16 @@ class SeqlockUpdates:
 
 @dataclass(frozen=True, slots=True)
 class CopyOnWriteUpdates:
-    """An optimizer that leaves alone what is still on its way to somebody, and goes on with a copy.
+    """An optimizer that updates a copy of the parameters while the current ones are being sent.
 
     Attributes
     ----------
     block : Block
-        Whose parameters they are.
+        Has the parameters; gets the copy.
     sent : list
-        Connections and numbers of the frames with this version; none once it is out.
+        (connection, frame number) of the frames with the current parameters; cleared when none needs them any more.
     buffer : callable
-        Returns room for so many bytes.
+        Returns a float32 buffer of so many bytes.
     """
 
     optimizer: Updates

@@ -1,9 +1,9 @@
-"""Parameters that are zero until they are used: their pages take no memory before, so that a table grows as it is used.
+"""Embedding tables whose memory grows with use: pages of zeros take no memory until a gradient arrives for them.
 
-An embedding whose rows begin at zero has as many rows as there may ever be, in the layout and in checkpoints. On a
-server of asynchronous training its blocks lie in anonymous memory, which the kernel gives page by page when something
-is written; an update leaves alone pages on which nothing is and nothing comes. That changes no bit: of a parameter of
-zero without a gradient and without memory of one every optimizer here makes zero.
+In the layout and in checkpoints an embedding has all its rows. On a server of asynchronous training the blocks of a
+table whose rows start at zero lie in anonymous memory, which the kernel allocates page by page on the first write.
+An update skips pages whose parameters, optimizer state and gradients are all zero. The result has the same bits,
+because every optimizer here maps a zero parameter with zero state and zero gradient to zero.
 """
 
 from __future__ import annotations
@@ -11,29 +11,27 @@ from __future__ import annotations
 import mmap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from labkit.elastic.protocol.blocks import Vector
-
-if TYPE_CHECKING:
-    from labkit.elastic.server.block import Updates
+from labkit.elastic.server.updates import Updates
 
 Pages = NDArray[np.bool_]
-"""Which pages of a block are in use."""
+"""(ceil(n / PAGE),): whether each page of a block is in use."""
 PAGE: Final = mmap.PAGESIZE // 4
-"""Numbers on a page."""
+"""Float32 numbers on a page."""
 LEAST_PAGES: Final = 4
-"""Smaller blocks are kept whole."""
+"""Blocks with fewer pages get all their memory at once."""
 
 
 def mapped(n: int) -> Vector:
     """Return n zeros that take no memory until they are written."""
     memory = mmap.mmap(-1, max(4 * n, mmap.PAGESIZE), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_NOHUGEPAGE"):
-        memory.madvise(mmap.MADV_NOHUGEPAGE)  # else the first number of a table may take 2 MB
+        memory.madvise(mmap.MADV_NOHUGEPAGE)  # else the first write may take 2 MB
     return np.frombuffer(memory, np.float32, n)
 
 
@@ -45,7 +43,7 @@ def in_use(vector: Vector) -> Pages:
 
 
 def copied(vector: Vector, pages: Pages) -> Vector:
-    """Return a copy of a vector of which only these pages have something."""
+    """Return a copy of a vector that is zero outside `pages`; only these take memory."""
     copy = mapped(len(vector))
     for part in runs(pages):
         copy[part] = vector[part]
@@ -53,7 +51,7 @@ def copied(vector: Vector, pages: Pages) -> Vector:
 
 
 def runs(pages: Pages) -> Iterator[slice]:
-    """Yield the numbers of pages that are marked, those of neighbours together.
+    """Yield the slices of a vector that cover the marked pages, one for each run of neighbours.
 
     >>> list(runs(np.array([True, True, False, True]))) == [slice(0, 2 * PAGE), slice(3 * PAGE, 4 * PAGE)]
     True
@@ -64,17 +62,17 @@ def runs(pages: Pages) -> Iterator[slice]:
 
 
 def grown(rows: NDArray[np.float32]) -> tuple[list[Vector], Pages | None]:
-    """Return copies of a block's vectors; if most pages are zero in all of them, only the others take memory.
+    """Return copies of a block's vectors; if at least half of the pages are zero in all of them, these take no memory.
 
     Parameters
     ----------
     rows : array
-        (V, n) parameters, and what the optimizer remembers of them.
+        (V, n) float32: parameters, then the vectors of the optimizer.
 
     Returns
     -------
     list of array, array or None
-        The vectors, (n,) each; which pages are in use, None for a block that is kept whole.
+        The vectors, (n,) each; the pages in use, or None for a block that has all its memory.
     """
     if rows.shape[1] >= LEAST_PAGES * PAGE:
         pages = np.logical_or.reduce([in_use(row) for row in rows])
@@ -85,12 +83,12 @@ def grown(rows: NDArray[np.float32]) -> tuple[list[Vector], Pages | None]:
 
 @dataclass(frozen=True, slots=True)
 class GrowingValues:
-    """An optimizer that leaves alone pages that were never used; those that gradients come for are used from then on.
+    """An optimizer that skips unused pages; a page is in use from its first nonzero gradient on.
 
     Attributes
     ----------
     pages : array
-        Which are in use.
+        Pages in use; updated in place.
     """
 
     optimizer: Updates
@@ -114,5 +112,5 @@ class GrowingValues:
 
 
 def copies(vectors: Sequence[Vector], pages: Pages | None) -> list[Vector]:
-    """Return copies of a block's vectors that take no more memory than they do."""
+    """Return copies of a block's vectors that take no more memory than these."""
     return [vector.copy() if pages is None else copied(vector, pages) for vector in vectors]

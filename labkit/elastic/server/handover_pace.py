@@ -1,4 +1,4 @@
-"""How many blocks may leave at a time, so that no step is late by more than can be borne."""
+"""How many blocks leave with each step during a hand-over, so that no step takes much longer than usual."""
 
 from __future__ import annotations
 
@@ -8,26 +8,27 @@ from statistics import median
 from typing import Final
 
 LATE_S: Final = 0.003
-"""A step may be late by that much for the blocks that leave with it,"""
+"""Seconds by which blocks that leave may lengthen a step,"""
 
 SHARE: Final = 0.05
-"""or by that part of a step, if that is more."""
+"""or the part of a step, if that is more."""
 
 BYTES_PER_S: Final = 1e9
-"""At which blocks are streamed and taken in, on a machine that has other things to do."""
+"""Rate at which a block is streamed and installed on a busy machine."""
 
 REMEMBERED: Final = 9
+"""Steps of which the median is taken."""
 
 
 class HandoverPace:
-    """How long steps take, as a server sees it: the median of the last ones."""
+    """The step time that a server observes: the median of the last steps."""
 
     def __init__(self) -> None:
         self._version, self._at_s = -1, 0.0
         self._steps_s: deque[float] = deque(maxlen=REMEMBERED)
 
     def advanced(self, version: int, *, now_s: float) -> None:
-        """Note that some block has reached a version."""
+        """Record that the first block has reached a version; later ones of that version change nothing."""
         if version <= self._version:
             return
         if version == self._version + 1:
@@ -36,11 +37,11 @@ class HandoverPace:
 
     @property
     def step_s(self) -> float:
-        """Seconds of a step; 0 where that is not known yet."""
+        """Seconds of a step; 0 while that is unknown."""
         return median(self._steps_s) if self._steps_s else 0.0
 
     def bytes_per_step(self) -> float:
-        """Return how much may leave with one step.
+        """Return the bytes that may leave with one step.
 
         >>> HandoverPace().bytes_per_step()
         3000000.0
@@ -49,7 +50,7 @@ class HandoverPace:
 
 
 def departures(n_bytes: Sequence[int], *, per_step: float) -> list[int]:
-    """Return with which step each block leaves, counted from 0: in order, at least one a step.
+    """Return the step, from 0, with which each block leaves: in the given order, at least one in each step.
 
     >>> departures([4, 4, 4, 4, 1], per_step=8)
     [0, 0, 1, 1, 2]

@@ -1,9 +1,9 @@
 """Updates of a slice in one pass over memory, compiled on import.
 
-Every number is updated from its own neighbours in the other arrays alone, each operation is rounded once, and the
-compiler may neither reorder nor contract: so a slice gives the same bits however the vector is cut, and on every
-machine. Where torch's vector code fuses a product and a sum, so do these, by name (`_fma`). A gradient may come in two
-halves, grad + plus, rounded as if they had been added before; `plus` is empty where it comes in one.
+A slice gives the same bits however the vector is cut, and on every machine: element i of the result depends on
+element i of the arguments only, each operation is rounded once, and the compiler may neither reorder nor contract
+operations. Where torch's vector code fuses a product and a sum, so do these kernels, by name (`_fma`). A gradient may
+be given as two halves, grad + plus, which is rounded as if they had been added before; `plus` is empty otherwise.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _fused(typing_context: Any, a: Any, b: Any, c: Any) -> Any:  # noqa: ARG001
 
 
 _fma: Any = intrinsic(_fused)
-_njit: Any = njit  # its types know no signatures
+_njit: Any = njit  # numba's types lack signatures
 
 
 @_njit(types.void(_OWN, _GIVEN, _GIVEN, *[float32] * 3), cache=True, nogil=True)  # type: ignore[untyped-decorator]
@@ -66,8 +66,8 @@ def adam(
 ) -> None:  # fmt: skip
     """Update in place: p = shrink p - rate m / (sqrt(s) / root + epsilon), m and s averages of g and its square.
 
-    g = scale grad + decay p. As in torch, an average starts from what it is nearer to: m + part (g - m) if the part of
-    the new is below one half, else g - (1 - part) (g - m).
+    g = scale grad + decay p. As in torch, an average is computed from the nearer end: m + part (g - m) if part < 1/2,
+    else g - (1 - part) (g - m).
     """
     near = mean_part < np.float32(0.5)
     part = mean_part if near else mean_part - np.float32(1)

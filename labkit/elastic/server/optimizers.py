@@ -1,6 +1,6 @@
-"""Optimizers as servers run them: updates of slices of a flat float32 vector, in place.
+"""Optimizers of servers: updates of slices of a flat float32 vector, in place.
 
-An update costs one pass over memory. It gives the same bits however the vector is cut into slices. SGD and momentum
+An update takes one pass over memory. It gives the same bits however the vector is cut into slices. SGD and momentum
 give the bits of `torch.optim`. Adam gives those that torch would give if its square root were rounded correctly: MKL's,
 which torch uses, is off by one unit in the last place now and then, so that after 20 updates of numbers around 1 one
 parameter in a hundred differs, by some 1e-7.
@@ -23,49 +23,49 @@ from labkit.elastic.protocol.blocks import Vector
 
 @runtime_checkable
 class Optimizer(Protocol):
-    """What turns gradients into the next version of the parameters."""
+    """Computes the next version of parameters from gradients."""
 
     @property
     def name(self) -> str:
-        """Under which `optimizer` makes it."""
+        """The name by which `optimizer` makes it."""
         ...
 
     @property
     def state_names(self) -> tuple[str, ...]:
-        """Names of the vectors that it remembers, in order of the alphabet."""
+        """Names of its state vectors, sorted."""
         ...
 
     @property
     def options(self) -> dict[str, Any]:
-        """With which `optimizer` makes an equal one; plain numbers, for JSON."""
+        """The options with which `optimizer` makes an equal one; plain numbers, for JSON."""
         ...
 
     def init(self, n: int) -> dict[str, Vector]:
-        """Return its memory of n numbers before the first update: (n,) float32 by name, its pages touched.
+        """Return its state vectors for n parameters before the first update: (n,) float32 by name, their pages touched.
 
-        What `apply` needs is compiled (or read from its cache) by then.
+        The kernels of `apply` are compiled (or read from their cache) by then.
         """
         ...
 
     def apply(
         self, param: Any, grad: Any, state: Mapping[str, Any], *, step: int, scale: float = 1.0, plus: Any = None
     ) -> None:
-        """Make update number `step` (from 1) of a slice in place, other threads go on meanwhile.
+        """Make update number `step` (from 1) of a slice in place, without the interpreter's lock.
 
         Parameters
         ----------
         param : array or tensor
-            (n,) float32, contiguous, on the processor.
+            (n,) float32, contiguous, on the cpu.
         grad : array or tensor
-            (n,) the same; only read.
+            (n,) float32; only read.
         state : mapping
-            (n,) by name: of the same slice.
+            (n,) by name: the state of the same slice.
         step : int
-            How many updates it will have had.
+            Number of this update, from 1.
         scale : float
-            The gradient is multiplied by it first, as `grad *= scale` would.
+            Factor of the gradient, as in `grad *= scale`.
         plus : array or tensor, optional
-            (n,) the other half of the gradient, added before, as `grad += plus` would; only read.
+            (n,) second half of the gradient, added first, as in `grad += plus`; only read.
 
         Raises
         ------
@@ -90,11 +90,11 @@ class SGD:
 
     @property
     def options(self) -> dict[str, Any]:
-        """With which `optimizer` makes an equal one."""
+        """The options with which `optimizer` makes an equal one."""
         return asdict(self)
 
     def init(self, n: int) -> dict[str, Vector]:
-        """Return an empty memory."""
+        """Return no state vectors."""
         return _memory(self, n)
 
     def apply(
@@ -126,7 +126,7 @@ class Momentum:
 
     @property
     def options(self) -> dict[str, Any]:
-        """With which `optimizer` makes an equal one."""
+        """The options with which `optimizer` makes an equal one."""
         return asdict(self)
 
     def init(self, n: int) -> dict[str, Vector]:
@@ -169,7 +169,7 @@ class Adam:
 
     @property
     def options(self) -> dict[str, Any]:
-        """With which `optimizer` makes an equal one."""
+        """The options with which `optimizer` makes an equal one."""
         return asdict(self) | {"betas": list(self.betas)}
 
     def init(self, n: int) -> dict[str, Vector]:
@@ -211,12 +211,12 @@ def optimizer(name: str, **options: Any) -> Optimizer:
     name : str
         sgd, momentum or adam.
     **options
-        Those of its class, named as in torch: lr, weight_decay, momentum, nesterov, betas, eps.
+        Options of its class, named as in torch: lr, weight_decay, momentum, nesterov, betas, eps.
 
     Raises
     ------
     InputError
-        If there is no such optimizer or option, or a value cannot be.
+        If there is no such optimizer or option, or a value is invalid.
 
     Examples
     --------
@@ -249,7 +249,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _check(chosen: SGD | Momentum | Adam) -> None:
-    """Raise InputError for a value that cannot be."""
+    """Raise InputError for an invalid value."""
     for option, value in asdict(chosen).items():
         if option in _SWITCHES:
             if not isinstance(value, bool):
@@ -267,7 +267,7 @@ def _memory(chosen: SGD | Momentum | Adam, n: int, *, of: float = 0.0) -> dict[s
 
     memory = {name: np.empty(n, np.float32) for name in chosen.state_names}
     for vector in memory.values():
-        vector.fill(of)  # np.zeros would leave its pages to be found at the first update
+        vector.fill(of)  # np.zeros would allocate its pages at the first update only
     return memory
 
 

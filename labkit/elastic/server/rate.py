@@ -1,13 +1,13 @@
-"""How much comes in a second, of late: what is long ago counts less and less."""
+"""A recent rate: an amount per second in which older amounts weigh less."""
 
 from __future__ import annotations
 
 from typing import Final
 
 WINDOW_S: Final = 20.0
-"""After so many seconds what came until then counts half."""
+"""Seconds after which the amount so far is halved, together with its time."""
 LEAST_S: Final = 0.05
-"""A rate is not told over less."""
+"""Shortest time in seconds that an amount is divided by."""
 
 
 class Rate:
@@ -27,12 +27,12 @@ class Rate:
         self._amount, self._begun_s = 0.0, now_s
 
     def add(self, amount: float, *, now_s: float) -> None:
-        """Note that so much has come."""
+        """Add an amount."""
         age_s = now_s - self._begun_s
         if age_s > WINDOW_S:
             self._amount, self._begun_s = self._amount / 2, self._begun_s + age_s / 2
         self._amount += amount
 
     def per_s(self, now_s: float) -> float:
-        """Return how much comes in a second."""
+        """Return the amount per second."""
         return self._amount / max(now_s - self._begun_s, LEAST_S)

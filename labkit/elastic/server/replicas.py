@@ -1,111 +1,101 @@
-"""Blocks that follow those of another server, version by version, so that they can take their place at any time.
+"""Replicas of blocks on other servers, kept at the owner's version so that they can replace it at any time.
 
-One who follows gets the same gradients as the owner, sums them in the same order and makes the same updates: the same
-bits. It begins as in a hand-over: the owner says from which version on somebody follows, and streams the block then.
+A replica receives the same gradients as the owner, sums them in the same order and makes the same updates, so that it
+has the same bits. It starts like a hand-over: the owner announces to workers from which version on a replica exists,
+and streams the block at that version.
 """
 
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import astuple, dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import astuple
+from typing import Any
 
 from labkit.elastic.protocol.messages import FrameKind, at, era_and_version
 from labkit.elastic.server.block import Block
+from labkit.elastic.server.peers import ConnectedPeers
+from labkit.elastic.server.slots import BlockSlot, BlockTable, Follower, PendingAck
 from labkit.elastic.transport import Channel, Message, TransportError
 
-if TYPE_CHECKING:
-    from labkit.elastic.server.server import BlockSlot, ParameterServer
-
-
-@dataclass(slots=True)
-class Follower:
-    """Who follows a block from which version on; `sent` tells whether it was given the block."""
-
-    name: str
-    version: int
-    turn: int
-    sent: bool = False
-
-
-@dataclass(slots=True)
-class PendingAck:
-    """A worker that wants to hear when blocks that follow have made a version."""
-
-    channel: Channel
-    version: int
-    left: set[int]
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def done(self, block: int) -> bool:
-        """Note that a block has; tell whether it was the last one."""
-        with self.lock:
-            known = block in self.left
-            self.left.discard(block)
-            return known and not self.left
+BLOCKS_OF_A_REPORT = 100
+"""Blocks that a report to the controller names at most."""
 
 
 class BlockReplicas:
-    """What a server does for blocks that follow, its own and those of others.
+    """The replicas of one server's blocks, and the replicas that it has of the blocks of others.
 
     Parameters
     ----------
-    server : ParameterServer
-        Whose blocks they are.
-    post, report : callable
-        Send to a worker, if it is still there, and tell the controller an event.
+    name : str
+        Of the server.
+    blocks, peers
+        Those of the server.
+    sync : bool
+        Whether training is synchronous; only then there are replicas.
+    report : callable
+        Sends the controller an event with its columns.
+    settle : callable
+        Does what follows when a block is installed: see `GradientUpdates`.
     """
 
     def __init__(
-        self, server: ParameterServer, *, post: Callable[..., int | None], report: Callable[..., None]
+        self,
+        name: str,
+        blocks: BlockTable,
+        peers: ConnectedPeers,
+        *,
+        sync: bool,
+        report: Callable[..., None],
+        settle: Callable[[BlockSlot], None],
     ) -> None:
-        self._server, self._post, self._report = server, post, report
+        self.name, self._sync = name, sync
+        self._blocks, self._peers = blocks, peers
+        self._report, self._settle = report, settle
 
     # --- the owner's side
 
     def follow(self, orders: Iterable[Sequence[Any]]) -> None:
-        """Let others follow own blocks, (block, name, turn), each from its next version on."""
-        server, notices = self._server, defaultdict(list)
+        """Announce replicas of own blocks, (block, server, turn), each from the block's next version on."""
+        notices = defaultdict(list)
         with ExitStack() as locks:
             slots = []
             for number, name, turn in orders:
-                slot = server.slot(int(number))
+                slot = self._blocks.slot(int(number))
                 locks.enter_context(slot.lock)
                 block, known = slot.block, slot.follower
                 if block is None or slot.shadow is not None or (known is not None and known.turn >= turn):
-                    continue  # it is elsewhere: the controller says it again to whoever has it
+                    continue  # another server owns it: the controller repeats the order to that one
                 slot.follower = Follower(str(name), block.version + 1, int(turn))
                 slots.append(slot)
             for slot in slots:
                 if slot.follower is not None:
                     notices[slot.follower.name].append(_notice(slot, slot.follower))
             for name, blocks in notices.items():
-                server.tell_workers(FrameKind.FOLLOWED, {"name": name}, blocks)
+                self._peers.notify_workers(FrameKind.FOLLOWED, {"name": name}, blocks)
 
-    def met_worker(self, channel: Channel) -> None:
-        """Tell a worker that has just come who follows what."""
-        for slot in self._server.slots():
+    def greet(self, channel: Channel) -> None:
+        """Send a worker that has just connected the replicas of all blocks."""
+        for slot in self._blocks.slots():
             with slot.lock:
                 if slot.follower is not None and slot.block is not None:
                     meta = {"name": slot.follower.name, "blocks": [_notice(slot, slot.follower)]}
-                    self._post(channel, FrameKind.FOLLOWED, meta=meta)
+                    self._peers.post(channel, FrameKind.FOLLOWED, meta=meta)
 
     def card(self, slot: BlockSlot, *, owner: str) -> dict[str, Any]:
-        """Return who follows, for the server that is to be the owner, unless it is that one itself."""
+        """Return the replica of a block that is handed over, for its new owner; {} if that is the new owner itself."""
         follower = slot.follower
         return {} if follower is None or follower.name == owner else {"follower": astuple(follower)}
 
-    def settled(self, slot: BlockSlot, message: Message) -> None:
-        """Note who follows a block that was handed over to this server."""
+    def take_over(self, slot: BlockSlot, message: Message) -> None:
+        """Take the replica of a block over with the block, from its former owner."""
         follower = message.meta.get("follower")
         slot.shadow, slot.follower = None, None if follower is None else Follower(*follower)
 
     def advanced(self, slot: BlockSlot, block: Block) -> None:
-        """Answer who asks about a new version, and give the block to one who follows from it on."""
+        """Acknowledge a new version to workers that asked, and stream the block to a replica that starts with it."""
         asks, slot.asks = slot.asks, []
         for ask in asks:
             if ask.version <= block.version:
@@ -118,31 +108,31 @@ class BlockReplicas:
             self._stream(slot, block, follower)
 
     def _stream(self, slot: BlockSlot, block: Block, follower: Follower) -> None:
-        """Send a copy of a block as it is now: the next update comes before all of it is sent."""
-        server, number, version = self._server, slot.number, block.version
+        """Stream a copy of a block, because the next update may come before all of it is sent."""
+        number, version = slot.number, block.version
 
         def failed(why: object) -> None:
             self._report("unfollowed", block=number, turn=follower.turn, follower=follower.name, why=str(why)[:200])
 
         try:
-            reply = server.channel_to(follower.name).request(
+            reply = self._peers.channel_to(follower.name).request(
                 FrameKind.STATE, *[vector.copy() for vector in block.vectors()],
-                meta={**block.card(), "shadow": follower.turn}, block=number, step=at(server.era, version),
+                meta={**block.card(), "shadow": follower.turn}, block=number, step=at(self._blocks.era, version),
             )  # fmt: skip
         except TransportError as error:
             failed(error)
             return
         reply.add_done_callback(lambda done: failed(done.exception()) if done.exception() is not None else None)
 
-    # --- the side of one who follows
+    # --- the replica's side
 
     def is_early(self, slot: BlockSlot, block: Block, step: int, message: Message) -> bool:
-        """Tell whether gradients are of a later version, and not of one that was lost: they wait for the block."""
+        """Return whether gradients are of a later version that is on its way, rather than of a version that is lost."""
         known = slot.shadow is not None or int(message.meta.get("moves", 0)) > block.moves
-        return self._server.sync and step > block.version and known
+        return self._sync and step > block.version and known
 
     def install(self, slot: BlockSlot, channel: Channel, message: Message) -> None:
-        """Begin to follow with a block as its owner has it; the slot is locked."""
+        """Start a replica from a block that its owner has streamed; the slot is locked."""
         turn, moves, block = int(message.meta["shadow"]), int(message.meta["moves"]), slot.block
         mine = block is not None and slot.shadow is None and block.moves >= moves
         if mine or (slot.shadow is not None and slot.shadow >= turn):
@@ -150,26 +140,26 @@ class BlockReplicas:
                 channel.refuse(message, f"block {slot.number} is here already, and no shadow of an earlier turn")
             return
         slot.shadow, slot.follower = turn, None
-        self._server.put(slot, Block.arrived(slot.number, message.payload, dict(message.meta)))
-        with contextlib.suppress(TransportError):  # whoever sent it is gone: that is noticed elsewhere
+        self._blocks.put(slot, Block.arrived(slot.number, message.payload, dict(message.meta)))
+        with contextlib.suppress(TransportError):  # the sender is gone, which is noticed elsewhere
             channel.reply(message)
-        self.report_shadow(slot)
-        self._server.settle(slot)
+        self.report_replica(slot)
+        self._settle(slot)
 
-    def report_shadow(self, slot: BlockSlot) -> None:
-        """Tell the controller that a block follows."""
+    def report_replica(self, slot: BlockSlot) -> None:
+        """Report to the controller that a block is a replica, and its version."""
         if slot.block is not None and slot.shadow is not None:
             self._report("shadows", block=slot.number, turn=slot.shadow, version=slot.block.version)
 
     def ask(self, channel: Channel, message: Message) -> None:
-        """Answer when blocks that follow have made a version."""
+        """Acknowledge a version to a worker: now, or when the replicas of all its blocks have made it."""
         era, version = era_and_version(message.head.step)
-        if era != self._server.era:
+        if era != self._blocks.era:
             return
         numbers = [int(number) for number in message.meta["blocks"]]
         ask = PendingAck(channel, version, set(numbers))
         for number in numbers:
-            slot = self._server.slot(number)
+            slot = self._blocks.slot(number)
             with slot.lock:
                 here = slot.block is not None and slot.block.version >= version
                 if here or (slot.gone is not None and slot.gone["blocks"][0][1] >= version):
@@ -179,15 +169,15 @@ class BlockReplicas:
 
     def _answer(self, ask: PendingAck, block: int) -> None:
         if ask.done(block):
-            server = self._server
-            self._post(ask.channel, FrameKind.ABREAST, meta={"name": server.name}, step=at(server.era, ask.version))
+            step = at(self._blocks.era, ask.version)
+            self._peers.post(ask.channel, FrameKind.ABREAST, meta={"name": self.name}, step=step)
 
-    def own(self, blocks: Iterable[Sequence[int]]) -> None:
-        """Be the owner of blocks that followed one who is dead: (block, moves)."""
+    def promote(self, blocks: Iterable[Sequence[int]]) -> None:
+        """Make replicas the owners of their blocks after the owner's death: (block, moves)."""
         late: dict[int, list[int]] = defaultdict(list)
         lacking = []
         for number, moves in blocks:
-            slot = self._server.slot(int(number))
+            slot = self._blocks.slot(int(number))
             with slot.lock:
                 block = slot.block
                 if block is None:
@@ -198,23 +188,23 @@ class BlockReplicas:
                 for version in [due for due in block.due if due < block.version]:
                     block.due.discard(version)
                     late[version].append(slot.number)
-                era = self._server.era
+                era = self._blocks.era
                 self._report("owns", block=slot.number, version=block.version, moves=block.moves, era=era)
-                self._server.settle(slot)
+                self._settle(slot)
         for version, numbers in late.items():
-            self._report("late", version=version, blocks=numbers[:100])
+            self._report("late", version=version, blocks=numbers[:BLOCKS_OF_A_REPORT])
         if lacking:
-            self._report("lacks", blocks=lacking[:100])
+            self._report("lacks", blocks=lacking[:BLOCKS_OF_A_REPORT])
 
     def unfollow(self, blocks: Iterable[Sequence[int]]) -> None:
-        """Follow no more where it began in this turn or before it: (block, turn)."""
+        """Drop replicas that started in a turn or before it: (block, turn)."""
         for number, turn in blocks:
-            slot = self._server.slot(int(number))
+            slot = self._blocks.slot(int(number))
             with slot.lock:
                 if slot.shadow is None or slot.shadow > turn:
                     continue
                 slot.shadow = None
-                self._server.drop(slot)
+                self._blocks.drop(slot)
                 asks, slot.asks = slot.asks, []
                 for ask in asks:
                     self._answer(ask, slot.number)

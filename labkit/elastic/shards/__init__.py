@@ -1,12 +1,13 @@
 """Dynamic data sharding: leases with tokens, a ledger, and the logical shards of synchronous training.
 
-Asynchronous workers lease ranges of an epoch's order from a `ShardService`, which no order of events makes lose or
-repeat a sample in its ledger; synchronous ones compute `logical_batches`, dealt by `deal`. All of it is pure: time
-comes in by argument, randomness from (seed, epoch).
+Asynchronous workers lease ranges of an epoch's order from a `ShardService`. Synchronous workers compute
+`logical_batches`, which `deal` distributes. All functions are pure: time is an argument, randomness comes from
+(seed, epoch).
 
-What is promised: every sample is in the ledger exactly once per epoch, whatever dies, and `prove` says so. The ledger
-tells what was committed. A worker that dies between a push and its commit leaves gradients of uncommitted samples in
-an asynchronous model, and they are computed again; `commit(until=...)` after each push keeps that to one push.
+Guarantee: every sample is in the ledger exactly once per epoch, whatever processes die, and `prove` checks it. The
+ledger records commits. A worker that dies between a push and its commit leaves gradients of uncommitted samples in an
+asynchronous model, and another worker computes them again; `commit(until=...)` after each push limits this to one
+push.
 """
 
 from labkit.elastic.shards.batches import check_batch, deal, logical_batches, samples_of

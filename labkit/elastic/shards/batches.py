@@ -1,4 +1,4 @@
-"""Synchronous training: which samples are in which logical shard of which step, and which worker computes it."""
+"""Synchronous training: the samples of each logical shard of each step, and the assignment of shards to workers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def logical_batches(
 ) -> NDArray[np.int64]:
     """Return the samples of each logical shard of each step of an epoch, (steps, n_shards, batch / n_shards).
 
-    It depends on its arguments alone: neither on workers nor on servers, so that parameters do not either.
+    It depends on its arguments only, and not on workers or servers, so neither do the trained parameters.
 
     Parameters
     ----------
@@ -32,14 +32,14 @@ def logical_batches(
     n_shards : int
         Logical shards of a batch, V; a divisor of `batch`.
     seed, epoch : int
-        They give the order.
+        Of the order.
     shuffle : bool
-        False: in the order of the dataset.
+        False: the order of the dataset.
     tail : {"drop", "carry"}
-        What becomes of the `n_samples % batch` samples at the end of the order. "drop": no step of this epoch has them
-        (another epoch leaves out others), and every sample takes part at most once. "carry": the next epoch's first
-        samples fill their batch, which belongs to this epoch; every sample takes part exactly once per epoch, save
-        the last ones of the whole training.
+        Treatment of the last `n_samples % batch` samples of the order. "drop": no step of this epoch has them (another
+        epoch drops others), so every sample takes part at most once. "carry": the first samples of the next epoch fill
+        their batch, which belongs to this epoch, so every sample takes part exactly once per epoch, except the last
+        ones of the whole training.
 
     Raises
     ------
@@ -70,8 +70,8 @@ def logical_batches(
 def samples_of(step: int, leaf: int, *, n_samples: int, batch: int, n_shards: int, seed: int) -> NDArray[np.int64]:
     """Return the samples of one logical shard of a step, (batch / n_shards,).
 
-    Steps take their samples from the orders of all epochs, one after the other, so that every sample takes part
-    exactly once in every epoch: `logical_batches` with tail="carry", without making a whole epoch of them.
+    Steps take their samples from the concatenated orders of all epochs, so that every sample takes part exactly once in
+    every epoch: the result of `logical_batches` with tail="carry", without the rest of the epoch.
 
     Examples
     --------
@@ -90,12 +90,12 @@ def samples_of(step: int, leaf: int, *, n_samples: int, batch: int, n_shards: in
 
 
 def check_batch(n_samples: int, *, batch: int, n_shards: int) -> None:
-    """Refuse a batch that a dataset cannot fill, or that cannot be cut into equal logical shards.
+    """Check that a dataset can fill a batch, and that the batch can be cut into equal logical shards.
 
     Raises
     ------
     InputError
-        With what would do.
+        If not; the message has the nearest valid values.
     """
     if batch < 1 or n_shards < 1:
         raise InputError(f"a batch of {batch} samples in {n_shards} logical shards; expected at least 1 of each.")
@@ -113,17 +113,17 @@ def check_batch(n_samples: int, *, batch: int, n_shards: int) -> None:
 
 
 def deal(n_shards: int, speeds: Mapping[Worker, float]) -> dict[Worker, range]:
-    """Return which logical shards each worker computes: each shard once, and the slowest worker ready soonest.
+    """Return the logical shards of each worker: each shard once, such that the last worker finishes soonest.
 
-    One shard after another goes to the worker that would be ready first with it, which makes the step as short as it
-    can be; rounding shares does not. A worker that is much slower than the others may get none.
+    Each shard goes to the worker that would finish it first, which gives the shortest step; rounded shares do not. A
+    worker that is much slower than the others may get none.
 
     Parameters
     ----------
     n_shards : int
         Logical shards of a batch, V.
     speeds : mapping
-        Of each worker, > 0; only their ratios matter. The answer does not depend on the order of the entries.
+        Speed of each worker, > 0; only the ratios matter. The result does not depend on the order of the entries.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""What a shard service remembers: a cursor and the exceptions to it. It changes by records alone, live or replayed."""
+"""The state of a shard service: a cursor and the exceptions to it. It changes by records only, live or replayed."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from labkit.elastic.shards.nouns import TOKEN_BITS, Commit, Fate, PendingRange, 
 from labkit.elastic.shards.plan import ShardPlan
 
 Record = Sequence[Any]
-"""(number, kind, ...): one change of state, small, of plain numbers and strings."""
+"""(number, kind, ...): one change of state, of plain numbers and strings."""
 
 
 @dataclass(slots=True)
 class WorkerPace:
-    """What is known of a worker that is at work: samples per second, and when it last committed."""
+    """The speed of a worker, in samples per second, and the time of its last commit."""
 
     speed: float | None = None
     last_s: float | None = None
@@ -26,28 +26,28 @@ class WorkerPace:
 
 @dataclass(slots=True)
 class ShardLog:
-    """All that lies below the cursor is committed, save what waits, is held, or is dead.
+    """All positions below the cursor are committed, except those that wait, are leased, or have failed too often.
 
     Attributes
     ----------
     plan : ShardPlan
         The settings.
     generation : int
-        Upper bits of its tokens.
+        Upper bits of the tokens.
     n_tokens, n_records : int
-        How many there have been; in this generation, and in all.
+        Tokens given in this generation, and records in all.
     epoch, cursor : int
-        The last epoch that was opened; what lies beyond the cursor has never been leased.
+        The last epoch that was opened, and the first position in it that has never been leased.
     todo : list of PendingRange
-        Ranges that came back, in order.
+        Ranges that were returned and wait, in order.
     held : dict of ShardLease
-        Those in force, by token.
+        Leases in force, by token.
     dead : list of PendingRange
         Ranges that failed too often.
     lost : dict of Fate
-        What became of tokens that were neither committed nor are held.
+        Fates of tokens that ended without a commit.
     workers : dict of WorkerPace
-        Those at work.
+        Workers that hold or have held leases and are not gone.
     ledger : list of Commit
         Append-only.
     n_waiting : int
@@ -69,18 +69,18 @@ class ShardLog:
     n_waiting: int = 0
 
     def apply(self, record: Record) -> None:
-        """Make the change that a record tells.
+        """Make the change of a record.
 
         Raises
         ------
         JournalError
-            If it cannot follow what came before.
+            If it cannot follow the records before it.
         """
-        number, kind, *told = record
+        number, kind, *columns = record
         expected = self.n_records + (kind != "renewed")
         if number != expected:
             raise JournalError(f"it has number {number}; expected {expected}: records are missing or there twice.")
-        _CHANGES[kind](self, *told)
+        _CHANGES[kind](self, *columns)
         self.n_records = expected
 
     def exceptions(self) -> Iterator[PendingRange]:
@@ -88,7 +88,7 @@ class ShardLog:
         return chain(self.todo, (lease.piece() for lease in self.held.values()), self.dead)
 
     def requeue(self, piece: PendingRange) -> None:
-        """Put a range that came back in its place: ahead of all that was never leased; or aside, if it is poison."""
+        """Return a range to the queue, ahead of positions never leased; or put it aside if it has failed too often."""
         if len(piece.faults) >= self.plan.max_tries:
             insort(self.dead, piece)
         else:
@@ -98,7 +98,7 @@ class ShardLog:
     def leased(
         self, token: int, worker: Worker, epoch: int, start: int, end: int, now_s: float, speed: float | None
     ) -> None:
-        """Give a range to a worker."""
+        """Lease a range to a worker."""
         if token != self.generation << TOKEN_BITS | self.n_tokens:
             raise JournalError(f"a lease has token {token}; expected {self.generation << TOKEN_BITS | self.n_tokens}.")
         piece = self._take(epoch, start, end)
@@ -127,7 +127,7 @@ class ShardLog:
         return piece._replace(end=end)
 
     def committed(self, token: int, until: int, now_s: float, step: int) -> None:
-        """Enter the range of a lease, or its part before `until`, in the ledger."""
+        """Enter the range of a lease, or the part before `until`, into the ledger."""
         lease = self.held[token]
         if not lease.start < until <= lease.end:
             raise JournalError(f"token {token} commits up to {until}; it has {lease.start} to before {lease.end}.")
@@ -141,7 +141,7 @@ class ShardLog:
             del self.held[token]
 
     def lose(self, fate: str, tokens: Sequence[int], reason: str, worker: Worker | None) -> None:
-        """End leases without a commit, and forget the worker where it is gone."""
+        """End leases without a commit; remove `worker` if it is gone."""
         for token in tokens:
             lease = self.held.pop(token)
             self.lost[token] = Fate(fate)
@@ -153,27 +153,21 @@ class ShardLog:
             self.workers.pop(worker, None)
 
     def renewed(self, tokens: Sequence[int], deadline_s: float) -> None:
-        """Move deadlines."""
+        """Set new deadlines."""
         for token in tokens:
             self.held[token] = self.held[token]._replace(deadline_s=deadline_s)
 
     def resumed(self, now_s: float) -> None:
-        """Start another clock: every lease in force runs anew, and no speed is measured across the gap."""
+        """Start another clock: leases in force start again, and no speed is measured across the restart."""
         deadline_s = now_s + self.plan.lease_s
         for token, lease in self.held.items():
             self.held[token] = lease._replace(deadline_s=deadline_s, since_s=None)
         for seen in self.workers.values():
             seen.last_s = None
 
-    def retried(self) -> None:
-        """Let ranges that failed too often wait again, with all their tries before them."""
-        dead, self.dead = self.dead, []
-        for piece in dead:
-            self.requeue(piece._replace(faults=()))
-
 
 def _measured(lease: ShardLease, seen: WorkerPace, *, n: int, now_s: float) -> float | None:
-    """Return the speed after a commit: the harmonic mean of what was known and what was measured now."""
+    """Return the speed after a commit: the harmonic mean of the former speed and the one measured now."""
     if lease.since_s is None:
         return seen.speed
     elapsed_s = now_s - (lease.since_s if seen.last_s is None else max(lease.since_s, seen.last_s))
@@ -188,5 +182,4 @@ _CHANGES: dict[str, Callable[..., None]] = {
     "lost": ShardLog.lose,
     "renewed": ShardLog.renewed,
     "resumed": ShardLog.resumed,
-    "retried": ShardLog.retried,
 }

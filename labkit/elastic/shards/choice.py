@@ -1,4 +1,4 @@
-"""Which range a worker gets next, and how much of it."""
+"""The choice of the next lease of a worker: which range, and how many samples of it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from labkit.elastic.shards.sizes import n_minibatches
 
 
 def next_piece(book: ShardLog, worker: Worker) -> PendingRange | None:
-    """Return the range from which a worker gets its next lease; None: nothing now.
+    """Return the range from which a worker gets its next lease; None if there is nothing now.
 
-    First what came back, unless this worker failed it; then what was never leased; then what this worker failed, but
-    not while another one is at work, which will ask; then the next epoch.
+    The order is: returned ranges that this worker has not failed; positions never leased; ranges that this worker has
+    failed, unless another worker holds a lease and will ask for them; the next epoch.
     """
     n = book.plan.n_samples
     for piece in book.todo:
@@ -27,7 +27,7 @@ def next_piece(book: ShardLog, worker: Worker) -> PendingRange | None:
 
 
 def size(book: ShardLog, worker: Worker, *, piece: PendingRange, speed: float | None) -> int:
-    """Return how many samples of a range a worker should get, at its speed as it says or as its commits tell."""
+    """Return how many samples of a range a worker should get, at the given speed or that of its commits."""
     plan = book.plan
     seen = book.workers.get(worker)
     fresh = plan.n_samples if piece.epoch > book.epoch else plan.n_samples - book.cursor

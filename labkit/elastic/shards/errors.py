@@ -1,7 +1,7 @@
-"""What goes wrong with shards, each with a name.
+"""Exceptions of the shard service.
 
 LabkitError
-├── PoisonShardError   a range of samples that failed again and again
+├── PoisonShardError   a range of samples that failed too often
 ├── LedgerError        a sample that was committed twice, or not at all
 └── InputError
     └── JournalError   a journal or a saved state that contradicts itself
@@ -14,19 +14,16 @@ from labkit.elastic.shards.nouns import PendingRange
 
 
 class PoisonShardError(LabkitError, RuntimeError):
-    """A range of samples that failed again and again; `piece` is that range, with the reason of each try.
+    """A range of samples that failed too often; `piece` is that range, with the reason of each try.
 
-    `what` says which and why, in a sentence.
+    `what` names the range and the reasons in a sentence.
     """
 
     def __init__(self, piece: PendingRange) -> None:
         tries = len(piece.faults)
         last = "; ".join(f"{fault.worker}: {fault.reason}" for fault in piece.faults[-3:])
         self.piece, self.what = piece, f"{piece} failed {tries} {'time' if tries == 1 else 'times'} ({last})."
-        super().__init__(
-            f"{self.what} Look at these samples, then go on with retry(), or set such ranges aside with "
-            "poison='set_aside'."
-        )
+        super().__init__(f"{self.what} Look at these samples, or set such ranges aside with poison='set_aside'.")
 
 
 class LedgerError(LabkitError, RuntimeError):

@@ -1,4 +1,4 @@
-"""The ledger of commits: proof that every sample of every epoch had its effect exactly once."""
+"""The ledger of commits, and the check that it has every sample of every epoch exactly once."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from labkit.elastic.shards.nouns import Commit, PendingRange
 def prove(
     rows: Sequence[Commit], *, n_samples: int, epochs: int, set_aside: Iterable[PendingRange] = (), barrier: bool = True
 ) -> None:
-    """Prove from a ledger that each sample was committed exactly once in each of the first `epochs` epochs.
+    """Check that each sample was committed exactly once in each of the first `epochs` epochs.
 
-    Later epochs may be under way: there, no sample may be in the ledger twice.
+    Later epochs may be incomplete: there, no sample may be in the ledger twice.
 
     Parameters
     ----------
     rows : sequence of Commit
-        In the order in which they were committed.
+        In the order of their commits.
     n_samples : int
         Size of the dataset.
     epochs : int
-        That must be whole.
+        Number of epochs that must be complete.
     set_aside : iterable of PendingRange
         Ranges that must not be in the ledger.
     barrier : bool
-        Also that no row of an epoch comes after one of a later epoch.
+        Whether to check also that no row of an epoch comes after one of a later epoch.
 
     Raises
     ------
     LedgerError
-        With the first sample that was committed twice or not at all, and by whom.
+        With the first sample that was committed twice or not at all, and the workers.
 
     Examples
     --------
@@ -49,9 +49,11 @@ def prove(
     _check_bounds(epoch, start, end, n_samples)
     if barrier and (late := np.flatnonzero(np.diff(epoch[: len(rows)]) < 0)).size:
         row = rows[int(late[0]) + 1]
-        raise LedgerError(f"{_who(row)} committed samples of epoch {row.epoch} after epoch {row.epoch + 1} had begun.")
+        raise LedgerError(
+            f"{_worker_of(row)} committed samples of epoch {row.epoch} after epoch {row.epoch + 1} had begun."
+        )
     by_place = np.lexsort((start, epoch))
-    at, until = epoch * n_samples + start, epoch * n_samples + end  # places in all epochs, one after another
+    at, until = epoch * n_samples + start, epoch * n_samples + end  # positions in the concatenation of all epochs
     reached = np.maximum.accumulate(np.concatenate(([0], until[by_place])))
     goal = epochs * n_samples
     _check_twice([*rows, *aside], by_place, at, reached, n_samples)
@@ -82,10 +84,10 @@ def _check_twice(rows: Sequence[Commit], by_place: Ints, at: Ints, reached: Ints
     others = (rows[each] for each in by_place[: twice[0]])
     other = next(row for row in others if row.epoch == epoch_of and row.start <= sample < row.end)
     raise LedgerError(
-        f"sample {sample} of the order of epoch {epoch_of} was committed twice: by {_who(other)} and by "
-        f"{_who(rows[place])}."
+        f"sample {sample} of the order of epoch {epoch_of} was committed twice: by {_worker_of(other)} and by "
+        f"{_worker_of(rows[place])}."
     )
 
 
-def _who(row: Commit) -> str:
+def _worker_of(row: Commit) -> str:
     return f"worker {row.worker} (token {row.token})"

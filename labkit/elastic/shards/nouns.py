@@ -1,4 +1,4 @@
-"""The nouns of the shard service: ranges of samples that wait, are leased, are committed, and tokens."""
+"""The types of the shard service: ranges of samples that wait, are leased or are committed, and fates of leases."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ Worker = int | str
 """A worker's number or name."""
 
 TOKEN_BITS: Final = 40
-"""A token is a number that counts up, with the generation of the service above these bits."""
+"""Bits of a token that hold a counter; the bits above hold the generation of the service."""
 
 
 class ReturnReason(NamedTuple):
-    """Why a range came back."""
+    """Why a range was returned without a commit."""
 
     worker: Worker
     reason: str
 
 
 class PendingRange(NamedTuple):
-    """A range of an epoch's order that waits or was set aside, and why it came back so far.
+    """A range of an epoch's order that waits or was set aside, and why it was returned so far.
 
     >>> print(PendingRange(epoch=1, start=64, end=128))
     samples 64 to 127 of the order of epoch 1
@@ -35,27 +35,27 @@ class PendingRange(NamedTuple):
         return f"samples {self.start} to {self.end - 1} of the order of epoch {self.epoch}"
 
     def failed(self, worker: Worker, *, reason: str) -> PendingRange:
-        """Return the range with one more try behind it."""
+        """Return the range with one more failed try."""
         return self._replace(faults=(*self.faults, ReturnReason(worker, reason)))
 
 
 class ShardLease(NamedTuple):
-    """What a worker may work on, until when.
+    """A range that one worker may work on until a deadline.
 
     Attributes
     ----------
     token : int
-        Names this lease, never used again; to commit, renew or fail it.
+        Names this lease and no other; needed to commit, renew or fail it.
     worker : int or str
-        Whose it is.
+        Holder of the lease.
     epoch, start, end : int
-        Positions `start` to before `end` of the order of the epoch; `ShardService.indices` says which samples.
+        Positions `start` to before `end` of the order of the epoch; `ShardService.indices` returns the samples.
     deadline_s : float
-        Unless it is renewed by then, somebody else may get the range.
+        Time at which it expires unless it is renewed; another worker may then get the range.
     faults : tuple of ReturnReason
-        Tries before this one.
+        Failed tries before this one.
     since_s : float, optional
-        When it was given; None where the clock of that time is gone.
+        Time at which it was given; None if that was before a restart of the clock.
     """
 
     token: int
@@ -69,19 +69,19 @@ class ShardLease(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Samples."""
+        """Number of samples."""
         return self.end - self.start
 
     def piece(self) -> PendingRange:
-        """Return its range."""
+        """Return the range of the lease."""
         return PendingRange(self.epoch, self.start, self.end, self.faults)
 
 
 class Commit(NamedTuple):
-    """One row of the ledger: positions `start` to before `end` of the order of an epoch have had their effect.
+    """One row of the ledger: positions `start` to before `end` of the order of an epoch.
 
-    `step` is the update they went into, -1 where nobody said. A row with an empty worker and token -1 stands for all
-    that was committed before the state from which a service was restored.
+    `step` is the update that has their gradients, -1 if not given. A row with an empty worker and token -1 stands for
+    commits before the state from which a service was restored.
     """
 
     epoch: int
@@ -93,32 +93,32 @@ class Commit(NamedTuple):
 
 
 class Fate(StrEnum):
-    """What has become of a lease; every answer to a token is one of these."""
+    """The state of a lease, as the service answers for its token."""
 
     HELD = "held"
     """It is in force."""
     COMMITTED = "committed"
-    """Its samples are in the ledger, under this token."""
+    """Its samples are in the ledger, with this token."""
     EXPIRED = "expired"
-    """Nobody renewed it in time: its range goes to somebody else."""
+    """It was not renewed in time; another worker gets its range."""
     FAILED = "failed"
-    """Its worker could not do it."""
+    """Its worker reported a failure."""
     LEFT = "left"
     """Its worker left."""
     STALE = "stale"
-    """It was given before training went back to a checkpoint, or by a service that is not this one."""
+    """It is of another generation: training has gone back to a checkpoint since."""
     UNKNOWN = "unknown"
-    """No such lease was ever given."""
+    """No such lease was given."""
 
 
 class ShardStatus(StrEnum):
-    """How far all epochs are."""
+    """The progress over all epochs."""
 
     RUNNING = "running"
-    """There is work, now or when leases that are out come back."""
+    """There is work, now or when leases in force end."""
     POISONED = "poisoned"
-    """A range failed too often; nothing is leased until `retry`."""
+    """A range failed too often; nothing is leased any more."""
     SET_ASIDE = "set aside"
-    """All is committed, but for the ranges that were set aside."""
+    """All samples are committed except ranges that were set aside."""
     COMPLETE = "complete"
     """Every sample of every epoch is committed, once."""

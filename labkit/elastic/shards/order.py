@@ -10,20 +10,20 @@ from numpy.typing import NDArray
 
 @lru_cache(maxsize=2)
 def order(n_samples: int, seed: int, epoch: int, shuffle: bool = True) -> NDArray[np.int64]:
-    """Return which sample comes when, (n_samples,), read-only; the last two are kept, 8 bytes per sample each.
+    """Return the samples in their order, (n_samples,) int64, read-only; the last two orders are cached.
 
-    Raw numbers of the counter-based Philox generator are sorted, each with its sample in the low bits. Numpy promises
-    that these numbers never change; it does not promise that of `Generator.permutation`, and machines with different
-    versions must agree.
+    Raw numbers of the counter-based Philox generator are sorted, each with its sample in the low bits. Numpy guarantees
+    that these numbers never change, so hosts with different versions agree; it does not guarantee that of
+    `Generator.permutation`.
 
     Parameters
     ----------
     n_samples : int
         Size of the dataset.
     seed, epoch : int
-        All that it depends on; both >= 0.
+        The order depends on these only; both >= 0.
     shuffle : bool
-        False: in the order of the dataset.
+        False: the order of the dataset.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""What a shard service is asked to do, checked once."""
+"""The settings of a shard service, checked once."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ FORMAT: Final = "labkit shards 1"
 
 
 def to_state(book: ShardLog, *, ledger: bool) -> dict[str, Any]:
-    """Return all that a book holds, for JSON."""
+    """Return the state of a shard log, for JSON."""
     state = {
         "format": FORMAT,
         "plan": asdict(book.plan),
@@ -36,15 +36,20 @@ def to_state(book: ShardLog, *, ledger: bool) -> dict[str, Any]:
     return state
 
 
-def from_state(state: Mapping[str, Any]) -> ShardLog:
-    """Return the book of a state.
+def forgiven(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a state in which no range has failed: earlier failures are forgotten, ranges set aside wait first."""
+    return {**state, "todo": [[*row[:3], []] for row in (*state["dead"], *state["todo"])], "dead": []}
 
-    Without a ledger in it, the ledger begins with rows for all that was committed before.
+
+def from_state(state: Mapping[str, Any]) -> ShardLog:
+    """Return the shard log of a state.
+
+    If the state has no ledger, the ledger starts with anonymous rows for all earlier commits.
 
     Raises
     ------
     JournalError
-        If it is no such state, or contradicts itself.
+        If it is not such a state, or contradicts itself.
     """
     try:
         found = state["format"]
@@ -61,7 +66,7 @@ def from_state(state: Mapping[str, Any]) -> ShardLog:
 
 
 def opening(book: ShardLog) -> list[Commit]:
-    """Return rows for all that is committed, without saying by whom.
+    """Return anonymous ledger rows for all committed positions.
 
     Raises
     ------
@@ -89,12 +94,12 @@ def opening(book: ShardLog) -> list[Commit]:
 
 
 def replayed(records: Iterable[Record]) -> ShardLog:
-    """Return the book that a journal leads to.
+    """Return the shard log after all records of a journal.
 
     Raises
     ------
     JournalError
-        With the number of the first line that cannot follow those before it.
+        With the number of the first record that cannot follow those before it.
     """
     book: ShardLog | None = None
     for line, record in enumerate(records, start=1):

@@ -1,4 +1,4 @@
-"""The shard service: who may work on which samples, until when, and what has been done; no clock, socket or thread."""
+"""The shard service: leases of samples to workers, and the ledger of commits; without clock, socket or thread."""
 
 from __future__ import annotations
 
@@ -9,61 +9,61 @@ from typing import Any, Final, Self
 from labkit.core.errors import InputError
 from labkit.elastic.shards.book import Record, ShardLog
 from labkit.elastic.shards.choice import next_piece, size
-from labkit.elastic.shards.nouns import TOKEN_BITS, Fate, PendingRange, ShardLease, Worker
+from labkit.elastic.shards.nouns import TOKEN_BITS, Fate, ShardLease, Worker
 from labkit.elastic.shards.plan import Poison, ShardPlan
 from labkit.elastic.shards.saved import from_state, replayed, to_state
 from labkit.elastic.shards.view import View
 
 Journal = Callable[[Record], object]
-"""Takes each record before the change that it tells; when it raises, nothing changes."""
+"""Receives each record before its change is made; if it raises, nothing changes."""
 
 LONGEST_REASON: Final = 200
-"""Characters of a reason that are kept: it comes from a worker, and goes into every checkpoint."""
+"""Characters of a reason that are kept: it comes from a worker and is saved in every checkpoint."""
 
 
 class ShardService(View):
-    """Deals the samples of each epoch to workers that come and go, each sample committed exactly once per epoch.
+    """Leases the samples of each epoch to a changing set of workers; each sample is committed once per epoch.
 
     A worker leases a range of the epoch's order, works on it and commits it with the lease's token. A lease that is
-    not renewed in time expires: its range goes to the next worker that asks, ahead of all else, and a late commit is
-    refused. The order comes from (seed, epoch) alone; of the samples, only a cursor and the exceptions are stored.
+    not renewed in time expires: its range goes to the next worker that asks, ahead of all others, and a late commit is
+    refused. The order depends on (seed, epoch) only. The state is a cursor and the exceptions to it.
 
-    Every change is one record, given to `journal` first. `replay` makes an equal service of them.
+    Every change is one record, which `journal` gets first. `replay` makes an equal service from the records.
 
     Parameters
     ----------
     n_samples : int
         Size of the dataset.
     epochs : int
-        How often each sample is wanted.
+        Number of epochs: how often each sample is committed.
     seed : int
-        Of the order.
+        Of the orders.
     shuffle : bool
-        False: in the order of the dataset, every epoch.
+        False: every epoch has the order of the dataset.
     base_shard : int
         Samples of a minibatch; a lease has 1 to `most_minibatches` of them.
     lease_s : float
         Seconds that a lease lasts unless it is renewed.
     max_tries : int
-        So many failures and expiries make a range poison. A worker that leaves is not counted.
+        Failures and expiries after which a range counts as poison. The departure of a worker does not count.
     overlap : bool
-        False: epoch e + 1 begins when all of epoch e is committed. True: when all of it is leased.
+        Whether epoch e + 1 begins when all of epoch e is leased; else when all of it is committed.
     poison : {"stop", "set_aside"}
-        "stop": `lease` raises `PoisonShardError` from then on, until `retry`. "set_aside": the range is put aside, the
-        rest goes on, and the status at the end says so.
+        "stop": `lease` raises `PoisonShardError` from then on. "set_aside": the range is never leased again, the others
+        go on, and the final status is SET_ASIDE.
     target_s : float
-        Seconds of work in a lease.
+        Seconds of work that a lease should have.
     most_minibatches : int
-        In a lease.
+        Minibatches in a lease at most.
     journal : callable, optional
-        Takes every record: `list.append`, or what writes a line to a file.
+        Receives every record: `list.append`, or a function that writes a line to a file.
 
     Attributes
     ----------
     plan : ShardPlan
-        These settings.
+        The settings.
     counts : Counter
-        Commits that were refused, by fate; and those that came "again". Of this process: neither saved nor replayed.
+        Refused commits by fate, and repeated ones as "again"; of this process, neither saved nor replayed.
 
     Examples
     --------
@@ -123,15 +123,15 @@ class ShardService(View):
         Parameters
         ----------
         state : mapping
-            What `state` returned, perhaps by way of JSON.
+            What `state` returned, as such or after JSON.
         generation : int, optional
-            When training goes back to a checkpoint: a number above all that were used before. What was leased then
-            waits again, at the head and without a try counted, and no token from before or after the checkpoint counts.
-            Without it, leases stay in force.
+            A number above all earlier ones, when training goes back to a checkpoint. Ranges that were leased then wait
+            again, first in the queue and without a failed try, and all earlier tokens are stale. By default leases stay
+            in force.
         n_samples : int, optional
-            Size of the dataset at hand, to be compared.
+            Size of the present dataset, to be compared.
         journal : callable, optional
-            Begins with this state: whatever came before is no longer needed.
+            Its first record is this state, so earlier records are not needed.
 
         Raises
         ------
@@ -151,9 +151,9 @@ class ShardService(View):
 
     @classmethod
     def replay(cls, records: Iterable[Record], *, journal: Journal | None = None) -> Self:
-        """Return the service that a journal leads to: equal in every respect, leases in force and the ledger.
+        """Return the service after all records of a journal, with its leases in force and its ledger.
 
-        Records of kind "renewed" may be left out of a journal: deadlines are then older. Call `resume` after a restart.
+        A journal may lack records of kind "renewed": deadlines are then earlier. Call `resume` after a restart.
 
         Raises
         ------
@@ -175,26 +175,26 @@ class ShardService(View):
         if journal is not None:
             journal((book.n_records, "opened", to_state(book, ledger=True)))
 
-    def _do(self, kind: str, *told: Any) -> None:
+    def _do(self, kind: str, *columns: Any) -> None:
         number = self._book.n_records + (kind != "renewed")
-        record = (number, kind, *told)
+        record = (number, kind, *columns)
         if self._journal is not None:
             self._journal(record)
         self._book.apply(record)
 
     def lease(self, worker: Worker, *, now_s: float, speed: float | None = None) -> ShardLease | None:
-        """Return what the worker may work on next; None: nothing now, ask again unless the service is `over`.
+        """Return the next lease of a worker; None if there is nothing now: ask again unless the service is `over`.
 
-        A worker may hold several leases. A range that it failed before goes to others first.
+        A worker may hold several leases. A range that it has failed is offered to other workers first.
 
         Parameters
         ----------
         worker : int or str
-            Who asks.
+            The worker that asks.
         now_s : float
-            The time. What has expired by now is waiting again.
+            The time. Leases whose deadline has passed expire.
         speed : float, optional
-            Samples per second; otherwise as its commits tell, and one minibatch until then.
+            Samples per second; by default as measured by its commits, and before the first one it gets one minibatch.
 
         Raises
         ------
@@ -219,26 +219,26 @@ class ShardService(View):
         return lease
 
     def commit(self, token: int, *, now_s: float, step: int = -1, until: int | None = None) -> Fate:
-        """Enter a lease's range in the ledger, and return its fate: COMMITTED, or why it was refused.
+        """Enter a lease's range into the ledger, and return COMMITTED, or the fate for which it was refused.
 
-        The same commit again changes nothing and is COMMITTED again. A lease past its deadline is in force until
-        `expire` or another worker's `lease` takes notice.
+        A repeated commit changes nothing and returns COMMITTED. A lease past its deadline stays in force until the next
+        call of `expire` or `lease`.
 
         Parameters
         ----------
         token : int
             Of the lease.
         now_s : float
-            The time; it tells the worker's speed.
+            The time; the worker's speed is measured with it.
         step : int
-            The update that the samples went into.
+            The update that has the gradients of the samples.
         until : int, optional
-            Only the positions before it; the lease goes on with the rest.
+            Commit only the positions before it; the lease stays in force for the rest.
 
         Raises
         ------
         InputError
-            If `until` is beyond the lease, or a number is none.
+            If `until` is beyond the lease, or an argument is not a number.
         """
         fate = self.fate(token)
         if fate is not Fate.HELD:
@@ -254,14 +254,14 @@ class ShardService(View):
         return Fate.COMMITTED
 
     def renew(self, worker: Worker, *, now_s: float) -> tuple[int, ...]:
-        """Renew all leases of a worker, and return their tokens: what it has beside them, it has lost."""
+        """Renew all leases of a worker, and return their tokens; it has lost its other leases."""
         tokens = tuple(token for token, lease in self._book.held.items() if lease.worker == worker)
         if tokens:
             self._renew(tokens, now_s + self.plan.lease_s)
         return tokens
 
     def renew_token(self, token: int, *, now_s: float) -> Fate:
-        """Renew one lease, and return HELD, or why it cannot be."""
+        """Renew one lease, and return HELD, or the fate for which it cannot be renewed."""
         fate = self.fate(token)
         if fate is Fate.HELD:
             self._renew((token,), now_s + self.plan.lease_s)
@@ -272,9 +272,9 @@ class ShardService(View):
         self._earliest_s = min(self._earliest_s, deadline_s)
 
     def fail(self, token: int, *, reason: str) -> Fate:
-        """Give a range back that could not be done, and return the lease's fate: FAILED, or what it was before.
+        """Return the range of a lease that its worker cannot do; return FAILED, or the fate that the lease has already.
 
-        After `max_tries` the range is poison; `lease` tells.
+        After `max_tries` failures the range is poison, and `lease` raises an error.
         """
         fate = self.fate(token)
         if fate is Fate.HELD:
@@ -283,9 +283,9 @@ class ShardService(View):
         return fate
 
     def expire(self, *, now_s: float) -> tuple[ShardLease, ...]:
-        """End the leases whose deadline has passed, and return them; their ranges wait again, ahead of all else.
+        """End the leases whose deadline has passed, and return them; their ranges wait again, first in the queue.
 
-        `lease` does it too.
+        `lease` does this too.
         """
         if now_s <= self._earliest_s:
             return ()
@@ -297,26 +297,16 @@ class ShardService(View):
         return late
 
     def leave(self, worker: Worker) -> tuple[ShardLease, ...]:
-        """Take back the leases of a worker that leaves or died, and return them; no try is counted."""
+        """End the leases of a worker that leaves or has died, and return them; it does not count as a failed try."""
         gone = tuple(lease for lease in self._book.held.values() if lease.worker == worker)
         if gone or worker in self._book.workers:
             self._do("lost", Fate.LEFT.value, tuple(lease.token for lease in gone), "it left", worker)
         return gone
 
     def resume(self, *, now_s: float) -> None:
-        """Start another clock, as after a restart: every lease in force runs anew from now."""
+        """Start another clock after a restart: every lease in force starts again now."""
         self._do("resumed", now_s)
         self._earliest_s = self.next_expiry_s
-
-    def retry(self) -> tuple[PendingRange, ...]:
-        """Let the ranges that failed too often wait again, as if new, and return them.
-
-        Those that were set aside in an earlier epoch are then done late, ahead of all else: no barrier waits for them.
-        """
-        dead = tuple(self._book.dead)
-        if dead:
-            self._do("retried")
-        return dead
 
 
 def _go_back(book: ShardLog, generation: int) -> None:

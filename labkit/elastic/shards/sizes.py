@@ -1,4 +1,4 @@
-"""How many minibatches a worker gets at once: some seconds of its work, and fewer near the end of an epoch."""
+"""The size of a lease: minibatches for some seconds of a worker's time, and fewer near the end of an epoch."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ def n_minibatches(
 ) -> int:
     """Return how many minibatches the next lease should have.
 
-    Near the end of an epoch a worker gets at most half of its share of what waits, so that all end together: guided
-    self-scheduling [1]_, with the factor of factoring [2]_.
+    Near the end of an epoch a worker gets at most half of its share of the waiting samples, so that all workers finish
+    together: guided self-scheduling [1]_, with the factor of factoring [2]_.
 
     Parameters
     ----------
     speed : float or None
-        Samples per second of this worker; None as long as nobody knows, and then it gets one minibatch to be measured.
+        Samples per second of this worker; None if unknown: it then gets one minibatch, to be measured.
     others : iterable of float or None
-        Those of the other workers that are at work; one that is unknown counts as the mean of the known ones.
+        Speeds of the other active workers; an unknown one counts as the mean of the known ones.
     waiting : int
-        Samples of the epoch that nobody has yet.
+        Samples of the epoch that are neither leased nor committed.
     base_shard : int
         Samples of a minibatch.
     target_s : float
         Seconds of work that a lease should have.
     most : int
-        Minibatches at most.
+        Largest number of minibatches.
 
     References
     ----------

@@ -1,4 +1,4 @@
-"""What can be seen of a shard service: how far it is, what is out, what was committed, and proof."""
+"""The read-only half of a shard service: its progress, leases, ledger, and the check of the ledger."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from labkit.elastic.shards.saved import to_state
 
 
 class View:
-    """The half of a shard service that changes nothing."""
+    """The methods of a shard service that change nothing."""
 
     plan: ShardPlan
     _book: ShardLog
 
     def fate(self, token: object) -> Fate:
-        """Return what has become of a lease; of anything that is no token, UNKNOWN."""
+        """Return the fate of a lease by its token; UNKNOWN for anything that is not a token."""
         book = self._book
         if not isinstance(token, int) or isinstance(token, bool) or token < 0:
             return Fate.UNKNOWN
@@ -40,15 +40,15 @@ class View:
         return order(plan.n_samples, plan.seed, lease.epoch, plan.shuffle)[lease.start : lease.end]
 
     def state(self, *, ledger: bool = False) -> dict[str, Any]:
-        """Return all that a checkpoint needs, for JSON: its size is that of the exceptions.
+        """Return the state for a checkpoint, as JSON; its size is that of the exceptions to the cursor.
 
-        Without `ledger`, a service restored from it opens its ledger with nameless rows for what was committed.
+        Without `ledger`, the ledger of a restored service starts with anonymous rows for earlier commits.
         """
         return to_state(self._book, ledger=ledger)
 
     @property
     def status(self) -> ShardStatus:
-        """How far all epochs are."""
+        """The progress over all epochs."""
         book = self._book
         if book.dead and self.plan.poison == "stop":
             return ShardStatus.POISONED
@@ -59,7 +59,7 @@ class View:
 
     @property
     def over(self) -> bool:
-        """True when there is nothing left to lease, now or later."""
+        """Whether there is nothing left to lease, now or later."""
         return self.status in (ShardStatus.COMPLETE, ShardStatus.SET_ASIDE)
 
     def completed(self) -> bool:
@@ -68,12 +68,12 @@ class View:
 
     @property
     def poison(self) -> PoisonShardError | None:
-        """What `lease` raises now."""
+        """The error that `lease` raises now; None if it raises none."""
         return PoisonShardError(self._book.dead[0]) if self.status is ShardStatus.POISONED else None
 
     @property
     def set_aside(self) -> tuple[PendingRange, ...]:
-        """The ranges that failed too often, and why."""
+        """The ranges that failed too often, with their reasons."""
         return tuple(self._book.dead)
 
     @property
@@ -83,29 +83,29 @@ class View:
 
     @property
     def speeds(self) -> dict[Worker, float | None]:
-        """Samples per second of the workers at work, as they said or as their commits tell."""
+        """Samples per second of the active workers, as given or as measured by their commits."""
         return {worker: seen.speed for worker, seen in self._book.workers.items()}
 
     @property
     def epoch(self) -> int:
-        """The last epoch of which something was leased."""
+        """The last epoch with a lease."""
         return self._book.epoch
 
     @property
     def generation(self) -> int:
-        """The number above which the next `from_state` with a generation must be."""
+        """The present generation; the next `from_state` with a generation needs a larger number."""
         return self._book.generation
 
     @property
     def n_committed(self) -> int:
-        """Samples that are committed, of all epochs."""
+        """Committed samples of all epochs."""
         book = self._book
         out = sum(piece.end - piece.start for piece in book.exceptions())
         return book.epoch * self.plan.n_samples + book.cursor - out
 
     @property
     def ledger(self) -> Sequence[Commit]:
-        """All commits so far, in order; not to be changed."""
+        """All commits in order; must not be changed."""
         return self._book.ledger
 
     @property
@@ -114,12 +114,12 @@ class View:
         return min((lease.deadline_s for lease in self._book.held.values()), default=float("inf"))
 
     def prove(self) -> None:
-        """Prove from the ledger that every whole epoch was committed exactly once, and nothing twice.
+        """Check by the ledger that every complete epoch was committed exactly once, and no sample twice.
 
         Raises
         ------
         LedgerError
-            If not; no sequence of calls should lead there.
+            If not, which no sequence of calls should cause.
         """
         book = self._book
         whole = book.epoch + (book.cursor == self.plan.n_samples)
@@ -129,5 +129,5 @@ class View:
             n_samples=self.plan.n_samples,
             epochs=self.plan.epochs if self.over else min([whole, *unfinished]),
             set_aside=book.dead,
-            barrier=not self.plan.overlap and self.plan.poison == "stop",  # retry may come after an epoch
+            barrier=not self.plan.overlap,
         )

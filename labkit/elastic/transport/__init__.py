@@ -23,7 +23,6 @@ from labkit.elastic.transport.errors import (
 from labkit.elastic.transport.folders import private_folder
 from labkit.elastic.transport.frames import FIRST_KIND, LAST_KIND, Head, slices
 from labkit.elastic.transport.listen import Listener, bound
-from labkit.elastic.transport.proxy import Proxy
 from labkit.elastic.transport.replies import Reply
 from labkit.elastic.transport.shared import Region
 from labkit.elastic.transport.terms import MIB, SLICE_BYTES, Counts, Lease, PeerLimits
@@ -54,7 +53,6 @@ __all__ = [
     "Peer",
     "PeerLimits",
     "PeerLostError",
-    "Proxy",
     "Region",
     "RemoteError",
     "ReplayedError",

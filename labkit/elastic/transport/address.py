@@ -1,4 +1,4 @@
-"""Where a process can be reached, and what opens the door."""
+"""Addresses of processes, and the credentials that a connection to one needs."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ TOKEN_BYTES = 32
 
 
 class Scheme(StrEnum):
-    """How bytes travel."""
+    """The transports."""
 
     SHM = "shm"
-    """Shared memory, with a unix socket for its doorbell: one host, one user."""
+    """Shared memory, with a unix socket for small frames and notices: one host, one user."""
     UNIX = "unix"
     """A unix socket: one host, one user."""
     TLS = "tls"
     """TCP with mutual TLS 1.3, between hosts."""
     TCP = "tcp"
-    """TCP in clear, for an isolated network; both ends prove that they know the token."""
+    """TCP without encryption, for an isolated network; both ends prove that they know the token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a process can be reached.
+    """The address at which a process listens.
 
     >>> Address.parse("tls://10.0.0.7:4000").port
     4000
@@ -51,7 +51,7 @@ class Address:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read an address as it is written: shm:PATH, unix:PATH, tls://HOST:PORT, tcp://HOST:PORT."""
+        """Parse an address: shm:PATH, unix:PATH, tls://HOST:PORT, tcp://HOST:PORT."""
         name, colon, rest = text.partition(":")
         if not colon or name not in list(Scheme):
             raise unknown("scheme of an address", name, list(Scheme))
@@ -83,18 +83,18 @@ def _checked_path(path: str, text: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """What opens a connection: each end shows it to the other.
+    """The credentials of one end of a connection.
 
     Attributes
     ----------
     certificates : Certificates, optional
-        For tls: who this process is, and the job's authority.
+        For tls: the certificate of this process, and the authority of the job.
     token : bytes, optional
-        For tcp: a secret of the job, handed out on its control channel; at least 16 bytes.
+        For tcp: a secret of the job, distributed by the launcher; at least 16 bytes.
     plaintext : bool
-        Whether tcp, which anybody on the network can read and change, may be used at all.
+        Whether tcp may be used, although every host on the network can read and change it.
     uid : int
-        For unix and shm: whose processes may connect.
+        For unix and shm: the user whose processes may connect.
     """
 
     certificates: Certificates | None = None
@@ -103,7 +103,7 @@ class Access:
     uid: int = field(default_factory=os.getuid)
 
     def check(self, address: Address) -> None:
-        """Raise AddressError unless this opens an address of that scheme."""
+        """Raise AddressError if an address needs credentials that are missing here."""
         if address.scheme is Scheme.TLS and self.certificates is None:
             raise AddressError(f"{address} needs certificates; make them with certificates.Authority for this job.")
         if address.scheme is not Scheme.TCP:

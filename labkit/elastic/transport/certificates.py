@@ -1,4 +1,4 @@
-"""Certificates made for one job: an authority of its own, and a name and a key for each process."""
+"""Certificates of one job: its own authority, and a certificate and key for each process."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from cryptography.x509 import Certificate, CertificateBuilder, KeyUsage, Name
 
 CLOCK_SKEW = timedelta(days=1)
-"""Hosts of a testbed disagree about the time; a certificate is valid from before it was made."""
+"""How long before its creation a certificate becomes valid, because the clocks of hosts differ."""
 
 
 @dataclass(frozen=True, slots=True)
 class Certificates:
-    """Files of one process: who it is, its key, and the authority that every process of the job trusts.
+    """Files of one process: its certificate, its key, and the authority that every process of the job trusts.
 
     Attributes
     ----------
     job : str
-        Name that every certificate of the job bears; a client checks it.
+        Name of the job, which every certificate contains; a client checks it.
     authority, certificate, key : Path
         PEM files; the key has mode 0600.
     """
@@ -41,11 +41,11 @@ class Certificates:
 
     @classmethod
     def of(cls, member: str, *, job: str, folder: Path) -> Self:
-        """Return the files of a process as they are named in its folder."""
+        """Return the paths of the files of a process in its folder."""
         return cls(job, folder / "authority.pem", folder / f"{member}.pem", folder / f"{member}.key")
 
     def check(self) -> None:
-        """Raise AccessError if a file is missing, or others can read the key."""
+        """Raise AccessError if a file is missing, or other users can read the key."""
         for path in (self.authority, self.certificate, self.key):
             if not path.is_file():
                 raise AccessError(f"{path} is not there; the launcher hands it out (certificates.Authority.issue).")
@@ -60,7 +60,7 @@ class Authority:
     job : str
         Name of the job: letters, digits, dots and hyphens.
     days : int
-        How long certificates are valid.
+        Days for which certificates are valid.
     now : datetime, optional
         The time, for tests.
     """
@@ -82,7 +82,7 @@ class Authority:
         return Certificates.of(member, job=self.job, folder=folder)
 
     def papers(self, member: str) -> dict[str, bytes]:
-        """Make certificate and key of a process; return what is to be in its folder, by name of the file."""
+        """Make certificate and key of a process; return the content of each file of its folder, by name."""
         from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -97,19 +97,19 @@ class Authority:
         }
 
     def save(self, folder: Path) -> Path:
-        """Write the authority with its key, for a controller that may be restarted; return the file, of mode 0600."""
+        """Write the authority and its key to a file of mode 0600, for a restarted controller; return its path."""
         private_folder(folder)
         write_private(folder / "authority.key", self.dump())
         return folder / "authority.key"
 
     @classmethod
     def load(cls, path: Path, *, job: str) -> Self:
-        """Read what `save` wrote; AccessError if others can read it, or it is of another job."""
+        """Read what `save` wrote; raise AccessError if other users can read it, or it is of another job."""
         check_private(path)
         return cls.parse(path.read_bytes(), job=job, source=str(path))
 
     def dump(self) -> bytes:
-        """Return the authority with its key, as PEM: for a pipe to a process that is to issue certificates."""
+        """Return the authority and its key as PEM, for a process that issues certificates."""
         from cryptography.hazmat.primitives import serialization
 
         pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
@@ -118,7 +118,7 @@ class Authority:
 
     @classmethod
     def parse(cls, raw: bytes, *, job: str, source: str = "what was handed over") -> Self:
-        """Read what `dump` returned; AccessError if it is of another job."""
+        """Read what `dump` returned; raise AccessError if it is of another job."""
         from cryptography import x509
         from cryptography.hazmat.primitives import serialization
 
@@ -137,7 +137,7 @@ class Authority:
         return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"authority of {self.job}")])
 
     def _builder(self, key: EllipticCurvePrivateKey, name: str) -> CertificateBuilder:
-        """Return what the authority's own certificate and the issued ones have in common."""
+        """Return a certificate with the fields that the authority's own and the issued ones share."""
         from cryptography import x509
         from cryptography.x509.oid import NameOID
 
@@ -203,14 +203,14 @@ def _checked_name(name: str) -> str:
 
 
 def check_private(path: Path) -> None:
-    """Raise AccessError if others can read a key."""
+    """Raise AccessError if other users can read a key."""
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & 0o077:
         raise AccessError(f"{path} has mode {mode:04o}: others can read this key; chmod 600 {path}")
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write a file of mode 0600 in one move: nobody ever reads half of it, nor reads it at all but its owner."""
+    """Write a file atomically, with mode 0600."""
     temporary = path.with_name(path.name + ".new")
     temporary.unlink(missing_ok=True)
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -1,4 +1,4 @@
-"""What a parameter server sees of a connection, whatever carries it."""
+"""The interface of a connection, the same for all transports: channel, handler, message."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
     from labkit.elastic.transport.shared import Region
 
 Buffer = Any
-"""Whatever has the buffer protocol and is contiguous: bytes, memoryview, a numpy array."""
+"""A contiguous object with the buffer protocol: bytes, memoryview, a numpy array."""
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Who is at the other end.
+    """The process at the other end.
 
     Attributes
     ----------
     proved : str
-        What the transport knows for certain: "uid 1000", "certificate ps-0", "token".
+        What the transport has verified: "uid 1000", "certificate ps-0", "token".
     hello : mapping
-        What the peer says about itself.
+        What the peer states about itself.
     lease_s : float
         Its lease.
     """
@@ -41,8 +41,8 @@ class Peer:
 class Message:
     """A frame that arrived.
 
-    `payload` is where the bytes are: in the buffer that `Handler.place` or `request(into=...)` named, in shared memory
-    (until the sender writes there again, which it does not before it is answered), or in a buffer of its own.
+    `payload` is a view of the bytes: in the buffer that `Handler.place` or `request(into=...)` returned, in shared
+    memory (valid until this process has answered, because the sender may then overwrite it), or in a new buffer.
     """
 
     head: Head
@@ -51,31 +51,31 @@ class Message:
 
 
 class Handler:
-    """What a process does with what arrives; the methods run in the reader thread of the connection.
+    """The receiver of a connection's frames; its methods run in the reader thread of the connection.
 
-    They must not wait: for a lock that is held for long, or for a reply on the same channel.
+    They must not wait for a lock that is held for long, nor for a reply on the same channel.
     """
 
     def opened(self, channel: Channel) -> None:
-        """Note that a connection is there, before anything arrives on it."""
+        """Handle the start of a connection, before its first frame."""
 
     def place(self, head: Head) -> Buffer | None:  # noqa: ARG002
-        """Return where the payload of this frame is to be received, at least that large; None: a buffer of its own."""
+        """Return the buffer that a payload is received into, at least as large; None: a new one."""
         return None
 
     def received(self, channel: Channel, message: Message) -> None:
-        """Take a message; answer it with `channel.reply` if its head has a request number."""
+        """Handle a message; answer it with `channel.reply` if its head has a request number."""
 
     def exhausted(self, error: BaseException) -> None:
-        """Note that there is no memory for what arrives, while the peer does not know yet that the connection ends."""
+        """Handle a lack of memory for a frame; the connection ends afterwards."""
 
     def closed(self, channel: Channel, reason: TransportError | None) -> None:
-        """Note that the connection is over; None: one of the two ends closed it as it should."""
+        """Handle the end of the connection, with its reason; None: one of the ends has closed it."""
 
 
 @runtime_checkable
 class Channel(Protocol):
-    """A connection to a peer: frames arrive in order, each once, or the channel ends."""
+    """A connection to a peer: frames arrive in order and exactly once, or the channel ends."""
 
     peer: Peer
     counts: Counts
@@ -83,9 +83,9 @@ class Channel(Protocol):
     def send(
         self, kind: int, *buffers: Buffer, meta: Meta | None = None, block: int = 0, offset: int = 0, step: int = 0
     ) -> int:
-        """Send a frame, the buffers one after another as its payload; return its number for `flush`.
+        """Send a frame whose payload is the concatenation of the buffers; return its number for `flush`.
 
-        The buffers must not change before they are sent (`flush`), or, in shared memory, used by the peer.
+        The buffers must not change before they are sent (`flush`) or, in shared memory, before the peer has used them.
         """
         ...
 
@@ -99,7 +99,7 @@ class Channel(Protocol):
         step: int = 0,
         into: Buffer | None = None,
     ) -> Future[Message]:
-        """Send a frame that the peer answers; the payload of the answer is received into `into`."""
+        """Send a frame that the peer answers, and return a future of the answer, whose payload goes into `into`."""
         ...
 
     def reply(self, to: Message, *buffers: Buffer, meta: Meta | None = None) -> int:
@@ -107,17 +107,17 @@ class Channel(Protocol):
         ...
 
     def refuse(self, to: Message, why: str) -> int:
-        """Answer a request with a failure: the peer's `request` raises RemoteError."""
+        """Answer a request with a failure: the peer's future raises RemoteError."""
         ...
 
     def share(self, region: Region) -> bool:
-        """Let the peer map a region, so that payloads in it need not be sent; False where the transport copies."""
+        """Let the peer map a region, so that payloads in it are not sent; return False if the transport copies."""
         ...
 
     def flush(self, number: int | None = None, *, timeout_s: float | None = None) -> None:
-        """Wait until a frame, or all so far, is out of this process's hands."""
+        """Wait until the bytes of a frame, or of all frames so far, have left this process."""
         ...
 
     def close(self) -> None:
-        """Send what is still queued, say goodbye, and end."""
+        """Send the queued frames and a goodbye, and end."""
         ...

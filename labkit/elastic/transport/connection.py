@@ -1,4 +1,4 @@
-"""A connection: one reader and one sender thread over a stream, and what arrives goes to a handler."""
+"""A connection: one reader and one sender thread over a stream; a handler receives the frames."""
 
 from __future__ import annotations
 
@@ -46,24 +46,24 @@ from labkit.oom import is_memory
 
 
 class Connection:
-    """A Channel over a stream whose two ends know each other.
+    """A Channel over a stream whose greeting is done.
 
     Parameters
     ----------
     stream : Stream
         Carries the frames; the connection closes it.
     peer : Peer
-        Who is at the other end.
+        The process at the other end.
     handler : Handler
-        Takes what arrives.
+        Receives the frames.
     lease, limits, counts : Lease, PeerLimits, Counts
-        The terms, and where things are counted.
+        The terms of this end, and its counters.
     n_greeted : int
-        Frames that each side has sent before.
+        Frames that each end has sent during the greeting.
     shares : bool
         Whether regions may be shared; the stream must pass files.
     on_over : callable, optional
-        Told when both threads are done.
+        Called when both threads have ended.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Connection:
         self._sender = threading.Thread(target=self._outbox.run, name=f"sender to {name}", daemon=True)
 
     def start(self) -> Connection:
-        """Tell the handler, and begin."""
+        """Notify the handler, and start the threads."""
         try:
             self._handler.opened(self)
         except Exception as error:
@@ -125,7 +125,7 @@ class Connection:
         step: int = 0,
         into: Buffer | None = None,
     ) -> Reply:
-        """See Channel; `cancel` the future before `into` is used for something else."""
+        """See Channel; `cancel` the future before `into` is used otherwise."""
         place = None if into is None else (views((into,)) or [memoryview(bytearray())])[0]
         reply = Reply(into=place, reader=self._reader)
         number = self._replies.add(reply)
@@ -169,7 +169,7 @@ class Connection:
             return False
         with self._lock:
             self._outbox.post(Head(SHARE), meta=encode_meta(self._regions.describe(region)), file=region.fileno())
-            self._regions.add(region)  # only now may payloads refer to it: they come after
+            self._regions.add(region)  # payloads may refer to it from here on: their frames come later
         return True
 
     def flush(self, number: int | None = None, *, timeout_s: float | None = None) -> None:
@@ -192,15 +192,15 @@ class Connection:
             self._end()
 
     def _give_up(self, error: Exception) -> None:
-        """End the connection, as what arrives cannot be taken; for want of memory the handler is told first."""
+        """End the connection after an error in a frame; notify the handler first if it is a lack of memory."""
         try:
             if is_memory(error):
-                self._handler.exhausted(error)  # before the peer is cut off, which would blame the connection
+                self._handler.exhausted(error)  # before the peer sees the end, and blames the connection
         finally:
             self._fail(self._failure(error))
 
     def _failure(self, error: Exception) -> TransportError:
-        """Return why the connection ends, by the error that ended it."""
+        """Return the reason of the end as a TransportError, from the error that caused it."""
         if isinstance(error, FrameError):
             self.counts.refused[error.reason] += 1
         if isinstance(error, TransportError):
@@ -222,7 +222,7 @@ class Connection:
             self._deliver(Message(head, meta, self._payload(head, None if place is None else memoryview(place))))
 
     def _take_own(self, head: Head, meta: dict[str, Any]) -> None:
-        """Take a frame of the transport itself."""
+        """Handle a frame of the transport itself."""
         self._intake.skip(head.payload_bytes)
         if head.kind == BYE:
             self._bye = True
@@ -233,7 +233,7 @@ class Connection:
             raise FrameError(f"a frame of kind {head.kind} does not belong here.")
 
     def _payload(self, head: Head, place: memoryview | None) -> memoryview:
-        """Receive a payload, into `place` if that is given, or find it in shared memory."""
+        """Receive a payload, into `place` if it is given, or look it up in shared memory."""
         n_bytes = head.payload_bytes
         if head.flags & SHARED:
             if self._regions is None or n_bytes != REFERENCE.size:
@@ -290,7 +290,7 @@ class Connection:
         self._stream.abort()
 
     def _end(self) -> None:
-        """Close the books, in the reader thread, once."""
+        """Fail open requests, free resources and notify the handler, once, in the reader thread."""
         self._outbox.finish()
         self._sender.join(self._lease.closing_s)
         if self._sender.is_alive():
@@ -310,7 +310,7 @@ class Connection:
             self._over.set()
 
     def hang_up(self) -> None:
-        """Begin to close, and do not wait for the end of it."""
+        """Start to close, without waiting for the end."""
         with self._lock:
             self._closing = True
         self._outbox.finish()
@@ -327,11 +327,11 @@ class Connection:
 
     @property
     def reason(self) -> TransportError | None:
-        """Why the connection ended, None while it is there or if it was closed as it should be."""
+        """Why the connection ended; None while it is open, or if one of the ends has closed it."""
         return self._reason
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until the connection is over; return whether it is."""
+        """Wait until the connection has ended; return whether it has."""
         return self._over.wait(timeout_s)
 
 

@@ -1,4 +1,4 @@
-"""Connect to a process that listens: what comes back is a Channel, whatever carries it."""
+"""Connect to a listening process: the result is a Channel, the same for all transports."""
 
 from __future__ import annotations
 
@@ -32,29 +32,29 @@ def connect(
     lease: Lease = DEFAULT_LEASE,
     limits: PeerLimits = DEFAULT_LIMITS,
 ) -> Connection:
-    """Connect to a process that listens.
+    """Connect to a listening process.
 
     Parameters
     ----------
     address : Address
-        Where.
+        Of the listener.
     handler : Handler
-        Takes what arrives.
+        Receives the frames.
     access : Access
-        What opens the connection.
+        Credentials of this process.
     hello : mapping, optional
-        What this process says about itself, as small JSON.
+        What this process states about itself, as small JSON.
     expected : str, optional
-        Name that the peer's certificate must bear; without it any process of the job will do. For tls.
+        For tls: name that the peer's certificate must contain; by default the job's, which all of them have.
     lease, limits : Lease, PeerLimits
         The terms of this end.
 
     Raises
     ------
     UnreachableError
-        If nobody answers within the lease.
+        If no process answers within the lease.
     AccessError
-        If one end does not accept the other.
+        If one end refuses the other.
     """
     access.check(address)
     context = name = None
@@ -81,7 +81,7 @@ def connect(
 
 
 def connected(address: Address, lease: Lease) -> socket.socket:
-    """Return a fresh socket to whoever listens at the address."""
+    """Return a new socket that is connected to the listener at an address."""
     try:
         if not address.is_local:
             return socket.create_connection((address.host, address.port), timeout=lease.greeting_s)
@@ -96,7 +96,7 @@ def connected(address: Address, lease: Lease) -> socket.socket:
         return sock
     except OSError as error:
         raise UnreachableError(
-            f"nobody answers at {address} ({error.strerror or error}); is the process that listens there alive?"
+            f"no process answers at {address} ({error.strerror or error}); is the process that listens there alive?"
         ) from None
 
 
@@ -110,7 +110,7 @@ def opened(
     context: SSLContext | None,
     expected: str | None = None,
 ) -> tuple[Stream, str]:
-    """Return the stream over a fresh socket, and what it knows for certain about the peer."""
+    """Return the stream over a new socket, and what it has verified about the peer."""
     stream = SocketStream(sock, beat_s=lease.heartbeat_s)
     if address.is_local:
         return stream, _peer_uid(sock, access.uid)
@@ -123,7 +123,7 @@ def opened(
 
 
 def _peer_uid(sock: socket.socket, uid: int) -> str:
-    """Return whose process is at the other end of a unix socket; AccessError if it is a stranger's."""
+    """Return the user of the process at the other end of a unix socket; raise AccessError if it is another user."""
     raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     pid, found, _ = struct.unpack("3i", raw)
     if found != uid:
@@ -139,7 +139,7 @@ def pair(
     limits: PeerLimits = DEFAULT_LIMITS,
     shares: bool = False,
 ) -> tuple[Connection, Connection]:
-    """Return two connected ends in this process, without an address: for tests, and where all runs in one process."""
+    """Return two connected ends in this process, without an address: for tests, and for jobs in one process."""
     ends = []
     for sock, handler in zip(socket.socketpair(), (one, other), strict=True):
         stream = SocketStream(sock, beat_s=lease.heartbeat_s)

@@ -1,14 +1,14 @@
-"""What goes wrong between two processes, each with a name.
+"""Exceptions of the transport.
 
 TransportError
-├── FrameError          bytes that are no frame, or a frame that says what it must not
+├── FrameError          bytes that are not a frame, or a frame with invalid content
 │   ├── OversizedError  a frame beyond the limits
-│   └── ReplayedError   a frame out of its order
-├── AccessError         a peer, a key, a token or a folder that is not what it should be
-├── UnreachableError    nobody answers at that address
-├── PeerLostError       the peer died, fell silent, or takes nothing any more
+│   └── ReplayedError   a frame out of order
+├── AccessError         a peer, key, token or folder that is not accepted
+├── UnreachableError    no process answers at that address
+├── PeerLostError       the peer died, sent nothing for a lease, or no longer reads
 ├── ClosedError         this end, or the other, has closed the connection
-└── RemoteError         the peer could not do what a request asked for
+└── RemoteError         the peer could not carry out a request
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from labkit.core.errors import InputError, LabkitError
 
 
 class TransportError(LabkitError, ConnectionError):
-    """Anything that goes wrong between two processes."""
+    """Any failure of the transport."""
 
     reason = "failed"
-    """Under this word it is counted."""
+    """The word under which `Counts.refused` counts it."""
 
 
 class FrameError(TransportError):
-    """Bytes that are no frame, or a frame that says what it must not."""
+    """Bytes that are not a frame, or a frame with invalid content."""
 
     reason = "malformed"
 
@@ -36,25 +36,25 @@ class OversizedError(FrameError):
 
 
 class ReplayedError(FrameError):
-    """A frame out of its order."""
+    """A frame out of order."""
 
     reason = "replayed"
 
 
 class AccessError(TransportError):
-    """A peer, a key, a token or a folder that is not what it should be."""
+    """A peer, key, token or folder that is not accepted."""
 
     reason = "access"
 
 
 class UnreachableError(TransportError):
-    """Nobody answers at that address."""
+    """No process answers at that address."""
 
     reason = "unreachable"
 
 
 class PeerLostError(TransportError):
-    """The peer died, fell silent, or takes nothing any more."""
+    """The peer died, sent nothing for a lease, or no longer reads."""
 
     reason = "lost"
 
@@ -66,7 +66,7 @@ class ClosedError(TransportError):
 
 
 class RemoteError(TransportError):
-    """The peer could not do what a request asked for."""
+    """The peer could not carry out a request."""
 
     reason = "remote"
 

@@ -1,4 +1,4 @@
-"""Folders for sockets and keys, which only their owner can enter."""
+"""Folders for sockets and keys, accessible to their owner only."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from labkit.elastic.transport.errors import AccessError
 
 
 def private_folder(path: Path) -> Path:
-    """Return a folder that only its owner can enter, made with mode 0700 if it is not there.
+    """Return a folder that only its owner can enter; create it with mode 0700 if it does not exist.
 
     Raises
     ------
     AccessError
-        If it belongs to somebody else, others can enter it, or it is a link.
+        If it belongs to another user, other users can enter it, or it is a link.
     """
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = path.lstat()

@@ -1,6 +1,6 @@
 """Frames on the wire: a header of 48 bytes, a small JSON object, and the bytes of a slice.
 
-Nothing here touches a socket, and nothing is ever unpickled: the meta part is JSON, the payload bytes.
+Nothing here uses a socket, and nothing is ever unpickled: the meta part is JSON, the payload is bytes.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ HEADER = struct.Struct("<2sBBHHIIIQQQI")
 CHECKED_BYTES = HEADER.size - 4
 
 REQUEST, REPLY, ERROR, SHARED, LONG = 1, 2, 4, 8, 16
-"""Flags: wants a reply; is one; tells of a failure; the payload only says where in shared memory the bytes are; the
-payload is the meta part, which is too long for its own place."""
+"""Flags: a request; a reply; a reply that reports a failure; a payload that is a reference to bytes in shared memory; a
+payload that is the meta part, which is too long for the header's field."""
 FLAGS_ALLOWED = frozenset(
     {0, SHARED, LONG, REQUEST, REQUEST | SHARED, REQUEST | LONG, REPLY, REPLY | SHARED, REPLY | LONG, REPLY | ERROR}
 )
 
 HELLO, CHALLENGE, ANSWER, WELCOME, REFUSED, PING, BYE, SHARE = range(1, 9)
-"""Kinds that the transport keeps to itself."""
+"""Kinds of frames of the transport itself."""
 FIRST_KIND, LAST_KIND = 16, 255
-"""Kinds that a user of the transport may give meaning to."""
+"""Range of kinds for users of the transport."""
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What the header of a frame says.
+    """The header of a frame.
 
     Attributes
     ----------
     kind : int
-        What the frame is about: 16 to 255 belong to the user of the transport.
+        Kind of the frame; 16 to 255 are for users of the transport.
     flags : int
         REQUEST, REPLY, ERROR, SHARED, LONG.
     meta_bytes, payload_bytes : int
-        Lengths of what follows the header.
+        Lengths of the two parts that follow the header.
     block, offset, step : int
-        Which parameter block, where in it the payload begins, and which version; free for other use.
+        Parameter block, position and version; users of the transport may give them another meaning.
     sequence : int
         Position among the frames of this direction of the connection, from 1.
     request : int
@@ -67,7 +67,7 @@ class Head:
 
 
 def pack(head: Head, meta: bytes = b"") -> bytes:
-    """Return header and meta part as bytes; `head.meta_bytes` is that of `meta`.
+    """Return header and meta part as bytes; `head.meta_bytes` is set from `meta`.
 
     >>> len(pack(Head(kind=16, step=7)))
     48
@@ -83,12 +83,12 @@ def pack(head: Head, meta: bytes = b"") -> bytes:
 
 
 def unpack(header: bytes | bytearray | memoryview, *, limits: PeerLimits) -> tuple[Head, int]:
-    """Return what a header says and its check value, which covers the meta part that follows.
+    """Return the header and its check value, which covers the meta part that follows.
 
     Raises
     ------
     FrameError
-        If it is no header of this version, or contradicts itself.
+        If it is not a header of this version, or contradicts itself.
     OversizedError
         If it announces more than the limits allow.
     """
@@ -115,7 +115,7 @@ def unpack(header: bytes | bytearray | memoryview, *, limits: PeerLimits) -> tup
 
 
 def verify(header: bytes | bytearray | memoryview, meta: bytes | bytearray | memoryview, check: int) -> None:
-    """Raise FrameError unless header and meta part are as they were sent."""
+    """Raise FrameError if header or meta part do not match the check value."""
     if zlib.crc32(meta, zlib.crc32(header[:CHECKED_BYTES])) != check:
         raise FrameError("header and meta part do not agree with their check value.")
 
@@ -135,7 +135,7 @@ def encode_meta(meta: Meta | None) -> bytes:
 
 
 def decode_meta(raw: bytes | bytearray | memoryview) -> dict[str, Any]:
-    """Return the object that a meta part holds, {} for an empty one."""
+    """Return the object of a meta part, {} for an empty one."""
     if not len(raw):
         return {}
     try:
@@ -153,8 +153,8 @@ def _no_constant(name: str) -> NoReturn:
 
 def encode(head: Head, *, meta: Meta | None = None, payload: bytes = b"") -> bytes:
     """Return a whole frame."""
-    told = Head(head.kind, head.flags, 0, len(payload), head.block, head.offset, head.sequence, head.request, head.step)
-    return pack(told, encode_meta(meta)) + payload
+    full = Head(head.kind, head.flags, 0, len(payload), head.block, head.offset, head.sequence, head.request, head.step)
+    return pack(full, encode_meta(meta)) + payload
 
 
 def decode(raw: bytes, *, limits: PeerLimits) -> tuple[Head, dict[str, Any], bytes, bytes] | None:
@@ -174,12 +174,12 @@ def decode(raw: bytes, *, limits: PeerLimits) -> tuple[Head, dict[str, Any], byt
 
 @dataclass(slots=True)
 class FrameOrder:
-    """The order of the frames of one direction: each comes once, none is missing."""
+    """Checks the order of the frames of one direction: each arrives once, and none is missing."""
 
     last: int = 0
 
     def fresh(self, sequence: int) -> bool:
-        """Return whether this is the next frame; False for one that has been here before.
+        """Return whether this is the next frame; False for one that has arrived before.
 
         Raises
         ------
@@ -195,7 +195,7 @@ class FrameOrder:
 
 
 def views(buffers: tuple[Any, ...]) -> list[memoryview]:
-    """Return buffers as flat views of their bytes, without copying; empty ones are left out."""
+    """Return the non-empty buffers as flat views of their bytes, without copying."""
     flat = []
     for buffer in buffers:
         view = memoryview(buffer)

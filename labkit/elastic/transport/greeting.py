@@ -1,8 +1,8 @@
-"""How two ends show each other who they are, before anything else is said.
+"""Mutual authentication of two ends, before any other frame.
 
 Four frames: hello and a number, challenge and proof, answer and proof, welcome. A proof is an HMAC-SHA256 over both
-numbers and the hello, under the job's token; over a unix socket or TLS, which know the peer already, the token may be
-empty.
+numbers and the hello, with the job's token as its key. Over a unix socket or TLS, which verify the peer themselves, the
+token may be empty.
 """
 
 from __future__ import annotations
@@ -32,47 +32,47 @@ from labkit.elastic.transport.terms import GREETING_LIMITS, Lease
 
 NONCE_BYTES = 32
 GREETING_FRAMES = 2
-"""Frames that each side has sent when the greeting is over."""
+"""Frames that each end has sent when the greeting is done."""
 
 
 class Greeting:
-    """One greeting over a fresh stream; `proved` is what the stream itself knows about the peer."""
+    """One greeting over a new stream; `proved` is what the stream has verified about the peer."""
 
     def __init__(self, stream: Stream, intake: Intake, *, token: bytes, proved: str, lease: Lease) -> None:
         self._stream, self._intake, self._token = stream, intake, token
         self._proved, self._lease = proved, lease
         self._sent = 0
-        self._said = sha256()
+        self._transcript = sha256()
 
     def ask(self, hello: Mapping[str, Any]) -> Peer:
-        """Introduce this end, which connected; return who is there.
+        """Greet as the end that has connected; return the peer.
 
         Raises
         ------
         AccessError
-            If either end does not accept the other; the message says which and why.
+            If one end refuses the other; the message says which and why.
         """
         mine = {"hello": dict(hello), "nonce": secrets.token_hex(NONCE_BYTES), "lease_s": self._lease.base_s}
         self._say(HELLO, mine)
-        self._said.update(encode_meta(mine))
+        self._transcript.update(encode_meta(mine))
         challenge = self._hear(CHALLENGE)
-        self._said.update(_nonce(challenge))
+        self._transcript.update(_nonce(challenge))
         self._check_proof(challenge, "listens")
         self._say(ANSWER, {"proof": self._proof("connects")})
         welcome = self._hear(WELCOME)
         return Peer(self._proved, _hello(welcome), _lease_s(welcome))
 
     def admit(self, hello: Mapping[str, Any], *, judge: Callable[[Peer], None]) -> Peer:
-        """Let in the other end, or not: `judge` raises a TransportError to refuse it; return who it is.
+        """Greet as the end that listens; return the peer, unless `judge` raises a TransportError to refuse it.
 
-        A refused peer is told why; then the same error is raised here.
+        A refused peer receives the reason; then the same error is raised here.
         """
         try:
             asked = self._hear(HELLO)
             peer = Peer(self._proved, _hello(asked), _lease_s(asked))
-            self._said.update(encode_meta(asked))
+            self._transcript.update(encode_meta(asked))
             nonce = secrets.token_hex(NONCE_BYTES)
-            self._said.update(nonce.encode())
+            self._transcript.update(nonce.encode())
             self._say(CHALLENGE, {"nonce": nonce, "proof": self._proof("listens")})
             self._check_proof(self._hear(ANSWER), "connects")
             judge(peer)
@@ -83,7 +83,7 @@ class Greeting:
         return peer
 
     def refuse(self, error: TransportError) -> None:
-        """Tell the peer that it is refused, and why, if it still listens."""
+        """Send the peer the reason of its refusal, if it is still connected."""
         with contextlib.suppress(OSError):
             self._say(REFUSED, {"why": str(error)[:400]})
 
@@ -111,7 +111,7 @@ class Greeting:
             raise AccessError("the peer ended the connection during the greeting, without a word.") from None
 
     def _proof(self, who: str) -> str:
-        return hmac.new(self._token, who.encode() + self._said.digest(), sha256).hexdigest()
+        return hmac.new(self._token, who.encode() + self._transcript.digest(), sha256).hexdigest()
 
     def _check_proof(self, meta: Mapping[str, Any], who: str) -> None:
         if not hmac.compare_digest(self._proof(who).encode(), str(meta.get("proof")).encode()):

@@ -1,4 +1,4 @@
-"""Whole frames from a stream, one after another, each checked before anything is believed."""
+"""Whole frames from a stream, one after another, each checked before it is used."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ class Intake:
     Parameters
     ----------
     stream : Stream
-        Where bytes come from.
+        Source of the bytes.
     lease : Lease
-        How long silence may last.
+        Limits the time without bytes.
     limits : PeerLimits
-        How large frames may be.
+        Largest frames.
     counts : Counts
-        Where they are counted.
+        Counters of frames and bytes.
     deadline_s : float, optional
-        A time of time.monotonic by which everything must have come.
+        Time of time.monotonic by which all frames must have arrived.
     """
 
     def __init__(
@@ -40,19 +40,19 @@ class Intake:
         self._begun_s: float | None = None
         self.order = FrameOrder()
         self.files: list[int] = []
-        """Open files that came with the present frame."""
+        """File descriptors that arrived with the present frame."""
 
     def next(self) -> tuple[Head, dict[str, Any]]:
-        """Return head and meta part of the next frame that has not been here before; its payload is still to be read.
+        """Return head and meta part of the next frame that is not a duplicate; the caller reads its payload.
 
         Raises
         ------
         EOFError
             At the end of the stream, between frames.
         FrameError
-            If the bytes are no frame, or one beyond the limits, or out of order.
+            If the bytes are not a frame, or the frame is beyond the limits or out of order.
         PeerLostError
-            If nothing came for the length of the lease, or a frame broke off.
+            If nothing arrived for the length of the lease, or the stream ended within a frame.
         """
         while True:
             head, meta = self._next()
@@ -75,7 +75,7 @@ class Intake:
         return head, decode_meta(raw)
 
     def fill(self, view: memoryview, *, header: bool = False) -> None:
-        """Receive exactly as many bytes as the view holds."""
+        """Receive bytes until the view is full."""
         n_got, n_silent = 0, 0
         while n_got < len(view):
             try:
@@ -108,7 +108,7 @@ class Intake:
                 raise PeerLostError(f"a frame was not complete after {self._lease.frame_s:g} s: the link is too slow.")
 
     def skip(self, n_bytes: int) -> None:
-        """Read a payload that nobody wants."""
+        """Read a payload and drop it."""
         while n_bytes:
             step = min(n_bytes, len(self._scratch))
             self.fill(self._scratch[:step])

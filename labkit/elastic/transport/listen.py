@@ -1,4 +1,4 @@
-"""Listen at an address: each process that may come in gets a Channel, whatever carries it."""
+"""Listen at an address: each process that is accepted gets a Channel, the same for all transports."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ BACKLOG = 128
 
 
 class Listener:
-    """Waits at an address; each process that may come in gets a connection and a handler.
+    """Listens at an address; each process that is accepted gets a connection and a handler.
 
     Parameters
     ----------
     address : Address
-        Where; port 0 takes any that is free, and `listener.address` says which.
+        The address; port 0 takes any free port, which `listener.address` has.
     welcome : callable
         Returns the handler for a peer; a TransportError that it raises refuses the peer.
     access : Access
-        What opens a connection.
+        Credentials of this process.
     hello : mapping, optional
-        What this process says about itself, as small JSON.
+        What this process states about itself, as small JSON.
     lease, limits : Lease, PeerLimits
         The terms of this end.
     sock : socket, optional
-        What `bound` returned for the address before; whoever has connected since then is let in now.
+        A socket that `bound` has returned for the address; processes that have connected since then are accepted.
     refused : callable, optional
-        Told (reason, message) of each stranger that is refused, in a thread of the listener.
+        Called with (reason, message) for each refused process, in a thread of the listener.
 
     Raises
     ------
@@ -89,12 +89,12 @@ class Listener:
 
     @property
     def connections(self) -> tuple[Connection, ...]:
-        """Those that are there now."""
+        """The open connections."""
         with self._lock:
             return tuple(self._connections)
 
     def close(self) -> None:
-        """Let nobody in any more, and close every connection."""
+        """Accept no more processes, and close every connection."""
         with self._lock:
             self._closed = True
             greeting = dict(self._greeting)
@@ -105,7 +105,7 @@ class Listener:
                     sock.shutdown(socket.SHUT_RDWR)
         self._thread.join()
         if self.address.is_local:
-            Path(self.address.path).unlink(missing_ok=True)  # before another can bind it
+            Path(self.address.path).unlink(missing_ok=True)  # before another listener can bind it
         self._socket.close()
         for thread in greeting:
             thread.join(self._lease.closing_s)
@@ -122,13 +122,13 @@ class Listener:
             except OSError as error:
                 if self._closed or error.errno in (errno.EINVAL, errno.EBADF):
                     return
-                self.counts.refused["unable"] += 1  # no open file left, most likely: let some be closed first
+                self.counts.refused["unable"] += 1  # most likely no file descriptor is free: wait until some are closed
                 self._paused.wait(self._lease.heartbeat_s)
                 continue
             self._begin(sock)
 
     def _begin(self, sock: socket.socket) -> None:
-        """Give a fresh socket a thread in which it shows who it is, if there is room."""
+        """Greet a new socket in a thread of its own, if the limits allow one more."""
         with self._lock:
             n_greeting = len(self._greeting)
             full = n_greeting >= self._limits.n_greeting
@@ -139,7 +139,7 @@ class Listener:
         sock.close()
 
     def _starts(self, sock: socket.socket) -> bool:
-        """Begin to greet; False if no thread is left: the door stays open, for when there is one again."""
+        """Start to greet; return False if no thread can be started. The listener goes on for when one can."""
         thread = threading.Thread(target=self._greet, args=(sock,), name="greeting", daemon=True)
         self._greeting[thread] = sock
         try:
@@ -155,7 +155,7 @@ class Listener:
         except TransportError as error:
             sock.close()
             self._count(error.reason, str(error))
-        except Exception as error:  # an SSL alert that cannot be sent, a reset: whatever a stranger may cause
+        except Exception as error:  # an SSL alert that cannot be sent, a reset: what an unknown process may cause
             sock.close()
             self._count("access", f"{type(error).__name__}: {error}")
         else:
@@ -171,7 +171,7 @@ class Listener:
                 self._greeting.pop(threading.current_thread(), None)
 
     def _start(self, connection: Connection, sock: socket.socket) -> None:
-        """Let a connection begin; where no thread is left for it, it ends, and the peer dials again."""
+        """Start a connection; if no thread can be started for it, end it: the peer connects again."""
         try:
             connection.start()
         except RuntimeError as error:
@@ -238,7 +238,7 @@ def _bound_unix(address: Address) -> socket.socket:
 
 
 def _remove_if_dead(address: Address) -> None:
-    """Remove the socket of a process that is gone; AddressError if one still listens there."""
+    """Remove the socket of a process that has ended; raise AddressError if a process still listens there."""
     path = Path(address.path)
     if not path.is_socket():
         raise AddressError(f"cannot listen at {address}: something that is no socket is there; remove it.")

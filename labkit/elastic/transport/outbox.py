@@ -1,7 +1,7 @@
 """The sending side of a connection: a queue, and one thread that empties it.
 
-A small frame goes out in the thread that posts it, as far as the kernel takes it without waiting; what remains, and all
-large frames, are left to the sender thread. So no handler ever waits for a peer that does not read.
+A small frame is sent in the thread that posts it, as far as the kernel accepts it without waiting. The sender thread
+sends the rest, and all large frames. So no handler waits for a peer that does not read.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from labkit.elastic.transport.streams import Stream, rest
 from labkit.elastic.transport.terms import Counts, PeerLimits
 
 SMALL_BYTES = 32 * 1024
-"""A frame up to this size is offered to the kernel at once."""
+"""Largest frame, in bytes, that is offered to the kernel at once."""
 TOGETHER_BYTES = 128 * 1024
-"""Small frames that wait are sent with one system call, up to about this size."""
+"""Bytes of waiting small frames that one system call sends, about."""
 
 
 @dataclass(slots=True)
@@ -32,20 +32,20 @@ class _Item:
 
 
 class Outbox:
-    """Frames on their way out, in order.
+    """The queue of frames to be sent, in order.
 
     Parameters
     ----------
     stream : Stream
-        Where they go.
+        Carries them.
     counts, limits : Counts, PeerLimits
-        Where they are counted, and how many may wait.
+        Counters, and how many frames may wait.
     heartbeat_s : float
-        After so much idleness a sign of life is sent.
+        Seconds without a frame after which a heartbeat is sent.
     first : int
-        Number of the last frame that was sent before.
+        Number of the last frame that was sent during the greeting.
     on_failure : callable
-        Told the error that ended the sending.
+        Called with the error that ended the sending.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Outbox:
     def post(
         self, head: Head, *, meta: bytes = b"", views: list[memoryview] | None = None, file: int | None = None
     ) -> int:
-        """Give a frame its number and send it, now or soon; return the number.
+        """Give a frame a number, and send or queue it; return the number.
 
         Raises
         ------
@@ -104,7 +104,7 @@ class Outbox:
         return _Item(self._sequence, len(packed) + n_bytes, [memoryview(packed), *views], file)
 
     def _offer(self, item: _Item) -> None:
-        """Give the kernel what it takes at once, in the caller's thread."""
+        """Send what the kernel accepts at once, in the caller's thread."""
         failure, left = None, item.parts
         try:
             left = rest(item.parts, self._stream.offer(item.parts))
@@ -122,7 +122,7 @@ class Outbox:
             self._on_failure(_lost(failure))
 
     def run(self) -> None:
-        """Send until the end; the sender thread's whole life."""
+        """Run the sender thread: send until the outbox is closed."""
         try:
             while items := self._take():
                 self._send(items)
@@ -134,7 +134,7 @@ class Outbox:
             self.stop()
 
     def _take(self) -> list[_Item]:
-        """Wait for frames and return some, or a sign of life after long idleness; nothing at the end."""
+        """Wait for frames and return some, or a heartbeat after a time without any; nothing at the end."""
         with self._changed:
             while self._writing or not self._queue:
                 if self._over or (self._ending and not self._writing):
@@ -169,7 +169,7 @@ class Outbox:
         self._gone.notify_all()
 
     def flush(self, number: int | None, *, timeout_s: float | None) -> None:
-        """Wait until a frame, or all so far, is in the kernel's hands."""
+        """Wait until the kernel has the bytes of a frame, or of all frames so far."""
         with self._changed:
             wanted = self._sequence if number is None else number
             done = self._gone.wait_for(lambda: self._sent >= wanted or self._over, timeout_s)
@@ -180,7 +180,7 @@ class Outbox:
         raise ClosedError(f"the connection ended before frame {wanted:,} was sent.")
 
     def finish(self) -> None:
-        """Send what is queued and a goodbye, then nothing any more."""
+        """Send the queued frames and a goodbye, and nothing afterwards."""
         with self._changed:
             if self._ending or self._over:
                 return
@@ -189,7 +189,7 @@ class Outbox:
             self._changed.notify_all()
 
     def stop(self) -> None:
-        """Send nothing any more, not even what is queued."""
+        """Stop sending; queued frames are dropped."""
         with self._changed:
             self._over = True
             self._queue.clear()

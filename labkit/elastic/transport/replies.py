@@ -1,4 +1,4 @@
-"""Requests that wait for their answers."""
+"""Requests of a connection that have not been answered."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from labkit.elastic.transport.errors import ClosedError, TransportError
 
 
 class Reply(Future[Message]):
-    """The answer to a request, when it comes; a future that the reader thread must not wait for.
+    """The future answer to a request; the reader thread of its connection must not wait for it.
 
-    `cancel` it before the buffer given as `into` is used for something else.
+    `cancel` it before the buffer given as `into` is used otherwise.
     """
 
     def __init__(self, *, into: memoryview | None, reader: threading.Thread) -> None:
@@ -22,9 +22,9 @@ class Reply(Future[Message]):
         self._reader = reader
 
     def result(self, timeout: float | None = None) -> Message:
-        """Wait for the answer; RemoteError if the peer could not, PeerLostError or ClosedError if it never will."""
+        """Wait for the answer; raise RemoteError if it is a refusal, PeerLostError or ClosedError if none comes."""
         if threading.current_thread() is self._reader and not self.done():
-            raise RuntimeError("a handler must not wait for a reply on its own channel: nobody would read it.")
+            raise RuntimeError("a handler must not wait for a reply on its own channel: it runs in the reader.")
         return super().result(timeout)
 
 
@@ -38,7 +38,7 @@ class Replies:
         self._ended: TransportError | None = None
 
     def add(self, reply: Reply) -> int:
-        """Note a request that is about to be sent; return its number."""
+        """Add a request that is about to be sent; return its number."""
         with self._lock:
             if self._ended is not None:
                 raise ClosedError("this connection is closed; nothing can be asked any more.") from self._ended
@@ -47,12 +47,12 @@ class Replies:
             return number
 
     def take(self, number: int) -> Reply | None:
-        """Return the request that an answer belongs to, once."""
+        """Return the request of an answer, and remove it."""
         with self._lock:
             return self._open.pop(number, None)
 
     def end(self, reason: TransportError | None) -> None:
-        """Tell whoever still waits that no answer will come."""
+        """Fail all open requests: no answer will come."""
         with self._lock:
             self._ended = reason or ClosedError("the connection was closed before the answer came.")
             left, self._open = list(self._open.values()), {}

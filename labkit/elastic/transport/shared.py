@@ -1,6 +1,6 @@
-"""Memory that two processes of one host both see: a file without a name, sealed, handed over a unix socket.
+"""Memory shared by two processes of one host: a sealed file without a name, passed over a unix socket.
 
-It has no name in any folder, so nothing remains of it however its users die, and nobody else can open it.
+It has no name in any folder, so no other process can open it, and nothing remains of it when its users die.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from labkit.elastic.transport.errors import FrameError, OversizedError
 from labkit.elastic.transport.terms import PeerLimits
 
 REFERENCE = struct.Struct("<BIQQ")
-"""Where a payload lies: whose region (0 the sender's, 1 the receiver's), its number, offset, length."""
+"""A reference to a payload: owner of the region (0: sender, 1: receiver), its number, offset, length."""
 SEAL_FUTURE_WRITE = 0x10
-"""Peers may map it for reading only [F_SEAL_FUTURE_WRITE, Linux 5.1; Python does not name it yet]."""
+"""Seal under which peers can map a file for reading only [F_SEAL_FUTURE_WRITE, Linux 5.1; not in Python]."""
 SEALED_SIZE = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 
 class Region:
-    """A stretch of memory that can be shared with peers on this host.
+    """A range of memory that can be shared with peers on this host.
 
     Parameters
     ----------
     n_bytes : int
-        Its size, for good.
+        Its size, which cannot change.
     writable : bool
-        Whether peers may write to it too; if not, the kernel keeps them from it.
+        Whether peers may write to it; if not, the kernel prevents it.
 
     Examples
     --------
@@ -52,7 +52,7 @@ class Region:
         self.n_bytes, self.writable = n_bytes, writable
         handle = os.memfd_create("labkit", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
-            os.posix_fallocate(handle, 0, n_bytes)  # a region that cannot be had is an error here, not a signal later
+            os.posix_fallocate(handle, 0, n_bytes)  # without memory: an error here, not a signal at the first write
             self._map = mmap.mmap(handle, n_bytes, flags=mmap.MAP_SHARED)
             seals = SEALED_SIZE | fcntl.F_SEAL_SEAL | (0 if writable else SEAL_FUTURE_WRITE)
             fcntl.fcntl(handle, fcntl.F_ADD_SEALS, seals)
@@ -63,7 +63,7 @@ class Region:
         self.view = memoryview(self._map)
 
     def fileno(self) -> int:
-        """Return the open file behind the region."""
+        """Return the file descriptor of the region."""
         return self._handle
 
     def __del__(self) -> None:
@@ -73,10 +73,10 @@ class Region:
 
 
 def available_bytes() -> int:
-    """Return how much memory can be had without driving others out [MemAvailable of proc(5)]."""
+    """Return the bytes of memory that are available without swapping [MemAvailable of proc(5)]."""
     lines = Path("/proc/meminfo").read_text().splitlines()
-    told = dict(line.split(":", 1) for line in lines)
-    return int(told["MemAvailable"].split()[0]) * 1024
+    found = dict(line.split(":", 1) for line in lines)
+    return int(found["MemAvailable"].split()[0]) * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class _Mapped:
     view: memoryview
 
     def offset_of(self, start: int, n_bytes: int) -> int:
-        """Return where in this region a stretch of memory lies, -1 if not inside."""
+        """Return the offset of a view in this region, in bytes; -1 if it is not inside."""
         offset = start - self.start
         return offset if offset >= 0 and offset + n_bytes <= len(self.view) else -1
 
@@ -95,7 +95,7 @@ def _start(view: memoryview) -> int:
 
 
 class Regions:
-    """The regions that the two ends of one connection share: this end's, and the peer's."""
+    """The regions that the two ends of one connection share, of either end."""
 
     def __init__(self, limits: PeerLimits) -> None:
         self._limits = limits
@@ -103,23 +103,23 @@ class Regions:
         self._theirs: list[_Mapped] = []
 
     def describe(self, region: Region) -> dict[str, Any]:
-        """Return what the peer must be told with the file of a region, before it is added."""
+        """Return the description of a region that is sent with its file, before it is added."""
         return {"region": len(self._mine), "n_bytes": region.n_bytes, "writable": region.writable}
 
     def add(self, region: Region) -> None:
-        """Note a region of this end, of which the peer has been told."""
+        """Add a region of this end that the peer has received."""
         self._mine.append(_Mapped(_start(region.view), region.view))
 
-    def accept(self, handle: int, told: dict[str, Any]) -> None:
-        """Map a region of the peer, after a look at what it really is; the handle stays open."""
-        n_bytes, number = told.get("n_bytes"), told.get("region")
+    def accept(self, handle: int, description: dict[str, Any]) -> None:
+        """Map a region of the peer, after its size and seals are checked; the descriptor stays open."""
+        n_bytes, number = description.get("n_bytes"), description.get("region")
         if type(n_bytes) is not int or n_bytes < 1 or number != len(self._theirs):
-            raise FrameError(f"{told} describes no shared region; number {len(self._theirs)} was expected.")
+            raise FrameError(f"{description} describes no shared region; number {len(self._theirs)} was expected.")
         if n_bytes > self._limits.region_bytes or len(self._theirs) >= self._limits.n_regions:
             raise OversizedError(f"region {number} of {n_bytes:,} bytes is beyond the limits {self._limits}.")
         if os.fstat(handle).st_size < n_bytes or _seals(handle) & SEALED_SIZE != SEALED_SIZE:
             raise FrameError(f"region {number} is smaller than it says, or could shrink under its readers.")
-        access = mmap.PROT_READ | (mmap.PROT_WRITE if told.get("writable") is True else 0)
+        access = mmap.PROT_READ | (mmap.PROT_WRITE if description.get("writable") is True else 0)
         try:
             mapped = mmap.mmap(handle, n_bytes, flags=mmap.MAP_SHARED, prot=access)
         except OSError as error:
@@ -128,7 +128,7 @@ class Regions:
         self._theirs.append(_Mapped(_start(view), view))
 
     def refer(self, view: memoryview) -> bytes | None:
-        """Return where a view lies, as the peer will understand it; None if in no shared region."""
+        """Return a reference to a view, for the peer; None if it lies in no shared region."""
         if not self._mine and not self._theirs:
             return None
         start = _start(view)
@@ -140,7 +140,7 @@ class Regions:
         return None
 
     def resolve(self, reference: memoryview | bytes) -> memoryview:
-        """Return the stretch of memory that the peer refers to."""
+        """Return the view that a reference of the peer names."""
         if len(reference) != REFERENCE.size:
             raise FrameError(f"a reference of {len(reference)} bytes; {REFERENCE.size} were expected.")
         owner, number, offset, n_bytes = REFERENCE.unpack(reference)
@@ -151,12 +151,12 @@ class Regions:
         return stretch
 
     def drop(self) -> None:
-        """Forget all regions; memory goes back when no array or view shows it any more."""
+        """Drop all regions; their memory is freed when no array or view uses it any more."""
         self._mine, self._theirs = [], []
 
 
 def moved(payload: memoryview, into: memoryview) -> memoryview:
-    """Return a payload that came in shared memory where it was wanted, copied unless it is there already."""
+    """Return a payload from shared memory in the wanted place; it is copied unless it is there already."""
     if len(payload) > len(into):
         raise OversizedError(f"{len(payload):,} bytes came where there is room for {len(into):,}.")
     if payload and _start(payload) != _start(into):

@@ -1,8 +1,8 @@
-"""Memory of this process that peers on the same host read in place: a worker's gradients, a server's parameters.
+"""Arrays in shared memory that peers on the same host read in place: a worker's gradients, a server's parameters.
 
-What is lent is written again only when nobody reads it any more. Gradients of a step are free once every block has its
-next version: all sums of the step have been made then. Parameters bear a stamp that is odd while they change: who
-copies them looks afterwards whether it is still the one that was announced.
+Shared memory is written again only when no peer reads it any more. Gradients of a step are free once every block has
+its next version, because all sums of the step are complete then. Parameters have a seqlock: a stamp that is odd during
+an update. A reader copies the parameters, then checks that the stamp is still the announced one.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from labkit.elastic.protocol.blocks import Vector
 from labkit.elastic.transport import Channel, Region
 
 LINE = 16
-"""Numbers before the parameters: a cache line, of which the stamp is the first word."""
+"""Float32 numbers before the parameters: a cache line, whose first word is the stamp."""
 
 MOST_AT_ONCE = 1 << 28
-"""Bytes of the largest region that a shelf asks for before it is needed."""
+"""Bytes of the largest region that a pool allocates in advance."""
 
 
 def fence(lock: threading.Lock) -> None:
-    """Let nothing that comes after be seen before what came before, also on machines that reorder freely."""
+    """Memory barrier: no other core sees later writes before earlier ones."""
     with lock:
         pass
     with lock:
@@ -36,7 +36,7 @@ def fence(lock: threading.Lock) -> None:
 
 
 class SharedRegions:
-    """Regions of this process, and which peer has been shown how many of them."""
+    """Shared regions of this process, and how many of them each peer has mapped."""
 
     def __init__(self) -> None:
         self._regions: list[Region] = []
@@ -44,22 +44,22 @@ class SharedRegions:
         self._lock = threading.Lock()
 
     def vector(self, n: int) -> Vector:
-        """Return room for n numbers, which peers may read and not write.
+        """Return an array of n float32 numbers that peers can read and not write.
 
         Raises
         ------
         InputError
-            If there is not as much memory.
+            If there is not enough memory.
         """
         region = Region(4 * n)
         vector = np.frombuffer(region.view, np.float32)
-        vector.fill(0)  # its pages are found now, not in the first step
+        vector.fill(0)  # its pages are allocated now, not in the first step
         with self._lock:
             self._regions.append(region)
         return vector
 
     def lend(self, channel: Channel) -> bool:
-        """Let a peer see all that there is; False where the transport copies."""
+        """Let a peer map all regions; return False if its transport copies."""
         if self._shown.get(channel) == len(self._regions):
             return True
         with self._lock:
@@ -72,14 +72,14 @@ class SharedRegions:
 
 @dataclass(slots=True)
 class SharedArray:
-    """Room for the parameters of one block and their stamp.
+    """The parameters of one block in shared memory, with their seqlock stamp.
 
     Attributes
     ----------
     whole : array
-        (16 + n,) float32: what a peer is referred to.
+        (16 + n,) float32: the array that is sent to peers by reference.
     stamp : int
-        Even; another one after each change. The peer finds it in the first word.
+        Even; it changes with each update. It is the first word of `whole`.
     """
 
     whole: Vector
@@ -92,12 +92,12 @@ class SharedArray:
         return self.whole[LINE:]
 
     def open(self) -> None:
-        """Say that the parameters are about to change."""
+        """Begin an update: make the stamp odd."""
         self._write(self.stamp + 1)
         fence(self._lock)
 
     def close(self) -> None:
-        """Say that they have changed."""
+        """End an update: make the stamp even."""
         fence(self._lock)
         self.stamp = (self.stamp + 2) & 0xFFFFFFFF
         self._write(self.stamp)
@@ -107,7 +107,7 @@ class SharedArray:
 
 
 def fetch(payload: memoryview, stamp: int, into: Vector) -> bool:
-    """Copy parameters out of a peer's memory; False if they changed meanwhile, or are no longer what was announced."""
+    """Copy parameters out of a peer's memory; return False if the stamp is not the announced one, before or after."""
     words: NDArray[np.uint32] = np.frombuffer(payload, np.uint32)
     np.copyto(into, words[LINE:].view(np.float32))
     fence(threading.Lock())
@@ -115,9 +115,9 @@ def fetch(payload: memoryview, stamp: int, into: Vector) -> bool:
 
 
 class TransferBuffers(SharedRegions):
-    """Room for blocks on their way to another server on this host, which copies them from there.
+    """Buffers in shared memory for blocks that are handed over to another server on this host, which copies them.
 
-    A crate is given back when its block has arrived. One whose block may still be on its way is not used again.
+    A buffer is returned when its block has arrived. The buffer of a block that may still be in transit is not reused.
     """
 
     def __init__(self) -> None:
@@ -126,28 +126,28 @@ class TransferBuffers(SharedRegions):
         self._packing = threading.Lock()
 
     def pack(self, vectors: Sequence[Vector], channel: Channel) -> Vector | None:
-        """Return vectors one after another in memory that a peer sees; None where there is none, or it sees nothing."""
+        """Return the concatenated vectors in memory shared with a peer; None if there is none, or it cannot map it."""
         n = sum(len(vector) for vector in vectors)
         with self._packing:
             try:
-                crate = self._free[n].pop() if self._free[n] else self.vector(n)
+                buffer = self._free[n].pop() if self._free[n] else self.vector(n)
             except InputError:
                 return None
         if not self.lend(channel):
-            self.give(crate)
+            self.give(buffer)
             return None
-        np.concatenate(vectors, out=crate)
-        return crate
+        np.concatenate(vectors, out=buffer)
+        return buffer
 
-    def give(self, crate: Vector | None) -> None:
-        """Take a crate back."""
-        if crate is not None:
+    def give(self, buffer: Vector | None) -> None:
+        """Take a buffer back."""
+        if buffer is not None:
             with self._packing:
-                self._free[len(crate)].append(crate)
+                self._free[len(buffer)].append(buffer)
 
 
 class SharedArrayPool(SharedRegions):
-    """Places for the blocks of a server; those that are given back are used again."""
+    """Shared arrays for the blocks of a server; returned ones are reused."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -156,7 +156,7 @@ class SharedArrayPool(SharedRegions):
         self._taking = threading.Lock()
 
     def take(self, params: Vector) -> SharedArray | None:
-        """Return a place with these parameters; None if there is no memory for it."""
+        """Return a shared array with these parameters; None if there is no memory for it."""
         n = len(params)
         with self._taking:
             try:
@@ -169,13 +169,13 @@ class SharedArrayPool(SharedRegions):
         return place
 
     def give(self, place: SharedArray | None) -> None:
-        """Take a place back."""
+        """Take a shared array back."""
         if place is not None:
             with self._taking:
                 self._free[len(place.whole) - LINE].append(place)
 
     def _more(self, n: int) -> SharedArray:
-        """Return a place of a new region, half as large as all before it together, and keep the others."""
+        """Return an array in a new region, half as large as all before it together, and keep the rest of it."""
         each = LINE * -(-(LINE + n) // LINE)
         count = max(1, min(self._made[n] // 2, MOST_AT_ONCE // (4 * each)))
         vector = self.vector(count * each)

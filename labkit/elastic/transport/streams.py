@@ -1,4 +1,4 @@
-"""Bytes over a socket: blocking, straight from and into the buffers of others."""
+"""Byte streams over sockets: blocking, directly from and into the caller's buffers."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import Protocol
 MAX_PARTS = 512
 """Buffers per system call; Linux allows 1024 [IOV_MAX]."""
 MAX_FILES = 4
-"""Open files that may come with one frame; those beyond are closed by the kernel."""
+"""File descriptors that may come with one frame; the kernel closes more."""
 
 NEAR_BYTES = 96 * 1024
-"""Send buffer of TCP within one host: there is no delay to bridge, and what is small stays in the caches."""
+"""Send buffer of TCP within one host: without network delay a small one suffices, and it stays in the caches."""
 
 _ROOM = socket.CMSG_SPACE(MAX_FILES * struct.calcsize("i"))
 _QUIET, _AT_ONCE = int(socket.MSG_NOSIGNAL), int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
@@ -24,48 +24,48 @@ _ALL, _ALL_WITH_FILES = int(socket.MSG_WAITALL), int(socket.MSG_WAITALL | socket
 
 
 class Stream(Protocol):
-    """Two byte streams, one each way; one thread may receive while another sends."""
+    """A byte stream in each direction; one thread may receive while another sends."""
 
     passes_files: bool
-    """Whether open files can travel with bytes."""
+    """Whether file descriptors can be sent with bytes."""
 
     def receive(self, view: memoryview) -> int:
-        """Fill a view as far as bytes come; return how many came before a heartbeat passed without any.
+        """Fill a view; return how many bytes arrived before a heartbeat time passed without any.
 
         Raises
         ------
         EOFError
-            When the peer has ended its side, or this side was aborted.
+            If the peer has ended its direction, or this stream was aborted.
         """
         ...
 
     def receive_with_files(self, view: memoryview) -> tuple[int, list[int]]:
-        """Do the same, and return the open files that came along."""
+        """Do the same, and return the file descriptors that arrived with the bytes."""
         ...
 
     def send(self, parts: list[memoryview], *, file: int | None = None) -> None:
-        """Send all parts, however long that takes; with an open file, if one is given."""
+        """Send all parts, however long that takes, with a file descriptor if one is given."""
         ...
 
     def offer(self, parts: list[memoryview]) -> int:
-        """Send what goes at once; return how many bytes that were."""
+        """Send what the kernel accepts at once; return the number of bytes."""
         ...
 
     def end(self) -> None:
-        """Send nothing any more; the peer reads to the end."""
+        """End this direction; the peer still reads all bytes before the end."""
         ...
 
     def abort(self) -> None:
-        """End both directions at once: whoever waits in this stream stops waiting."""
+        """End both directions at once; threads that wait in this stream return."""
         ...
 
     def close(self) -> None:
-        """Give the socket back, after both threads have left it."""
+        """Close the socket, after both threads have ended."""
         ...
 
 
 def rest(parts: list[memoryview], n_sent: int) -> list[memoryview]:
-    """Return what remains of parts of which so many bytes are sent.
+    """Return the remainder of parts after so many bytes are sent.
 
     >>> [bytes(part) for part in rest([memoryview(b"abc"), memoryview(b"de")], 4)]
     [b'e']
@@ -85,13 +85,13 @@ class SocketStream:
     sock : socket
         Connected; this stream closes it.
     beat_s : float
-        How long one call of `receive` waits for bytes.
+        Seconds that one call of `receive` waits for bytes.
     """
 
     def __init__(self, sock: socket.socket, *, beat_s: float) -> None:
         self.sock = sock
         self.passes_files = sock.family == socket.AF_UNIX
-        sock.settimeout(None)  # truly blocking: only then does MSG_WAITALL wait for all
+        sock.settimeout(None)  # blocking mode, in which MSG_WAITALL waits for all bytes
         wait_us = max(1000, round(beat_s * 1e6))
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", *divmod(wait_us, 1_000_000)))
         if not self.passes_files:
@@ -110,7 +110,7 @@ class SocketStream:
         return n_got
 
     def receive_some(self, view: memoryview) -> int:
-        """Receive what is there, at least a byte; 0 when none came within a heartbeat."""
+        """Receive available bytes, at least one; return their number, 0 if none arrived within a heartbeat."""
         try:
             n_got = self.sock.recv_into(view)
         except BlockingIOError:
@@ -179,6 +179,6 @@ def _files_in(level: int, kind: int, data: bytes) -> list[int]:
 
 
 def close_files(files: list[int]) -> None:
-    """Close files that came along but that nobody asked for."""
+    """Close file descriptors that arrived and are not needed."""
     while files:
         os.close(files.pop())

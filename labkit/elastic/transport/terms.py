@@ -1,4 +1,4 @@
-"""The terms of a connection: one lease that every timeout derives from, limits of size, and what is counted."""
+"""The terms of a connection: a lease that every timeout derives from, limits of size, and counters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from labkit.core.errors import InputError
 
 MIB = 1 << 20
 SLICE_BYTES = MIB
-"""About the best size of a payload: small enough for the caches, large enough for Python."""
+"""A good payload size: small enough for the caches, large enough for the cost of Python per frame."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,49 +29,49 @@ class Lease:
 
     @property
     def heartbeat_s(self) -> float:
-        """Seconds between signs of life of an idle connection; also how long a read waits at a time."""
+        """Seconds between heartbeats of an idle connection; also how long a read waits at a time."""
         return self.base_s / 15
 
     @property
     def silent_beats(self) -> int:
-        """After so many heartbeats without a byte a peer is lost: a little less than the lease."""
+        """Heartbeats without a byte after which a peer counts as lost: a little less than the lease."""
         return 14
 
     @property
     def greeting_s(self) -> float:
-        """Seconds within which two ends must have connected and shown who they are."""
+        """Seconds within which two ends must have connected and finished the greeting."""
         return self.base_s
 
     @property
     def frame_s(self) -> float:
-        """Seconds within which a frame that began must be complete, however slowly its bytes come."""
+        """Seconds from the first byte of a frame within which it must be complete."""
         return 2 * self.base_s
 
     @property
     def closing_s(self) -> float:
-        """Seconds that a closing connection grants what is still on its way."""
+        """Seconds in which a closing connection may still send its queued frames."""
         return self.base_s
 
     def shared_with(self, other_s: float) -> float:
-        """Return seconds between heartbeats that keep both ends content, whose leases may differ."""
+        """Return seconds between heartbeats that satisfy the leases of both ends."""
         return min(self.base_s, Lease(other_s).base_s) / 15
 
 
 @dataclass(frozen=True, slots=True)
 class PeerLimits:
-    """What a peer may ask of this process.
+    """Limits on what a peer may send, and on its share of this process.
 
     Attributes
     ----------
     payload_bytes, meta_bytes, long_bytes : int
         Largest payload and largest meta part of a frame, and largest meta part of a frame that has no payload; nothing
-        larger is ever allocated. A long one takes some ten times its bytes while it is read.
+        larger is ever allocated. A long meta part takes about ten times its bytes of memory while it is parsed.
     queued_frames : int
-        Frames that wait for a peer which does not read; at more it counts as lost.
+        Frames that may wait for a peer that does not read; with more it counts as lost.
     region_bytes, n_regions : int
-        Largest shared region, and how many a peer may share.
+        Largest shared region, and number of regions that a peer may share.
     n_greeting, n_connections : int
-        Connections of a listener that have not shown who they are yet, and all of them.
+        Connections of a listener: during their greeting, and all.
     """
 
     payload_bytes: int = 16 * MIB
@@ -93,12 +93,12 @@ class PeerLimits:
 DEFAULT_LEASE = Lease()
 DEFAULT_LIMITS = PeerLimits()
 GREETING_LIMITS = PeerLimits(payload_bytes=0, meta_bytes=4096, long_bytes=0)
-"""What a peer may send before it has shown who it is."""
+"""Limits on a peer before its greeting is done."""
 
 
 @dataclass(slots=True)
 class Counts:
-    """What went through a connection or a listener so far.
+    """Counters of a connection or a listener.
 
     Attributes
     ----------
@@ -107,9 +107,9 @@ class Counts:
     sent_bytes, received_bytes : int
         Bytes on the wire, headers among them.
     shared_bytes : int
-        Payload that was told rather than sent: it lies in shared memory.
+        Payload that was sent by reference, because it lies in shared memory.
     refused : Counter
-        Frames, or greetings, that were refused, by reason: malformed, oversized, replayed, access, unexpected.
+        Frames and greetings that were refused, by reason: malformed, oversized, replayed, access, unexpected.
     reader_cpu_s, sender_cpu_s : float
         Processor seconds of the two threads, handlers among them.
     """

@@ -1,6 +1,6 @@
-"""Mutual TLS 1.3 over a stream: the standard library's ssl, between buffers in memory.
+"""Mutual TLS 1.3 over a stream, with the standard library's ssl on buffers in memory.
 
-One lock guards the TLS state, which two threads must not use at once; the socket is read and written outside of it.
+A lock guards the TLS state, which two threads must not use at once; the socket is read and written without it.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ CHUNK_BYTES = 256 * 1024
 
 
 def server_context(certificates: Certificates) -> ssl.SSLContext:
-    """Return the side that listens: TLS 1.3 only, clients without a certificate of the job are refused."""
+    """Return the context of a listener: TLS 1.3 only, clients without a certificate of the job are refused."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.num_tickets = 0
     return _filled(context, certificates)
 
 
 def client_context(certificates: Certificates) -> ssl.SSLContext:
-    """Return the side that connects: TLS 1.3 only, the server must bear the name of the job."""
+    """Return the context of a client: TLS 1.3 only, the listener's certificate must contain the name of the job."""
     return _filled(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), certificates)
 
 
@@ -48,11 +48,11 @@ class TlsStream:
     Parameters
     ----------
     stream : SocketStream
-        Carries what is encrypted.
+        Carries the encrypted bytes.
     context : SSLContext
-        Of the side that this is.
+        Of this end.
     expected : str, optional
-        Name that the peer's certificate must bear, on the side that connects; None on the side that listens.
+        On the end that connects: name that the peer's certificate must contain; None on the end that listens.
     """
 
     passes_files = False
@@ -70,9 +70,9 @@ class TlsStream:
         Raises
         ------
         AccessError
-            If either side's certificate is not accepted.
+            If the certificate of either end is not accepted.
         PeerLostError
-            If the peer is not done by the deadline, a time of time.monotonic.
+            If the peer has not finished by the deadline, a time of time.monotonic.
         """
         while True:
             try:
@@ -111,7 +111,7 @@ class TlsStream:
             return self._take_in() > 0
         except EOFError:
             if n_got:
-                return False  # what came before the end first; the end is still there next time
+                return False  # return the bytes before the end; the next call finds the end again
             raise
 
     def receive_with_files(self, view: memoryview) -> tuple[int, list[int]]:
@@ -151,7 +151,7 @@ class TlsStream:
                 self._stream.send([memoryview(encrypted)])
 
     def offer(self, parts: list[memoryview]) -> int:  # noqa: ARG002
-        """See Stream; what is encrypted must be sent, so nothing goes at once."""
+        """See Stream; nothing is sent at once, because encrypted bytes cannot be taken back."""
         return 0
 
     def _flush(self) -> None:
@@ -173,7 +173,7 @@ class TlsStream:
 
 
 def _pieces(parts: list[memoryview]) -> list[memoryview | bytes]:
-    """Cut what is large, join what is small and neighbours, so that records are full."""
+    """Cut large parts and join small neighbours, so that TLS records are full."""
     pieces: list[memoryview | bytes] = []
     small: list[memoryview] = []
     for part in parts:
@@ -187,5 +187,5 @@ def _pieces(parts: list[memoryview]) -> list[memoryview | bytes]:
 
 
 def _plain(error: ssl.SSLError) -> str:
-    """Return why, in the words of OpenSSL without the line numbers of its source."""
+    """Return the reason in OpenSSL's words, without the line numbers of its source."""
     return getattr(error, "verify_message", "") or (error.reason or str(error)).replace("_", " ").lower()

@@ -1,1 +1,1 @@
-"""A worker, synchronous or asynchronous: gradients, and which servers they go to."""
+"""A worker, synchronous or asynchronous: it computes gradients, pushes them to servers and pulls parameters."""

@@ -1,4 +1,4 @@
-"""What a loss must leave as it is: buffers, frozen parameters, and the parameters that are trained."""
+"""A check that the forward pass changes neither buffers nor parameters of a model."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 class ChangedError(InputError):
-    """The forward pass has changed what every worker would have to change alike."""
+    """The forward pass has changed a buffer or a parameter, which would then differ between workers."""
 
 
 @dataclass(slots=True)
 class _Kept:
-    """A buffer as it was: itself, how often it was written to, and a copy of its numbers."""
+    """A buffer at the start: the tensor, torch's count of writes to it, and a copy of its numbers."""
 
     module: nn.Module
     key: str
@@ -27,7 +27,7 @@ class _Kept:
     copy: Tensor | None
 
     def changed(self) -> bool:
-        """Tell whether it has other numbers now; who writes the same ones again changes nothing."""
+        """Return whether its numbers differ now; a write of the same numbers is no change."""
         now = self.module._buffers.get(self.key)
         if now is self.tensor and (now is None or now._version == self.version):
             return False
@@ -37,11 +37,11 @@ class _Kept:
 
 
 class ForwardGuard:
-    """Notices what a forward pass changes in a model besides gradients.
+    """Detects changes of a model by its forward pass, other than gradients.
 
-    Each worker would change its own copy, by the samples that it happens to see; what is trained would depend on the
-    number of workers, and the result would have the buffers of the beginning. Torch counts writes to a tensor, so a
-    look costs about 0.1 microseconds for each.
+    Each worker would change its own copy, depending on its samples. The trained model would then depend on the number
+    of workers, and would be saved with the buffers of the start. Torch counts writes to a tensor, so a check takes
+    about 0.1 microseconds per tensor.
 
     Parameters
     ----------
@@ -65,16 +65,16 @@ class ForwardGuard:
         self._versions = [p._version for _, p in self._params]
 
     def begin(self) -> None:
-        """Take parameters as they are now."""
+        """Record the parameters' present counts of writes."""
         self._versions = [p._version for _, p in self._params]
 
     def check(self) -> None:
-        """Raise unless everything is as it was.
+        """Check that nothing has changed since `begin`.
 
         Raises
         ------
         ChangedError
-            Naming what has changed, and a remedy.
+            If something has; the message names it, and a remedy.
         """
         for (name, p), version in zip(self._params, self._versions, strict=True):
             if p._version != version:

@@ -1,4 +1,4 @@
-"""A model's parameters and gradients as flat vectors: one block is a slice, a step needs no copies."""
+"""A model's parameters and gradients as flat vectors: a block is a slice, and a step copies nothing."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class FlatModel:
     model : Module
         Its parameters become views of flat vectors; all float32.
     device : str
-        Where the model computes; elsewhere than on the processor parameters and gradients are copied there and back.
+        Device on which the model computes; parameters and gradients are copied to and from a device other than cpu.
     lender : SharedRegions, optional
-        Where gradients lie, for servers on this host to read them in place.
+        Shared memory for gradients, so that servers on this host read them in place.
     """
 
     def __init__(self, model: nn.Module, *, device: str = "cpu", lender: SharedRegions | None = None) -> None:
@@ -42,7 +42,7 @@ class FlatModel:
         self._made: list[Vector] = []
         self._spare: list[Vector] = []
         self._grads: dict[int, list[torch.Tensor]] = {}
-        """Views of the vectors that it has made, by their `id`: to cut them anew for each shard costs time."""
+        """Views of the gradient vectors, by `id`: creating them for each shard would take time."""
         local = device == "cpu"
         self._there = None if local else torch.empty(self.n, device=device)
         self._grads_there = None if local else torch.zeros(self.n, device=device)
@@ -51,24 +51,24 @@ class FlatModel:
         self._views = [self._cut(torch.from_numpy(vector)) for vector in self.versions] if local else []
 
     def _point(self, views: list[torch.Tensor]) -> None:
-        """Let the model's parameters be views of a vector."""
+        """Make the model's parameters views of a vector."""
         for p, view in zip(self._params, views, strict=True):
             p.data = view
 
     def _cut(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        """Return a vector as views, one of each parameter and in its shape."""
+        """Return views of a vector, one for each parameter, in its shape."""
         starts = accumulate((p.numel() for p in self._params), initial=0)
         return [flat[i : i + p.numel()].view(p.shape) for i, p in zip(starts, self._params, strict=False)]
 
     def use(self, version: int) -> None:
-        """Let the model compute with the parameters of a version."""
+        """Make the model compute with the parameters of a version."""
         if self._there is None:
             self._point(self._views[version % 2])
         else:
             self._there.copy_(self._torch.from_numpy(self.versions[version % 2]))
 
     def gradient(self, loss_of: torch.Tensor, into: Vector) -> None:
-        """Write the gradient of a loss into a vector."""
+        """Write the gradient of a loss into a vector, (n,) float32."""
         torch = self._torch
         there = torch.from_numpy(into) if self._grads_there is None else self._grads_there
         there.zero_()
@@ -79,7 +79,7 @@ class FlatModel:
             torch.from_numpy(into).copy_(self._grads_there)
 
     def borrow(self) -> Vector:
-        """Return a vector for gradients."""
+        """Return a vector for gradients, (n,) float32."""
         if not self._spare:
             self._spare.append(self._fresh())
             self._made.append(self._spare[-1])
@@ -89,14 +89,14 @@ class FlatModel:
 
     def _fresh(self) -> Vector:
         if self.lender is not None:
-            with contextlib.suppress(InputError):  # then they are sent
+            with contextlib.suppress(InputError):  # without shared memory they are sent
                 return self.lender.vector(self.n)
         return np.empty(self.n, np.float32)
 
     def give_back(self, vectors: list[Vector]) -> None:
-        """Keep vectors for later."""
+        """Reuse vectors."""
         self._spare += vectors
 
     def give_all_back(self) -> None:
-        """Keep all vectors for later, also those of a sum that was given up half-way."""
+        """Reuse all vectors, also those of a sum that was dropped half-way."""
         self._spare = list(self._made)

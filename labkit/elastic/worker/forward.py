@@ -1,4 +1,4 @@
-"""What a worker computes of some samples: their loss, from a seed of its own, on its device."""
+"""The loss of some samples, with its own random seed, on the worker's device."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 
 class SampleLoss:
-    """The loss of samples: the same bits wherever it is computed, and whoever else is there.
+    """Computes the loss of samples: the same bits on every worker, for any number of workers.
 
     Parameters
     ----------
     program : Program
-        Its model is on the device already.
+        The user's program, with its model on the device.
     device : str
-        Where batches go.
+        Device to which batches are moved.
     seed : int
         Of the job.
     """
@@ -37,12 +37,12 @@ class SampleLoss:
         self._constant = ForwardGuard(program.model)
 
     def __call__(self, samples: list[int], place: tuple[int, int]) -> Tensor:
-        """Return the loss of samples; what data and model draw depends on the job's seed and `place` alone.
+        """Return the loss of samples; random numbers in data and model depend on the job's seed and `place` only.
 
         Raises
         ------
         InputError
-            If the loss is nothing to train by, or the model has changed on the way.
+            If the loss is not a scalar with a gradient, or the forward pass has changed the model.
         """
         seed_all(hash((self._seed, *place)) & 0x7FFFFFFF)
         self._constant.begin()
@@ -55,7 +55,7 @@ class SampleLoss:
 
 
 def seed_all(seed: int) -> None:
-    """Seed the generators that everybody shares: of torch (on all devices), of numpy, and Python's own."""
+    """Seed the global random generators: of torch (on all devices), numpy and Python."""
     import torch
 
     torch.manual_seed(seed)
@@ -91,7 +91,7 @@ def checked(loss: Any) -> Tensor:
     Raises
     ------
     InputError
-        If it is something else.
+        If it is not.
     """
     import torch
 
@@ -101,6 +101,6 @@ def checked(loss: Any) -> Tensor:
     if not loss.requires_grad:
         raise InputError(
             "the loss has no gradient: expected one that is computed of the model's parameters, not detached, not "
-            "under torch.no_grad(), and on which nobody has called backward()."
+            "under torch.no_grad(), and without a call of backward()."
         )
     return loss

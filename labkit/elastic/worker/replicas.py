@@ -1,4 +1,4 @@
-"""The servers that follow each block, as a worker knows them: from which version on, and until told otherwise."""
+"""The replicas of blocks, as a worker knows them: which servers have one, and from which version on."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 One = tuple[str, int]
-"""A server that follows, and the turn in which it was told to."""
+"""(server, turn): a replica, by its server and the number of the order that created it."""
 
 Row = Sequence[object]
-"""What the controller says of a block: [block, turn, [[name, turn], ...]]; of all orders to follow it up to a turn only
-these count."""
+"""The controller's state of a block, [block, turn, [[server, turn], ...]]: of all replicas up to a turn only these are
+valid."""
 
 
 class ReplicaMap:
-    """Who else gets the gradients of a block than its owner.
+    """The servers besides the owner that receive the gradients of each block.
 
-    The owner of a block announces who follows from which version on, before it gives anybody that version; the
-    controller says when following has ended. Every order to follow has a turn, which counts up for each block, so that
-    what is old is told from what is new in whatever order it comes.
+    The owner of a block announces a replica and its first version before it sends that version to any worker. The
+    controller announces the end of a replica. Each order has a turn, which counts up for each block, so that messages
+    may arrive in any order.
     """
 
     def __init__(self) -> None:
@@ -26,13 +26,13 @@ class ReplicaMap:
         self._settled: dict[int, tuple[int, set[One]]] = {}
 
     def add(self, name: str, blocks: Iterable[Sequence[int]]) -> None:
-        """Note that a server follows blocks: (block, first version, turn)."""
+        """Add replicas on a server: (block, first version, turn)."""
         for block, version, turn in blocks:
             if self.counts(block, (name, turn)):
                 self._of.setdefault(block, {}).setdefault((name, turn), version)
 
     def settle(self, rows: Iterable[Row], *, begin: bool = False) -> None:
-        """Take what the controller says of blocks; a worker that begins takes over those who follow already."""
+        """Take the controller's state of blocks; with `begin` add its replicas, for a worker that starts."""
         for block, upto, known in rows:
             self._settled[block] = upto, {(name, turn) for name, turn in known}  # type: ignore[index,assignment,attr-defined]
             if begin:
@@ -43,12 +43,12 @@ class ReplicaMap:
                 del known[one]
 
     def counts(self, block: int, one: One) -> bool:
-        """Tell whether an order to follow has not been withdrawn."""
+        """Return whether a replica is valid: not ended by the controller."""
         upto, known = self._settled.get(block, (-1, set()))
         return one[1] > upto or one in known
 
     def at(self, version: int) -> dict[int, set[One]]:
-        """Return who follows each block that somebody follows at a version.
+        """Return the replicas of each block that has any at a version.
 
         >>> known = ReplicaMap()
         >>> known.add("ps-1", [(0, 5, 1)])
@@ -60,21 +60,28 @@ class ReplicaMap:
 
 
 class StepReplicas:
-    """Whom a worker serves besides the owners during one step, and who has yet to say that it is abreast of them.
+    """Replicas that receive this step's gradients, and those that have not acknowledged it.
 
     Guarded by the worker's condition.
+
+    Attributes
+    ----------
+    known : ReplicaMap
+        All replicas.
+    behind : dict
+        Blocks of each server whose replicas have not made the version that is waited for.
+    again : set
+        Servers to be asked once more.
     """
 
     def __init__(self) -> None:
         self.known = ReplicaMap()
         self.behind: dict[str, set[int]] = {}
-        """Blocks of each server that has not made the version that is waited for."""
         self.again: set[str] = set()
-        """Servers that are to be asked once more."""
         self._of: dict[int, set[One]] = {}
 
     def begin(self, version: int, owner: Mapping[int, str]) -> dict[str, list[int]]:
-        """Begin the step that leads from a version to the next; return whom to ask about which blocks."""
+        """Begin the step from a version to the next; return the blocks to ask each server about."""
         known = self.known.at(version)
         self._of = {block: {one for one in those if one[0] != owner.get(block)} for block, those in known.items()}
         self.behind = self._by_name()
@@ -82,7 +89,7 @@ class StepReplicas:
         return {name: sorted(blocks) for name, blocks in self.behind.items()}
 
     def of(self, block: int) -> tuple[str, ...]:
-        """Return who gets the gradients of a block besides its owner."""
+        """Return the servers besides the owner that receive the gradients of a block."""
         return tuple(sorted({name for name, _ in self._of.get(block, ())}))
 
     def _by_name(self) -> dict[str, set[int]]:
@@ -93,10 +100,10 @@ class StepReplicas:
         return dict(found)
 
     def settle(self, rows: Iterable[Row], *, owner: Mapping[int, str], here: Collection[str]) -> None:
-        """Wait no longer for those that follow no more.
+        """Stop waiting for replicas that have ended.
 
-        One who follows no more because it owns the block now is waited for until the end of the step: nobody else may
-        have what this worker computed. `here` are the servers there are.
+        A replica that has become the owner is still waited for in this step, because no other server may have this
+        worker's gradients. `here` has the servers that exist.
         """
         self.known.settle(rows)
         for block, those in self._of.items():
@@ -108,7 +115,7 @@ class StepReplicas:
         self.behind = {name: held for name, held in rest.items() if held}
 
     def once_more(self) -> dict[str, list[int]]:
-        """Return whom to ask again about which blocks."""
+        """Return the blocks to ask each server about again."""
         asked = {name: sorted(blocks) for name, blocks in self.behind.items() if name in self.again}
         self.again.clear()
         return asked

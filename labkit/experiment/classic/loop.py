@@ -40,6 +40,8 @@ from labkit.experiment.classic.order import forget_all, join, leave
 from labkit.experiment.classic.queue import add, remove
 from labkit.experiment.classic.room import fill, mark, restore
 from labkit.simulator import state
+from labkit.simulator.carry_out import carry_out
+from labkit.simulator.retiming import begin
 
 _ARRIVED, _DECIDED, _PLACED = int(Kind.ARRIVED), int(Kind.DECIDED), int(Kind.PLACED)
 _PREEMPTED, _COMPLETED = int(Kind.PREEMPTED), int(Kind.COMPLETED)
@@ -117,7 +119,7 @@ def _apply(  # noqa: C901 - each of the jobs that are set is looked at before an
         truth.first_row[work.set_jobs[i]] = -2
     for p in range(n_tasks - 1, -1, -1):
         truth.first_row[work.job[p]] = p
-    n, n_changed = state.carry_out(
+    n, n_changed = carry_out(
         work.set_jobs[:n_set], work.job[:n_tasks], work.role[:n_tasks], work.group[:n_tasks], work.count[:n_tasks],
         work.nothing, work.nothing, now_s, truth.truth, truth.running, truth.counts, truth.held, truth.tasks,
         truth.spare, truth.free, truth.demand, truth.first_row, truth.mate, work.changed, truth.others, out[first:],
@@ -125,7 +127,7 @@ def _apply(  # noqa: C901 - each of the jobs that are set is looked at before an
     changed = work.changed[:n_changed]
     for i in range(n_changed):
         work.speeds[i] = trace.speed[changed[i]]
-    n = state.begin(
+    n = begin(
         changed, work.speeds[:n_changed], truth.overheads, False, now_s, truth.truth, truth.running, truth.counts,
         out[first:], n,
     )  # fmt: skip
@@ -154,7 +156,7 @@ def _end(
     n: int,
 ) -> int:  # fmt: skip
     """Complete a job; it stays in the list of those that run until the next `_tidy`."""
-    kind = state._end(truth.truth, j, now_s, trace.true_steps)
+    kind = state.end(truth.truth, j, now_s, trace.true_steps)
     n = state.write(out, n, now_s, kind, j, truth.truth[j].steps, 0.0, -1, -1)
     release(truth.held, truth.tasks, truth.spare, truth.free, truth.demand, j)
     work.numbers[N_DEAD] += 1
@@ -183,7 +185,10 @@ def _pass(  # noqa: C901 - a branch for each thing that happens
     truth: Truth, mind: Belief, trace: Trace, space: FreeTree, queue: Queue, order: RunOrder, work: Scratch, by: int,
     threshold: float, preempts: bool, now_s: float, until_s: float, out: Events,
 ) -> float:  # fmt: skip
-    """Let time pass until jobs complete or arrive, or until a moment; return the time then. See `state.run_until`."""
+    """Let time pass until jobs complete or arrive, or until a moment; return the time then.
+
+    As `labkit.simulator.run_until`.
+    """
     counts, first = truth.counts, work.numbers[N_ROWS]
     end_s = _next_end_s(truth, work)
     at = end_s

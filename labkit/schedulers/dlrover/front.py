@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from numba import njit
@@ -19,12 +19,16 @@ from labkit.core.resources import Floats, Ints
 from labkit.schedulers.dlrover.plan import FASTER, NO_SLOWER, PS_CORES, WORKER_CORES, Plan, in_units, pairs
 from labkit.speed.bottleneck import SOFTNESS
 
+HARDLY: Final = SOFTNESS * 2 * NO_SLOWER
+"""Part of an inverse eighth power of speed by which plans of few tasks may differ: 2 % of the speed."""
+
 
 @dataclass(frozen=True, slots=True)
 class PlanLimits:
     """What the plans of a job may have: cores in all, tasks, and cores of one task; `unit` cores count as one.
 
-    `few`: of plans that are as fast with as many cores, the one with the fewest tasks.
+    `few`: tasks may have any number of units, and of plans with as many cores that are hardly slower, the one with the
+    fewest tasks is taken: a process costs something that the model of speed does not know.
     """
 
     total_cores: float
@@ -102,7 +106,11 @@ def fronts(works: Floats, limits: Sequence[PlanLimits]) -> list[Front]:
     for each, which in alike.items():
         tables = _tables(each)
         first, worker, server, power, cores = _fronts(
-            np.ascontiguousarray(works[which], np.float64), *tables.kernel, tables.within, each.unit
+            np.ascontiguousarray(works[which], np.float64),
+            *tables.kernel,
+            tables.within,
+            each.unit,
+            1e-12 if not each.few else HARDLY,
         )
         speed = 1 / np.sqrt(np.sqrt(np.sqrt(power)))
         cores = cores if each.unit == 1 else np.round(cores * each.unit, 9)
@@ -117,7 +125,8 @@ def _tables(limits: PlanLimits) -> Tables:
     within, most = in_units(limits.total_cores, limits.unit), in_units(limits.most_cores, limits.unit)
     tables = []
     for ladder, number in ((WORKER_CORES, limits.max_workers), (PS_CORES, limits.max_ps)):
-        found = pairs([units for units in ladder if units <= most], number, within)
+        sizes = range(1, most + 1) if limits.few else [units for units in ladder if units <= most]
+        found = pairs(sizes, number, within)
         found = found[np.argsort(found[:, 0], kind="stable")] if limits.few else found  # the first of equals is taken
         tables.append(np.ascontiguousarray(np.column_stack([found, found.prod(axis=1)]).astype(np.int32)))
     named = [[(n, round(units * limits.unit, 9)) for n, units, _ in table.tolist()] for table in tables]
@@ -134,16 +143,19 @@ def _power(x: float) -> float:
 
 @njit(cache=True)
 def _fronts(
-    works: Floats, workers: Ints, servers: Ints, within: int, unit: float
+    works: Floats, workers: Ints, servers: Ints, within: int, unit: float, equal: float
 ) -> tuple[Ints, Ints, Ints, Floats, Floats]:  # fmt: skip
-    """Return the fronts of jobs: rows `first[j]:first[j + 1]` of workers, servers, inverse powers of speeds, units."""
+    """Return the fronts of jobs: rows `first[j]:first[j + 1]` of workers, servers, inverse powers of speeds, units.
+
+    `equal`: inverse powers that differ by less than this part are taken for equal.
+    """
     n_jobs, n = len(works), 0
     first, most = np.zeros(n_jobs + 1, np.int64), n_jobs * within
     worker, server, power, units = np.empty(most, np.int32), np.empty(most, np.int32), np.empty(most), np.empty(most)
     for j in range(n_jobs):
         c, u, t, hot = works[j, 0] / unit, works[j, 1] / unit, works[j, 2], works[j, 3]
-        of_workers, which_workers = _best_workers(workers, within, c, t)
-        of_servers, which_servers = _best_servers(servers, within, u, hot)
+        of_workers, which_workers = _best_workers(workers, within, c, t, equal)
+        of_servers, which_servers = _best_servers(servers, within, u, hot, equal)
         together, size = _best_pairs(of_workers, of_servers)
         best = np.inf
         for total in range(2, within + 1):
@@ -172,7 +184,7 @@ def _best_pairs(of_workers: Floats, of_servers: Floats) -> tuple[Floats, Ints]:
 
 
 @njit(cache=True)
-def _best_workers(workers: Ints, within: int, c: float, t: float) -> tuple[Floats, Ints]:
+def _best_workers(workers: Ints, within: int, c: float, t: float, equal: float) -> tuple[Floats, Ints]:
     """Return the least inverse power of what workers with so many units in all can do, and which those are."""
     best, which = np.full(within + 1, np.inf), np.zeros(within + 1, np.int32)
     for i in range(len(workers)):
@@ -180,19 +192,19 @@ def _best_workers(workers: Ints, within: int, c: float, t: float) -> tuple[Float
         value = _power(c / (n * w))
         if t > 0:
             value += _power(t / n)
-        if value < best[total] * (1 - 1e-12):
+        if value < best[total] * (1 - equal):
             best[total], which[total] = value, i
     return best, which
 
 
 @njit(cache=True)
-def _best_servers(servers: Ints, within: int, u: float, hot: float) -> tuple[Floats, Ints]:
+def _best_servers(servers: Ints, within: int, u: float, hot: float, equal: float) -> tuple[Floats, Ints]:
     """Return the same of servers: the hottest of several has `hot` times the mean of the updates."""
     best, which = np.full(within + 1, np.inf), np.zeros(within + 1, np.int32)
     for i in range(len(servers)):
         n, s, total = servers[i, 0], servers[i, 1], servers[i, 2]
         load = min(hot / n, 1.0) if n > 1 else 1.0
         value = _power(u * load / s)
-        if value < best[total] * (1 - 1e-12):
+        if value < best[total] * (1 - equal):
             best[total], which[total] = value, i
     return best, which

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from typing import Final
 
+from labkit.proc import alive
 from labkit.testbed.agent.forks import watch
-from labkit.testbed.agent.processes import Key, alive
+from labkit.testbed.agent.processes import Key
 from labkit.testbed.agent.records import AgentRunRecord, Phase, TaskRecord
 from labkit.testbed.agent.run import AgentRun
 from labkit.testbed.agent.runs import RESTARTED, AgentRuns

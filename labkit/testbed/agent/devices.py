@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from labkit.proc import variables
 from labkit.testbed.agent.places import write_whole
-from labkit.testbed.agent.processes import Key, read
+from labkit.testbed.agent.processes import Key
 from labkit.testbed.agent.records import Phase, TaskRecord
 from labkit.testbed.agent.run import AgentRun
 from labkit.testbed.agent.runs import AgentRuns
@@ -242,7 +243,7 @@ def _seen(pids: Iterable[int]) -> set[str]:
     """Return the identifiers of GPUs that some processes see."""
     mark, found = f"{VISIBLE}=".encode(), set[str]()
     for pid in pids:
-        for variable in (read(f"/proc/{pid}/environ") or b"").split(b"\0"):
+        for variable in variables(pid):
             if variable.startswith(mark):
                 found |= set(variable[len(mark) :].decode(errors="replace").split(","))
     return found

@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from labkit.proc import Identity, Stat, alive, pidfd
 from labkit.testbed.agent.loop import Loop, Timer
-from labkit.testbed.agent.processes import Identity, Key, Stat, TaskProcesses, alive, pidfd, signal_all
+from labkit.testbed.agent.processes import Key, TaskProcesses, signal_all
 from labkit.testbed.agent.wire import Refusal, now_s
 
 LEFT_GRACE_S: Final = 2.0

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from labkit.testbed.agent.processes import Key, Stat, TaskProcesses, read
+from labkit.proc import Stat, read
+from labkit.testbed.agent.processes import Key, TaskProcesses
 from labkit.testbed.agent.sampler import Said, of_tasks
 from labkit.testbed.agent.wire import now_s, wall_s
 

@@ -9,8 +9,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
+from labkit.proc import Identity
 from labkit.testbed.agent.places import LABEL, read_json, write_whole
-from labkit.testbed.agent.processes import Identity
 
 FORMAT: Final = "labkit run 1"
 """The label: what does not bear it is never removed."""

@@ -9,13 +9,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from labkit.proc import stat
 from labkit.testbed.agent import logs
 from labkit.testbed.agent.ending import TaskReaper
 from labkit.testbed.agent.forks import fork
 from labkit.testbed.agent.keys import forget_keys
 from labkit.testbed.agent.loop import Loop
 from labkit.testbed.agent.places import EAR, LABEL, RESULT, RUNS, inside, put_file
-from labkit.testbed.agent.processes import Key, TaskProcesses, stat
+from labkit.testbed.agent.processes import Key, TaskProcesses
 from labkit.testbed.agent.records import AgentRunRecord, Phase, TaskRecord, boot_id
 from labkit.testbed.agent.run import OVER, AgentRun
 from labkit.testbed.agent.spawn import SpawnRequest, environment, spawn

@@ -14,6 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from labkit import proc
+
 PROC = Path("/proc")
 
 
@@ -41,23 +43,18 @@ def process(pid: int) -> BedProcess | None:
     """Return a process that is alive; None for one that is gone or only waits to be collected."""
     if not PROC.joinpath("self", "stat").exists():
         return next((each for each in _listed("-p", str(pid)) if each.pid == pid), None)
-    try:
-        stat = (PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
-        command = (PROC / str(pid) / "cmdline").read_bytes()
-    except (OSError, ValueError):
+    found = proc.stat(pid)
+    if found is None or found.state in "ZX":
         return None
-    if stat[0] in "ZX":
-        return None
-    words = command.rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace")
-    return BedProcess(pid, parent=int(stat[1]), started=stat[19], command=words)
+    command = " ".join(proc.command_line(pid))
+    return BedProcess(pid, parent=found.parent, started=str(found.start), command=command)
 
 
 def processes() -> list[BedProcess]:
     """Return all processes that are alive."""
     if not PROC.joinpath("self", "stat").exists():
         return _listed("-ax")
-    pids = [int(name) for name in os.listdir(PROC) if name.isdigit()]
-    return [found for pid in pids if (found := process(pid)) is not None]
+    return [found for pid in proc.all_pids() if (found := process(pid)) is not None]
 
 
 def _listed(*which: str) -> list[BedProcess]:
@@ -75,10 +72,7 @@ def _listed(*which: str) -> list[BedProcess]:
 
 def has_variable(pid: int, assignment: str) -> bool:
     """Return whether a process was started with "NAME=value" in its environment; False where we may not see."""
-    try:
-        return assignment.encode() in (PROC / str(pid) / "environ").read_bytes().split(b"\0")
-    except OSError:
-        return False
+    return assignment.encode() in proc.variables(pid)
 
 
 def below(roots: Iterable[int], among: Iterable[BedProcess]) -> set[int]:
@@ -104,7 +98,7 @@ def holders_of(ends: Iterable[tuple[str, int]]) -> set[int]:
     except OSError:
         return set()
     sockets = {f"socket:[{row[9]}]" for row in rows if row[1] in wanted}
-    return {pid for pid in map(int, filter(str.isdigit, os.listdir(PROC))) if sockets & _open_files(pid)}
+    return {pid for pid in proc.all_pids() if sockets & _open_files(pid)}
 
 
 def _open_files(pid: int) -> set[str]:

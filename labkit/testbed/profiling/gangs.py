@@ -11,7 +11,8 @@ from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError
 from labkit.core.jobs import Jobs
 from labkit.core.resources import GPUS
-from labkit.testbed.run.training import JobPlacement, site_names
+from labkit.elastic.controller.placement import JobPlacement
+from labkit.testbed.run.training import site_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +146,7 @@ def place_of(gang: GangShape, cluster: Cluster, *, first: int = 0) -> JobPlaceme
     free = room(cluster)[machines].astype(int)
     workers = _dealt(gang.n_workers, free.tolist())
     servers = _dealt(gang.n_ps, [gang.n_ps] * len(machines))
-    place: JobPlacement = {}
+    place: dict[str, tuple[int, int]] = {}
     for m, w, p in zip(machines, workers, servers, strict=True):
         groups = len(sites[m])
         for i, name in enumerate(sites[m]):

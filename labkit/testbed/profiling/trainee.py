@@ -8,10 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from labkit.elastic.controller.placement import JobPlacement
 from labkit.testbed.errors import HostError
 from labkit.testbed.profiling.stage import ProfilingSession
 from labkit.testbed.run.progress import JobUpdate
-from labkit.testbed.run.training import JobPlacement
 
 PATIENCE_S: Final = 90.0
 """A start or a scaling that takes longer has failed."""

@@ -8,8 +8,9 @@ from typing import Any
 
 from labkit.core.cluster import Cluster
 from labkit.core.events import Events, Kind, Role, events
+from labkit.elastic.controller.placement import JobPlacement
 from labkit.testbed.run.amounts import Given, by_row
-from labkit.testbed.run.training import JobPlacement, site_names
+from labkit.testbed.run.training import site_names
 
 
 def row(kind: Kind, **columns: Any) -> Events:

@@ -13,6 +13,7 @@ from labkit.core.events import Cause, Events, Kind, Role, joined
 from labkit.core.jobs import Jobs
 from labkit.core.ledger import Ledger
 from labkit.core.resources import CPUS, MEMORY_GB
+from labkit.elastic.controller.placement import JobPlacement
 from labkit.elastic.event_quantities import MemberName
 from labkit.testbed.run.agent_pool import AgentPool
 from labkit.testbed.run.amounts import Given
@@ -23,7 +24,7 @@ from labkit.testbed.run.progress import JobUpdate, LostTask
 from labkit.testbed.run.remote_job import RemoteJob
 from labkit.testbed.run.retries import Failures, Retries
 from labkit.testbed.run.task_of_member import Row
-from labkit.testbed.run.training import JobPlacement, site_names
+from labkit.testbed.run.training import site_names
 
 
 class Happenings:

@@ -13,12 +13,13 @@ import numpy as np
 from labkit.core.errors import InputError
 from labkit.core.jobs import Jobs
 from labkit.core.resources import GPUS
+from labkit.elastic.controller.placement import JobPlacement
 from labkit.testbed.agent.errors import AgentError, AgentRefused
 from labkit.testbed.doctor.findings import other_type
 from labkit.testbed.errors import HostError
 from labkit.testbed.inventory import Inventory, Machine
 from labkit.testbed.run.agent_pool import AgentPool
-from labkit.testbed.run.training import ROUNDING, JobPlacement
+from labkit.testbed.run.training import ROUNDING
 
 BUSY_S: Final = 75.0
 """For those that leave a GPU to be gone; a job that is told to stop has 60 s to save its state."""

@@ -115,7 +115,7 @@ class JobRequest:
         """
         from pydantic import TypeAdapter, ValidationError
 
-        from labkit.core.jobs import told
+        from labkit.core.faults import told
 
         try:
             wanted = TypeAdapter(cls).validate_json(path.read_bytes())
@@ -159,7 +159,7 @@ class JobRequest:
 
 def started(wanted: JobRequest, folder: Path) -> Job:
     """Start the job as soon as the one before it in this folder is over: it ends with its parent, if that is killed."""
-    from labkit.elastic.job import RunningError
+    from labkit.elastic.job_folder import RunningError
 
     until, pause = time.monotonic() + PREDECESSOR_S, threading.Event()
     while True:
@@ -265,7 +265,7 @@ def _cause(error: LabkitError) -> Cause:
 
 def _own(error: LabkitError) -> bool:
     """Whether a job would fail like that on any host: what it is to train is wrong."""
-    from labkit.elastic.job import RunningError
+    from labkit.elastic.job_folder import RunningError
 
     return isinstance(error, InputError) and not isinstance(error, RunningError)
 

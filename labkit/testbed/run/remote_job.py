@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from labkit.core.errors import LabkitError
 from labkit.core.events import Cause
+from labkit.elastic.controller.placement import JobPlacement
 from labkit.elastic.forkserver.place import SWITCH
 from labkit.elastic.process import causes
 from labkit.testbed.agent.client import Agent
@@ -29,7 +30,6 @@ from labkit.testbed.run.gpu_claims import Asks, AsksOf, Claims
 from labkit.testbed.run.job_events import event_of, result_of
 from labkit.testbed.run.progress import JobUpdate, Progress
 from labkit.testbed.run.task_of_member import Row, TaskNumbers
-from labkit.testbed.run.training import JobPlacement
 
 EVENTS: Final = "job/events.jsonl"
 LOG_TAIL: Final = 500

@@ -9,13 +9,14 @@ from typing import Any, Final
 
 from labkit.core.jobs import Jobs
 from labkit.core.resources import GPUS
+from labkit.elastic.controller.placement import JobPlacement
 from labkit.testbed.inventory import Inventory
 from labkit.testbed.run.agent_pool import AgentPool, Changed
 from labkit.testbed.run.checkpoint_cache import CheckpointCache
 from labkit.testbed.run.gpu_claims import checked_gpus, parts_of_gpus
 from labkit.testbed.run.remote_job import RemoteJob, Tell
 from labkit.testbed.run.this_machine import LocalFleet
-from labkit.testbed.run.training import JobPlacement, TrainingTable, gpus_of, sites_of
+from labkit.testbed.run.training import TrainingTable, gpus_of, sites_of
 from labkit.testbed.ssh.fleet import Fleet
 
 SETTLING_S: Final = 10.0

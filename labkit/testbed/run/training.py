@@ -13,13 +13,11 @@ from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError
 from labkit.core.jobs import Jobs
 from labkit.core.resources import GPUS
+from labkit.elastic.controller.placement import JobPlacement
 from labkit.testbed.inventory import Inventory
 
 ROUNDING: Final = 1e-9
 """Of shares of GPUs: three times a third is one."""
-
-JobPlacement = dict[str, tuple[int, int]]
-"""Workers and servers by name of the site."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +72,7 @@ class TrainingTable:
             With the first model that is not known, and which are.
         """
         from labkit.elastic import models
-        from labkit.elastic.controller.scaling import check_strategy
+        from labkit.elastic.controller.scaling_requests import check_strategy
 
         check_strategy(self.strategy)
         for name in jobs.models:

@@ -20,7 +20,7 @@ def test_who_never_comes_is_given_up_a_newcomer_with_its_request_a_replacement_f
     with Story("M3 newcomer and replacement hang", faults=faults, start_s=START_S, steps=400) as story:
         story.at(3).scale(servers=1).struck(0).kill("worker-1").struck(1)
         dropped = story.happens("dropped")
-        assert f"ps-2 did not come within {START_S:g} s" in dropped["why"]
+        assert f"ps-2 did not join within {START_S:g} s" in dropped["why"]
         story.until(lambda e: e["event"] == "ready" and e["name"] == "worker-3")
         story.scale(servers=1).happens("scaled")
         story.finish()
@@ -29,7 +29,7 @@ def test_who_never_comes_is_given_up_a_newcomer_with_its_request_a_replacement_f
 def test_a_job_whose_first_worker_never_comes_ends_by_name() -> None:
     faults = [InjectedFault("worker-1", "member.begins", what="stop")]
     with Story("M3 first worker hangs", faults=faults, start_s=START_S) as story:
-        why = story.ends_with(f"worker-1 did not come within {START_S:g} s")
+        why = story.ends_with(f"worker-1 did not join within {START_S:g} s")
     assert "worker-1.log" in why
 
 

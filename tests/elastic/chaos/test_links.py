@@ -14,8 +14,9 @@ import pytest
 
 from labkit.elastic.process import fault_injection as fault
 from labkit.elastic.protocol.messages import FrameKind
-from labkit.elastic.transport import Address, Proxy
+from labkit.elastic.transport import Address
 from tests.elastic.chaos.story import Story, many
+from tests.elastic.transport.proxy import Proxy
 
 LEASE_S = 1.5
 BLOCK = slice(12, 16)

@@ -28,9 +28,9 @@ from labkit.elastic.transport import (
     new_token,
     private_folder,
 )
-from labkit.elastic.transport.proxy import Proxy
 from tests.elastic.transport.conftest import SCHEMES
 from tests.elastic.transport.ends import WITHIN_S, Echo, Noting, drained
+from tests.elastic.transport.proxy import Proxy
 
 AT_ONCE_S = 1.0
 
@@ -286,7 +286,7 @@ def test_a_socket_may_lie_in_a_folder_of_any_depth(folder, accesses, scheme):
         Listener(address, welcome=lambda peer: Noting(), access=accesses[scheme])
     listener.close()
     assert not os.path.exists(address.path)
-    with refused("nobody answers at", UnreachableError):
+    with refused("no process answers at", UnreachableError):
         join(listener, accesses[scheme])
     assert stat.S_IMODE(deep.stat().st_mode) == 0o700
 
@@ -295,7 +295,7 @@ def test_a_socket_may_lie_in_a_folder_of_any_depth(folder, accesses, scheme):
 def test_an_unreachable_peer_is_told(listening, accesses, scheme):
     listener = listening(scheme, accesses[scheme])
     listener.close()
-    with refused("nobody answers at", UnreachableError):
+    with refused("no process answers at", UnreachableError):
         join(listener, accesses[scheme])
 
 

@@ -31,9 +31,9 @@ from labkit.elastic.transport import (
 )
 from labkit.elastic.transport.connection import Connection
 from labkit.elastic.transport.frames import BYE, FLAGS_ALLOWED, PING, REPLY, SHARE, SHARED, encode, pack
-from labkit.elastic.transport.proxy import Proxy
 from labkit.elastic.transport.streams import SocketStream
 from tests.elastic.transport.ends import WITHIN_S, Echo, Noting, drained
+from tests.elastic.transport.proxy import Proxy
 
 SHORT = Lease(0.6)
 LIMITS = PeerLimits(payload_bytes=1 << 20, meta_bytes=1000)

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from labkit.elastic.transport import Lease, Listener, PeerLostError, Proxy, connect
+from labkit.elastic.transport import Lease, Listener, PeerLostError, connect
 from labkit.elastic.transport.errors import ReplayedError
 from labkit.elastic.transport.frames import Head, encode
-from labkit.elastic.transport.proxy import Cutter
 from tests.elastic.transport.ends import WITHIN_S, Echo, Noting
+from tests.elastic.transport.proxy import Cutter, Proxy
 
 N = 20
 

@@ -183,13 +183,13 @@ def test_a_plan_that_turned_out_slower_is_taken_back_unless_something_faster_is_
     assert back_to(state._replace(plan=Plan(9, 2, 1, 16)), 22.0, USUAL) is None  # nobody has measured what it holds
 
 
-def test_of_plans_that_are_as_fast_the_one_with_the_fewest_tasks_can_be_had() -> None:
+def test_of_plans_that_are_hardly_slower_the_one_with_the_fewest_tasks_can_be_had() -> None:
     work = np.array([[0.0119, 0.0095, 0.001, 1.0]])
     many, few = (fronts(work, [PlanLimits(0.6, 8, 4, 0.6, 0.03, few)])[0] for few in (False, True))
-    np.testing.assert_allclose(many.speed, few.speed)
-    tasks = [[front.plan(i).n_workers + front.plan(i).n_ps for i in range(len(front))] for front in (few, many)]
-    assert all(a <= b for a, b in zip(*tasks, strict=True))
-    assert few.plan(len(few) - 1).n_ps == 1
+    most = many.plan(len(many) - 1)
+    assert most.n_workers > 1, "so that there is something to be gained"
+    assert few.speed[-1] >= 0.98 * many.speed[-1]
+    assert str(few.plan(len(few) - 1)) == "1 workers x 0.33 cores, 1 PSs x 0.27", "of any number of units"
 
 
 def test_of_two_tasks_the_faster_one_is_the_usual_one() -> None:

@@ -165,7 +165,7 @@ def other_labkit(tmp_path):
     tree, here = tmp_path / "other", Path(labkit.__file__).parent
     for part in ("testbed", "elastic"):
         shutil.copytree(here / part, tree / "labkit" / part, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("__init__.py", "early.py", "kernel_cache.py", "release.py", "unix_sockets.py"):
+    for name in ("__init__.py", "early.py", "kernel_cache.py", "proc.py", "release.py", "unix_sockets.py"):
         shutil.copy(here / name, tree / "labkit")
     wire = tree / "labkit" / "testbed" / "agent" / "wire.py"
     wire.write_text(wire.read_text().replace("PROTOCOL: Final = 1", "PROTOCOL: Final = 2"))

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from labkit.elastic.forkserver import place as fork_place
+from labkit.proc import Stat
 from labkit.testbed.agent.client import Agent
 from labkit.testbed.agent.measure import Reading
-from labkit.testbed.agent.processes import Key, Stat
+from labkit.testbed.agent.processes import Key
 from tests.elastic.test_fork_server import WAITS, job, servers
 from tests.testbed.agent.looking import environment, kill_agent, runs, wait_for
 

@@ -1,4 +1,4 @@
-"""A link that misbehaves on command: late, slow, silent, cut, frames twice or swapped; to see what both ends do."""
+"""A link with faults on command, between a listener and clients: late, slow, silent, cut, frames doubled or swapped."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ CHUNK_BYTES = 64 * 1024
 Meddle = Callable[[bytes, bool, list[bytes]], list[bytes]]
 """From (a whole frame, True if from the side that connected, what is held back) to the frames to pass on now.
 
-The list is one for each connection and direction; whoever holds frames back keeps them there.
+There is one such list for each connection and direction; frames that are held back stay in it.
 """
 
 
 class Proxy:
-    """Stands between a listener and those who connect; every fault applies to bytes from then on, in both directions.
+    """Forwards between a listener and its clients; a fault applies to all later bytes, in both directions.
 
     Parameters
     ----------
@@ -78,13 +78,13 @@ class Proxy:
         self._threads[0].start()
 
     def freeze(self, *, from_near: bool | None = None) -> None:
-        """Pass nothing on any more, and tell nobody; in one direction only if it is given."""
+        """Stop forwarding, without a notice; in one direction only if it is given."""
         for direction, flowing in self._flowing.items():
             if from_near in (None, direction):
                 flowing.clear()
 
     def thaw(self) -> None:
-        """Pass on again, first of all what was held back."""
+        """Forward again, from the first byte that was held back on."""
         for flowing in self._flowing.values():
             flowing.set()
 

@@ -1,0 +1,147 @@
+"""When the checkpoints of a job are saved, and which of them are complete."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from labkit.elastic.controller.barrier import WorkerBarrier
+from labkit.elastic.controller.command_buffer import CommandBuffer
+from labkit.elastic.controller.controller_state import ControllerState
+from labkit.elastic.controller.data_leases import DataLeases
+from labkit.elastic.controller.outcome import JobOutcome
+from labkit.elastic.controller.scaling_requests import ScalingQueue
+
+PAUSE_LEASES: Final = 0.25
+"""Workers pause for a periodic checkpoint for at most this part of a lease, and"""
+PAUSE_STEPS: Final = 2
+"""this many steps of the slowest worker; then they go on without the checkpoint."""
+MARGIN: Final = 2
+"""Versions between an order to do something at a version and that version: all members must hear of it before."""
+
+
+@dataclass(slots=True, eq=False)
+class CheckpointSchedule:
+    """Orders copies of all blocks at one version, and ends the job when its last state is safe.
+
+    Parameters
+    ----------
+    job : ControllerState
+        With progress and terms.
+    out : CommandBuffer
+        For orders to servers.
+    requests : ScalingQueue
+        Tells whether blocks stay where they are, so that a periodic checkpoint may begin.
+    barrier : WorkerBarrier
+        Pauses asynchronous workers while blocks are copied.
+    leases : DataLeases
+        Tells whether an asynchronous training is done.
+    outcome : JobOutcome
+        Ends the job.
+
+    Attributes
+    ----------
+    saving : int, optional
+        Version that is being saved.
+    saved : int
+        Latest version that is complete and safe.
+    """
+
+    job: ControllerState
+    out: CommandBuffer
+    requests: ScalingQueue
+    barrier: WorkerBarrier
+    leases: DataLeases
+    outcome: JobOutcome
+    saving: int | None = None
+    saved: int = 0
+
+    # --- orders
+
+    def save(self, version: int) -> None:
+        """Order all servers to copy their blocks at a version."""
+        self.saving = version
+        for server in self.job.of("server"):
+            self.out.tell(server.name, do="copy", version=version)
+
+    def save_again(self) -> None:
+        """Repeat the order under way: copies may have been lost with a server."""
+        if self.saving is not None:
+            self.save(self.saving)
+
+    def save_paused(self, then: Callable[[], None], *, needed: bool) -> None:
+        """Pause asynchronous workers and call `then`, which is to save; if not `needed`, for a limited time only."""
+        self.saving = self.job.progress
+        until_s = math.inf
+        if not needed:
+            step_s = max(self.barrier.step_s.values(), default=0.0)
+            until_s = self.job.now_s + PAUSE_LEASES * self.job.terms.lease_s + PAUSE_STEPS * step_s
+        self.barrier.begin(then, until_s=until_s)
+
+    def save_when_due(self) -> None:
+        """Save a periodic checkpoint of asynchronous training when it is time, and the last one when all is done."""
+        every, progress = self.job.terms.save_every, self.job.progress
+        due = bool(every) and progress >= self.saved + every
+        due = due and not self.barrier.overdue  # a worker that did not pause in time may still be stuck
+        ready = self.job.phase == "training" and self.saving is None and self.requests.settled
+        if ready and (due or self.leases.done):
+            self.save_paused(lambda: self.save(self.job.progress), needed=self.leases.done)
+
+    def on_step(self) -> None:
+        """Order a periodic checkpoint of synchronous training when the step before it is near."""
+        terms, progress = self.job.terms, self.job.progress
+        if terms.save_every and self.saving is None and self.requests.settled and progress < terms.n_steps:
+            due = max(self.saved + terms.save_every, progress + MARGIN)
+            if progress >= due - MARGIN and due < terms.n_steps:
+                self.save(due)
+
+    def order_last(self) -> None:
+        """Order copies of the last version; in asynchronous training, save it if everything is done."""
+        if self.leases.active:
+            self.save_when_due()
+            return
+        for server in self.job.of("server"):
+            self.out.tell(server.name, do="copy", version=self.job.terms.n_steps)
+
+    def remind(self, server: str) -> None:
+        """Repeat to one server the orders that it may have missed."""
+        for version in {self.job.terms.n_steps, self.saving} if self.job.terms.sync else {self.saving}:
+            if version is not None:
+                self.out.tell(server, do="copy", version=version)
+
+    # --- results
+
+    def complete(self, version: int) -> None:
+        """Note that a checkpoint is complete and safe."""
+        self._no_longer_saving(version)
+        self.saved = max(self.saved, version)
+        self.out.note("saved", version=version)
+
+    def failed(self, version: int, why: str) -> None:
+        """Note that a checkpoint could not be written."""
+        self.out.note("unsaved", version=version, why=why)
+        self._no_longer_saving(version)
+
+    def _no_longer_saving(self, version: int) -> None:
+        if self.saving == version:
+            self.saving = None
+
+    def give_up_pause(self, now_s: float) -> None:
+        """Let workers go on without a periodic checkpoint if one of them does not pause in time: it may be stuck."""
+        overdue = self.barrier.expired(now_s)
+        if overdue is None:
+            return
+        self.out.note("unsaved", version=self.saving, why=f"{', '.join(overdue)} did not pause for it in time")
+        self.saving = None
+        self.barrier.release()
+
+    def end_when_done(self) -> None:
+        """End the job once its last state is safe and all workers have reported their last step."""
+        last = self.job.terms.n_steps
+        if self.leases.active:
+            if self.leases.done and self.saved >= last:
+                self.outcome.end("")
+        elif self.saved == last and all(m.version == last for m in self.job.of("worker") if m.ready):
+            self.outcome.end("")

@@ -1,0 +1,168 @@
+"""Files of a job that its controller writes: how it starts, its events, and the state for the next controller."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from labkit.elastic.controller.deaths import RESTARTS, WITHIN_S
+from labkit.elastic.process import fault_injection as fault
+from labkit.elastic.shards import Record
+
+PLAN, EVENTS, STATE, LOCK = "plan.json", "events.jsonl", "controller.json", "controller.lock"
+LEASES = "leases.jsonl"
+"""Journal of the shard service."""
+LOST_KNOWN: Final = 20
+"""Members that were lost last and that a status names."""
+
+
+def now() -> float:
+    """Return the time of day in seconds, by which events of several processes of a machine are compared."""
+    return time.time()  # noqa: TID251 - for people, and to compare with what they did
+
+
+@dataclass(frozen=True, slots=True)
+class JobConfig:
+    """How a job starts.
+
+    Attributes
+    ----------
+    place : dict
+        Workers and servers by name of the site.
+    save_every : int
+        Steps between two checkpoints; 0: only the last state is saved.
+    standby : bool
+        Whether every block has a replica.
+    parent : int
+        Number of the process with which the job ends; 0: it goes on by itself.
+    restarts, restarts_within_s : int, float
+        See `Deaths`.
+    differs : list of str
+        How the training differs from the one whose checkpoint it continues.
+    """
+
+    place: dict[str, tuple[int, int]]
+    save_every: int = 0
+    standby: bool = False
+    parent: int = 0
+    restarts: int = RESTARTS
+    restarts_within_s: float = WITHIN_S
+    differs: list[str] = field(default_factory=list)
+
+    def save(self, folder: Path) -> None:
+        """Write it into the folder of the job."""
+        (folder / PLAN).write_text(json.dumps(asdict(self)))
+
+    @classmethod
+    def load(cls, folder: Path) -> JobConfig:
+        """Read what `save` wrote."""
+        return cls(**json.loads((folder / PLAN).read_text()))
+
+
+def records(folder: Path) -> list[Record]:
+    """Return the journal of the shard service, without a last line that is incomplete: its change had no effect."""
+    lines = (folder / LEASES).read_text().splitlines(keepends=True)
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+class LeaseJournal:
+    """Journal of the shard service: each change is on disk before it has any effect.
+
+    Parameters
+    ----------
+    folder : Path
+        Of the job.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._file = (folder / LEASES).open("a", buffering=1)
+
+    def write(self, record: Record) -> None:
+        """Append a change; renewals of leases are left out, since leases are renewed when a controller takes over."""
+        if record[1] != "renewed":
+            self._file.write(json.dumps(record) + "\n")
+
+
+class EventWriter:
+    """Appends events of the job to a file, and keeps what a status tells of them.
+
+    Parameters
+    ----------
+    folder : Path
+        Of the job.
+
+    Attributes
+    ----------
+    loss : float or str, optional
+        Of the latest event "loss", as `encoded`.
+    lost : deque
+        Members that were lost last: [name, role, cause, reason, time] each.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._file = (folder / EVENTS).open("ab", buffering=0)
+        self._unwritten = b""
+        self.loss: float | str | None = None
+        self.lost: deque[list[Any]] = deque(maxlen=LOST_KNOWN)
+
+    def write(self, event: str, columns: Mapping[str, Any], *, when: float | None = None) -> None:
+        """Append an event, by default of now; while the disk is full, events are kept and written later."""
+        when = now() if when is None else when
+        if event == "loss":
+            self.loss = columns["loss"]
+        if event == "left" and not columns["expected"]:
+            self.lost.append([columns["name"], columns["role"], columns["cause"], columns["reason"], when])
+        self._unwritten += json.dumps({"time": when, "event": event, **columns}).encode() + b"\n"
+        with contextlib.suppress(OSError):
+            fault.at("controller.event")
+            self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class StateFile:
+    """State of the controller on disk, from which the next one takes over.
+
+    Parameters
+    ----------
+    folder : Path
+        Of the job.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / STATE
+        self._written: dict[str, Any] = {}
+
+    @property
+    def exists(self) -> bool:
+        """Whether a controller of the job has written its state."""
+        return self._path.exists()
+
+    def read(self) -> dict[str, Any]:
+        """Return the state."""
+        state: dict[str, Any] = json.loads(self._path.read_text())
+        return state
+
+    def write(self, state: dict[str, Any]) -> None:
+        """Write the state atomically, unless it has not changed; OSError if that fails."""
+        if state == self._written:
+            return
+        fault.at("controller.write")
+        partial = self._path.with_name(f".{STATE}")
+        with partial.open("w") as file:
+            file.write(json.dumps(state))
+            file.flush()
+            os.fsync(file.fileno())
+        fault.at("controller.wrote")
+        partial.rename(self._path)
+        fault.at("controller.written")
+        self._written = state

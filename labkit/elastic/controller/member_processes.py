@@ -1,0 +1,387 @@
+"""The processes of members: their starts, connections and ends."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from labkit.core.events import Cause
+from labkit.elastic.controller.connections import NewConnection
+from labkit.elastic.controller.event_loop import ControllerRuntime
+from labkit.elastic.controller.job_files import now
+from labkit.elastic.failure import last_line
+from labkit.elastic.process.causes import BY_FORCE, NO_MEMORY, OOM_KILLED, of_exit
+from labkit.elastic.process.credentials import Credentials
+from labkit.elastic.process.launchers import Launcher, StartRequest
+from labkit.elastic.process.local_launcher import LocalLauncher
+from labkit.elastic.process.remote_launcher import RemoteLauncher
+from labkit.elastic.protocol.commands import End, Start
+from labkit.elastic.protocol.messages import FrameKind
+from labkit.elastic.protocol.program import FILE as PROGRAM
+from labkit.elastic.protocol.sites import Site, hosts_of, launcher_name
+from labkit.elastic.protocol.spec import SPEC
+from labkit.elastic.transport import Channel, FrameError, TransportError
+
+MEANINGS = {
+    NO_MEMORY: "out of memory", OOM_KILLED: "out of memory: killed by the kernel", BY_FORCE: "ended by its watchdog",
+}  # fmt: skip
+"""Of exit codes."""
+STOP_LEASES = 2
+"""Leases after which a process that was told to stop is killed."""
+
+
+@dataclass(slots=True)
+class ProcessRecord:
+    """A process of a member.
+
+    Attributes
+    ----------
+    site : Site
+        Where it runs.
+    begun_s : float, optional
+        When it was ordered to start, on the monotonic clock of this machine; None: it has joined an earlier controller.
+    pid : int
+        Its number on its host; 0: not known yet.
+    channel : Channel, optional
+        Its connection.
+    early : NewConnection, optional
+        A connection that came before the launcher of its host reported that the process runs.
+    code : int, optional
+        Exit code of a process that has ended, while messages from its connection are still being read.
+    ended : bool
+        Whether it has ended, and the controller knows.
+    left_at : float, optional
+        Time of day of its end, or of the loss of its host.
+    killed_for : Cause, optional
+        Why this controller killed it.
+    n_absences : int
+        How often its connection was lost.
+    timer : Timer, optional
+        Runs until it has joined.
+    """
+
+    site: Site
+    begun_s: float | None = None
+    pid: int = 0
+    channel: Channel | None = None
+    early: NewConnection | None = None
+    code: int | None = None
+    ended: bool = False
+    left_at: float | None = None
+    killed_for: Cause | None = None
+    n_absences: int = 0
+    timer: threading.Timer | None = None
+
+    def stop_timer(self) -> None:
+        """Stop waiting for it to join."""
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+
+
+class MemberObserver(Protocol):
+    """Is told when members join and end."""
+
+    def on_joined(self, name: str) -> None:
+        """Handle that a member has connected, for the first time or again."""
+
+    def on_ended(self, name: str, cause: Cause) -> None:
+        """Handle that a process has ended; `cause` as its exit code tells it."""
+
+
+class MemberProcesses:
+    """Starts and ends the processes of members, and watches their connections.
+
+    Parameters
+    ----------
+    runtime : ControllerRuntime
+        Shared by all parts.
+    credentials : Credentials
+        Of the job.
+
+    Attributes
+    ----------
+    sites : dict
+        Sites of the job by name.
+    remote : dict
+        Launchers of other hosts, by the name under which they connect.
+    observers : list of MemberObserver
+        Told of members that join and end.
+    """
+
+    def __init__(self, runtime: ControllerRuntime, credentials: Credentials) -> None:
+        self._runtime, self._credentials = runtime, credentials
+        self._loop, self._machine, self._lease_s = runtime.loop, runtime.machine, runtime.lease.base_s
+        self.sites = runtime.spec.places
+        self.observers: list[MemberObserver] = []
+        self._records: dict[str, ProcessRecord] = {}
+        sites = list(self.sites.values())
+        home, *others = hosts_of(sites)
+        told: dict[str, Any] = {"started": self.on_started, "ended": self._post_end}
+        self.remote = {
+            launcher_name(host, sites): RemoteLauncher(host, papers=credentials.papers, **told) for host in others
+        }
+        local = LocalLauncher(runtime.folder, furnish=self._furnish, **told)
+        self._launchers: dict[str, Launcher] = {home: local, **{one.host: one for one in self.remote.values()}}
+
+    def _furnish(self, name: str, role: str) -> Path:
+        return self._credentials.furnish(name, role, files=(SPEC, PROGRAM) if role == "worker" else (SPEC,))
+
+    def _post_end(self, name: str, code: int) -> None:
+        self._loop.post(self.on_ended, name, code)
+
+    # --- the table
+
+    def launcher(self, name: str) -> Launcher:
+        """Return the launcher of a member's host."""
+        return self._launchers[self._records[name].site.host]
+
+    def running(self) -> list[str]:
+        """Return the members whose processes have been started and have not ended."""
+        return [name for name, record in self._records.items() if not record.ended]
+
+    def is_running(self, name: str) -> bool:
+        """Tell whether the process of a member has been started and has not ended."""
+        record = self._records.get(name)
+        return record is not None and not record.ended
+
+    def connected(self) -> list[str]:
+        """Return the members that are connected."""
+        return [name for name, record in self._records.items() if record.channel is not None]
+
+    def channel(self, name: str) -> Channel | None:
+        """Return the connection of a member."""
+        record = self._records.get(name)
+        return None if record is None else record.channel
+
+    def pid(self, name: str) -> int:
+        """Return the process number of a member on its host; 0: not known."""
+        record = self._records.get(name)
+        return 0 if record is None else record.pid
+
+    def local_pids(self) -> dict[str, int]:
+        """Return the process numbers of running members on this machine."""
+        here = [name for name in self.running() if not isinstance(self.launcher(name), RemoteLauncher)]
+        return {name: self._records[name].pid for name in here}
+
+    def left_at(self, name: str) -> float | None:
+        """Return the time of day at which a member ended; None: not known."""
+        record = self._records.get(name)
+        return None if record is None else record.left_at
+
+    # --- the state for the next controller
+
+    def state(self) -> dict[str, Any]:
+        """Return what `take_over` needs, for JSON."""
+        running = {name: self._records[name] for name in self.running()}
+        begun = {name: record.begun_s for name, record in running.items() if not self._has_come(name)}
+        return {
+            "pids": {name: record.pid for name, record in running.items()},
+            "seats": {name: record.site.name for name, record in running.items()},
+            "begun": begun,
+        }
+
+    def adopt(self, state: dict[str, Any]) -> None:
+        """Watch the processes of a controller that died."""
+        for name, pid in state["pids"].items():
+            site = self.sites[state["seats"][name]]
+            self._records[name] = ProcessRecord(site, state["begun"].get(name), pid)
+        for name in state["pids"]:
+            self.launcher(name).adopt(name, self._records[name].pid, self._records[name].site)
+
+    def await_adopted(self) -> None:
+        """Wait for adopted processes to connect again, or for the first time."""
+        for name, record in list(self._records.items()):
+            if not self._has_come(name):
+                self._await(name)
+            elif record.pid:
+                self._await_return(name, leases=2)
+
+    def _has_come(self, name: str) -> bool:
+        """Tell whether a member has ever joined; one that the state does not name is not awaited either."""
+        member = self._machine.job.members.get(name)
+        return member is None or member.ever_joined
+
+    # --- starts
+
+    def start(self, command: Start, *, gently: bool) -> None:
+        """Start the process of a member; `gently`: at a low priority until it is ready."""
+        name, site = command.name, self.sites[command.site]
+        self._records[name] = ProcessRecord(site, time.monotonic())
+        try:
+            self.launcher(name).start(StartRequest(name, command.role, site, gently=gently))
+        except (OSError, RuntimeError, MemoryError, subprocess.SubprocessError) as error:
+            self._loop.post(self.on_unable, name, f"cannot be started: {error}")
+            self._loop.post(self.on_ended, name, -1)
+        else:
+            self._await(name)
+
+    def on_started(self, name: str, pid: int) -> None:
+        """Handle that a process runs; if it has connected before that was known, it joins now."""
+        record = self._records[name]
+        if record.pid == pid:
+            return
+        record.pid = pid
+        role = "worker" if name.startswith("worker") else "server"
+        columns = {"name": name, "role": role, "pid": pid, "site": record.site.name, "host": record.site.host}
+        self._runtime.events.write("started", columns)
+        if record.early is not None:
+            early, record.early = record.early, None
+            self.on_opened(early)
+        elif isinstance(self.launcher(name), RemoteLauncher):
+            self._runtime.remember()
+
+    def on_unable(self, name: str, why: str) -> None:
+        """Handle that a process cannot be started."""
+        self._runtime.execute(self._machine.unable(name, why=why))
+
+    def _await(self, name: str) -> None:
+        """Give up a started process that does not join in time; an earlier controller's start counts."""
+        record = self._records[name]
+        if record.begun_s is None:
+            record.begun_s = time.monotonic()
+        left_s = max(self._runtime.spec.start_s - (time.monotonic() - record.begun_s), 2 * self._lease_s)
+        record.timer = threading.Timer(left_s, self._loop.post, [self._on_absent, name])
+        record.timer.daemon = True
+        record.timer.start()
+
+    def _on_absent(self, name: str) -> None:
+        record = self._records[name]
+        if record.timer is not None and not record.ended:
+            record.timer = None
+            log = self._runtime.folder / f"{name}.log"
+            self.on_unable(name, f"did not join within {self._runtime.spec.start_s:g} s; see its log, {log}.")
+
+    # --- connections
+
+    def on_opened(self, connection: NewConnection) -> None:
+        """Handle a connection of a member; a process that no state names is told to stop."""
+        name, channel = connection.name, connection.channel
+        record = self._records.get(name)
+        if record is not None and record.pid == 0 and not record.ended:
+            record.early = connection
+            return
+        if record is None or record.pid != channel.peer.hello.get("pid") or record.ended:
+            self._dismiss(channel)  # its controller died before it could write its state
+            return
+        record.stop_timer()
+        record.channel = channel
+        if connection.unable:
+            commands = self._machine.unable(name, why=connection.unable)
+        else:
+            commands = self._machine.joined(name, address=connection.address)
+        self._runtime.execute(commands)
+        for observer in self.observers:
+            observer.on_joined(name)
+
+    def _dismiss(self, channel: Channel) -> None:
+        with contextlib.suppress(TransportError):
+            channel.send(FrameKind.TELL, meta={"do": "stop"})
+
+    def send(self, name: str, what: dict[str, Any]) -> None:
+        """Send a message to a member; if it is not connected, the machine repeats the message when it is."""
+        channel = self.channel(name)
+        if channel is None:
+            return
+        try:
+            channel.send(FrameKind.TELL, meta=what)
+        except FrameError as error:  # without the message, the member would wait for ever
+            why = f"'{what.get('do')}' cannot be told to {name}: {error}"
+            self._loop.post(self._runtime.give_up, why)
+        except TransportError:
+            return
+
+    def on_closed(self, name: str, channel: Channel) -> None:
+        """Handle the end of a connection: the process returns within a lease, or is killed."""
+        record = self._records.get(name)
+        if record is None:
+            return
+        if record.early is not None and record.early.channel is channel:
+            record.early = None
+        elif record.channel is channel:
+            record.channel = None
+            if record.code is not None:
+                code, record.code = record.code, None
+                self.on_ended(name, code)
+            else:
+                self._await_return(name, leases=1)
+
+    def _await_return(self, name: str, *, leases: int) -> None:
+        """Kill a process that does not connect again within some leases."""
+        record = self._records[name]
+        record.n_absences += 1
+        arguments = (name, record.n_absences, leases * self._lease_s)
+        threading.Thread(target=self._wait_for_return, args=arguments, daemon=True).start()
+
+    def _wait_for_return(self, name: str, turn: int, timeout_s: float) -> None:
+        """Wait in a thread of its own."""
+        if not self.launcher(name).wait(name, timeout_s=timeout_s):
+            self._loop.post(self._on_missed, name, turn)
+
+    def _on_missed(self, name: str, turn: int) -> None:
+        """Kill a process whose reconnect lease expired, unless it reconnected meanwhile."""
+        record = self._records[name]
+        if turn == record.n_absences and record.channel is None and not record.ended:
+            self._runtime.events.write("missed", {"name": name})
+            self.kill(name, Cause.UNREACHABLE)
+
+    # --- ends
+
+    def end(self, command: End) -> None:
+        """Tell a process to stop, and kill it if it does not; one that has not joined is killed at once."""
+        name = command.name
+        record = self._records.get(name)
+        if record is None or record.ended:
+            return
+        if command.kill or record.channel is None:
+            self.launcher(name).kill(name)
+            return
+        self.send(name, {"do": "stop"})
+        threading.Thread(target=self._wait_for_stop, args=(name,), daemon=True).start()
+
+    def _wait_for_stop(self, name: str) -> None:
+        """Wait in a thread of its own."""
+        if not self.launcher(name).wait(name, timeout_s=STOP_LEASES * self._lease_s):
+            self._loop.post(self._on_overdue, name)
+
+    def _on_overdue(self, name: str) -> None:
+        if not self._records[name].ended:
+            self.launcher(name).kill(name)
+
+    def kill(self, name: str, cause: Cause) -> None:
+        """Kill a process; `cause` is what the event of its end names."""
+        self._records[name].killed_for = cause
+        self.launcher(name).kill(name)
+
+    def on_ended(self, name: str, code: int) -> None:
+        """Handle the end of a process, after all messages from its connection."""
+        record = self._records[name]
+        record.left_at = record.left_at or now()
+        if record.channel is not None:
+            record.code = code
+            return
+        record.ended, cause = True, of_exit(code)
+        for observer in self.observers:
+            observer.on_ended(name, cause)
+        record.stop_timer()
+        record.early = None
+        self._credentials.clear(name)
+        said = MEANINGS.get(code) or (last_line(self._runtime.folder / f"{name}.log") if code > 0 else "")
+        reason = f"exit code {code}{said and f': {said}'}"
+        if cause == Cause.KILLED and record.killed_for is not None:
+            cause, record.killed_for = record.killed_for, None
+        self._runtime.execute(self._machine.left(name, reason=reason, by_itself=code > 0, cause=cause, code=code))
+
+    def lose(self, name: str) -> None:
+        """Drop the process of a member whose host is lost."""
+        record = self._records[name]
+        record.left_at = record.left_at or now()
+        record.ended, record.early = True, None
+        channel, record.channel = record.channel, None
+        if channel is not None:
+            self._dismiss(channel)

@@ -1,0 +1,101 @@
+"""Other hosts of a job: messages of their launchers, and the time within which a launcher must connect."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from labkit.elastic.controller.event_loop import ControllerRuntime
+from labkit.elastic.controller.member_processes import MemberProcesses
+from labkit.elastic.controller.resource_use import ResourceUse
+from labkit.elastic.process.remote_launcher import RemoteLauncher
+from labkit.elastic.process.time_limits import PATIENCE_LEASES
+from labkit.elastic.protocol.sites import Site
+from labkit.elastic.transport import Channel
+
+RETURN_LEASES = 2
+"""Leases within which a launcher connects again before its host counts as lost."""
+
+
+class RemoteHosts:
+    """Launchers of other hosts.
+
+    Parameters
+    ----------
+    runtime : ControllerRuntime
+        Shared by all parts.
+    processes : MemberProcesses
+        With the launchers, and the processes that they start.
+    resources : ResourceUse
+        Takes what launchers measure.
+    """
+
+    def __init__(self, runtime: ControllerRuntime, processes: MemberProcesses, resources: ResourceUse) -> None:
+        self._runtime, self._processes, self._resources = runtime, processes, resources
+        self._launchers = processes.remote
+
+    def expect_for(self, site: Site) -> None:
+        """Let the host of a site count as lost if its launcher is not connected and does not connect in time."""
+        for launcher in self._launchers.values():
+            if launcher.host == site.host and launcher.channel is None:
+                self._expect(launcher, leases=PATIENCE_LEASES)
+
+    def expect_all(self) -> None:
+        """Wait for all launchers of an earlier controller to connect to this one."""
+        for launcher in self._launchers.values():
+            self._expect(launcher, leases=RETURN_LEASES if launcher.busy else PATIENCE_LEASES)
+
+    def end(self) -> None:
+        """Tell the launchers that the job is over."""
+        for launcher in self._launchers.values():
+            launcher.end()
+
+    def on_message(self, name: str, channel: Channel, meta: dict[str, Any]) -> None:
+        """Handle a message of a launcher: its first one names the members that run on its host."""
+        launcher, event = self._launchers[name], meta["event"]
+        if event == "hosting":
+            self._runtime.events.write("host", {"host": launcher.host, "running": sorted(meta["running"])})
+            self._runtime.execute(self._runtime.machine.host_back(launcher.host))
+            launcher.here(channel, meta["running"])
+        elif channel is launcher.channel:
+            self._on_event(launcher, event, meta)
+
+    def _on_event(self, launcher: RemoteLauncher, event: str, meta: dict[str, Any]) -> None:
+        if event == "started":
+            launcher.started(meta["name"], meta["pid"])
+        elif event == "ended":
+            launcher.ended(meta["name"], meta["code"])
+        elif event == "unable" and not launcher.wait(meta["name"], timeout_s=0):
+            self._processes.on_unable(meta["name"], meta["why"])
+        elif event == "used":
+            self._resources.on_remote_readings(meta.get("readings"))
+        elif event == "leaving":
+            launcher.channel = None
+            self._on_missed(launcher, launcher.turn)
+
+    def on_closed(self, name: str, channel: Channel) -> bool:
+        """Handle the end of a launcher's connection; False if the name is none of a launcher."""
+        launcher = self._launchers.get(name)
+        if launcher is None:
+            return False
+        if launcher.away(channel):
+            self._expect(launcher, leases=RETURN_LEASES)
+        return True
+
+    def _expect(self, launcher: RemoteLauncher, *, leases: int) -> None:
+        """Let a host count as lost if its launcher does not connect in time, and members should run there."""
+        timeout_s = leases * self._runtime.lease.base_s
+        timer = threading.Timer(timeout_s, self._runtime.loop.post, [self._on_missed, launcher, launcher.turn])
+        timer.daemon, timer.name = True, f"waiting for {launcher.host}"
+        timer.start()
+
+    def _on_missed(self, launcher: RemoteLauncher, turn: int) -> None:
+        if launcher.turn != turn or launcher.channel is not None:
+            return
+        members = launcher.lost()
+        if not members:
+            return
+        why = "its launcher has not reconnected" if launcher.seen else "its launcher has not connected"
+        for member in members:
+            self._processes.lose(member)
+        self._runtime.execute(self._runtime.machine.host_lost(launcher.host, why=why))

@@ -1,0 +1,274 @@
+"""Requests to scale a job: what each asks for, their queue, and the checks of what the job would have afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from labkit.core.errors import InputError, unknown
+from labkit.elastic.controller.command_buffer import CommandBuffer
+from labkit.elastic.controller.controller_state import ControllerState, Member
+from labkit.elastic.controller.placement import ROLES, JobPlacement, checked, of_role
+from labkit.elastic.controller.replica_placement import LEAST_SERVERS
+from labkit.elastic.protocol.commands import Role
+
+STRATEGIES = ("handover", "suspend", "checkpoint")
+
+
+def check_strategy(name: str) -> None:
+    """Raise InputError unless there is such a way to rescale."""
+    if name not in STRATEGIES:
+        raise unknown("strategy", name, STRATEGIES)
+
+
+@dataclass(slots=True)
+class ScalingRequest:
+    """One request to change the members of a job or the owners of its blocks, and its progress.
+
+    Attributes
+    ----------
+    servers, workers : int
+        How many more of each; below 0: fewer.
+    replace : tuple of str
+        Members that are to be replaced.
+    strategy : str
+        One of `STRATEGIES`.
+    phase : str
+        "asked"; then the published steps "registration", "assignment", "migration", ("following" with replicas,)
+        "update"; with strategy "checkpoint": "saving" instead of assignment and migration.
+    new, going : list of str
+        Members that were started for it, and members that leave.
+    moves : dict
+        New owner of each block that moves.
+    waiting : set
+        What the present phase waits for: a name (its member joins or becomes ready), "still" (workers pause),
+        ("met", a, b), ("owns", block, server), ("follows", block, server), ("loads", server) or ("saved", version).
+    number : int
+        Of the request, from 1.
+    repair : bool
+        Whether the controller asked for it itself, to replace servers that died.
+    at : tuple of str
+        Of a repair: the sites of the servers that died.
+    hold : int, optional
+        Version at which workers pause while blocks move.
+    place : JobPlacement, optional
+        How many members there are to be at each site, instead of `servers`, `workers` and `replace`.
+    last : bool
+        Whether the job ends once its state is saved.
+    by_load : bool
+        Whether only blocks move, so that servers receive equal gradient traffic.
+    """
+
+    servers: int = 0
+    workers: int = 0
+    replace: tuple[str, ...] = ()
+    strategy: str = "handover"
+    phase: str = "asked"
+    new: list[str] = field(default_factory=list)
+    going: list[str] = field(default_factory=list)
+    moves: dict[int, str] = field(default_factory=dict)
+    waiting: set[Any] = field(default_factory=set)
+    number: int = 0
+    repair: bool = False
+    hold: int | None = None
+    place: JobPlacement | None = None
+    at: tuple[str, ...] = ()
+    last: bool = False
+    by_load: bool = False
+
+    def again(self) -> ScalingRequest | None:
+        """Return a fresh copy if the request means the same later: it states a result, not a difference."""
+        if self.place is None and not self.last:
+            return None
+        return ScalingRequest(strategy=self.strategy, place=self.place, number=self.number, last=self.last)
+
+    def after(self, counts: Mapping[Role, int]) -> dict[Role, int]:
+        """Return the number of members of each role after the request, from the numbers before."""
+        if self.place is not None:
+            return {role: sum(of_role(self.place, role).values()) for role in ROLES}
+        more = {"server": self.servers, "worker": self.workers}
+        return {role: counts[role] + more[role] for role in ROLES}
+
+    def forget(self, name: str) -> None:
+        """Remove a member that is gone, and all that is awaited of it."""
+        self.waiting = {w for w in self.waiting if name not in (w if isinstance(w, tuple) else (w,))}
+        self.new = [new for new in self.new if new != name]
+        self.going = [going for going in self.going if going != name]
+
+
+class ScalingQueue:
+    """The request under way, and those that wait: one is carried out after the other.
+
+    Parameters
+    ----------
+    job : ControllerState
+        With the members.
+    out : CommandBuffer
+        For events of requests.
+
+    Attributes
+    ----------
+    current : ScalingRequest, optional
+        The request under way.
+    waiting : list of ScalingRequest
+        Later requests, the next one first.
+    n_asked : int
+        Number of the newest request.
+    """
+
+    def __init__(self, job: ControllerState, out: CommandBuffer) -> None:
+        self._job, self._out = job, out
+        self.current: ScalingRequest | None = None
+        self.waiting: list[ScalingRequest] = []
+        self.n_asked = 0
+
+    # --- requests come in
+
+    def add(self, request: ScalingRequest, *, first: bool = False) -> None:
+        """Append a request to the queue under the next number; `first`: before all others."""
+        self.n_asked += 1
+        request.number = self.n_asked
+        self.waiting.insert(0 if first else len(self.waiting), request)
+
+    def scale(self, request: ScalingRequest, place: Mapping[str, Sequence[int]] | None) -> None:
+        """Check a user's request, and add it.
+
+        Raises
+        ------
+        InputError
+            If a role would have no member, there would be more servers than blocks, or a site is unknown or lost.
+        """
+        check_strategy(request.strategy)
+        for n in (request.servers, request.workers):
+            if isinstance(n, bool) or not isinstance(n, int):
+                raise InputError(f"{n!r} servers or workers more; expected whole numbers, below 0 for fewer.")
+        if place is not None:
+            if request.servers or request.workers or request.replace:
+                raise InputError("place, and servers, workers or replace beside it; expected one or the other.")
+            request.place = checked(place, sites=self._job.terms.sites, lost=self._job.lost)
+        for name in request.replace:
+            if name not in self._job.members:
+                raise unknown("member", name, tuple(self._job.members))
+        self.check_numbers(request.after(self._planned()))
+        self.add(request)
+
+    def repair(self, at: Sequence[str]) -> None:
+        """Add a request that replaces servers of these sites and moves blocks to the new ones, before all others."""
+        self.add(ScalingRequest(len(at), repair=True, at=tuple(at)), first=True)
+
+    def _planned(self) -> dict[Role, int]:
+        """Return the number of members of each role after all requests so far."""
+        now = [] if self.current is None else [self.current]
+        begun = [s for s in now if s.phase not in ("asked", "saving")]
+        going = [name for scaling in begun for name in scaling.going]
+        counts: dict[Role, int] = {role: sum(m.name not in going for m in self._job.of(role)) for role in ROLES}
+        for scaling in (*(s for s in now if s not in begun), *self.waiting):
+            counts = scaling.after(counts)
+        return counts
+
+    def check_numbers(self, planned: Mapping[Role, int]) -> None:
+        """Raise InputError unless the job can run with so many members of each role."""
+        terms = self._job.terms
+        for role, n in planned.items():
+            if n < 1:
+                raise InputError(f"the job would be left with {n} {role}s; expected at least one.")
+        n, n_blocks = planned["server"], len(terms.sizes)
+        if terms.standby and n < LEAST_SERVERS:
+            raise InputError(
+                f"the job would be left with {n} server; expected at least {LEAST_SERVERS} with standby=True."
+            )
+        if n > n_blocks:
+            raise InputError(f"{n} servers for {n_blocks} blocks; expected at most one per block.")
+
+    # --- requests are carried out, or dropped
+
+    @property
+    def settled(self) -> bool:
+        """Whether no request has begun to move blocks or to save, so that a checkpoint may begin."""
+        return self.current is None or self.current.phase == "registration"
+
+    def begin_next(self) -> ScalingRequest | None:
+        """Return the request under way; if there is none, the next one begins."""
+        if self.current is None and self.waiting:
+            self.current = self.waiting.pop(0)
+        return self.current
+
+    def arrived(self, awaited: Any) -> None:
+        """Note that something for which the current request may wait has happened."""
+        if self.current is not None:
+            self.current.waiting.discard(awaited)
+
+    def awaiting(self, awaited: Any) -> None:
+        """Let the current request wait for something."""
+        if self.current is not None:
+            self.current.waiting.add(awaited)
+
+    def awaits(self, awaited: Any) -> bool:
+        """Tell whether the current request waits for something."""
+        return self.current is not None and awaited in self.current.waiting
+
+    def forget(self, member: Member) -> None:
+        """Remove a member that is gone from the current request."""
+        if self.current is not None:
+            self.current.forget(member.name)
+
+    def drop(self, why: str) -> None:
+        """Drop the current request: members that were started for it end."""
+        if self.current is None:
+            return
+        self._out.note("dropped", scaling=self.current.number, why=why)
+        for name in self.current.new:
+            if name in self._job.members:
+                self._job.members[name].leaving = True
+                self._out.end(name)
+        self.current = None
+
+    def drop_waiting(self, request: ScalingRequest, why: str) -> None:
+        """Drop a request that has not begun."""
+        self.waiting.remove(request)
+        self._out.note("dropped", scaling=request.number, why=why)
+
+    def roll_back(self) -> list[str]:
+        """Give up the current request and repairs, since a checkpoint is loaded; return the sites of those repairs.
+
+        A current request that means the same later (`ScalingRequest.again`) goes back to the head of the queue; members
+        that were started for a request stay.
+        """
+        scaling, self.current = self.current, None
+        if scaling is not None:
+            again = scaling.again()
+            self._out.note("dropped" if again is None else "again", scaling=scaling.number, why="a server died")
+            self.waiting[:0] = [] if again is None else [again]
+        sites = [site for request in self.waiting if request.repair for site in request.at]
+        self.waiting = [request for request in self.waiting if not request.repair]
+        return sites
+
+    def note_end(self) -> None:
+        """Record that requests are dropped because training has ended."""
+        for request in (*([self.current] if self.current is not None else []), *self.waiting):
+            self._out.note("dropped", scaling=request.number, why="training has ended")
+
+    # --- for the next controller
+
+    def state(self) -> dict[str, Any]:
+        """Return what a controller that takes over needs, for JSON."""
+        waiting = [s for s in (self.current, *self.waiting) if s is not None]
+        return {
+            "n_scalings": self.n_asked,
+            "scaling": [s.number for s in waiting if not s.repair and s.again() is None],
+            "again": [[s.number, s.place, s.strategy, s.last] for s in waiting if s.again() is not None],
+            "repairs": [[] if s.new else s.at for s in waiting if s.repair],
+        }
+
+    def take_over(self, state: Mapping[str, Any]) -> None:
+        """Queue the requests of an earlier controller that mean the same now; record that the others are dropped."""
+        why = "the controller died"
+        for number in state["scaling"]:
+            self._out.note("dropped", scaling=number, why=why)
+        for number, place, strategy, last in state["again"]:
+            self._out.note("again", scaling=number, why=why)
+            seats = None if place is None else {site: (workers, servers) for site, (workers, servers) in place.items()}
+            self.waiting.append(ScalingRequest(strategy=strategy, number=number, place=seats, last=last))
+        for at in state["repairs"]:
+            self.repair(at)

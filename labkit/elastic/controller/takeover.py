@@ -1,0 +1,197 @@
+"""A controller that takes over from one that died: it restores the state, and members report what they have."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from labkit.elastic.controller.barrier import WorkerBarrier
+from labkit.elastic.controller.block_ownership import BlockOwnership
+from labkit.elastic.controller.checkpoint_schedule import MARGIN, CheckpointSchedule
+from labkit.elastic.controller.command_buffer import CommandBuffer
+from labkit.elastic.controller.controller_state import ControllerState, Member
+from labkit.elastic.controller.data_leases import DataLeases
+from labkit.elastic.controller.era_start import EraStart
+from labkit.elastic.controller.member_loss import MemberLoss
+from labkit.elastic.controller.outcome import JobOutcome
+from labkit.elastic.controller.replication import Replication
+from labkit.elastic.controller.scaling import Scaler
+from labkit.elastic.controller.scaling_requests import ScalingQueue
+from labkit.elastic.controller.shard_assignment import ShardAssignment
+from labkit.elastic.process.causes import read, told
+from labkit.elastic.shards import Record
+
+
+@dataclass(slots=True, eq=False)
+class Takeover:
+    """Saves and restores the state of the controller, and resumes training once all members have reported.
+
+    Parameters
+    ----------
+    job : ControllerState
+        That is restored.
+    out : CommandBuffer
+        For messages to members.
+    requests, scaler, replication, barrier, checkpoints, shards, leases, ownership, member_loss, eras, outcome
+        Parts of the controller with a state of their own, and those that resume.
+    """
+
+    job: ControllerState
+    out: CommandBuffer
+    requests: ScalingQueue
+    scaler: Scaler
+    replication: Replication
+    barrier: WorkerBarrier
+    checkpoints: CheckpointSchedule
+    shards: ShardAssignment
+    leases: DataLeases
+    ownership: BlockOwnership
+    member_loss: MemberLoss
+    eras: EraStart
+    outcome: JobOutcome
+    _unsettled: list[tuple[str, Mapping[str, Any]]] = field(default_factory=list)
+    """Reports of unconfirmed transfers, settled when all members have reported: (server, columns)."""
+    _outdated: bool = False
+    """Whether a member is in a later era than the restored state, so that the state is too old."""
+
+    # --- the state between controllers
+
+    def state(self) -> dict[str, Any]:
+        """Return what `restore` needs, for JSON; members report the progress of training themselves."""
+        job = self.job
+        return {
+            "members": [[m.name, m.role, m.address, m.leaving, m.site, m.ever_joined] for m in job.members.values()],
+            "lost": sorted(job.lost),
+            "owner": sorted(job.owner.items()), "moves": sorted(job.moves.items()), "era": job.era,
+            "phase": job.phase, "saved": self.checkpoints.saved, "deaths": self.member_loss.deaths.state(),
+            "shortages": self.member_loss.shortages.state(), "numbers": job.numbers,
+            "failure": self.outcome.failure, "cause": told(self.outcome.cause), "load": job.load,
+            **self.requests.state(), **self.replication.state(),
+        }  # fmt: skip
+
+    def restore(
+        self, state: Mapping[str, Any], *, names: Iterable[str], records: Iterable[Record], now_s: float
+    ) -> None:
+        """Restore the state of the controller that died; see `Controller.take_over`."""
+        job = self.job
+        self._restore_job(state)
+        job.reserve(names)
+        if state["phase"] == "over":
+            self.outcome.end(state["failure"], cause=read(state["cause"]))
+            return
+        for member in job.members.values():
+            if member.leaving:  # it has nothing any more that the job needs
+                self.out.end(member.name, kill=True)
+        job.phase = {"training": "taking_over", "starting": "starting"}.get(state["phase"], "restoring")
+        self.out.note("taken_over", era=job.era, phase=state["phase"])
+        if job.phase == "taking_over" and not job.terms.sync:
+            self.leases.replay(records, now_s=now_s)
+        self.requests.take_over(state)
+
+    def _restore_job(self, state: Mapping[str, Any]) -> None:
+        job = self.job
+        for name, role, address, leaving, site, ever_joined in state["members"]:
+            job.members[name] = Member(name, role, address, leaving=leaving, site=site, ever_joined=ever_joined)
+        job.lost = set(state["lost"])
+        job.owner, job.moves = dict(state["owner"]), dict(state["moves"])
+        job.era, job.load, job.numbers = state["era"], state.get("load"), dict(state["numbers"])
+        self.checkpoints.saved = state["saved"]
+        self.member_loss.deaths.take_over(state["deaths"])
+        self.member_loss.shortages.take_over(state.get("shortages", ()))
+        self.replication.take_over(state)
+        self.requests.n_asked = state["n_scalings"]
+
+    # --- reports of members
+
+    def on_here(self, member: Member, columns: Mapping[str, Any]) -> None:
+        """Handle the end of a member's report on what it has, after it was disconnected or the controller restarted."""
+        job = self.job
+        if job.phase == "taking_over" and int(columns["has"]) > job.era:
+            job.era, self._outdated = int(columns["has"]), True
+        current = columns["has"] == job.era
+        member.reported, member.version = True, int(columns["version"]) if current else 0
+        member.ready = member.begun = current and bool(columns.get("training", True))
+        if job.terms.sync:
+            job.progress = max(job.progress, member.version)
+        if job.phase != "training":
+            return
+        if member.ready:
+            self.requests.arrived(member.name)
+        if member.role == "worker":
+            self._include(member)
+            self.shards.deal()
+            self.checkpoints.end_when_done()
+        elif not current:
+            self._bring_up_to_date(member)
+
+    def on_moving(self, _: Member, columns: Mapping[str, Any]) -> None:
+        """Note a block that is being transferred to a live server, which will report its arrival."""
+        if columns["owner"] in self.job.members:
+            self.job.claimed.add(int(columns["block"]))
+
+    def on_unsure(self, member: Member, columns: Mapping[str, Any]) -> None:
+        """Settle an unconfirmed transfer; during a takeover later, since another server may report the block."""
+        if self.job.phase == "taking_over":
+            self._unsettled.append((member.name, columns))
+        else:
+            self.ownership.on_unsure(member, columns)
+
+    # --- training goes on
+
+    def resume(self) -> None:
+        """Resume training once all members have reported: workers have not paused, unless blocks were lost."""
+        job = self.job
+        job.phase = "training"
+        behind = [m for m in job.of("server") if not m.ready]
+        self.replication.forget_dead(alive=[m.name for m in job.of("server") if m.ready])
+        absent = set(job.owner.values()) - (set(job.members) - {m.name for m in behind})
+        if (
+            self._is_lost(absent)
+            or (absent and self.replication.promote(absent) is None)
+            or (job.terms.sync and not job.n_begun())
+        ):
+            self.eras.go_back()
+            return
+        for server in behind:
+            self._bring_up_to_date(server)
+        self.checkpoints.order_last()
+        for worker in job.of("worker"):
+            self._include(worker)
+        self._settle()
+        self.shards.deal()
+        self.replication.order(self.replication.pending)
+        self.scaler.place_replicas()
+        self.out.note("resumed", era=job.era, version=job.progress)
+
+    def _settle(self) -> None:
+        unsettled, self._unsettled = self._unsettled, []
+        for name, columns in unsettled:
+            if name in self.job.members:
+                self.ownership.on_unsure(self.job.members[name], columns)
+
+    def _is_lost(self, absent: Collection[str]) -> bool:
+        """Tell whether a server is present whose block no server has reported, or the restored state is too old."""
+        claimed = self.job.claimed | {int(columns["block"]) for _, columns in self._unsettled}
+        owner = self.job.owner
+        return self._outdated or any(b not in claimed for b, name in owner.items() if name not in absent)
+
+    def _include(self, worker: Member) -> None:
+        """Tell a worker that was disconnected the block owners, or start it anew if it lacks this era's parameters."""
+        job = self.job
+        if not worker.ready:
+            self.eras.begin_worker(worker.name, job.progress + MARGIN, (0, 0))
+            return
+        self.out.tell(worker.name, do="map", era=job.era, map=job.block_map())
+        self.leases.tell_worker(worker.name)
+        self.replication.tell_workers(to=worker.name)
+        scaling = self.requests.current
+        if self.barrier.pause is None and (scaling is None or scaling.strategy == "handover"):
+            self.out.tell(worker.name, do="go_on")
+
+    def _bring_up_to_date(self, server: Member) -> None:
+        """Tell a server of an era that it has missed; if it should have blocks of that era, they are lost."""
+        if server.name in self.job.owner.values():
+            self.eras.go_back()
+        else:
+            self.out.tell(server.name, do="era", era=self.job.era)

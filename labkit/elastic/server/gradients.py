@@ -1,0 +1,145 @@
+"""Gradients that workers push: summed over the batch, applied to the block by the optimizer, then answered.
+
+`labkit.elastic.server.block` has the sum and the update of one block.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from labkit.elastic.process import fault_injection as fault
+from labkit.elastic.protocol.blocks import Vector
+from labkit.elastic.protocol.messages import FrameKind, at, era_and_version
+from labkit.elastic.protocol.summation_tree import Node
+from labkit.elastic.server.block import Block, Pushed
+from labkit.elastic.server.copy_on_write import CopyOnWriteUpdates, SeqlockUpdates
+from labkit.elastic.server.growing import GrowingValues
+from labkit.elastic.server.handover import BlockHandover
+from labkit.elastic.server.parameters import ParameterReplies
+from labkit.elastic.server.peers import ConnectedPeers
+from labkit.elastic.server.replicas import BlockReplicas
+from labkit.elastic.server.slots import BlockSlot, BlockTable
+from labkit.elastic.server.updates import Updates
+from labkit.elastic.transport import Channel, Message
+
+CopyBlock = Callable[[int, int, list[Vector], dict[str, Any]], None]
+"""Sends the controller a copy of a block for a checkpoint: (block, era and version, vectors, card)."""
+
+
+class GradientUpdates:
+    """Sums pushed gradients, makes the updates, and does what follows from a new version of a block.
+
+    Parameters
+    ----------
+    blocks, peers
+        Those of the server.
+    replies, replicas, handover
+        What a new version sets going: answers to pulls, replicas, hand-overs.
+    optimizer : Updates
+        Makes the updates.
+    n_shards : int
+        V, logical gradients of a batch.
+    sync : bool
+        Whether a version is the sum of V gradients; else each pushed gradient makes a version.
+    report : callable
+        Sends the controller an event with its columns.
+    copy : callable
+        See `CopyBlock`.
+    """
+
+    def __init__(
+        self,
+        blocks: BlockTable,
+        peers: ConnectedPeers,
+        *,
+        replies: ParameterReplies,
+        replicas: BlockReplicas,
+        handover: BlockHandover,
+        optimizer: Updates,
+        n_shards: int,
+        sync: bool,
+        report: Callable[..., None],
+        copy: CopyBlock,
+    ) -> None:
+        self._blocks, self._peers = blocks, peers
+        self._replies, self._replicas, self._handover = replies, replicas, handover
+        self._optimizer, self._n_shards, self._sync = optimizer, n_shards, sync
+        self._report, self._copy = report, copy
+
+    def push(self, channel: Channel, message: Message) -> None:
+        """Take the gradients of a block; with the last ones of a batch, update the block."""
+        slot = self._blocks.slot(message.head.block)
+        with slot.lock:
+            era, step = era_and_version(message.head.step)
+            if era != self._blocks.era:
+                return
+            block = slot.block
+            if block is None or self._replicas.is_early(slot, block, step, message):
+                self._park_or_redirect(slot, channel, message)
+                return
+            grad = np.frombuffer(message.payload, np.float32)
+            slot.taken_bytes += grad.nbytes
+            slot.rate.add(grad.nbytes, now_s=time.monotonic())
+            optimizer = self._guarded(slot, block)
+            if self._sync:
+                node = Node.unpack(message.head.offset)
+                what = block.push(grad, step=step, node=node, n_shards=self._n_shards, optimizer=optimizer)
+            else:
+                worker, number = message.head.offset, int(message.meta["n"])
+                what = block.push_alone(grad, worker=worker, number=number, optimizer=optimizer)
+                slot.wanted.append((channel, block.version))
+            self._blocks.recycle(block)
+            if what is Pushed.APPLIED or not self._sync:
+                fault.at("ps.updated")
+                self.advanced(slot, block)
+                if slot.parked:
+                    self._replay(slot)
+            elif what is Pushed.KEPT:
+                fault.at("ps.aggregating")
+            elif what is Pushed.EARLY:  # a version was given out that is lost
+                self._report("amiss", block=slot.number, version=block.version, step=step, era=era)
+
+    def _guarded(self, slot: BlockSlot, block: Block) -> Updates:
+        """Return the optimizer, wrapped so that readers of the current parameters never get half an update."""
+        if block.place is not None:
+            return SeqlockUpdates(self._optimizer, block.place)
+        chosen = self._optimizer if block.pages is None else GrowingValues(self._optimizer, block.pages)
+        return CopyOnWriteUpdates(chosen, block, slot.sent, self._blocks.buffer) if slot.sent else chosen
+
+    def _park_or_redirect(self, slot: BlockSlot, channel: Channel, message: Message) -> None:
+        """Keep gradients until their block arrives, or answer with the block's owner if it has been handed over."""
+        notice = None if message.head.kind == FrameKind.BESIDE else slot.notice(int(message.meta.get("moves", 0)))
+        if notice is None:
+            if self._sync:  # gradients of an earlier step than these will never be used
+                slot.parked = [held for held in slot.parked if held[1].head.step >= message.head.step]
+            slot.parked.append((channel, message))
+        else:
+            self._peers.post(channel, FrameKind.MOVED, meta=notice)
+
+    def advanced(self, slot: BlockSlot, block: Block) -> None:
+        """Do what follows from a new version: answers to pulls, due copies, replicas, hand-over; the slot is locked."""
+        self._handover.pace.advanced(block.version, now_s=time.perf_counter())
+        self._replies.answer_waiting(slot, block)
+        for version in sorted(block.due) if slot.shadow is None else ():
+            if version <= block.version:
+                block.due.discard(version)
+                self._copy(slot.number, at(self._blocks.era, block.version), block.copies(), block.card())
+        self._replicas.advanced(slot, block)
+        if slot.leaving is not None and slot.leaving[1] <= block.version:
+            self._handover.stream(slot, block, slot.leaving[0])
+
+    def settle(self, slot: BlockSlot) -> None:
+        """Use what has arrived before a block that is installed now; the slot is locked."""
+        if slot.block is not None:
+            self.advanced(slot, slot.block)
+        self._replay(slot)
+
+    def _replay(self, slot: BlockSlot) -> None:
+        """Push the gradients that arrived too early."""
+        parked, slot.parked = slot.parked, []
+        for sender, held in parked:
+            self.push(sender, held)

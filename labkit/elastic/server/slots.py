@@ -1,0 +1,218 @@
+"""The block table of a server: one slot for each block that is here, was here or is expected, and their memory."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import defaultdict, deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from labkit.elastic.protocol.blocks import Vector
+from labkit.elastic.server.block import Block
+from labkit.elastic.server.rate import Rate
+from labkit.elastic.transport import Channel, Message
+from labkit.elastic.transport.shared_arrays import SharedArrayPool
+
+SPARE = 64
+"""Used gradient buffers of one size that are kept: to allocate and touch new memory costs more than to sum into it."""
+
+
+@dataclass(slots=True)
+class Follower:
+    """The replica of an owned block.
+
+    Attributes
+    ----------
+    name : str
+        The server that has the replica.
+    version : int
+        First version that the replica computes itself.
+    turn : int
+        Number of the controller's order, which counts up for each block.
+    sent : bool
+        Whether the block has been streamed to the replica.
+    """
+
+    name: str
+    version: int
+    turn: int
+    sent: bool = False
+
+
+@dataclass(slots=True)
+class PendingAck:
+    """A worker's request to be notified when replicas of blocks have reached a version."""
+
+    channel: Channel
+    version: int
+    left: set[int]
+    """Blocks that have not reached the version."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def done(self, block: int) -> bool:
+        """Remove a block; return whether it was the last one."""
+        with self.lock:
+            known = block in self.left
+            self.left.discard(block)
+            return known and not self.left
+
+
+@dataclass(slots=True)
+class BlockSlot:
+    """The state of one block on a server, whether the block is here, was here or is expected.
+
+    Attributes
+    ----------
+    number : int
+        Of the block.
+    lock : RLock
+        Guards all other attributes.
+    block : Block or None
+        The block, if it is here.
+    wanted : list
+        (connection, version): pulls that wait for a version.
+    sent : list
+        (connection, frame number): replies with the current parameters that may not have left this process.
+    parked : list
+        (connection, message): gradients that arrived before the block.
+    leaving : tuple or None
+        (new owner, version): the hand-over that is announced, and the version at which it happens.
+    gone : dict or None
+        The MOVED notice that names the owner, once the block has been handed over.
+    shadow : int or None
+        The turn of the order that made this block a replica of another server's block; None for a block of its own.
+    follower : Follower or None
+        The replica of this block on another server.
+    taken_bytes : int
+        Bytes of gradients received.
+    rate : Rate
+        Bytes of gradients per second since the block is here.
+    asks : list of PendingAck
+        Requests to be notified of a version that this replica has not reached.
+    """
+
+    number: int
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    block: Block | None = None
+    wanted: list[tuple[Channel, int]] = field(default_factory=list)
+    sent: list[tuple[Channel, int]] = field(default_factory=list)
+    parked: list[tuple[Channel, Message]] = field(default_factory=list)
+    leaving: tuple[str, int] | None = None
+    gone: dict[str, Any] | None = None
+    shadow: int | None = None
+    follower: Follower | None = None
+    taken_bytes: int = 0
+    rate: Rate = field(default_factory=lambda: Rate(now_s=time.monotonic()))
+    asks: list[PendingAck] = field(default_factory=list)
+
+    def notice(self, moves: int) -> dict[str, Any] | None:
+        """Return the MOVED notice, for a worker that knows of `moves` moves of the block.
+
+        None if the block has not been handed over, or the worker knows of a later move: then the block is on its way
+        back.
+        """
+        return self.gone if self.gone is not None and moves <= int(self.gone["blocks"][0][2]) else None
+
+
+class BlockTable:
+    """The slots of one server, and the memory of its blocks.
+
+    Parameters
+    ----------
+    shared_pool : SharedArrayPool, optional
+        Shared memory for parameters, which workers on this host read in place.
+    """
+
+    def __init__(self, *, shared_pool: SharedArrayPool | None = None) -> None:
+        self.shared_pool = shared_pool
+        self.era = 0
+        self.lock = threading.Lock()
+        self._slots: dict[int, BlockSlot] = {}
+        self._spare: dict[int, deque[Vector]] = defaultdict(lambda: deque(maxlen=SPARE))
+
+    def slot(self, number: int) -> BlockSlot:
+        """Return the slot of a block."""
+        with self.lock:
+            return self._slots.setdefault(number, BlockSlot(number))
+
+    def slots(self) -> list[BlockSlot]:
+        """Return all slots."""
+        with self.lock:
+            return list(self._slots.values())
+
+    def owned(self) -> list[list[int]]:
+        """Return [block, version, moves] of every block that this server owns."""
+        return [
+            [s.number, s.block.version, s.block.moves] for s in self.slots() if s.block is not None and s.shadow is None
+        ]
+
+    def begin_era(self, era: int) -> list[BlockSlot]:
+        """Replace all slots by new ones and return the old ones; the caller holds `lock`."""
+        self.era = era
+        old, self._slots = list(self._slots.values()), {}
+        return old
+
+    # --- load
+
+    def taken_bytes(self) -> int:
+        """Return the bytes of gradients received in this era."""
+        return sum(slot.taken_bytes for slot in self.slots())
+
+    def loads(self) -> list[tuple[int, float]]:
+        """Return (block, bytes of gradients per second) of every block that this server owns."""
+        now_s = time.monotonic()
+        return [(s.number, s.rate.per_s(now_s)) for s in self.slots() if s.block is not None and s.shadow is None]
+
+    # --- blocks in and out of slots; the caller holds the lock of the slot
+
+    def put(self, slot: BlockSlot, block: Block) -> Block:
+        """Put a block into its slot, and return the block that the slot has now.
+
+        A replica that is there and has the same version or a later one stays: it has the same bits and more gradients.
+        """
+        here = slot.block
+        if here is not None and here.version >= block.version:
+            here.moves, here.due = block.moves, block.due
+            block = here
+        else:
+            self.release(here)
+            self._share(block)
+        slot.block, slot.gone, slot.leaving = block, None, None
+        slot.rate = Rate(now_s=time.monotonic())
+        return block
+
+    def drop(self, slot: BlockSlot) -> None:
+        """Remove the block of a slot."""
+        block, slot.block = slot.block, None
+        self.release(block)
+
+    # --- memory
+
+    def buffer(self, n_bytes: int) -> Vector:
+        """Return a float32 buffer of `n_bytes`, for gradients that are about to arrive."""
+        with contextlib.suppress(IndexError):
+            return self._spare[n_bytes].pop()
+        return np.empty(n_bytes // 4, np.float32)
+
+    def recycle(self, block: Block) -> None:
+        """Keep the gradient buffers that a block has used up for `buffer`."""
+        while block.freed:
+            buffer = block.freed.pop()
+            self._spare[buffer.nbytes].append(buffer)
+
+    def _share(self, block: Block) -> None:
+        """Put the parameters into shared memory if there is any."""
+        block.buffer = self.buffer
+        block.place = None if self.shared_pool is None else self.shared_pool.take(block.params)
+        if block.place is not None:
+            block.params, block.pages = block.place.params, None
+
+    def release(self, block: Block | None) -> None:
+        """Return the shared memory of a block to the pool; the block is not used any more, and not on its way."""
+        if block is not None and self.shared_pool is not None:
+            place, block.place = block.place, None
+            self.shared_pool.give(place)

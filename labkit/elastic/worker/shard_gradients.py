@@ -1,0 +1,132 @@
+"""Gradients of a synchronous worker's logical shards: computed with the model, and summed in the order of the tree."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from labkit.elastic.controller.losses import NotFiniteError, check_finite, encoded
+from labkit.elastic.protocol.blocks import Vector
+from labkit.elastic.protocol.summation_tree import Node, cover, halves
+from labkit.elastic.worker.flat import FlatModel
+
+LOSSES_KEPT = 512
+"""Node sums whose losses are kept, to be reported again to a controller that may not have received them."""
+
+
+class ShardGradients:
+    """The gradient sums of one step.
+
+    Parameters
+    ----------
+    flat : FlatModel
+        The model.
+    loss_of : callable
+        (step, leaf): returns the loss of a logical shard, a tensor.
+    n_shards : int
+        V, logical shards of a batch.
+    check : callable
+        Raises Halted if the step must be dropped.
+    report : callable
+        Sends the controller an event with its columns.
+    finite : bool
+        Whether a loss that is NaN or infinite raises NotFiniteError before its gradient is pushed.
+    keep : callable
+        See `Worker`.
+
+    Attributes
+    ----------
+    sums : dict of array
+        (N,) float32 by node: sums that have been computed in this step.
+    losses : dict of float
+        Loss of each logical shard computed in this step.
+    busy : tuple or None
+        ((step, logical shard), time.monotonic at its start) of the gradient that is being computed.
+    """
+
+    def __init__(
+        self,
+        flat: FlatModel,
+        *,
+        loss_of: Callable[[int, int], Any],
+        n_shards: int,
+        check: Callable[[], None],
+        report: Callable[..., None],
+        finite: bool,
+        keep: Callable[[], bool],
+    ) -> None:
+        self._flat, self._loss_of, self._n_shards = flat, loss_of, n_shards
+        self._check, self._report, self._finite, self._keep = check, report, finite, keep
+        self.sums: dict[Node, Vector] = {}
+        self.losses: dict[int, float] = {}
+        self.busy: tuple[tuple[int, int], float] | None = None
+        self._reported: deque[tuple[int, list[list[float | str]]]] = deque(maxlen=LOSSES_KEPT)
+
+    def missing(self, first: int, last: int) -> list[Node]:
+        """Return the nodes that cover the logical shards `first` to before `last` and are in no computed sum."""
+        done = list(self.sums)
+        return [
+            node
+            for node in cover(first, last, n_shards=self._n_shards)
+            if not any(known.first <= node.first and node.last <= known.last for known in done)
+        ]
+
+    def compute(self, node: Node, version: int, era: int) -> Vector:
+        """Return the gradient sum of a node, (N,) float32, and report its losses.
+
+        Losses are reported before the gradient is pushed. If this process dies in between, another worker computes the
+        same shards and reports the same losses.
+        """
+        self.sums[node] = found = self._sum(node, version, era)
+        losses = [[leaf, encoded(self.losses[leaf])] for leaf in range(node.first, node.last)]
+        self._reported.append((version, losses))
+        self._report("losses", version=version, losses=losses, era=era)
+        return found
+
+    def repeat_losses(self) -> None:
+        """Report the losses of the last steps again, to a controller that may not have received them."""
+        for version, losses in list(self._reported):
+            self._report("losses", version=version, losses=losses, again=True)
+
+    def drop(self) -> None:
+        """Drop all sums, and reuse their memory; no server reads it any more."""
+        self._flat.give_all_back()
+        self.sums.clear()
+        self.losses.clear()
+
+    def _sum(self, node: Node, version: int, era: int) -> Vector:
+        """Return the sum of the gradients of a node's leaves, in the order of the tree."""
+        if node.size == 1:
+            return self._gradient(node.first, version, era)
+        left, right = (self._sum(half, version, era) for half in halves(node))
+        np.add(left, right, out=left)
+        self._flat.give_back([right])
+        return left
+
+    def _gradient(self, leaf: int, version: int, era: int) -> Vector:
+        """Return the gradient of one logical shard, (N,)."""
+        self._check()
+        gradient = self._flat.borrow()
+        self.busy = (version, leaf), time.monotonic()
+        loss = self._loss_of(version, leaf)
+        self._flat.gradient(loss, gradient)
+        self.losses[leaf] = float(loss.detach())
+        self.busy = None
+        if self._finite:
+            self._check_loss(leaf, version, era)
+        while self._keep():
+            self._check()
+        return gradient
+
+    def _check_loss(self, leaf: int, version: int, era: int) -> None:
+        """Report a loss that is not finite, and raise NotFiniteError."""
+        loss = self.losses[leaf]
+        try:
+            check_finite(loss, where=f"step {version}, logical shard {leaf}")
+        except NotFiniteError:
+            self._report("not_finite", version=version, shard=leaf, loss=encoded(loss), era=era)
+            raise
